@@ -1,0 +1,53 @@
+"""Containers of tensors: lists, tuples, dicts and whatever optree knows, opened and closed.
+
+A list of plain numbers is one tensor; any other container is a container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regrad.dispatch import NUMBERS
+from regrad.tensor import Tensor
+
+Rebuild = Callable[[Sequence[Any]], Any]
+
+
+def is_number_list(value: Any) -> bool:
+    """Whether `value` is a (nested) list of plain numbers."""
+    if not isinstance(value, list):
+        return False
+    return all(type(v) in NUMBERS or is_number_list(v) for v in value)
+
+
+def is_container(value: Any) -> bool:
+    """Whether `value` is to be opened."""
+    if isinstance(value, Tensor) or is_number_list(value):
+        return False
+    import optree
+
+    return not optree.tree_is_leaf(value, is_leaf=is_number_list)
+
+
+def only(leaves: Sequence[Any]) -> Any:
+    """Closes the container that a single leaf is."""
+    return leaves[0]
+
+
+def flatten(value: Any) -> tuple[list[Any], Rebuild]:
+    """The leaves of a container, and the function that puts others in their places."""
+    if type(value) is Tensor:
+        return [value], only
+    import optree
+
+    leaves, spec = optree.tree_flatten(value, is_leaf=is_number_list)
+    return leaves, lambda new: optree.tree_unflatten(spec, new)
+
+
+def paths(value: Any, name: str) -> list[str]:
+    """A name for each leaf: `x`, `x['w']`, `x[0].bias`."""
+    import optree
+
+    accessors = optree.tree_accessors(value, is_leaf=is_number_list)
+    return [accessor.codify(name) for accessor in accessors]

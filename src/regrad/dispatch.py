@@ -1,0 +1,474 @@
+"""The one road that every op call takes: lift, promote, kernel, record.
+
+`call` is the general form. `unary` and `binary` are the same road with the turns
+that most calls do not need taken out: one or two Tensors of one library and one dtype, no
+tape and no scope open anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from regrad import namespaces
+from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
+from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
+from regrad.registry import Op, PerInput, Rule
+from regrad.state import LIVE, State, current, next_id
+from regrad.tape import Place, Record, Tape
+from regrad.tensor import Tensor, wrap
+
+ndarray = np.ndarray
+NO_ATTRS: dict[str, Any] = {}  # shared, never written to
+NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
+
+
+# -- lift ----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _constant(value: complex, key: str, dtype: np.dtype) -> Tensor:
+    # `key` is the repr: 0.0 equals -0.0, and True equals 1, but they are not the same number
+    array = np.asarray(value, dtype=dtype)
+    array.flags.writeable = False
+    constant = wrap(array)
+    constant._id = 0
+    return constant
+
+
+def constant(value: complex, dtype: np.dtype) -> Tensor:
+    """A Python number as a Tensor of rank 0, shared between calls (Tensors do not change)."""
+    return _constant(value, repr(value), dtype)
+
+
+def lift(value: Any, integers: bool = False) -> Tensor:
+    """Anything that an op accepts for a tensor, as a Tensor; arrays are copied."""
+    if isinstance(value, Tensor):
+        return value
+    if type(value) in NUMBERS:
+        return constant(value, number_dtype(value, integers))
+    read = getattr(type(value), "_read", None)  # a Variable
+    if read is not None:
+        return read(value)
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if is_array(value):
+        return wrap(BACKENDS[type(value)].own(value))
+    if isinstance(value, list | tuple):
+        return wrap(_from_list(value, integers))
+    if hasattr(value, "__array__"):
+        return wrap(namespaces.NUMPY.own(np.asarray(value)))
+    raise ArgumentError(f"a Tensor, an array or a number is due, got {kind(value)}: {value!r:.80}")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a Python number or a list of them, which has no dtype of its own."""
+    return type(value) in NUMBERS or isinstance(value, list | tuple)
+
+
+def number_dtype(value: complex, integers: bool = False) -> np.dtype:
+    """The dtype of a Python number on its own: float32, as in TensorFlow.js."""
+    if type(value) is bool:
+        return np.dtype(bool)
+    if type(value) is complex:
+        return np.dtype(np.complex64)
+    return np.dtype(np.int64) if integers else FLOAT
+
+
+def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
+    try:
+        array = np.array(values)
+    except ValueError as error:
+        raise ShapeError(f"a list of unequal rows is no Tensor: {error}") from None
+    if array.dtype.kind not in "biufc":
+        raise DTypeError(f"a Tensor holds numbers or bools, got the list {values!r:.80}")
+    if array.dtype.kind == "b" or (integers and array.dtype.kind in "iu"):
+        return array
+    if array.dtype.kind == "c":
+        return array.astype(np.complex64)
+    return array.astype(np.int64 if integers and not array.size else FLOAT)
+
+
+def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[Tensor, ...]:
+    """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
+    promoted = [op.promotes[p] for p in parameters]
+    xs = [
+        x
+        if type(x) is Tensor or (type(x) in NUMBERS and weak)
+        else lift(x, op.inputs[p].integers)
+        for x, p, weak in zip(leaves, parameters, promoted, strict=True)
+    ]
+    _check_integers(op, xs, parameters)
+    if not any(promoted):
+        return tuple(xs)
+    dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
+    if op.to_float and not is_inexact(dtype):
+        dtype = FLOAT
+    return tuple(
+        as_dtype(x, dtype) if weak else x for x, weak in zip(xs, promoted, strict=True)
+    )
+
+
+def _check_integers(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
+    for x, p in zip(xs, parameters, strict=True):
+        if op.inputs[p].integers and is_inexact(x.dtype):
+            raise DTypeError(
+                f"{op.name}: {op.inputs[p].name} must be integers, got {x.dtype} {x.shape}. "
+                "Convert them with astype(x, rg.int64), or make them with asarray."
+            )
+
+
+def common_dtype(xs: Sequence[Any]) -> np.dtype:
+    """The dtype of an expression of Tensors and Python numbers, which are weak."""
+    numbers = [x for x in xs if type(x) in NUMBERS]
+    dtypes = [x.dtype for x in xs if isinstance(x, Tensor)]
+    dtype = namespaces.promote(dtypes or [number_dtype(n) for n in numbers])
+    for number in numbers:
+        dtype = namespaces.weak(number, dtype)
+    return dtype
+
+
+def as_dtype(x: Any, dtype: np.dtype) -> Tensor:
+    """A number or Tensor under `dtype`; a real conversion is a record of its own."""
+    if not isinstance(x, Tensor):
+        return constant(x, dtype)
+    return x if x.dtype == dtype else run(PROMOTE, (x,), {"dtype": dtype})
+
+
+# -- call ----------------------------------------------------------------------------------
+
+
+def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+    """Run an op on whatever the user gave."""
+    for name, value in attrs.items():
+        if isinstance(value, Tensor) or hasattr(type(value), "_read"):
+            raise ArgumentError(
+                f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
+                f"Give a plain Python value: int({name}), float({name}) or {name}.tolist()."
+            )
+    if op.flat:
+        return run(op, prepare(op, arguments, range(len(arguments))), attrs)
+    leaves, parameters, layout = _leaves(op, arguments)
+    return run(op, prepare(op, leaves, parameters), attrs, layout)
+
+
+def _leaves(
+    op: Op, arguments: Sequence[Any]
+) -> tuple[list[Any], list[int], tuple[Place, ...]]:
+    """Sequences opened and absent tensors left out: leaves, their parameters, the places."""
+    leaves: list[Any] = []
+    parameters: list[int] = []
+    layout: list[Place] = []
+    for p, (entry, value) in enumerate(zip(op.inputs, arguments, strict=True)):
+        if entry.kind == "many":
+            items = _sequence(op, entry.name, value)
+            layout.append(tuple(range(len(leaves), len(leaves) + len(items))))
+            leaves += items
+            parameters += [p] * len(items)
+        elif value is None and entry.kind == "optional":
+            layout.append(None)
+        else:
+            layout.append(len(leaves))
+            leaves.append(value)
+            parameters.append(p)
+    return leaves, parameters, tuple(layout)
+
+
+def _sequence(op: Op, name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ArgumentError(
+            f"{op.name}: {name} is a list of Tensors, got {kind(value)}. "
+            f"Write {op.name}([a, b, ...])."
+        )
+    if not value:
+        raise ArgumentError(f"{op.name}: {name} is empty; at least one Tensor is due")
+    return list(value)
+
+
+def run(
+    op: Op,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    layout: tuple[Place, ...] | None = None,
+) -> Any:
+    """Compute an op on Tensors, and record it where a tape watches."""
+    arrays: Any = [x._data for x in xs]
+    array_type = type(arrays[0])
+    if any(type(a) is not array_type for a in arrays):
+        arrays = _one_library(arrays)
+        array_type = next((type(a) for a in arrays if type(a) is not ndarray), ndarray)
+    kernel = op.kernels[array_type]
+    try:
+        if layout is not None:
+            arrays = [_placed(arrays, place) for place in layout]
+        y = _wrapped(kernel(*arrays, **attrs))
+    except Exception as error:
+        raise explained(error, op, xs) from error.__cause__
+    if LIVE:
+        record(op, xs, attrs, y, layout)
+    return y
+
+
+def _placed(arrays: Sequence[Any], place: Place) -> Any:
+    if isinstance(place, tuple):
+        return [arrays[i] for i in place]
+    return None if place is None else arrays[place]
+
+
+def _one_library(arrays: Sequence[Any]) -> list[Any]:
+    """NumPy data taken over to the library of the rest."""
+    backend = backend_of(*arrays)
+    names = {BACKENDS[type(a)].name for a in arrays} - {"numpy"}
+    if len(names) > 1:
+        raise ArgumentError(
+            f"one op cannot mix data of {' and '.join(sorted(names))}; convert one of them first"
+        )
+    return [a if BACKENDS[type(a)] is backend else backend.from_numpy(a) for a in arrays]
+
+
+def _wrapped(data: Any) -> Any:
+    if isinstance(data, tuple | list):
+        return tuple(wrap(_array(d)) for d in data)
+    return wrap(_array(data))
+
+
+def _array(data: Any) -> Any:
+    """NumPy turns results of rank 0 into scalars; a Tensor holds arrays."""
+    return np.asarray(data) if isinstance(data, np.generic) else data
+
+
+def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
+    """A kernel's error, with the op and its inputs."""
+    inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
+    if op.broadcasts and not _broadcast([x.shape for x in xs]):
+        return ShapeError(
+            f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
+        )
+    error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
+    return error
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> bool:
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        return False
+    return True
+
+
+# -- record --------------------------------------------------------------------------------
+
+
+def record(
+    op: Op,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    y: Any,
+    layout: tuple[Place, ...] | None = None,
+) -> None:
+    """Put the op on each tape that watches one of its inputs, under the rule in force now."""
+    state = current()
+    if state is None:
+        return
+    rule = op.rule
+    if state.guard is not None:
+        state.guard.check(op, xs)
+    if state.overrides is not None:
+        binding = state.overrides.get(op.type)
+        if binding is not None:
+            rule = binding.hit(op)
+    if state.tapes:
+        put(state, op, rule, xs, attrs, y, layout)
+
+
+def put(
+    state: State,
+    op: Op,
+    rule: Rule,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    y: Any,
+    layout: tuple[Place, ...] | None,
+) -> None:
+    """Write one record for all the tapes that watch."""
+    ids = tuple([x._id for x in xs])
+    tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
+    if not tapes:
+        return
+    wanted = _wanted(tapes, ids, layout)
+    for tape in tapes:
+        if tape.linear is not None:
+            tape.linear.check(op, rule, _wanted([tape], ids, layout))
+    if not rule.applies(attrs, xs):
+        return
+    several = isinstance(y, tuple)
+    kept, keeps_y = rule.keeps(wanted)
+    entry = Record(
+        op,
+        rule,
+        attrs,
+        ids,
+        tuple([(x._data.shape, x._data.dtype) for x in xs]),
+        _kept(xs, kept, layout),
+        tuple(t._id for t in y) if several else y._id,
+        y if keeps_y else None,
+        tuple((t._data.shape, t.dtype) for t in y) if several else (),
+        layout,
+    )
+    for tape in tapes:
+        tape.records.append(entry)
+        if several:
+            tape.watched.update(t._id for t in y if is_inexact(t.dtype))
+        else:
+            tape.watched.add(y._id)
+
+
+def _wanted(
+    tapes: Sequence[Tape], ids: tuple[int, ...], layout: tuple[Place, ...] | None
+) -> frozenset[int]:
+    """The parameters through which these tapes reach the op."""
+    leaves = [i for i, x in enumerate(ids) if any(x in tape.watched for tape in tapes)]
+    if layout is None:
+        return frozenset(leaves)
+    return frozenset(
+        p
+        for p, place in enumerate(layout)
+        if place is not None
+        and not {*(place if isinstance(place, tuple) else (place,))}.isdisjoint(leaves)
+    )
+
+
+def _kept(
+    xs: tuple[Tensor, ...], parameters: frozenset[int], layout: tuple[Place, ...] | None
+) -> Sequence[Tensor | None]:
+    """The inputs without those that no rule asked for."""
+    if not parameters:
+        return ()
+    if layout is None:
+        if len(parameters) == len(xs):
+            return xs
+        return [x if i in parameters else None for i, x in enumerate(xs)]
+    kept = [None] * len(xs)
+    for p in parameters:
+        place = layout[p]
+        for i in place if isinstance(place, tuple) else () if place is None else (place,):
+            kept[i] = xs[i]
+    return kept
+
+
+# -- the short roads -----------------------------------------------------------------------
+
+
+def unary(op: Op) -> Callable[..., Any]:
+    """The public function of an op of one tensor and no attributes."""
+    kernels = op.kernels
+    any_dtype = not op.to_float
+
+    def function(x, /):
+        if type(x) is Tensor:
+            p = x._data
+            if any_dtype or (type(p) is ndarray and p.dtype.kind in "fc"):
+                try:
+                    result = kernels[type(p)](p)
+                except Exception as error:
+                    raise explained(error, op, (x,)) from error.__cause__
+                y = Tensor()
+                y._data = result if type(result) is ndarray else _array(result)
+                if LIVE:
+                    y._id = next_id()
+                    record(op, (x,), NO_ATTRS, y)
+                else:
+                    y._id = 0
+                return y
+        return call(op, (x,), NO_ATTRS)
+
+    return function
+
+
+def binary(op: Op) -> Callable[..., Any]:
+    """The public function of an op of two tensors that promote, and no attributes."""
+    kernels = op.kernels
+    any_dtype = not op.to_float
+
+    def function(a, b, /):
+        if type(a) is Tensor is type(b):
+            p = a._data
+            q = b._data
+            if (
+                type(p) is type(q)
+                and p.dtype is q.dtype
+                and (any_dtype or (type(p) is ndarray and p.dtype.kind in "fc"))
+            ):
+                try:
+                    result = kernels[type(p)](p, q)
+                except Exception as error:
+                    raise explained(error, op, (a, b)) from error.__cause__
+                y = Tensor()
+                y._data = result if type(result) is ndarray else _array(result)
+                if LIVE:
+                    y._id = next_id()
+                    record(op, (a, b), NO_ATTRS, y)
+                else:
+                    y._id = 0
+                return y
+        return call(op, (a, b), NO_ATTRS)
+
+    return function
+
+
+# -- two private ops, which no override can name ---------------------------------------------
+
+
+def _private(name: str, kernel: Callable[..., Any], rule: Callable[..., Any], *attrs: str) -> Op:
+    from regrad.registry import Input
+
+    op = Op(name, name, kernel, [Input("x", "one")], attrs)
+    op.rule = PerInput(op, name)
+    op.rule.add("x", rule)
+    return op
+
+
+def _promote_kernel(xp: Any, x: Any, dtype: np.dtype) -> Any:
+    return namespaces.cast(xp, x, dtype)
+
+
+def _promote_rule(dy, x_dtype):
+    """The gradient under the input's own dtype; an integer input keeps what arrives."""
+    dtype = namespaces.numpy_dtype(x_dtype)
+    return as_dtype(dy, dtype) if is_inexact(dtype) else dy
+
+
+ALIAS = _private("_Alias", lambda xp, x: x, lambda dy: dy)
+PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
+
+
+def alias_of(x: Tensor) -> Tensor:
+    """The same value under a new id, with no history."""
+    y = Tensor()
+    y._data = x._data
+    y._id = next_id()
+    return y
+
+
+def alias(x: Tensor) -> Tensor:
+    """The same value under a new id: what a gradient function differentiates by."""
+    y = alias_of(x)
+    state = current()
+    if state is not None:
+        if state.guard is not None:
+            state.guard.check(ALIAS, (x,))
+        if state.tapes:
+            put(state, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y, None)
+    return y
+
+
+def check_differentiable(x: Tensor, what: str) -> None:
+    """Integers and bools have no gradient: say so before running anything."""
+    if not is_inexact(x.dtype):
+        raise GradientError(
+            f"{what} is {x.dtype}, and only floats (and complex numbers) have a gradient. "
+            "Convert it first: x = astype(x, rg.float32), or write 1.0 instead of 1."
+        )

@@ -1,0 +1,75 @@
+"""Every error of regrad, and the two helpers that build their sentences.
+
+A message says what failed, where, what came and what was due, and what to call instead.
+Each class also derives from the built-in class that Python code expects there.
+"""
+
+from collections.abc import Iterable
+
+
+class RegradError(Exception):
+    """The base of every error that regrad raises on purpose."""
+
+
+class ArgumentError(RegradError, TypeError):
+    """An argument of the wrong kind: a number where a function is due, say."""
+
+
+class ShapeError(RegradError, ValueError):
+    """Shapes that do not fit each other, or do not fit what was asked."""
+
+
+class DTypeError(RegradError, TypeError):
+    """A dtype that the call cannot take, or that a backend cannot hold."""
+
+
+class GradientError(RegradError, ValueError):
+    """A gradient that cannot be had: no path, an integer input, a lost history."""
+
+
+class RuleError(RegradError, ValueError):
+    """A rule that does not fit its op, or whose answer does not fit the input."""
+
+
+class MissingRuleError(RuleError, LookupError):
+    """An op on the path has no rule."""
+
+
+class UnknownOpError(RegradError, LookupError):
+    """An op type, or a rule name, that does not exist."""
+
+
+class RegistrationError(RegradError, KeyError):
+    """A name that is taken already (TensorFlow raises KeyError here)."""
+
+    def __str__(self) -> str:  # KeyError shows the repr of its message
+        return str(self.args[0])
+
+
+class NotFiredError(RegradError, AssertionError):
+    """`assert_fired()` found a rule that never ran."""
+
+
+class UnusedOverrideWarning(UserWarning):
+    """A `gradient_override_map` scope in which no op of the named types was created."""
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """`" Did you mean 'MatMul'?"`, or nothing when no name is close."""
+    import difflib
+
+    known = {n.lower(): n for n in names}
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+    if not close:
+        return ""
+    return f" Did you mean {' or '.join(repr(known[c]) for c in close)}?"
+
+
+def kind(value: object) -> str:
+    """What a value is, for a message: `int`, `None`, `list`, `Tensor(float32, (3,))`."""
+    if value is None:
+        return "None"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return type(value).__name__
+    return f"{type(value).__name__}({dtype}, {tuple(shape)})"

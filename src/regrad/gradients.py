@@ -1,0 +1,432 @@
+"""`grad` and its kin: gradients of functions (TensorFlow.js's API)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, Literal, NamedTuple
+
+from regrad import containers, dispatch
+from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
+from regrad.namespaces import is_inexact
+from regrad.registry import OPS
+from regrad.state import STATE, State, current
+from regrad.tape import Tape
+from regrad.tensor import Tensor
+from regrad.variable import Variable, VariableTape
+from regrad.walk import UNUSED, Grads, drained, seed, walk
+
+Unconnected = Literal["raise", "zero", "none"]
+
+
+class ValueAndGrad(NamedTuple):
+    """What `value_and_grad(f)(x)` returns."""
+
+    value: Tensor
+    grad: Any
+
+
+class ValueAndGrads(NamedTuple):
+    """What `value_and_grads(f)(args)` returns."""
+
+    value: Tensor
+    grads: list[Any]
+
+
+class VariableGrads(NamedTuple):
+    """What `variable_grads(f)` returns."""
+
+    value: Tensor
+    grads: dict[str, Tensor | None]
+
+
+def run_taped(tape: Tape, f: Callable[[], Any]) -> Any:
+    """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
+    state = current()
+    if state is None:
+        new = State((tape,))
+    else:
+        new = State((*state.tapes, tape), state.overrides, state.guard)
+    token = STATE.set(new)
+    try:
+        return f()
+    finally:
+        STATE.reset(token)
+
+
+def pull_back(
+    tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False
+) -> Grads:
+    """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
+    if y._id not in watched:
+        return {}
+    records = reversed(tape.records) if again else drained(tape.records)
+    return walk(records, {y._id: seed(y, dy)}, watched)
+
+
+# -- grad, grads, value_and_grad, value_and_grads --------------------------------------------
+
+
+def grad(
+    f: Callable[[Any], Any], *, unconnected: Unconnected = "raise"
+) -> Callable[..., Any]:
+    """The gradient of `f`: a function `g(x, dy=None)` that gives d sum(f(x) * dy) / dx.
+
+    Args:
+        f: A function of one argument that returns a Tensor of any shape.
+        unconnected: What to do when no path leads from x to f(x): `"raise"`, or give
+            `"zero"` or `"none"` for it.
+
+    `x` may be a Tensor, an array, a number, a list of numbers, or any nesting of containers
+    of these; the gradient has the same structure, and each leaf the shape and dtype of its
+    input. `dy` weighs the elements of a result that is no scalar (default: ones).
+
+    `g` may be differentiated again, to any order. `x` is differentiated as a fresh alias of
+    itself, so tensors of outer derivatives are constants inside.
+
+    Raises:
+        GradientError: no path from x to f(x); x is integer or bool.
+        ArgumentError: f is not callable, or does not return a Tensor.
+        ShapeError, DTypeError: dy does not match f(x).
+
+    Source: `tf.grad` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> f = lambda x: x.square()
+    >>> rg.grad(f)(rg.tensor([2.0, 3.0])).print()
+    Tensor
+        [4, 6]
+    """
+    call = _differentiated(f, "grad", unconnected)
+
+    @_like(f)
+    def g(x: Any, dy: Any = None) -> Any:
+        return call([x], dy, ["x"])[1][0]
+
+    return g
+
+
+def grads(
+    f: Callable[..., Any], *, unconnected: Unconnected = "raise"
+) -> Callable[..., list[Any]]:
+    """The gradients of `f` by all its arguments: a function `g([x, …], dy=None) -> [dx, …]`.
+
+    Arguments, errors and `unconnected` are those of `grad`; the same tensor given twice gives
+    the partial derivative for each place.
+
+    Source: `tf.grads` of TensorFlow.js (which gives the total derivative twice).
+
+    >>> import regrad as rg
+    >>> da, db = rg.grads(lambda a, b: a * b)([rg.scalar(2.0), rg.scalar(5.0)])
+    >>> da.print(), db.print()
+    Tensor
+        5
+    Tensor
+        2
+    (None, None)
+    """
+    call = _differentiated(f, "grads", unconnected)
+
+    @_like(f)
+    def g(args: Sequence[Any], dy: Any = None) -> list[Any]:
+        return call(_arguments(args, "grads"), dy, None)[1]
+
+    return g
+
+
+def value_and_grad(
+    f: Callable[[Any], Any], *, unconnected: Unconnected = "raise"
+) -> Callable[..., ValueAndGrad]:
+    """As `grad`, with the value: `g(x, dy=None)` gives a named tuple `(value, grad)`.
+
+    Source: `tf.valueAndGrad` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> value, dx = rg.value_and_grad(lambda x: x.square())(rg.scalar(3.0))
+    >>> value.item(), dx.item()
+    (9.0, 6.0)
+    """
+    call = _differentiated(f, "value_and_grad", unconnected)
+
+    @_like(f)
+    def g(x: Any, dy: Any = None) -> ValueAndGrad:
+        value, (dx,) = call([x], dy, ["x"])
+        return ValueAndGrad(value, dx)
+
+    return g
+
+
+def value_and_grads(
+    f: Callable[..., Any], *, unconnected: Unconnected = "raise"
+) -> Callable[..., ValueAndGrads]:
+    """As `grads`, with the value: `g([x, …], dy=None)` gives a named tuple `(value, grads)`.
+
+    Source: `tf.valueAndGrads` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> value, (da, db) = rg.value_and_grads(lambda a, b: a * b)([2.0, 5.0])
+    >>> value.item(), da.item(), db.item()
+    (10.0, 5.0, 2.0)
+    """
+    call = _differentiated(f, "value_and_grads", unconnected)
+
+    @_like(f)
+    def g(args: Sequence[Any], dy: Any = None) -> ValueAndGrads:
+        return ValueAndGrads(*call(_arguments(args, "value_and_grads"), dy, None))
+
+    return g
+
+
+def _like(f: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Name a gradient function after its function."""
+
+    def decorate(g: Any) -> Any:
+        name = getattr(f, "__name__", type(f).__name__)
+        g.__name__ = g.__qualname__ = f"grad_of_{name}".replace("<lambda>", "lambda")
+        return g
+
+    return decorate
+
+
+def callable_or_raise(f: Any, api: str) -> None:
+    """The f passed to a gradient function must be callable; say so when it is passed."""
+    if not callable(f):
+        raise ArgumentError(f"the f passed in {api}(f) must be a function, got {kind(f)}")
+
+
+def _arguments(args: Any, api: str) -> Sequence[Any]:
+    if not isinstance(args, list | tuple):
+        raise ArgumentError(
+            f"{api}(f)(args): args must be a list, one entry per argument of f, got {kind(args)}. "
+            f"Write {api}(f)([x]), or grad(f)(x) for a function of one argument."
+        )
+    if not args:
+        raise ArgumentError(f"{api}(f)(args): args is empty, there is nothing to differentiate by")
+    return args
+
+
+def _differentiated(
+    f: Callable[..., Any], api: str, unconnected: Unconnected
+) -> Callable[..., tuple[Tensor, list[Any]]]:
+    callable_or_raise(f, api)
+    if unconnected not in ("raise", "zero", "none"):
+        raise ArgumentError(f"unconnected is 'raise', 'zero' or 'none', got {unconnected!r}")
+
+    def call(args: Sequence[Any], dy: Any, names: Any) -> tuple[Tensor, list[Any]]:
+        opened = [containers.flatten(a) for a in args]
+        aliases = [
+            [watchable(leaf, args, api) for leaf in leaves] for leaves, _ in opened
+        ]
+        ids = {a._id for group in aliases for a in group}
+        tape = Tape(ids)
+        try:
+            inputs = [
+                rebuild(group) for group, (_, rebuild) in zip(aliases, opened, strict=True)
+            ]
+            y = result(run_taped(tape, lambda: f(*inputs)), api)
+            dy = checked_dy(dy, y, api)
+        finally:
+            watched = tape.watched
+            tape.close()
+        found = pull_back(tape, y, dy, watched)
+        gradients = [
+            rebuild(
+                [
+                    connected(found, a, unconnected, api, args, i, j)
+                    for j, a in enumerate(group)
+                ]
+            )
+            for i, (group, (_, rebuild)) in enumerate(zip(aliases, opened, strict=True))
+        ]
+        return y, gradients
+
+    return call
+
+
+def watchable(leaf: Any, args: Any, api: str) -> Tensor:
+    """A fresh alias of an input that can be differentiated."""
+    if type(leaf) is not Tensor:
+        try:
+            leaf = dispatch.lift(leaf)
+        except ArgumentError:
+            raise ArgumentError(
+                f"{api}(f) differentiates by Tensors, arrays and numbers, and containers of "
+                f"them; got {kind(leaf)}: {leaf!r:.60}. Pass what is no tensor by a closure: "
+                f"{api}(lambda x: f(x, option))."
+            ) from None
+    if not is_inexact(leaf.dtype):
+        dispatch.check_differentiable(leaf, f"the input of {api}(f)")
+    return dispatch.alias(leaf)
+
+
+def result(y: Any, api: str) -> Tensor:
+    """What f returned, if it is a Tensor that can have a gradient."""
+    if isinstance(y, Variable):
+        y = y.value
+    if not isinstance(y, Tensor):
+        raise ArgumentError(
+            f"the f passed in {api}(f) must return a Tensor, got {kind(y)}."
+            + (
+                " Did f forget its return statement?"
+                if y is None
+                else " To differentiate several results, use vjp or jacobian."
+                if isinstance(y, list | tuple | dict)
+                else " Compute it from the input with regrad's ops."
+            )
+        )
+    if not is_inexact(y.dtype):
+        raise GradientError(
+            f"cannot compute a gradient: f returned {y.dtype} {y.shape}, and only floats (and "
+            "complex numbers) have one. A comparison or a cast to integers ended the path."
+        )
+    return y
+
+
+def checked_dy(dy: Any, y: Tensor, api: str) -> Tensor | None:
+    """`dy` as a Tensor of y's shape and a dtype that fits."""
+    if dy is None:
+        return None
+    plain = dispatch.is_plain(dy)
+    dy = dispatch.lift(dy)
+    if not plain and not is_inexact(dy.dtype):
+        raise DTypeError(
+            f"{api}(f)(x, dy): dy must be of floats, as f(x) is ({y.dtype}), got {dy.dtype}. "
+            "Convert it: astype(dy, y.dtype)."
+        )
+    if dy.shape != y.shape:
+        raise ShapeError(
+            f"{api}(f)(x, dy): dy must have the shape of f(x), {y.shape}, got {dy.shape}. "
+            "Use broadcast_to(dy, y.shape) if one value is meant for all."
+        )
+    return dy
+
+
+def connected(
+    found: Grads, x: Tensor, unconnected: Unconnected, api: str, args: Any, i: int, j: int
+) -> Tensor | None:
+    """The gradient found for an input, or what is due when there is none."""
+    dx = found.get(x._id, UNUSED)
+    if dx is UNUSED:
+        if unconnected == "none":
+            return None
+        if unconnected == "raise":
+            raise no_path(api, args, i, j)
+        dx = None
+    return OPS["ZerosLike"].function(x) if dx is None else dx
+
+
+def no_path(api: str, args: Sequence[Any], i: int, j: int) -> GradientError:
+    """The error for an input from which no path leads to y."""
+    several = api.endswith("grads")
+    name = containers.paths(args[i], f"args[{i}]" if several else "x")[j]
+    return GradientError(
+        f"cannot compute the gradient of y = f(x) by {name}: no path leads from it to y. "
+        "Make sure that f uses its argument, with regrad's ops, all the way from x to y; "
+        "comparisons, casts to integers and stop_gradient end a path. If it is meant, "
+        f"{api}(f, unconnected='zero') gives zeros."
+    )
+
+
+# -- variables -------------------------------------------------------------------------------
+
+
+def variable_grads(
+    f: Callable[[], Any], var_list: Iterable[Variable] | None = None
+) -> VariableGrads:
+    """The gradients of `f()` by the Variables that it reads: `(value, grads)`.
+
+    Args:
+        f: A function without arguments that returns a scalar Tensor.
+        var_list: The Variables to differentiate by; by default all trainable ones that f
+            reads.
+
+    `grads` maps names to gradients, in the order in which the variables were made. A
+    trainable variable that does not lead to the value is absent; one that is not trainable
+    but asked for maps to None.
+
+    Raises:
+        GradientError: no variable leads to the value; none asked for is trainable; two
+            different variables of one name.
+        ShapeError: f returns something that is no scalar.
+        ArgumentError: f is not callable or returns no Tensor; var_list holds something else.
+
+    Source: `tf.variableGrads` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> a = rg.Variable([3.0, 4.0], name="a")
+    >>> x = rg.tensor([1.0, 2.0])
+    >>> value, grads = rg.variable_grads(lambda: (a * x.square()).sum())
+    >>> value.item(), grads["a"].tolist()
+    (19.0, [1.0, 4.0])
+    """
+    callable_or_raise(f, "variable_grads")
+    chosen = None if var_list is None else _variables(var_list)
+    tape = VariableTape(None if chosen is None else [v for v in chosen if v.trainable])
+    try:
+        y = result(run_taped(tape, f), "variable_grads")
+    finally:
+        watched = tape.watched
+        tape.close()
+    if y.ndim:
+        raise ShapeError(
+            "the f passed in variable_grads(f) must return a scalar, but it returned a Tensor "
+            f"of rank {y.ndim}, shape {y.shape}. Reduce it with sum() or mean()."
+        )
+    found = pull_back(tape, y, None, watched)
+    reads = sorted(tape.reads.items(), key=lambda item: item[0]._serial)
+    pairs = [
+        (variable, _zero_if_none(found[alias._id], alias))
+        for variable, (_, alias) in reads
+        if alias._id in found
+    ]
+    if not pairs:
+        raise GradientError(
+            "variable_grads: no path leads from any "
+            f"{'variable in var_list' if chosen else 'trainable variable'} to the value of f. "
+            "Read the variables inside f, with regrad's ops."
+        )
+    frozen = [(v, None) for v in chosen or () if not v.trainable]
+    return VariableGrads(y, _by_name([*pairs, *frozen]))
+
+
+def _zero_if_none(dx: Tensor | None, x: Tensor) -> Tensor:
+    return OPS["ZerosLike"].function(x) if dx is None else dx
+
+
+def _variables(var_list: Iterable[Variable]) -> list[Variable]:
+    chosen = list(var_list) if isinstance(var_list, Iterable) else [var_list]
+    for v in chosen:
+        if not isinstance(v, Variable):
+            raise ArgumentError(
+                f"variable_grads(f, var_list): var_list is a list of Variables, got {kind(v)}"
+            )
+    if not any(v.trainable for v in chosen):
+        raise GradientError(
+            "variable_grads(f, var_list) needs at least one trainable variable, but none of the "
+            f"{len(chosen)} given is trainable"
+        )
+    return chosen
+
+
+def _by_name(pairs: Sequence[tuple[Variable, Tensor | None]]) -> dict[str, Tensor | None]:
+    owners: dict[str, Variable] = {}
+    for variable, _ in pairs:
+        if owners.setdefault(variable.name, variable) is not variable:
+            raise GradientError(
+                f"variable_grads: two different variables are called {variable.name!r}; give "
+                "them names of their own, or leave the names out"
+            )
+    return {variable.name: dx for variable, dx in pairs}
+
+
+__all__ = [
+    "ValueAndGrad",
+    "ValueAndGrads",
+    "VariableGrads",
+    "grad",
+    "grads",
+    "value_and_grad",
+    "value_and_grads",
+    "variable_grads",
+    "wraps",
+]

@@ -1,0 +1,254 @@
+"""Which array library an array belongs to, and the few things in which they differ.
+
+Kernels are written against the Array API standard. A `Backend` is the library's namespace
+plus what the standard leaves open: special functions, dtypes by NumPy's names, and the way
+in from and out to NumPy. Backends are found by the *type* of an array and remembered; no
+library is imported before one of its arrays turns up.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from regrad.errors import ArgumentError, DTypeError
+
+FLOAT = np.dtype("float32")  # the dtype of Python numbers
+KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types
+
+
+class Backend:
+    """NumPy's answers; the other libraries override what differs."""
+
+    name = "numpy"
+    rank = 0  # data of a higher rank wins: NumPy with JAX gives JAX
+
+    @cached_property
+    def xp(self) -> Any:
+        """The Array API namespace."""
+        return np
+
+    @cached_property
+    def special(self) -> Any:
+        """`erf`, `gammaln`, `psi`, … as in `scipy.special`."""
+        import scipy.special
+
+        return scipy.special
+
+    def own(self, array: Any) -> Any:
+        """A copy that nobody else can change."""
+        if array.dtype.kind not in KINDS:
+            raise DTypeError(f"a Tensor holds numbers or bools, got an array of {array.dtype}")
+        return np.array(array, dtype=array.dtype.newbyteorder("="))
+
+    def from_numpy(self, array: np.ndarray) -> Any:
+        """The same values in this library."""
+        return array
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        """The same values in NumPy, shared where that can be had."""
+        return np.asarray(array)
+
+    def dtype(self, array: Any) -> np.dtype:
+        """The dtype under its NumPy name."""
+        return array.dtype
+
+    def native_dtype(self, dtype: Any) -> Any:
+        """The library's own object for a NumPy dtype."""
+        return np.dtype(dtype)
+
+    def astype(self, array: Any, dtype: Any) -> Any:
+        """Convert values; a complex number loses its imaginary part silently in a cast to real."""
+        if array.dtype.kind == "c" and np.dtype(dtype).kind != "c":
+            array = array.real
+        return array.astype(dtype)
+
+
+class JaxBackend(Backend):
+    """jax.Array, concrete or traced."""
+
+    name = "jax"
+    rank = 2
+
+    @cached_property
+    def xp(self) -> Any:
+        import jax.numpy
+
+        return jax.numpy
+
+    @cached_property
+    def special(self) -> Any:
+        import jax.scipy.special
+
+        return jax.scipy.special
+
+    def own(self, array: Any) -> Any:
+        return array  # immutable already
+
+    def from_numpy(self, array: np.ndarray) -> Any:
+        self.native_dtype(array.dtype)
+        return self.xp.asarray(array)
+
+    def native_dtype(self, dtype: Any) -> Any:
+        import jax
+
+        dtype = np.dtype(dtype)
+        if dtype in (np.float64, np.complex128) and not jax.config.jax_enable_x64:
+            raise DTypeError(
+                f"JAX cannot hold {dtype} while its x64 mode is off, and regrad does not "
+                "truncate silently. Switch it on with jax.config.update('jax_enable_x64', "
+                "True), or cast to float32 first with astype(x, rg.float32)."
+            )
+        return dtype
+
+    def astype(self, array: Any, dtype: Any) -> Any:
+        dtype = self.native_dtype(dtype)
+        if array.dtype.kind == "c" and dtype.kind != "c":
+            array = array.real
+        return array.astype(dtype)
+
+
+class TorchBackend(Backend):
+    """torch.Tensor, through array-api-compat."""
+
+    name = "torch"
+    rank = 1
+
+    @cached_property
+    def xp(self) -> Any:
+        import array_api_compat.torch
+
+        return array_api_compat.torch
+
+    @cached_property
+    def special(self) -> Any:
+        import torch
+
+        class Special:
+            erf, erfc, erfinv = torch.special.erf, torch.special.erfc, torch.special.erfinv
+            gammaln, psi = torch.special.gammaln, torch.special.psi
+            polygamma = staticmethod(lambda n, x: torch.special.polygamma(int(n), x))
+            expit, logsumexp = torch.special.expit, torch.special.logsumexp
+
+        return Special
+
+    def own(self, array: Any) -> Any:
+        return array.detach().clone()
+
+    def from_numpy(self, array: np.ndarray) -> Any:
+        return self.xp.asarray(np.array(array))
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        return array.detach().cpu().resolve_conj().numpy()
+
+    def dtype(self, array: Any) -> np.dtype:
+        return numpy_dtype(array.dtype)
+
+    def native_dtype(self, dtype: Any) -> Any:
+        return getattr(self.xp, np.dtype(dtype).name)
+
+    def astype(self, array: Any, dtype: Any) -> Any:
+        if array.is_complex() and np.dtype(dtype).kind != "c":
+            array = array.real
+        return array.to(self.native_dtype(dtype))
+
+
+def numpy_dtype(dtype: Any) -> np.dtype:
+    """A dtype of any library as NumPy's."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    try:
+        return np.dtype(str(dtype).removeprefix("torch."))
+    except TypeError:
+        raise DTypeError(f"{dtype} has no NumPy counterpart; cast the torch tensor first") from None
+
+
+NUMPY = Backend()
+
+
+class _Backends(dict[type, Backend]):
+    """Array type → backend, filled as types turn up."""
+
+    def __missing__(self, array_type: type) -> Backend:
+        backend = _find(array_type)
+        if backend is None:
+            raise ArgumentError(f"{array_type.__name__} is not an array of NumPy, JAX or PyTorch")
+        self[array_type] = backend
+        return backend
+
+
+_ALL = {"jax": JaxBackend(), "torch": TorchBackend()}
+BACKENDS = _Backends({np.ndarray: NUMPY})
+
+
+def _find(array_type: type) -> Backend | None:
+    """The backend of an array type. Only libraries that are imported already can own one."""
+    if issubclass(array_type, np.ndarray | np.generic):
+        return NUMPY
+    if (jax := sys.modules.get("jax")) and issubclass(array_type, jax.Array | jax.core.Tracer):
+        return _ALL["jax"]
+    if (torch := sys.modules.get("torch")) and issubclass(array_type, torch.Tensor):
+        return _ALL["torch"]
+    return None
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is an array (or array scalar) of a library that regrad knows."""
+    return type(value) in BACKENDS or _find(type(value)) is not None
+
+
+def backend_of(*arrays: Any) -> Backend:
+    """The backend that a computation on these arrays belongs to."""
+    return max((BACKENDS[type(a)] for a in arrays), key=lambda b: b.rank, default=NUMPY)
+
+
+def special(xp: Any) -> Any:
+    """The special functions that go with a kernel's namespace."""
+    return _by_namespace(xp).special
+
+
+def cast(xp: Any, array: Any, dtype: Any) -> Any:
+    """`astype` for kernels, by NumPy's dtype names in every namespace."""
+    return _by_namespace(xp).astype(array, dtype)
+
+
+def native_dtype(xp: Any, dtype: Any) -> Any:
+    """The dtype object that the namespace's own functions take."""
+    return _by_namespace(xp).native_dtype(dtype)
+
+
+def _by_namespace(xp: Any) -> Backend:
+    if xp is np:
+        return NUMPY
+    return _ALL["jax" if xp.__name__.startswith("jax") else "torch"]
+
+
+def is_inexact(dtype: np.dtype) -> bool:
+    """Whether a dtype is of floats or complex numbers, and so has gradients."""
+    return dtype.kind in "fc" or dtype.kind == "V"
+
+
+def promote(dtypes: list[np.dtype]) -> np.dtype:
+    """The common dtype: the standard's, and an integer or bool with a float takes the float's.
+
+    (NumPy alone would make float64 of int32 with float32.)
+    """
+    inexact = [d for d in dtypes if is_inexact(d)]
+    first, *rest = inexact or dtypes
+    for dtype in rest:
+        first = first if dtype == first else np.promote_types(first, dtype)
+    return first
+
+
+def weak(value: complex, dtype: np.dtype) -> np.dtype:
+    """The dtype of a Python number beside a tensor of `dtype`: it never widens the tensor."""
+    if type(value) is complex and dtype.kind != "c":
+        return np.dtype("complex128" if dtype == np.float64 else "complex64")
+    if type(value) is float and not is_inexact(dtype):
+        return FLOAT
+    if type(value) is int and dtype.kind == "b":
+        return np.dtype("int64")
+    return dtype

@@ -1,0 +1,276 @@
+"""Constructors: TensorFlow.js's `tensor` family, and the Array API standard's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad import dispatch, namespaces
+from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
+from regrad.namespaces import FLOAT
+from regrad.opsheet import op
+from regrad.registry import gradient
+from regrad.tensor import Tensor, wrap
+
+Shape = int | tuple[int, ...]
+NAMES = {"bool": np.dtype(bool), "float": FLOAT, "int": np.dtype(np.int64)}
+
+
+def as_numpy_dtype(dtype: Any) -> np.dtype:
+    """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    if dtype in (bool, float, int, complex):
+        return {bool: np.dtype(bool), float: FLOAT, int: np.dtype(np.int64)}.get(
+            dtype, np.dtype(np.complex64)
+        )
+    try:
+        return namespaces.numpy_dtype(np.dtype(dtype))
+    except TypeError:
+        return namespaces.numpy_dtype(dtype)
+
+
+# -- TensorFlow.js ---------------------------------------------------------------------------
+
+
+def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
+    """A Tensor with a copy of the values.
+
+    Args:
+        values: A number, a (nested) list of numbers or bools, an array, or a Tensor.
+        shape: The shape, if not that of the values; the sizes must agree.
+        dtype: The dtype. By default Python numbers become float32 (bools stay bools) and
+            arrays keep theirs.
+
+    Raises ShapeError if the values do not fit the shape.
+
+    Source: `tf.tensor` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> rg.tensor([1, 2, 3, 4], (2, 2)).print()
+    Tensor
+        [[1, 2],
+         [3, 4]]
+    """
+    t = dispatch.lift(values)
+    if dtype is not None:
+        t = _converted(t, as_numpy_dtype(dtype))
+    if shape is None:
+        return t
+    shape = tuple(shape)
+    if isinstance(values, list | tuple) and t.ndim > 1 and t.shape != shape:
+        raise ShapeError(
+            f"tensor: the nested values have the shape {t.shape}, which is not the shape "
+            f"{shape} that was given. Use reshape(tensor(values), {shape}) if that is meant."
+        )
+    if math.prod(shape) != t.size:
+        raise ShapeError(
+            f"tensor: the shape {shape} holds {math.prod(shape)} values, but {t.size} were given"
+        )
+    from regrad.ops.array import reshape
+
+    return reshape(t, shape)
+
+
+def _converted(t: Tensor, dtype: np.dtype) -> Tensor:
+    if t.dtype == dtype:
+        return t
+    from regrad.ops.elementwise import astype
+
+    return astype(t, dtype)
+
+
+def scalar(value: Any, dtype: Any = None) -> Tensor:
+    """A Tensor of rank 0 from a number or bool.
+
+    >>> import regrad as rg
+    >>> rg.scalar(3).print()
+    Tensor
+        3
+    """
+    if isinstance(value, list | tuple) or getattr(value, "shape", ()) != ():
+        raise ArgumentError(f"scalar takes a single number or bool, got {kind(value)}")
+    return tensor(value, dtype=dtype)
+
+
+def _of_rank(values: Any, shape: Sequence[int] | None, dtype: Any, rank: int) -> Tensor:
+    if shape is not None and len(shape) != rank:
+        raise ShapeError(f"tensor{rank}d: the shape must have {rank} sizes, got {tuple(shape)}")
+    t = tensor(values, shape, dtype)
+    if t.ndim != rank:
+        raise ShapeError(f"tensor{rank}d: values of rank {rank} are due, got the shape {t.shape}")
+    return t
+
+
+def tensor1d(values: Any, dtype: Any = None) -> Tensor:
+    """A Tensor of rank 1; see `tensor`."""
+    return _of_rank(values, None, dtype, 1)
+
+
+def tensor2d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
+    """A Tensor of rank 2; see `tensor`."""
+    return _of_rank(values, shape, dtype, 2)
+
+
+def tensor3d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
+    """A Tensor of rank 3; see `tensor`."""
+    return _of_rank(values, shape, dtype, 3)
+
+
+def tensor4d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
+    """A Tensor of rank 4; see `tensor`."""
+    return _of_rank(values, shape, dtype, 4)
+
+
+# -- the Array API standard --------------------------------------------------------------------
+
+
+def asarray(
+    obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
+) -> Tensor:
+    """A Tensor by the Array API standard's rules: Python ints are integers here.
+
+    `copy=False` shares the memory of an array instead of copying it; do not write to that
+    array afterwards. `copy=None` and `copy=True` copy arrays. `device` must be None, or the
+    device on which the data lies already.
+
+    >>> import regrad as rg
+    >>> rg.asarray([1, 2]).dtype
+    dtype('int64')
+    """
+    t = _taken(obj, copy)
+    if device is not None and device != t.device:
+        raise ArgumentError(f"asarray: the data lies on {t.device!r}, not on {device!r}")
+    if dtype is None or t.dtype == as_numpy_dtype(dtype):
+        return t
+    if copy is False:
+        raise ArgumentError(f"asarray: copy=False, but {t.dtype} to {dtype} needs a copy")
+    return _converted(t, as_numpy_dtype(dtype))
+
+
+def _taken(obj: Any, copy: bool | None) -> Tensor:
+    if isinstance(obj, Tensor) or hasattr(type(obj), "_read"):
+        return dispatch.lift(obj)
+    if namespaces.is_array(obj) and not isinstance(obj, np.generic):
+        return wrap(obj if copy is False else namespaces.BACKENDS[type(obj)].own(obj))
+    if copy is False:
+        raise ArgumentError(f"asarray: copy=False, but {kind(obj)} cannot be shared")
+    array = np.array(obj)
+    if array.dtype.kind not in "biufc":
+        raise DTypeError(f"asarray: numbers or bools are due, got {kind(obj)}: {obj!r:.60}")
+    python = not isinstance(obj, np.generic)
+    if python and array.dtype.kind in "fc":
+        array = array.astype(FLOAT if array.dtype.kind == "f" else np.complex64)
+    return wrap(array)
+
+
+def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Zeros, float32 by default."""
+    return wrap(np.zeros(shape, _default(dtype)))
+
+
+def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Ones, float32 by default."""
+    return wrap(np.ones(shape, _default(dtype)))
+
+
+def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A Tensor of that shape; its values (zeros) are not to be relied on."""
+    return zeros(shape, dtype=dtype)
+
+
+def full(shape: Shape, fill_value: complex, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """One number everywhere; by default its dtype is the standard's for that number."""
+    dtype = asarray(fill_value).dtype if dtype is None else as_numpy_dtype(dtype)
+    return wrap(np.full(shape, fill_value, dtype))
+
+
+def arange(
+    start: float,
+    /,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+) -> Tensor:
+    """Evenly spaced values in `[start, stop)`: integers if all arguments are, else float32."""
+    whole = all(isinstance(v, int) for v in (start, stop or 0, step))
+    dtype = as_numpy_dtype(dtype) if dtype is not None else np.dtype(int) if whole else FLOAT
+    start, stop = (0, start) if stop is None else (start, stop)
+    return wrap(np.arange(start, stop, step).astype(dtype))
+
+
+def linspace(
+    start: complex,
+    stop: complex,
+    /,
+    num: int,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    endpoint: bool = True,
+) -> Tensor:
+    """`num` evenly spaced values from `start` to `stop`, float32 by default."""
+    return wrap(np.asarray(np.linspace(start, stop, num, endpoint=endpoint), _default(dtype)))
+
+
+def eye(
+    n_rows: int,
+    n_cols: int | None = None,
+    /,
+    *,
+    k: int = 0,
+    dtype: Any = None,
+    device: Any = None,
+) -> Tensor:
+    """Ones on the k-th diagonal, zeros elsewhere."""
+    return wrap(np.eye(n_rows, n_cols, k=k, dtype=_default(dtype)))
+
+
+def _default(dtype: Any) -> np.dtype:
+    return FLOAT if dtype is None else as_numpy_dtype(dtype)
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """A Tensor that shares the memory of any array with `__dlpack__`."""
+    if isinstance(x, Tensor):
+        return x
+    array = x if namespaces.is_array(x) else np.from_dlpack(x)
+    return asarray(array, copy=copy if copy else False)
+
+
+# -- ops: they follow the data of their input --------------------------------------------------
+
+
+@op("ZerosLike")
+def zeros_like(xp, x: Tensor, /, *, dtype: Any = None) -> Tensor:
+    """Zeros of x's shape, dtype (unless given) and library."""
+    return _filled_like(xp, x, 0, dtype)
+
+
+@op("OnesLike")
+def ones_like(xp, x: Tensor, /, *, dtype: Any = None) -> Tensor:
+    """Ones of x's shape, dtype (unless given) and library."""
+    return _filled_like(xp, x, 1, dtype)
+
+
+@op("FullLike")
+def full_like(xp, x: Tensor, /, fill_value: complex, *, dtype: Any = None) -> Tensor:
+    """One number everywhere, of x's shape, dtype (unless given) and library."""
+    return _filled_like(xp, x, fill_value, dtype)
+
+
+def _filled_like(xp: Any, x: Any, value: complex, dtype: Any) -> Any:
+    dtype = x.dtype if dtype is None else namespaces.native_dtype(xp, as_numpy_dtype(dtype))
+    return xp.full(tuple(x.shape), value, dtype=dtype)
+
+
+for _type in ("ZerosLike", "OnesLike", "FullLike"):
+
+    @gradient(_type)
+    def _(dy):
+        return None

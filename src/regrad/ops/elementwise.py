@@ -1,0 +1,406 @@
+"""Elementwise ops of one, two and three tensors."""
+
+# ruff: noqa: A001 (the Array API standard's names)
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+from regrad import dispatch, namespaces
+from regrad.errors import ArgumentError, ShapeError
+from regrad.namespaces import is_inexact, special
+from regrad.ops.creation import as_numpy_dtype, zeros_like
+from regrad.opsheet import elementwise, op, piecewise_constant
+from regrad.registry import gradient, not_differentiable
+from regrad.tensor import Tensor
+
+# -- complex numbers ---------------------------------------------------------------------------
+# Gradients follow TensorFlow's convention: for y = f(x) the gradient is dy * conj(f'(x)).
+
+
+@op("Conj")
+def _conj(xp, x: Tensor, /) -> Tensor:
+    return xp.conj(x)
+
+
+@gradient("Conj")
+def _(dy):
+    return conj(dy)
+
+
+def conj(x: Any, /) -> Tensor:
+    """The complex conjugate; a real tensor comes back as it is.
+
+    Op type: `Conj` (for complex input).
+    """
+    x = dispatch.lift(x)
+    return _conj(x) if x.dtype.kind == "c" else x
+
+
+@op("Real")
+def real(xp, x: Tensor, /) -> Tensor:
+    """The real part."""
+    return xp.real(x) if _is_complex(xp, x) else x
+
+
+@gradient("Real")
+def _(dy, x_dtype):
+    return dispatch.as_dtype(dy, namespaces.numpy_dtype(x_dtype))
+
+
+@op("Imag")
+def imag(xp, x: Tensor, /) -> Tensor:
+    """The imaginary part (of a complex tensor)."""
+    return xp.imag(x)
+
+
+@gradient("Imag")
+def _(dy):
+    return dy * 1j
+
+
+def _is_complex(xp: Any, x: Any) -> bool:
+    return namespaces.numpy_dtype(x.dtype).kind == "c"
+
+
+# -- identity, casts ---------------------------------------------------------------------------
+
+identity = elementwise(
+    "Identity", "identity", lambda xp, x: x, "x itself, as an op that a rule can be put on.",
+    lambda dy: dy,
+)  # fmt: skip
+
+stop_gradient = elementwise(
+    "StopGradient",
+    "stop_gradient",
+    lambda xp, x: x,
+    """x, as a constant: no gradient flows back through it.
+
+    `g(x) + stop_gradient(f(x) - g(x))` has the value of f and the gradient of g.
+
+    Source: `tf.stop_gradient`.
+
+    >>> import regrad as rg
+    >>> rg.grad(lambda x: x * rg.stop_gradient(x))(rg.scalar(3.0)).print()
+    Tensor
+        3""",
+)
+not_differentiable("StopGradient")
+
+
+@op("Cast")
+def _cast(xp, x: Tensor, /, *, dtype: Any) -> Tensor:
+    return namespaces.cast(xp, x, dtype)
+
+
+@gradient("Cast", "x")
+def _(dy, x_dtype):
+    dtype = namespaces.numpy_dtype(x_dtype)
+    return dispatch.as_dtype(dy, dtype) if is_inexact(dtype) else dy
+
+
+def _to_integers(attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:
+    return is_inexact(xs[0].dtype) and not is_inexact(attrs["dtype"])
+
+
+from regrad.registry import OPS  # noqa: E402
+
+OPS["Cast"].rule.unless = _to_integers  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
+    """x under another dtype.
+
+    Between floats (and complex numbers) the gradient passes, converted back. What is cast to
+    integers or bools has no gradient, unless a rule is put in force for the op type.
+    A cast of complex numbers to real ones takes the real part. A Tensor that has the dtype
+    already comes back as it is.
+
+    Op type: `Cast`.
+    """
+    x, dtype = dispatch.lift(x), as_numpy_dtype(dtype)
+    return x if x.dtype == dtype else _cast(x, dtype=dtype)
+
+
+# -- one tensor --------------------------------------------------------------------------------
+
+
+def _unary(type: str, name: str, kernel: Any, doc: str, *rules: Any) -> Any:
+    """A function of real and complex numbers; integers become float32."""
+    return elementwise(type, name, kernel, doc, *rules, to_float=True)
+
+
+abs = elementwise("Abs", "abs", "abs", "The absolute value. Gradient at 0: 0.",
+                  lambda dy, x: dy * sign(x))  # fmt: skip
+negative = elementwise("Neg", "negative", "negative", "`-x`.", lambda dy: -dy)
+sign = elementwise("Sign", "sign", "sign", "-1, 0 or 1; `x / abs(x)` for complex x. Gradient: 0.")
+square = elementwise("Square", "square", "square", "`x * x`.", lambda dy, x: dy * (2 * conj(x)))
+sqrt = _unary("Sqrt", "sqrt", "sqrt", "The square root. Gradient at 0: infinite.",
+              lambda dy, y: dy / (2 * conj(y)))  # fmt: skip
+rsqrt = _unary("Rsqrt", "rsqrt", lambda xp, x: 1 / xp.sqrt(x), "`1 / sqrt(x)`.",
+               lambda dy, y: dy * (-0.5 * conj(y) * square(conj(y))))  # fmt: skip
+reciprocal = _unary("Reciprocal", "reciprocal", lambda xp, x: 1 / x, "`1 / x`.",
+                    lambda dy, y: -dy * square(conj(y)))  # fmt: skip
+exp = _unary("Exp", "exp", "exp", "e to the power x.", lambda dy, y: dy * conj(y))
+expm1 = _unary("Expm1", "expm1", "expm1", "`exp(x) - 1`, accurate near 0.",
+               lambda dy, y: dy * (conj(y) + 1))  # fmt: skip
+log = _unary("Log", "log", "log", "The natural logarithm.", lambda dy, x: dy / conj(x))
+log1p = _unary("Log1p", "log1p", "log1p", "`log(1 + x)`, accurate near 0.",
+               lambda dy, x: dy / (1 + conj(x)))  # fmt: skip
+log2 = _unary("Log2", "log2", "log2", "The logarithm to base 2.",
+              lambda dy, x: dy / (math.log(2) * conj(x)))  # fmt: skip
+log10 = _unary("Log10", "log10", "log10", "The logarithm to base 10.",
+               lambda dy, x: dy / (math.log(10) * conj(x)))  # fmt: skip
+sin = _unary("Sin", "sin", "sin", "The sine.", lambda dy, x: dy * conj(cos(x)))
+cos = _unary("Cos", "cos", "cos", "The cosine.", lambda dy, x: -dy * conj(sin(x)))
+tan = _unary("Tan", "tan", "tan", "The tangent.", lambda dy, y: dy * (1 + square(conj(y))))
+asin = _unary("Asin", "asin", "asin", "The inverse sine.",
+              lambda dy, x: dy / sqrt((1 - conj(x)) * (1 + conj(x))))  # fmt: skip
+acos = _unary("Acos", "acos", "acos", "The inverse cosine.",
+              lambda dy, x: -dy / sqrt((1 - conj(x)) * (1 + conj(x))))  # fmt: skip
+atan = _unary("Atan", "atan", "atan", "The inverse tangent.",
+              lambda dy, x: dy / (1 + square(conj(x))))  # fmt: skip
+sinh = _unary("Sinh", "sinh", "sinh", "The hyperbolic sine.", lambda dy, x: dy * conj(cosh(x)))
+cosh = _unary("Cosh", "cosh", "cosh", "The hyperbolic cosine.", lambda dy, x: dy * conj(sinh(x)))
+tanh = _unary("Tanh", "tanh", "tanh", "The hyperbolic tangent.",
+              lambda dy, y: dy * (1 - square(conj(y))))  # fmt: skip
+asinh = _unary("Asinh", "asinh", "asinh", "The inverse hyperbolic sine.",
+               lambda dy, x: dy / sqrt(1 + square(conj(x))))  # fmt: skip
+acosh = _unary("Acosh", "acosh", "acosh", "The inverse hyperbolic cosine.",
+               lambda dy, x: dy / (sqrt(conj(x) - 1) * sqrt(conj(x) + 1)))  # fmt: skip
+atanh = _unary("Atanh", "atanh", "atanh", "The inverse hyperbolic tangent.",
+               lambda dy, x: dy / ((1 - conj(x)) * (1 + conj(x))))  # fmt: skip
+erf = _unary("Erf", "erf", lambda xp, x: special(xp).erf(x), "The error function.",
+             lambda dy, x: dy * (2 / math.sqrt(math.pi) * exp(-square(x))))  # fmt: skip
+erfc = _unary("Erfc", "erfc", lambda xp, x: special(xp).erfc(x), "`1 - erf(x)`.",
+              lambda dy, x: dy * (-2 / math.sqrt(math.pi) * exp(-square(x))))  # fmt: skip
+erfinv = _unary("Erfinv", "erfinv", lambda xp, x: special(xp).erfinv(x), "The inverse of `erf`.",
+                lambda dy, y: dy * (math.sqrt(math.pi) / 2 * exp(square(y))))  # fmt: skip
+lgamma = _unary("Lgamma", "lgamma", lambda xp, x: special(xp).gammaln(x),
+                "The logarithm of the absolute value of the gamma function.",
+                lambda dy, x: dy * digamma(x))  # fmt: skip
+digamma = _unary("Digamma", "digamma", lambda xp, x: special(xp).psi(x)
+                 if hasattr(special(xp), "psi") else special(xp).digamma(x),
+                 "The derivative of `lgamma`.", lambda dy, x: dy * polygamma(x, 1))  # fmt: skip
+
+
+@op("Polygamma", to_float=True)
+def polygamma(xp, x: Tensor, /, n: int) -> Tensor:
+    """The n-th derivative of `digamma`."""
+    return special(xp).polygamma(n, x)
+
+
+@gradient("Polygamma")
+def _(dy, x, n):
+    return dy * polygamma(x, n + 1)
+
+
+@gradient("Sign")
+def _(dy, x):
+    if x.dtype.kind != "c":
+        return zeros_like(dy)
+    y = sign(x)
+    return (dy - real(dy * conj(y)) * y) / abs(x)
+
+
+OPS["Sign"].rule.flat = True
+
+ceil = elementwise("Ceil", "ceil", "ceil", "The least integer not below x. Gradient: 0.")
+floor = elementwise("Floor", "floor", "floor", "The greatest integer not above x. Gradient: 0.")
+round = elementwise("Round", "round", "round", "The nearest integer, half to even. Gradient: 0.")
+trunc = elementwise("Trunc", "trunc", "trunc", "x without its fraction. Gradient: 0.")
+for _type in ("Ceil", "Floor", "Round", "Trunc"):
+    piecewise_constant(_type, lambda dy: None)
+
+
+@op("Step")
+def step(xp, x: Tensor, /, alpha: float = 0.0) -> Tensor:
+    """1 where x > 0, `alpha` elsewhere; NaN stays NaN. Gradient: 0."""
+    y = xp.where(x > 0, xp.ones_like(x), xp.full_like(x, alpha))
+    return xp.where(x != x, x, y)
+
+
+piecewise_constant("Step", lambda dy: zeros_like(dy))
+
+isnan = elementwise("IsNan", "isnan", "isnan", "Whether x is NaN.")
+isinf = elementwise("IsInf", "isinf", "isinf", "Whether x is infinite.")
+isfinite = elementwise("IsFinite", "isfinite", "isfinite", "Whether x is a finite number.")
+signbit = elementwise("SignBit", "signbit", "signbit", "Whether x is negative, -0 included.")
+logical_not = elementwise("LogicalNot", "logical_not", "logical_not", "`not x`.")
+bitwise_invert = elementwise("Invert", "bitwise_invert", "bitwise_invert", "`~x`, bit by bit.")
+not_differentiable("IsNan", "IsInf", "IsFinite", "SignBit", "LogicalNot", "Invert")
+
+
+# -- two tensors -------------------------------------------------------------------------------
+
+
+def _binary(
+    type: str, name: str, kernel: Any, doc: str, *rules: Any, to_float: bool = False
+) -> Any:
+    return elementwise(type, name, kernel, doc, *rules, to_float=to_float, inputs="a b")
+
+
+add = _binary("AddV2", "add", "add", "`a + b`.", lambda dy: dy, lambda dy: dy)
+subtract = _binary("Sub", "subtract", "subtract", "`a - b`.", lambda dy: dy, lambda dy: -dy)
+multiply = _binary("Mul", "multiply", "multiply", "`a * b`.",
+                   lambda dy, b: dy * conj(b), lambda dy, a: dy * conj(a))  # fmt: skip
+divide = _binary("RealDiv", "divide", "divide", "`a / b`; integers become float32.",
+                 lambda dy, b: dy / conj(b), lambda dy, b, y: -dy * conj(y / b),
+                 to_float=True)  # fmt: skip
+floor_divide = _binary("FloorDiv", "floor_divide", "floor_divide", "`a // b`. Gradient: 0.")
+piecewise_constant("FloorDiv", lambda dy: None)
+remainder = _binary("FloorMod", "remainder", "remainder", "`a % b`, with the sign of b.",
+                    lambda dy: dy, lambda dy, a, b: -dy * floor(a / b))  # fmt: skip
+maximum = _binary("Maximum", "maximum", "maximum", "The larger; a tie's gradient goes to a.",
+                  lambda dy, a, b: where(a >= b, dy, 0),
+                  lambda dy, a, b: where(a >= b, 0, dy))  # fmt: skip
+minimum = _binary("Minimum", "minimum", "minimum", "The smaller; a tie's gradient goes to a.",
+                  lambda dy, a, b: where(a <= b, dy, 0),
+                  lambda dy, a, b: where(a <= b, 0, dy))  # fmt: skip
+squared_difference = _binary(
+    "SquaredDifference", "squared_difference", lambda xp, a, b: xp.square(a - b), "`(a - b)²`.",
+    lambda dy, a, b: dy * (2 * conj(a - b)), lambda dy, a, b: dy * (-2 * conj(a - b)),
+)  # fmt: skip
+atan2 = _binary("Atan2", "atan2", "atan2", "The angle of the point (b, a).",
+                lambda dy, a, b: dy * (b / (square(a) + square(b))),
+                lambda dy, a, b: dy * (-a / (square(a) + square(b))), to_float=True)  # fmt: skip
+hypot = _binary("Hypot", "hypot", "hypot", "`sqrt(a² + b²)` without overflow. Gradient at 0: 0.",
+                lambda dy, a, y: dy * _over(a, y), lambda dy, b, y: dy * _over(b, y),
+                to_float=True)  # fmt: skip
+logaddexp = _binary("LogAddExp", "logaddexp", "logaddexp", "`log(exp(a) + exp(b))`, stable.",
+                    lambda dy, a, y: dy * exp(a - y), lambda dy, b, y: dy * exp(b - y),
+                    to_float=True)  # fmt: skip
+copysign = _binary("Copysign", "copysign", "copysign", "The size of a with the sign of b.",
+                   lambda dy, a, y: where((a < 0) == signbit(y), dy, -dy),
+                   lambda dy: None, to_float=True)  # fmt: skip
+nextafter = _binary("NextAfter", "nextafter", "nextafter", "The next number from a towards b.",
+                    lambda dy: dy, lambda dy: None, to_float=True)  # fmt: skip
+
+
+def _over(a: Tensor, y: Tensor) -> Tensor:
+    """`a / y`, 0 where y is 0 (also in the derivatives)."""
+    zero = y == 0
+    return where(zero, 0, a / where(zero, 1, y))
+
+
+def _pow_kernel(xp: Any, a: Any, b: Any) -> Any:
+    return xp.pow(a, b)
+
+
+def _pow_a(dy, a, b):
+    # b = 0 is a constant, whatever a is: its gradient is 0, also at 0⁰
+    return dy * conj(b * pow(a, where(b == 0, 1, b - 1)))
+
+
+def _pow_b(dy, a, y):
+    if a.dtype.kind == "c":
+        return dy * conj(y * log(where(a == 0, 1, a)))
+    return dy * (y * log(where(a > 0, a, 1)))
+
+
+pow = _binary("Pow", "pow", "pow",
+              "`a` to the power `b`. The gradient by b is 0 where a <= 0.", _pow_a, _pow_b)  # fmt: skip
+
+equal = _binary("Equal", "equal", "equal", "`a == b`.")
+not_equal = _binary("NotEqual", "not_equal", "not_equal", "`a != b`.")
+less = _binary("Less", "less", "less", "`a < b`.")
+less_equal = _binary("LessEqual", "less_equal", "less_equal", "`a <= b`.")
+greater = _binary("Greater", "greater", "greater", "`a > b`.")
+greater_equal = _binary("GreaterEqual", "greater_equal", "greater_equal", "`a >= b`.")
+logical_and = _binary("LogicalAnd", "logical_and", "logical_and", "`a and b`.")
+logical_or = _binary("LogicalOr", "logical_or", "logical_or", "`a or b`.")
+logical_xor = _binary("LogicalXor", "logical_xor", "logical_xor", "Either, not both.")
+bitwise_and = _binary("BitwiseAnd", "bitwise_and", "bitwise_and", "`a & b`, bit by bit.")
+bitwise_or = _binary("BitwiseOr", "bitwise_or", "bitwise_or", "`a | b`, bit by bit.")
+bitwise_xor = _binary("BitwiseXor", "bitwise_xor", "bitwise_xor", "`a ^ b`, bit by bit.")
+bitwise_left_shift = _binary(
+    "LeftShift", "bitwise_left_shift", "bitwise_left_shift", "`a << b`."
+)
+bitwise_right_shift = _binary(
+    "RightShift", "bitwise_right_shift", "bitwise_right_shift", "`a >> b`."
+)
+not_differentiable(
+    "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual",
+    "LogicalAnd", "LogicalOr", "LogicalXor",
+    "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift",
+)  # fmt: skip
+
+
+# -- three tensors, many tensors -----------------------------------------------------------------
+
+
+@op("SelectV2", broadcasts=True, promotes=("a", "b"))
+def where(xp, condition: Tensor, a: Tensor, b: Tensor, /) -> Tensor:
+    """`a` where `condition`, `b` elsewhere.
+
+    The gradient is masked, never multiplied, so a NaN in the branch not taken does no harm
+    here. It may still make one further back (`0 * inf`); then guard the input as well:
+    `where(x > 0, log(where(x > 0, x, 1)), 0)`.
+    """
+    return xp.where(condition if condition.dtype == xp.bool else condition != 0, a, b)
+
+
+@gradient("SelectV2", "a")
+def _(dy, condition):
+    return where(condition, dy, 0)
+
+
+@gradient("SelectV2", "b")
+def _(dy, condition):
+    return where(condition, 0, dy)
+
+
+@op("ClipByValue", broadcasts=True)
+def _clip(xp, x: Tensor, min: Tensor | None, max: Tensor | None) -> Tensor:
+    if min is not None:
+        x = xp.maximum(x, min)
+    return x if max is None else xp.minimum(x, max)
+
+
+@gradient("ClipByValue", "x")
+def _(dy, x, min, max):
+    if min is not None:
+        dy = where(x >= min, dy, 0)
+    return dy if max is None else where(x <= max, dy, 0)
+
+
+@gradient("ClipByValue", "min")
+def _(dy, x, min, max):
+    dy = where(x < min, dy, 0)
+    return dy if max is None else where(min <= max, dy, 0)
+
+
+@gradient("ClipByValue", "max")
+def _(dy, x, min, max):
+    return where((x if min is None else maximum(x, min)) > max, dy, 0)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
+    """x, brought into `[min, max]`; the gradient passes at both bounds.
+
+    Op type: `ClipByValue`.
+    """
+    if type(min) in (int, float) and type(max) in (int, float) and min > max:
+        raise ArgumentError(f"clip: min ({min}) must not be greater than max ({max})")
+    return _clip(x, min, max)
+
+
+@op("AddN", promotes=True)
+def add_n(xp, xs: Sequence[Tensor], /) -> Tensor:
+    """The sum of a list of tensors of one shape."""
+    shapes = {tuple(x.shape) for x in xs}
+    if len(shapes) > 1:
+        raise ShapeError(f"add_n: all tensors must have one shape, got {sorted(shapes)}")
+    total = xs[0]
+    for x in xs[1:]:
+        total = total + x
+    return total
+
+
+@gradient("AddN", "xs")
+def _(dy, xs_shape):
+    return [dy for _ in xs_shape]
+
+

@@ -1,0 +1,232 @@
+"""The decorator that makes an op out of a kernel, and the shorthands for columns of them.
+
+    @op("Square")
+    def square(xp, x: Tensor, /) -> Tensor:
+        "`x * x`, element by element."
+        return x * x
+
+Annotations decide what a parameter is. `Tensor`, `Tensor | None` and `Sequence[Tensor]` are
+tensors; `Indices` is a tensor of integers; everything else is an attribute. `xp` is the array
+namespace and is no part of the public signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from regrad import dispatch
+from regrad.errors import ArgumentError, RegistrationError
+from regrad.registry import OPS, Input, Op, find_op, gradient
+from regrad.tensor import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Indices = Tensor  # a tensor of integers: Python numbers given for it are not made float32
+KINDS = {
+    "Tensor": ("one", False),
+    "Tensor | None": ("optional", False),
+    "Sequence[Tensor]": ("many", False),
+    "list[Tensor]": ("many", False),
+    "Indices": ("one", True),
+}
+
+
+def op(
+    type: str,
+    *,
+    broadcasts: bool = False,
+    promotes: tuple[str, ...] | bool = False,
+    to_float: bool = False,
+) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[P, R]]:
+    """Make an op of type `type` out of a kernel.
+
+    Args:
+        type: The op type, CamelCase (TensorFlow's name where it has one).
+        broadcasts: The inputs broadcast; the walk sums a gradient down to its input's shape.
+            (Inputs that broadcast are promoted to one dtype as well.)
+        promotes: The inputs that are brought to a common dtype before the kernel runs: True
+            for all, or their names.
+        to_float: As `promotes=True`, and integers and bools become float32.
+
+    Raises RegistrationError if the type exists.
+
+    >>> import regrad as rg
+    >>> @rg.op("Halve")
+    ... def halve(xp, x: rg.Tensor, /) -> rg.Tensor:
+    ...     "`x / 2`, element by element."
+    ...     return x / 2
+    >>> halve(rg.tensor([2.0, 4.0])).print()
+    Tensor
+        [1, 2]
+    """
+
+    def decorate(kernel: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        inputs, attrs = _parameters(kernel, type)
+        entry = _register(
+            Op(
+                type,
+                kernel.__name__.lstrip("_"),  # `_clip` is the op behind the function clip
+                kernel,
+                inputs,
+                attrs,
+                broadcasts=broadcasts,
+                promotes=promotes,
+                to_float=to_float,
+            )
+        )
+        function = _public(entry, kernel)
+        entry.function = function
+        return function
+
+    return decorate
+
+
+def _register(entry: Op) -> Op:
+    if entry.type in OPS:
+        raise RegistrationError(
+            f"the op type {entry.type!r} exists already (regrad.{OPS[entry.type].name}); "
+            "choose another name for yours"
+        )
+    OPS[entry.type] = entry
+    return entry
+
+
+def _parameters(kernel: Callable[..., Any], type: str) -> tuple[list[Input], list[str]]:
+    names = list(kernel.__code__.co_varnames)[: _count(kernel)]
+    if names[:1] != ["xp"]:
+        raise ArgumentError(
+            f"the kernel of the op type {type!r} must take the array namespace `xp` first, as in "
+            f"def {kernel.__name__}(xp, x: Tensor, /) -> Tensor"
+        )
+    inputs, attrs = [], []
+    for name in names[1:]:
+        kind = KINDS.get(_annotation(kernel.__annotations__.get(name)))
+        if kind is None:
+            attrs.append(name)
+        else:
+            inputs.append(Input(name, *kind))
+    return inputs, attrs
+
+
+def _count(function: Callable[..., Any]) -> int:
+    return function.__code__.co_argcount + function.__code__.co_kwonlyargcount
+
+
+def _annotation(annotation: Any) -> str:
+    """An annotation as written, without module names (it may be a string or an object)."""
+    if isinstance(annotation, type):
+        annotation = annotation.__name__
+    return str(annotation).replace("regrad.tensor.", "").replace("rg.", "").replace("collections.abc.", "").replace("typing.", "")
+
+
+def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that users call: the kernel's signature without `xp`, and the one road.
+
+    Ops of one or two plain tensors take a short road. For the others the function is written
+    out, so that Python itself checks and names the arguments.
+    """
+    short = {1: dispatch.unary, 2: dispatch.binary}.get(len(entry.inputs))
+    plain = entry.flat and not entry.attrs and not any(i.integers for i in entry.inputs)
+    if short and plain and (len(entry.inputs) == 1 or all(entry.promotes)):
+        function = short(entry)
+    else:
+        function = _written(entry, kernel)
+    return _dressed(function, entry, kernel)
+
+
+def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    names = kernel.__code__.co_varnames[: _count(kernel)]
+    positional = kernel.__code__.co_argcount
+    only = kernel.__code__.co_posonlyargcount
+    first_default = positional - len(kernel.__defaults__ or ())
+    scope: dict[str, Any] = {"call_": dispatch.call, "op_": entry}
+    pieces = []
+    for i, name in enumerate(names):
+        if i == positional:
+            pieces.append("*")
+        if i >= positional or i >= first_default:
+            default = (
+                (kernel.__defaults__ or ())[i - first_default]
+                if i < positional
+                else (kernel.__kwdefaults__ or {}).get(name, inspect.Parameter.empty)
+            )
+            if default is inspect.Parameter.empty:
+                pieces.append(name)
+            else:
+                scope[f"{name}_"] = default
+                pieces.append(f"{name}={name}_")
+        else:
+            pieces.append(name)
+        if i + 1 == only and only > 1:
+            pieces.append("/")
+    pieces = pieces[1:]
+    tensors = "".join(f"{i.name}, " for i in entry.inputs)
+    attrs = ", ".join(f"{a!r}: {a}" for a in entry.attrs)
+    exec(  # as namedtuple does: a function with exactly this signature
+        f"def {entry.name}({', '.join(pieces)}):\n    return call_(op_, ({tensors}), {{{attrs}}})",
+        scope,
+    )
+    return scope[entry.name]
+
+
+def _dressed(
+    function: Callable[..., Any], entry: Op, like: Callable[..., Any]
+) -> Callable[..., Any]:
+    function.__name__ = function.__qualname__ = entry.name
+    function.__module__ = like.__module__
+    function.__annotations__ = {k: v for k, v in like.__annotations__.items() if k != "xp"}
+    function.__doc__ = f"{like.__doc__}\n\n    Op type: `{entry.type}`." if like.__doc__ else None
+    return function
+
+
+def elementwise(
+    type: str,
+    name: str,
+    kernel: Callable[..., Any] | str,
+    doc: str,
+    *rules: Callable[..., Any],
+    to_float: bool = False,
+    inputs: str = "x",
+) -> Callable[..., Any]:
+    """One row of a table of elementwise ops; it desugars to `@op` and `@gradient`.
+
+    `kernel` is a function of `(xp, x)`, or the name that the standard gives it. One rule per
+    input, in order; none for ops that have no gradient.
+    """
+    names = inputs.split()
+    entry = _register(
+        Op(
+            type,
+            name,
+            kernel,
+            [Input(n, "one") for n in names],
+            broadcasts=len(names) > 1,
+            promotes=len(names) > 1,
+            to_float=to_float,
+        )
+    )
+    function = (dispatch.unary if len(names) == 1 else dispatch.binary)(entry)
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = sys._getframe(1).f_globals["__name__"]
+    function.__annotations__ = dict.fromkeys([*names, "return"], "Tensor")
+    function.__doc__ = f"{doc}\n\n    Op type: `{type}`."
+    entry.function = function
+    for wrt, rule in zip(names, rules, strict=False):
+        gradient(type, wrt)(rule)
+    return function
+
+
+def piecewise_constant(type: str, rule: Callable[..., Any]) -> None:
+    """Give an op a rule that is zero (or None) wherever the op is differentiable.
+
+    Such a rule ignores its inputs as a linear op's does, but the op is not linear; forward
+    mode must know.
+    """
+    entry = find_op(type)
+    for each in entry.inputs:
+        gradient(type, each.name)(rule)
+    entry.rule.flat = True

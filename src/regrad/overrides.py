@@ -1,0 +1,184 @@
+"""`gradient_override_map`: rules put in force by op type, within a scope."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import Token
+from typing import Any
+
+from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning
+from regrad.registry import Op, Rule, find_op, resolve
+from regrad.state import STATE, State, current
+
+_HERE = os.path.dirname(__file__) + os.sep
+
+
+class Hit:
+    """Ops of one type that one source line created under an override.
+
+    `count` says how many were created, `ran` how often their rule ran.
+    """
+
+    __slots__ = ("count", "op_type", "ran", "rule", "where")
+
+    def __init__(self, op_type: str, rule: str, where: str) -> None:
+        self.op_type = op_type
+        self.rule = rule
+        self.where = where
+        self.count = 0
+        self.ran = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.op_type} <- {self.rule}: {self.count} created, rule ran {self.ran} times "
+            f"({self.where})"
+        )
+
+
+class Counted(Rule):
+    """A rule that tells its hit each time it runs."""
+
+    def __init__(self, rule: Rule, hit: Hit) -> None:
+        self.rule = rule
+        self.told = hit
+        self.name = rule.name
+        self.function = rule.function
+        self.watches = rule.watches
+        self.flat = rule.flat
+        self.keeps = rule.keeps
+        self.applies = rule.applies
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[bool]) -> Iterable[tuple[int, Any]]:
+        self.told.ran += 1
+        return self.rule.pull(record, dy, wanted)
+
+
+class Binding:
+    """One entry of a map: a rule bound to an op type, and its hits by source line."""
+
+    def __init__(self, op: Op, rule: Rule) -> None:
+        self.op = op
+        self.rule = rule
+        self.by_line: dict[str, Counted] = {}
+
+    def hit(self, op: Op) -> Rule:
+        """The rule for an op that is being created, counted where its caller stands."""
+        where = caller()
+        counted = self.by_line.get(where)
+        if counted is None:
+            counted = Counted(self.rule, Hit(op.type, self.rule.name, where))
+            self.by_line[where] = counted
+        counted.told.count += 1
+        return counted
+
+    @property
+    def hits(self) -> list[Hit]:
+        return [counted.told for counted in self.by_line.values()]
+
+
+def caller() -> str:
+    """The line outside regrad that is running: `model.py:12`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class gradient_override_map:  # noqa: N801 (TensorFlow's name)
+    """Within the scope, ops of the given types are differentiated by the given rules.
+
+    Args:
+        rules: `{op type: rule}`. A rule is a function, a name given to `RegisterGradient`, or
+            an op type whose own rule is to be used (`{"Round": "Identity"}` is the
+            straight-through estimator). Functions are in the native form `(dy, x, …)` or in
+            TensorFlow's `(op, grad, …)`; see `gradient`.
+
+    An op is bound when it is *created*; where and when it is differentiated does not matter.
+    Scopes nest, and the inner one wins op type by op type. They hold in their own thread and
+    asyncio task. The rules themselves, and the backward pass, run with scopes masked.
+
+    The object bound by `as` tells what happened: `hits` lists op type, rule, source line, how
+    many ops were created and how often the rule ran, and `assert_fired()` raises unless each
+    rule ran. A scope in which nothing matched warns with UnusedOverrideWarning.
+
+    Raises:
+        ArgumentError: the map is not a dict of op types to rules.
+        UnknownOpError: an op type or rule name does not exist (with near names).
+        RuleError: a rule asks for a name that the op type does not have.
+
+    Source: `tf.Graph.gradient_override_map`, which checks neither keys nor names.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Sign": lambda dy, x: rg.where(abs(x) <= 1, dy, 0)}) as used:
+    ...     rg.grad(rg.sign)(rg.tensor([-2.0, 0.5])).print()
+    Tensor
+        [0, 1]
+    >>> used.assert_fired()
+    """
+
+    def __init__(self, rules: Mapping[str, str | Callable[..., Any]]) -> None:
+        if not isinstance(rules, Mapping):
+            raise ArgumentError(
+                "gradient_override_map takes a dict of op types to rules, as in "
+                f"gradient_override_map({{'Sign': rule}}), got {rules!r:.60}"
+            )
+        self._rules = dict(rules)
+        self._bindings: dict[str, Binding] = {}
+        self._token: Token[State | None] | None = None
+
+    def __enter__(self) -> gradient_override_map:
+        if self._token is not None:
+            raise ArgumentError(
+                "this gradient_override_map is open already; make a new one for an inner scope"
+            )
+        ops = {key: find_op(key) for key in self._rules}
+        new = {op.type: Binding(op, resolve(self._rules[key], op)) for key, op in ops.items()}
+        state = current() or State()
+        self._bindings = new
+        self._token = STATE.set(
+            State(state.tapes, {**(state.overrides or {}), **new}, state.guard)
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        assert self._token is not None
+        STATE.reset(self._token)
+        self._token = None
+        if kind is None and self._rules and not self.hits:
+            types = ", ".join(repr(t) for t in self._bindings)
+            warnings.warn(
+                f"gradient_override_map matched nothing: no op of type {types} was created in "
+                "the scope. An override binds ops when they are created, so call the model inside "
+                "the scope; and look at the op type (Relu6 is not Relu).",
+                UnusedOverrideWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def hits(self) -> list[Hit]:
+        """The ops that this scope bound, by op type, rule and source line."""
+        return [hit for binding in self._bindings.values() for hit in binding.hits]
+
+    def assert_fired(self, *op_types: str) -> None:
+        """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
+        wanted = [find_op(t).type for t in op_types] or list(self._bindings)
+        for op_type in wanted:
+            if op_type not in self._bindings:
+                raise ArgumentError(f"this scope does not override {op_type!r}")
+            hits = self._bindings[op_type].hits
+            if any(hit.ran for hit in hits):
+                continue
+            rule = self._bindings[op_type].rule.name
+            if not hits:
+                why = "no op of that type was created in the scope"
+            else:
+                lines = ", ".join(hit.where for hit in hits)
+                why = f"ops were created ({lines}), but no gradient passed them"
+            raise NotFiredError(f"the rule {rule!r} for the op type {op_type!r} never ran: {why}")
+
+    def __repr__(self) -> str:
+        lines = [repr(hit) for hit in self.hits] or ["no op matched"]
+        return "gradient_override_map:\n  " + "\n  ".join(lines)

@@ -1,0 +1,72 @@
+"""What is in force in the current thread and task: open tapes and override scopes.
+
+The state is an immutable value in a context variable, so a thread starts with none and
+an asyncio task with a copy. `LIVE` answers, without a context lookup, the question that
+the eager road asks at each op: is a tape or a scope open *anywhere*? It holds the ids of
+the states that exist; a state leaves it when the last context that knows it is gone, so
+the answer stays right for tasks that outlive the scope in which they were made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regrad.overrides import Binding
+    from regrad.tape import Tape
+
+LIVE: set[int] = set()
+
+next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on no tape"
+
+
+class State:
+    """The tapes that record (outermost first), the overrides in force, and the guard."""
+
+    __slots__ = ("__weakref__", "guard", "overrides", "tapes")
+
+    def __init__(
+        self,
+        tapes: tuple[Tape, ...] = (),
+        overrides: Mapping[str, Binding] | None = None,
+        guard: Any = None,
+    ) -> None:
+        self.tapes = tapes
+        self.overrides = overrides
+        self.guard = guard
+        LIVE.add(id(self))
+
+    def __del__(self, discard=LIVE.discard) -> None:
+        discard(id(self))
+
+
+STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
+current = STATE.get
+
+
+@contextmanager
+def in_state(state: State | None) -> Iterator[None]:
+    """Run a block under `state`, and put the former one back however the block ends."""
+    token = STATE.set(state)
+    try:
+        yield
+    finally:
+        STATE.reset(token)
+
+
+def masked() -> State | None:
+    """The state for a backward pass: the same tapes, no overrides."""
+    state = current()
+    if state is None or state.overrides is None:
+        return state
+    return State(state.tapes, None, state.guard)
+
+
+def watched(tensor_id: int) -> bool:
+    """Whether an open tape of this context watches the tensor with this id."""
+    state = current()
+    return state is not None and any(tensor_id in tape.watched for tape in state.tapes)

@@ -1,0 +1,190 @@
+"""Variables: names for tensors that change. Reading one gives its current Tensor."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from regrad import dispatch
+from regrad.errors import ArgumentError, DTypeError, ShapeError
+from regrad.ops.creation import tensor
+from regrad.ops.methods import Methods
+from regrad.state import current
+from regrad.tape import Tape
+from regrad.tensor import Tensor
+
+_serial = itertools.count(1).__next__
+
+
+class Variable(Methods):
+    """A tensor that can be assigned to, for parameters and state.
+
+    Args:
+        initial: The first value, by the rules of `tensor`.
+        trainable: Whether `variable_grads` differentiates by it unless told otherwise.
+        name: A name; by default `Variable_1`, `Variable_2`, …
+        dtype: The dtype, if not that of `initial`.
+
+    A Variable is accepted wherever a Tensor is. There is no registry of variables:
+    `variable_grads` finds those that its function reads.
+
+    Source: `tf.variable` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> v = rg.Variable([1.0, 2.0], name="v")
+    >>> v.assign_add([1.0, 1.0])
+    >>> (v * 2).print()
+    Tensor
+        [4, 6]
+    """
+
+    __slots__ = ("__weakref__", "_serial", "_tensor", "name", "trainable")
+
+    def __init__(
+        self,
+        initial: Any,
+        trainable: bool = True,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        self._serial = _serial()
+        self._tensor: Tensor = tensor(initial, dtype=dtype)
+        self.trainable = trainable
+        self.name = name or f"Variable_{self._serial}"
+
+    # A Variable is a place, not a value: it is equal to itself alone, and can be a dict's key.
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+    @property
+    def value(self) -> Tensor:
+        """The current value; inside `variable_grads`, a read that is differentiated."""
+        return self._read()
+
+    def _read(self) -> Tensor:
+        value = self._tensor
+        state = current()
+        if state is None:
+            return value
+        if state.guard is not None:
+            state.guard.check_variable(self)
+        for tape in state.tapes:
+            if tape.wants(self):
+                value = tape.read(self, value)
+        return value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self._tensor.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self._tensor.ndim
+
+    rank = ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._tensor.size
+
+    def assign(self, value: Any) -> None:
+        """Set the value; its dtype and shape must be the variable's.
+
+        Inside `variable_grads`, later reads see the assigned tensor with its history.
+        """
+        before = self._read()  # so that open tapes know what the variable was
+        new = value if isinstance(value, Tensor) else dispatch.lift(value)
+        if new.dtype != before.dtype:
+            if not dispatch.is_plain(value):
+                raise DTypeError(
+                    f"assign to the variable {self.name!r}: its dtype is {before.dtype}, got "
+                    f"{new.dtype}. Convert it: v.assign(astype(value, v.dtype))."
+                )
+            new = dispatch.as_dtype(new, before.dtype)
+        if new.shape != before.shape:
+            raise ShapeError(
+                f"assign to the variable {self.name!r}: its shape is {before.shape}, got "
+                f"{new.shape}. A variable keeps its shape; make a new Variable."
+            )
+        self._tensor = new
+
+    def assign_add(self, value: Any) -> None:
+        """`v = v + value`."""
+        self.assign(self.add(value))
+
+    def assign_sub(self, value: Any) -> None:
+        """`v = v - value`."""
+        self.assign(self.sub(value))
+
+    def numpy(self) -> Any:
+        """The current value as a read-only NumPy view."""
+        return self._read().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self._read().__array__(dtype, copy)
+
+    def __getattr__(self, name: str) -> Any:
+        # item, tolist, __float__ and the like: whatever a Tensor has beside the ops' methods
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._read(), name)
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __int__(self) -> int:
+        return int(self._read())
+
+    def __bool__(self) -> bool:
+        return bool(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise ArgumentError(
+            "v[index] = value is not possible; write v.assign(at_set(v, index, value))"
+        )
+
+    def __repr__(self) -> str:
+        frozen = "" if self.trainable else ", trainable=False"
+        return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype}{frozen}>\n{self._tensor!r}"
+
+
+class VariableTape(Tape):
+    """A tape that watches Variables as they are read.
+
+    `reads` maps each to the Tensor it held at first and the alias that stands for it; once it
+    has been assigned to, a read finds another Tensor and sees that one's own history.
+    """
+
+    __slots__ = ("only", "reads")
+
+    def __init__(self, only: list[Variable] | None = None) -> None:
+        super().__init__()
+        self.only = None if only is None else {id(v) for v in only}
+        self.reads: dict[Variable, tuple[Tensor, Tensor]] = {}
+
+    def wants(self, variable: Variable) -> bool:
+        return variable.trainable if self.only is None else id(variable) in self.only
+
+    def read(self, variable: Variable, value: Tensor) -> Tensor:
+        """The alias of a variable's first value, or the value assigned since."""
+        if variable not in self.reads:
+            self.reads[variable] = (value, self._watch(value))
+        first, watched = self.reads[variable]
+        return watched if value is first else value
+
+    def _watch(self, value: Tensor) -> Tensor:
+        watched = dispatch.alias(value)
+        self.watched.add(watched._id)
+        return watched

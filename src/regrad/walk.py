@@ -1,0 +1,194 @@
+"""The backward pass over records. One walk serves every mode; it does the dull work once.
+
+It visits records newest first, pulls the gradient that arrived through each record's rule,
+checks what the rule answered (number, kind, dtype, shape), sums it down to the input's
+shape for ops that declare that they broadcast, and adds where paths meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from regrad.dispatch import as_dtype, lift
+from regrad.errors import RuleError, kind
+from regrad.namespaces import is_inexact, numpy_dtype
+from regrad.registry import OPS, Rule, label
+from regrad.state import in_state, masked
+from regrad.tape import Record, Tape
+from regrad.tensor import Tensor, wrap
+
+quiet = np.errstate  # a gradient may be infinite or NaN at a kink; that is not a warning
+
+# Gradients by id. None says that a path leads here, but a rule on it answered None.
+Grads = dict[int, Tensor | None]
+UNUSED: Any = object()
+
+
+def drained(records: list[Record]) -> Iterator[Record]:
+    """Newest first, letting go of each record (and what it keeps) as the walk passes it."""
+    while records:
+        yield records.pop()
+
+
+def walk(
+    records: Iterable[Record],
+    grads: Grads,
+    watched: set[int],
+    inspect: Callable[[Record, Any, int, Any], None] | None = None,
+) -> Grads:
+    """Carry the gradients in `grads` (by id) back through `records`, which come newest first.
+
+    The gradients come back in the same dict, for what no record produced.
+
+    Ops that the rules create are recorded on the tapes that are open now, with overrides
+    masked, so that the result does not depend on the scope in which the walk runs.
+    `inspect(record, dy, leaf, dx)` sees each gradient that a rule gives.
+    """
+    add = OPS["AddV2"].function
+    with in_state(masked()), quiet(all="ignore"):
+        for record in records:
+            dy = arriving(record, grads)
+            if dy is UNUSED:
+                continue
+            if dy is None:
+                for key in watched.intersection(record.inputs):
+                    grads.setdefault(key, None)
+                continue
+            for leaf, dx in pulled(record, dy, watched):
+                if inspect is not None:
+                    inspect(record, dy, leaf, dx)
+                key = record.inputs[leaf]
+                old = grads.get(key, UNUSED)
+                if old is UNUSED or old is None:
+                    grads[key] = dx
+                elif dx is not None:
+                    grads[key] = add(old, dx)
+    return grads
+
+
+def arriving(record: Record, grads: Grads) -> Any:
+    """The gradient that arrives at a record: a Tensor, or a tuple for several outputs.
+
+    UNUSED if the output leads nowhere, None if it leads to y but no gradient came through.
+    """
+    outputs = record.outputs
+    if not isinstance(outputs, tuple):
+        return grads.pop(outputs, UNUSED)
+    dys = [grads.pop(i, UNUSED) for i in outputs]
+    if all(dy is UNUSED for dy in dys):
+        return UNUSED
+    dys = [None if dy is UNUSED else dy for dy in dys]
+    if all(dy is None for dy in dys):
+        return None
+    return tuple(
+        wrap(np.zeros(tuple(shape), dtype)) if dy is None else dy
+        for dy, (shape, dtype) in zip(dys, record.output_specs, strict=True)
+    )
+
+
+def pulled(record: Record, dy: Any, watched: set[int]) -> Iterator[tuple[int, Any]]:
+    """`(leaf, gradient)` for each watched input, checked against that input."""
+    reached = [i in watched for i in record.inputs]
+    rule = record.rule
+    for parameter, dx in rule.pull(record, dy, wanted(record, reached)):
+        for leaf, part in leaves(record, parameter, dx):
+            if reached[leaf]:
+                yield leaf, None if part is None else checked(record, leaf, part)
+
+
+def wanted(record: Record, reached: list[bool]) -> list[bool]:
+    """Which parameters a gradient is wanted for."""
+    if record.layout is None:
+        return reached
+    places = ((p,) if isinstance(p, int) else p or () for p in record.layout)
+    return [any(reached[i] for i in place) for place in places]
+
+
+def leaves(record: Record, parameter: int, dx: Any) -> Iterable[tuple[int, Any]]:
+    """One parameter's gradient leaf by leaf; a sequence input needs a list of the same length."""
+    if record.layout is None or dx is None:
+        return ((parameter, dx),) if record.layout is None else ()
+    place = record.layout[parameter]
+    if not isinstance(place, tuple):
+        return () if place is None else ((place, dx),)
+    if not isinstance(dx, list | tuple) or len(dx) != len(place):
+        got = len(dx) if isinstance(dx, list | tuple) else kind(dx)
+        raise RuleError(
+            f"{where(record, place[0])} returned {got}; the input is a sequence of {len(place)} "
+            "tensors, and its gradient a list of as many"
+        )
+    return zip(place, dx, strict=True)
+
+
+def checked(record: Record, leaf: int, dx: Any) -> Tensor:
+    """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
+    if type(dx) is not Tensor and not isinstance(dx, Tensor):
+        raise RuleError(
+            f"{where(record, leaf)} returned {kind(dx)}, and a Tensor is due, got "
+            f"{kind(dx)}: {dx!r:.60}. Return a Tensor, or None for no gradient; make a constant "
+            "with zeros_like(dy)."
+        )
+    shape, dtype = record.specs[leaf]
+    data = dx._data
+    if data.dtype != dtype and wrong_dtype(dx, dtype):
+        raise RuleError(
+            f"{where(record, leaf)} returned the dtype {dx.dtype}, expected {dtype}. "
+            "Convert it with astype(dx, x.dtype)."
+        )
+    if data.shape != shape:
+        return fitted(record, leaf, dx, tuple(shape))
+    return dx
+
+
+def wrong_dtype(dx: Tensor, dtype: Any) -> bool:
+    """Whether a gradient's dtype is not its input's (an integer input takes any)."""
+    dtype = numpy_dtype(dtype)
+    return is_inexact(dtype) and dx.dtype != dtype
+
+
+def fitted(record: Record, leaf: int, dx: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A gradient of another shape: summed down where the op broadcasts, an error elsewhere."""
+    if record.op.broadcasts and _spreads(shape, dx.shape):
+        return OPS["SumTo"].function(dx, shape)
+    raise RuleError(
+        f"{where(record, leaf)} returned the shape {dx.shape}, expected {shape}. "
+        "A gradient has the shape of its input."
+    )
+
+
+def _spreads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    """Whether `small` broadcasts to `large`."""
+    if len(small) > len(large):
+        return False
+    tail = large[len(large) - len(small) :]
+    return all(s in (1, n) for s, n in zip(small, tail, strict=True))
+
+
+def where(record: Record, leaf: int) -> str:
+    """`wrong gradient: the rule 'GuidedRelu' for the op type 'Relu', input 'x',`."""
+    return f"wrong gradient: {label(record.rule)} for the op type {record.op.type!r}, input {name_of(record, leaf)!r},"
+
+
+def name_of(record: Record, leaf: int) -> str:
+    """The name of an input: `x`, or `xs[2]` in a sequence."""
+    if record.layout is None:
+        return record.op.inputs[leaf].name if leaf < len(record.op.inputs) else str(leaf)
+    for entry, place in zip(record.op.inputs, record.layout, strict=True):
+        if place == leaf:
+            return entry.name
+        if isinstance(place, tuple) and leaf in place:
+            return f"{entry.name}[{place.index(leaf)}]"
+    return str(leaf)
+
+
+def seed(y: Tensor, dy: Any = None) -> Tensor:
+    """The first gradient: `dy` under y's dtype, or ones."""
+    if dy is None:
+        return OPS["OnesLike"].function(y)
+    return as_dtype(lift(dy), y.dtype)
+
+
+__all__ = ["Rule", "Tape", "checked", "drained", "seed", "walk"]
