@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from types import SimpleNamespace
@@ -12,8 +13,7 @@ from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op, Rule, parameters, place
-from regrad.state import State, current, in_state, next_id
-from regrad.tape import Tape
+from regrad.state import STATE, State, current, next_id
 from regrad.tensor import Tensor
 from regrad.variable import Variable
 
@@ -56,45 +56,61 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         [0, 1, 2]
     """
     callable_or_raise(f, "custom_grad")
-    saving = _saving(f)
+    saving = Saving(f)
     name = getattr(f, "__name__", type(f).__name__)
 
     def op(*args: Any, **options: Any) -> Any:
+        inputs = args
+        for arg in args:
+            if type(arg) is not Tensor:
+                inputs, args = _inputs(args)
+                break
+        if options:
+            _check_options(options, name)
+        call = CustomCall(f, name, inputs)
+        how = saving[len(args)]
+        if how == "keyword":
+            options["save"] = call.save
+        elif how == "last":
+            args = (*args, call.save)
         state = current()
-        inputs, args = _inputs(args)
-        _check_options(options, name)
-        save = Save(name)
-        if saving(len(args)) == "last":
-            given: tuple[Any, ...] = (*args, save)
-        else:
-            given = args
-            if saving(len(args)) == "keyword":
-                options = {**options, "save": save}
         if state is None or not state.tapes:
-            return unpack(f(*given, **options), name)[0]
-        return _recorded(state, f, name, inputs, given, options, save)
+            return unpack(f(*args, **options), name)[0]
+        token = STATE.set(call.guarded(state))
+        try:
+            value, call.grad_func = unpack(f(*args, **options), name)
+        finally:
+            STATE.reset(token)
+            call.running = False
+        return call.recorded(value, state)
 
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
 
 
-def _saving(f: Callable[..., Any]) -> Callable[[int], str]:
-    """How f takes `save`, given the number of its other positional arguments."""
-    import inspect
+class Saving(dict[int, str]):
+    """How f takes `save`, by the number of its other positional arguments."""
 
-    try:
-        parameters = inspect.signature(f).parameters.values()
-    except ValueError:
-        return lambda count: "not"
-    if any(p.name == "save" and p.kind is not p.POSITIONAL_ONLY for p in parameters):
-        return lambda count: "keyword"
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return lambda count: "last"
-    positional = (0, 1)  # POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD
-    due = sum(p.kind in positional and p.default is p.empty for p in parameters)
-    return lambda count: "last" if due == count + 1 else "not"
+    def __init__(self, f: Callable[..., Any]) -> None:
+        try:
+            self.parameters = list(inspect.signature(f).parameters.values())
+        except ValueError:
+            self.parameters = []
+
+    def __missing__(self, count: int) -> str:
+        self[count] = how = self._find(count)
+        return how
+
+    def _find(self, count: int) -> str:
+        if any(p.name == "save" and p.kind is not p.POSITIONAL_ONLY for p in self.parameters):
+            return "keyword"
+        if any(p.kind is p.VAR_POSITIONAL for p in self.parameters):
+            return "last"
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        due = sum(p.kind in positional and p.default is p.empty for p in self.parameters)
+        return "last" if due == count + 1 else "not"
 
 
-def _inputs(args: tuple[Any, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
+def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """The tensors among the arguments, and the arguments with these in their places."""
     inputs: list[Tensor] = []
     given = []
@@ -104,7 +120,7 @@ def _inputs(args: tuple[Any, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
             given.append(arg)
         else:
             given.append(_opened(arg, inputs))
-    return inputs, tuple(given)
+    return tuple(inputs), tuple(given)
 
 
 def _opened(arg: Any, inputs: list[Tensor]) -> Any:
@@ -131,85 +147,137 @@ def _check_options(options: Mapping[str, Any], name: str) -> None:
                 )
 
 
-def _recorded(
-    state: State,
-    f: Callable[..., Any],
-    name: str,
-    inputs: Sequence[Tensor],
-    given: tuple[Any, ...],
-    options: Mapping[str, Any],
-    save: Save,
-) -> Any:
-    """Run f with the tapes off that its gradient function speaks for, and record it as one op."""
-    ids = {x._id for x in inputs}
-    watching = [i for i, tape in enumerate(state.tapes) if not tape.watched.isdisjoint(ids)]
-    outer = state.tapes[: watching[-1]] if watching else state.tapes
-    guard = Guard(f, name, next_id(), ids, state.tapes)
-    if state.guard is not None:
-        state.guard.check(CUSTOM, inputs)
-    with in_state(State(outer, state.overrides, guard)):
-        value, grad_func = unpack(f(*given, **options), name)
-    save.closed = True
-    leaves, rebuild = containers.flatten(value)
-    outputs = tuple(_adopted(leaf, guard.mark, ids, name) for leaf in leaves)
-    if watching:
-        y = outputs[0] if rebuild is containers.only else outputs
-        rule = CustomRule(name, f, grad_func, save, rebuild, len(inputs))
-        _put(state, rule, tuple(inputs), y)
-    return rebuild(outputs)
+class CustomCall(Rule):
+    """One call of a custom op, in its three parts.
 
-
-def _put(state: State, rule: CustomRule, inputs: tuple[Tensor, ...], y: Any) -> None:
-    dispatch.put(state, CUSTOM, rule, inputs, dispatch.NO_ATTRS, y, None)
-
-
-def _adopted(y: Tensor, mark: int, inputs: set[int], name: str) -> Tensor:
-    """The tensor that f returned, as the output of the custom op.
-
-    A tensor that f made gets a new id and so *becomes* the output: where grad_func uses it,
-    higher orders differentiate it by the custom rule. One that existed before gets an alias.
+    While f runs it is the *guard*, which refuses differentiated tensors that f closes over;
+    its `save` keeps what f asks for; afterwards it is the *rule* of the record.
     """
-    if y._id > mark and y._id not in inputs:
-        y._id = next_id()
-        return y
-    return dispatch.alias_of(y)
 
+    __slots__ = ("count", "f", "grad_func", "inputs", "mark", "rebuild", "running", "saved", "tapes")
 
-class Guard:
-    """Refuses differentiated tensors that f closes over instead of taking as inputs."""
+    grad_func: Callable[..., Any]
 
-    __slots__ = ("f", "inputs", "mark", "name", "tapes")
-
-    def __init__(
-        self, f: Any, name: str, mark: int, inputs: set[int], tapes: Sequence[Tape]
-    ) -> None:
+    def __init__(self, f: Callable[..., Any], name: str, inputs: tuple[Tensor, ...]) -> None:
         self.f = f
         self.name = name
-        self.mark = mark
         self.inputs = inputs
-        self.tapes = tapes
+        self.count = len(inputs)
+        self.running = True
+        self.saved: Any = ()
+        self.rebuild = containers.only
+
+    # -- the guard ---------------------------------------------------------------------------
+
+    def guarded(self, state: State) -> State:
+        """The state for f: the tapes outside the innermost one that watches an input.
+
+        For those further in grad_func speaks; those outside see what f does, because a saved
+        intermediate has a derivative of its own at the next order.
+        """
+        if state.guard is not None:
+            state.guard.check(CUSTOM, self.inputs)
+        self.tapes = tapes = state.tapes
+        self.mark = next_id()
+        outer = tapes
+        for i, tape in enumerate(tapes):
+            for x in self.inputs:
+                if x._id in tape.watched:
+                    outer = tapes[:i]
+        return State(outer, state.overrides, self)
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
+        """Refuse inputs of an op that f closes over while a tape watches them."""
         for x in xs:
             i = x._id
-            if (
-                0 < i < self.mark
-                and i not in self.inputs
-                and any(i in tape.watched for tape in self.tapes)
-            ):
-                called = _name_of(self.f, x) or f"{kind(x)} (in the op {op.type!r})"
-                raise self.error(called)
+            if i >= self.mark or not i or any(x is given for given in self.inputs):
+                continue
+            if any(i in tape.watched for tape in self.tapes):
+                raise self.closes_over(_name_of(self.f, x) or f"{kind(x)} (in the op {op.type!r})")
 
     def check_variable(self, variable: Variable) -> None:
+        """Refuse a read of a Variable that a tape watches."""
         if any(tape.wants(variable) for tape in self.tapes):
-            raise self.error(f"the Variable {variable.name!r}")
+            raise self.closes_over(f"the Variable {variable.name!r}")
 
-    def error(self, called: str) -> GradientError:
+    def closes_over(self, called: str) -> GradientError:
         return GradientError(
             f"custom_grad: {self.name} ({place(self.f)}) closes over {called}, which is being "
             "differentiated; its gradient would be lost. Pass it as an input of its own, for "
             "which grad_func gives a gradient too, or use stop_gradient on it."
         )
+
+    # -- save --------------------------------------------------------------------------------
+
+    def save(self, *tensors: Any, **named: Any) -> None:
+        """Keep tensors for grad_func."""
+        if not self.running:
+            raise ArgumentError(
+                f"custom_grad: save was called after {self.name} had returned; call it inside f"
+            )
+        if len(tensors) == 1 and isinstance(tensors[0], list | tuple) and not named:
+            self.saved = tensors[0]
+        elif named and not tensors:
+            self.saved = SimpleNamespace(**named)
+        else:
+            raise ArgumentError(
+                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
+                f"gives saved[0] and saved[1], save(a=a) gives saved.a; got "
+                f"{', '.join([*map(kind, tensors), *named]) or 'nothing'}"
+            )
+
+    # -- the rule ----------------------------------------------------------------------------
+
+    def recorded(self, value: Any, state: State) -> Any:
+        """The value as the output of one record on the tapes that watch an input."""
+        if type(value) is Tensor:
+            y = outputs = self.adopted(value)
+        else:
+            leaves, self.rebuild = containers.flatten(value)
+            y = tuple(self.adopted(leaf) for leaf in leaves)
+            outputs = self.rebuild(y)
+        inputs, self.inputs, self.tapes = self.inputs, (), ()  # the record keeps what was saved
+        dispatch.put(state.tapes, CUSTOM, self, inputs, dispatch.NO_ATTRS, y, None)
+        return outputs
+
+    def adopted(self, y: Tensor) -> Tensor:
+        """The tensor that f returned, as the output of the custom op.
+
+        A tensor that f made gets a new id and so *becomes* the output: where grad_func uses
+        it, higher orders differentiate it by the custom rule. An older one gets an alias.
+        """
+        if y._id > self.mark:
+            y._id = next_id()
+            return y
+        return dispatch.alias_of(y)
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # nobody can know
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        if isinstance(dy, tuple):
+            dy = self.rebuild(dy)
+        if takes_saved(self.grad_func):
+            saved = Saved(self.saved) if isinstance(self.saved, list | tuple) else self.saved
+            answer = self.grad_func(dy, saved)
+        else:
+            answer = self.grad_func(dy)
+        return enumerate(self.per_input(answer))
+
+    def per_input(self, answer: Any) -> Sequence[Any]:
+        """What grad_func answered, one entry per input."""
+        if type(answer) is Tensor and self.count == 1:
+            return (answer,)
+        given = answer if isinstance(answer, list | tuple) else [answer]
+        if len(given) != self.count:
+            given = _open(answer)
+        if len(given) != self.count:
+            raise RuleError(
+                f"wrong number of gradients: {self.name} ({place(self.f)}) returned {len(given)}, "
+                f"and the function has {self.count} tensor inputs. Return a list with one "
+                "gradient per input, in order, or None for an input without one."
+            )
+        return given
 
 
 def _name_of(f: Any, x: Tensor) -> str | None:
@@ -225,31 +293,6 @@ def _name_of(f: Any, x: Tensor) -> str | None:
         except ValueError:  # an empty cell
             continue
     return next((repr(n) for n in code.co_names if f.__globals__.get(n) is x), None)
-
-
-class Save:
-    """What f calls to keep tensors for its gradient function."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.closed = False
-        self.saved: Any = Saved()
-
-    def __call__(self, *tensors: Any, **named: Any) -> None:
-        if self.closed:
-            raise ArgumentError(
-                f"custom_grad: save was called after {self.name} had returned; call it inside f"
-            )
-        if named and not tensors:
-            self.saved = SimpleNamespace(**named)
-        elif not named and len(tensors) == 1 and isinstance(tensors[0], list | tuple):
-            self.saved = Saved(tensors[0])
-        else:
-            raise ArgumentError(
-                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
-                f"gives saved[0] and saved[1], save(a=a) gives saved.a; got "
-                f"{', '.join([*map(kind, tensors), *named])}"
-            )
 
 
 class Saved(tuple[Any, ...]):
@@ -275,78 +318,34 @@ class Saved(tuple[Any, ...]):
 
 def unpack(answer: Any, name: str) -> tuple[Any, Callable[..., Any]]:
     """`(value, grad_func)` from what f returned."""
-    due = (
-        f"custom_grad: {name} must return {{'value': y, 'grad_func': g}} or (y, g) with a Tensor "
-        "(or a container of them) and a function"
-    )
-    if isinstance(answer, dict) and answer.keys() == {"value", "grad_func"}:
+    if type(answer) is dict and len(answer) == 2 and "value" in answer and "grad_func" in answer:
         value, grad_func = answer["value"], answer["grad_func"]
     elif hasattr(answer, "value") and hasattr(answer, "grad_func"):
         value, grad_func = answer.value, answer.grad_func
     elif isinstance(answer, tuple | list) and len(answer) == 2:
         value, grad_func = answer
     elif isinstance(answer, dict):
-        raise ArgumentError(f"{due}; got a dict with the keys {sorted(map(str, answer))}")
+        raise _not_a_pair(name, f"got a dict with the keys {sorted(map(str, answer))}")
     else:
-        raise ArgumentError(f"{due}; got {kind(answer)}")
+        raise _not_a_pair(name, f"got {kind(answer)}")
     if not callable(grad_func):
-        raise ArgumentError(f"{due}; its grad_func is {kind(grad_func)}")
-    leaves = [value] if type(value) is Tensor else containers.flatten(value)[0]
+        raise _not_a_pair(name, f"its grad_func is {kind(grad_func)}")
+    if type(value) is Tensor:
+        return value, grad_func
+    leaves = containers.flatten(value)[0]
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            raise ArgumentError(f"{due}; its value holds {kind(leaf)}")
+            raise _not_a_pair(name, f"its value holds {kind(leaf)}")
     if not leaves:
-        raise ArgumentError(f"{due}; its value is empty")
+        raise _not_a_pair(name, "its value is empty")
     return value, grad_func
 
 
-class CustomRule(Rule):
-    """The gradient function of one call of a custom op."""
-
-    __slots__ = ("count", "f", "grad_func", "name", "rebuild", "save")
-
-    def __init__(
-        self,
-        name: str,
-        f: Callable[..., Any],
-        grad_func: Callable[..., Any],
-        save: Save,
-        rebuild: containers.Rebuild,
-        count: int,
-    ) -> None:
-        self.name = f"{name}.grad_func"
-        self.f = f
-        self.grad_func = grad_func
-        self.save = save
-        self.rebuild = rebuild
-        self.count = count
-
-    def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # nobody can know
-
-    def pull(self, record: Any, dy: Any, wanted: Sequence[bool]) -> Iterable[tuple[int, Any]]:
-        if isinstance(dy, tuple):
-            dy = self.rebuild(dy)
-        if takes_saved(self.grad_func):
-            answer = self.grad_func(dy, self.save.saved)
-        else:
-            answer = self.grad_func(dy)
-        return enumerate(self.per_input(answer))
-
-    def per_input(self, answer: Any) -> Sequence[Any]:
-        """The gradient function's answer, one entry per input."""
-        if type(answer) is Tensor and self.count == 1:
-            return (answer,)
-        given = answer if isinstance(answer, list | tuple) else [answer]
-        if len(given) != self.count:
-            given = _open(answer)
-        if len(given) != self.count:
-            raise RuleError(
-                f"wrong number of gradients: {self.name} ({place(self.f)}) returned {len(given)}, "
-                f"and the function has {self.count} tensor inputs. Return a list with one "
-                "gradient per input, in order, or None for an input without one."
-            )
-        return given
+def _not_a_pair(name: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        f"custom_grad: {name} must return {{'value': y, 'grad_func': g}} or (y, g) with a Tensor "
+        f"(or a container of them) and a function; {got}"
+    )
 
 
 def _open(answer: Any) -> list[Any]:

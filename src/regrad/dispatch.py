@@ -16,13 +16,15 @@ import numpy as np
 from regrad import namespaces
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
-from regrad.registry import Op, PerInput, Rule
-from regrad.state import LIVE, State, current, next_id
-from regrad.tape import Place, Record, Tape
+from regrad.registry import OPS, Conjugated, Op, PerInput, Rule
+from regrad.state import LIVE, current, next_id
+from regrad.tape import GroupedRecord, Place, Record, Tape, positions
 from regrad.tensor import Tensor, wrap
 
 ndarray = np.ndarray
 NO_ATTRS: dict[str, Any] = {}  # shared, never written to
+ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+REAL = (np.dtype(np.float32), np.dtype(np.float64))
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
 
 
@@ -281,11 +283,11 @@ def record(
         if binding is not None:
             rule = binding.hit(op)
     if state.tapes:
-        put(state, op, rule, xs, attrs, y, layout)
+        put(state.tapes, op, rule, xs, attrs, y, layout)
 
 
 def put(
-    state: State,
+    tapes: Sequence[Tape],
     op: Op,
     rule: Rule,
     xs: tuple[Tensor, ...],
@@ -293,73 +295,78 @@ def put(
     y: Any,
     layout: tuple[Place, ...] | None,
 ) -> None:
-    """Write one record for all the tapes that watch."""
+    """Write one record, which all the tapes that watch share."""
     ids = tuple([x._id for x in xs])
-    tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
+    tapes = [tape for tape in tapes if not tape.watched.isdisjoint(ids)]
     if not tapes:
         return
-    wanted = _wanted(tapes, ids, layout)
     for tape in tapes:
         if tape.linear is not None:
             tape.linear.check(op, rule, _wanted([tape], ids, layout))
-    if not rule.applies(attrs, xs):
+    if not rule.watches or (rule.unless is not None and rule.unless(attrs, xs)):
         return
-    several = isinstance(y, tuple)
-    kept, keeps_y = rule.keeps(wanted)
-    entry = Record(
-        op,
-        rule,
-        attrs,
-        ids,
-        tuple([(x._data.shape, x._data.dtype) for x in xs]),
-        _kept(xs, kept, layout),
-        tuple(t._id for t in y) if several else y._id,
-        y if keeps_y else None,
-        tuple((t._data.shape, t.dtype) for t in y) if several else (),
-        layout,
-    )
+    if rule is op.rule and op.holomorphic and _is_complex(y):
+        rule = Conjugated(rule, OPS["Conj"].function)
+    kept, keeps_y = rule.keeps(_wanted(tapes, ids, layout))
+    specs = [(x._data.shape, x._data.dtype) for x in xs]
+    if layout is None and type(y) is not tuple:
+        saved = _kept(xs, kept)
+        entry = Record(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
+        watches = (y._id,)
+    else:
+        layout = layout or tuple(range(len(xs)))
+        several = isinstance(y, tuple)
+        outputs = y if several else (y,)
+        saved = _kept(xs, frozenset(i for p in kept for i in positions(layout[p])))
+        entry = GroupedRecord(
+            op,
+            rule,
+            attrs,
+            ids,
+            specs,
+            saved,
+            tuple(t._id for t in y) if several else y._id,
+            y if keeps_y else None,
+        )
+        entry.layout = layout
+        entry.output_specs = [(t.shape, t.dtype) for t in outputs]
+        watches = [t._id for t in outputs if not several or is_inexact(t.dtype)]
     for tape in tapes:
         tape.records.append(entry)
-        if several:
-            tape.watched.update(t._id for t in y if is_inexact(t.dtype))
-        else:
-            tape.watched.add(y._id)
+        tape.watched.update(watches)
+
+
+def _is_complex(y: Any) -> bool:
+    return any(t.dtype.kind == "c" for t in (y if isinstance(y, tuple) else (y,)))
 
 
 def _wanted(
     tapes: Sequence[Tape], ids: tuple[int, ...], layout: tuple[Place, ...] | None
 ) -> frozenset[int]:
     """The parameters through which these tapes reach the op."""
-    leaves = [i for i, x in enumerate(ids) if any(x in tape.watched for tape in tapes)]
+    if layout is None and len(ids) == 1:
+        return ONLY
+    leaves = [i for i, x in enumerate(ids) for tape in tapes if x in tape.watched]
     if layout is None:
         return frozenset(leaves)
     return frozenset(
-        p
-        for p, place in enumerate(layout)
-        if place is not None
-        and not {*(place if isinstance(place, tuple) else (place,))}.isdisjoint(leaves)
+        p for p, place in enumerate(layout) if not set(positions(place)).isdisjoint(leaves)
     )
 
 
-def _kept(
-    xs: tuple[Tensor, ...], parameters: frozenset[int], layout: tuple[Place, ...] | None
-) -> Sequence[Tensor | None]:
+def _kept(xs: tuple[Tensor, ...], leaves: frozenset[int]) -> Sequence[Tensor | None]:
     """The inputs without those that no rule asked for."""
-    if not parameters:
+    if not leaves:
         return ()
-    if layout is None:
-        if len(parameters) == len(xs):
-            return xs
-        return [x if i in parameters else None for i, x in enumerate(xs)]
-    kept = [None] * len(xs)
-    for p in parameters:
-        place = layout[p]
-        for i in place if isinstance(place, tuple) else () if place is None else (place,):
-            kept[i] = xs[i]
-    return kept
+    if len(leaves) == len(xs):
+        return xs
+    return [x if i in leaves else None for i, x in enumerate(xs)]
 
 
 # -- the short roads -----------------------------------------------------------------------
+# The same road for ops of one or two Tensors without attributes, with the turns taken out
+# that few calls need: data of one library and dtype, and at most one tape and nothing else in
+# force. Everything else goes the long way.
 
 
 def unary(op: Op) -> Callable[..., Any]:
@@ -377,11 +384,30 @@ def unary(op: Op) -> Callable[..., Any]:
                     raise explained(error, op, (x,)) from error.__cause__
                 y = Tensor()
                 y._data = result if type(result) is ndarray else _array(result)
-                if LIVE:
-                    y._id = next_id()
-                    record(op, (x,), NO_ATTRS, y)
-                else:
+                if not LIVE:
                     y._id = 0
+                    return y
+                y._id = n = next_id()
+                state = current()
+                if state is not None:
+                    tape = state.tape
+                    if tape is None or p.dtype not in REAL:
+                        record(op, (x,), NO_ATTRS, y)
+                    elif x._id in tape.watched and (rule := op.rule).watches:
+                        kept, keeps_y = rule.keeps(ONLY)
+                        tape.watched.add(n)
+                        tape.records.append(
+                            Record(
+                                op,
+                                rule,
+                                NO_ATTRS,
+                                (x._id,),
+                                ((p.shape, p.dtype),),
+                                (x,) if kept else (),
+                                n,
+                                y if keeps_y else None,
+                            )
+                        )
                 return y
         return call(op, (x,), NO_ATTRS)
 
@@ -408,11 +434,35 @@ def binary(op: Op) -> Callable[..., Any]:
                     raise explained(error, op, (a, b)) from error.__cause__
                 y = Tensor()
                 y._data = result if type(result) is ndarray else _array(result)
-                if LIVE:
-                    y._id = next_id()
-                    record(op, (a, b), NO_ATTRS, y)
-                else:
+                if not LIVE:
                     y._id = 0
+                    return y
+                y._id = n = next_id()
+                state = current()
+                if state is not None:
+                    tape = state.tape
+                    if tape is None or p.dtype not in REAL:
+                        record(op, (a, b), NO_ATTRS, y)
+                        return y
+                    i, j, watched = a._id, b._id, tape.watched
+                    if (i in watched or j in watched) and (rule := op.rule).watches:
+                        wanted = BOTH if j in watched else ONLY
+                        if i not in watched:
+                            wanted = SECOND
+                        kept, keeps_y = rule.keeps(wanted)
+                        watched.add(n)
+                        tape.records.append(
+                            Record(
+                                op,
+                                rule,
+                                NO_ATTRS,
+                                (i, j),
+                                ((p.shape, p.dtype), (q.shape, q.dtype)),
+                                _kept((a, b), kept),
+                                n,
+                                y if keeps_y else None,
+                            )
+                        )
                 return y
         return call(op, (a, b), NO_ATTRS)
 
@@ -461,7 +511,7 @@ def alias(x: Tensor) -> Tensor:
         if state.guard is not None:
             state.guard.check(ALIAS, (x,))
         if state.tapes:
-            put(state, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y, None)
+            put(state.tapes, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y, None)
     return y
 
 

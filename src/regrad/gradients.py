@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from regrad import containers, dispatch
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
-from regrad.namespaces import is_inexact
+from regrad.namespaces import FLOAT, is_inexact
 from regrad.registry import OPS
 from regrad.state import STATE, State, current
 from regrad.tape import Tape
@@ -101,7 +101,7 @@ def grad(
 
     @_like(f)
     def g(x: Any, dy: Any = None) -> Any:
-        return call([x], dy, ["x"])[1][0]
+        return call([x], dy)[1][0]
 
     return g
 
@@ -129,7 +129,7 @@ def grads(
 
     @_like(f)
     def g(args: Sequence[Any], dy: Any = None) -> list[Any]:
-        return call(_arguments(args, "grads"), dy, None)[1]
+        return call(_arguments(args, "grads"), dy)[1]
 
     return g
 
@@ -150,7 +150,7 @@ def value_and_grad(
 
     @_like(f)
     def g(x: Any, dy: Any = None) -> ValueAndGrad:
-        value, (dx,) = call([x], dy, ["x"])
+        value, (dx,) = call([x], dy)
         return ValueAndGrad(value, dx)
 
     return g
@@ -172,7 +172,7 @@ def value_and_grads(
 
     @_like(f)
     def g(args: Sequence[Any], dy: Any = None) -> ValueAndGrads:
-        return ValueAndGrads(*call(_arguments(args, "value_and_grads"), dy, None))
+        return ValueAndGrads(*call(_arguments(args, "value_and_grads"), dy))
 
     return g
 
@@ -212,38 +212,32 @@ def _differentiated(
     if unconnected not in ("raise", "zero", "none"):
         raise ArgumentError(f"unconnected is 'raise', 'zero' or 'none', got {unconnected!r}")
 
-    def call(args: Sequence[Any], dy: Any, names: Any) -> tuple[Tensor, list[Any]]:
+    def call(args: Sequence[Any], dy: Any) -> tuple[Tensor, list[Any]]:
         opened = [containers.flatten(a) for a in args]
-        aliases = [
-            [watchable(leaf, args, api) for leaf in leaves] for leaves, _ in opened
-        ]
-        ids = {a._id for group in aliases for a in group}
-        tape = Tape(ids)
+        aliases = [[watchable(leaf, api) for leaf in leaves] for leaves, _ in opened]
+        tape = Tape([a._id for group in aliases for a in group])
+        inputs = [rebuild(group) for group, (_, rebuild) in zip(aliases, opened, strict=True)]
         try:
-            inputs = [
-                rebuild(group) for group, (_, rebuild) in zip(aliases, opened, strict=True)
-            ]
-            y = result(run_taped(tape, lambda: f(*inputs)), api)
+            y = result(run_taped(tape, partial(f, *inputs)), api)
             dy = checked_dy(dy, y, api)
         finally:
             watched = tape.watched
             tape.close()
         found = pull_back(tape, y, dy, watched)
-        gradients = [
-            rebuild(
-                [
-                    connected(found, a, unconnected, api, args, i, j)
-                    for j, a in enumerate(group)
-                ]
-            )
+
+        def due(i: int, j: int, x: Tensor) -> Tensor | None:
+            dx = found.get(x._id, UNUSED)
+            return dx if type(dx) is Tensor else without(dx, x, unconnected, api, args, i, j)
+
+        return y, [
+            rebuild([due(i, j, x) for j, x in enumerate(group)])
             for i, (group, (_, rebuild)) in enumerate(zip(aliases, opened, strict=True))
         ]
-        return y, gradients
 
     return call
 
 
-def watchable(leaf: Any, args: Any, api: str) -> Tensor:
+def watchable(leaf: Any, api: str) -> Tensor:
     """A fresh alias of an input that can be differentiated."""
     if type(leaf) is not Tensor:
         try:
@@ -254,7 +248,7 @@ def watchable(leaf: Any, args: Any, api: str) -> Tensor:
                 f"them; got {kind(leaf)}: {leaf!r:.60}. Pass what is no tensor by a closure: "
                 f"{api}(lambda x: f(x, option))."
             ) from None
-    if not is_inexact(leaf.dtype):
+    if leaf._data.dtype is not FLOAT and not is_inexact(leaf.dtype):
         dispatch.check_differentiable(leaf, f"the input of {api}(f)")
     return dispatch.alias(leaf)
 
@@ -274,7 +268,7 @@ def result(y: Any, api: str) -> Tensor:
                 else " Compute it from the input with regrad's ops."
             )
         )
-    if not is_inexact(y.dtype):
+    if y._data.dtype is not FLOAT and not is_inexact(y.dtype):
         raise GradientError(
             f"cannot compute a gradient: f returned {y.dtype} {y.shape}, and only floats (and "
             "complex numbers) have one. A comparison or a cast to integers ended the path."
@@ -301,18 +295,16 @@ def checked_dy(dy: Any, y: Tensor, api: str) -> Tensor | None:
     return dy
 
 
-def connected(
-    found: Grads, x: Tensor, unconnected: Unconnected, api: str, args: Any, i: int, j: int
+def without(
+    dx: Any, x: Tensor, unconnected: Unconnected, api: str, args: Any, i: int, j: int
 ) -> Tensor | None:
-    """The gradient found for an input, or what is due when there is none."""
-    dx = found.get(x._id, UNUSED)
+    """What is due for an input that got no gradient: from a rule (None), or for lack of a path."""
     if dx is UNUSED:
         if unconnected == "none":
             return None
         if unconnected == "raise":
             raise no_path(api, args, i, j)
-        dx = None
-    return OPS["ZerosLike"].function(x) if dx is None else dx
+    return OPS["ZerosLike"].function(x)
 
 
 def no_path(api: str, args: Sequence[Any], i: int, j: int) -> GradientError:
@@ -428,5 +420,4 @@ __all__ = [
     "value_and_grad",
     "value_and_grads",
     "variable_grads",
-    "wraps",
 ]

@@ -41,6 +41,7 @@ def op(
     broadcasts: bool = False,
     promotes: tuple[str, ...] | bool = False,
     to_float: bool = False,
+    holomorphic: bool = True,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[P, R]]:
     """Make an op of type `type` out of a kernel.
 
@@ -51,6 +52,9 @@ def op(
         promotes: The inputs that are brought to a common dtype before the kernel runs: True
             for all, or their names.
         to_float: As `promotes=True`, and integers and bools become float32.
+        holomorphic: The op is complex-differentiable, and its rule is written as for real
+            numbers (no conjugates; the walk puts them in). For ops such as `abs` say False and
+            write the rule in TensorFlow's convention for complex gradients.
 
     Raises RegistrationError if the type exists.
 
@@ -76,6 +80,7 @@ def op(
                 broadcasts=broadcasts,
                 promotes=promotes,
                 to_float=to_float,
+                holomorphic=holomorphic,
             )
         )
         function = _public(entry, kernel)
@@ -190,6 +195,7 @@ def elementwise(
     doc: str,
     *rules: Callable[..., Any],
     to_float: bool = False,
+    holomorphic: bool = True,
     inputs: str = "x",
 ) -> Callable[..., Any]:
     """One row of a table of elementwise ops; it desugars to `@op` and `@gradient`.
@@ -207,6 +213,7 @@ def elementwise(
             broadcasts=len(names) > 1,
             promotes=len(names) > 1,
             to_float=to_float,
+            holomorphic=holomorphic,
         )
     )
     function = (dispatch.unary if len(names) == 1 else dispatch.binary)(entry)

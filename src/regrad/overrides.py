@@ -49,9 +49,9 @@ class Counted(Rule):
         self.watches = rule.watches
         self.flat = rule.flat
         self.keeps = rule.keeps
-        self.applies = rule.applies
+        self.unless = rule.unless
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[bool]) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         self.told.ran += 1
         return self.rule.pull(record, dy, wanted)
 

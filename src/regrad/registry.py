@@ -10,7 +10,7 @@ takes `(op, grad, ...)` and gets the whole record. The names decide what a recor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
@@ -82,6 +82,7 @@ class Op:
         "broadcasts",
         "flat",
         "function",
+        "holomorphic",
         "inputs",
         "kernels",
         "name",
@@ -102,6 +103,7 @@ class Op:
         broadcasts: bool = False,
         promotes: Sequence[str] | bool = False,
         to_float: bool = False,
+        holomorphic: bool = True,
     ) -> None:
         self.type = type
         self.name = name
@@ -114,6 +116,7 @@ class Op:
             promotes = [i.name for i in inputs] if promotes or broadcasts or to_float else []
         self.promotes = tuple(i.name in promotes for i in inputs)
         self.to_float = to_float
+        self.holomorphic = holomorphic
         self.rule: Rule = Missing(self)
         self.function: Callable[..., Any] = not_yet
 
@@ -135,18 +138,16 @@ class Rule:
 
     watches = True  # whether outputs of an op under this rule are watched
     flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
+    unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     name = ""
     function: Callable[..., Any] | None = None
+    pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         """The parameters whose tensors a record must keep, and whether it keeps the output."""
         return frozenset(), False
 
-    def applies(self, attrs: dict[str, Any], xs: Sequence[Any]) -> bool:
-        """Whether the rule can give a gradient for a call with these attributes."""
-        return self.watches
-
-    def pull(self, record: Any, dy: Any, wanted: Sequence[bool]) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         """`(parameter, gradient)` for each wanted parameter."""
         raise NotImplementedError
 
@@ -156,13 +157,37 @@ class Rule:
         return not (self.flat or keeps_output or kept & wanted)
 
 
+class Conjugated(Rule):
+    """The rule of a holomorphic op, written as for real numbers, for complex ones.
+
+    TensorFlow's convention for y = f(x) is dy * conj(f'(x)), which is conj(conj(dy) * f'(x)).
+    """
+
+    def __init__(self, rule: Rule, conj: Callable[[Any], Any]) -> None:
+        self.rule = rule
+        self.conj = conj
+        self.name = rule.name
+        self.keeps = rule.keeps
+        self.linear_in = rule.linear_in
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        pulled = self.rule.pull(record, _each(self.conj, dy), wanted)
+        return [(i, _each(self.conj, dx)) for i, dx in pulled]
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)([_each(function, v) for v in value])
+    return value if value is None else function(value)
+
+
 class Missing(Rule):
     """No rule yet: fine until a gradient is wanted."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[bool]) -> Any:
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
         raise MissingRuleError(
             f"no gradient: the op type {self.op.type!r} is on the path and has no rule. "
             f"Register one with @gradient({self.op.type!r}), put one in force with "
@@ -180,18 +205,31 @@ class NoGradient(Rule):
 class Part:
     """A rule function in the native form, its names resolved against one op."""
 
-    __slots__ = ("function", "getters", "inputs", "output")
+    __slots__ = ("inputs", "output", "pull")
 
     def __init__(self, function: Callable[..., Any], op: Op, where: str) -> None:
         names = parameters(function)[1:]
-        self.function = named(function, f"d{op.type}")
-        self.getters = tuple(getter(op, name, where) for name in names)
         inputs = [i.name for i in op.inputs]
         self.inputs = frozenset(inputs.index(n) for n in names if n in inputs)
         self.output = "y" in names
+        self.pull = _call_with(
+            named(function, f"d{op.type}"), [getter(op, name, where) for name in names]
+        )
 
-    def __call__(self, record: Any, dy: Any) -> Any:
-        return self.function(dy, *[get(record) for get in self.getters])
+
+def _call_with(
+    function: Callable[..., Any], getters: Sequence[Callable[[Any], Any]]
+) -> Callable[[Any, Any], Any]:
+    """`function(dy, …)` with what its names stand for in a record; the usual cases unrolled."""
+    if not getters:
+        return lambda record, dy: function(dy)
+    first, *rest = getters
+    if not rest:
+        return lambda record, dy: function(dy, first(record))
+    if len(rest) == 1:
+        (second,) = rest
+        return lambda record, dy: function(dy, first(record), second(record))
+    return lambda record, dy: function(dy, *[get(record) for get in getters])
 
 
 def getter(op: Op, name: str, where: str) -> Callable[[Any], Any]:
@@ -222,35 +260,36 @@ class PerInput(Rule):
         self.name = name
         self.parts: dict[int, Part] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.unless: Callable[..., bool] | None = None
+        self.plans: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
 
     def add(self, wrt: str, function: Callable[..., Any]) -> None:
         index = [i.name for i in self.op.inputs].index(wrt)
         self.parts[index] = Part(function, self.op, describe(function, self.name))
         self.functions[wrt] = function
+        self.pulls = [
+            self.parts[i].pull if i in self.parts else partial(self.missing, i)
+            for i in range(len(self.op.inputs))
+        ]
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
-        parts = [p for i, p in self.parts.items() if i in wanted]
-        return frozenset().union(*(p.inputs for p in parts)), any(p.output for p in parts)
+        plan = self.plans.get(wanted)
+        if plan is None:
+            parts = [p for i, p in self.parts.items() if i in wanted]
+            kept = frozenset().union(*(p.inputs for p in parts))
+            plan = self.plans[wanted] = kept, any(p.output for p in parts)
+        return plan
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[bool]) -> Iterator[tuple[int, Any]]:
-        parts = self.parts
-        for i, want in enumerate(wanted):
-            if want:
-                if i not in parts:
-                    raise self.missing(i)
-                yield i, parts[i](record, dy)
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        assert self.pulls is not None
+        return [(i, self.pulls[i](record, dy)) for i in wanted]
 
-    def missing(self, index: int) -> MissingRuleError:
+    def missing(self, index: int, record: Any, dy: Any) -> Any:
         name = self.op.inputs[index].name
-        return MissingRuleError(
+        raise MissingRuleError(
             f"no gradient: the op type {self.op.type!r} is on the path by its input {name!r}, "
             f"for which it has no rule. Register one with @gradient({self.op.type!r}, {name!r}), "
             "or cut the path with stop_gradient."
         )
-
-    def applies(self, attrs: dict[str, Any], xs: Sequence[Any]) -> bool:
-        return self.unless is None or not self.unless(attrs, xs)
 
 
 class Joint(Rule):
@@ -265,8 +304,8 @@ class Joint(Rule):
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return self.part.inputs, self.part.output
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[bool]) -> Iterable[tuple[int, Any]]:
-        return enumerate(as_many(self.part(record, dy), len(self.op.inputs), self, self.op.type))
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        return enumerate(as_many(self.part.pull(record, dy), len(self.op.inputs), self, self.op.type))
 
 
 class TensorFlowForm(Rule):
@@ -280,7 +319,7 @@ class TensorFlowForm(Rule):
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset(range(len(self.op.inputs))), True
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[bool]) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         grads = dy if isinstance(dy, tuple) else (dy,)
         view = OpView(record)
         answer = as_many(self.function(view, *grads), len(view.inputs), self, self.op.type)

@@ -25,9 +25,12 @@ next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on 
 
 
 class State:
-    """The tapes that record (outermost first), the overrides in force, and the guard."""
+    """The tapes that record (outermost first), the overrides in force, and the guard.
 
-    __slots__ = ("__weakref__", "guard", "overrides", "tapes")
+    `tape` is the common case in one word: the only tape, where nothing else is in force.
+    """
+
+    __slots__ = ("__weakref__", "guard", "overrides", "tape", "tapes")
 
     def __init__(
         self,
@@ -38,6 +41,8 @@ class State:
         self.tapes = tapes
         self.overrides = overrides
         self.guard = guard
+        alone = len(tapes) == 1 and overrides is None and guard is None
+        self.tape = tapes[0] if alone and tapes[0].linear is None else None
         LIVE.add(id(self))
 
     def __del__(self, discard=LIVE.discard) -> None:

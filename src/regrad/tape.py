@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,18 +19,9 @@ class Record:
     `inputs` and `outputs` are ids; `specs` are `(shape, dtype)` of the inputs.
     """
 
-    __slots__ = (
-        "attrs",
-        "inputs",
-        "layout",
-        "op",
-        "output_specs",
-        "outputs",
-        "rule",
-        "specs",
-        "xs",
-        "y",
-    )
+    __slots__ = ("attrs", "inputs", "op", "outputs", "rule", "specs", "xs", "y")
+
+    plain = True  # one output, and one tensor per parameter
 
     def __init__(
         self,
@@ -38,12 +29,10 @@ class Record:
         rule: Rule,
         attrs: dict[str, Any],
         inputs: tuple[int, ...],
-        specs: tuple[tuple[Any, Any], ...],
+        specs: Sequence[tuple[Any, Any]],
         xs: Sequence[Any],
         outputs: int | tuple[int, ...],
         y: Any,
-        output_specs: tuple[tuple[Any, Any], ...] = (),
-        layout: tuple[Place, ...] | None = None,
     ) -> None:
         self.op = op
         self.rule = rule
@@ -53,36 +42,60 @@ class Record:
         self.xs = xs
         self.outputs = outputs
         self.y = y
-        self.output_specs = output_specs
-        self.layout = layout
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         """What belongs to a parameter among `leaves`: one item, a list, or None."""
-        if self.layout is None:
-            return leaves[parameter]
+        return leaves[parameter]
+
+    def detail(self, parameter: int, which: int) -> Any:
+        """The shape (0) or dtype (1) of a parameter; a list of them for a sequence."""
+        return self.specs[parameter][which]
+
+    def wanted(self, watched: set[int]) -> list[int]:
+        """The parameters through which a watched input is reached."""
+        return [p for p, i in enumerate(self.inputs) if i in watched]
+
+    def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+        """One gradient per leaf, regrouped as `(parameter, gradient)`."""
+        return enumerate(gradients)
+
+
+class GroupedRecord(Record):
+    """A record of an op with several outputs, or with sequences or optional tensors as inputs."""
+
+    __slots__ = ("layout", "output_specs")
+
+    plain = False
+
+    layout: tuple[Place, ...]
+    output_specs: Sequence[tuple[Any, Any]]
+
+    def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         place = self.layout[parameter]
         if isinstance(place, tuple):
             return [leaves[i] for i in place]
         return None if place is None else leaves[place]
 
     def detail(self, parameter: int, which: int) -> Any:
-        """The shape (0) or dtype (1) of a parameter; a list of them for a sequence."""
         spec = self.argument(self.specs, parameter)
         return [s[which] for s in spec] if isinstance(spec, list) else spec and spec[which]
 
-    def leaves(self, parameter: int, gradient: Any) -> Iterator[tuple[int, Any]]:
-        """A parameter's gradient as `(leaf, gradient)`."""
-        place = parameter if self.layout is None else self.layout[parameter]
-        if isinstance(place, tuple):
-            yield from zip(place, gradient, strict=True)
-        elif place is not None:
-            yield place, gradient
+    def wanted(self, watched: set[int]) -> list[int]:
+        return [
+            p
+            for p, place in enumerate(self.layout)
+            if any(self.inputs[i] in watched for i in positions(place))
+        ]
 
     def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
-        """One gradient per leaf, regrouped as `(parameter, gradient)`."""
-        if self.layout is None:
-            return enumerate(gradients)
-        return ((p, self.argument(gradients, p)) for p in range(len(self.layout)))
+        return [(p, self.argument(gradients, p)) for p in range(len(self.layout))]
+
+
+def positions(place: Place) -> tuple[int, ...]:
+    """The leaves at a place."""
+    if isinstance(place, tuple):
+        return place
+    return () if place is None else (place,)
 
 
 class Tape:

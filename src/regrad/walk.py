@@ -8,6 +8,7 @@ shape for ops that declare that they broadcast, and adds where paths meet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,10 @@ import numpy as np
 from regrad.dispatch import as_dtype, lift
 from regrad.errors import RuleError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
-from regrad.registry import OPS, Rule, label
-from regrad.state import in_state, masked
-from regrad.tape import Record, Tape
+from regrad.registry import OPS, label
+from regrad.state import STATE, masked
+from regrad.tape import GroupedRecord, Record, positions
 from regrad.tensor import Tensor, wrap
-
-quiet = np.errstate  # a gradient may be infinite or NaN at a kink; that is not a warning
 
 # Gradients by id. None says that a path leads here, but a rule on it answered None.
 Grads = dict[int, Tensor | None]
@@ -47,26 +46,54 @@ def walk(
     masked, so that the result does not depend on the scope in which the walk runs.
     `inspect(record, dy, leaf, dx)` sees each gradient that a rule gives.
     """
-    add = OPS["AddV2"].function
-    with in_state(masked()), quiet(all="ignore"):
-        for record in records:
-            dy = arriving(record, grads)
-            if dy is UNUSED:
-                continue
-            if dy is None:
-                for key in watched.intersection(record.inputs):
-                    grads.setdefault(key, None)
-                continue
-            for leaf, dx in pulled(record, dy, watched):
-                if inspect is not None:
-                    inspect(record, dy, leaf, dx)
-                key = record.inputs[leaf]
-                old = grads.get(key, UNUSED)
-                if old is UNUSED or old is None:
-                    grads[key] = dx
-                elif dx is not None:
-                    grads[key] = add(old, dx)
+    token = STATE.set(masked())
+    try:
+        # a gradient may be infinite or NaN at a kink; that is not worth a warning
+        with np.errstate(all="ignore"):
+            _walk(records, grads, watched, inspect)
+    finally:
+        STATE.reset(token)
     return grads
+
+
+def _walk(records: Iterable[Record], grads: Grads, watched: set[int], inspect: Any) -> None:
+    add = OPS["AddV2"].function
+    pop, get = grads.pop, grads.get
+    for record in records:
+        dy = pop(record.outputs, UNUSED) if record.plain else arriving(record, grads)
+        if dy is UNUSED:
+            continue
+        if dy is None:
+            for key in watched.intersection(record.inputs):
+                grads.setdefault(key, None)
+            continue
+        pulls = record.rule.pulls if record.plain else None
+        found = None if pulls else leaf_gradients(record, dy, watched)
+        for leaf, key in enumerate(record.inputs):
+            if key not in watched:
+                continue
+            dx = pulls[leaf](record, dy) if pulls else found[leaf]
+            if inspect is not None:
+                inspect(record, dy, leaf, dx)
+            if dx is not None:
+                shape, dtype = record.specs[leaf]
+                if (
+                    type(dx) is not Tensor
+                    or (data := dx._data).shape != shape
+                    or data.dtype is not dtype
+                ):
+                    dx = checked(record, leaf, dx)
+            old = get(key, UNUSED)
+            if old is UNUSED or old is None:
+                grads[key] = dx
+            elif dx is not None:
+                grads[key] = add(old, dx)
+
+
+def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
+    """What the rule gives, by leaf."""
+    pulled = record.rule.pull(record, dy, record.wanted(watched))
+    return dict(pulled if record.plain else opened(record, pulled))
 
 
 def arriving(record: Record, grads: Grads) -> Any:
@@ -83,44 +110,32 @@ def arriving(record: Record, grads: Grads) -> Any:
     dys = [None if dy is UNUSED else dy for dy in dys]
     if all(dy is None for dy in dys):
         return None
+    assert isinstance(record, GroupedRecord)
     return tuple(
-        wrap(np.zeros(tuple(shape), dtype)) if dy is None else dy
+        wrap(np.zeros(shape, dtype)) if dy is None else dy
         for dy, (shape, dtype) in zip(dys, record.output_specs, strict=True)
     )
 
 
-def pulled(record: Record, dy: Any, watched: set[int]) -> Iterator[tuple[int, Any]]:
-    """`(leaf, gradient)` for each watched input, checked against that input."""
-    reached = [i in watched for i in record.inputs]
-    rule = record.rule
-    for parameter, dx in rule.pull(record, dy, wanted(record, reached)):
-        for leaf, part in leaves(record, parameter, dx):
-            if reached[leaf]:
-                yield leaf, None if part is None else checked(record, leaf, part)
-
-
-def wanted(record: Record, reached: list[bool]) -> list[bool]:
-    """Which parameters a gradient is wanted for."""
-    if record.layout is None:
-        return reached
-    places = ((p,) if isinstance(p, int) else p or () for p in record.layout)
-    return [any(reached[i] for i in place) for place in places]
-
-
-def leaves(record: Record, parameter: int, dx: Any) -> Iterable[tuple[int, Any]]:
-    """One parameter's gradient leaf by leaf; a sequence input needs a list of the same length."""
-    if record.layout is None or dx is None:
-        return ((parameter, dx),) if record.layout is None else ()
-    place = record.layout[parameter]
-    if not isinstance(place, tuple):
-        return () if place is None else ((place, dx),)
-    if not isinstance(dx, list | tuple) or len(dx) != len(place):
-        got = len(dx) if isinstance(dx, list | tuple) else kind(dx)
-        raise RuleError(
-            f"{where(record, place[0])} returned {got}; the input is a sequence of {len(place)} "
-            "tensors, and its gradient a list of as many"
-        )
-    return zip(place, dx, strict=True)
+def opened(
+    record: Record, pulled: Iterable[tuple[int, Any]]
+) -> Iterator[tuple[int, Any]]:
+    """Gradients by parameter, leaf by leaf; a sequence needs a list of the same length."""
+    assert isinstance(record, GroupedRecord)
+    for parameter, dx in pulled:
+        place = record.layout[parameter]
+        if not isinstance(place, tuple):
+            yield from ((leaf, dx) for leaf in positions(place))
+        elif dx is None:
+            yield from ((leaf, None) for leaf in place)
+        elif isinstance(dx, list | tuple) and len(dx) == len(place):
+            yield from zip(place, dx, strict=True)
+        else:
+            got = len(dx) if isinstance(dx, list | tuple) else kind(dx)
+            raise RuleError(
+                f"{where(record, place[0])} returned {got}; the input is a sequence of "
+                f"{len(place)} tensors, and its gradient a list of as many"
+            )
 
 
 def checked(record: Record, leaf: int, dx: Any) -> Tensor:
@@ -169,14 +184,17 @@ def _spreads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
 
 def where(record: Record, leaf: int) -> str:
     """`wrong gradient: the rule 'GuidedRelu' for the op type 'Relu', input 'x',`."""
-    return f"wrong gradient: {label(record.rule)} for the op type {record.op.type!r}, input {name_of(record, leaf)!r},"
+    return (
+        f"wrong gradient: {label(record.rule)} for the op type {record.op.type!r}, input "
+        f"{name_of(record, leaf)!r},"
+    )
 
 
 def name_of(record: Record, leaf: int) -> str:
     """The name of an input: `x`, or `xs[2]` in a sequence."""
-    if record.layout is None:
+    if not isinstance(record, GroupedRecord):
         return record.op.inputs[leaf].name if leaf < len(record.op.inputs) else str(leaf)
-    for entry, place in zip(record.op.inputs, record.layout, strict=True):
+    for entry, place in zip(record.op.inputs, record.layout, strict=False):
         if place == leaf:
             return entry.name
         if isinstance(place, tuple) and leaf in place:
@@ -187,8 +205,21 @@ def name_of(record: Record, leaf: int) -> str:
 def seed(y: Tensor, dy: Any = None) -> Tensor:
     """The first gradient: `dy` under y's dtype, or ones."""
     if dy is None:
+        data = y._data
+        if type(data) is np.ndarray and data.size <= SMALL:
+            return _ones(data.shape, data.dtype)
         return OPS["OnesLike"].function(y)
     return as_dtype(lift(dy), y.dtype)
 
 
-__all__ = ["Rule", "Tape", "checked", "drained", "seed", "walk"]
+SMALL = 64
+
+
+@lru_cache(maxsize=256)
+def _ones(shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+    """Ones, made once (Tensors do not change)."""
+    ones = np.ones(shape, dtype)
+    ones.flags.writeable = False
+    shared = wrap(ones)
+    shared._id = 0
+    return shared

@@ -20,7 +20,7 @@ from regrad.tensor import Tensor
 # Gradients follow TensorFlow's convention: for y = f(x) the gradient is dy * conj(f'(x)).
 
 
-@op("Conj")
+@op("Conj", holomorphic=False)
 def _conj(xp, x: Tensor, /) -> Tensor:
     return xp.conj(x)
 
@@ -39,7 +39,7 @@ def conj(x: Any, /) -> Tensor:
     return _conj(x) if x.dtype.kind == "c" else x
 
 
-@op("Real")
+@op("Real", holomorphic=False)
 def real(xp, x: Tensor, /) -> Tensor:
     """The real part."""
     return xp.real(x) if _is_complex(xp, x) else x
@@ -50,7 +50,7 @@ def _(dy, x_dtype):
     return dispatch.as_dtype(dy, namespaces.numpy_dtype(x_dtype))
 
 
-@op("Imag")
+@op("Imag", holomorphic=False)
 def imag(xp, x: Tensor, /) -> Tensor:
     """The imaginary part (of a complex tensor)."""
     return xp.imag(x)
@@ -90,7 +90,7 @@ stop_gradient = elementwise(
 not_differentiable("StopGradient")
 
 
-@op("Cast")
+@op("Cast", holomorphic=False)
 def _cast(xp, x: Tensor, /, *, dtype: Any) -> Tensor:
     return namespaces.cast(xp, x, dtype)
 
@@ -133,45 +133,46 @@ def _unary(type: str, name: str, kernel: Any, doc: str, *rules: Any) -> Any:
 
 
 abs = elementwise("Abs", "abs", "abs", "The absolute value. Gradient at 0: 0.",
-                  lambda dy, x: dy * sign(x))  # fmt: skip
+                  lambda dy, x: dy * sign(x), holomorphic=False)  # fmt: skip
 negative = elementwise("Neg", "negative", "negative", "`-x`.", lambda dy: -dy)
-sign = elementwise("Sign", "sign", "sign", "-1, 0 or 1; `x / abs(x)` for complex x. Gradient: 0.")
-square = elementwise("Square", "square", "square", "`x * x`.", lambda dy, x: dy * (2 * conj(x)))
+sign = elementwise("Sign", "sign", "sign", "-1, 0 or 1; `x / abs(x)` for complex x. Gradient: 0.",
+                   holomorphic=False)  # fmt: skip
+square = elementwise("Square", "square", "square", "`x * x`.", lambda dy, x: dy * (2 * x))
 sqrt = _unary("Sqrt", "sqrt", "sqrt", "The square root. Gradient at 0: infinite.",
-              lambda dy, y: dy / (2 * conj(y)))  # fmt: skip
+              lambda dy, y: dy / (2 * y))  # fmt: skip
 rsqrt = _unary("Rsqrt", "rsqrt", lambda xp, x: 1 / xp.sqrt(x), "`1 / sqrt(x)`.",
-               lambda dy, y: dy * (-0.5 * conj(y) * square(conj(y))))  # fmt: skip
+               lambda dy, y: dy * (-0.5 * y * square(y)))  # fmt: skip
 reciprocal = _unary("Reciprocal", "reciprocal", lambda xp, x: 1 / x, "`1 / x`.",
-                    lambda dy, y: -dy * square(conj(y)))  # fmt: skip
-exp = _unary("Exp", "exp", "exp", "e to the power x.", lambda dy, y: dy * conj(y))
+                    lambda dy, y: -dy * square(y))  # fmt: skip
+exp = _unary("Exp", "exp", "exp", "e to the power x.", lambda dy, y: dy * y)
 expm1 = _unary("Expm1", "expm1", "expm1", "`exp(x) - 1`, accurate near 0.",
-               lambda dy, y: dy * (conj(y) + 1))  # fmt: skip
-log = _unary("Log", "log", "log", "The natural logarithm.", lambda dy, x: dy / conj(x))
+               lambda dy, y: dy * (y + 1))  # fmt: skip
+log = _unary("Log", "log", "log", "The natural logarithm.", lambda dy, x: dy / x)
 log1p = _unary("Log1p", "log1p", "log1p", "`log(1 + x)`, accurate near 0.",
-               lambda dy, x: dy / (1 + conj(x)))  # fmt: skip
+               lambda dy, x: dy / (1 + x))  # fmt: skip
 log2 = _unary("Log2", "log2", "log2", "The logarithm to base 2.",
-              lambda dy, x: dy / (math.log(2) * conj(x)))  # fmt: skip
+              lambda dy, x: dy / (math.log(2) * x))  # fmt: skip
 log10 = _unary("Log10", "log10", "log10", "The logarithm to base 10.",
-               lambda dy, x: dy / (math.log(10) * conj(x)))  # fmt: skip
-sin = _unary("Sin", "sin", "sin", "The sine.", lambda dy, x: dy * conj(cos(x)))
-cos = _unary("Cos", "cos", "cos", "The cosine.", lambda dy, x: -dy * conj(sin(x)))
-tan = _unary("Tan", "tan", "tan", "The tangent.", lambda dy, y: dy * (1 + square(conj(y))))
+               lambda dy, x: dy / (math.log(10) * x))  # fmt: skip
+sin = _unary("Sin", "sin", "sin", "The sine.", lambda dy, x: dy * cos(x))
+cos = _unary("Cos", "cos", "cos", "The cosine.", lambda dy, x: -dy * sin(x))
+tan = _unary("Tan", "tan", "tan", "The tangent.", lambda dy, y: dy * (1 + square(y)))
 asin = _unary("Asin", "asin", "asin", "The inverse sine.",
-              lambda dy, x: dy / sqrt((1 - conj(x)) * (1 + conj(x))))  # fmt: skip
+              lambda dy, x: dy / sqrt((1 - x) * (1 + x)))  # fmt: skip
 acos = _unary("Acos", "acos", "acos", "The inverse cosine.",
-              lambda dy, x: -dy / sqrt((1 - conj(x)) * (1 + conj(x))))  # fmt: skip
+              lambda dy, x: -dy / sqrt((1 - x) * (1 + x)))  # fmt: skip
 atan = _unary("Atan", "atan", "atan", "The inverse tangent.",
-              lambda dy, x: dy / (1 + square(conj(x))))  # fmt: skip
-sinh = _unary("Sinh", "sinh", "sinh", "The hyperbolic sine.", lambda dy, x: dy * conj(cosh(x)))
-cosh = _unary("Cosh", "cosh", "cosh", "The hyperbolic cosine.", lambda dy, x: dy * conj(sinh(x)))
+              lambda dy, x: dy / (1 + square(x)))  # fmt: skip
+sinh = _unary("Sinh", "sinh", "sinh", "The hyperbolic sine.", lambda dy, x: dy * cosh(x))
+cosh = _unary("Cosh", "cosh", "cosh", "The hyperbolic cosine.", lambda dy, x: dy * sinh(x))
 tanh = _unary("Tanh", "tanh", "tanh", "The hyperbolic tangent.",
-              lambda dy, y: dy * (1 - square(conj(y))))  # fmt: skip
+              lambda dy, y: dy * (1 - square(y)))  # fmt: skip
 asinh = _unary("Asinh", "asinh", "asinh", "The inverse hyperbolic sine.",
-               lambda dy, x: dy / sqrt(1 + square(conj(x))))  # fmt: skip
+               lambda dy, x: dy / sqrt(1 + square(x)))  # fmt: skip
 acosh = _unary("Acosh", "acosh", "acosh", "The inverse hyperbolic cosine.",
-               lambda dy, x: dy / (sqrt(conj(x) - 1) * sqrt(conj(x) + 1)))  # fmt: skip
+               lambda dy, x: dy / (sqrt(x - 1) * sqrt(x + 1)))  # fmt: skip
 atanh = _unary("Atanh", "atanh", "atanh", "The inverse hyperbolic tangent.",
-               lambda dy, x: dy / ((1 - conj(x)) * (1 + conj(x))))  # fmt: skip
+               lambda dy, x: dy / ((1 - x) * (1 + x)))  # fmt: skip
 erf = _unary("Erf", "erf", lambda xp, x: special(xp).erf(x), "The error function.",
              lambda dy, x: dy * (2 / math.sqrt(math.pi) * exp(-square(x))))  # fmt: skip
 erfc = _unary("Erfc", "erfc", lambda xp, x: special(xp).erfc(x), "`1 - erf(x)`.",
@@ -245,9 +246,9 @@ def _binary(
 add = _binary("AddV2", "add", "add", "`a + b`.", lambda dy: dy, lambda dy: dy)
 subtract = _binary("Sub", "subtract", "subtract", "`a - b`.", lambda dy: dy, lambda dy: -dy)
 multiply = _binary("Mul", "multiply", "multiply", "`a * b`.",
-                   lambda dy, b: dy * conj(b), lambda dy, a: dy * conj(a))  # fmt: skip
+                   lambda dy, b: dy * b, lambda dy, a: dy * a)  # fmt: skip
 divide = _binary("RealDiv", "divide", "divide", "`a / b`; integers become float32.",
-                 lambda dy, b: dy / conj(b), lambda dy, b, y: -dy * conj(y / b),
+                 lambda dy, b: dy / b, lambda dy, b, y: -dy * (y / b),
                  to_float=True)  # fmt: skip
 floor_divide = _binary("FloorDiv", "floor_divide", "floor_divide", "`a // b`. Gradient: 0.")
 piecewise_constant("FloorDiv", lambda dy: None)
@@ -261,7 +262,7 @@ minimum = _binary("Minimum", "minimum", "minimum", "The smaller; a tie's gradien
                   lambda dy, a, b: where(a <= b, 0, dy))  # fmt: skip
 squared_difference = _binary(
     "SquaredDifference", "squared_difference", lambda xp, a, b: xp.square(a - b), "`(a - b)²`.",
-    lambda dy, a, b: dy * (2 * conj(a - b)), lambda dy, a, b: dy * (-2 * conj(a - b)),
+    lambda dy, a, b: dy * (2 * (a - b)), lambda dy, a, b: dy * (-2 * (a - b)),
 )  # fmt: skip
 atan2 = _binary("Atan2", "atan2", "atan2", "The angle of the point (b, a).",
                 lambda dy, a, b: dy * (b / (square(a) + square(b))),
@@ -285,18 +286,14 @@ def _over(a: Tensor, y: Tensor) -> Tensor:
     return where(zero, 0, a / where(zero, 1, y))
 
 
-def _pow_kernel(xp: Any, a: Any, b: Any) -> Any:
-    return xp.pow(a, b)
-
-
 def _pow_a(dy, a, b):
     # b = 0 is a constant, whatever a is: its gradient is 0, also at 0⁰
-    return dy * conj(b * pow(a, where(b == 0, 1, b - 1)))
+    return dy * (b * pow(a, where(b == 0, 1, b - 1)))
 
 
 def _pow_b(dy, a, y):
     if a.dtype.kind == "c":
-        return dy * conj(y * log(where(a == 0, 1, a)))
+        return dy * (y * log(where(a == 0, 1, a)))
     return dy * (y * log(where(a > 0, a, 1)))
 
 
