@@ -14,7 +14,14 @@ from regrad.ops.reduction import *
 from regrad.overrides import gradient_override_map as gradient_override_map
 from regrad.registry import RegisterGradient as RegisterGradient
 from regrad.registry import gradient as gradient
+from regrad.registry import find_op as find_op
 from regrad.registry import op_types as op_types
 from regrad.opsheet import op as op
 from regrad.tensor import Tensor as Tensor
 from regrad.variable import Variable as Variable
+
+import numpy as _np
+
+float32 = _np.dtype("float32")
+float64 = _np.dtype("float64")
+int64 = _np.dtype("int64")

@@ -301,13 +301,15 @@ def put(
     if not tapes:
         return
     for tape in tapes:
-        if tape.linear is not None:
-            tape.linear.check(op, rule, _wanted([tape], ids, layout))
+        if not tape.plain:
+            tape.admit(op, rule, _wanted([tape], ids, layout))
     if not rule.watches or (rule.unless is not None and rule.unless(attrs, xs)):
         return
     if rule is op.rule and op.holomorphic and _is_complex(y):
         rule = Conjugated(rule, OPS["Conj"].function)
     kept, keeps_y = rule.keeps(_wanted(tapes, ids, layout))
+    if any(tape.keeps_all for tape in tapes):
+        kept, keeps_y = frozenset(range(len(layout or xs))), True
     specs = [(x._data.shape, x._data.dtype) for x in xs]
     if layout is None and type(y) is not tuple:
         saved = _kept(xs, kept)

@@ -57,14 +57,14 @@ class Backend:
         return array.dtype
 
     def native_dtype(self, dtype: Any) -> Any:
-        """The library's own object for a NumPy dtype."""
+        """The library's own object for a dtype."""
         return np.dtype(dtype)
 
     def astype(self, array: Any, dtype: Any) -> Any:
         """Convert values; a complex number loses its imaginary part silently in a cast to real."""
         if array.dtype.kind == "c" and np.dtype(dtype).kind != "c":
             array = array.real
-        return array.astype(dtype)
+        return array.astype(dtype, copy=False)
 
 
 class JaxBackend(Backend):
@@ -148,10 +148,10 @@ class TorchBackend(Backend):
         return numpy_dtype(array.dtype)
 
     def native_dtype(self, dtype: Any) -> Any:
-        return getattr(self.xp, np.dtype(dtype).name)
+        return getattr(self.xp, numpy_dtype(dtype).name)
 
     def astype(self, array: Any, dtype: Any) -> Any:
-        if array.is_complex() and np.dtype(dtype).kind != "c":
+        if array.is_complex() and numpy_dtype(dtype).kind != "c":
             array = array.real
         return array.to(self.native_dtype(dtype))
 
@@ -160,6 +160,8 @@ def numpy_dtype(dtype: Any) -> np.dtype:
     """A dtype of any library as NumPy's."""
     if isinstance(dtype, np.dtype):
         return dtype
+    if isinstance(dtype, type):
+        return np.dtype(dtype)
     try:
         return np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:

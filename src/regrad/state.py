@@ -42,7 +42,7 @@ class State:
         self.overrides = overrides
         self.guard = guard
         alone = len(tapes) == 1 and overrides is None and guard is None
-        self.tape = tapes[0] if alone and tapes[0].linear is None else None
+        self.tape = tapes[0] if alone and tapes[0].plain else None
         LIVE.add(id(self))
 
     def __del__(self, discard=LIVE.discard) -> None:

@@ -99,22 +99,23 @@ def positions(place: Place) -> tuple[int, ...]:
 
 
 class Tape:
-    """The records that lead from what is watched, oldest first.
+    """The records that lead from what is watched, oldest first."""
 
-    A *linear* tape refuses a record that is not linear in what it watches: forward mode
-    transposes the backward pass, and only a linear map has a transpose.
-    """
+    __slots__ = ("records", "watched")
 
-    __slots__ = ("linear", "records", "watched")
+    plain = True  # admits any record and keeps what the rules name
+    keeps_all = False  # its records keep all inputs and outputs, for inspection
 
-    def __init__(self, watched: Iterable[int] = (), linear: Any = None) -> None:
+    def __init__(self, watched: Iterable[int] = ()) -> None:
         self.watched: set[int] = set(watched)
         self.records: list[Record] = []
-        self.linear = linear
 
     def close(self) -> None:
         """Watch nothing from now on (an asyncio task may still hold a copy of the state)."""
         self.watched = set()
+
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> None:
+        """Refuse a record, by an error, that this tape cannot do with."""
 
     def wants(self, variable: Any) -> bool:
         """Whether reads of this Variable are watched (only `variable_grads` does)."""

@@ -7,9 +7,9 @@ shape for ops that declare that they broadcast, and adds where paths meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,11 +32,21 @@ def drained(records: list[Record]) -> Iterator[Record]:
         yield records.pop()
 
 
+class Inspector(Protocol):
+    """Something that looks on while a walk runs."""
+
+    def before(self, record: Record) -> None:
+        """The record's rule is about to run."""
+
+    def __call__(self, record: Record, dy: Any, leaf: int, dx: Any) -> None:
+        """The rule gave `dx` for an input."""
+
+
 def walk(
     records: Iterable[Record],
     grads: Grads,
     watched: set[int],
-    inspect: Callable[[Record, Any, int, Any], None] | None = None,
+    inspect: Inspector | None = None,
 ) -> Grads:
     """Carry the gradients in `grads` (by id) back through `records`, which come newest first.
 
@@ -44,7 +54,7 @@ def walk(
 
     Ops that the rules create are recorded on the tapes that are open now, with overrides
     masked, so that the result does not depend on the scope in which the walk runs.
-    `inspect(record, dy, leaf, dx)` sees each gradient that a rule gives.
+    `inspect` sees each record before its rule runs, and each gradient that the rule gives.
     """
     token = STATE.set(masked())
     try:
@@ -56,7 +66,9 @@ def walk(
     return grads
 
 
-def _walk(records: Iterable[Record], grads: Grads, watched: set[int], inspect: Any) -> None:
+def _walk(
+    records: Iterable[Record], grads: Grads, watched: set[int], inspect: Inspector | None
+) -> None:
     add = OPS["AddV2"].function
     pop, get = grads.pop, grads.get
     for record in records:
@@ -67,6 +79,8 @@ def _walk(records: Iterable[Record], grads: Grads, watched: set[int], inspect: A
             for key in watched.intersection(record.inputs):
                 grads.setdefault(key, None)
             continue
+        if inspect is not None:
+            inspect.before(record)
         pulls = record.rule.pulls if record.plain else None
         found = None if pulls else leaf_gradients(record, dy, watched)
         for leaf, key in enumerate(record.inputs):

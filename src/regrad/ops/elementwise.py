@@ -190,7 +190,7 @@ digamma = _unary("Digamma", "digamma", lambda xp, x: special(xp).psi(x)
 @op("Polygamma", to_float=True)
 def polygamma(xp, x: Tensor, /, n: int) -> Tensor:
     """The n-th derivative of `digamma`."""
-    return special(xp).polygamma(n, x)
+    return namespaces.cast(xp, special(xp).polygamma(n, x), x.dtype)  # SciPy answers in float64
 
 
 @gradient("Polygamma")

@@ -1,0 +1,148 @@
+"""Every sample through every library, dtype and order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.testing import check_gradients
+from tests.samples import Sample, all_samples
+
+ROWS = all_samples()
+
+
+def over(rows: list[Sample]) -> Any:
+    return pytest.mark.parametrize("row", rows, ids=str)
+
+
+def pairs(rows: list[Sample], *backends: str) -> Any:
+    chosen = [(r, b) for r in rows for b in backends if b in r.backends]
+    return pytest.mark.parametrize(("row", "backend"), chosen, ids=str)
+
+
+def given(row: Sample, backend: str, *, single: bool = False) -> list[Any]:
+    """The inputs in a library, floats in double or single precision."""
+    return [arrays_of(backend, a.astype(float_dtype(a, single))) for a in row.inputs]
+
+
+def float_dtype(array: np.ndarray, single: bool) -> Any:
+    names = {"f": ("float64", "float32"), "c": ("complex128", "complex64")}
+    return names[array.dtype.kind][single] if is_float(array) else array.dtype
+
+
+def arrays_of(backend: str, array: np.ndarray) -> Any:
+    if backend == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(array)
+    if backend == "torch":
+        import torch
+
+        return torch.asarray(array.copy())
+    return array
+
+
+def is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind in "fc"
+
+
+def outputs(y: Any) -> list[Any]:
+    return list(y) if isinstance(y, tuple | list) else [y]
+
+
+def numbers(tensors: Any) -> list[np.ndarray]:
+    return [np.asarray(t._values()) for t in outputs(tensors)]
+
+
+def gradients(row: Sample, xs: list[Any], order: int) -> list[np.ndarray]:
+    """The gradients of a weighed sum by every float input, differentiated `order` times."""
+    places = [i for i, a in enumerate(row.inputs) if is_float(a)]
+
+    def scalar(*floats: Any) -> Any:
+        full = [rg.asarray(x) for x in xs]
+        for i, x in zip(places, floats, strict=True):
+            full[i] = x
+        return weighed(outputs(row.f(*full)))
+
+    f = scalar
+    for _ in range(order - 1):
+        f = next_order(f)
+    found = rg.grads(f, unconnected="zero")([xs[i] for i in places])
+    return numbers(found)
+
+
+def next_order(f: Any) -> Any:
+    return lambda *xs: weighed(rg.grads(f, unconnected="zero")(list(xs)))
+
+
+def weighed(tensors: list[Any]) -> Any:
+    total = rg.scalar(0.0)
+    for t in tensors:
+        if t.dtype.kind == "f":
+            weights = np.cos(np.arange(t.size, dtype=t.dtype)).reshape(t.shape)
+            total = total + (t * weights).sum()
+        elif t.dtype.kind == "c":
+            total = total + (rg.real(t) * 0.7).sum() + (rg.imag(t) * 0.3).sum()
+    return total
+
+
+@pairs(ROWS, "numpy", "jax", "torch")
+def test_values(row: Sample, backend: str) -> None:
+    xs = given(row, backend)
+    ys = outputs(row.f(*[rg.asarray(x) for x in xs]))
+    if row.reference is not None:
+        due = row.reference(*row.inputs)
+        due = [np.asarray(d) for d in (due if isinstance(due, tuple | list) else [due])]
+    else:
+        due = numbers(row.f(*[rg.asarray(a) for a in given(row, "numpy")]))
+    assert len(ys) == len(due)
+    for y, expected in zip(ys, due, strict=True):
+        assert isinstance(y, rg.Tensor)
+        assert y.shape == expected.shape
+        np.testing.assert_allclose(y._values(), expected, rtol=1e-9, atol=1e-9)
+    for x, original in zip(xs, row.inputs, strict=True):
+        np.testing.assert_array_equal(np.asarray(x), original)
+
+
+@over([r for r in ROWS if r.order])
+def test_gradients_against_differences(row: Sample) -> None:
+    check_gradients(row.f, [rg.asarray(a) for a in row.inputs], order=row.order, rtol=row.rtol)
+
+
+@pairs([r for r in ROWS if r.order], "jax", "torch")
+def test_gradients_agree_between_libraries(row: Sample, backend: str) -> None:
+    for order in range(1, min(row.order, 2) + 1):
+        due = gradients(row, given(row, "numpy"), order)
+        got = gradients(row, given(row, backend), order)
+        for a, b in zip(got, due, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * (1 + np.abs(b).max(initial=0)))
+
+
+@pairs(ROWS, "numpy", "jax", "torch")
+def test_float32_stays_float32(row: Sample, backend: str) -> None:
+    xs = given(row, backend, single=True)
+    for y in outputs(row.f(*[rg.asarray(x) for x in xs])):
+        assert y.dtype not in (np.float64, np.complex128), y.dtype
+    if row.order:
+        due = gradients(row, given(row, "numpy"), 1)
+        for dx, expected in zip(gradients(row, xs, 1), due, strict=True):
+            assert dx.dtype in (np.float32, np.complex64)
+            scale = 1 + np.abs(expected).max(initial=0)
+            np.testing.assert_allclose(dx, expected, rtol=2e-3, atol=2e-3 * scale)
+
+
+@over([r for r in ROWS if r.covers])
+def test_creates_the_ops_that_it_covers(row: Sample) -> None:
+    rules = {t: lambda op, *grads: None for t in row.covers}
+    with rg.gradient_override_map(rules) as used:
+        row.f(*[rg.asarray(a) for a in row.inputs])
+    assert {hit.op_type for hit in used.hits} == {rg.find_op(t).type for t in row.covers}
+
+
+def test_every_op_type_has_a_sample() -> None:
+    covered = {rg.find_op(t).type for row in ROWS for t in row.covers}
+    own = {t for t in rg.op_types() if rg.find_op(t).function.__module__.startswith("regrad.")}
+    assert own - covered == set()
