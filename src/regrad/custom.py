@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from regrad import containers, dispatch
@@ -18,6 +18,7 @@ from regrad.tensor import Tensor
 from regrad.variable import Variable
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
+NOTHING: tuple[frozenset[int], bool] = frozenset(), False
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,18 +155,16 @@ class CustomCall(Rule):
     its `save` keeps what f asks for; afterwards it is the *rule* of the record.
     """
 
-    __slots__ = ("count", "f", "grad_func", "inputs", "mark", "rebuild", "running", "saved", "tapes")
-
     grad_func: Callable[..., Any]
+    running = True
+    saved: Any = ()
+    rebuild = staticmethod(containers.only)
 
     def __init__(self, f: Callable[..., Any], name: str, inputs: tuple[Tensor, ...]) -> None:
         self.f = f
         self.name = name
         self.inputs = inputs
         self.count = len(inputs)
-        self.running = True
-        self.saved: Any = ()
-        self.rebuild = containers.only
 
     # -- the guard ---------------------------------------------------------------------------
 
@@ -190,9 +189,14 @@ class CustomCall(Rule):
         """Refuse inputs of an op that f closes over while a tape watches them."""
         for x in xs:
             i = x._id
-            if i >= self.mark or not i or any(x is given for given in self.inputs):
+            if i >= self.mark or not i:
                 continue
-            if any(i in tape.watched for tape in self.tapes):
+            for given in self.inputs:
+                if x is given:
+                    break
+            else:
+                if not any(i in tape.watched for tape in self.tapes):
+                    continue
                 raise self.closes_over(_name_of(self.f, x) or f"{kind(x)} (in the op {op.type!r})")
 
     def check_variable(self, variable: Variable) -> None:
@@ -236,8 +240,8 @@ class CustomCall(Rule):
             leaves, self.rebuild = containers.flatten(value)
             y = tuple(self.adopted(leaf) for leaf in leaves)
             outputs = self.rebuild(y)
-        inputs, self.inputs, self.tapes = self.inputs, (), ()  # the record keeps what was saved
-        dispatch.put(state.tapes, CUSTOM, self, inputs, dispatch.NO_ATTRS, y, None)
+        inputs, self.inputs, self.tapes = self.inputs, (), ()  # only what was saved is kept
+        dispatch.put(state, CUSTOM, self, inputs, dispatch.NO_ATTRS, y)
         return outputs
 
     def adopted(self, y: Tensor) -> Tensor:
@@ -251,23 +255,44 @@ class CustomCall(Rule):
             return y
         return dispatch.alias_of(y)
 
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return NOTHING  # what is kept is what f saved
+
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return False  # nobody can know
 
+    def answer(self, dy: Any) -> Any:
+        """What grad_func says; it may take what was saved beside dy, or leave it."""
+        grad_func = self.grad_func
+        if not takes_saved(grad_func):
+            return grad_func(dy)
+        try:
+            return grad_func(dy, self.saved)
+        except (IndexError, AttributeError) as error:
+            trace = error.__traceback__
+            if trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None:
+                raise  # from deeper down
+            raise ArgumentError(
+                f"custom_grad: {self.name} failed with {error!r}. What f saved is "
+                f"{_described(self.saved)}: call save([a, b]) in f for saved[0] and saved[1], or "
+                "save(a=a) for saved.a."
+            ) from error
+
+    @property
+    def pulls(self) -> Any:
+        return (self.pull_only,) if self.count == 1 else None
+
+    def pull_only(self, record: Any, dy: Any) -> Any:
+        """The gradient by the only input."""
+        answer = self.answer(dy if type(dy) is Tensor else self.rebuild(dy))
+        return answer if type(answer) is Tensor else self.per_input(answer)[0]
+
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        if isinstance(dy, tuple):
-            dy = self.rebuild(dy)
-        if takes_saved(self.grad_func):
-            saved = Saved(self.saved) if isinstance(self.saved, list | tuple) else self.saved
-            answer = self.grad_func(dy, saved)
-        else:
-            answer = self.grad_func(dy)
+        answer = self.answer(dy if type(dy) is Tensor else self.rebuild(dy))
         return enumerate(self.per_input(answer))
 
     def per_input(self, answer: Any) -> Sequence[Any]:
         """What grad_func answered, one entry per input."""
-        if type(answer) is Tensor and self.count == 1:
-            return (answer,)
         given = answer if isinstance(answer, list | tuple) else [answer]
         if len(given) != self.count:
             given = _open(answer)
@@ -293,27 +318,6 @@ def _name_of(f: Any, x: Tensor) -> str | None:
         except ValueError:  # an empty cell
             continue
     return next((repr(n) for n in code.co_names if f.__globals__.get(n) is x), None)
-
-
-class Saved(tuple[Any, ...]):
-    """The saved values in order; asking for one that was not saved says so."""
-
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return super().__getitem__(index)
-        except IndexError:
-            raise ArgumentError(
-                f"custom_grad: grad_func asks for saved[{index}], but f saved {len(self)} "
-                "values. Call save([...]) in f with all that grad_func needs."
-            ) from None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise ArgumentError(
-            f"custom_grad: grad_func asks for saved.{name}, but f saved a list of {len(self)}. "
-            f"Call save({name}=...) in f, or use saved[0]."
-        )
 
 
 def unpack(answer: Any, name: str) -> tuple[Any, Callable[..., Any]]:
@@ -359,8 +363,12 @@ def _open(answer: Any) -> list[Any]:
 
 def takes_saved(grad_func: Callable[..., Any]) -> bool:
     """Whether a gradient function wants what was saved beside dy."""
-    code = getattr(grad_func, "__code__", None)
-    if code is None:
-        return len(parameters(grad_func)) != 1
-    bound = hasattr(grad_func, "__self__")
-    return code.co_argcount - bound != 1
+    if type(grad_func) is FunctionType:
+        return grad_func.__code__.co_argcount != 1
+    return len(parameters(grad_func)) != 1
+
+
+def _described(saved: Any) -> str:
+    if isinstance(saved, SimpleNamespace):
+        return f"by name ({', '.join(vars(saved))})"
+    return f"a list of {len(saved)}" if saved else "nothing"

@@ -17,13 +17,14 @@ from regrad import namespaces
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.registry import OPS, Conjugated, Op, PerInput, Rule
-from regrad.state import LIVE, current, next_id
+from regrad.state import LIVE, State, current, next_id
 from regrad.tape import GroupedRecord, Place, Record, Tape, positions
 from regrad.tensor import Tensor, wrap
 
 ndarray = np.ndarray
 NO_ATTRS: dict[str, Any] = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+WEAK = (float, int)  # numbers that take the dtype of a float beside them
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
 
@@ -31,19 +32,18 @@ NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array sca
 # -- lift ----------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)
-def _constant(value: complex, key: str, dtype: np.dtype) -> Tensor:
-    # `key` is the repr: 0.0 equals -0.0, and True equals 1, but they are not the same number
+@lru_cache(maxsize=1024, typed=True)
+def _constant(value: complex, dtype: np.dtype, key: str = "") -> Tensor:
     array = np.asarray(value, dtype=dtype)
     array.flags.writeable = False
-    constant = wrap(array)
-    constant._id = 0
-    return constant
+    shared = wrap(array)
+    shared._id = 0
+    return shared
 
 
 def constant(value: complex, dtype: np.dtype) -> Tensor:
     """A Python number as a Tensor of rank 0, shared between calls (Tensors do not change)."""
-    return _constant(value, repr(value), dtype)
+    return _constant(value, dtype) if value else _constant(value, dtype, repr(value))  # -0.0 == 0.0
 
 
 def lift(value: Any, integers: bool = False) -> Tensor:
@@ -283,59 +283,69 @@ def record(
         if binding is not None:
             rule = binding.hit(op)
     if state.tapes:
-        put(state.tapes, op, rule, xs, attrs, y, layout)
+        put(state, op, rule, xs, attrs, y, layout)
 
 
 def put(
-    tapes: Sequence[Tape],
+    state: State,
     op: Op,
     rule: Rule,
     xs: tuple[Tensor, ...],
     attrs: dict[str, Any],
     y: Any,
-    layout: tuple[Place, ...] | None,
+    layout: tuple[Place, ...] | None = None,
 ) -> None:
     """Write one record, which all the tapes that watch share."""
     ids = tuple([x._id for x in xs])
-    tapes = [tape for tape in tapes if not tape.watched.isdisjoint(ids)]
+    tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
     if not tapes:
         return
-    for tape in tapes:
-        if not tape.plain:
+    if state.tape is None:
+        for tape in tapes:
             tape.admit(op, rule, _wanted([tape], ids, layout))
     if not rule.watches or (rule.unless is not None and rule.unless(attrs, xs)):
         return
-    if rule is op.rule and op.holomorphic and _is_complex(y):
+    specs = [(x._data.shape, x._data.dtype) for x in xs]
+    if rule is op.rule and op.holomorphic and specs[0][1] not in REAL and _is_complex(y):
         rule = Conjugated(rule, OPS["Conj"].function)
     kept, keeps_y = rule.keeps(_wanted(tapes, ids, layout))
-    if any(tape.keeps_all for tape in tapes):
+    if state.tape is None and any(tape.keeps_all for tape in tapes):
         kept, keeps_y = frozenset(range(len(layout or xs))), True
-    specs = [(x._data.shape, x._data.dtype) for x in xs]
     if layout is None and type(y) is not tuple:
-        saved = _kept(xs, kept)
+        saved = _kept(xs, kept) if kept else ()
         entry = Record(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
         watches = (y._id,)
     else:
-        layout = layout or tuple(range(len(xs)))
-        several = isinstance(y, tuple)
-        outputs = y if several else (y,)
-        saved = _kept(xs, frozenset(i for p in kept for i in positions(layout[p])))
-        entry = GroupedRecord(
-            op,
-            rule,
-            attrs,
-            ids,
-            specs,
-            saved,
-            tuple(t._id for t in y) if several else y._id,
-            y if keeps_y else None,
-        )
-        entry.layout = layout
-        entry.output_specs = [(t.shape, t.dtype) for t in outputs]
-        watches = [t._id for t in outputs if not several or is_inexact(t.dtype)]
+        entry, watches = _grouped(op, rule, attrs, ids, specs, xs, kept, y, keeps_y, layout)
     for tape in tapes:
         tape.records.append(entry)
         tape.watched.update(watches)
+
+
+def _grouped(
+    op: Op,
+    rule: Rule,
+    attrs: dict[str, Any],
+    ids: tuple[int, ...],
+    specs: Sequence[tuple[Any, Any]],
+    xs: tuple[Tensor, ...],
+    kept: frozenset[int],
+    y: Any,
+    keeps_y: bool,
+    layout: tuple[Place, ...] | None,
+) -> tuple[GroupedRecord, list[int]]:
+    """The record of an op with groups of inputs or several outputs, and the ids to watch."""
+    layout = layout or tuple(range(len(xs)))
+    several = isinstance(y, tuple)
+    outputs = y if several else (y,)
+    saved = _kept(xs, frozenset(i for p in kept for i in positions(layout[p])))
+    ids_out = tuple(t._id for t in outputs)
+    entry = GroupedRecord(
+        op, rule, attrs, ids, specs, saved, ids_out if several else y._id, y if keeps_y else None
+    )
+    entry.layout = layout
+    entry.output_specs = [(t.shape, t.dtype) for t in outputs]
+    return entry, [t._id for t in outputs if not several or is_inexact(t.dtype)]
 
 
 def _is_complex(y: Any) -> bool:
@@ -346,7 +356,7 @@ def _wanted(
     tapes: Sequence[Tape], ids: tuple[int, ...], layout: tuple[Place, ...] | None
 ) -> frozenset[int]:
     """The parameters through which these tapes reach the op."""
-    if layout is None and len(ids) == 1:
+    if len(ids) == 1 and layout is None:
         return ONLY
     leaves = [i for i, x in enumerate(ids) for tape in tapes if x in tape.watched]
     if layout is None:
@@ -422,6 +432,10 @@ def binary(op: Op) -> Callable[..., Any]:
     any_dtype = not op.to_float
 
     def function(a, b, /):
+        if type(b) in WEAK and type(a) is Tensor and (d := a._data.dtype) in REAL:
+            b = constant(b, d)
+        elif type(a) in WEAK and type(b) is Tensor and (d := b._data.dtype) in REAL:
+            a = constant(a, d)
         if type(a) is Tensor is type(b):
             p = a._data
             q = b._data
@@ -513,7 +527,7 @@ def alias(x: Tensor) -> Tensor:
         if state.guard is not None:
             state.guard.check(ALIAS, (x,))
         if state.tapes:
-            put(state.tapes, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y, None)
+            put(state, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
     return y
 
 

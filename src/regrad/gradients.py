@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from regrad import containers, dispatch
@@ -40,7 +39,7 @@ class VariableGrads(NamedTuple):
     grads: dict[str, Tensor | None]
 
 
-def run_taped(tape: Tape, f: Callable[[], Any]) -> Any:
+def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
     """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
     state = current()
     if state is None:
@@ -49,7 +48,7 @@ def run_taped(tape: Tape, f: Callable[[], Any]) -> Any:
         new = State((*state.tapes, tape), state.overrides, state.guard)
     token = STATE.set(new)
     try:
-        return f()
+        return f(*args)
     finally:
         STATE.reset(token)
 
@@ -207,34 +206,47 @@ def _arguments(args: Any, api: str) -> Sequence[Any]:
 
 def _differentiated(
     f: Callable[..., Any], api: str, unconnected: Unconnected
-) -> Callable[..., tuple[Tensor, list[Any]]]:
+) -> Callable[..., tuple[Tensor, Any]]:
     callable_or_raise(f, api)
     if unconnected not in ("raise", "zero", "none"):
         raise ArgumentError(f"unconnected is 'raise', 'zero' or 'none', got {unconnected!r}")
 
-    def call(args: Sequence[Any], dy: Any) -> tuple[Tensor, list[Any]]:
-        opened = [containers.flatten(a) for a in args]
-        aliases = [[watchable(leaf, api) for leaf in leaves] for leaves, _ in opened]
-        tape = Tape([a._id for group in aliases for a in group])
-        inputs = [rebuild(group) for group, (_, rebuild) in zip(aliases, opened, strict=True)]
+    def call(args: Sequence[Any], dy: Any) -> tuple[Tensor, Sequence[Any]]:
+        inputs, aliases, close = watched_inputs(args, api)
+        tape = Tape([x._id for x in aliases])
         try:
-            y = result(run_taped(tape, partial(f, *inputs)), api)
-            dy = checked_dy(dy, y, api)
+            y = run_taped(tape, f, inputs)
         finally:
-            watched = tape.watched
-            tape.close()
+            watched = tape.close()
+        if type(y) is not Tensor or y._data.dtype is not FLOAT:
+            y = result(y, api)
+        if dy is not None:
+            dy = checked_dy(dy, y, api)
         found = pull_back(tape, y, dy, watched)
-
-        def due(i: int, j: int, x: Tensor) -> Tensor | None:
+        gradients = []
+        for i, x in enumerate(aliases):
             dx = found.get(x._id, UNUSED)
-            return dx if type(dx) is Tensor else without(dx, x, unconnected, api, args, i, j)
-
-        return y, [
-            rebuild([due(i, j, x) for j, x in enumerate(group)])
-            for i, (group, (_, rebuild)) in enumerate(zip(aliases, opened, strict=True))
-        ]
+            gradients.append(
+                dx if type(dx) is Tensor else without(dx, x, unconnected, api, args, i)
+            )
+        return y, gradients if close is None else close(gradients)
 
     return call
+
+
+def watched_inputs(
+    args: Sequence[Any], api: str
+) -> tuple[Sequence[Any], list[Tensor], Callable[[Sequence[Any]], list[Any]] | None]:
+    """The arguments for f, the fresh aliases in them, and what closes gradients by leaf again."""
+    for a in args:
+        if type(a) is not Tensor:
+            break
+    else:
+        aliases = [watchable(a, api) for a in args]
+        return aliases, aliases, None
+    leaves, rebuild = containers.flatten(list(args))
+    aliases = [watchable(leaf, api) for leaf in leaves]
+    return rebuild(aliases), aliases, rebuild
 
 
 def watchable(leaf: Any, api: str) -> Tensor:
@@ -296,21 +308,22 @@ def checked_dy(dy: Any, y: Tensor, api: str) -> Tensor | None:
 
 
 def without(
-    dx: Any, x: Tensor, unconnected: Unconnected, api: str, args: Any, i: int, j: int
+    dx: Any, x: Tensor, unconnected: Unconnected, api: str, args: Any, i: int
 ) -> Tensor | None:
     """What is due for an input that got no gradient: from a rule (None), or for lack of a path."""
     if dx is UNUSED:
         if unconnected == "none":
             return None
         if unconnected == "raise":
-            raise no_path(api, args, i, j)
+            raise no_path(api, args, i)
     return OPS["ZerosLike"].function(x)
 
 
-def no_path(api: str, args: Sequence[Any], i: int, j: int) -> GradientError:
-    """The error for an input from which no path leads to y."""
-    several = api.endswith("grads")
-    name = containers.paths(args[i], f"args[{i}]" if several else "x")[j]
+def no_path(api: str, args: Sequence[Any], i: int) -> GradientError:
+    """The error for an input (the i-th leaf) from which no path leads to y."""
+    name = containers.paths(list(args), "args")[i]
+    if not api.endswith("grads"):
+        name = name.replace("args[0]", "x", 1)
     return GradientError(
         f"cannot compute the gradient of y = f(x) by {name}: no path leads from it to y. "
         "Make sure that f uses its argument, with regrad's ops, all the way from x to y; "
@@ -357,8 +370,7 @@ def variable_grads(
     try:
         y = result(run_taped(tape, f), "variable_grads")
     finally:
-        watched = tape.watched
-        tape.close()
+        watched = tape.close()
     if y.ndim:
         raise ShapeError(
             "the f passed in variable_grads(f) must return a scalar, but it returned a Tensor "

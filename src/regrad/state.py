@@ -63,14 +63,6 @@ def in_state(state: State | None) -> Iterator[None]:
         STATE.reset(token)
 
 
-def masked() -> State | None:
-    """The state for a backward pass: the same tapes, no overrides."""
-    state = current()
-    if state is None or state.overrides is None:
-        return state
-    return State(state.tapes, None, state.guard)
-
-
 def watched(tensor_id: int) -> bool:
     """Whether an open tape of this context watches the tensor with this id."""
     state = current()

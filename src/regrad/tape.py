@@ -110,9 +110,13 @@ class Tape:
         self.watched: set[int] = set(watched)
         self.records: list[Record] = []
 
-    def close(self) -> None:
-        """Watch nothing from now on (an asyncio task may still hold a copy of the state)."""
-        self.watched = set()
+    def close(self) -> set[int]:
+        """Watch nothing from now on (an asyncio task may still hold a copy of the state).
+
+        What was watched so far is returned, for the walk.
+        """
+        watched, self.watched = self.watched, set()
+        return watched
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> None:
         """Refuse a record, by an error, that this tape cannot do with."""

@@ -261,7 +261,7 @@ def culprits(
     """The ops on the way from xs to f(xs) whose rules differ from differences of the op alone."""
     aliases = [dispatch.alias(x) for x in xs]
     tape = _KeepingTape([a._id for a in aliases])
-    run_taped(tape, lambda: f(*aliases))
+    run_taped(tape, f, aliases)
     found = []
     with np.errstate(all="ignore"):
         for record in tape.records:

@@ -6,7 +6,6 @@ Where nothing is connected they give zeros: a linear function has a Hessian.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,10 +37,9 @@ class Linearized:
         self.tape = Tape([a._id for group in self.inputs for a in group])
         aliases = [r(group) for r, group in zip(self.rebuilds, self.inputs, strict=True)]
         try:
-            y = run_taped(self.tape, partial(f, *aliases))
+            y = run_taped(self.tape, f, aliases)
         finally:
-            self.watched = self.tape.watched
-            self.tape.close()
+            self.watched = self.tape.close()
         self.ys, self.rebuild = _outputs(y, api)
 
     @property
@@ -156,10 +154,9 @@ def _transposed(
     tape = LinearTape([z._id for z in zeros])
     given = iter(zeros)
     seeds = [next(given) if is_inexact(y.dtype) else y for y in run.ys]
-    pulled = run_taped(tape, lambda: run.pull(seeds, tape))
+    pulled = run_taped(tape, run.pull, (seeds, tape))
     gradients = [dx for group in pulled for dx in group]
-    watched = tape.watched
-    tape.close()
+    watched = tape.close()
     grads: Grads = {}
     for dx, direction in zip(gradients, directions, strict=True):
         if dx._id in watched:

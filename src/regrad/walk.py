@@ -17,7 +17,7 @@ from regrad.dispatch import as_dtype, lift
 from regrad.errors import RuleError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS, label
-from regrad.state import STATE, masked
+from regrad.state import State, current, in_state
 from regrad.tape import GroupedRecord, Record, positions
 from regrad.tensor import Tensor, wrap
 
@@ -56,13 +56,14 @@ def walk(
     masked, so that the result does not depend on the scope in which the walk runs.
     `inspect` sees each record before its rule runs, and each gradient that the rule gives.
     """
-    token = STATE.set(masked())
-    try:
-        # a gradient may be infinite or NaN at a kink; that is not worth a warning
-        with np.errstate(all="ignore"):
+    # a gradient may be infinite or NaN at a kink; that is not worth a warning
+    with np.errstate(all="ignore"):
+        state = current()
+        if state is None or state.overrides is None:
             _walk(records, grads, watched, inspect)
-    finally:
-        STATE.reset(token)
+        else:
+            with in_state(State(state.tapes, None, state.guard)):
+                _walk(records, grads, watched, inspect)
     return grads
 
 
