@@ -12,7 +12,8 @@ from regrad import containers, dispatch
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import is_array
-from regrad.registry import Input, Op, Rule, parameters, place
+from regrad.registry import Input, Op
+from regrad.ruleforms import Rule, parameters, place
 from regrad.state import STATE, State, current, next_id
 from regrad.tensor import Tensor
 from regrad.variable import Variable

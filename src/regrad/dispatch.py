@@ -16,7 +16,8 @@ import numpy as np
 from regrad import namespaces
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
-from regrad.registry import OPS, Conjugated, Op, PerInput, Rule
+from regrad.registry import OPS, Op
+from regrad.ruleforms import Conjugated, PerInput, Rule
 from regrad.state import LIVE, State, current, next_id
 from regrad.tape import GroupedRecord, Place, Record, Tape, positions
 from regrad.tensor import Tensor, wrap

@@ -229,7 +229,7 @@ def _differentiated(
             gradients.append(
                 dx if type(dx) is Tensor else without(dx, x, unconnected, api, args, i)
             )
-        return y, gradients if close is None else close(gradients)
+        return y, gradients if close is None else list(close(gradients))
 
     return call
 
@@ -244,7 +244,7 @@ def watched_inputs(
     else:
         aliases = [watchable(a, api) for a in args]
         return aliases, aliases, None
-    leaves, rebuild = containers.flatten(list(args))
+    leaves, rebuild = containers.flatten(tuple(args))  # a list of numbers would be one tensor
     aliases = [watchable(leaf, api) for leaf in leaves]
     return rebuild(aliases), aliases, rebuild
 
@@ -267,8 +267,7 @@ def watchable(leaf: Any, api: str) -> Tensor:
 
 def result(y: Any, api: str) -> Tensor:
     """What f returned, if it is a Tensor that can have a gradient."""
-    if isinstance(y, Variable):
-        y = y.value
+    y = _read(y)
     if not isinstance(y, Tensor):
         raise ArgumentError(
             f"the f passed in {api}(f) must return a Tensor, got {kind(y)}."
@@ -321,7 +320,7 @@ def without(
 
 def no_path(api: str, args: Sequence[Any], i: int) -> GradientError:
     """The error for an input (the i-th leaf) from which no path leads to y."""
-    name = containers.paths(list(args), "args")[i]
+    name = containers.paths(tuple(args), "args")[i]
     if not api.endswith("grads"):
         name = name.replace("args[0]", "x", 1)
     return GradientError(
@@ -368,7 +367,7 @@ def variable_grads(
     chosen = None if var_list is None else _variables(var_list)
     tape = VariableTape(None if chosen is None else [v for v in chosen if v.trainable])
     try:
-        y = result(run_taped(tape, f), "variable_grads")
+        y = result(run_taped(tape, lambda: _read(f())), "variable_grads")
     finally:
         watched = tape.close()
     if y.ndim:
@@ -391,6 +390,11 @@ def variable_grads(
         )
     frozen = [(v, None) for v in chosen or () if not v.trainable]
     return VariableGrads(y, _by_name([*pairs, *frozen]))
+
+
+def _read(y: Any) -> Any:
+    """A Variable that f returned, read while the tape is still on."""
+    return y.value if isinstance(y, Variable) else y
 
 
 def _zero_if_none(dx: Tensor | None, x: Tensor) -> Tensor:

@@ -1,7 +1,18 @@
-"""Neural network functions: activations, normalisation, attention, dropout, embeddings."""
+"""Neural network functions: layers, activations, normalisation, attention, dropout.
+
+Images are NHWC, filters HWIO, as in TensorFlow. Nothing here holds parameters.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
+
+from regrad.dispatch import lift
+from regrad.errors import ArgumentError, DTypeError, ShapeError
+from regrad.namespaces import is_inexact
 from regrad.ops.activation import elu as elu
 from regrad.ops.activation import gelu as gelu
 from regrad.ops.activation import hard_sigmoid as hard_sigmoid
@@ -19,5 +30,114 @@ from regrad.ops.activation import silu as silu
 from regrad.ops.activation import softmax as softmax
 from regrad.ops.activation import softplus as softplus
 from regrad.ops.activation import softsign as softsign
+from regrad.ops.convolution import conv1d as conv1d
+from regrad.ops.convolution import conv2d as conv2d
+from regrad.ops.convolution import conv2d_transpose as conv2d_transpose
+from regrad.ops.convolution import conv3d as conv3d
+from regrad.ops.convolution import depthwise_conv2d as depthwise_conv2d
+from regrad.ops.convolution import separable_conv2d as separable_conv2d
+from regrad.ops.elementwise import logical_and, where
+from regrad.ops.image import batch_to_space as batch_to_space
+from regrad.ops.image import resize_bilinear as resize_bilinear
+from regrad.ops.image import resize_nearest as resize_nearest
+from regrad.ops.image import space_to_batch as space_to_batch
+from regrad.ops.matmul import matmul
 from regrad.ops.normalization import batch_norm as batch_norm
 from regrad.ops.normalization import l2_normalize as l2_normalize
+from regrad.ops.pooling import avg_pool as avg_pool
+from regrad.ops.pooling import avg_pool3d as avg_pool3d
+from regrad.ops.pooling import max_pool as max_pool
+from regrad.ops.pooling import max_pool3d as max_pool3d
+from regrad.random import bernoulli
+from regrad.shapes import Shape
+from regrad.tensor import Tensor
+
+
+def dropout(x: Any, rate: float, key: Any, noise_shape: Shape | None = None) -> Tensor:
+    """x with elements set to 0 at random, and the others scaled up so that the mean stays.
+
+    Args:
+        x: The input.
+        rate: The probability with which an element is dropped, at least 0 and below 1.
+        key: The source of randomness, see `regrad.random`: a NumPy Generator (each call drops
+            other elements), an int seed, or a JAX key.
+        noise_shape: A shape that broadcasts to x's, if elements are to be dropped together:
+            `(n, 1, 1, channels)` drops whole channels of images.
+
+    Source: `tf.dropout` of TensorFlow.js; Srivastava et al. (2014).
+
+    >>> import regrad as rg
+    >>> sorted(set(rg.nn.dropout(rg.ones((100,)), 0.5, 0).tolist()))
+    [0.0, 2.0]
+    """
+    x = lift(x)
+    if isinstance(rate, Tensor) or not 0 <= rate < 1:
+        raise ArgumentError(f"dropout: rate must be a number in [0, 1), got {rate!r}")
+    if rate == 0:
+        return x
+    keep = bernoulli(key, x.shape if noise_shape is None else noise_shape, 1 - rate)
+    return where(keep, x / (1 - rate), 0)
+
+
+def scaled_dot_product_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """`softmax(q @ kᵀ * scale) @ v`: for each query, the values averaged by how the keys fit.
+
+    Args:
+        q: Queries, shape `(..., queries, features)`.
+        k: Keys, shape `(..., keys, features)`.
+        v: Values, shape `(..., keys, any)`.
+        mask: Bools that say which keys a query may see, or floats that are added to the
+            scores; the shape broadcasts to `(..., queries, keys)`. A query that may see
+            nothing gets zeros.
+        is_causal: Query i may see the keys 0 to i only (besides what `mask` says).
+        scale: The factor of the scores, `1 / sqrt(features)` by default.
+
+    It is a composition of public ops; a rule put in force for `Softmax` or `MatMul` fires.
+
+    Source: Vaswani et al., Attention Is All You Need (2017).
+    """
+    q, k, v = lift(q), lift(k), lift(v)
+    _check_attention(q, k, v)
+    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
+    scores = matmul(q * scale, k, transpose_b=True)
+    seen = lift(np.tri(q.shape[-2], k.shape[-2], dtype=bool)) if is_causal else None
+    if mask is not None:
+        mask = lift(mask)
+        if is_inexact(mask.dtype):
+            scores = scores + mask
+        else:
+            seen = _bools(mask) if seen is None else logical_and(seen, _bools(mask))
+    if seen is None:
+        return matmul(softmax(scores), v)
+    weights = softmax(where(seen, scores, _least(scores.dtype)))
+    # a query that sees no key has equal weights by now, and none is meant
+    return matmul(where(seen, weights, 0), v)
+
+
+def _check_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError(
+            "scaled_dot_product_attention: q, k and v must be (..., queries, features), "
+            f"(..., keys, features) and (..., keys, any), got {q.shape}, {k.shape} and {v.shape}"
+        )
+
+
+def _bools(mask: Tensor) -> Tensor:
+    if mask.dtype.kind != "b":
+        raise DTypeError(
+            "scaled_dot_product_attention: mask must be bools (which keys a query may see) or "
+            f"floats (added to the scores), got {mask.dtype}; convert it: mask = mask != 0"
+        )
+    return mask
+
+
+def _least(dtype: np.dtype) -> float:
+    """A score that gives no weight, and from which any ordinary score can be subtracted."""
+    return -3e4 if dtype == np.float16 else -1e30

@@ -10,7 +10,8 @@ from contextvars import Token
 from typing import Any
 
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning
-from regrad.registry import Op, Rule, find_op, resolve
+from regrad.registry import Op, find_op, resolve
+from regrad.ruleforms import Rule
 from regrad.state import STATE, State, current
 
 _HERE = os.path.dirname(__file__) + os.sep

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import index
+
 from regrad.errors import ArgumentError, ShapeError
 
 Axis = int | tuple[int, ...] | None
@@ -48,3 +51,42 @@ def spread_axes(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ..
         new + i for i, (s, n) in enumerate(zip(small, large[new:], strict=True)) if s == 1 != n
     ]
     return (*range(new), *stretched)
+
+
+def shifted_shape(shape: Sequence[int], block: int, count: int, to: int) -> tuple[int, ...]:
+    """`shape` with the `count` entries from `block` on taken out and put back at `to`."""
+    rest = [*shape[:block], *shape[block + count :]]
+    return (*rest[:to], *shape[block : block + count], *rest[to:])
+
+
+# -- windows: what a slice selects of an axis ----------------------------------------------------
+# (first, count, step). Unlike a slice, a window is hashable, needs no length to be understood
+# and says how many elements it selects.
+
+Window = tuple[int, int, int]
+
+
+def window(entry: slice, length: int) -> Window:
+    """What a slice selects of an axis of this length."""
+    if entry.step is not None and index(entry.step) == 0:
+        raise ArgumentError(f"the step of the slice {entry} is 0")
+    first, stop, step = entry.indices(length)
+    count = len(range(first, stop, step))
+    return (first, count, step) if count else (0, 0, 1)
+
+
+def ascending(entry: Window) -> Window:
+    """The same elements, first to last."""
+    first, count, step = entry
+    return entry if step > 0 else (first + (count - 1) * step, count, -step)
+
+
+def as_slice(entry: Window) -> slice:
+    """An ascending window as a slice."""
+    first, count, step = entry
+    return slice(first, first + count * step, step)
+
+
+def flipped(windows: Sequence[Window]) -> tuple[int, ...]:
+    """The axes along which windows run backwards."""
+    return tuple(i for i, (_, _, step) in enumerate(windows) if step < 0)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regrad.registry import Op, Rule
+    from regrad.registry import Op
+    from regrad.ruleforms import Rule
 
 # Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
 Place = int | tuple[int, ...] | None

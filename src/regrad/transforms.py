@@ -16,7 +16,8 @@ from regrad.gradients import callable_or_raise, run_taped, watchable
 from regrad.namespaces import is_inexact
 from regrad.ops.array import reshape
 from regrad.ops.creation import zeros_like
-from regrad.registry import OPS, Op, Rule, describe, label
+from regrad.registry import OPS, Op
+from regrad.ruleforms import Rule, describe, label
 from regrad.tape import Record, Tape
 from regrad.tensor import Tensor
 from regrad.walk import Grads, name_of, walk

@@ -16,7 +16,8 @@ import numpy as np
 from regrad.dispatch import as_dtype, lift
 from regrad.errors import RuleError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
-from regrad.registry import OPS, label
+from regrad.registry import OPS
+from regrad.ruleforms import label
 from regrad.state import State, current, in_state
 from regrad.tape import GroupedRecord, Record, positions
 from regrad.tensor import Tensor, wrap

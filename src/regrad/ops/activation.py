@@ -27,13 +27,14 @@ from regrad.tensor import Tensor
 
 relu = elementwise(
     "Relu", "relu", lambda xp, x: xp.maximum(x, 0), "`max(x, 0)`. Gradient at 0: 0.",
-    lambda dy, y: where(y > 0, dy, 0),
+    # where y > 0 fails, y is 0 or NaN: that is the gradient there, and a NaN stays visible
+    lambda dy, y: where(y > 0, dy, y),
 )  # fmt: skip
 
 relu6 = elementwise(
     "Relu6", "relu6", lambda xp, x: xp.minimum(xp.maximum(x, 0), 6),
-    "`min(max(x, 0), 6)`. Gradient at 0 and at 6: 0.",
-    lambda dy, y: where(logical_and(y > 0, y < 6), dy, 0),
+    "`min(max(x, 0), 6)`. Gradient at 0: 0, at 6: 1.",
+    lambda dy, x: where(logical_and(x > 0, x <= 6), dy, 0),
 )  # fmt: skip
 
 

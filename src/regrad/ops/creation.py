@@ -55,9 +55,7 @@ def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -
         [[1, 2],
          [3, 4]]
     """
-    t = dispatch.lift(values)
-    if dtype is not None:
-        t = _converted(t, as_numpy_dtype(dtype))
+    t = _with_dtype(values, dtype)
     if shape is None:
         return t
     shape = tuple(shape)
@@ -73,6 +71,19 @@ def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -
     from regrad.ops.array import reshape
 
     return reshape(t, shape)
+
+
+def _with_dtype(values: Any, dtype: Any) -> Tensor:
+    """Values under a dtype; Python numbers go straight to it, not by way of float32."""
+    if dtype is None:
+        return dispatch.lift(values)
+    dtype = as_numpy_dtype(dtype)
+    if dispatch.is_plain(values) and dtype.kind in "fc":
+        try:
+            return wrap(np.array(values, dtype))
+        except (TypeError, ValueError):
+            pass  # the general way says what is wrong
+    return _converted(dispatch.lift(values), dtype)
 
 
 def _converted(t: Tensor, dtype: np.dtype) -> Tensor:
@@ -141,7 +152,8 @@ def asarray(
     >>> rg.asarray([1, 2]).dtype
     dtype('int64')
     """
-    t = _taken(obj, copy)
+    plain = dtype is not None and dispatch.is_plain(obj)
+    t = _with_dtype(obj, dtype) if plain else _taken(obj, copy)
     if device is not None and device != t.device:
         raise ArgumentError(f"asarray: the data lies on {t.device!r}, not on {device!r}")
     if dtype is None or t.dtype == as_numpy_dtype(dtype):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from regrad import printing
 from regrad.ops import array, elementwise, reduction
 
 
@@ -59,6 +60,21 @@ class Methods:
 
     def __rpow__(self, other: Any) -> Any:
         return elementwise.pow(other, self)
+
+    # -- as text ---------------------------------------------------------------------------
+
+    def to_string(self, verbose: bool = False) -> str:
+        """The values as TensorFlow.js prints them; `verbose` adds dtype, rank and shape."""
+        return printing.to_string(self, verbose)
+
+    def print(self, verbose: bool = False) -> None:
+        """Print the values as TensorFlow.js does."""
+        print(printing.to_string(self, verbose))
+
+    __str__ = printing.to_string
+
+    def __repr__(self) -> str:
+        return printing.repr_of(self)
 
     # -- TensorFlow.js's methods: one tensor --------------------------------------------------
 

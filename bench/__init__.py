@@ -1,0 +1,6 @@
+"""The benchmark suite: regrad against its peers, interleaved in one run (`python -m bench`)."""
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"  # read by the libraries when they are imported

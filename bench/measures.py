@@ -1,0 +1,208 @@
+"""The table of measures. A measure is called with an `Effort` and gives rows of figures."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+import regrad as rg
+from bench import contestants
+from bench.contestants import (
+    Contestants,
+    Function,
+    chain,
+    in_autograd,
+    in_regrad,
+    regrad_square,
+)
+from bench.report import Row, megabytes, time, times
+from bench.timing import Call, Effort, Ratio, Sampler, interleaved, ratio, sampler
+
+Measure = Callable[[Effort], Iterator[Row]]
+LAZY = ("jax", "torch", "matplotlib", "optax", "scipy.special")  # never for `import regrad`
+
+
+def compared(
+    title: str, samples: dict[str, list[float]], bounds: Mapping[str, float]
+) -> Iterator[Row]:
+    """One row per peer: the median of each, and the median of the ratios."""
+    ours = samples["regrad"]
+    for peer, bound in bounds.items():
+        r: Ratio = ratio(ours, samples[peer])
+        yield Row(
+            title,
+            time(median(ours)),
+            peer,
+            time(median(samples[peer])),
+            f"{times(r.median)} ({r.low:.2f} to {r.high:.2f})",
+            f"≤ {times(bound)}",
+            r.median <= bound,
+        )
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The time of regrad against that of its peers."""
+
+    title: str
+    contestants: Callable[[], Contestants]
+    bounds: Mapping[str, float]  # peer: how many times its time regrad may take
+    per: Mapping[str, int] = field(default_factory=dict)  # how many ops one call counts for
+    rounds: int | None = None  # fewer, where one call takes long
+
+    def __call__(self, effort: Effort) -> Iterator[Row]:
+        samplers = {
+            name: sampler(call, effort.seconds, self.per.get(name, 1))
+            for name, call in self.contestants().items()
+        }
+        rounds = min(self.rounds or effort.rounds, effort.rounds)
+        yield from compared(self.title, interleaved(samplers, rounds), self.bounds)
+
+
+# -- memory ----------------------------------------------------------------------------------
+
+
+def memory(effort: Effort) -> Iterator[Row]:
+    """What a tape keeps of 100 additions of 1 MB, and the most that is held at any time."""
+    ours, our_peak = traced(in_regrad)
+    theirs, their_peak = traced(in_autograd)
+    figures = megabytes(ours), "autograd", megabytes(theirs)
+    yield Row("kept by 100 adds of 1 MB", *figures, "", "≤ 3 MB", ours <= 3e6)
+    figures = megabytes(our_peak), "autograd", megabytes(their_peak)
+    yield Row("peak, with the backward pass", *figures, "", "", None)
+
+
+def traced(library: Callable[[Function, np.ndarray], Call]) -> tuple[int, int]:
+    """Bytes held after the forward pass, while the tape is alive, and the peak of the call.
+
+    The input was there before. Every addition makes a new array, so a tape that holds inputs
+    or outputs would hold 100 MB. The result of the last addition counts; it is 1 MB itself.
+    """
+    readings = []
+
+    def f(x):
+        y = chain(lambda x: x + x)(x)
+        readings.append(tracemalloc.get_traced_memory()[0])
+        return y
+
+    call = library(f, np.ones(125_000))
+    call()  # what is made once, and cached, does not count
+    gc.collect()
+    tracemalloc.start()
+    try:
+        call()
+        return readings[-1], tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# -- import ----------------------------------------------------------------------------------
+
+
+def importing(effort: Effort) -> Iterator[Row]:
+    """The time of `import regrad` in a fresh process, and what it loads."""
+    with tempfile.TemporaryDirectory() as cache:
+        samplers = {"regrad": import_of("regrad", cache), "import numpy": import_of("numpy", cache)}
+        for sample in samplers.values():
+            sample()  # writes the byte code, which both then read as an installed package's is
+        samples = interleaved(samplers, min(effort.rounds, 15))
+        yield from compared("import regrad", samples, {"import numpy": 1.5})
+        loaded = fresh(
+            f"import regrad, sys; print(*[m for m in {LAZY} if m in sys.modules])", cache
+        )
+    yield Row("optional packages that it loads", loaded or "none", "", "", "", "none", not loaded)
+
+
+def import_of(module: str, cache: str) -> Sampler:
+    code = (
+        "from time import perf_counter; start = perf_counter(); "
+        f"import {module}; print(perf_counter() - start)"
+    )
+    return lambda: float(fresh(code, cache))
+
+
+def fresh(code: str, cache: str) -> str:
+    """What a new interpreter prints for this code; it keeps byte code in the folder `cache`."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = cache
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, env=env
+    ).stdout.strip()
+
+
+# -- leaks -----------------------------------------------------------------------------------
+
+
+def objects(effort: Effort) -> Iterator[Row]:
+    """How many more objects are alive after many calls than after a few."""
+    for what, work in (("gradient calls", gradient_calls), ("override scopes", override_scopes)):
+        grown = growth(work, effort.calls)
+        title = f"objects alive after {effort.calls:,} {what}"
+        yield Row(title, f"{grown:+,}", "", "", "", "no growth", grown <= 0)
+
+
+def growth(work: Callable[[int], None], calls: int) -> int:
+    """Objects that the garbage collector tracks, after `calls` calls against before."""
+    work(200)
+    before = alive()
+    work(calls)
+    return alive() - before
+
+
+def alive() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def gradient_calls(count: int) -> None:
+    """New functions and new tensors each time: nothing may remember them."""
+    for i in range(count):
+        rg.grad(lambda x: regrad_square(x) * x)(rg.tensor([float(i)]))
+
+
+def override_scopes(count: int) -> None:
+    for i in range(count):
+        with rg.gradient_override_map({"Sign": lambda dy, x: dy * x}):
+            rg.grad(rg.sign)(rg.tensor([float(i)]))
+
+
+# -- the table -------------------------------------------------------------------------------
+
+MEASURES: dict[str, Measure] = {
+    "program-7": Speed(
+        "program 7: a custom op of 4 elements",
+        contestants.program_7,
+        {"autograd": 0.6, "torch": 0.25},
+    ),
+    "custom-chain": Speed("100 custom ops", contestants.custom_chain, {"autograd": 0.7}),
+    "sin-chain": Speed("100 sin", contestants.sin_chain, {"autograd": 0.7, "torch": 0.7}),
+    "multiply-chain": Speed(
+        "100 x * x", contestants.multiply_chain, {"autograd": 0.4, "torch": 0.8}
+    ),
+    "no-tape": Speed(
+        "x * x of 4 elements, no tape",
+        contestants.no_tape,
+        {"numpy.multiply": 2.5},
+        per={"regrad": 1000, "numpy.multiply": 1000},
+    ),
+    "deep-chain": Speed(
+        "per op at 100,000 sin",
+        contestants.deep_chain,
+        {"regrad at 1,000": 1.5},
+        per={"regrad": 100_000, "regrad at 1,000": 1000},
+        rounds=9,
+    ),
+    "memory": memory,
+    "import": importing,
+    "objects": objects,
+}

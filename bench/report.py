@@ -1,0 +1,125 @@
+"""Rows of figures as text: a line on the screen, a table in Markdown."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+HEADER = ("measure", "regrad", "against", "", "ratio (quartiles)", "bound", "met")
+WIDTHS = (40, 8, 15, 8, 22, 9, 3)
+LIBRARIES = ("regrad", "numpy", "autograd", "torch")
+
+
+class Row(NamedTuple):
+    """One comparison, or one figure with its bound."""
+
+    title: str
+    ours: str
+    peer: str
+    theirs: str
+    ratio: str
+    bound: str
+    met: bool | None  # None: for information, without a bound
+
+
+def cells(row: Row) -> Sequence[str]:
+    return (*row[:-1], {True: "yes", False: "NO", None: ""}[row.met])
+
+
+def line(texts: Sequence[str]) -> str:
+    """A row on the screen."""
+    padded = (text.ljust(width) for text, width in zip(texts, WIDTHS, strict=True))
+    return "  ".join(padded).rstrip()
+
+
+def summary(rows: Sequence[Row]) -> str:
+    verdicts = [row.met for row in rows if row.met is not None]
+    return f"{sum(verdicts)} of {len(verdicts)} bounds are met."
+
+
+def markdown(rows: Sequence[Row], load: float) -> str:
+    """The whole report."""
+    return "\n".join(
+        [
+            f"# Benchmark of {today()}",
+            "",
+            f"- Command: `python -m bench` (one thread, load average {load:.1f} at the start)",
+            f"- Machine: {cpu()}, {cores()}, {platform.system()} {platform.machine()}",
+            f"- Versions: Python {platform.python_version()}, "
+            + ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+            + f"; regrad at commit {commit()}",
+            "",
+            table_line(HEADER),
+            table_line(["---", "--:", "---", "--:", "--:", "--:", "---"]),
+            *(table_line(cells(row)) for row in rows),
+            "",
+            summary(rows),
+            "How to read this: [bench/README.md](../README.md).",
+            "",
+        ]
+    )
+
+
+def table_line(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+# -- the machine -----------------------------------------------------------------------------
+
+
+def cpu() -> str:
+    """The processor's model; no name of the machine."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or "unknown processor"
+
+
+def cores() -> str:
+    count = os.cpu_count() or 1
+    return f"{count} core{'s' if count > 1 else ''}"
+
+
+def commit() -> str:
+    """Which source was measured; `-dirty` says that it was not what is committed."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def today() -> str:
+    return datetime.date.today().isoformat()
+
+
+def slug() -> str:
+    """The machine in a file name: `amd-epyc-2-cores`."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{cpu()} {cores()}".lower()).strip("-")
+
+
+# -- figures ---------------------------------------------------------------------------------
+
+
+def time(seconds: float) -> str:
+    """Three digits in a unit that suits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def times(factor: float) -> str:
+    return f"{factor:.2f} ×"
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:.2f} MB"

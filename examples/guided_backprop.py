@@ -1,0 +1,149 @@
+"""Guided backprop, deconvnet and the plain gradient of one unedited ReLU network.
+
+The three saliency methods differ only in how a gradient passes a ReLU, so each is a rule for the
+op type "Relu", put in force around the call. Then the sanity check of Adebayo et al.: the last
+layer is replaced by random numbers. A saliency that explains the prediction must change.
+
+                 dx, for y = relu(x)
+    gradient     dy where x > 0
+    deconvnet    dy where dy > 0
+    guided       dy where x > 0 and dy > 0
+
+Run:     python examples/guided_backprop.py [--quick]
+Prints:  test accuracy of a network 64-128-128-128-128-128-128-10 on handwritten digits, and for
+         each method the median cosine between the saliencies before and after (1: it did not
+         notice). Draws out/guided_backprop.png.
+Source:  Zeiler and Fergus, 2013, arXiv 1311.2901. Springenberg et al., 2014, arXiv 1412.6806.
+         Adebayo et al., "Sanity Checks for Saliency Maps", 2018, arXiv 1810.03292.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import regrad as rg
+
+METHODS = {
+    "gradient": {},
+    "deconvnet": {"Relu": rg.rules.deconvnet_relu},
+    "guided": {"Relu": rg.rules.guided_relu},
+}
+
+
+def model(layers, x):
+    *hidden, (w, b) = layers
+    for v, c in hidden:
+        x = rg.nn.relu(x @ v + c)
+    return x @ w + b
+
+
+def saliency(layers, x, classes, rules):
+    """The gradient of each image's logit of the given class, under the rules."""
+    with rg.gradient_override_map(rules) as used:
+        dx = rg.grad(lambda x: rg.sum(model(layers, x) * classes))(x)
+    used.assert_fired()
+    return dx.numpy()
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def layer(rng, m: int, n: int):
+    w = rng.normal(size=(m, n)) * np.sqrt(2 / m)
+    return [rg.tensor(w, dtype="float32"), rg.zeros(n)]
+
+
+def adam(layers, gradients, state, rate=1e-3):
+    """One step; `state` holds the running means of gradients and squares, in place."""
+    state["steps"] = t = state.get("steps", 0) + 1
+    new = []
+    for i, (pair, dpair) in enumerate(zip(layers, gradients, strict=True)):
+        new.append([])
+        for j, (x, dx) in enumerate(zip(pair, dpair, strict=True)):
+            m, v = state.get((i, j), (0.0, 0.0))
+            state[i, j] = m, v = 0.9 * m + 0.1 * dx, 0.999 * v + 0.001 * rg.square(dx)
+            new[i].append(x - rate * (m / (1 - 0.9**t)) / (rg.sqrt(v / (1 - 0.999**t)) + 1e-8))
+    return new
+
+
+def train(layers, x, labels, epochs: int, rng, batch: int = 64):
+    state = {}
+    for _ in range(epochs):
+        for rows in np.array_split(rng.permutation(len(x)), len(x) // batch):
+            part, target = rg.tensor(x[rows]), rg.tensor(labels[rows])
+
+            def loss(layers):
+                return rg.losses.softmax_cross_entropy(target, model(layers, part))  # noqa: B023
+
+            layers = adam(layers, rg.grad(loss)(layers), state)
+    return layers
+
+
+# -- the experiment --------------------------------------------------------------------------------
+
+
+def cosines(a, b):
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.sum(a * b, axis=1) / np.maximum(norms, 1e-30)
+
+
+def draw(images, before, after, medians, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("Agg")
+    columns = [("image", images)]
+    for name in METHODS:
+        columns += [(name, before[name]), (f"{name},\nlast layer random", after[name])]
+    figure, panels = plt.subplots(
+        len(images), len(columns), figsize=(11, 1.75 * len(images) + 0.8), layout="constrained"
+    )
+    for row, line in enumerate(panels):
+        for axes, (title, values) in zip(line, columns, strict=True):
+            map = values[row].reshape(8, 8)
+            limit = abs(map).max()
+            axes.imshow(map, cmap="gray" if title == "image" else "RdBu_r", vmin=-limit, vmax=limit)
+            axes.set(xticks=[], yticks=[])
+            if row == 0:
+                axes.set_title(title, fontsize=10)
+    figure.supxlabel(
+        "red: more of this pixel raises the class · median cosine before / after: "
+        + ", ".join(f"{name} {value:.2f}" for name, value in medians.items()),
+        fontsize=10,
+    )
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def main(quick: bool = False) -> dict[str, float]:
+    """Train, compare the methods, draw; return the median cosines."""
+    digits = load_digits()
+    x = (digits.data / 16).astype(np.float32)
+    split = train_test_split(x, digits.target, random_state=0, stratify=digits.target)
+    x_train, x_test, labels_train, labels_test = split
+    one_hot = np.eye(10, dtype=np.float32)
+    rng = np.random.default_rng(0)
+    sizes = [64] + [128] * 6 + [10]
+    layers = [layer(rng, m, n) for m, n in zip(sizes, sizes[1:], strict=False)]
+    layers = train(layers, x_train, one_hot[labels_train], 5 if quick else 30, rng)
+
+    images = rg.tensor(x_test)
+    predicted = model(layers, images).numpy().argmax(1)
+    print(f"test accuracy {np.mean(predicted == labels_test):.1%}")
+    classes = rg.tensor(one_hot[predicted])
+    randomised = [*layers[:-1], layer(rng, 128, 10)]
+    before = {k: saliency(layers, images, classes, rules) for k, rules in METHODS.items()}
+    after = {k: saliency(randomised, images, classes, rules) for k, rules in METHODS.items()}
+    medians = {k: float(np.median(cosines(before[k], after[k]))) for k in METHODS}
+    for name, median in medians.items():
+        print(f"{name:>10}: median cosine before and after randomising the last layer {median:.3f}")
+    draw(x_test[:4], before, after, medians, Path("out/guided_backprop.png"))
+    return medians
+
+
+if __name__ == "__main__":
+    main(quick="--quick" in sys.argv)

@@ -1,0 +1,260 @@
+"""Loss functions, with TensorFlow.js's weights and reductions.
+
+Each compares `labels` and `predictions` of one shape, element by element, and reduces:
+
+* `weights` multiplies the losses. It broadcasts to their shape: one weight per example has
+  the shape `(batch, 1)`, say. A weight of 0 takes an element out.
+* `reduction` is `"sum_by_nonzero_weights"` (the default: the sum, divided by the number of
+  elements whose weight is not 0), `"mean"` (the sum, divided by the sum of the weights),
+  `"sum"`, or `"none"` (one loss per element).
+
+The losses are differentiable in labels, predictions and weights, as often as you like. All
+are compositions of public ops, so overrides fire inside them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regrad.dispatch import lift
+from regrad.errors import ArgumentError, ShapeError, near
+from regrad.namespaces import FLOAT, is_inexact
+from regrad.nn import log_sigmoid, log_softmax, relu
+from regrad.ops.elementwise import abs, astype, clip, log, not_equal, squared_difference
+from regrad.ops.reduction import sum
+from regrad.tensor import Tensor
+
+BY_NONZERO = "sum_by_nonzero_weights"
+REDUCTIONS = (BY_NONZERO, "mean", "sum", "none")
+
+
+# -- weights and reductions ----------------------------------------------------------------------
+
+
+def compute_weighted_loss(losses: Any, weights: Any = None, reduction: str = BY_NONZERO) -> Tensor:
+    """The losses, weighted and reduced, as every loss here does it.
+
+    Raises ShapeError if the weights do not broadcast to the losses, and ArgumentError for an
+    unknown reduction. If all weights are 0 the two averages are 0/0, NaN.
+
+    Source: `tf.losses.computeWeightedLoss` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> rg.losses.compute_weighted_loss(rg.tensor([1.0, 2.0, 3.0]), [0.0, 1.0, 3.0]).print()
+    Tensor
+        5.5
+    """
+    _check_reduction(reduction)
+    losses = lift(losses)
+    losses = _float(losses, like=losses)
+    if weights is not None:
+        weights = lift(weights)
+        _check_weights(losses, weights)
+        weighted = losses * weights
+    else:
+        weighted = losses
+    if reduction == "none":
+        return weighted
+    total = sum(weighted)
+    if reduction == "sum":
+        return total
+    return total / _divisor(losses, weights, reduction)
+
+
+def _divisor(losses: Tensor, weights: Tensor | None, reduction: str) -> Tensor | int:
+    """What the sum of the losses is divided by: a sum over the weights as they broadcast."""
+    if weights is None:
+        return losses.size
+    if reduction == BY_NONZERO:
+        weights = astype(not_equal(weights, 0), losses.dtype)
+    return sum(weights) * (losses.size / max(weights.size, 1))
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(
+            f"there is no reduction {reduction!r}.{near(str(reduction), REDUCTIONS)} "
+            f"The reductions are {', '.join(map(repr, REDUCTIONS))}."
+        )
+
+
+def _check_weights(losses: Tensor, weights: Tensor) -> None:
+    new = losses.ndim - weights.ndim
+    tail = losses.shape[max(new, 0) :]
+    if new < 0 or any(w not in (1, n) for w, n in zip(weights.shape, tail, strict=True)):
+        raise ShapeError(
+            f"weights of the shape {weights.shape} do not broadcast to the losses' shape "
+            f"{losses.shape}; one weight per example needs an axis of size 1 for each other axis"
+        )
+
+
+def _pair(loss: str, labels: Any, predictions: Any) -> tuple[Tensor, Tensor]:
+    """Labels and predictions as Tensors of one shape; integers become floats."""
+    labels, predictions = lift(labels), lift(predictions)
+    if labels.shape != predictions.shape:
+        raise ShapeError(
+            f"{loss}: labels and predictions must have one shape, got labels {labels.shape} and "
+            f"predictions {predictions.shape}"
+        )
+    predictions = _float(predictions, like=labels)
+    return _float(labels, like=predictions), predictions
+
+
+def _float(x: Tensor, like: Tensor) -> Tensor:
+    if is_inexact(x.dtype):
+        return x
+    return astype(x, like.dtype if is_inexact(like.dtype) else FLOAT)
+
+
+# -- losses of predictions -----------------------------------------------------------------------
+
+
+def absolute_difference(
+    labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
+) -> Tensor:
+    """`abs(labels - predictions)`. Gradient where they are equal: 0.
+
+    Source: `tf.losses.absoluteDifference` of TensorFlow.js.
+    """
+    labels, predictions = _pair("absolute_difference", labels, predictions)
+    return compute_weighted_loss(abs(labels - predictions), weights, reduction)
+
+
+def mean_squared_error(
+    labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
+) -> Tensor:
+    """`(labels - predictions)²`.
+
+    Source: `tf.losses.meanSquaredError` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> rg.losses.mean_squared_error([1.0, 2.0], [1.0, 4.0]).print()
+    Tensor
+        2
+    """
+    labels, predictions = _pair("mean_squared_error", labels, predictions)
+    return compute_weighted_loss(squared_difference(labels, predictions), weights, reduction)
+
+
+def huber_loss(
+    labels: Any,
+    predictions: Any,
+    weights: Any = None,
+    reduction: str = BY_NONZERO,
+    *,
+    delta: float = 1.0,
+) -> Tensor:
+    """Half the squared error up to an error of `delta`, and linear beyond.
+
+    Source: `tf.losses.huberLoss` of TensorFlow.js.
+    """
+    labels, predictions = _pair("huber_loss", labels, predictions)
+    error = predictions - labels
+    # by the clipped error and not by abs(error), whose second derivative is wrong at 0
+    quadratic = clip(error, -delta, delta)
+    return compute_weighted_loss(quadratic * (error - 0.5 * quadratic), weights, reduction)
+
+
+def hinge_loss(
+    labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
+) -> Tensor:
+    """`relu(1 - s * predictions)`, where s is -1 for the label 0 and 1 for the label 1.
+
+    Source: `tf.losses.hingeLoss` of TensorFlow.js.
+    """
+    labels, predictions = _pair("hinge_loss", labels, predictions)
+    return compute_weighted_loss(relu(1 - (2 * labels - 1) * predictions), weights, reduction)
+
+
+def log_loss(
+    labels: Any,
+    predictions: Any,
+    weights: Any = None,
+    reduction: str = BY_NONZERO,
+    *,
+    epsilon: float = 1e-7,
+) -> Tensor:
+    """`-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)` of probabilities p.
+
+    Of logits take `sigmoid_cross_entropy`, which needs no epsilon.
+
+    Source: `tf.losses.logLoss` of TensorFlow.js.
+    """
+    labels, predictions = _pair("log_loss", labels, predictions)
+    yes = labels * log(predictions + epsilon)
+    no = (1 - labels) * log(1 - predictions + epsilon)
+    return compute_weighted_loss(-yes - no, weights, reduction)
+
+
+def cosine_distance(
+    labels: Any,
+    predictions: Any,
+    weights: Any = None,
+    reduction: str = BY_NONZERO,
+    *,
+    axis: int,
+) -> Tensor:
+    """`1 - sum(labels * predictions)` along `axis`, which stays as an axis of size 1.
+
+    The vectors along `axis` are taken to have norm 1 already; `nn.l2_normalize` sees to that.
+
+    Source: `tf.losses.cosineDistance` of TensorFlow.js.
+    """
+    labels, predictions = _pair("cosine_distance", labels, predictions)
+    distance = 1 - sum(labels * predictions, axis=axis, keepdims=True)
+    return compute_weighted_loss(distance, weights, reduction)
+
+
+# -- losses of logits ----------------------------------------------------------------------------
+
+
+def sigmoid_cross_entropy(
+    labels: Any,
+    logits: Any,
+    weights: Any = None,
+    reduction: str = BY_NONZERO,
+    *,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
+
+    `label_smoothing` moves the labels that much of the way to 1/2.
+
+    Source: `tf.losses.sigmoidCrossEntropy` of TensorFlow.js.
+    """
+    labels, logits = _pair("sigmoid_cross_entropy", labels, logits)
+    labels = _smooth(labels, label_smoothing, 2)
+    losses = -labels * log_sigmoid(logits) - (1 - labels) * log_sigmoid(-logits)
+    return compute_weighted_loss(losses, weights, reduction)
+
+
+def softmax_cross_entropy(
+    labels: Any,
+    logits: Any,
+    weights: Any = None,
+    reduction: str = BY_NONZERO,
+    *,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The cross entropy of distributions `labels` and `softmax(logits)` along the last axis.
+
+    There is one loss, and one weight, per example. `label_smoothing` moves the labels that much
+    of the way to equal probabilities.
+
+    Source: `tf.losses.softmaxCrossEntropy` of TensorFlow.js. (The gradient by the labels is
+    `-log_softmax(logits)` here, the derivative; TensorFlow.js has another formula.)
+
+    >>> import regrad as rg
+    >>> rg.losses.softmax_cross_entropy([[0.0, 1.0]], [[5.0, 5.0]]).print()
+    Tensor
+        0.6931471824645996
+    """
+    labels, logits = _pair("softmax_cross_entropy", labels, logits)
+    labels = _smooth(labels, label_smoothing, labels.shape[-1] if labels.ndim else 1)
+    losses = -sum(labels * log_softmax(logits), axis=-1)
+    return compute_weighted_loss(losses, weights, reduction)
+
+
+def _smooth(labels: Tensor, amount: float, classes: int) -> Tensor:
+    """Labels moved towards equal probabilities for all classes."""
+    return labels * (1 - amount) + amount / classes if amount else labels

@@ -1,0 +1,433 @@
+"""Convolution: images are NHWC, (batch, height, width, channels), filters HWIO.
+
+A convolution, its gradient by the images and its gradient by the filter are each linear in two
+tensors, and each is made of the other two: they are one another's rules, to any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regrad.dispatch import lift
+from regrad.errors import ShapeError
+from regrad.ops import windows
+from regrad.ops.array import expand_dims, reshape
+from regrad.ops.windows import (
+    Ints,
+    NumPyKernels,
+    Padding,
+    Plan,
+    Sizes,
+    Windows,
+    check_filter,
+    plan_of,
+)
+from regrad.opsheet import op
+from regrad.registry import gradient
+from regrad.shapes import Shape
+from regrad.tensor import Tensor
+
+# -- JAX: XLA's convolution, which dilates either operand ----------------------------------------
+
+
+class JaxKernels:
+    """`lax.conv_general_dilated`, with the axes of each kernel told by name."""
+
+    @staticmethod
+    def forward(x: Any, w: Any, plan: Plan) -> Any:
+        """The convolution."""
+        win = plan.win
+        axes = ("NDHWC", "DHWIO", "NDHWC")
+        return _xla(
+            x, w, axes, win.strides, win.padding, rhs_dilation=win.dilations,
+            feature_group_count=plan.groups,
+        )  # fmt: skip
+
+    @staticmethod
+    def by_images(dy: Any, w: Any, plan: Plan) -> Any:
+        """Its gradient by the images: a convolution of the dilated dy with the flipped filter."""
+        win, n = plan.win, len(plan.win.size)
+        if plan.groups > 1:
+            w = w.reshape(*w.shape[:n], plan.groups, -1)  # (channels, multiplier) as (out, in)
+        padding = [
+            (r - 1 - lo, size + r - 1 - ((out - 1) * s + 1) - (r - 1 - lo))
+            for size, out, s, r, (lo, _) in zip(
+                win.inputs, win.outputs, win.strides, win.reach, win.padding, strict=True
+            )
+        ]
+        w = w[(slice(None, None, -1),) * n]
+        axes = ("NDHWC", "DHWOI", "NDHWC")
+        return _xla(
+            dy, w, axes, (1,) * n, padding, lhs_dilation=win.strides,
+            rhs_dilation=win.dilations, feature_group_count=plan.groups,
+        )  # fmt: skip
+
+    @staticmethod
+    def by_filter(x: Any, dy: Any, plan: Plan) -> Any:
+        """Its gradient by the filter: a convolution of x with dy that sums over the batch."""
+        win = plan.win
+        padding = [
+            (lo, (out - 1) * s + 1 + (k - 1) * d - size - lo)
+            for size, out, k, s, d, (lo, _) in zip(
+                win.inputs, win.outputs, win.size, win.strides, win.dilations, win.padding,
+                strict=True,
+            )
+        ]  # fmt: skip
+        axes = ("CDHWN", "IDHWO", "DHWNC")
+        return _xla(
+            x, dy, axes, win.dilations, padding, rhs_dilation=win.strides,
+            batch_group_count=plan.groups,
+        )  # fmt: skip
+
+
+def _xla(a: Any, b: Any, axes: Sequence[str], strides: Sizes, padding: Any, **options: Any) -> Any:
+    import jax
+
+    surplus = "DHW"[: 5 - a.ndim]
+    names = tuple("".join(c for c in spec if c not in surplus) for spec in axes)
+    return jax.lax.conv_general_dilated(a, b, strides, padding, dimension_numbers=names, **options)
+
+
+# -- PyTorch: channels first (the same memory under permuted axes) -------------------------------
+
+
+class TorchKernels:
+    """`torch.nn.functional.conv2d` and its kin."""
+
+    @staticmethod
+    def forward(x: Any, w: Any, plan: Plan) -> Any:
+        """The convolution."""
+        import torch
+
+        x, padding = _torch_padded(x, plan.win)
+        conv = torch.nn.functional.conv2d if len(padding) == 2 else torch.nn.functional.conv3d
+        y = conv(
+            x.movedim(-1, 1), _oi_first(w), None, plan.win.strides, padding, plan.win.dilations,
+            plan.groups,
+        )  # fmt: skip
+        return y.movedim(1, -1)
+
+    @staticmethod
+    def by_images(dy: Any, w: Any, plan: Plan) -> Any:
+        """Its gradient by the images."""
+        from torch.nn import grad
+
+        even = _even_padding(plan.win)
+        sizes = plan.win.padded if even is None else plan.win.inputs
+        dx = (grad.conv2d_input if len(sizes) == 2 else grad.conv3d_input)(
+            (plan.images[0], plan.images[-1], *sizes), _oi_first(w), dy.movedim(-1, 1),
+            plan.win.strides, even or (0,) * len(sizes), plan.win.dilations, plan.groups,
+        ).movedim(1, -1)  # fmt: skip
+        return dx if even is not None else windows.cropped(dx, plan.win.padding)
+
+    @staticmethod
+    def by_filter(x: Any, dy: Any, plan: Plan) -> Any:
+        """Its gradient by the filter."""
+        from torch.nn import grad
+
+        x, padding = _torch_padded(x, plan.win)
+        *size, i, o = plan.filter
+        dw = (grad.conv2d_weight if len(padding) == 2 else grad.conv3d_weight)(
+            x.movedim(-1, 1), (o, i, *size), dy.movedim(-1, 1), plan.win.strides, padding,
+            plan.win.dilations, plan.groups,
+        )  # fmt: skip
+        return dw.movedim((0, 1), (-1, -2))
+
+
+def _torch_padded(x: Any, win: Windows) -> tuple[Any, Sizes]:
+    """x and the padding that torch is to add: all of it, or none if its sides differ."""
+    import array_api_compat.torch as xp
+
+    even = _even_padding(win)
+    if even is not None:
+        return x, even
+    return windows.padded(xp, x, win.padding), (0,) * len(win.size)
+
+
+def _even_padding(win: Windows) -> Sizes | None:
+    return tuple(lo for lo, _ in win.padding) if all(lo == hi for lo, hi in win.padding) else None
+
+
+def _oi_first(w: Any) -> Any:
+    return w.movedim((-1, -2), (0, 1))
+
+
+# -- the kernels of the ops ----------------------------------------------------------------------
+
+KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "jax": JaxKernels, "torch": TorchKernels}
+
+
+def _compute(xp: Any, kernel: str, a: Any, b: Any, plan: Plan, shape: Sizes) -> Any:
+    """Run a kernel; where there is nothing to sum, libraries differ, and zeros are due."""
+    if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
+        return xp.zeros(shape, dtype=a.dtype, device=getattr(a, "device", None))
+    return getattr(KERNELS[windows.library(xp)], kernel)(a, b, plan)
+
+
+def _forward(xp: Any, x: Any, w: Any, plan: Plan) -> Any:
+    return _compute(xp, "forward", x, xp.reshape(w, plan.filter), plan, plan.output)
+
+
+def _by_images(xp: Any, dy: Any, w: Any, plan: Plan) -> Any:
+    return _compute(xp, "by_images", dy, xp.reshape(w, plan.filter), plan, plan.images)
+
+
+def _by_filter(xp: Any, x: Any, dy: Any, plan: Plan, shape: Sizes) -> Any:
+    return xp.reshape(_compute(xp, "by_filter", x, dy, plan, plan.filter), shape)
+
+
+# -- the ops -------------------------------------------------------------------------------------
+
+
+def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[..., Tensor]]:
+    """A convolution and its two gradients as ops of the given types, each other's rules."""
+
+    def convolve(xp, x: Tensor, w: Tensor, /, strides: Sizes, pad: Any, dilations: Sizes) -> Tensor:
+        plan = plan_of(name, x.shape, w.shape, strides, pad, dilations, depthwise)
+        return _forward(xp, x, w, plan)
+
+    def by_images(
+        xp, x: Tensor, w: Tensor, /, shape: Shape, strides: Sizes, pad: Any, dilations: Sizes
+    ) -> Tensor:
+        plan = plan_of(f"{name}_transpose", shape, w.shape, strides, pad, dilations, depthwise)
+        _check_transposed(f"{name}_transpose", x.shape, plan)
+        return _by_images(xp, x, w, plan)
+
+    def by_filter(
+        xp, a: Tensor, b: Tensor, /, shape: Shape, strides: Sizes, pad: Any, dilations: Sizes
+    ) -> Tensor:
+        plan = plan_of(name, a.shape, shape, strides, pad, dilations, depthwise)
+        return _by_filter(xp, a, b, plan, tuple(shape))
+
+    kernels = (convolve, by_images, by_filter)
+    for kernel, suffix in zip(kernels, ("", "_backprop_input", "_backprop_filter"), strict=True):
+        kernel.__name__ = name + suffix
+    ops = [op(t, to_float=True)(k) for t, k in zip(types, kernels, strict=True)]
+    _rules(types, *ops)
+    return ops
+
+
+def _rules(types: Sequence[str], convolve: Any, by_images: Any, by_filter: Any) -> None:
+    @gradient(types[0], "x")
+    def _(dy, w, x_shape, strides, pad, dilations):
+        return by_images(dy, w, x_shape, strides, pad, dilations)
+
+    @gradient(types[0], "w")
+    def _(dy, x, w_shape, strides, pad, dilations):
+        return by_filter(x, dy, w_shape, strides, pad, dilations)
+
+    @gradient(types[1], "x")
+    def _(dy, w, strides, pad, dilations):
+        return convolve(dy, w, strides, pad, dilations)
+
+    @gradient(types[1], "w")
+    def _(dy, x, w_shape, strides, pad, dilations):
+        return by_filter(dy, x, w_shape, strides, pad, dilations)
+
+    @gradient(types[2], "a")
+    def _(dy, b, a_shape, strides, pad, dilations):
+        return by_images(b, dy, a_shape, strides, pad, dilations)
+
+    @gradient(types[2], "b")
+    def _(dy, a, strides, pad, dilations):
+        return convolve(a, dy, strides, pad, dilations)
+
+
+def _check_transposed(name: str, shape: Sequence[int], plan: Plan) -> None:
+    if tuple(shape) != plan.output:
+        raise ShapeError(
+            f"{name}: x has the shape {tuple(shape)}, and {plan.output} is due for output_shape "
+            f"{plan.images}, a filter of shape {plan.filter} (out and in last) and strides "
+            f"{plan.win.strides}"
+        )
+
+
+_conv2d, _conv2d_input, _ = _triangle(
+    "conv2d", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"
+)
+_conv3d, _conv3d_input, _ = _triangle(
+    "conv3d", "Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"
+)
+_depthwise_conv2d, _, _ = _triangle(
+    "depthwise_conv2d",
+    "DepthwiseConv2dNative",
+    "DepthwiseConv2dNativeBackpropInput",
+    "DepthwiseConv2dNativeBackpropFilter",
+    depthwise=True,
+)
+
+
+# -- what users call -----------------------------------------------------------------------------
+
+
+def _convolve(
+    convolve: Any, name: str, x: Any, w: Any, n: int, strides: Any, pad: Any, dilations: Any
+) -> Tensor:
+    strides = windows.spread(strides, n, f"{name}: strides")
+    dilations = windows.spread(dilations, n, f"{name}: dilations")
+    pad = windows.as_padding(pad, n, f"{name}: pad")
+    x, single = windows.as_batch(name, x, n)
+    return windows.without_batch(convolve(x, w, strides, pad, dilations), single)
+
+
+def conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+    """Convolve images with a filter (no flip: a correlation, as in every neural network).
+
+    Args:
+        x: Images, (batch, height, width, in), or one image without the batch axis.
+        w: The filter, (height, width, in, out).
+        strides: The distance between windows, an int or a pair.
+        pad: Zeros around the image: `"same"` (as many windows as `ceil(n / stride)`; the
+            smaller half comes first), `"valid"` (none), an int, or pairs (before, after) for
+            height and width.
+        dilations: The distance between the taps of the filter, an int or a pair.
+
+    Raises:
+        ShapeError: a wrong rank, channels that differ, or a filter that does not fit.
+        ArgumentError: an unknown `pad`; strides or dilations that are no positive ints.
+
+    Op type: `Conv2D`. Source: `tf.conv2d` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> from regrad.ops.convolution import conv2d
+    >>> x = rg.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9], (1, 3, 3, 1))
+    >>> w = rg.ones((2, 2, 1, 1))
+    >>> conv2d(x, w, 1, "valid").reshape((2, 2)).print()
+    Tensor
+        [[12, 16],
+         [24, 28]]
+    >>> rg.grad(lambda x: conv2d(x, w, 1, "valid"))(x).reshape((3, 3)).print()
+    Tensor
+        [[1, 2, 1],
+         [2, 4, 2],
+         [1, 2, 1]]
+    """
+    return _convolve(_conv2d, "conv2d", x, w, 2, strides, pad, dilations)
+
+
+def conv3d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+    """Convolve volumes, (batch, depth, height, width, in); see `conv2d`.
+
+    The filter is (depth, height, width, in, out).
+
+    Op type: `Conv3D`. Source: `tf.conv3d` of TensorFlow.js.
+    """
+    return _convolve(_conv3d, "conv3d", x, w, 3, strides, pad, dilations)
+
+
+def conv1d(x: Any, w: Any, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
+    """Convolve sequences, (batch, width, in) or (width, in), with a filter (width, in, out).
+
+    `pad` is as in `conv2d`, with one pair. It is a `conv2d` of images of height 1, and
+    overrides of `Conv2D` fire.
+
+    Source: `tf.conv1d` of TensorFlow.js.
+    """
+    (stride,) = windows.spread(stride, 1, "conv1d: stride")
+    (dilation,) = windows.spread(dilation, 1, "conv1d: dilation")
+    pad = windows.as_padding(pad, 1, "conv1d: pad")
+    x, single = windows.as_batch("conv1d", x, 1)
+    w = lift(w)
+    check_filter("conv1d", x.shape, w.shape, 1, "in, out")
+    y = _conv2d(
+        expand_dims(x, axis=1),
+        expand_dims(w, axis=0),
+        (1, stride),
+        pad if isinstance(pad, str) else ((0, 0), *pad),
+        (1, dilation),
+    )
+    y = reshape(y, (y.shape[0], *y.shape[2:]))
+    return windows.without_batch(y, single)
+
+
+def depthwise_conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+    """Convolve each channel with its own filters, (height, width, in, multiplier).
+
+    The output has `in * multiplier` channels, those of one input channel side by side. The
+    other arguments and the errors are those of `conv2d`.
+
+    Op type: `DepthwiseConv2dNative`. Source: `tf.depthwiseConv2d` of TensorFlow.js.
+    """
+    name = "depthwise_conv2d"
+    return _convolve(_depthwise_conv2d, name, x, w, 2, strides, pad, dilations)
+
+
+def separable_conv2d(
+    x: Any,
+    depthwise: Any,
+    pointwise: Any,
+    /,
+    strides: Ints,
+    pad: Padding,
+    dilations: Ints = 1,
+) -> Tensor:
+    """`depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise`.
+
+    `depthwise` is (height, width, in, multiplier), `pointwise` (1, 1, in * multiplier, out).
+
+    Source: `tf.separableConv2d` of TensorFlow.js.
+    """
+    pointwise = lift(pointwise)
+    if pointwise.ndim != 4 or pointwise.shape[:2] != (1, 1):
+        raise ShapeError(
+            "separable_conv2d: the pointwise filter must have the shape (1, 1, in * multiplier, "
+            f"out), got {pointwise.shape}"
+        )
+    return conv2d(depthwise_conv2d(x, depthwise, strides, pad, dilations), pointwise, 1, "valid")
+
+
+def conv2d_transpose(
+    x: Any, w: Any, /, output_shape: Sequence[int], strides: Ints, pad: Padding, dilations: Ints = 1
+) -> Tensor:
+    """The adjoint of `conv2d`: the gradient by its images, as an op of its own.
+
+    Args:
+        x: Images, (batch, height, width, in), or one without the batch axis: the shape that
+            `conv2d` of an `output_shape` gives.
+        w: The filter, (height, width, out, in).
+        output_shape: The shape of the result, (batch, height, width, out), or without the
+            batch axis if x has none.
+        strides, pad, dilations: Those of the convolution of which this is the adjoint.
+
+    Raises ShapeError where the shapes do not fit, and says which is due.
+
+    Op type: `Conv2DBackpropInput`. Source: `tf.conv2dTranspose` of TensorFlow.js.
+    """
+    return _transpose(_conv2d_input, "conv2d", x, w, 2, output_shape, strides, pad, dilations)
+
+
+def conv3d_transpose(
+    x: Any, w: Any, /, output_shape: Sequence[int], strides: Ints, pad: Padding, dilations: Ints = 1
+) -> Tensor:
+    """The adjoint of `conv3d`; the filter is (depth, height, width, out, in).
+
+    See `conv2d_transpose`.
+
+    Op type: `Conv3DBackpropInputV2`. Source: `tf.conv3dTranspose` of TensorFlow.js.
+    """
+    return _transpose(_conv3d_input, "conv3d", x, w, 3, output_shape, strides, pad, dilations)
+
+
+def _transpose(
+    adjoint: Any, forward: str, x: Any, w: Any, n: int, shape: Any, *window: Any
+) -> Tensor:
+    name = f"{forward}_transpose"
+    shape = tuple(shape)
+    x, single = windows.as_batch(name, x, n)
+    shape = (1, *shape) if single else shape
+    if len(shape) != n + 2:
+        raise ShapeError(
+            f"{name}: output_shape must have {len(x.shape) - single} sizes, as x, got {shape}"
+        )
+    strides, pad, dilations = window
+    y = adjoint(
+        x,
+        w,
+        shape,
+        windows.spread(strides, n, f"{name}: strides"),
+        windows.as_padding(pad, n, f"{name}: pad"),
+        windows.spread(dilations, n, f"{name}: dilations"),
+    )
+    return windows.without_batch(y, single)

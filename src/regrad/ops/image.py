@@ -1,0 +1,451 @@
+"""Grey-scale dilation, resizing, and space to batch. Images are NHWC."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from regrad.dispatch import lift
+from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.ops import windows
+from regrad.ops.array import reshape
+from regrad.ops.creation import asarray
+from regrad.ops.elementwise import where
+from regrad.ops.reduction import sum
+from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
+from regrad.opsheet import Indices, op
+from regrad.registry import gradient, not_differentiable
+from regrad.shapes import Shape
+from regrad.tensor import Tensor
+
+# -- dilation ------------------------------------------------------------------------------------
+# The gradients are linear once it is known which tap of each window is the maximum.
+
+
+def _dilation_windows(
+    x: Sequence[int], w: Sequence[int], strides: Sizes, pad: str | Pairs, dilations: Sizes
+) -> Windows:
+    if len(w) != 3 or x[-1] != w[-1]:
+        raise ShapeError(
+            f"dilation2d: the filter must have the shape (height, width, {x[-1]}) for images of "
+            f"shape {tuple(x)} (batch, height, width, channels), got {tuple(w)}"
+        )
+    return windows.windows("dilation2d", tuple(x[1:3]), tuple(w[:2]), strides, pad, dilations)
+
+
+def _candidates(xp: Any, x: Any, w: Any, win: Windows) -> Any:
+    """What the maximum is taken of, tap by tap."""
+    x = windows.padded(xp, x, win.padding, windows.lowest(x))
+    taps = itertools.product(*map(range, win.size))
+    return (x[at] + w[tap] for at, tap in zip(win.places(), taps, strict=True))
+
+
+@op("Dilation2D", to_float=True)
+def _dilation2d(
+    xp, x: Tensor, w: Tensor, /, strides: Sizes, pad: str | Pairs, dilations: Sizes
+) -> Tensor:
+    parts = _candidates(xp, x, w, _dilation_windows(x.shape, w.shape, strides, pad, dilations))
+    y = next(parts)
+    for part in parts:
+        y = xp.maximum(y, part)
+    return y
+
+
+@op("Dilation2DArgmax", to_float=True)
+def _dilation2d_argmax(
+    xp, x: Tensor, w: Tensor, /, strides: Sizes, pad: str | Pairs, dilations: Sizes
+) -> Tensor:
+    """Which tap is the first maximum of each window: its number in row-major order."""
+    win = _dilation_windows(x.shape, w.shape, strides, pad, dilations)
+    return windows.first_maximum(xp, _candidates(xp, x, w, win))[1]
+
+
+not_differentiable("Dilation2DArgmax")
+
+
+@gradient("Dilation2D", "x")
+def _(dy, x, w, x_shape, w_shape, strides, pad, dilations):
+    tap = _dilation2d_argmax(x, w, strides, pad, dilations)
+    return _tap_scatter(dy, tap, x_shape, w_shape[:2], strides, pad, dilations)
+
+
+@gradient("Dilation2D", "w")
+def _(dy, x, w, w_shape, strides, pad, dilations):
+    tap = _dilation2d_argmax(x, w, strides, pad, dilations)
+    numbers = asarray(np.arange(math.prod(w_shape[:2]))[:, None, None, None, None])
+    return reshape(sum(where(tap == numbers, dy, 0), axis=(1, 2, 3)), w_shape)
+
+
+@op("TapGather")
+def _tap_gather(
+    xp,
+    x: Tensor,
+    tap: Indices,
+    /,
+    size: Sizes,
+    strides: Sizes,
+    pad: str | Pairs,
+    dilations: Sizes,
+) -> Tensor:
+    """From each window of x the element that `tap` names."""
+    win = windows.windows("tap_gather", tuple(x.shape[1:3]), size, strides, pad, dilations)
+    x = windows.padded(xp, x, win.padding)
+    return windows.chosen(xp, tap, (x[at] for at in win.places()))
+
+
+@op("TapScatter")
+def _tap_scatter(
+    xp,
+    x: Tensor,
+    tap: Indices,
+    /,
+    shape: Shape,
+    size: Sizes,
+    strides: Sizes,
+    pad: str | Pairs,
+    dilations: Sizes,
+) -> Tensor:
+    """Each element of x added where `tap` names in its window: the adjoint of `tap_gather`."""
+    win = windows.windows("tap_scatter", tuple(shape[1:3]), size, strides, pad, dilations)
+    parts = windows.sorted_out(xp, tap, x, math.prod(size))
+    full = (shape[0], *win.padded, shape[3])
+    return windows.cropped(windows.placed(xp, parts, win.places(), full), win.padding)
+
+
+@gradient("TapGather", "x")
+def _(dy, tap, x_shape, size, strides, pad, dilations):
+    return _tap_scatter(dy, tap, x_shape, size, strides, pad, dilations)
+
+
+@gradient("TapScatter", "x")
+def _(dy, tap, size, strides, pad, dilations):
+    return _tap_gather(dy, tap, size, strides, pad, dilations)
+
+
+def dilation2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+    """The maximum over each window of `x + w`: grey-scale dilation.
+
+    Args:
+        x: Images, (batch, height, width, channels), or one without the batch axis.
+        w: The structuring function, (height, width, channels).
+        strides, pad, dilations: As in `conv2d`; padding is never a maximum.
+
+    The gradients go to the first maximum of each window, in row-major order.
+
+    Op type: `Dilation2D`. Source: `tf.dilation2d` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> from regrad.ops.image import dilation2d
+    >>> x = rg.tensor([1, 5, 2, 3], (1, 1, 4, 1))
+    >>> dilation2d(x, rg.tensor([0, 1], (1, 2, 1)), 1, "valid").reshape((3,)).print()
+    Tensor
+        [6, 5, 4]
+    """
+    strides = windows.spread(strides, 2, "dilation2d: strides")
+    dilations = windows.spread(dilations, 2, "dilation2d: dilations")
+    pad = windows.as_padding(pad, 2, "dilation2d: pad")
+    x, single = windows.as_batch("dilation2d", x, 2)
+    return windows.without_batch(_dilation2d(x, w, strides, pad, dilations), single)
+
+
+# -- space to batch ------------------------------------------------------------------------------
+
+
+@op("SpaceToBatchND")
+def _space_to_batch(xp, x: Tensor, /, block_shape: Sizes, paddings: Pairs) -> Tensor:
+    x = windows.padded(xp, x, paddings)
+    n = len(block_shape)
+    batch, *sizes = x.shape[: n + 1]
+    for size, block in zip(sizes, block_shape, strict=True):
+        if size % block:
+            raise ShapeError(
+                f"space_to_batch: the block {block} does not divide the padded size {size} "
+                f"(spatial shape {tuple(sizes)} with paddings {paddings}, blocks {block_shape})"
+            )
+    cells = [s // b for s, b in zip(sizes, block_shape, strict=True)]
+    rest = tuple(x.shape[n + 1 :])
+    split = itertools.chain(*zip(cells, block_shape, strict=True))
+    x = xp.reshape(x, (batch, *split, *rest))
+    blocks, places = range(2, 2 * n + 1, 2), range(1, 2 * n, 2)
+    x = xp.permute_dims(x, (*blocks, 0, *places, *range(2 * n + 1, x.ndim)))
+    return xp.reshape(x, (batch * math.prod(block_shape), *cells, *rest))
+
+
+@op("BatchToSpaceND")
+def _batch_to_space(xp, x: Tensor, /, block_shape: Sizes, crops: Pairs) -> Tensor:
+    n, blocks = len(block_shape), math.prod(block_shape)
+    batch, *cells = x.shape[: n + 1]
+    sizes = [c * b for c, b in zip(cells, block_shape, strict=True)]
+    if batch % blocks:
+        raise ShapeError(
+            f"batch_to_space: the batch of {batch} is not a multiple of the {blocks} elements "
+            f"of a block of shape {block_shape}"
+        )
+    for size, (lo, hi) in zip(sizes, crops, strict=True):
+        if lo + hi > size:
+            raise ShapeError(f"batch_to_space: crops {crops} are larger than the image {sizes}")
+    rest = tuple(x.shape[n + 1 :])
+    x = xp.reshape(x, (*block_shape, batch // blocks, *cells, *rest))
+    axes = [n, *itertools.chain(*((n + 1 + i, i) for i in range(n)))]
+    x = xp.permute_dims(x, (*axes, *range(2 * n + 1, x.ndim)))
+    return windows.cropped(xp.reshape(x, (batch // blocks, *sizes, *rest)), crops)
+
+
+@gradient("SpaceToBatchND")
+def _(dy, block_shape, paddings):
+    return _batch_to_space(dy, block_shape, paddings)
+
+
+@gradient("BatchToSpaceND")
+def _(dy, block_shape, crops):
+    return _space_to_batch(dy, block_shape, crops)
+
+
+def space_to_batch(x: Any, /, block_shape: Sequence[int], paddings: Any) -> Tensor:
+    """Move blocks of the spatial axes into the batch.
+
+    Args:
+        x: A Tensor (batch, *spatial, ...).
+        block_shape: The size of a block along each spatial axis.
+        paddings: Pairs of zeros (before, after) for each spatial axis; the padded sizes must
+            be multiples of the blocks.
+
+    Returns (batch * prod(block_shape), *spatial / block_shape, ...). Raises ShapeError where
+    sizes do not fit.
+
+    Op type: `SpaceToBatchND`. Source: `tf.spaceToBatchND` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> from regrad.ops.image import space_to_batch
+    >>> x = rg.tensor([1, 2, 3, 4], (1, 2, 2))
+    >>> space_to_batch(x, [1, 2], [[0, 0], [0, 0]]).print()
+    Tensor
+        [[[1],
+          [3]],
+    <BLANKLINE>
+         [[2],
+          [4]]]
+    """
+    return _space_to_batch(*_blocked("space_to_batch", x, block_shape, paddings, "paddings"))
+
+
+def batch_to_space(x: Any, /, block_shape: Sequence[int], crops: Any) -> Tensor:
+    """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`.
+
+    Args:
+        x: A Tensor (batch, *spatial, ...); the batch is a multiple of prod(block_shape).
+        block_shape: The size of a block along each spatial axis.
+        crops: Pairs (before, after) of how much is cut off each spatial axis.
+
+    Op type: `BatchToSpaceND`. Source: `tf.batchToSpaceND` of TensorFlow.js.
+    """
+    return _batch_to_space(*_blocked("batch_to_space", x, block_shape, crops, "crops"))
+
+
+def _blocked(
+    name: str, x: Any, block_shape: Any, pairs: Any, what: str
+) -> tuple[Tensor, Sizes, Pairs]:
+    if not isinstance(block_shape, list | tuple) or not isinstance(pairs, list | tuple):
+        raise ArgumentError(
+            f"{name}: block_shape and {what} are lists, one entry per spatial axis, got "
+            f"{kind(block_shape)} and {kind(pairs)}"
+        )
+    n = len(block_shape)
+    x, blocks = lift(x), windows.spread(block_shape, n, f"{name}: block_shape")
+    if len(pairs) != n or x.ndim <= n:
+        raise ShapeError(
+            f"{name}: {n} blocks {blocks} need {n} pairs of {what} and a Tensor of rank {n + 1} "
+            f"or more, got {len(pairs)} and the shape {x.shape}"
+        )
+    return x, blocks, windows.pairs_of(pairs, n, f"{name}: {what}")
+
+
+# -- resizing ------------------------------------------------------------------------------------
+# A resized image is linear in the image, axis by axis: each new row is a weighed sum of old ones.
+
+Rows = tuple[tuple[np.ndarray, np.ndarray | None], ...]  # which rows, and their weights (or 1)
+
+
+@lru_cache(maxsize=256)
+def _nearest(old: int, new: int, align: bool, half: bool) -> Rows:
+    r = np.arange(new)  # in integers: r * (old / new) would round below whole numbers
+    if align and new > 1:
+        at = (2 * r * (old - 1) + new - 1) // (2 * (new - 1))
+    elif half:
+        at = (2 * r + 1) * old // (2 * new)
+    else:
+        at = r * old // new
+    return ((at, None),)
+
+
+@lru_cache(maxsize=256)
+def _bilinear(old: int, new: int, align: bool, half: bool) -> Rows:
+    r = np.arange(new)
+    if align and new > 1:
+        at = r * (old - 1) / (new - 1)
+    else:
+        at = np.clip((r + 0.5) * old / new - 0.5, 0, old - 1) if half else r * old / new
+    low = np.floor(at).astype(int)
+    high = np.minimum(np.ceil(at).astype(int), old - 1)
+    return (low, 1 - (at - low)), (high, at - low)
+
+
+def _resized(xp: Any, x: Any, rows: Any, *, size: Sizes, align: bool, half: bool) -> Any:
+    for axis, new in enumerate(size, 1):
+        found = rows(x.shape[axis], new, align, half)
+        x = _total(_weighed(xp, _take(xp, x, at, axis), w, axis) for at, w in found)
+    return x
+
+
+def _resized_adjoint(
+    xp: Any, dy: Any, rows: Any, shape: Sequence[int], *, align: bool, half: bool
+) -> Any:
+    for axis in (1, 2):
+        found = rows(shape[axis], dy.shape[axis], align, half)
+        dy = _total(
+            _add_rows(xp, _weighed(xp, dy, w, axis), at, axis, shape[axis]) for at, w in found
+        )
+    return dy
+
+
+def _total(parts: Any) -> Any:
+    return reduce(add, parts)
+
+
+def _take(xp: Any, x: Any, rows: np.ndarray, axis: int) -> Any:
+    return xp.take(x, windows.constant(xp, rows, x), axis=axis)
+
+
+def _weighed(xp: Any, x: Any, weights: np.ndarray | None, axis: int) -> Any:
+    if weights is None:
+        return x
+    weights = weights.reshape(-1, *(1,) * (x.ndim - 1 - axis))
+    return x * windows.constant(xp, weights, x, x.dtype)
+
+
+def _add_rows(xp: Any, dy: Any, rows: np.ndarray, axis: int, size: int) -> Any:
+    """dy added to the rows of zeros that `rows` (in rising order) names: the adjoint of take."""
+    shape = (*dy.shape[:axis], size, *dy.shape[axis + 1 :])
+    library = windows.library(xp)
+    if library == "jax":
+        at = (slice(None),) * axis + (rows,)
+        return xp.zeros(shape, dy.dtype).at[at].add(dy, indices_are_sorted=True)
+    if library == "torch":
+        return dy.new_zeros(shape).index_add(axis, windows.constant(xp, rows, dy), dy)
+    dx = np.zeros(shape, dy.dtype)
+    found, first = np.unique(rows, return_index=True)
+    dx[(slice(None),) * axis + (found,)] = np.add.reduceat(dy, first, axis=axis)
+    return dx
+
+
+@op("ResizeBilinear", to_float=True)
+def _resize_bilinear(xp, x: Tensor, /, size: Sizes, align: bool, half: bool) -> Tensor:
+    return _resized(xp, x, _bilinear, size=size, align=align, half=half)
+
+
+@op("ResizeBilinearGrad")
+def _resize_bilinear_grad(
+    xp, x: Tensor, /, shape: Shape, size: Sizes, align: bool, half: bool
+) -> Tensor:
+    """The adjoint of `resize_bilinear` of images of the given shape."""
+    return _resized_adjoint(xp, x, _bilinear, shape, align=align, half=half)
+
+
+@op("ResizeNearestNeighbor")
+def _resize_nearest(xp, x: Tensor, /, size: Sizes, align: bool, half: bool) -> Tensor:
+    return _resized(xp, x, _nearest, size=size, align=align, half=half)
+
+
+@op("ResizeNearestNeighborGrad")
+def _resize_nearest_grad(
+    xp, x: Tensor, /, shape: Shape, size: Sizes, align: bool, half: bool
+) -> Tensor:
+    """The adjoint of `resize_nearest` of images of the given shape."""
+    return _resized_adjoint(xp, x, _nearest, shape, align=align, half=half)
+
+
+@gradient("ResizeBilinear")
+def _(dy, x_shape, size, align, half):
+    return _resize_bilinear_grad(dy, x_shape, size, align, half)
+
+
+@gradient("ResizeBilinearGrad")
+def _(dy, size, align, half):
+    return _resize_bilinear(dy, size, align, half)
+
+
+@gradient("ResizeNearestNeighbor")
+def _(dy, x_shape, size, align, half):
+    return _resize_nearest_grad(dy, x_shape, size, align, half)
+
+
+@gradient("ResizeNearestNeighborGrad")
+def _(dy, size, align, half):
+    return _resize_nearest(dy, size, align, half)
+
+
+def resize_bilinear(
+    x: Any,
+    /,
+    size: Sequence[int],
+    align_corners: bool = False,
+    half_pixel_centers: bool = False,
+) -> Tensor:
+    """Images of another size, each pixel interpolated between four of the old.
+
+    Args:
+        x: Images, (batch, height, width, channels), or one without the batch axis.
+        size: The new (height, width).
+        align_corners: The centres of the corner pixels stay where they are; otherwise the
+            upper left ends do (TensorFlow 1's convention).
+        half_pixel_centers: Pixels are squares around their centres (the convention of
+            TensorFlow 2, PyTorch and JAX). Not together with `align_corners`.
+
+    Raises ShapeError for a wrong rank or images without pixels, ArgumentError for a wrong size.
+
+    Op type: `ResizeBilinear`. Source: `tf.image.resizeBilinear` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> from regrad.ops.image import resize_bilinear
+    >>> x = rg.tensor([0, 1, 2, 3], (2, 2, 1))
+    >>> resize_bilinear(x, (3, 3), align_corners=True).reshape((3, 3)).print()
+    Tensor
+        [[0, 0.5, 1],
+         [1, 1.5, 2],
+         [2, 2.5, 3]]
+    """
+    options = (size, align_corners, half_pixel_centers)
+    return _resize(_resize_bilinear, "resize_bilinear", x, *options)
+
+
+def resize_nearest(
+    x: Any,
+    /,
+    size: Sequence[int],
+    align_corners: bool = False,
+    half_pixel_centers: bool = False,
+) -> Tensor:
+    """Images of another size, each pixel that of the nearest old one.
+
+    Arguments and errors are those of `resize_bilinear`.
+
+    Op type: `ResizeNearestNeighbor`. Source: `tf.image.resizeNearestNeighbor` of TensorFlow.js.
+    """
+    options = (size, align_corners, half_pixel_centers)
+    return _resize(_resize_nearest, "resize_nearest", x, *options)
+
+
+def _resize(resize: Any, name: str, x: Any, size: Any, align: bool, half: bool) -> Tensor:
+    if align and half:
+        raise ArgumentError(f"{name}: choose align_corners or half_pixel_centers, not both")
+    size = windows.spread(size, 2, f"{name}: size")
+    x, single = windows.as_batch(name, x, 2)
+    if 0 in x.shape[1:3]:
+        raise ShapeError(f"{name}: images of shape {x.shape} have no pixels to resize")
+    return windows.without_batch(resize(x, size, bool(align), bool(half)), single)

@@ -1,0 +1,385 @@
+"""Products of matrices and tensors: `matmul`, `einsum`, and what is made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from regrad import dispatch
+from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.ops.array import broadcast_to, expand_dims, permute_dims, reshape
+from regrad.ops.creation import eye
+from regrad.ops.elementwise import conj, multiply
+from regrad.ops.reduction import sum as sum_
+from regrad.opsheet import op
+from regrad.registry import gradient
+from regrad.shapes import normalized_axis
+from regrad.tensor import Tensor
+
+# -- matmul ------------------------------------------------------------------------------------
+
+
+@op("MatMul", broadcasts=True)
+def _matmul(
+    xp, a: Tensor, b: Tensor, /, transpose_a: bool = False, transpose_b: bool = False
+) -> Tensor:
+    """The product of matrices (rank 2 or more); see the public `matmul`."""
+    a = xp.matrix_transpose(a) if transpose_a else a
+    b = xp.matrix_transpose(b) if transpose_b else b
+    return xp.matmul(a, b)
+
+
+@gradient("MatMul", "a")
+def _(dy, a_shape, b, transpose_a, transpose_b):
+    if len(a_shape) == 2 < dy.ndim and not transpose_b:
+        dy, b = _side_by_side(dy), _side_by_side(b)
+    if transpose_a:
+        return _matmul(b, dy, transpose_b, True)
+    return _matmul(dy, b, False, not transpose_b)
+
+
+@gradient("MatMul", "b")
+def _(dy, a, b_shape, transpose_a, transpose_b):
+    if len(b_shape) == 2 < dy.ndim and not transpose_a:
+        dy, a = _stacked(dy), _stacked(a)
+    if transpose_b:
+        return _matmul(dy, a, True, transpose_a)
+    return _matmul(a, dy, not transpose_a, False)
+
+
+# One matrix that met a whole batch gets its gradient from one large product. (A product for
+# each of the batch, to be summed, would need a copy of the matrix for each.)
+
+
+def _stacked(x: Tensor) -> Tensor:
+    """A batch of matrices as one, one below the other."""
+    return reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """A batch of matrices as one, one beside the other."""
+    *batch, rows, columns = x.shape
+    moved = permute_dims(x, (x.ndim - 2, *range(x.ndim - 2), x.ndim - 1))
+    return reshape(moved, (rows, math.prod(batch) * columns))
+
+
+def matmul(a: Any, b: Any, /, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """The matrix product over the last two axes; earlier axes broadcast.
+
+    A vector on the left counts as a row, on the right as a column, and its axis is missing in
+    the result. `transpose_a` and `transpose_b` exchange the last two axes of a matrix first,
+    without a copy.
+
+    Raises ShapeError if the inner sizes differ, or for a number (multiply does that).
+
+    Source: the Array API standard; the transposes are TensorFlow's.
+
+    Op type: `MatMul`.
+
+    >>> import regrad as rg
+    >>> rg.matmul(rg.tensor([[1, 2], [3, 4]]), rg.tensor([1, 10])).print()
+    Tensor
+        [21, 43]
+    """
+    a, b = dispatch.lift(a), dispatch.lift(b)
+    m, n = a.ndim, b.ndim
+    if m > 1 < n:
+        _check_inner(a, b, transpose_a, transpose_b)
+        return _matmul(a, b, transpose_a, transpose_b)
+    if not m or not n or (transpose_a and m == 1) or (transpose_b and n == 1):
+        raise ShapeError(
+            f"matmul takes vectors and matrices, and transposes only matrices; got {a.shape} and "
+            f"{b.shape} with transpose_a={transpose_a}, transpose_b={transpose_b}. For a number "
+            "use multiply."
+        )
+    y = matmul(
+        expand_dims(a, 0) if m == 1 else a,
+        expand_dims(b, 1) if n == 1 else b,
+        transpose_a,
+        transpose_b,
+    )
+    *batch, rows, columns = y.shape
+    return reshape(y, (*batch, *((rows,) if m > 1 else ()), *((columns,) if n > 1 else ())))
+
+
+def _check_inner(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> None:
+    left, right = a.shape[-2 if transpose_a else -1], b.shape[-1 if transpose_b else -2]
+    if left != right:
+        raise ShapeError(
+            f"matmul: the inner sizes differ, {left} and {right}: got {a.shape} and {b.shape} "
+            f"with transpose_a={transpose_a}, transpose_b={transpose_b}"
+        )
+
+
+# -- products made of others -------------------------------------------------------------------
+
+
+def tensordot(a: Any, b: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+    """The sum of products over `axes`: the last of a with the first of b, or two lists of axes.
+
+    Raises ShapeError if sizes that are summed together differ.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.tensordot(rg.ones((2, 3, 4)), rg.ones((4, 3, 5)), axes=([1, 2], [1, 0])).shape
+    (2, 5)
+    """
+    a, b = dispatch.lift(a), dispatch.lift(b)
+    summed_a, summed_b = _summed_axes(a, b, axes)
+    free_a = [i for i in range(a.ndim) if i not in summed_a]
+    free_b = [i for i in range(b.ndim) if i not in summed_b]
+    y = matmul(_as_matrix(a, free_a, summed_a), _as_matrix(b, summed_b, free_b))
+    return reshape(y, (*(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b)))
+
+
+def _summed_axes(a: Tensor, b: Tensor, axes: Any) -> tuple[list[int], list[int]]:
+    if isinstance(axes, int):
+        if not 0 <= axes <= min(a.ndim, b.ndim):
+            raise ShapeError(
+                f"tensordot: axes={axes} is out of range for the shapes {a.shape} and {b.shape}"
+            )
+        axes = range(a.ndim - axes, a.ndim), range(axes)
+    first = [normalized_axis(i, a.ndim, "axes[0]") for i in axes[0]]
+    second = [normalized_axis(i, b.ndim, "axes[1]") for i in axes[1]]
+    if [a.shape[i] for i in first] != [b.shape[i] for i in second]:
+        raise ShapeError(
+            f"tensordot: the axes {first} of {a.shape} and {second} of {b.shape} are summed "
+            "together and must have equal sizes"
+        )
+    if len({*first}) < len(first) or len({*second}) < len(second):
+        raise ArgumentError(f"tensordot: an axis is named twice in axes={axes}")
+    return first, second
+
+
+def _as_matrix(x: Tensor, rows: list[int], columns: list[int]) -> Tensor:
+    order = (*rows, *columns)
+    moved = x if order == tuple(range(x.ndim)) else permute_dims(x, order)
+    sizes = [math.prod(x.shape[i] for i in axes) for axes in (rows, columns)]
+    return reshape(moved, tuple(sizes))
+
+
+def vecdot(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
+    """The sum of `conj(a) * b` over `axis`, counted from the end; other axes broadcast.
+
+    Source: the Array API standard.
+    """
+    a, b = dispatch.lift(a), dispatch.lift(b)
+    axis = _common_axis("vecdot", a, b, axis)
+    products = multiply(conj(a), b)
+    return sum_(products, axis=axis, dtype=products.dtype)
+
+
+def _common_axis(name: str, a: Any, b: Any, axis: int) -> int:
+    """The axis counted from the end, if it has one size in both."""
+    from_end = axis - a.ndim if axis >= 0 and a.ndim == b.ndim else axis
+    if not -min(a.ndim, b.ndim) <= from_end < 0 or a.shape[from_end] != b.shape[from_end]:
+        raise ShapeError(
+            f"{name}: the axis {axis} must have one size in both tensors (and be counted from the "
+            f"end, if their ranks differ), got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    return from_end
+
+
+def outer(a: Any, b: Any, /) -> Tensor:
+    """The matrix of products of the elements of two vectors.
+
+    Source: the Array API standard.
+    """
+    a, b = dispatch.lift(a), dispatch.lift(b)
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(f"outer takes two vectors, got {a.shape} and {b.shape}")
+    return multiply(expand_dims(a, 1), b)
+
+
+def kron(a: Any, b: Any, /) -> Tensor:
+    """The Kronecker product: every element of a times the whole of b, in blocks.
+
+    The tensor of lower rank gets leading axes of size 1.
+
+    Source: `numpy.kron`.
+    """
+    a, b = dispatch.lift(a), dispatch.lift(b)
+    rank = max(a.ndim, b.ndim)
+    rows = (1,) * (rank - a.ndim) + a.shape
+    columns = (1,) * (rank - b.ndim) + b.shape
+    left = reshape(a, tuple(size for n in rows for size in (n, 1)))
+    right = reshape(b, tuple(size for n in columns for size in (1, n)))
+    return reshape(multiply(left, right), tuple(m * n for m, n in zip(rows, columns, strict=True)))
+
+
+@op("Cross", broadcasts=True)
+def _cross(xp, a: Tensor, b: Tensor, /, *, axis: int) -> Tensor:
+    return xp.linalg.cross(a, b, axis=axis)
+
+
+@gradient("Cross", "a")
+def _(dy, b, axis):
+    return _cross(b, dy, axis=axis)
+
+
+@gradient("Cross", "b")
+def _(dy, a, axis):
+    return _cross(dy, a, axis=axis)
+
+
+def cross(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
+    """The cross product of vectors of three elements along `axis`; other axes broadcast.
+
+    Source: the Array API standard.
+
+    Op type: `Cross`.
+    """
+    a, b = dispatch.lift(a), dispatch.lift(b)
+    axis = _common_axis("cross", a, b, axis)
+    if a.shape[axis] != 3:
+        raise ShapeError(f"cross takes vectors of 3 elements, got {a.shape} along the axis {axis}")
+    return _cross(a, b, axis=axis)
+
+
+# -- einsum --------------------------------------------------------------------------------------
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@op("Einsum", promotes=True)
+def _einsum(xp, xs: Sequence[Tensor], /, *, equation: str) -> Tensor:
+    """`equation` names every axis and the output; see the public `einsum`."""
+    if xp is np and len(xs) > 1:
+        path = _path(equation, tuple(x.shape for x in xs))
+        return np.einsum(equation, *xs, optimize=path)
+    return xp.einsum(equation, *xs)  # JAX and PyTorch ask opt_einsum themselves
+
+
+@lru_cache(maxsize=1024)
+def _path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    """The order of the products, as `numpy.einsum` takes it."""
+    if len(shapes) == 2:
+        return ["einsum_path", (0, 1)]
+    import opt_einsum
+
+    return ["einsum_path", *opt_einsum.contract_path(equation, *shapes, shapes=True)[0]]
+
+
+@gradient("Einsum", "xs")
+def _(dy, xs, equation):
+    inputs, output = equation.split("->")
+    terms = inputs.split(",")
+    gradients = []
+    for k, x in enumerate(xs):
+        others = [t for i, t in enumerate(terms) if i != k]
+        factors = [z for i, z in enumerate(xs) if i != k]
+        gradients.append(_einsum_gradient([output, *others], [dy, *factors], terms[k], x.shape))
+    return gradients
+
+
+def _einsum_gradient(
+    terms: list[str], factors: list[Tensor], target: str, shape: tuple[int, ...]
+) -> Tensor:
+    """An einsum for the axes `target`, which may repeat an axis or have one that no factor has."""
+    unused = iter(c for c in LETTERS if c not in "".join((*terms, target)))
+    axes: list[str] = []
+    for c, n in zip(target, shape, strict=True):
+        if c in axes:  # a diagonal was taken: put the gradient onto it
+            diagonal = c + next(unused)
+            terms, factors = [*terms, diagonal], [*factors, eye(n, dtype=factors[0].dtype)]
+            axes.append(diagonal[1])
+        else:
+            axes.append(c)
+    found = [c for c in axes if c in "".join(terms)]
+    dx = _einsum(factors, equation=f"{','.join(terms)}->{''.join(found)}")
+    if found == axes:
+        return dx
+    sizes = tuple(n if c in found else 1 for c, n in zip(axes, shape, strict=True))
+    return broadcast_to(reshape(dx, sizes), shape)
+
+
+def einsum(subscripts: str, /, *operands: Any) -> Tensor:
+    """Einstein's sum: products of tensors, their axes named by letters, summed over the rest.
+
+    An axis may be repeated in one operand (a diagonal), an ellipsis stands for axes that
+    broadcast, and without `->` the output has the letters that occur once, sorted. Products of
+    several tensors are ordered by `opt_einsum`.
+
+    Raises ArgumentError for subscripts that cannot be read, ShapeError for sizes that differ.
+
+    Source: `numpy.einsum`.
+
+    Op type: `Einsum`.
+
+    >>> import regrad as rg
+    >>> rg.einsum("ii->i", rg.tensor([[1, 2], [3, 4]])).print()
+    Tensor
+        [1, 4]
+    """
+    if not isinstance(subscripts, str):
+        raise ArgumentError(
+            f"einsum takes the subscripts first, as a string, got {kind(subscripts)}"
+        )
+    xs = [dispatch.lift(x) for x in operands]
+    terms, output, broadcast = _parsed(subscripts, tuple(x.ndim for x in xs))
+    sizes = _sizes(subscripts, terms, broadcast, [x.shape for x in xs])
+    for i, (x, term) in enumerate(zip(xs, terms, strict=True)):
+        # an axis that is stretched by broadcasting is no axis of this operand
+        keep = [j for j, c in enumerate(term) if x.shape[j] == sizes[c]]
+        if len(keep) < x.ndim:
+            xs[i] = reshape(x, tuple(x.shape[j] for j in keep))
+            terms = (*terms[:i], "".join(term[j] for j in keep), *terms[i + 1 :])
+    return _einsum(xs, equation=f"{','.join(terms)}->{output}")
+
+
+@lru_cache(maxsize=1024)
+def _parsed(subscripts: str, ranks: tuple[int, ...]) -> tuple[tuple[str, ...], str, str]:
+    """The letters of each operand and of the output, and those that stand for the ellipsis."""
+    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(ranks):
+        raise _unreadable(subscripts, f"it names {len(terms)} operands, {len(ranks)} were given")
+    named = [t.replace("...", "") for t in terms]
+    extra = [rank - len(t) for rank, t in zip(ranks, named, strict=True)]
+    for t, rank, n in zip(terms, ranks, extra, strict=True):
+        if n < 0 or (n and "..." not in t):
+            raise _unreadable(subscripts, f"{t!r} does not fit an operand of rank {rank}")
+    letters = "".join((*named, output.replace("...", "")))
+    if any(c not in LETTERS for c in letters) or any(t.count("...") > 1 for t in terms):
+        raise _unreadable(subscripts, "axes are letters, and '...' may stand once per operand")
+    unused = "".join(c for c in LETTERS if c not in letters)
+    broadcast = unused[: max(extra, default=0)]
+    full = [
+        t.replace("...", broadcast[len(broadcast) - n :]) for t, n in zip(terms, extra, strict=True)
+    ]
+    once = sorted(c for c in set(letters) if "".join(named).count(c) == 1)
+    output = output.replace("...", broadcast) if arrow else broadcast + "".join(once)
+    if len(set(output)) < len(output) or not set(output) <= set("".join(full)):
+        raise _unreadable(
+            subscripts, "each axis of the output occurs once there, and in an operand"
+        )
+    return tuple(full), output, broadcast
+
+
+def _unreadable(subscripts: str, reason: str) -> ArgumentError:
+    return ArgumentError(f"einsum: cannot read the subscripts {subscripts!r}: {reason}")
+
+
+def _sizes(
+    subscripts: str, terms: Iterable[str], broadcast: str, shapes: Sequence[tuple[int, ...]]
+) -> dict[str, int]:
+    """The size of each axis; only those of the ellipsis may be 1 in some operands."""
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for c, n in zip(term, shape, strict=True):
+            old = sizes.setdefault(c, n)
+            if old == n or (c in broadcast and n == 1):
+                continue
+            if c not in broadcast or old != 1:
+                axis = "an axis of '...'" if c in broadcast else f"the axis {c!r}"
+                raise ShapeError(
+                    f"einsum {subscripts!r}: {axis} has the sizes {old} and {n}; got the shapes "
+                    f"{' and '.join(map(str, shapes))}"
+                )
+            sizes[c] = n
+    return sizes

@@ -1,0 +1,331 @@
+"""Pooling over windows, and normalisation over neighbouring channels. Data is NHWC."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from regrad.errors import ArgumentError, ShapeError
+from regrad.ops import windows
+from regrad.ops.elementwise import pow, square
+from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
+from regrad.opsheet import op
+from regrad.registry import gradient
+from regrad.shapes import Shape
+from regrad.tensor import Tensor
+
+# Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window
+# takes 14 steps, not 49.
+
+
+def _windows(name: str, shape: Sizes, size: Sizes, strides: Sizes, pad: str | Pairs) -> Windows:
+    win = windows.windows(name, tuple(shape[1:-1]), size, strides, pad, (1,) * len(size))
+    for k, (lo, hi) in zip(size, win.padding, strict=True):
+        if max(lo, hi) >= k:
+            raise ShapeError(
+                f"{name}: a padding of {max(lo, hi)} is as wide as the window ({k}), so a window "
+                "would lie in the padding alone. Use a smaller pad."
+            )
+    return win
+
+
+# -- maximum -------------------------------------------------------------------------------------
+
+
+def _max_pool_kernel(xp: Any, x: Any, win: Windows) -> Any:
+    x = windows.padded(xp, x, win.padding, windows.lowest(x))
+    for i in range(len(win.size)):
+        places = windows.axis_places(win.along(i), i + 1)
+        x = reduce(xp.maximum, [x[at] for at in places])
+    return x
+
+
+def _first_maxima(xp: Any, x: Any, win: Windows) -> list[tuple[int, Any]]:
+    """For each axis, last first, which tap has the first maximum.
+
+    The first in row-major order is the first column within each row, then the first row.
+    """
+    x = windows.padded(xp, x, win.padding, windows.lowest(x))
+    found = []
+    for i in reversed(range(len(win.size))):
+        places = windows.axis_places(win.along(i), i + 1)
+        x, where = windows.first_maximum(xp, (x[at] for at in places))
+        found.append((i, where))
+    return found
+
+
+def _to_maxima(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
+    """Each element of dy added to where the maximum of its window is in x."""
+    for i, where in reversed(_first_maxima(xp, x, win)):
+        taps = win.along(i)
+        parts = windows.sorted_out(xp, where, dy, len(taps))
+        shape = (*dy.shape[: i + 1], win.padded[i], *dy.shape[i + 2 :])
+        dy = windows.placed(xp, parts, windows.axis_places(taps, i + 1), shape)
+    return windows.cropped(dy, win.padding)
+
+
+def _at_maxima(xp: Any, x: Any, values: Any, win: Windows) -> Any:
+    """The elements of `values` from where the maxima are in x: the adjoint of `_to_maxima`."""
+    values = windows.padded(xp, values, win.padding)
+    for i, where in _first_maxima(xp, x, win):
+        places = windows.axis_places(win.along(i), i + 1)
+        values = windows.chosen(xp, where, (values[at] for at in places))
+    return values
+
+
+@op("MaxPool")
+def _max_pool(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+    return _max_pool_kernel(xp, x, _windows("max_pool", x.shape, filter_size, strides, pad))
+
+
+@op("MaxPool3D")
+def _max_pool3d(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+    return _max_pool_kernel(xp, x, _windows("max_pool3d", x.shape, filter_size, strides, pad))
+
+
+# The gradient is linear in what arrives, and piecewise constant in x.
+
+
+@op("MaxPoolGrad")
+def _max_pool_grad(
+    xp, a: Tensor, b: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
+) -> Tensor:
+    """b, shaped as the pooled a, at the first maximum of each window of a; zero elsewhere."""
+    return _to_maxima(xp, a, b, _windows("max_pool", a.shape, filter_size, strides, pad))
+
+
+@op("MaxPoolGradGrad")
+def _max_pool_grad_grad(
+    xp, a: Tensor, b: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
+) -> Tensor:
+    """The elements of b, shaped as a, from the first maximum of each window of a."""
+    return _at_maxima(xp, a, b, _windows("max_pool", a.shape, filter_size, strides, pad))
+
+
+for _type in ("MaxPool", "MaxPool3D"):
+
+    @gradient(_type)
+    def _(dy, x, filter_size, strides, pad):
+        return _max_pool_grad(x, dy, filter_size, strides, pad)
+
+
+for _type in ("MaxPoolGrad", "MaxPoolGradGrad"):
+
+    @gradient(_type, "a")
+    def _(dy):
+        return None
+
+
+@gradient("MaxPoolGrad", "b")
+def _(dy, a, filter_size, strides, pad):
+    return _max_pool_grad_grad(a, dy, filter_size, strides, pad)
+
+
+@gradient("MaxPoolGradGrad", "b")
+def _(dy, a, filter_size, strides, pad):
+    return _max_pool_grad(a, dy, filter_size, strides, pad)
+
+
+# -- mean ----------------------------------------------------------------------------------------
+
+
+def _sums(xp: Any, x: Any, win: Windows) -> Any:
+    """The sum over each window."""
+    x = windows.padded(xp, x, win.padding)
+    for i in range(len(win.size)):
+        x = reduce(add, [x[at] for at in windows.axis_places(win.along(i), i + 1)])
+    return x
+
+
+def _spread_sums(xp: Any, dy: Any, win: Windows) -> Any:
+    """Each element added to all of its window: the adjoint of `_sums`."""
+    for i in reversed(range(len(win.size))):
+        taps = win.along(i)
+        shape = (*dy.shape[: i + 1], win.padded[i], *dy.shape[i + 2 :])
+        dy = windows.placed(xp, [dy] * len(taps), windows.axis_places(taps, i + 1), shape)
+    return windows.cropped(dy, win.padding)
+
+
+def _over_counts(xp: Any, y: Any, win: Windows) -> Any:
+    """y divided by how many elements of each window lie in the data."""
+    counts = reduce(np.multiply.outer, [win.counts(i) for i in range(len(win.size))])
+    if (counts == math.prod(win.size)).all():
+        return y / math.prod(win.size)
+    return y / windows.constant(xp, counts[..., None], y, y.dtype)
+
+
+@op("AvgPool", to_float=True)
+def _avg_pool(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+    win = _windows("avg_pool", x.shape, filter_size, strides, pad)
+    return _over_counts(xp, _sums(xp, x, win), win)
+
+
+@op("AvgPool3D", to_float=True)
+def _avg_pool3d(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+    win = _windows("avg_pool3d", x.shape, filter_size, strides, pad)
+    return _over_counts(xp, _sums(xp, x, win), win)
+
+
+@op("AvgPoolGrad")
+def _avg_pool_grad(
+    xp, x: Tensor, /, shape: Shape, filter_size: Sizes, strides: Sizes, pad: str | Pairs
+) -> Tensor:
+    """The adjoint of `avg_pool` of data of the given shape."""
+    win = _windows("avg_pool", shape, filter_size, strides, pad)
+    return _spread_sums(xp, _over_counts(xp, x, win), win)
+
+
+for _type in ("AvgPool", "AvgPool3D"):
+
+    @gradient(_type)
+    def _(dy, x_shape, filter_size, strides, pad):
+        return _avg_pool_grad(dy, x_shape, filter_size, strides, pad)
+
+
+@gradient("AvgPoolGrad")
+def _(dy, filter_size, strides, pad):
+    pool = _avg_pool if len(filter_size) == 2 else _avg_pool3d
+    return pool(dy, filter_size, strides, pad)
+
+
+# -- what users call -----------------------------------------------------------------------------
+
+
+def _pool(pool: Any, name: str, x: Any, n: int, size: Any, strides: Any, pad: Any) -> Tensor:
+    size = windows.spread(size, n, f"{name}: filter_size")
+    strides = windows.spread(strides, n, f"{name}: strides")
+    pad = windows.as_padding(pad, n, f"{name}: pad")
+    x, single = windows.as_batch(name, x, n)
+    return windows.without_batch(pool(x, size, strides, pad), single)
+
+
+def max_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+    """The maximum of each window of images.
+
+    Args:
+        x: Images, (batch, height, width, channels), or one image without the batch axis.
+        filter_size: The size of the window, an int or (height, width).
+        strides: The distance between windows, an int or a pair.
+        pad: `"same"` (as many windows as `ceil(n / stride)`; the smaller half of the padding
+            comes first), `"valid"` (none), an int, or pairs (before, after) for each axis.
+            Padding is never a maximum.
+
+    The gradient goes to the first maximum of a window, in row-major order. NaN counts as the
+    greatest number.
+
+    Raises ShapeError for a wrong rank or a window that does not fit.
+
+    Op type: `MaxPool`. Source: `tf.maxPool` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> from regrad.ops.pooling import max_pool
+    >>> x = rg.tensor([1, 3, 2, 4, 8, 5, 6, 7], (1, 2, 4, 1))
+    >>> max_pool(x, 2, 2, "valid").reshape((2,)).print()
+    Tensor
+        [8, 7]
+    >>> rg.grad(lambda x: max_pool(x, 2, 2, "valid"))(x).reshape((2, 4)).print()
+    Tensor
+        [[0, 0, 0, 0],
+         [1, 0, 0, 1]]
+    """
+    return _pool(_max_pool, "max_pool", x, 2, filter_size, strides, pad)
+
+
+def max_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+    """The maximum of each window of volumes; see `max_pool`.
+
+    x is (batch, depth, height, width, channels), or has no batch axis.
+
+    Op type: `MaxPool3D`. Source: `tf.maxPool3d` of TensorFlow.js.
+    """
+    return _pool(_max_pool3d, "max_pool3d", x, 3, filter_size, strides, pad)
+
+
+def avg_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+    """The mean of each window of images; arguments and errors are those of `max_pool`.
+
+    Padding does not count: a window is divided by the number of its elements in the image,
+    forward and backward (TensorFlow.js divides the gradient by the size of the window).
+
+    Op type: `AvgPool`. Source: `tf.avgPool` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> from regrad.ops.pooling import avg_pool
+    >>> x = rg.tensor([1, 3, 2, 4], (1, 2, 2, 1))
+    >>> avg_pool(x, 2, 1, "same").reshape((2, 2)).print()
+    Tensor
+        [[2.5, 3.5],
+         [3  , 4  ]]
+    """
+    return _pool(_avg_pool, "avg_pool", x, 2, filter_size, strides, pad)
+
+
+def avg_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+    """The mean of each window of volumes; see `avg_pool` and `max_pool3d`.
+
+    Op type: `AvgPool3D`. Source: `tf.avgPool3d` of TensorFlow.js.
+    """
+    return _pool(_avg_pool3d, "avg_pool3d", x, 3, filter_size, strides, pad)
+
+
+# -- neighbouring channels -----------------------------------------------------------------------
+
+
+def _neighbours(xp: Any, x: Any, radius: int) -> Any:
+    """The sum over the channels at a distance of at most `radius`."""
+    n = x.shape[-1]
+    radius = max(min(radius, n - 1), 0)
+    flat = xp.reshape(x, (math.prod(x.shape[:-1]), n, 1))
+    wide = windows.padded(xp, flat, ((radius, radius),))
+    return xp.reshape(reduce(add, [wide[:, t : t + n] for t in range(2 * radius + 1)]), x.shape)
+
+
+@op("NeighbourSum")
+def _neighbour_sum(xp, x: Tensor, /, radius: int) -> Tensor:
+    """The sum over the channels at a distance of at most `radius`: its own adjoint."""
+    return _neighbours(xp, x, radius)
+
+
+@gradient("NeighbourSum")
+def _(dy, radius):
+    return _neighbour_sum(dy, radius)
+
+
+@op("LRN", to_float=True)
+def _lrn(xp, x: Tensor, /, depth_radius: int, bias: float, alpha: float, beta: float) -> Tensor:
+    return x / (bias + alpha * _neighbours(xp, x * x, depth_radius)) ** beta
+
+
+@gradient("LRN")
+def _(dy, x, depth_radius, bias, alpha, beta):
+    norm = bias + alpha * _neighbour_sum(square(x), depth_radius)
+    dnorm = _neighbour_sum(dy * x * pow(norm, -beta - 1), depth_radius)
+    return dy * pow(norm, -beta) - (2 * alpha * beta) * x * dnorm
+
+
+def local_response_normalization(
+    x: Any,
+    /,
+    depth_radius: int = 5,
+    bias: float = 1.0,
+    alpha: float = 1.0,
+    beta: float = 0.5,
+) -> Tensor:
+    """x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
+
+    Neighbours are the channels at a distance of at most `depth_radius`. x is
+    (batch, height, width, channels), or one image without the batch axis.
+
+    Raises ShapeError for a wrong rank, ArgumentError for a negative or fractional radius.
+
+    Op type: `LRN`. Source: `tf.localResponseNormalization` of TensorFlow.js.
+    """
+    name = "local_response_normalization"
+    if type(depth_radius) is not int or depth_radius < 0:
+        raise ArgumentError(f"{name}: depth_radius is an int of 0 or more, got {depth_radius!r}")
+    x, single = windows.as_batch(name, x, 2)
+    return windows.without_batch(_lrn(x, depth_radius, bias, alpha, beta), single)

@@ -1,0 +1,443 @@
+"""Windows that slide over the spatial axes: where they lie, and reading and adding there.
+
+Convolution, pooling and dilation share this geometry. Data is NHWC: `(batch, *spatial,
+channels)`. A *tap* is one place of the window; reading a tap gives one element per window.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from operator import index as as_int
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from regrad.dispatch import lift
+from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.namespaces import numpy_dtype
+from regrad.ops.array import expand_dims, reshape
+from regrad.tensor import Tensor
+
+Sizes = tuple[int, ...]
+Ints = int | Sequence[int]
+Pairs = tuple[tuple[int, int], ...]
+Padding = str | int | Sequence[Sequence[int]]
+Places = Sequence[tuple[slice, ...]]
+
+SPATIAL = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+
+
+# -- what users write ----------------------------------------------------------------------------
+
+
+def spread(value: Any, n: int, where: str) -> tuple[int, ...]:
+    """One positive int per spatial axis, from an int or a sequence of them."""
+    values = value if isinstance(value, list | tuple) else (value,) * n
+    ints = tuple(_int(v, where) for v in values)
+    if len(ints) != n or min(ints) < 1:
+        raise ArgumentError(f"{where} takes a positive int, or {n} of them, got {value!r}")
+    return ints
+
+
+def _int(value: Any, where: str) -> int:
+    if isinstance(value, Tensor | bool) or not hasattr(type(value), "__index__"):
+        raise ArgumentError(f"{where} takes plain Python ints, got {kind(value)}: {value!r:.60}")
+    return as_int(value)
+
+
+def as_padding(pad: Any, n: int, where: str) -> str | Pairs:
+    """`"same"`, `"valid"`, or one pair of ints per spatial axis.
+
+    An int stands for all pairs. TensorFlow.js's pairs for all axes are taken as well, if
+    those of batch and channels are zero.
+    """
+    if isinstance(pad, str) and pad.lower() in ("same", "valid"):
+        return pad.lower()
+    if isinstance(pad, list | tuple):
+        return pairs_of(pad, n, where)
+    if isinstance(pad, str) or not hasattr(type(pad), "__index__"):
+        raise _unknown_pad(pad, n, where)
+    return pairs_of([(pad, pad)] * n, n, where)
+
+
+def pairs_of(pairs: Any, n: int, where: str) -> Pairs:
+    """One pair of non-negative ints per spatial axis."""
+    items = [p for p in pairs if isinstance(p, list | tuple) and len(p) == 2]
+    if len(items) != len(pairs) or len(items) not in (n, n + 2):
+        raise _unknown_pad(pairs, n, where)
+    found = tuple((_int(lo, where), _int(hi, where)) for lo, hi in items)
+    if min(itertools.chain(*found), default=0) < 0:
+        raise ArgumentError(f"{where} must not be negative, got {pairs!r}")
+    if len(found) == n:
+        return found
+    if any(found[0]) or any(found[-1]):
+        raise ArgumentError(f"{where}: batch and channels cannot be padded, got {pairs!r}")
+    return found[1:-1]
+
+
+def _unknown_pad(pad: Any, n: int, where: str) -> ArgumentError:
+    axes = ", ".join(SPATIAL.get(n, ()))
+    return ArgumentError(
+        f"{where} is 'same', 'valid', an int, or {n} pairs of ints (before, after) for "
+        f"{axes or 'the spatial axes'}; got {pad!r}"
+    )
+
+
+def as_batch(name: str, x: Any, n: int) -> tuple[Tensor, bool]:
+    """x with a batch axis, and whether it came without one."""
+    x = lift(x)
+    if x.ndim == n + 2:
+        return x, False
+    if x.ndim == n + 1:
+        return expand_dims(x, axis=0), True
+    axes = ", ".join((*SPATIAL[n], "channels"))
+    raise ShapeError(
+        f"{name}: x must have rank {n + 2}, (batch, {axes}) (NHWC), or rank {n + 1}, ({axes}); "
+        f"got the shape {x.shape}"
+    )
+
+
+def without_batch(y: Tensor, single: bool) -> Tensor:
+    """y as its input came: without the batch axis if that had none."""
+    return reshape(y, y.shape[1:]) if single else y
+
+
+# -- geometry ------------------------------------------------------------------------------------
+
+
+class Windows(NamedTuple):
+    """Where windows lie: one entry per spatial axis in each field."""
+
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    padding: Pairs
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """The sizes of the spatial axes with their padding."""
+        return tuple(n + lo + hi for n, (lo, hi) in zip(self.inputs, self.padding, strict=True))
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How many elements a window spans, dilation included."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.size, self.dilations, strict=True))
+
+    def along(self, i: int) -> list[slice]:
+        """The taps along one spatial axis, as slices of padded data."""
+        span = max(self.outputs[i] - 1, 0) * self.strides[i] + 1
+        starts = range(0, self.size[i] * self.dilations[i], self.dilations[i])
+        return [slice(t, t + span, self.strides[i]) for t in starts]
+
+    def places(self) -> Places:
+        """All taps in row-major order, as indices of padded data of NHWC layout."""
+        axes = [self.along(i) for i in range(len(self.size))]
+        return [(slice(None), *place) for place in itertools.product(*axes)]
+
+    def counts(self, i: int) -> np.ndarray:
+        """How many elements of each window along one axis lie in the data, not in the padding."""
+        taps = np.arange(self.size[i]) * self.dilations[i] - self.padding[i][0]
+        at = np.arange(self.outputs[i])[:, None] * self.strides[i] + taps
+        return ((at >= 0) & (at < self.inputs[i])).sum(axis=1)
+
+
+@lru_cache(maxsize=1024)
+def windows(
+    name: str,
+    inputs: tuple[int, ...],
+    size: tuple[int, ...],
+    strides: tuple[int, ...],
+    pad: str | Pairs,
+    dilations: tuple[int, ...],
+) -> Windows:
+    """The windows of an op, with their padding and number worked out.
+
+    `"same"` gives `ceil(n / stride)` windows and puts the smaller half of the padding first;
+    otherwise as many as fit. Raises ShapeError if not one fits.
+    """
+    reach = [(k - 1) * d + 1 for k, d in zip(size, dilations, strict=True)]
+    if pad == "same":
+        outputs = tuple(-(-n // s) for n, s in zip(inputs, strides, strict=True))
+        padding = tuple(
+            _halves((o - 1) * s + r - n)
+            for n, o, s, r in zip(inputs, outputs, strides, reach, strict=True)
+        )
+        return Windows(size, strides, dilations, padding, inputs, outputs)
+    padding = ((0, 0),) * len(size) if isinstance(pad, str) else pad
+    padded = [n + lo + hi for n, (lo, hi) in zip(inputs, padding, strict=True)]
+    for n, r, axis in zip(padded, reach, SPATIAL[len(size)], strict=True):
+        if n < r:
+            raise ShapeError(
+                f"{name}: a window that spans {r} elements of the {axis} does not fit into {n} "
+                f"(the spatial shape is {inputs}, with padding {tuple(padded)}). Use a smaller "
+                "window or dilation, or pad='same'."
+            )
+    outputs = tuple((n - r) // s + 1 for n, r, s in zip(padded, reach, strides, strict=True))
+    return Windows(size, strides, dilations, padding, inputs, outputs)
+
+
+def _halves(total: int) -> tuple[int, int]:
+    total = max(total, 0)
+    return total // 2, total - total // 2
+
+
+# -- reading and adding at taps ------------------------------------------------------------------
+
+
+def library(xp: Any) -> str:
+    """`"numpy"`, `"jax"` or `"torch"`."""
+    return {"numpy": "numpy", "jax.numpy": "jax"}.get(xp.__name__, "torch")
+
+
+def constant(xp: Any, values: np.ndarray, like: Any, dtype: Any = None) -> Any:
+    """A NumPy array in the library of `like`, and where that lies."""
+    device = {} if library(xp) == "jax" else {"device": like.device}
+    return xp.asarray(values, dtype=dtype, **device)
+
+
+def padded(xp: Any, x: Any, padding: Pairs, value: float = 0) -> Any:
+    """x with `value` around its spatial axes."""
+    if not any(itertools.chain(*padding)):
+        return x
+    full = [(0, 0), *padding] + [(0, 0)] * (x.ndim - 1 - len(padding))
+    if library(xp) == "jax":
+        return xp.pad(x, full, constant_values=value)
+    shape = tuple(n + lo + hi for n, (lo, hi) in zip(x.shape, full, strict=True))
+    y = xp.full(shape, value, dtype=x.dtype, device=x.device)
+    y[_inside(x.shape, full)] = x
+    return y
+
+
+def cropped(x: Any, padding: Pairs) -> Any:
+    """x without its padding: the adjoint of `padded`."""
+    sizes = [n - lo - hi for n, (lo, hi) in zip(x.shape[1:], padding, strict=False)]
+    return x[(slice(None), *_inside(sizes, padding))]
+
+
+def _inside(sizes: Sequence[int], padding: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    return tuple(slice(lo, lo + n) for n, (lo, _) in zip(sizes, padding, strict=True))
+
+
+def lowest(x: Any) -> float:
+    """What padding must hold in order never to be a maximum."""
+    dtype = numpy_dtype(x.dtype)
+    return np.iinfo(dtype).min if dtype.kind in "iu" else -math.inf
+
+
+def placed(xp: Any, parts: Iterable[Any], places: Places, shape: tuple[int, ...]) -> Any:
+    """The sum of the parts, each at its place in zeros: the adjoint of reading there."""
+    parts = iter(parts)
+    if library(xp) == "jax":
+        return sum(_spread_out(p, at, shape) for p, at in zip(parts, places, strict=True))
+    first = next(parts)
+    y = xp.zeros(shape, dtype=first.dtype, device=first.device)
+    for part, at in zip(itertools.chain([first], parts), places, strict=True):
+        y[at] += part
+    return y
+
+
+def _spread_out(part: Any, place: tuple[slice, ...], shape: tuple[int, ...]) -> Any:
+    """A part at its place in zeros, by XLA's padding between elements (no scatter)."""
+    import jax
+
+    config = []
+    for n, size, at in itertools.zip_longest(shape, part.shape, place, fillvalue=slice(None)):
+        start, step = at.start or 0, at.step or 1
+        config.append((start, n - start - (size - 1) * step - 1, step - 1))
+    return jax.lax.pad(part, jax.numpy.zeros((), part.dtype), config)
+
+
+def axis_places(taps: Sequence[slice], axis: int) -> Places:
+    """Taps along one axis as indices of the whole array."""
+    return [((slice(None),) * axis + (tap,)) for tap in taps]
+
+
+def first_maximum(xp: Any, parts: Iterable[Any]) -> tuple[Any, Any]:
+    """The maximum of the parts, element by element, and which part has it first.
+
+    NaN counts as the greatest number.
+    """
+    parts = iter(parts)
+    best = next(parts)
+    where = xp.zeros_like(best, dtype=xp.int32)
+    for i, part in enumerate(parts, 1):
+        better = ~(part <= best) & (best == best)
+        best = xp.where(better, part, best)
+        where = xp.where(better, xp.asarray(i, dtype=xp.int32), where)
+    return best, where
+
+
+def chosen(xp: Any, which: Any, parts: Iterable[Any]) -> Any:
+    """From each place the part that `which` names."""
+    parts = iter(parts)
+    y = next(parts)
+    for i, part in enumerate(parts, 1):
+        y = xp.where(which == i, part, y)
+    return y
+
+
+def sorted_out(xp: Any, which: Any, dy: Any, n: int) -> Iterable[Any]:
+    """`dy` in the part that `which` names, zero in the n - 1 others: the adjoint of `chosen`."""
+    zero = xp.zeros_like(dy)
+    return (xp.where(which == i, dy, zero) for i in range(n))
+
+
+# -- convolution: geometry -----------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """What the three kernels of one convolution share.
+
+    With `groups` > 1 every channel is a group of its own, and the filter has the shape
+    (*size, 1, channels * multiplier).
+    """
+
+    win: Windows
+    groups: int
+    images: Sizes  # the shapes
+    filter: Sizes
+    output: Sizes
+
+
+def plan_of(
+    name: str,
+    images: Sequence[int],
+    filter: Sequence[int],
+    strides: Sizes,
+    pad: str | Pairs,
+    dilations: Sizes,
+    depthwise: bool = False,
+) -> Plan:
+    """The plan of a convolution; ShapeError where filter and images do not fit."""
+    images, filter = tuple(images), tuple(filter)
+    n = len(images) - 2
+    check_filter(name, images, filter, n, "channels, multiplier" if depthwise else "in, out")
+    win = windows(name, images[1:-1], filter[:n], strides, pad, dilations)
+    groups = images[-1] if depthwise else 1
+    if depthwise:
+        filter = (*filter[:n], 1, filter[-2] * filter[-1])
+    return Plan(win, groups, images, filter, (images[0], *win.outputs, filter[-1]))
+
+
+def check_filter(name: str, images: Sizes, filter: Sizes, n: int, last: str) -> None:
+    """The filter must have n + 2 axes and take as many channels as the images have."""
+    axes = ", ".join(SPATIAL[n])
+    if len(filter) != n + 2:
+        raise ShapeError(
+            f"{name}: the filter must have rank {n + 2}, ({axes}, {last}), got the shape {filter}"
+        )
+    if images[-1] != filter[-2]:
+        raise ShapeError(
+            f"{name}: the images have {images[-1]} channels (shape {images}, layout batch, {axes}, "
+            f"channels), and the filter takes {filter[-2]} (shape {filter}, layout {axes}, {last})"
+        )
+
+
+# -- convolution in NumPy: windows as the rows of a matrix, and BLAS -----------------------------
+
+BLOCK = 2**22  # bytes of a matrix of windows that is multiplied at once; more leaves the cache
+
+
+class NumPyKernels:
+    """im2col, a block of images at a time."""
+
+    @staticmethod
+    def forward(x: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
+        """The convolution."""
+        x = padded(np, x, plan.win.padding)
+        y = np.zeros(plan.output, x.dtype)
+        for block in _blocks(plan, x.itemsize):
+            if plan.groups > 1:
+                _depthwise(x[block], w, y[block], plan)
+            else:
+                columns = _columns(x[block], plan.win)
+                y[block] = (columns @ w.reshape(-1, w.shape[-1])).reshape(y[block].shape)
+        return y
+
+    @staticmethod
+    def by_images(dy: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
+        """Its gradient by the images."""
+        dx = np.zeros((plan.images[0], *plan.win.padded, plan.images[-1]), dy.dtype)
+        taps = list(zip(plan.win.places(), w.reshape(-1, *w.shape[-2:]), strict=True))
+        for block in _blocks(plan, dy.itemsize):
+            rows, out = _rows(dy[block]), dx[block]
+            for place, tap in taps:
+                at = out[place]
+                at += _by_channels(rows, tap, plan.groups).reshape(at.shape)
+        return cropped(dx, plan.win.padding)
+
+    @staticmethod
+    def by_filter(x: np.ndarray, dy: np.ndarray, plan: Plan) -> np.ndarray:
+        """Its gradient by the filter."""
+        x = padded(np, x, plan.win.padding)
+        dw = np.zeros((math.prod(plan.filter[:-1]), plan.filter[-1]), dy.dtype)
+        for block in _blocks(plan, dy.itemsize):
+            rows = _rows(dy[block])
+            if plan.groups > 1:
+                for i, place in enumerate(plan.win.places()):
+                    dw[i] += _channel_products(_rows(x[block][place]), rows)
+            else:
+                dw += _columns(x[block], plan.win).T @ rows
+        return dw.reshape(plan.filter)
+
+
+def _blocks(plan: Plan, itemsize: int) -> list[slice]:
+    """The batch in pieces whose windows fit into the cache."""
+    count = plan.images[0]
+    if not math.prod(plan.output):
+        return []
+    each = math.prod(plan.win.outputs) * math.prod(plan.win.size) * plan.images[-1] * itemsize
+    step = max(1, BLOCK // max(each, 1))
+    return [slice(i, i + step) for i in range(0, count, step)]
+
+
+def _depthwise(x: np.ndarray, w: np.ndarray, y: np.ndarray, plan: Plan) -> None:
+    """Add to y the convolution of each channel with its own filters."""
+    y = y.reshape(*y.shape[:-1], plan.groups, plan.filter[-1] // plan.groups)
+    for place, tap in zip(plan.win.places(), w.reshape(-1, *y.shape[-2:]), strict=True):
+        y += x[place][..., None] * tap
+
+
+def _by_channels(rows: np.ndarray, tap: np.ndarray, groups: int) -> np.ndarray:
+    """The gradient by the images of one tap."""
+    if groups == 1:
+        return rows @ tap.T
+    multiplier = tap.shape[-1] // groups
+    if multiplier == 1:
+        return rows * tap
+    products = (rows * tap).reshape(len(rows), groups, multiplier)
+    return np.einsum("rcm->rc", products)
+
+
+def _channel_products(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """The gradient by the filter of one tap, if every channel has its own filters."""
+    multiplier = dy.shape[1] // x.shape[1]
+    dy = dy.reshape(len(dy), x.shape[1], multiplier)
+    return np.einsum("rc,rcm->cm", x, dy).reshape(-1)
+
+
+def _columns(x: np.ndarray, win: Windows) -> np.ndarray:
+    """One row per window, which holds its elements in the order of the filter's."""
+    n, channels = len(win.size), x.shape[-1]
+    view = sliding_window_view(x, win.reach, axis=tuple(range(1, n + 1)))
+    strided = tuple(slice(None, None, s) for s in win.strides)
+    dilated = tuple(slice(None, None, d) for d in win.dilations)
+    view = view[(slice(None), *strided, slice(None), *dilated)]
+    view = np.moveaxis(view, n + 1, -1)  # batch, outputs, window, channels
+    count, size = math.prod(view.shape[: n + 1]), math.prod(win.size) * channels
+    if channels >= 8:
+        return view.reshape(count, size)
+    # few channels make short runs to copy: copy along the outputs instead
+    last = (*range(n + 1, 2 * n + 2), *range(n + 1))
+    return view.transpose(last).reshape(size, count).T
+
+
+def _rows(y: np.ndarray) -> np.ndarray:
+    """The channels of each place as a row."""
+    return y.reshape(math.prod(y.shape[:-1]), y.shape[-1])

@@ -1,0 +1,290 @@
+"""The forms that a rule can take, and how the gradient passes each.
+
+In the native form a rule's first parameter is `dy`, the gradient arriving, and the others are
+**names**: an input (`x`), the output (`y`), an attribute (`axis`), or only an input's shape or
+dtype (`x_shape`, `x_dtype`). In TensorFlow's form it takes `(op, grad, ...)` and gets the whole
+record. The names decide what a record keeps.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from regrad.errors import MissingRuleError, RuleError, near
+
+if TYPE_CHECKING:
+    from regrad.registry import Op
+
+
+class Rule:
+    """How the gradient passes one op: what a record must keep, and the pull itself."""
+
+    watches = True  # whether outputs of an op under this rule are watched
+    flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
+    unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
+    name = ""
+    function: Callable[..., Any] | None = None
+    pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        """The parameters whose tensors a record must keep, and whether it keeps the output."""
+        return frozenset(), False
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        """`(parameter, gradient)` for each wanted parameter."""
+        raise NotImplementedError
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        """Whether the op is affine in these inputs together: its gradient ignores them."""
+        kept, keeps_output = self.keeps(wanted)
+        return not (self.flat or keeps_output or kept & wanted)
+
+
+class Conjugated(Rule):
+    """The rule of a holomorphic op, written as for real numbers, for complex ones.
+
+    TensorFlow's convention for y = f(x) is dy * conj(f'(x)), which is conj(conj(dy) * f'(x)).
+    """
+
+    def __init__(self, rule: Rule, conj: Callable[[Any], Any]) -> None:
+        self.rule = rule
+        self.conj = conj
+        self.name = rule.name
+        self.keeps = rule.keeps
+        self.linear_in = rule.linear_in
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        pulled = self.rule.pull(record, _each(self.conj, dy), wanted)
+        return [(i, _each(self.conj, dx)) for i, dx in pulled]
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)([_each(function, v) for v in value])
+    return value if value is None else function(value)
+
+
+class Missing(Rule):
+    """No rule yet: fine until a gradient is wanted."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+        raise MissingRuleError(
+            f"no gradient: the op type {self.op.type!r} is on the path and has no rule. "
+            f"Register one with @gradient({self.op.type!r}), put one in force with "
+            f"gradient_override_map, or cut the path with stop_gradient."
+        )
+
+
+class NoGradient(Rule):
+    """Declared to have no gradient: outputs are free."""
+
+    watches = False
+    flat = True
+
+
+class Part:
+    """A rule function in the native form, its names resolved against one op."""
+
+    __slots__ = ("inputs", "output", "pull")
+
+    def __init__(self, function: Callable[..., Any], op: Op, where: str) -> None:
+        names = parameters(function)[1:]
+        inputs = [i.name for i in op.inputs]
+        self.inputs = frozenset(inputs.index(n) for n in names if n in inputs)
+        self.output = "y" in names
+        self.pull = _call_with(
+            named(function, f"d{op.type}"), [getter(op, name, where) for name in names]
+        )
+
+
+def _call_with(
+    function: Callable[..., Any], getters: Sequence[Callable[[Any], Any]]
+) -> Callable[[Any, Any], Any]:
+    """`function(dy, …)` with what its names stand for in a record; the usual cases unrolled."""
+    if not getters:
+        return lambda record, dy: function(dy)
+    first, *rest = getters
+    if not rest:
+        return lambda record, dy: function(dy, first(record))
+    if len(rest) == 1:
+        (second,) = rest
+        return lambda record, dy: function(dy, first(record), second(record))
+    return lambda record, dy: function(dy, *[get(record) for get in getters])
+
+
+def getter(op: Op, name: str, where: str) -> Callable[[Any], Any]:
+    """How a rule's parameter `name` is read from a record."""
+    if name == "y":
+        return lambda record: record.y
+    if name in op.attrs:
+        return lambda record: record.attrs[name]
+    for i, entry in enumerate(op.inputs):
+        if name == entry.name:
+            return (lambda record: record.xs[i]) if op.flat else (lambda r: r.argument(r.xs, i))
+        if name == f"{entry.name}_shape":
+            return lambda record: record.detail(i, 0)
+        if name == f"{entry.name}_dtype":
+            return lambda record: record.detail(i, 1)
+    known = op.names()
+    raise RuleError(
+        f"{where} asks for {name!r}, which the op type {op.type!r} does not have."
+        f"{near(name, known)} After dy it may name {', '.join(known)}."
+    )
+
+
+class PerInput(Rule):
+    """One function per input; each runs only if its gradient is wanted."""
+
+    def __init__(self, op: Op, name: str) -> None:
+        self.op = op
+        self.name = name
+        self.parts: dict[int, Part] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self.plans: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
+
+    def add(self, wrt: str, function: Callable[..., Any]) -> None:
+        index = [i.name for i in self.op.inputs].index(wrt)
+        self.parts[index] = Part(function, self.op, describe(function, self.name))
+        self.functions[wrt] = function
+        self.pulls = [
+            self.parts[i].pull if i in self.parts else partial(self.missing, i)
+            for i in range(len(self.op.inputs))
+        ]
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        plan = self.plans.get(wanted)
+        if plan is None:
+            parts = [p for i, p in self.parts.items() if i in wanted]
+            kept = frozenset().union(*(p.inputs for p in parts))
+            plan = self.plans[wanted] = kept, any(p.output for p in parts)
+        return plan
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        assert self.pulls is not None
+        return [(i, self.pulls[i](record, dy)) for i in wanted]
+
+    def missing(self, index: int, record: Any, dy: Any) -> Any:
+        name = self.op.inputs[index].name
+        raise MissingRuleError(
+            f"no gradient: the op type {self.op.type!r} is on the path by its input {name!r}, "
+            f"for which it has no rule. Register one with @gradient({self.op.type!r}, {name!r}), "
+            "or cut the path with stop_gradient."
+        )
+
+
+class Joint(Rule):
+    """One function for all inputs, in order."""
+
+    def __init__(self, op: Op, name: str, function: Callable[..., Any]) -> None:
+        self.op = op
+        self.name = name
+        self.function = function
+        self.part = Part(function, op, describe(function, name))
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return self.part.inputs, self.part.output
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        return enumerate(as_many(self.part.pull(record, dy), len(self.op.inputs), self, self.op.type))
+
+
+class TensorFlowForm(Rule):
+    """A rule `(op, grad, ...)`, which sees the whole record."""
+
+    def __init__(self, op: Op, name: str, function: Callable[..., Any]) -> None:
+        self.op = op
+        self.name = name
+        self.function = function
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return frozenset(range(len(self.op.inputs))), True
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        grads = dy if isinstance(dy, tuple) else (dy,)
+        view = OpView(record)
+        answer = as_many(self.function(view, *grads), len(view.inputs), self, self.op.type)
+        return record.by_parameter(answer)
+
+
+class OpView:
+    """What a rule in TensorFlow's form sees of a record (TF's `Operation`)."""
+
+    def __init__(self, record: Any) -> None:
+        self._record = record
+        self.type: str = record.op.type
+        self.name: str = record.op.name
+        self.inputs: tuple[Any, ...] = tuple(record.xs)
+        self.outputs: list[Any] = list(record.y) if isinstance(record.y, tuple) else [record.y]
+
+    def get_attr(self, name: str) -> Any:
+        """The attribute `name` (`axis`, `keepdims`, …); ValueError if the op has none such."""
+        attrs = self._record.attrs
+        if name not in attrs:
+            raise RuleError(
+                f"the op type {self.type!r} has no attribute {name!r}."
+                f"{near(name, attrs)} It has {', '.join(attrs) or 'none'}."
+            )
+        return attrs[name]
+
+    def __repr__(self) -> str:
+        return f"<op {self.name!r} type={self.type}>"
+
+
+def as_many(answer: Any, count: int, rule: Rule, op_type: str) -> Sequence[Any]:
+    """A rule's answer as one gradient per input."""
+    answer = list(answer) if isinstance(answer, list | tuple) else [answer]
+    if len(answer) != count:
+        raise RuleError(
+            f"wrong number of gradients: {label(rule)} for the op type {op_type!r} returned "
+            f"{len(answer)}, and the op has {count} input{'s' if count != 1 else ''}. "
+            "Return one gradient per input, in order, or None for an input without one."
+        )
+    return answer
+
+
+# -- rules in messages ---------------------------------------------------------------------------
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters, in order."""
+    if type(function) is FunctionType:
+        code = function.__code__
+        return list(code.co_varnames[: code.co_argcount])
+    try:
+        return list(inspect.signature(function).parameters)
+    except ValueError:
+        return []
+
+
+def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The rule, called `dSquare` in tracebacks if its author called it `_`."""
+    if type(function) is FunctionType and function.__name__ == "_":
+        function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
+        function.__name__ = function.__qualname__ = name
+    return function
+
+
+def label(rule: Rule) -> str:
+    """A rule in a message."""
+    return f"the rule {rule.name!r}" if rule.name else "the rule"
+
+
+def describe(function: Callable[..., Any], name: str) -> str:
+    """A rule in a message, with its place."""
+    where = place(function)
+    return f"the rule {name!r}" + (f" ({where})" if where else "")
+
+
+def place(function: Callable[..., Any]) -> str:
+    """Where a function was written: `name, file:line`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return getattr(function, "__name__", repr(function))
+    return f"{function.__name__}, {code.co_filename}:{code.co_firstlineno}"

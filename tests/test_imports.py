@@ -1,0 +1,87 @@
+"""What `import regrad` loads, and which module may import which."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import regrad
+
+HEAVY = ["jax", "torch", "matplotlib", "optax", "scipy.special", "scipy.linalg", "array_api_compat",
+         "optree", "opt_einsum"]  # fmt: skip
+SOURCE = pathlib.Path(regrad.__file__).parent
+
+
+def loaded(code):
+    script = f"import sys\n{code}\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout.split()
+
+
+def test_import_regrad_loads_nothing_heavy():
+    assert loaded("import regrad") == []
+
+
+def test_this_test_can_fail():
+    assert loaded("import regrad, scipy.special") == ["scipy.special"]
+
+
+def test_work_on_numpy_loads_no_jax():
+    assert loaded("import regrad as rg; rg.grad(lambda x: x * x)(2.0)") == ["optree"]
+
+
+# A module imports only from those before it. Imports inside functions are for optional packages,
+# and for the few knots that the layers have; they are not read here.
+LAYERS = [
+    "errors", "state", "namespaces", "ruleforms", "registry", "tape", "tensor", "printing", "shapes", "dispatch",
+    "walk", "opsheet", "containers", "overrides",
+    "ops", "variable", "numpy_protocol", "gradients", "custom", "transforms", "rules", "testing",
+    "linalg", "random", "nn", "losses",
+]  # fmt: skip
+
+
+def imports(path):
+    """The regrad modules that a file imports when it is imported itself."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regrad"):
+            inner = node.module.removeprefix("regrad").lstrip(".")
+            for name in [inner] if inner else [alias.name for alias in node.names]:
+                yield name.split(".")[0]
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.glob("*.py")), ids=lambda p: p.stem)
+def test_layers(path):
+    if path.stem == "__init__":
+        return
+    allowed = LAYERS[: LAYERS.index(path.stem)]
+    assert [m for m in imports(path) if m not in allowed] == []
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "ops").glob("*.py")), ids=lambda p: p.stem)
+def test_ops_are_below_the_gradient_functions(path):
+    allowed = LAYERS[: LAYERS.index("ops") + 1]
+    assert [m for m in imports(path) if m not in allowed] == []
+
+
+def functions():
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                doc = ast.get_docstring(node, clean=False) or ""
+                yield path, node.name, node.end_lineno - node.lineno + 1 - doc.count("\n") - bool(doc)
+
+
+def test_functions_fit_a_screen():
+    sizes = sorted(n for _, _, n in functions())
+    assert [(p.name, f, n) for p, f, n in functions() if n > 60] == []
+    assert sizes[len(sizes) // 2] <= 6
+
+
+def test_files_are_short():
+    long = {p.name: len(p.read_text().splitlines()) for p in SOURCE.rglob("*.py")}
+    assert {name: n for name, n in long.items() if n > 600} == {}

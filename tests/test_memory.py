@@ -1,0 +1,129 @@
+"""What tapes keep, and that nothing is left behind."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import regrad as rg
+
+
+def kept_bytes(f, x):
+    """The bytes of all arrays that the tape of f keeps alive beside its input and output."""
+    kept = {}
+    y, back = rg.vjp(f, x)
+    run = back.__closure__
+    (linearized,) = [c.cell_contents for c in run if type(c.cell_contents).__name__ == "Linearized"]
+    for record in linearized.tape.records:
+        tensors = [t for t in record.xs if t is not None]
+        tensors += record.y if isinstance(record.y, tuple) else [record.y] if record.y else []
+        for t in tensors:
+            kept[id(t._data)] = t._data.nbytes
+    kept.pop(id(x._data), None)
+    return sum(kept.values())
+
+
+def chain(op, n=100):
+    def f(x):
+        for _ in range(n):
+            x = op(x)
+        return x
+
+    return f
+
+
+MEGABYTE = 250_000
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "megabytes"),
+    [
+        ("add", lambda x: x + 1.0, 0),
+        ("neg", lambda x: -x, 0),
+        ("reshape", lambda x: rg.reshape(x, (-1,)), 0),
+        ("scale", lambda x: x * 2.0, 0),
+        ("sin", rg.sin, 99),
+        ("tanh", rg.tanh, 100),
+    ],
+)
+def test_records_keep_what_rules_name(name, op, megabytes):
+    x = rg.asarray(np.zeros(MEGABYTE, "f4"))
+    assert kept_bytes(chain(op), x) <= megabytes * 1e6 + 1000
+
+
+def test_only_the_wanted_gradients_inputs_are_kept():
+    a, b = rg.ones((10, 10)), rg.ones((10, 10))
+    y, back = rg.vjp(lambda a: rg.matmul(a, b), a)
+    linearized = back.__closure__[0].cell_contents
+    (record,) = linearized.tape.records
+    assert record.xs[0] is None
+    assert record.xs[1] is b
+
+
+def test_an_intermediate_that_no_rule_names_is_freed_in_the_forward_pass():
+    seen = []
+
+    def f(x):
+        h = x + 1.0
+        seen.append(weakref.ref(h))
+        h = h + 1.0
+        assert seen[0]() is None
+        return h
+
+    rg.grad(f)(rg.tensor([1.0]))
+
+
+def test_a_custom_gradient_keeps_what_it_saves():
+    seen = []
+
+    def f(x, save):
+        h = rg.exp(x)
+        seen.append(weakref.ref(h))
+        save([x])
+        return h * 2, lambda dy, saved: dy * saved[0]
+
+    op = rg.custom_grad(f)
+    rg.grad(lambda x: (op(x), seen.append(seen[0]() is None))[0])(rg.tensor([1.0]))
+    assert seen[1] is True
+
+
+def growth(work, times):
+    work(20)
+    gc.collect()
+    before = len(gc.get_objects())
+    work(times)
+    gc.collect()
+    return len(gc.get_objects()) - before
+
+
+def test_no_objects_are_left_by_gradients():
+    op = rg.custom_grad(lambda x: (x * x, lambda dy: dy * x))
+
+    def work(n):
+        for _ in range(n):
+            rg.grad(lambda x: rg.sin(op(x)) + x)(2.0)
+
+    assert growth(work, 500) < 50
+
+
+def test_no_objects_are_left_by_scopes():
+    def work(n):
+        for _ in range(n):
+            with rg.gradient_override_map({"Sign": lambda dy: dy}):
+                rg.grad(rg.sign)(1.0)
+
+    assert growth(work, 500) < 50
+
+
+def test_gradients_leave_no_reference_cycles():
+    f = rg.grad(lambda x: rg.tanh(x) * x)
+    f(1.0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            f(1.0)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
