@@ -125,9 +125,14 @@ def _check_integers(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> Non
 
 
 def common_dtype(xs: Sequence[Any]) -> np.dtype:
-    """The dtype of an expression of Tensors and Python numbers, which are weak."""
-    numbers = [x for x in xs if type(x) in NUMBERS]
-    dtypes = [x.dtype for x in xs if isinstance(x, Tensor)]
+    """The dtype of an expression of Tensors and Python numbers."""
+    return common(
+        [x.dtype for x in xs if isinstance(x, Tensor)], [x for x in xs if type(x) in NUMBERS]
+    )
+
+
+def common(dtypes: list[np.dtype], numbers: Sequence[complex]) -> np.dtype:
+    """The dtype that these promote to; the numbers are weak."""
     dtype = namespaces.promote(dtypes or [number_dtype(n) for n in numbers])
     for number in numbers:
         dtype = namespaces.weak(number, dtype)

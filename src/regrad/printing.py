@@ -11,13 +11,14 @@ import numpy as np
 
 if TYPE_CHECKING:
     from regrad.tensor import Tensor
+    from regrad.variable import Variable
 
 SHOWN_WHOLE = 20  # an axis longer than this shows its first and last EDGE entries
 EDGE = 3
 DECIMALS = 7
 
 
-def to_string(t: Tensor, verbose: bool = False) -> str:
+def to_string(t: Tensor | Variable, verbose: bool = False) -> str:
     """The values as TensorFlow.js prints them; `verbose` adds dtype, rank and shape.
 
     Numbers are rounded to seven decimals (a scalar is shown in full), columns are padded to
@@ -31,8 +32,14 @@ def to_string(t: Tensor, verbose: bool = False) -> str:
         [[1  , 20       ],
          [300, 0.3333333]]
     """
+    t = _held(t)
     head = ["Tensor", *(_heading(t) if verbose else ())]
     return "\n".join([*head, *(f"    {line}" for line in _lines(t))])
+
+
+def _held(t: Tensor | Variable) -> Tensor:
+    """What a Variable holds; printing is no read that is differentiated."""
+    return getattr(t, "_tensor", t)
 
 
 def _heading(t: Tensor) -> list[str]:
@@ -178,7 +185,7 @@ def _digits(value: float) -> tuple[str, int]:
 # -- NumPy's style -------------------------------------------------------------------------------
 
 
-def repr_of(t: Tensor) -> str:
+def repr_of(t: Tensor | Variable) -> str:
     """The values in NumPy's style, always with the dtype.
 
     The shape is shown where the values do not tell it.
@@ -187,6 +194,7 @@ def repr_of(t: Tensor) -> str:
     >>> repr_of(rg.tensor([0, 1]))
     'Tensor([0., 1.], dtype=float32)'
     """
+    t = _held(t)
     if is_traced(t):
         return f"Tensor(<traced by JAX>, shape={t.shape}, dtype={t.dtype})"
     values = _plain(t)

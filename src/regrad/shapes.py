@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import index
 
-from regrad.errors import ArgumentError, ShapeError
+from regrad.errors import ArgumentError, RegradError, ShapeError
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
+
+
+class IndexRangeError(RegradError, IndexError):
+    """An index that is out of range, or more indices than axes."""
 
 
 def as_shape(shape: Shape) -> tuple[int, ...]:

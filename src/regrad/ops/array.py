@@ -1,14 +1,19 @@
-"""Shape ops: reshaping, broadcasting, moving axes, joining and splitting."""
+"""Shape ops: reshaping, broadcasting, moving axes, joining and splitting, diagonals."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from operator import index
 from typing import Any
 
-from regrad.errors import ShapeError
+import numpy as np
+
+from regrad import dispatch
+from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.opsheet import op
 from regrad.registry import gradient
-from regrad.shapes import Shape, as_shape, normalized_axes, spread_axes
+from regrad.shapes import Axis, Shape, as_shape, normalized_axes, normalized_axis, spread_axes
 from regrad.tensor import Tensor
 
 # -- reshaping ---------------------------------------------------------------------------------
@@ -49,6 +54,21 @@ def _(dy, x_shape):
     return reshape(dy, x_shape)
 
 
+@op("Squeeze")
+def squeeze(xp, x: Tensor, /, axis: Axis = None) -> Tensor:
+    """x without the given axes, which have size 1 (all such axes by default)."""
+    shape = tuple(x.shape)
+    axes = [i for i, n in enumerate(shape) if n == 1] if axis is None else normalized_axes(axis, x.ndim)
+    if any(shape[i] != 1 for i in axes):
+        raise ShapeError(f"squeeze: only axes of size 1 can be left out; axis {axis} of {shape}")
+    return xp.reshape(x, tuple(n for i, n in enumerate(shape) if i not in axes))
+
+
+@gradient("Squeeze")
+def _(dy, x_shape):
+    return reshape(dy, x_shape)
+
+
 # -- broadcasting and its adjoint ----------------------------------------------------------------
 
 
@@ -76,14 +96,74 @@ def _(dy, x_shape):
     return broadcast_to(dy, x_shape)
 
 
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape to which tensors of these shapes broadcast together."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ShapeError(
+            f"the shapes {' and '.join(map(str, shapes))} cannot be broadcast together"
+        ) from None
+
+
+def broadcast_arrays(*arrays: Any) -> list[Tensor]:
+    """The tensors, each broadcast to their common shape."""
+    xs = [dispatch.lift(a) for a in arrays]
+    shape = broadcast_shapes(*[x.shape for x in xs])
+    return [x if x.shape == shape else broadcast_to(x, shape) for x in xs]
+
+
+def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
+    """Coordinate tensors of the grid that vectors span.
+
+    With `indexing="ij"` the k-th vector runs along axis k; "xy" exchanges the first two axes.
+    """
+    if indexing not in ("xy", "ij"):
+        raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', got {indexing!r}")
+    xs = [dispatch.lift(a) for a in arrays]
+    if any(x.ndim > 1 for x in xs):
+        raise ShapeError(f"meshgrid takes vectors, got shapes {[x.shape for x in xs]}")
+    axes = list(range(len(xs)))
+    if indexing == "xy" and len(xs) > 1:
+        axes[:2] = 1, 0
+    along = [[1] * len(xs) for _ in xs]
+    for x, axis, shape in zip(xs, axes, along, strict=True):
+        shape[axis] = x.size
+    return broadcast_arrays(*[reshape(x, tuple(s)) for x, s in zip(xs, along, strict=True)])
+
+
+@op("Tile")
+def tile(xp, x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
+    """x laid side by side, `repetitions[i]` times along axis i.
+
+    Repetitions for more axes than x has make new leading ones; for fewer, they are for the last.
+    """
+    return xp.tile(x, tuple(index(r) for r in repetitions))
+
+
+@gradient("Tile")
+def _(dy, x_shape, repetitions):
+    more = len(repetitions) - len(x_shape)
+    repetitions = (*[1] * -more, *repetitions)
+    sizes = (*[1] * more, *x_shape)
+    pairs = tuple(n for pair in zip(repetitions, sizes, strict=True) for n in pair)
+    ones = tuple(n for size in sizes for n in (1, size))
+    return reshape(sum_to(reshape(dy, pairs), ones), x_shape)
+
+
 # -- moving axes ---------------------------------------------------------------------------------
 
 
 @op("Transpose")
 def permute_dims(xp, x: Tensor, /, axes: tuple[int, ...] | None = None) -> Tensor:
     """x with its axes in another order (reversed by default)."""
-    axes = tuple(range(x.ndim))[::-1] if axes is None else tuple(a % x.ndim for a in axes)
-    return xp.permute_dims(x, axes)
+    every = list(range(x.ndim))
+    order = every[::-1] if axes is None else [a + x.ndim if a < 0 else a for a in axes]
+    if sorted(order) != every:
+        raise ShapeError(
+            f"permute_dims: each axis of {tuple(x.shape)} is due once, got the axes {axes}"
+        )
+    return xp.permute_dims(x, tuple(order))
 
 
 @gradient("Transpose")
@@ -96,10 +176,287 @@ def _(dy, axes):
 
 def matrix_transpose(x: Any, /) -> Tensor:
     """x with its last two axes exchanged."""
-    from regrad.dispatch import lift
-
-    x = lift(x)
+    x = dispatch.lift(x)
     if x.ndim < 2:
         raise ShapeError(f"matrix_transpose needs a Tensor of rank 2 or more, got {x.shape}")
     *rest, i, j = range(x.ndim)
     return permute_dims(x, (*rest, j, i))
+
+
+def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
+    """x with two axes exchanged."""
+    x = dispatch.lift(x)
+    i, j = normalized_axis(axis1, x.ndim), normalized_axis(axis2, x.ndim)
+    axes = list(range(x.ndim))
+    axes[i], axes[j] = j, i
+    return permute_dims(x, tuple(axes))
+
+
+def moveaxis(
+    x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
+) -> Tensor:
+    """x with the axes `source` moved to the positions `destination`; the others keep their order."""
+    x = dispatch.lift(x)
+    old, new = (
+        [normalized_axis(a, x.ndim) for a in (axes if isinstance(axes, tuple | list) else (axes,))]
+        for axes in (source, destination)
+    )
+    if len(old) != len(new) or len(set(old)) < len(old) or len(set(new)) < len(new):
+        raise ArgumentError(
+            f"moveaxis: source and destination must name as many different axes, got {source} "
+            f"and {destination}"
+        )
+    moved = dict(zip(new, old, strict=True))
+    rest = iter([a for a in range(x.ndim) if a not in old])
+    return permute_dims(x, tuple(moved[i] if i in moved else next(rest) for i in range(x.ndim)))
+
+
+@op("ReverseV2")
+def flip(xp, x: Tensor, /, *, axis: Axis = None) -> Tensor:
+    """x with the order of its elements reversed along `axis` (all axes by default)."""
+    axes = normalized_axes(axis, x.ndim)
+    return xp.flip(x, axis=axes) if axes else x
+
+
+@gradient("ReverseV2")
+def _(dy, axis):
+    return flip(dy, axis=axis)
+
+
+@op("Roll")
+def roll(xp, x: Tensor, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
+    """x rolled by `shift` places along `axis`; what leaves at one end enters at the other.
+
+    Without an axis x is rolled as if it were flat.
+    """
+    return xp.roll(x, shift, axis=axis)
+
+
+@gradient("Roll")
+def _(dy, shift, axis):
+    back = tuple(-s for s in shift) if isinstance(shift, tuple | list) else -shift
+    return roll(dy, back, axis=axis)
+
+
+# -- joining and splitting -------------------------------------------------------------------------
+
+
+@op("ConcatV2", promotes=True)
+def _concat(xp, xs: Sequence[Tensor], /, *, axis: int) -> Tensor:
+    rests = {(*x.shape[:axis], *x.shape[axis + 1 :]) for x in xs}
+    if len(rests) > 1:
+        raise ShapeError(
+            f"concat: the shapes must agree except along axis {axis}, got "
+            f"{', '.join(str(tuple(x.shape)) for x in xs)}"
+        )
+    return xp.concat(xs, axis=axis)
+
+
+@gradient("ConcatV2", "xs")
+def _(dy, xs_shape, axis):
+    return split(dy, [shape[axis] for shape in xs_shape], axis=axis)
+
+
+def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
+    """Tensors joined along an axis that they have (`None` joins them flat); dtypes promote.
+
+    Op type: `ConcatV2`.
+    """
+    xs = _lifted("concat", arrays)
+    if axis is None:
+        return _concat([reshape(x, (-1,)) for x in xs], axis=0)
+    if len({x.ndim for x in xs}) > 1 or xs[0].ndim == 0:
+        raise ShapeError(
+            "concat: tensors of one rank, 1 or more, are due, got "
+            f"{', '.join(str(x.shape) for x in xs)}. To join along a new axis use stack."
+        )
+    return _concat(xs, axis=normalized_axis(axis, xs[0].ndim))
+
+
+def _lifted(name: str, arrays: Any) -> list[Tensor]:
+    if not isinstance(arrays, list | tuple) or not arrays:
+        raise ArgumentError(f"{name} takes a list of at least one Tensor, got {kind(arrays)}")
+    return [dispatch.lift(a) for a in arrays]
+
+
+@op("Split")
+def _split(xp, x: Tensor, /, *, sizes: tuple[int, ...], axis: int) -> tuple[Tensor, ...]:
+    before, parts, start = (slice(None),) * axis, [], 0
+    for size in sizes:
+        parts.append(x[(*before, slice(start, start + size))])
+        start += size
+    return tuple(parts)
+
+
+@gradient("Split")
+def _(dy, axis):
+    return concat(dy, axis=axis)
+
+
+def split(
+    x: Any, sections_or_sizes: int | Sequence[int], /, axis: int = 0
+) -> tuple[Tensor, ...]:
+    """x cut along `axis`, into so many equal parts or into parts of the given sizes.
+
+    One size may be -1, for what remains.
+
+    Op type: `Split`. Source: `tf.split`.
+
+    >>> import regrad as rg
+    >>> rg.split(rg.tensor([1, 2, 3, 4]), [1, -1])[1].print()
+    Tensor
+        [2, 3, 4]
+    """
+    x = dispatch.lift(x)
+    axis = normalized_axis(axis, x.ndim)
+    return _split(x, sizes=_sizes(sections_or_sizes, x.shape[axis]), axis=axis)
+
+
+def _sizes(sections_or_sizes: int | Sequence[int], n: int) -> tuple[int, ...]:
+    """The sizes of the parts of an axis of size n."""
+    if not isinstance(sections_or_sizes, tuple | list):
+        count = index(sections_or_sizes)
+        if count < 1 or n % count:
+            raise ShapeError(f"split: an axis of size {n} cannot be cut into {count} equal parts")
+        return (n // count,) * count
+    sizes = [index(s) for s in sections_or_sizes]
+    if sizes.count(-1) == 1:
+        sizes[sizes.index(-1)] = n - sum(sizes) - 1
+    if not sizes or min(sizes) < 0 or sum(sizes) != n:
+        raise ShapeError(
+            f"split: the sizes {list(sections_or_sizes)} do not add up to the axis' size {n}"
+        )
+    return tuple(sizes)
+
+
+@op("Pack", promotes=True)
+def _stack(xp, xs: Sequence[Tensor], /, *, axis: int) -> Tensor:
+    return xp.stack(xs, axis=axis)
+
+
+@gradient("Pack", "xs")
+def _(dy, axis):
+    return unstack(dy, axis=axis)
+
+
+def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
+    """Tensors of one shape joined along a new axis; dtypes promote.
+
+    Op type: `Pack`.
+    """
+    xs = _lifted("stack", arrays)
+    if len({x.shape for x in xs}) > 1:
+        raise ShapeError(
+            f"stack: all tensors must have one shape, got {', '.join(str(x.shape) for x in xs)}"
+        )
+    return _stack(xs, axis=normalized_axis(axis, xs[0].ndim + 1))
+
+
+@op("Unpack")
+def unstack(xp, x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    """The slices of x along `axis`, which they lose."""
+    axis = normalized_axis(axis, x.ndim)
+    before = (slice(None),) * axis
+    return tuple(x[(*before, i)] for i in range(x.shape[axis]))
+
+
+@gradient("Unpack")
+def _(dy, axis):
+    return stack(dy, axis=axis)
+
+
+# -- triangles and diagonals -------------------------------------------------------------------------
+
+
+@op("Tril")
+def tril(xp, x: Tensor, /, *, k: int = 0) -> Tensor:
+    """The lower triangle of matrices: zero above the k-th diagonal."""
+    _check_matrices("tril", x)
+    return xp.tril(x, k=k)
+
+
+@gradient("Tril")
+def _(dy, k):
+    return tril(dy, k=k)
+
+
+@op("Triu")
+def triu(xp, x: Tensor, /, *, k: int = 0) -> Tensor:
+    """The upper triangle of matrices: zero below the k-th diagonal."""
+    _check_matrices("triu", x)
+    return xp.triu(x, k=k)
+
+
+@gradient("Triu")
+def _(dy, k):
+    return triu(dy, k=k)
+
+
+def _check_matrices(name: str, x: Any) -> None:
+    if x.ndim < 2:
+        raise ShapeError(f"{name} takes matrices (rank 2 or more), got {tuple(x.shape)}")
+
+
+@op("MatrixDiagPart")
+def diagonal(xp, x: Tensor, /, *, offset: int = 0) -> Tensor:
+    """The diagonals of matrices; a positive offset is above the main one."""
+    _check_matrices("diagonal", x)
+    rows, columns = _diagonal_places(xp, tuple(x.shape[-2:]), offset, x)
+    return x[..., rows, columns]
+
+
+def _diagonal_places(xp: Any, shape: tuple[int, ...], offset: int, like: Any) -> tuple[Any, Any]:
+    """The indices of a diagonal's elements."""
+    down, right = max(-offset, 0), max(offset, 0)
+    length = max(min(shape[0] - down, shape[1] - right), 0)
+    i = np.arange(length)
+    if hasattr(like, "new_zeros"):
+        i = xp.arange(length, device=like.device)
+    return i + down, i + right
+
+
+@gradient("MatrixDiagPart")
+def _(dy, x_shape, offset):
+    return diag(dy, offset=offset, shape=x_shape[-2:])
+
+
+@op("MatrixDiag")
+def diag(
+    xp, x: Tensor, /, *, offset: int = 0, shape: tuple[int, int] | None = None
+) -> Tensor:
+    """Matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
+
+    x is a vector, or vectors along the last axis. The matrices are square and just large enough,
+    unless `shape` is given.
+    """
+    if x.ndim == 0:
+        raise ShapeError("diag takes vectors (rank 1 or more), got a Tensor of rank 0")
+    n = x.shape[-1] + abs(offset)
+    shape = (n, n) if shape is None else tuple(shape)
+    places = _diagonal_places(xp, shape, offset, x)
+    if len(places[0]) != x.shape[-1]:
+        raise ShapeError(
+            f"diag: the diagonal {offset} of a matrix of shape {shape} has {len(places[0])} "
+            f"elements, got {x.shape[-1]}"
+        )
+    full = (*x.shape[:-1], *shape)
+    if hasattr(x, "new_zeros"):
+        y = x.new_zeros(full)
+    else:
+        y = xp.zeros(full, dtype=x.dtype)
+    if hasattr(y, "at"):
+        return y.at[(..., *places)].set(x)
+    y[(..., *places)] = x
+    return y
+
+
+@gradient("MatrixDiag")
+def _(dy, offset):
+    return diagonal(dy, offset=offset)
+
+
+def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
+    """The sums of the diagonals of matrices."""
+    from regrad.ops.reduction import sum
+
+    return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)

@@ -163,7 +163,18 @@ def _compute(xp: Any, kernel: str, a: Any, b: Any, plan: Plan, shape: Sizes) -> 
     """Run a kernel; where there is nothing to sum, libraries differ, and zeros are due."""
     if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
         return xp.zeros(shape, dtype=a.dtype, device=getattr(a, "device", None))
-    return getattr(KERNELS[windows.library(xp)], kernel)(a, b, plan)
+    library = windows.library(xp)
+    compute = getattr(KERNELS[library], kernel)
+    if library == "torch" and a.is_complex():
+        return _complex(xp, compute, a, b, plan)
+    return compute(a, b, plan)
+
+
+def _complex(xp: Any, compute: Any, a: Any, b: Any, plan: Plan) -> Any:
+    """A kernel on complex numbers by way of real ones (torch lacks the gradients)."""
+    ar, ai, br, bi = (part.contiguous() for part in (a.real, a.imag, b.real, b.imag))
+    real = compute(ar, br, plan) - compute(ai, bi, plan)
+    return real + 1j * (compute(ar, bi, plan) + compute(ai, br, plan))
 
 
 def _forward(xp: Any, x: Any, w: Any, plan: Plan) -> Any:

@@ -1,0 +1,483 @@
+"""Indexing ops: gathering and scattering, slices and padding, and `x[...]`.
+
+The ops come in adjoint pairs, each the other's rule: GatherV2/ScatterAdd, GatherNd/ScatterNd,
+TakeAlongAxis/ScatterAlongAxis, StridedSlice/StridedSliceGrad, Slice/PadV2,
+MirrorPad/MirrorPadGrad.
+
+Indices are integers of any dtype, negative ones count from the end, and repeated ones add up in
+the gradient. An index out of range is an IndexError on NumPy and PyTorch; JAX, which cannot
+raise in compiled code, takes the nearest element, forward and backward.
+"""
+
+# ruff: noqa: A001 (TensorFlow's names)
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regrad import dispatch, namespaces
+from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
+from regrad.namespaces import is_inexact
+from regrad.ops.array import (
+    broadcast_arrays,
+    broadcast_shapes,
+    broadcast_to,
+    expand_dims,
+    moveaxis,
+    permute_dims,
+    reshape,
+    stack,
+)
+from regrad.ops.creation import arange, as_numpy_dtype, zeros_like
+from regrad.ops.elementwise import astype, logical_and, where
+from regrad.opsheet import Indices, op
+from regrad.registry import gradient, not_differentiable
+from regrad.shapes import (
+    IndexRangeError,
+    Shape,
+    Window,
+    as_shape,
+    as_slice,
+    ascending,
+    flipped,
+    normalized_axis,
+    shifted_shape,
+    window,
+)
+from regrad.tensor import Tensor, wrap
+
+# -- what the kernels share ----------------------------------------------------------------------
+
+
+def _is_jax(xp: Any) -> bool:
+    return xp.__name__ == "jax.numpy"
+
+
+def _as_index(xp: Any, ids: Any) -> Any:
+    """Integers of any dtype under the dtype that the library indexes by."""
+    if ids.dtype == xp.bool:
+        raise DTypeError("indices are integers, got bools. Select by a mask with x[mask].")
+    if _is_jax(xp):
+        return ids.astype(int)
+    return namespaces.cast(xp, ids, np.intp)
+
+
+def _in_range(xp: Any, ids: Any, n: int) -> Any:
+    """Indices into an axis of size n as non-negative ones."""
+    ids = _as_index(xp, ids)
+    if _is_jax(xp):
+        return xp.clip(xp.where(ids < 0, ids + n, ids), 0, max(n - 1, 0))
+    if math.prod(ids.shape) == 0:
+        return ids
+    low, high = int(ids.min()), int(ids.max())
+    if low < -n or high >= n:
+        raise IndexRangeError(
+            f"the index {low if low < -n else high} is out of range for an axis of size {n}"
+        )
+    return ids if low >= 0 else xp.where(ids < 0, ids + n, ids)
+
+
+def _zeros(xp: Any, shape: Sequence[int], like: Any) -> Any:
+    """Zeros of the dtype of an array, on its device."""
+    if hasattr(like, "new_zeros"):
+        return like.new_zeros(tuple(shape))
+    return xp.zeros(shape, dtype=like.dtype)
+
+
+def _count_up(xp: Any, n: int, like: Any) -> Any:
+    """`[0, …, n - 1]`, on the device of an array."""
+    return xp.arange(n, device=like.device) if hasattr(like, "new_zeros") else xp.arange(n)
+
+
+def _add_rows(xp: Any, n: int, ids: Any, rows: Any) -> Any:
+    """n rows of zeros with `rows[k]` added at `ids[k]`, which are all in range."""
+    y = _zeros(xp, (n, rows.shape[1]), rows)
+    if _is_jax(xp):
+        return y.at[ids].add(rows)
+    if xp is not np:
+        return y.index_add_(0, ids, rows)
+    width = rows.shape[1]
+    if width >= 16 and rows.size >= 1 << 14 and rows.dtype in (np.float32, np.float64):
+        return _add_rows_sparse(n, ids, rows)
+    if width > 1 and rows.size > 256:  # add.at is fast for flat arrays only
+        flat = (ids[:, None] * width + np.arange(width)).ravel()
+        np.add.at(y.reshape(-1), flat, rows.ravel())
+    else:
+        np.add.at(y, ids, rows)
+    return y
+
+
+def _add_rows_sparse(n: int, ids: Any, rows: Any) -> Any:
+    """The same by a sparse matrix product: several times faster for wide rows."""
+    from scipy.sparse import csc_array
+
+    k = len(ids)
+    ones = np.ones(k, rows.dtype)
+    return csc_array((ones, ids, np.arange(k + 1)), shape=(n, k)) @ rows
+
+
+def _linear(xp: Any, indices: Any, sizes: Sequence[int]) -> Any:
+    """Index vectors (on the last axis) into leading axes of these sizes, as flat row numbers."""
+    ids = _zeros(xp, (math.prod(indices.shape[:-1]),), _as_index(xp, indices))
+    for axis, n in enumerate(sizes):
+        ids = ids * n + xp.reshape(_in_range(xp, indices[..., axis], n), (-1,))
+    return ids
+
+
+def _permuted(xp: Any, x: Any, block: int, count: int, to: int) -> Any:
+    """x with the `count` axes from `block` on moved to `to`."""
+    if block == to or count == 0:
+        return x
+    return xp.permute_dims(x, shifted_shape(range(x.ndim), block, count, to))
+
+
+# -- along one axis, each line by its own indices -------------------------------------------------
+
+
+@op("TakeAlongAxis")
+def _take_along_axis(xp, x: Tensor, indices: Indices, /, *, axis: int) -> Tensor:
+    if xp is np:
+        return np.take_along_axis(x, _as_index(xp, indices), axis)
+    ids = _in_range(xp, indices, x.shape[axis])
+    if _is_jax(xp):
+        return xp.take_along_axis(x, ids, axis, mode="clip")
+    return x.gather(axis, ids)
+
+
+@gradient("TakeAlongAxis", "x")
+def _(dy, indices, x_shape, axis):
+    return scatter_along_axis(dy, indices, x_shape, axis=axis)
+
+
+@op("ScatterAlongAxis")
+def scatter_along_axis(
+    xp, x: Tensor, indices: Indices, /, shape: tuple[int, ...], *, axis: int
+) -> Tensor:
+    """Zeros of the given shape with x added at `indices` along an axis: take_along_axis's adjoint.
+
+    x and `indices` have one shape, which is `shape` except along `axis`.
+    """
+    ids, stride = 0, 1
+    for i in reversed(range(len(shape))):
+        one = [1] * len(shape)
+        if i == axis % len(shape):
+            ids = ids + _in_range(xp, indices, shape[i]) * stride
+        else:
+            one[i] = shape[i]
+            ids = ids + xp.reshape(_count_up(xp, shape[i], x), tuple(one)) * stride
+        stride *= shape[i]
+    rows = _add_rows(xp, stride, xp.reshape(ids, (-1,)), xp.reshape(x, (-1, 1)))
+    return xp.reshape(rows, tuple(shape))
+
+
+@gradient("ScatterAlongAxis", "x")
+def _(dy, indices, axis):
+    return _take_along_axis(dy, indices, axis=axis)
+
+
+def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
+    """Elements of x, picked along `axis` by indices of x's rank.
+
+    Along the other axes x and `indices` broadcast. `take_along_axis(x, argsort(x))` is x sorted.
+
+    Op type: `TakeAlongAxis`.
+    """
+    x, indices = dispatch.lift(x), dispatch.lift(indices, integers=True)
+    axis = normalized_axis(axis, x.ndim)
+    if x.ndim != indices.ndim:
+        raise ShapeError(
+            f"take_along_axis: x and indices must have one rank, got {x.shape} and "
+            f"{indices.shape}. To pick whole slices use take."
+        )
+    rest = [list(t.shape) for t in (x, indices)]
+    sizes = [shape.pop(axis) for shape in rest]
+    common = broadcast_shapes(*map(tuple, rest))
+    x, indices = (
+        _broadcast(t, (*common[:axis], n, *common[axis:]))
+        for t, n in zip((x, indices), sizes, strict=True)
+    )
+    return _take_along_axis(x, indices, axis=axis)
+
+
+def _broadcast(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return x if x.shape == shape else broadcast_to(x, shape)
+
+
+# -- along one axis, whole slices -------------------------------------------------------------------
+
+
+@op("GatherV2")
+def _take(xp, x: Tensor, indices: Indices, /, *, axis: int, batch_dims: int) -> Tensor:
+    ids = _as_index(xp, indices)
+    if batch_dims:
+        return _take_batched(xp, x, ids, axis, batch_dims)
+    if xp is np:
+        return np.take(x, ids, axis=axis)
+    index = (builtins.slice(None),) * axis + (ids,)
+    return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
+
+
+def _take_batched(xp: Any, x: Any, ids: Any, axis: int, batch_dims: int) -> Any:
+    batch, picked, n = x.shape[:batch_dims], ids.shape[batch_dims:], x.shape[axis]
+    rest = (*x.shape[batch_dims:axis], *x.shape[axis + 1 :])
+    rows = xp.reshape(
+        _permuted(xp, x, axis, 1, batch_dims), (math.prod(batch) * n, math.prod(rest))
+    )
+    y = xp.reshape(rows[_batched_rows(xp, ids, batch_dims, n)], (*batch, *picked, *rest))
+    return _permuted(xp, y, batch_dims, len(picked), axis)
+
+
+def _batched_rows(xp: Any, ids: Any, batch_dims: int, n: int) -> Any:
+    """Indices into axes of size n, one axis per batch entry, as row numbers over all of them."""
+    batch, picked = ids.shape[:batch_dims], ids.shape[batch_dims:]
+    ids = xp.reshape(_in_range(xp, ids, n), (math.prod(batch), math.prod(picked)))
+    return xp.reshape(_count_up(xp, math.prod(batch), ids)[:, None] * n + ids, (-1,))
+
+
+@gradient("GatherV2", "x")
+def _(dy, indices, x_shape, axis, batch_dims):
+    return _scatter_add(dy, indices, shape=x_shape, axis=axis, batch_dims=batch_dims)
+
+
+@op("ScatterAdd")
+def _scatter_add(
+    xp, x: Tensor, indices: Indices, /, *, shape: tuple[int, ...], axis: int, batch_dims: int
+) -> Tensor:
+    batch, n = tuple(shape[:batch_dims]), shape[axis]
+    rest = (*shape[batch_dims:axis], *shape[axis + 1 :])
+    ids = _batched_rows(xp, indices, batch_dims, n)
+    x = _permuted(xp, x, axis, indices.ndim - batch_dims, batch_dims)
+    y = _add_rows(xp, math.prod(batch) * n, ids, xp.reshape(x, (ids.shape[0], math.prod(rest))))
+    return _permuted(xp, xp.reshape(y, (*batch, n, *rest)), batch_dims, 1, axis)
+
+
+@gradient("ScatterAdd", "x")
+def _(dy, indices, axis, batch_dims):
+    return _take(dy, indices, axis=axis, batch_dims=batch_dims)
+
+
+def take(
+    x: Any, indices: Any, /, *, axis: int | None = None, batch_dims: int = 0
+) -> Tensor:
+    """Slices of x along `axis`, picked by integers.
+
+    The shape is `x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]`. `axis` may
+    be left out if x has one. The first `batch_dims` axes belong together in x and indices.
+
+    Op type: `GatherV2`. Source: the Array API standard; `tf.gather` for `batch_dims`.
+
+    >>> import regrad as rg
+    >>> rg.take(rg.tensor([10.0, 20.0, 30.0]), [2, 0, -1]).print()
+    Tensor
+        [30, 10, 30]
+    """
+    x, indices = dispatch.lift(x), dispatch.lift(indices, integers=True)
+    if axis is None and x.ndim > 1:
+        raise ArgumentError(f"take: which axis of {x.shape} is meant? Give axis=0, say.")
+    axis = normalized_axis(axis or 0, x.ndim)
+    if not 0 <= batch_dims <= min(axis, indices.ndim):
+        raise ArgumentError(
+            f"take: batch_dims must be from 0 to {min(axis, indices.ndim)} (axis {axis}, indices "
+            f"of shape {indices.shape}), got {batch_dims}"
+        )
+    if x.shape[:batch_dims] != indices.shape[:batch_dims]:
+        raise ShapeError(
+            f"take: the first {batch_dims} axes must agree, got {x.shape} and {indices.shape}"
+        )
+    return _take(x, indices, axis=axis, batch_dims=batch_dims)
+
+
+def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
+    """x with each element along `axis` repeated (of x flattened, by default).
+
+    `repeats` is one number, or one per element; the numbers decide the shape and must be known.
+    """
+    x = dispatch.lift(x)
+    if axis is None:
+        x, axis = reshape(x, (-1,)), 0
+    axis = normalized_axis(axis, x.ndim)
+    counts = np.asarray(repeats)
+    if counts.dtype.kind not in "iu" or (counts < 0).any():
+        raise ArgumentError(f"repeat: repeats must be integers of 0 or more, got {repeats!r:.60}")
+    if counts.size == 1:
+        lead, n, rest = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+        count = int(counts.item())
+        spread = broadcast_to(expand_dims(x, axis + 1), (*lead, n, count, *rest))
+        return reshape(spread, (*lead, n * count, *rest))
+    if counts.shape != (x.shape[axis],):
+        raise ShapeError(
+            f"repeat: one number is due for each of the {x.shape[axis]} elements along axis "
+            f"{axis}, got repeats of shape {counts.shape}"
+        )
+    return take(x, np.repeat(np.arange(x.shape[axis]), counts), axis=axis)
+
+
+# -- by vectors of indices into the leading axes ------------------------------------------------------
+
+
+@op("GatherNd")
+def gather_nd(xp, x: Tensor, indices: Indices, /) -> Tensor:
+    """Slices of x at index vectors: `y[i…] = x[indices[i…, 0], indices[i…, 1], …]`.
+
+    The last axis of `indices` holds the vectors; the shape is
+    `indices.shape[:-1] + x.shape[indices.shape[-1]:]`.
+    """
+    depth = _depth("gather_nd", tuple(x.shape), tuple(indices.shape))
+    ids = _as_index(xp, indices)
+    if depth == 0:
+        return xp.broadcast_to(x, (*ids.shape[:-1], *x.shape))
+    index = tuple(ids[..., i] for i in range(depth))
+    return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
+
+
+def _depth(name: str, shape: tuple[int, ...], indices: tuple[int, ...]) -> int:
+    """The length of the index vectors."""
+    if not indices or indices[-1] > len(shape):
+        raise ShapeError(
+            f"{name}: the last axis of indices holds index vectors of up to {len(shape)} entries "
+            f"for the shape {shape}; got indices of shape {indices}"
+        )
+    return indices[-1]
+
+
+@gradient("GatherNd", "x")
+def _(dy, indices, x_shape):
+    return scatter_nd(indices, dy, x_shape)
+
+
+@op("ScatterNd")
+def scatter_nd(xp, indices: Indices, updates: Tensor, /, shape: Shape) -> Tensor:
+    """Zeros of the given shape with `updates` added at index vectors: the adjoint of `gather_nd`.
+
+    `updates` has the shape `indices.shape[:-1] + shape[indices.shape[-1]:]`. What falls on one
+    place adds up.
+
+    >>> import regrad as rg
+    >>> rg.scatter_nd([[1], [3], [1]], rg.tensor([5.0, 6.0, 7.0]), (4,)).print()
+    Tensor
+        [0, 12, 0, 6]
+    """
+    shape = as_shape(shape)
+    depth = _depth("scatter_nd", shape, tuple(indices.shape))
+    rows = _rows_for("scatter_nd", xp, indices, updates, shape)
+    y = _add_rows(xp, math.prod(shape[:depth]), _linear(xp, indices, shape[:depth]), rows)
+    return xp.reshape(y, shape)
+
+
+@gradient("ScatterNd", "updates")
+def _(dy, indices):
+    return gather_nd(dy, indices)
+
+
+def _rows_for(name: str, xp: Any, indices: Any, updates: Any, shape: tuple[int, ...]) -> Any:
+    """Updates as one row per index vector."""
+    depth = indices.shape[-1]
+    due = (*indices.shape[:-1], *shape[depth:])
+    if tuple(updates.shape) != due:
+        raise ShapeError(
+            f"{name}: for indices of shape {tuple(indices.shape)} into {shape} the updates must "
+            f"have the shape {due}, got {tuple(updates.shape)}"
+        )
+    return xp.reshape(updates, (math.prod(indices.shape[:-1]), math.prod(shape[depth:])))
+
+
+@op("TensorScatterUpdate")
+def _scatter_update(xp, x: Tensor, indices: Indices, updates: Tensor, /) -> Tensor:
+    shape, depth = tuple(x.shape), indices.shape[-1]
+    rows = _rows_for("at_set", xp, indices, updates, shape)
+    if rows.shape[0] == 0:
+        return x
+    n, ids = math.prod(shape[:depth]), _linear(xp, indices, shape[:depth])
+    y = xp.reshape(x, (n, rows.shape[1]))
+    if xp is np:
+        y = y.copy()
+        y[ids] = rows
+    else:
+        writer = _last(xp, ids, n)
+        y = xp.where(writer[:, None] < 0, y, rows[xp.clip(writer, 0, None)])
+    return xp.reshape(y, shape)
+
+
+def _last(xp: Any, ids: Any, n: int) -> Any:
+    """Which entry of `ids` names each of n places last; -1 where none does.
+
+    JAX and PyTorch leave the order of assignments open; a maximum is the same in any order.
+    """
+    numbers = _count_up(xp, ids.shape[0], ids)
+    y = _zeros(xp, (n,), numbers) - 1
+    if _is_jax(xp):
+        return y.at[ids].max(numbers)
+    if xp is not np:
+        return y.scatter_reduce_(0, ids, numbers, "amax")
+    y[ids] = numbers
+    return y
+
+
+@op("LastWriter")
+def _last_writer(xp, indices: Indices, /, shape: tuple[int, ...]) -> Tensor:
+    return xp.reshape(_last(xp, _linear(xp, indices, shape), math.prod(shape)), shape)
+
+
+not_differentiable("LastWriter")
+
+
+@gradient("TensorScatterUpdate", "x")
+def _(dy, indices, x_shape):
+    depth = indices.shape[-1]
+    kept = _last_writer(indices, x_shape[:depth]) < 0
+    return where(reshape(kept, (*x_shape[:depth], *[1] * len(x_shape[depth:]))), dy, 0)
+
+
+@gradient("TensorScatterUpdate", "updates")
+def _(dy, indices, x_shape):
+    *batch, depth = indices.shape
+    writer = gather_nd(_last_writer(indices, x_shape[:depth]), indices)
+    lasts = writer == reshape(arange(math.prod(batch)), tuple(batch))
+    return where(reshape(lasts, (*batch, *[1] * len(x_shape[depth:]))), gather_nd(dy, indices), 0)
+
+
+# -- by segments ------------------------------------------------------------------------------------
+
+
+@op("UnsortedSegmentSum")
+def segment_sum(xp, x: Tensor, ids: Indices, num_segments: int) -> Tensor:
+    """The sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`.
+
+    `ids` has the shape of x's leading axes (one id per row, as a rule) and need not be sorted.
+    Slices with a negative id are left out. An id of `num_segments` or more is an error on NumPy
+    and PyTorch; JAX leaves it out.
+
+    >>> import regrad as rg
+    >>> rg.segment_sum(rg.tensor([1.0, 2.0, 3.0, 4.0]), [0, 2, 0, -1], 3).print()
+    Tensor
+        [4, 0, 2]
+    """
+    lead, rest = tuple(x.shape[: ids.ndim]), tuple(x.shape[ids.ndim :])
+    if lead != tuple(ids.shape):
+        raise ShapeError(
+            f"segment_sum: ids must have the shape of x's leading axes, got x of {tuple(x.shape)} "
+            f"and ids of {tuple(ids.shape)}"
+        )
+    ids = xp.reshape(_as_index(xp, ids), (-1,))
+    if not _is_jax(xp) and math.prod(lead) and int(ids.max()) >= num_segments:
+        raise IndexRangeError(
+            f"segment_sum: the id {int(ids.max())} is out of range for {num_segments} segments"
+        )
+    # what is left out goes to one more row
+    ids = xp.where((ids < 0) | (ids >= num_segments), num_segments, ids)
+    rows = xp.reshape(x, (math.prod(lead), math.prod(rest)))
+    y = _add_rows(xp, num_segments + 1, ids, rows)[:num_segments]
+    return xp.reshape(y, (num_segments, *rest))
+
+
+@gradient("UnsortedSegmentSum", "x")
+def _(dy, ids, num_segments):
+    if num_segments == 0:
+        return None
+    inside = logical_and(ids >= 0, ids < num_segments)
+    rows = take(dy, where(inside, ids, 0), axis=0)
+    return where(reshape(inside, (*ids.shape, *[1] * (dy.ndim - 1))), rows, 0)

@@ -1,0 +1,68 @@
+"""The README, the docstrings and the prose are executed."""
+
+import contextlib
+import doctest
+import importlib
+import io
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+import regrad
+
+ROOT = pathlib.Path(__file__).parents[1]
+BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/conventions.md"])
+def test_programs_print_what_the_page_says(page):
+    scope = {}
+    printed = None
+    for kind, text in BLOCK.findall((ROOT / page).read_text()):
+        if kind == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(text, scope)
+            printed = out.getvalue()
+        else:
+            assert printed == text
+
+
+def modules():
+    found = pkgutil.walk_packages(regrad.__path__, "regrad.")
+    return ["regrad", *sorted(m.name for m in found)]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstrings(name):
+    module = importlib.import_module(name)
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for test in finder.find(module, globs={}):
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def public_functions():
+    for name in ["regrad", "regrad.nn", "regrad.losses", "regrad.linalg", "regrad.random"]:
+        for key, value in vars(importlib.import_module(name)).items():
+            if callable(value) and not key.startswith("_"):
+                yield pytest.param(value, id=f"{name}.{key}")
+
+
+@pytest.mark.parametrize("function", public_functions())
+def test_public_functions_have_docstrings(function):
+    assert function.__doc__
+
+
+def links():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            yield page, target
+
+
+@pytest.mark.parametrize(("page", "target"), links(), ids=lambda v: getattr(v, "name", v))
+def test_links_lead_somewhere(page, target):
+    assert (page.parent / target).exists()
