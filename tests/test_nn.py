@@ -92,9 +92,9 @@ def test_large_inputs_give_finite_values_and_gradients(f, dtype):
 
 
 @pytest.mark.parametrize("f", ACTIVATIONS, ids=names)
-def test_integers_become_floats_but_relu_keeps_them(f):
+def test_integers_become_floats_where_the_values_do(f):
     y = f(np.array([-3, 0, 7]))
-    kept = f in (nn.relu, nn.relu6)
+    kept = f in (nn.relu, nn.relu6, nn.hard_tanh)
     assert y.dtype == (np.int64 if kept else np.float32)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regrad as rg
@@ -98,12 +98,14 @@ def test_elements_are_rounded_and_scalars_are_not():
     assert str(rg.asarray(1.5 - 0.25j)) == "Tensor\n    1.5 + -0.25j"
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e20, max_value=1e20))
 def test_ties_round_away_from_zero_in_exact_arithmetic(value):
     exact = Decimal(value).quantize(Decimal("1e-7"), ROUND_HALF_UP, Context(prec=60))
     assert printing._rounded(value) == float(exact)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20))
 def test_the_width_is_that_of_the_widest(values):
     widest = max(len(printing._text(v)) for v in values)

@@ -17,10 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 from regrad.dispatch import lift
-from regrad.errors import ArgumentError, ShapeError, near
+from regrad.errors import ArgumentError, DTypeError, ShapeError, near
 from regrad.namespaces import FLOAT, is_inexact
 from regrad.nn import log_sigmoid, log_softmax, relu
+from regrad.ops.array import reshape
 from regrad.ops.elementwise import abs, astype, clip, log, not_equal, squared_difference
+from regrad.ops.indexing import take_along_axis
 from regrad.ops.reduction import sum
 from regrad.tensor import Tensor
 
@@ -253,6 +255,35 @@ def softmax_cross_entropy(
     labels = _smooth(labels, label_smoothing, labels.shape[-1] if labels.ndim else 1)
     losses = -sum(labels * log_softmax(logits), axis=-1)
     return compute_weighted_loss(losses, weights, reduction)
+
+
+def sparse_softmax_cross_entropy(
+    labels: Any, logits: Any, weights: Any = None, reduction: str = BY_NONZERO
+) -> Tensor:
+    """`softmax_cross_entropy` with the number of the right class for a label.
+
+    Labels are integers in `[0, classes)` of the shape `logits.shape[:-1]`.
+
+    Source: `tf.losses.sparse_softmax_cross_entropy` of TensorFlow.
+
+    >>> import regrad as rg
+    >>> rg.losses.sparse_softmax_cross_entropy([1], [[5.0, 5.0]]).print()
+    Tensor
+        0.6931471824645996
+    """
+    labels, logits = lift(labels, integers=True), lift(logits)
+    if is_inexact(labels.dtype):
+        raise DTypeError(
+            f"sparse_softmax_cross_entropy: labels must be integers (the numbers of the classes), "
+            f"got {labels.dtype}; for probabilities call softmax_cross_entropy"
+        )
+    if labels.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"sparse_softmax_cross_entropy: labels must have the shape of logits without the last "
+            f"axis, {logits.shape[:-1]}; got {labels.shape}"
+        )
+    chosen = take_along_axis(log_softmax(logits), reshape(labels, (*labels.shape, 1)), axis=-1)
+    return compute_weighted_loss(-reshape(chosen, labels.shape), weights, reduction)
 
 
 def _smooth(labels: Tensor, amount: float, classes: int) -> Tensor:

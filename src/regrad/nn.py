@@ -41,6 +41,7 @@ from regrad.ops.image import batch_to_space as batch_to_space
 from regrad.ops.image import resize_bilinear as resize_bilinear
 from regrad.ops.image import resize_nearest as resize_nearest
 from regrad.ops.image import space_to_batch as space_to_batch
+from regrad.ops.indexing import take
 from regrad.ops.matmul import matmul
 from regrad.ops.normalization import batch_norm as batch_norm
 from regrad.ops.normalization import l2_normalize as l2_normalize
@@ -77,6 +78,18 @@ def dropout(x: Any, rate: float, key: Any, noise_shape: Shape | None = None) -> 
         return x
     keep = bernoulli(key, x.shape if noise_shape is None else noise_shape, 1 - rate)
     return where(keep, x / (1 - rate), 0)
+
+
+def embedding(table: Any, ids: Any) -> Tensor:
+    """The rows of `table` with the numbers `ids`: shape `(*ids.shape, *table.shape[1:])`.
+
+    >>> import regrad as rg
+    >>> rg.nn.embedding(rg.tensor([[1.0, 2.0], [3.0, 4.0]]), [1, 1]).print()
+    Tensor
+        [[3, 4],
+         [3, 4]]
+    """
+    return take(table, ids, axis=0)
 
 
 def scaled_dot_product_attention(

@@ -26,6 +26,7 @@ from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import BACKENDS, FLOAT, is_array, promote
 from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.elementwise import astype, less
+from regrad.ops.indexing import take
 from regrad.shapes import Shape, as_shape, normalized_axis
 from regrad.tensor import Tensor, wrap
 
@@ -115,8 +116,6 @@ def permutation(key: Any, x: Any, axis: int = 0) -> Tensor:
         return wrap(source(key).permutation(int(x)))
     x = lift(x)
     axis = normalized_axis(axis, x.ndim)
-    from regrad.ops.indexing import take
-
     return take(x, wrap(source(key).permutation(x.shape[axis])), axis=axis)
 
 

@@ -26,7 +26,10 @@ def normalized_axes(axis: Axis, ndim: int, what: str = "axis") -> tuple[int, ...
     """The axes as a sorted tuple of non-negative ints; None means all."""
     if axis is None:
         return tuple(range(ndim))
-    axes = [normalized_axis(a, ndim, what) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
+    axes = [
+        normalized_axis(a, ndim, what)
+        for a in (axis if isinstance(axis, tuple | list) else (axis,))
+    ]
     if len(set(axes)) < len(axes):
         raise ArgumentError(f"{what} {axis} names an axis twice (the rank is {ndim})")
     return tuple(sorted(axes))

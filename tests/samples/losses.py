@@ -122,4 +122,13 @@ SAMPLES = [
            lambda a, b, w: losses.softmax_cross_entropy(a, b, w, "sum", label_smoothing=0.3),
            (PROBABILITIES, LOGITS, np.array([0.5, 0.5])),
            reference=lambda a, b, w: softmax_cross_entropy(smoothed(a, 0.3, 3), b)),
+    sample("sparse_softmax_cross_entropy",
+           lambda b: losses.sparse_softmax_cross_entropy([2, 0], b), LOGITS,
+           covers="LogSoftmax",
+           reference=by_torch(lambda b: functional.cross_entropy(b, torch.asarray([2, 0])))),
+    sample("sparse_softmax_cross_entropy, weighted mean",
+           lambda b, w: losses.sparse_softmax_cross_entropy([2, 0], b, w, "mean"),
+           (LOGITS, np.array([0.4, 1.1])),
+           reference=lambda b, w: np.average(
+               -scipy.special.log_softmax(b, -1)[[0, 1], [2, 0]], weights=w)),
 ]  # fmt: skip

@@ -58,7 +58,11 @@ def _(dy, x_shape):
 def squeeze(xp, x: Tensor, /, axis: Axis = None) -> Tensor:
     """x without the given axes, which have size 1 (all such axes by default)."""
     shape = tuple(x.shape)
-    axes = [i for i, n in enumerate(shape) if n == 1] if axis is None else normalized_axes(axis, x.ndim)
+    axes = (
+        [i for i, n in enumerate(shape) if n == 1]
+        if axis is None
+        else normalized_axes(axis, x.ndim)
+    )
     if any(shape[i] != 1 for i in axes):
         raise ShapeError(f"squeeze: only axes of size 1 can be left out; axis {axis} of {shape}")
     return xp.reshape(x, tuple(n for i, n in enumerate(shape) if i not in axes))
@@ -293,9 +297,7 @@ def _(dy, axis):
     return concat(dy, axis=axis)
 
 
-def split(
-    x: Any, sections_or_sizes: int | Sequence[int], /, axis: int = 0
-) -> tuple[Tensor, ...]:
+def split(x: Any, sections_or_sizes: int | Sequence[int], /, axis: int = 0) -> tuple[Tensor, ...]:
     """x cut along `axis`, into so many equal parts or into parts of the given sizes.
 
     One size may be -1, for what remains.
@@ -421,9 +423,7 @@ def _(dy, x_shape, offset):
 
 
 @op("MatrixDiag")
-def diag(
-    xp, x: Tensor, /, *, offset: int = 0, shape: tuple[int, int] | None = None
-) -> Tensor:
+def diag(xp, x: Tensor, /, *, offset: int = 0, shape: tuple[int, int] | None = None) -> Tensor:
     """Matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
 
     x is a vector, or vectors along the last axis. The matrices are square and just large enough,

@@ -1,0 +1,238 @@
+"""Linear algebra: the `linalg` extension of the Array API standard, and TensorFlow's solvers.
+
+Matrices lie in the last two axes, and earlier axes are a stack of them. Here are the public
+functions with several results or checks; the ops and their rules are in `regrad.ops`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+from regrad import dispatch
+from regrad.errors import ArgumentError, ShapeError
+from regrad.ops import decompositions, reduction
+from regrad.ops.array import expand_dims, reshape
+from regrad.ops.array import matrix_transpose as matrix_transpose
+from regrad.ops.creation import eye, zeros_like
+from regrad.ops.decompositions import det as det
+from regrad.ops.decompositions import eigvalsh as eigvalsh
+from regrad.ops.decompositions import inv as inv
+from regrad.ops.decompositions import matrix_rank as matrix_rank
+from regrad.ops.decompositions import pinv as pinv
+from regrad.ops.decompositions import svdvals as svdvals
+from regrad.ops.elementwise import abs as elementwise_abs
+from regrad.ops.elementwise import conj
+from regrad.ops.matmul import cross as cross
+from regrad.ops.matmul import kron as kron
+from regrad.ops.matmul import matmul as matmul
+from regrad.ops.matmul import outer as outer
+from regrad.ops.matmul import tensordot as tensordot
+from regrad.ops.matmul import vecdot as vecdot
+from regrad.tensor import Tensor
+
+
+class SlogdetResult(NamedTuple):
+    """The sign of a determinant (or its phase) and the logarithm of its size."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+def slogdet(x: Any, /) -> SlogdetResult:
+    """The sign of the determinant (a phase for complex matrices) and the log of its size.
+
+    Source: the Array API standard.
+
+    Op type: `LogMatrixDeterminant`.
+
+    >>> import regrad as rg
+    >>> rg.linalg.slogdet(rg.tensor([[2.0, 0.0], [0.0, -0.5]])).sign.print()
+    Tensor
+        -1
+    """
+    return SlogdetResult(*decompositions.slogdet(x))
+
+
+def solve(a: Any, b: Any, /) -> Tensor:
+    """The y with `a @ y = b`, for square matrices a; stacks of matrices broadcast.
+
+    b is a matrix of columns, or, if it has one axis, a vector.
+
+    Raises ShapeError if the sizes differ. A singular matrix is an error on NumPy and PyTorch
+    and gives infinities or NaN on JAX.
+
+    Source: the Array API standard.
+
+    Op type: `MatrixSolve`.
+    """
+    return _solved("solve", decompositions.solve, a, b)
+
+
+def triangular_solve(a: Any, b: Any, /, *, lower: bool = True, adjoint: bool = False) -> Tensor:
+    """The y with `a @ y = b`, where only the lower (or upper) triangle of a is read.
+
+    With `adjoint`, the conjugate transpose of that triangle stands on the left. b is a matrix
+    of columns, or, if it has one axis, a vector; stacks of matrices broadcast.
+
+    Source: `tf.linalg.triangular_solve`.
+
+    Op type: `MatrixTriangularSolve`.
+    """
+
+    def solver(a: Tensor, b: Tensor) -> Tensor:
+        a = conj(a) if adjoint else a
+        return decompositions.triangular_solve(a, b, lower=lower, transpose=adjoint)
+
+    return _solved("triangular_solve", solver, a, b)
+
+
+def _solved(name: str, solver: Any, a: Any, b: Any) -> Tensor:
+    a, b = dispatch.lift(a), dispatch.lift(b)
+    rows = b.shape[-1 if b.ndim == 1 else -2] if b.ndim else None
+    if a.ndim < 2 or a.shape[-2:] != (rows, rows):
+        raise ShapeError(
+            f"{name} takes square matrices and as many rows on the right (or a vector of one "
+            f"axis), got {a.shape} and {b.shape}"
+        )
+    if b.ndim > 1:
+        return solver(a, b)
+    y = solver(a, expand_dims(b, 1))
+    return reshape(y, y.shape[:-1])
+
+
+def cholesky(x: Any, /, *, upper: bool = False) -> Tensor:
+    """The lower triangular y with `y @ adjoint(y) = x`, or its adjoint (`upper`).
+
+    x must be Hermitian (symmetric, if real) and positive definite. It is symmetrised first,
+    `(x + adjoint(x)) / 2`, as JAX does; so the gradient is symmetric, as TensorFlow's and
+    PyTorch's, and right for every change of x.
+
+    Source: the Array API standard.
+
+    Op type: `Cholesky`.
+    """
+    y = decompositions.cholesky(x)
+    return conj(matrix_transpose(y)) if upper else y
+
+
+class QRResult(NamedTuple):
+    """Orthonormal columns and an upper triangle."""
+
+    Q: Tensor
+    R: Tensor
+
+
+def qr(x: Any, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
+    """Q with orthonormal columns and an upper triangular R, with `Q @ R = x`.
+
+    The gradient needs linearly independent columns (the first ones, for wide matrices).
+    `mode="complete"` of a tall matrix has none.
+
+    Source: the Array API standard.
+
+    Op type: `Qr`.
+    """
+    if mode not in ("reduced", "complete"):
+        raise ArgumentError(f"qr: mode is 'reduced' or 'complete', got {mode!r}")
+    x = dispatch.lift(x)
+    if x.ndim < 2 or x.shape[-2] >= x.shape[-1]:
+        return QRResult(*decompositions.qr(x, mode=mode))
+    from regrad.ops.array import concat
+
+    m = x.shape[-2]
+    q, r = decompositions.qr(x[..., :m], mode=mode)
+    return QRResult(q, concat([r, matmul(conj(q), x[..., m:], True)], axis=-1))
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues in ascending order, and eigenvectors as columns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+def eigh(x: Any, /) -> EighResult:
+    """Eigenvalues (ascending) and orthonormal eigenvectors of Hermitian matrices.
+
+    x is symmetrised first, `(x + adjoint(x)) / 2`, as JAX does, so the gradient is symmetric
+    and right for every change of x. The sign (phase) of an eigenvector is arbitrary; functions
+    that do not depend on it have a meaning. Where eigenvalues coincide, the gradient of the
+    eigenvectors does not exist and is infinite or NaN; that of the eigenvalues alone stays finite.
+
+    Source: the Array API standard.
+
+    Op type: `SelfAdjointEigV2`.
+    """
+    return EighResult(*decompositions.eigh(x))
+
+
+class SVDResult(NamedTuple):
+    """Left vectors as columns, singular values in descending order, right vectors as rows."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
+def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
+    """Singular values (descending) and vectors: `x = U @ diag(S) @ Vh`.
+
+    The gradient needs `full_matrices=False` unless the matrices are square. The signs (phases)
+    of the vectors are arbitrary; functions that do not depend on them have a meaning. Where
+    singular values coincide, or are 0, the gradient of the vectors does not exist and is infinite
+    or NaN; that of the singular values alone stays finite.
+
+    Source: the Array API standard.
+
+    Op type: `Svd`.
+    """
+    return SVDResult(*decompositions.svd(x, full_matrices=full_matrices))
+
+
+# -- norms and powers ----------------------------------------------------------------------------
+
+
+def matrix_norm(
+    x: Any, /, *, keepdims: bool = False, ord: float | Literal["fro", "nuc"] | None = "fro"
+) -> Tensor:
+    """A norm of matrices: "fro", "nuc", the largest (smallest) sum of a column 1 (-1), of a
+    row inf (-inf), or singular value 2 (-2).
+
+    Source: the Array API standard.
+    """
+    x = dispatch.lift(x)
+    if x.ndim < 2:
+        raise ShapeError(f"matrix_norm takes matrices (over the last two axes), got {x.shape}")
+    if ord in ("fro", None):
+        return reduction.vector_norm(x, axis=(-2, -1), keepdims=keepdims)
+    extreme = reduction.min if ord in (-1, -2, -math.inf) else reduction.max
+    if ord in (1, -1, math.inf, -math.inf):
+        axis = -2 if abs(ord) == 1 else -1
+        y = extreme(reduction.sum(elementwise_abs(x), axis=axis, keepdims=True), axis=(-2, -1))
+    elif ord in ("nuc", 2, -2):
+        y = (reduction.sum if ord == "nuc" else extreme)(svdvals(x), axis=-1)
+    else:
+        raise ArgumentError(
+            f"matrix_norm: ord is 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {ord!r}"
+        )
+    return expand_dims(y, (-2, -1)) if keepdims else y
+
+
+def matrix_power(x: Any, n: int, /) -> Tensor:
+    """The product of n times the square matrix x; of its inverse, if n is negative.
+
+    Source: the Array API standard.
+    """
+    x = dispatch.lift(x)
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"matrix_power takes square matrices, got {x.shape}")
+    if not isinstance(n, int):
+        raise ArgumentError(f"matrix_power: the exponent is an int, got {n!r}")
+    if n < 0:
+        x, n = inv(x), -n
+    y = None
+    while n:  # square and multiply
+        y = (x if y is None else matmul(y, x)) if n % 2 else y
+        x, n = matmul(x, x) if n > 1 else x, n // 2
+    return zeros_like(x) + eye(x.shape[-1], dtype=x.dtype) if y is None else y

@@ -1,0 +1,422 @@
+"""Linear systems, determinants and matrix decompositions, over the last two axes.
+
+The ops behind `regrad.linalg`. The rules pass what they can through the *outputs* (L of
+Cholesky, Q and R, U, S and V), so they cost products and triangular solves, and they are made
+of ops whose own rules are right: derivatives of any order follow. Sources: Giles (2008), "Collected
+matrix derivative results"; Murray (2016), "Differentiation of the Cholesky decomposition";
+Walter and Lehmann (2018) for QR; Townsend (2016) for the SVD; Golub and Pereyra (1973) for
+the pseudo-inverse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regrad import namespaces
+from regrad.errors import GradientError, ShapeError
+from regrad.ops.array import expand_dims, matrix_transpose
+from regrad.ops.creation import eye
+from regrad.ops.elementwise import conj, imag, where
+from regrad.ops.matmul import einsum, matmul
+from regrad.opsheet import op
+from regrad.registry import gradient, not_differentiable
+from regrad.tensor import Tensor
+
+# -- small tools for rules and kernels ---------------------------------------------------------
+
+
+def _adjoint(x: Tensor) -> Tensor:
+    return conj(matrix_transpose(x))
+
+
+def _hermitian(x: Tensor) -> Tensor:
+    return 0.5 * (x + _adjoint(x))
+
+
+def _symmetrized(xp: Any, x: Any) -> Any:
+    """The Hermitian part of an array; exactly the array, if it is Hermitian."""
+    _check_square(x)
+    return (x + xp.conj(xp.matrix_transpose(x))) / 2
+
+
+def _triangle(x: Tensor, lower: bool) -> Tensor:
+    """x with zeros above (or below) the diagonal."""
+    below = np.tri(*x.shape[-2:], k=0 if lower else -1, dtype=bool)
+    return where(below, x, 0) if lower else where(below, 0, x)
+
+
+def _half_triangle(x: Tensor, lower: bool) -> Tensor:
+    """A triangle of x with half its diagonal: with its adjoint it makes a Hermitian matrix."""
+    return _triangle(where(np.eye(x.shape[-1], dtype=bool), 0.5 * x, x), lower)
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """One number per matrix, to be multiplied with the matrices."""
+    return expand_dims(x, (-2, -1))
+
+
+@op("Xdivy", broadcasts=True)
+def _quotient(xp, a: Tensor, b: Tensor, /) -> Tensor:
+    """`a / b`, and 0 where a is 0.
+
+    Where eigenvalues coincide, the gradient of the eigenvectors does not exist and becomes
+    infinite or NaN here; but it stays 0 where no gradient arrives at the eigenvectors.
+    """
+    zero = a == 0
+    return xp.where(zero, a, a / xp.where(zero, xp.ones_like(b), b))
+
+
+@gradient("Xdivy", "a")
+def _(dy, b):
+    return _quotient(dy, b)
+
+
+@gradient("Xdivy", "b")
+def _(dy, b, y):
+    return -_quotient(dy * y, b)
+
+
+def _check_square(x: Any) -> None:
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"square matrices are due (over the last two axes), got {tuple(x.shape)}")
+
+
+# -- linear systems ------------------------------------------------------------------------------
+
+
+@op("MatrixInverse", to_float=True)
+def inv(xp, x: Tensor, /) -> Tensor:
+    """The inverse. For `inv(a) @ b` use `solve(a, b)`, which is faster and more accurate.
+
+    Source: the Array API standard.
+    """
+    _check_square(x)
+    return xp.linalg.inv(x)
+
+
+@gradient("MatrixInverse")
+def _(dy, y):
+    return -matmul(y, matmul(dy, y, False, True), True)
+
+
+@op("MatrixSolve", broadcasts=True, to_float=True)
+def solve(xp, a: Tensor, b: Tensor, /, *, transpose: bool = False) -> Tensor:
+    """The y with `a @ y = b` (or `matrix_transpose(a) @ y = b`)."""
+    return xp.linalg.solve(xp.matrix_transpose(a) if transpose else a, b)
+
+
+@gradient("MatrixSolve")
+def _(dy, a, y, transpose):
+    db = solve(a, dy, transpose=not transpose)
+    da = -matmul(y, db, False, True) if transpose else -matmul(db, y, False, True)
+    return da, db
+
+
+@op("MatrixTriangularSolve", broadcasts=True, to_float=True)
+def triangular_solve(
+    xp, a: Tensor, b: Tensor, /, *, lower: bool = True, transpose: bool = False
+) -> Tensor:
+    """As `solve`; only the lower (or upper) triangle of a is read."""
+    if xp.__name__ == "jax.numpy":
+        return _jax_triangularsolve(xp, a, b, lower, transpose)
+    a, lower = (xp.matrix_transpose(a), not lower) if transpose else (a, lower)
+    if xp is not np:
+        return xp.linalg.solve_triangular(a, b, upper=not lower)
+    if a.ndim > 2 or b.ndim > 2 or not b.size:  # SciPy takes a single system
+        return np.linalg.solve(np.tril(a) if lower else np.triu(a), b)
+    import scipy.linalg
+
+    return scipy.linalg.solve_triangular(a, b, lower=lower, check_finite=False)
+
+
+def _jax_triangularsolve(xp: Any, a: Any, b: Any, lower: bool, transpose: bool) -> Any:
+    from jax.lax.linalg import triangular_solve
+
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (xp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    return triangular_solve(a, b, left_side=True, lower=lower, transpose_a=transpose)
+
+
+@gradient("MatrixTriangularSolve")
+def _(dy, a, y, lower, transpose):
+    db = triangular_solve(a, dy, lower=lower, transpose=not transpose)
+    da = -matmul(y, db, False, True) if transpose else -matmul(db, y, False, True)
+    return _triangle(da, lower), db
+
+
+# -- determinants --------------------------------------------------------------------------------
+# The determinant is a polynomial, but the usual rule det(x) * inv(x).T fails for singular
+# matrices. The SVD gives the same matrix, of cofactors, for all of them, and the next
+# derivative too.
+
+
+@op("MatrixDeterminant", to_float=True)
+def det(xp, x: Tensor, /) -> Tensor:
+    """The determinant.
+
+    First and second derivatives are right for every matrix, singular ones included; higher
+    ones need an inverse. Use `slogdet` for large matrices, whose determinants overflow.
+
+    Source: the Array API standard.
+    """
+    _check_square(x)
+    return xp.linalg.det(x)
+
+
+@gradient("MatrixDeterminant")
+def _(dy, x):
+    return _matrix(dy) * _cofactors(x)
+
+
+@op("MatrixCofactors")
+def _cofactors(xp, x: Tensor, /) -> Tensor:
+    """The derivative of the determinant: `det(x) * inv(x).T` for regular matrices."""
+    u, s, vh, sign = _svd_and_sign(xp, x)
+    before, after = _products_around(xp, s)
+    return sign * (u * (before * after)[..., None, :]) @ vh
+
+
+@gradient("MatrixCofactors")
+def _(dy, x):
+    return _cofactors_change(dy, x)
+
+
+@op("MatrixCofactorsChange")
+def _cofactors_change(xp, a: Tensor, x: Tensor, /) -> Tensor:
+    """The second derivative of the determinant, in the direction a."""
+    u, s, vh, sign = _svd_and_sign(xp, x)
+    a = xp.matrix_transpose(u) @ a @ xp.matrix_transpose(vh)
+    others = _products_without_pairs(xp, s)
+    y = -others * xp.matrix_transpose(a)
+    on_diagonal = xp.eye(s.shape[-1], dtype=y.dtype)
+    diagonal = xp.sum(a * on_diagonal, axis=-1)[..., None]
+    y = y + on_diagonal * (namespaces.cast(xp, others, y.dtype) @ diagonal)
+    return sign * u @ y @ vh
+
+
+@gradient("MatrixCofactorsChange", "a")
+def _(dy, x):
+    return _cofactors_change(dy, x)  # second derivatives are symmetric
+
+
+@gradient("MatrixCofactorsChange", "x")
+def _(dy, a, x):
+    inverse = inv(x)
+    p, q = matmul(inverse, a), matmul(inverse, dy)
+    pq, unit = matmul(p, q), eye(x.shape[-1], dtype=x.dtype)
+    trace_p, trace_q = (_matrix(einsum("...ii", z)) for z in (p, q))
+    rest = trace_p * trace_q - _matrix(einsum("...ii", pq))
+    inner = rest * unit - trace_q * p - trace_p * q + pq + matmul(q, p)
+    return _matrix(det(x)) * matrix_transpose(matmul(inner, inverse))
+
+
+def _svd_and_sign(xp: Any, x: Any) -> Any:
+    """conj(u), s, conj(vh) of the SVD, and the determinant of u @ vh."""
+    u, s, vh = xp.linalg.svd(x, full_matrices=False)
+    sign = xp.linalg.det(u) * xp.linalg.det(vh)
+    return xp.conj(u), s, xp.conj(vh), sign[..., None, None]
+
+
+def _products_around(xp: Any, s: Any) -> tuple[Any, Any]:
+    """For each of the numbers, the product of those before it and of those after it."""
+
+    def before(s: Any) -> Any:
+        return xp.cumulative_prod(s, axis=-1, include_initial=True)[..., :-1]
+
+    return before(s), xp.flip(before(xp.flip(s, axis=-1)), axis=-1)
+
+
+def _products_without_pairs(xp: Any, s: Any) -> Any:
+    """At (i, j) the product of all numbers but the i-th and the j-th; 0 on the diagonal."""
+    n = s.shape[-1]
+    above = xp.asarray(np.tri(n, k=-1, dtype=bool).T)
+    between = _products_around(xp, xp.where(above, s[..., None, :], xp.ones_like(s[..., None])))[0]
+    before, after = _products_around(xp, s)
+    pairs = before[..., :, None] * between * after[..., None, :]
+    pairs = xp.where(above, pairs, xp.zeros_like(pairs))
+    return pairs + xp.matrix_transpose(pairs)
+
+
+@op("LogMatrixDeterminant", to_float=True, holomorphic=False)
+def slogdet(xp, x: Tensor, /) -> tuple[Tensor, Tensor]:
+    """The sign (phase) of the determinant and the logarithm of its size."""
+    _check_square(x)
+    return tuple(xp.linalg.slogdet(x))
+
+
+@gradient("LogMatrixDeterminant")
+def _(dy, x, y):
+    dsign, dlog = dy
+    if x.dtype.kind == "c":  # the phase turns with the imaginary part of log(det(x))
+        dlog = dlog - 1j * imag(conj(dsign) * y[0])
+    return _matrix(dlog) * _adjoint(inv(x))
+
+
+# -- Cholesky, QR --------------------------------------------------------------------------------
+
+
+@op("Cholesky", to_float=True, holomorphic=False)
+def cholesky(xp, x: Tensor, /) -> Tensor:
+    """The lower triangle y with `y @ adjoint(y)` equal to the Hermitian part of x."""
+    return xp.linalg.cholesky(_symmetrized(xp, x))
+
+
+@gradient("Cholesky")
+def _(dy, y):
+    inner = _half_triangle(matmul(conj(y), dy, True), lower=True)
+    left = triangular_solve(conj(y), inner, transpose=True)
+    return _hermitian(triangular_solve(conj(y), _adjoint(left), transpose=True))
+
+
+@op("Qr", to_float=True, holomorphic=False)
+def qr(xp, x: Tensor, /, *, mode: str) -> tuple[Tensor, Tensor]:
+    """Orthonormal columns and an upper triangle."""
+    if x.ndim < 2:
+        raise ShapeError(f"qr takes matrices (over the last two axes), got {tuple(x.shape)}")
+    return tuple(xp.linalg.qr(x, mode=mode))
+
+
+@gradient("Qr")
+def _(dy, y):
+    (q, r), (dq, dr) = y, dy
+    if q.shape[-1] > r.shape[-1]:
+        raise GradientError(
+            f"qr with mode='complete' of matrices of shape {(q.shape[-2], r.shape[-1])} has no "
+            "gradient: the last columns of Q are arbitrary. Use mode='reduced'."
+        )
+    change = matmul(dr, conj(r), False, True) - matmul(conj(q), dq, True)
+    inner = _half_triangle(change, lower=False)
+    outer = dq + matmul(q, inner + _adjoint(inner))
+    return _adjoint(triangular_solve(r, _adjoint(outer), lower=False))
+
+
+# -- eigenvalues and singular values ---------------------------------------------------------------
+
+
+@op("SelfAdjointEigV2", to_float=True, holomorphic=False)
+def eigh(xp, x: Tensor, /) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending) and eigenvectors of the Hermitian part of x."""
+    return tuple(xp.linalg.eigh(_symmetrized(xp, x)))
+
+
+@gradient("SelfAdjointEigV2")
+def _(dy, y):
+    (w, v), (dw, dv) = y, dy
+    diagonal = np.eye(w.shape[-1], dtype=bool)
+    turn = matmul(conj(v), dv, True)
+    gaps = where(diagonal, 1, expand_dims(w, -2) - expand_dims(w, -1))
+    inner = where(diagonal, expand_dims(dw, -1), _quotient(turn - _adjoint(turn), 2 * gaps))
+    return _hermitian(matmul(matmul(v, inner), conj(v), False, True))
+
+
+@op("SelfAdjointEigvals", to_float=True, holomorphic=False)
+def eigvalsh(xp, x: Tensor, /) -> Tensor:
+    """The eigenvalues, in ascending order, of Hermitian matrices (see `eigh`).
+
+    Source: the Array API standard.
+    """
+    return xp.linalg.eigvalsh(_symmetrized(xp, x))
+
+
+@gradient("SelfAdjointEigvals")
+def _(dy, x):
+    _, v = eigh(x)
+    return matmul(v * expand_dims(dy, -2), conj(v), False, True)
+
+
+@op("Svd", to_float=True, holomorphic=False)
+def svd(xp, x: Tensor, /, *, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Left singular vectors, singular values (descending), right singular vectors."""
+    return tuple(xp.linalg.svd(x, full_matrices=full_matrices))
+
+
+@gradient("Svd")
+def _(dy, y):
+    (u, s, vh), (du, _, dvh) = y, dy
+    m, k, n = u.shape[-2], s.shape[-1], vh.shape[-1]
+    if max(u.shape[-1], vh.shape[-2]) > k:
+        raise GradientError(
+            f"svd with full_matrices=True of matrices of shape {(m, n)} has no gradient: the "
+            "last vectors are arbitrary. Use full_matrices=False, or svdvals."
+        )
+    row, column = expand_dims(s, -2), expand_dims(s, -1)
+    dx = matmul(matmul(u, _svd_inner(row, column, y, dy)), vh)
+    if m > k:
+        rest = _quotient(du, row)
+        dx = dx + matmul(rest - matmul(u, matmul(conj(u), rest, True)), vh)
+    if n > k:
+        rest = _quotient(dvh, column)
+        dx = dx + matmul(u, rest - matmul(matmul(rest, conj(vh), False, True), vh))
+    return dx
+
+
+def _svd_inner(row: Tensor, column: Tensor, y: Any, dy: Any) -> Tensor:
+    """The part of the gradient between the singular vectors that there are."""
+    (u, _, vh), (du, ds, dvh) = y, dy
+    diagonal = np.eye(ds.shape[-1], dtype=bool)
+    turn_u = matmul(conj(u), du, True)
+    turn_v = matmul(vh, conj(dvh), False, True)
+    turn_u, turn_v = turn_u - _adjoint(turn_u), turn_v - _adjoint(turn_v)
+    gaps = where(diagonal, 1, (row - column) * (row + column))
+    across = _quotient(turn_u * row + column * turn_v, gaps)
+    stretch = expand_dims(ds, -1)
+    if u.dtype.kind == "c":  # the phases of a pair of vectors
+        stretch = stretch + _quotient(0.5 * turn_u, row)
+    return where(diagonal, stretch, across)
+
+
+@op("SingularValues", to_float=True, holomorphic=False)
+def svdvals(xp, x: Tensor, /) -> Tensor:
+    """The singular values, in descending order (see `svd`).
+
+    Source: the Array API standard.
+    """
+    return xp.linalg.svdvals(x)
+
+
+@gradient("SingularValues")
+def _(dy, x):
+    u, _, vh = svd(x, full_matrices=False)
+    return matmul(u * expand_dims(dy, -2), vh)
+
+
+@op("MatrixPseudoInverse", to_float=True, holomorphic=False)
+def pinv(xp, x: Tensor, /, *, rtol: float | None = None) -> Tensor:
+    """The pseudo-inverse (Moore and Penrose), by the SVD.
+
+    Singular values up to `rtol` times the largest count as 0; by default `rtol` is the larger
+    side times the dtype's epsilon. The gradient holds where the rank does not change.
+
+    Source: the Array API standard.
+    """
+    return xp.linalg.pinv(x, rtol=_default_rtol(x) if rtol is None else rtol)
+
+
+@gradient("MatrixPseudoInverse")
+def _(dy, x, y):
+    dyh, yh = _adjoint(dy), _adjoint(y)
+    left = matmul(dyh, matmul(y, yh))
+    right = matmul(matmul(yh, y), dyh)
+    left = left - matmul(x, matmul(y, left))
+    right = right - matmul(matmul(right, y), x)
+    return left + right - matmul(matmul(yh, dy), yh)
+
+
+@op("MatrixRank", to_float=True)
+def matrix_rank(xp, x: Tensor, /, *, rtol: float | None = None) -> Tensor:
+    """The number of singular values above `rtol` times the largest. It has no gradient.
+
+    Source: the Array API standard.
+    """
+    s = xp.linalg.svdvals(x)
+    return xp.sum(s > (_default_rtol(x) if rtol is None else rtol) * s[..., :1], axis=-1)
+
+
+not_differentiable("MatrixRank")
+
+
+def _default_rtol(x: Any) -> float:
+    """The rounding of a decomposition, relative to the largest singular value."""
+    return max(x.shape[-2:]) * float(np.finfo(namespaces.numpy_dtype(x.dtype)).eps)
