@@ -12,8 +12,11 @@ from typing import Any, Literal, NamedTuple
 from regrad import dispatch
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops import decompositions, reduction
-from regrad.ops.array import expand_dims, reshape
+from regrad.ops.array import concat, expand_dims, reshape, split
+from regrad.ops.array import diag as diag
+from regrad.ops.array import diagonal as diagonal
 from regrad.ops.array import matrix_transpose as matrix_transpose
+from regrad.ops.array import trace as trace
 from regrad.ops.creation import eye, zeros_like
 from regrad.ops.decompositions import det as det
 from regrad.ops.decompositions import eigvalsh as eigvalsh
@@ -138,11 +141,10 @@ def qr(x: Any, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResu
     x = dispatch.lift(x)
     if x.ndim < 2 or x.shape[-2] >= x.shape[-1]:
         return QRResult(*decompositions.qr(x, mode=mode))
-    from regrad.ops.array import concat
-
-    m = x.shape[-2]
-    q, r = decompositions.qr(x[..., :m], mode=mode)
-    return QRResult(q, concat([r, matmul(conj(q), x[..., m:], True)], axis=-1))
+    m, n = x.shape[-2:]
+    left, right = split(x, (m, n - m), axis=-1)
+    q, r = decompositions.qr(left, mode=mode)
+    return QRResult(q, concat([r, matmul(conj(q), right, True)], axis=-1))
 
 
 class EighResult(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import index
 
+import numpy as np
+
 from regrad.errors import ArgumentError, RegradError, ShapeError
 
 Axis = int | tuple[int, ...] | None
@@ -58,6 +60,16 @@ def spread_axes(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ..
         new + i for i, (s, n) in enumerate(zip(small, large[new:], strict=True)) if s == 1 != n
     ]
     return (*range(new), *stretched)
+
+
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape to which tensors of these shapes broadcast together."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ShapeError(
+            f"the shapes {' and '.join(map(str, shapes))} cannot be broadcast together"
+        ) from None
 
 
 def shifted_shape(shape: Sequence[int], block: int, count: int, to: int) -> tuple[int, ...]:

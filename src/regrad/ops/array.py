@@ -13,10 +13,18 @@ from regrad import dispatch
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.opsheet import op
 from regrad.registry import gradient
-from regrad.shapes import Axis, Shape, as_shape, normalized_axes, normalized_axis, spread_axes
+from regrad.shapes import (
+    Axis,
+    Shape,
+    as_shape,
+    broadcast_shapes,
+    normalized_axes,
+    normalized_axis,
+    spread_axes,
+)
 from regrad.tensor import Tensor
 
-# -- reshaping ---------------------------------------------------------------------------------
+# -- reshaping -----------------------------------------------------------------------------------
 
 
 @op("Reshape")
@@ -98,16 +106,6 @@ def sum_to(xp, x: Tensor, /, shape: Shape) -> Tensor:
 @gradient("SumTo")
 def _(dy, x_shape):
     return broadcast_to(dy, x_shape)
-
-
-def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape to which tensors of these shapes broadcast together."""
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        raise ShapeError(
-            f"the shapes {' and '.join(map(str, shapes))} cannot be broadcast together"
-        ) from None
 
 
 def broadcast_arrays(*arrays: Any) -> list[Tensor]:
@@ -199,7 +197,7 @@ def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
 def moveaxis(
     x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
-    """x with the axes `source` moved to the positions `destination`; the others keep their order."""
+    """x with the axes `source` moved to `destination`; the others keep their order."""
     x = dispatch.lift(x)
     old, new = (
         [normalized_axis(a, x.ndim) for a in (axes if isinstance(axes, tuple | list) else (axes,))]
@@ -242,7 +240,7 @@ def _(dy, shift, axis):
     return roll(dy, back, axis=axis)
 
 
-# -- joining and splitting -------------------------------------------------------------------------
+# -- joining and splitting -----------------------------------------------------------------------
 
 
 @op("ConcatV2", promotes=True)
@@ -367,7 +365,7 @@ def _(dy, axis):
     return stack(dy, axis=axis)
 
 
-# -- triangles and diagonals -------------------------------------------------------------------------
+# -- triangles and diagonals ---------------------------------------------------------------------
 
 
 @op("Tril")

@@ -16,7 +16,7 @@ import numpy as np
 
 from regrad import namespaces
 from regrad.errors import GradientError, ShapeError
-from regrad.ops.array import expand_dims, matrix_transpose
+from regrad.ops.array import expand_dims, matrix_transpose, tril, triu
 from regrad.ops.creation import eye
 from regrad.ops.elementwise import conj, imag, where
 from regrad.ops.matmul import einsum, matmul
@@ -41,15 +41,9 @@ def _symmetrized(xp: Any, x: Any) -> Any:
     return (x + xp.conj(xp.matrix_transpose(x))) / 2
 
 
-def _triangle(x: Tensor, lower: bool) -> Tensor:
-    """x with zeros above (or below) the diagonal."""
-    below = np.tri(*x.shape[-2:], k=0 if lower else -1, dtype=bool)
-    return where(below, x, 0) if lower else where(below, 0, x)
-
-
-def _half_triangle(x: Tensor, lower: bool) -> Tensor:
-    """A triangle of x with half its diagonal: with its adjoint it makes a Hermitian matrix."""
-    return _triangle(where(np.eye(x.shape[-1], dtype=bool), 0.5 * x, x), lower)
+def _half_diagonal(x: Tensor) -> Tensor:
+    """x with half its diagonal: a triangle of it and its adjoint make a Hermitian matrix."""
+    return where(np.eye(x.shape[-1], dtype=bool), 0.5 * x, x)
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -143,7 +137,7 @@ def _jax_triangularsolve(xp: Any, a: Any, b: Any, lower: bool, transpose: bool) 
 def _(dy, a, y, lower, transpose):
     db = triangular_solve(a, dy, lower=lower, transpose=not transpose)
     da = -matmul(y, db, False, True) if transpose else -matmul(db, y, False, True)
-    return _triangle(da, lower), db
+    return tril(da) if lower else triu(da), db
 
 
 # -- determinants --------------------------------------------------------------------------------
@@ -265,7 +259,7 @@ def cholesky(xp, x: Tensor, /) -> Tensor:
 
 @gradient("Cholesky")
 def _(dy, y):
-    inner = _half_triangle(matmul(conj(y), dy, True), lower=True)
+    inner = tril(_half_diagonal(matmul(conj(y), dy, True)))
     left = triangular_solve(conj(y), inner, transpose=True)
     return _hermitian(triangular_solve(conj(y), _adjoint(left), transpose=True))
 
@@ -287,7 +281,7 @@ def _(dy, y):
             "gradient: the last columns of Q are arbitrary. Use mode='reduced'."
         )
     change = matmul(dr, conj(r), False, True) - matmul(conj(q), dq, True)
-    inner = _half_triangle(change, lower=False)
+    inner = triu(_half_diagonal(change))
     outer = dq + matmul(q, inner + _adjoint(inner))
     return _adjoint(triangular_solve(r, _adjoint(outer), lower=False))
 

@@ -9,7 +9,6 @@ the gradient. An index out of range is an IndexError on NumPy and PyTorch; JAX, 
 raise in compiled code, takes the nearest element, forward and backward.
 """
 
-# ruff: noqa: A001 (TensorFlow's names)
 from __future__ import annotations
 
 import builtins
@@ -24,10 +23,8 @@ from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import is_inexact
 from regrad.ops.array import (
     broadcast_arrays,
-    broadcast_shapes,
     broadcast_to,
     expand_dims,
-    moveaxis,
     permute_dims,
     reshape,
     stack,
@@ -43,6 +40,7 @@ from regrad.shapes import (
     as_shape,
     as_slice,
     ascending,
+    broadcast_shapes,
     flipped,
     normalized_axis,
     shifted_shape,
@@ -135,7 +133,7 @@ def _permuted(xp: Any, x: Any, block: int, count: int, to: int) -> Any:
     return xp.permute_dims(x, shifted_shape(range(x.ndim), block, count, to))
 
 
-# -- along one axis, each line by its own indices -------------------------------------------------
+# -- along one axis, each line by its own indices ------------------------------------------------
 
 
 @op("TakeAlongAxis")
@@ -207,7 +205,7 @@ def _broadcast(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x if x.shape == shape else broadcast_to(x, shape)
 
 
-# -- along one axis, whole slices -------------------------------------------------------------------
+# -- along one axis, whole slices ----------------------------------------------------------------
 
 
 @op("GatherV2")
@@ -314,7 +312,7 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     return take(x, np.repeat(np.arange(x.shape[axis]), counts), axis=axis)
 
 
-# -- by vectors of indices into the leading axes ------------------------------------------------------
+# -- by vectors of indices into the leading axes -------------------------------------------------
 
 
 @op("GatherNd")
@@ -438,7 +436,7 @@ def _(dy, indices, x_shape):
     return where(reshape(lasts, (*batch, *[1] * len(x_shape[depth:]))), gather_nd(dy, indices), 0)
 
 
-# -- by segments ------------------------------------------------------------------------------------
+# -- by segments ---------------------------------------------------------------------------------
 
 
 @op("UnsortedSegmentSum")
@@ -481,11 +479,11 @@ def _(dy, ids, num_segments):
     return where(reshape(inside, (*ids.shape, *[1] * (dy.ndim - 1))), rows, 0)
 
 
-# -- slices -------------------------------------------------------------------------------------------
+# -- slices --------------------------------------------------------------------------------------
 # Basic indexing is two ops with one attribute: an entry per axis, which is an int, None (a new
 # axis) or a window (first, count, step).
 
-Basic = tuple[int | None | Window, ...]
+Basic = tuple[int | Window | None, ...]
 
 
 def _windows(index: Basic) -> list[Window]:
@@ -609,7 +607,7 @@ def slice(x: Any, begin: int | Sequence[int], size: int | Sequence[int] | None =
     return _slice(x, begin=begin, size=size)
 
 
-# -- padding ----------------------------------------------------------------------------------------
+# -- padding -------------------------------------------------------------------------------------
 
 Paddings = tuple[tuple[int, int], ...]
 
@@ -718,7 +716,7 @@ def _check_kind(name: str, what: str, dtype: np.dtype, x: Tensor) -> None:
         )
 
 
-# -- x[...] -----------------------------------------------------------------------------------------
+# -- x[...] --------------------------------------------------------------------------------------
 
 
 class _Plan(NamedTuple):
@@ -771,7 +769,7 @@ def _entry(e: Any) -> Any:
     """One entry of an index: an int, a slice, None, `...`, or a Tensor of integers or bools."""
     if e is None or e is ... or type(e) is int or isinstance(e, builtins.slice):
         return e
-    if isinstance(e, np.integer):
+    if isinstance(e, int | np.integer) and not isinstance(e, bool):
         return int(e)
     if isinstance(e, str):
         raise ArgumentError(f"x[...]: an index is made of integers, slices and masks, got {e!r}")
@@ -889,7 +887,7 @@ def _order(ndim: int, plan: _Plan) -> list[int]:
     return [*plan.axes, *[i for i in range(ndim) if i not in plan.axes]]
 
 
-# -- x[...] = y ---------------------------------------------------------------------------------------
+# -- x[...] = y ----------------------------------------------------------------------------------
 
 
 def at_set(x: Any, index: Any, y: Any, /) -> Tensor:
@@ -984,7 +982,7 @@ def _fitted(name: str, y: Tensor, shape: tuple[int, ...]) -> Tensor:
     return broadcast_to(y, shape)
 
 
-# -- indices as results, and from them ----------------------------------------------------------------
+# -- indices as results, and from them -----------------------------------------------------------
 
 
 @op("OneHot")
@@ -1011,7 +1009,9 @@ def one_hot(
          [1, 0, 0],
          [0, 0, 0]]
     """
-    native = namespaces.native_dtype(xp, as_numpy_dtype(dtype or namespaces.FLOAT))
+    native = namespaces.native_dtype(
+        xp, namespaces.FLOAT if dtype is None else as_numpy_dtype(dtype)
+    )
     ids = _as_index(xp, indices)
     hot = ids[..., None] == _count_up(xp, depth, ids)
     on, off = (xp.full_like(ids[..., None], value, dtype=native) for value in (on_value, off_value))
