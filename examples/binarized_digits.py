@@ -19,8 +19,10 @@ Source:  Hubara, Courbariaux, Soudry, El-Yaniv and Bengio, "Binarized Neural Net
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,13 +90,13 @@ class Adam:
 
     def step(self, variables, gradients):
         self.steps += 1
-        rate = self.rate * np.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
+        rate = self.rate * math.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
         for v in variables:
             dv = gradients[v.name]
             m, s = self.means.get(v.name, (0.0, 0.0))
             m, s = 0.9 * m + 0.1 * dv, 0.999 * s + 0.001 * rg.square(dv)
             self.means[v.name] = m, s
-            new = v - float(rate) * m / (rg.sqrt(s) + 1e-8)
+            new = v - rate * m / (rg.sqrt(s) + 1e-8)
             v.assign(rg.clip(new, -1.0, 1.0) if v.name in self.latent else new)
 
 
@@ -120,16 +122,17 @@ def accuracy(network, data) -> float:
     return float(np.mean(logits.numpy().argmax(axis=1) == labels_test))
 
 
+def loss(network, images, labels):
+    logits, _ = network(images)
+    return rg.losses.sparse_softmax_cross_entropy(labels, logits)
+
+
 def epoch(network, adam, data, rng, batch: int = 64):
     x, _, labels, _ = data
     variables = [*network.hidden, network.last, *network.offsets]
     for rows in np.array_split(rng.permutation(len(x)), len(x) // batch):
-        images, one_hot = rg.tensor(x[rows]), rg.tensor(np.eye(10, dtype=np.float32)[labels[rows]])
-
-        def loss():
-            return rg.losses.softmax_cross_entropy(one_hot, network(images)[0])  # noqa: B023
-
-        adam.step(variables, rg.variable_grads(loss).grads)
+        part = partial(loss, network, rg.tensor(x[rows]), rg.tensor(labels[rows]))
+        adam.step(variables, rg.variable_grads(part).grads)
 
 
 def train(way: str, data, epochs: int, seed: int, advance) -> tuple[list[float], int]:
@@ -166,10 +169,11 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
     x = np.linspace(-2, 2, 802)
     for i, (way, runs) in enumerate(curves.items()):
         epochs = np.arange(1, runs.shape[1] + 1)
-        left.plot(epochs, 100 * np.median(runs, axis=0), color=f"C{i}", label=way)
-        left.fill_between(epochs, *100 * np.quantile(runs, [0, 1], axis=0), color=f"C{i}", alpha=0.15)
-        right.plot(x, rule_as_function(way, x), color=f"C{i}", lw=1.5, label=way)
-    left.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(75, 100))
+        color, width = f"C{i}", 4 - 0.6 * i  # so that curves that coincide are all seen
+        left.plot(epochs, 100 * np.median(runs, axis=0), color=color, label=way)
+        left.fill_between(epochs, *100 * np.quantile(runs, [0, 1], axis=0), color=color, alpha=0.15)
+        right.plot(x, rule_as_function(way, x), color=color, lw=width)
+    left.set(xlabel="epoch", ylabel="test accuracy, % (median, range)", ylim=(75, 100))
     right.set(xlabel="x", ylabel="gradient of the activation at x")
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -187,10 +191,8 @@ def main(quick: bool = False) -> dict[str, float]:
         for way in WAYS:
             task = progress.add_task(way, total=epochs * seeds)
             start = time.perf_counter()
-            runs = [
-                train(way, data, epochs, seed, lambda: progress.advance(task))  # noqa: B023
-                for seed in range(seeds)
-            ]
+            advance = partial(progress.advance, task)
+            runs = [train(way, data, epochs, seed, advance) for seed in range(seeds)]
             seconds = time.perf_counter() - start
             curves[way] = np.array([curve for curve, _ in runs])
             last = curves[way][:, -1]

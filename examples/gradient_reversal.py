@@ -15,6 +15,7 @@ Source:  Ganin et al., "Domain-Adversarial Training of Neural Networks", 2015, a
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def cross_entropy(labels, z):
     return rg.sum(rg.nn.softplus(z) - labels * z)
 
 
-def loss(p, points, label, strength):
+def loss(points, label, strength, p):
     """Of one labelled source point and one target point, the two rows of `points`."""
     h = rg.nn.sigmoid(points @ p["w"] + p["b"])
     reversed_h = rg.rules.reverse_gradient(h, strength)
@@ -49,9 +50,8 @@ def loss(p, points, label, strength):
 def train(p, draws, strength):
     p = {name: rg.tensor(value) for name, value in p.items()}
     for points, label in draws:
-        points, label = rg.tensor(points), float(label)
-        gradient = rg.grad(lambda p: loss(p, points, label, strength))(p)  # noqa: B023
-        p = {name: p[name] - RATE * gradient[name] for name in p}
+        dp = rg.grad(partial(loss, rg.tensor(points), label, strength))(p)
+        p = {name: p[name] - RATE * dp[name] for name in p}
     return {name: value.numpy() for name, value in p.items()}
 
 
@@ -123,7 +123,9 @@ def draw(parameters, source, source_labels, target, target_labels, path: Path) -
             axes.scatter(*points.T, c=colors, marker=marker, s=22, lw=0.9)
             axes.scatter([], [], c="black", marker=marker, s=22, lw=0.9, label=name)
         accuracy = np.mean((predict(p, target) > 0) == target_labels)
-        axes.set(title=f"λ = {strength:g}: {accuracy:.1%} on the target", aspect="equal", xlabel="x₁")
+        axes.set(
+            title=f"λ = {strength:g}: {accuracy:.1%} on the target", aspect="equal", xlabel="x₁"
+        )
     panels[0].set_ylabel("x₂")
     panels[0].legend(loc="lower left", fontsize=8)
     path.parent.mkdir(exist_ok=True)
@@ -147,7 +149,9 @@ def main(quick: bool = False) -> dict[float, dict[str, float]]:
         }
         print("{:5.1f} {source:8.1%} {target:8.1%} {difference:18.1e}".format(strength, **row))
         parameters[strength] = p
-    draw(parameters, source, source_labels, target, target_labels, Path("out/gradient_reversal.png"))
+    draw(
+        parameters, source, source_labels, target, target_labels, Path("out/gradient_reversal.png")
+    )
     return rows
 
 

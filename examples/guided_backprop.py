@@ -21,6 +21,8 @@ Source:  Zeiler and Fergus, 2013, arXiv 1311.2901. Springenberg et al., 2014, ar
 from __future__ import annotations
 
 import sys
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -72,16 +74,16 @@ def adam(layers, gradients, state, rate=1e-3):
     return new
 
 
+def loss(x, labels, layers):
+    return rg.losses.sparse_softmax_cross_entropy(labels, model(layers, x))
+
+
 def train(layers, x, labels, epochs: int, rng, batch: int = 64):
     state = {}
     for _ in range(epochs):
         for rows in np.array_split(rng.permutation(len(x)), len(x) // batch):
-            part, target = rg.tensor(x[rows]), rg.tensor(labels[rows])
-
-            def loss(layers):
-                return rg.losses.softmax_cross_entropy(target, model(layers, part))  # noqa: B023
-
-            layers = adam(layers, rg.grad(loss)(layers), state)
+            gradient = rg.grad(partial(loss, rg.tensor(x[rows]), rg.tensor(labels[rows])))
+            layers = adam(layers, gradient(layers), state)
     return layers
 
 
@@ -125,16 +127,15 @@ def main(quick: bool = False) -> dict[str, float]:
     x = (digits.data / 16).astype(np.float32)
     split = train_test_split(x, digits.target, random_state=0, stratify=digits.target)
     x_train, x_test, labels_train, labels_test = split
-    one_hot = np.eye(10, dtype=np.float32)
     rng = np.random.default_rng(0)
     sizes = [64] + [128] * 6 + [10]
-    layers = [layer(rng, m, n) for m, n in zip(sizes, sizes[1:], strict=False)]
-    layers = train(layers, x_train, one_hot[labels_train], 5 if quick else 20, rng)
+    layers = [layer(rng, m, n) for m, n in pairwise(sizes)]
+    layers = train(layers, x_train, labels_train, 5 if quick else 20, rng)
 
     images = rg.tensor(x_test)
     predicted = model(layers, images).numpy().argmax(1)
     print(f"test accuracy {np.mean(predicted == labels_test):.1%}")
-    classes = rg.tensor(one_hot[predicted])
+    classes = rg.tensor(np.eye(10, dtype=np.float32)[predicted])
     randomised = [[*layers[:-1], layer(rng, 128, 10)] for _ in range(10)]
     before, after, medians = {}, {}, {}
     for name, rules in METHODS.items():

@@ -100,8 +100,7 @@ def compare(depth: int) -> dict[str, float]:
     halves = [rg.tensor(rng.normal(size=(BATCH, WIDTH))) for _ in range(2)]
     scale = 0.25 / np.sqrt(WIDTH)
     blocks = [
-        [rg.tensor(rng.normal(size=(WIDTH, WIDTH)) * scale) for _ in range(2)]
-        for _ in range(depth)
+        [rg.tensor(rng.normal(size=(WIDTH, WIDTH)) * scale) for _ in range(2)] for _ in range(depth)
     ]
     expected, seconds = gradients(ordinary, halves, blocks)
     found, seconds_reversible = gradients(reversible, halves, blocks)

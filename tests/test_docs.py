@@ -52,7 +52,7 @@ def public_functions():
                 yield pytest.param(value, id=f"{name}.{key}")
 
 
-@pytest.mark.parametrize("function", public_functions())
+@pytest.mark.parametrize("function", list(public_functions()))
 def test_public_functions_have_docstrings(function):
     assert function.__doc__
 
@@ -63,6 +63,6 @@ def links():
             yield page, target
 
 
-@pytest.mark.parametrize(("page", "target"), links(), ids=lambda v: getattr(v, "name", v))
+@pytest.mark.parametrize(("page", "target"), list(links()), ids=lambda v: getattr(v, "name", v))
 def test_links_lead_somewhere(page, target):
     assert (page.parent / target).exists()

@@ -39,7 +39,7 @@ def test_work_on_numpy_loads_no_jax():
 LAYERS = [
     "errors", "state", "namespaces", "ruleforms", "registry", "tape", "tensor", "printing", "shapes", "dispatch",
     "walk", "opsheet", "containers", "overrides",
-    "ops", "dtypes", "variable", "numpy_protocol", "gradients", "custom", "transforms", "rules", "testing",
+    "numpy_protocol", "ops", "dtypes", "variable", "gradients", "custom", "transforms", "rules", "testing",
     "linalg", "random", "nn", "losses",
 ]  # fmt: skip
 

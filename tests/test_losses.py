@@ -65,7 +65,7 @@ def test_an_unknown_reduction_is_refused_with_the_list():
         "there is no reduction 'sums'. Did you mean 'sum'? The reductions are "
         "'sum_by_nonzero_weights', 'mean', 'sum', 'none'."
     )
-    with pytest.raises(ArgumentError, match="there is no reduction 1.0"):
+    with pytest.raises(ArgumentError, match=r"there is no reduction 1\.0"):
         losses.huber_loss([1.0], [2.0], None, 1.0)
 
 
@@ -121,7 +121,7 @@ def test_sparse_labels():
             losses.sparse_softmax_cross_entropy(ids, logits, reduction=reduction).numpy(),
             losses.softmax_cross_entropy(one_hot, logits, reduction=reduction).numpy(),
         )
-    with pytest.raises(DTypeError, match="labels must be integers .* got float64"):
+    with pytest.raises(DTypeError, match=r"labels must be integers .* got float64"):
         losses.sparse_softmax_cross_entropy(one_hot, logits)
     with pytest.raises(ShapeError, match=r"logits without the last axis, \(2,\); got \(2, 1\)"):
         losses.sparse_softmax_cross_entropy(ids[:, None], logits)

@@ -17,7 +17,8 @@ def kept_bytes(f, x):
     (linearized,) = [c.cell_contents for c in run if type(c.cell_contents).__name__ == "Linearized"]
     for record in linearized.tape.records:
         tensors = [t for t in record.xs if t is not None]
-        tensors += record.y if isinstance(record.y, tuple) else [record.y] if record.y else []
+        ys = record.y if isinstance(record.y, tuple) else (record.y,)
+        tensors += [t for t in ys if t is not None]
         for t in tensors:
             kept[id(t._data)] = t._data.nbytes
     kept.pop(id(x._data), None)

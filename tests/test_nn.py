@@ -263,5 +263,5 @@ def test_attention_names_the_shapes_that_do_not_fit():
     q, k, v = qkv(2, 3, 4)
     with pytest.raises(ShapeError, match=r"got \(2, 3, 4\), \(2, 3, 3\) and \(2, 3, 4\)"):
         nn.scaled_dot_product_attention(q, k[..., :3], v)
-    with pytest.raises(DTypeError, match="mask must be bools .* got int64"):
+    with pytest.raises(DTypeError, match=r"mask must be bools .* got int64"):
         nn.scaled_dot_product_attention(q, k, v, np.ones((3, 3), dtype=np.int64))

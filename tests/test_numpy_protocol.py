@@ -336,7 +336,7 @@ def test_every_other_function_is_refused():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda t: np.cbrt(t), r"np.cbrt has no counterpart.*regrad's pow\(x, 1 / 3\)"),
+        (lambda t: np.cbrt(t), r"np.cbrt has no counterpart.*regrad's sign\(x\)"),
         (lambda t: np.nanmean(t), "np.nanmean has no counterpart"),
         (lambda t: np.subtract.reduce(t), "np.subtract.reduce has no counterpart"),
         (lambda t: np.multiply.outer(t, t), "np.multiply.outer has no counterpart"),

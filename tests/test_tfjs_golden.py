@@ -19,7 +19,7 @@ import regrad as rg
 import regrad.linalg
 import regrad.losses
 import regrad.nn
-from regrad.errors import RegradError
+from regrad.errors import GradientError
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = {
@@ -38,15 +38,14 @@ def cases(*kinds: str) -> list[dict[str, Any]]:
 
 # -- TensorFlow.js's names -----------------------------------------------------------------------
 
+SAME = (
+    "abs acos add asin atan atan2 atanh ceil cos erf exp expm1 floor log log1p maximum minimum "
+    "pow reciprocal round sign sin sinh sqrt square step tan tanh where"
+)
+SAME_IN_NN = "prelu relu relu6 selu sigmoid softmax softplus"
 PLAIN = {  # TensorFlow.js's name → ours, where the arguments are the same
-    **{
-        name: name
-        for name in (
-            "abs acos add asin atan atan2 atanh ceil cos erf exp expm1 floor log log1p maximum "
-            "minimum pow reciprocal round sign sin sinh sqrt square step tan tanh where"
-        ).split()
-    },
-    **{name: f"nn.{name}" for name in "prelu relu relu6 selu sigmoid softmax softplus".split()},
+    **{name: name for name in SAME.split()},
+    **{name: f"nn.{name}" for name in SAME_IN_NN.split()},
     "clone": "identity",
     "div": "divide",
     "greaterEqual": "greater_equal",
@@ -94,7 +93,6 @@ RENAMED = {  # the arguments are the same but for their names (SNAKE)
     "avgPool": "nn.avg_pool",
     "batchNorm": "nn.batch_norm",
     "broadcastTo": "broadcast_to",
-    "cast": "astype",
     "clipByValue": "clip",
     "concat": "concat",
     "conv2d": "nn.conv2d",
@@ -173,6 +171,7 @@ def one_hot(x: Any, depth: int, dtype: str = "int32", **values: Any) -> Any:
 OPS: dict[str, Callable[..., Any]] = {
     **{name: renamed(path) for name, path in (PLAIN | RENAMED).items()},
     **{name: loss(path) for name, path in LOSSES.items()},
+    "cast": lambda x, dtype: rg.astype(x, dtype),
     "mirrorPad": lambda x, paddings, mode: rg.pad(x, paddings, mode=mode),
     "moments": moments,
     "norm": norm,
@@ -259,6 +258,7 @@ def check(got: Any, due: dict[str, Any] | None, case: dict[str, Any]) -> None:
     np.testing.assert_allclose(got.numpy().astype(float), array(due).astype(float), **case["tol"])
 
 
+@np.errstate(all="ignore")  # some cases are about infinities
 def replay(case: dict[str, Any]) -> None:
     f, dy = function_of(case), tensor(case["dy"])
     xs = [tensor(case["inputs"][i]) for i in case["wrt"]]
@@ -313,19 +313,73 @@ def replay_variables(case: dict[str, Any]) -> None:
 
 # -- where regrad answers otherwise (docs/tfjs_differences.md) -----------------------------------
 
-DIFFERENT: dict[str, str] = {}
+NO_INTEGERS = "integers and bools have no gradient: an error says so before f runs"
+NO_INTEGER_RESULT = "a cast to integers ends the path, and an integer result has no gradient"
+SHARED = "max and min share the gradient of a tie equally"
+ABS = "the gradient of |x| at 0 is 0"
+
+# Case → why, and what regrad answers: an error, or the gradients by input.
+DIFFERENT: dict[str, tuple[str, Any]] = {
+    "op_081_cast": (NO_INTEGERS, GradientError),
+    "op_082_abs": (ABS, {0: [-1, 0, 1]}),
+    "op_101_square": (NO_INTEGERS, GradientError),
+    "op_135_div": (NO_INTEGERS, GradientError),
+    "op_142_pow": ("the gradient of 0**0 by the base is 0", {0: [0, np.inf, 1, 0]}),
+    "op_161_mul": (NO_INTEGERS, GradientError),
+    "op_186_sum": (NO_INTEGERS, GradientError),
+    "op_187_mean": (NO_INTEGERS, GradientError),
+    "op_193_max": (SHARED, {0: [0.5, 0, 0.5, 0]}),
+    "op_194_max": (SHARED, {0: [-0.008, -0.008, 0, 0.5 / 3, 0.5 / 3, 0.5 / 3]}),
+    "op_201_min": (SHARED, {0: [0, 0, 1.014, 1.325 / 3, 1.325 / 3, 1.325 / 3]}),
+    "op_298_reshape": (NO_INTEGERS, GradientError),
+    "op_359_oneHot": (NO_INTEGERS, GradientError),
+    "op_406_absoluteDifference": (ABS, {0: [0, -0.5], 1: [0, 0.5]}),
+    "custom_035_customGrad": (NO_INTEGER_RESULT, GradientError),
+    "variable_015_variableGrads": (SHARED, {"a": [0.5, 0.5, 0]}),
+}
 
 
-def parametrized(rows: list[dict[str, Any]], different: bool = False) -> Any:
-    rows = [row for row in rows if (row["id"] in DIFFERENT) is different]
+def with_ours(case: dict[str, Any], ours: dict[Any, Any]) -> dict[str, Any]:
+    """The case as regrad answers it."""
+    due = case["expected_grads"]
+    for key, values in ours.items():
+        assert due[key]["values"] != values
+    grads = due.copy()
+    for key, values in ours.items():
+        grads[key] = due[key] | {"values": values}
+    return case | {"expected_grads": grads}
+
+
+def parametrized(*kinds: str, different: bool = False) -> Any:
+    rows = [row for row in cases(*kinds) if (row["id"] in DIFFERENT) is different]
     return pytest.mark.parametrize("case", rows, ids=lambda case: case["id"])
 
 
-@parametrized(cases("op", "second_order", "custom"))
+@parametrized("op", "second_order", "custom")
 def test_agrees(case: dict[str, Any]) -> None:
     replay(case)
 
 
-@parametrized(cases("variable"))
+@parametrized("variable")
 def test_variable_grads_agree(case: dict[str, Any]) -> None:
     replay_variables(case)
+
+
+@parametrized("op", "second_order", "custom", "variable", different=True)
+def test_differs_as_decided(case: dict[str, Any]) -> None:
+    _, ours = DIFFERENT[case["id"]]
+    run = replay_variables if "variables" in case else replay
+    if isinstance(ours, type):
+        with pytest.raises(ours):
+            run(case)
+    else:
+        with pytest.raises(AssertionError):
+            run(case)
+        run(with_ours(case, ours))
+
+
+def test_every_difference_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "tfjs_differences.md").read_text()
+    known = {case["id"] for case in cases("op", "second_order", "custom", "variable")}
+    assert DIFFERENT.keys() <= known
+    assert [name for name in DIFFERENT if name not in text] == []

@@ -177,13 +177,12 @@ class CustomCall(Rule):
         """
         if state.guard is not None:
             state.guard.check(CUSTOM, self.inputs)
-        self.tapes = tapes = state.tapes
+        self.tapes = outer = state.tapes
         self.mark = next_id()
-        outer = tapes
-        for i, tape in enumerate(tapes):
-            for x in self.inputs:
-                if x._id in tape.watched:
-                    outer = tapes[:i]
+        ids = [x._id for x in self.inputs]
+        for i, tape in enumerate(outer):
+            if not tape.watched.isdisjoint(ids):
+                outer = self.tapes[:i]
         return State(outer, state.overrides, self)
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
@@ -235,13 +234,13 @@ class CustomCall(Rule):
 
     def recorded(self, value: Any, state: State) -> Any:
         """The value as the output of one record on the tapes that watch an input."""
+        inputs, self.inputs, self.tapes = self.inputs, (), ()  # only what was saved is kept
         if type(value) is Tensor:
             y = outputs = self.adopted(value)
         else:
             leaves, self.rebuild = containers.flatten(value)
             y = tuple(self.adopted(leaf) for leaf in leaves)
             outputs = self.rebuild(y)
-        inputs, self.inputs, self.tapes = self.inputs, (), ()  # only what was saved is kept
         dispatch.put(state, CUSTOM, self, inputs, dispatch.NO_ATTRS, y)
         return outputs
 

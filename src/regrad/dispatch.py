@@ -243,6 +243,14 @@ def _wrapped(data: Any) -> Any:
     return wrap(_array(data))
 
 
+def _recorded(op: Op, xs: tuple[Tensor, ...], data: Any) -> Any:
+    """A kernel's result, recorded."""
+    y = _wrapped(data)
+    if LIVE:
+        record(op, xs, NO_ATTRS, y)
+    return y
+
+
 def _array(data: Any) -> Any:
     """NumPy turns results of rank 0 into scalars; a Tensor holds arrays."""
     return np.asarray(data) if isinstance(data, np.generic) else data
@@ -303,12 +311,16 @@ def put(
 ) -> None:
     """Write one record, which all the tapes that watch share."""
     ids = tuple([x._id for x in xs])
-    tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
-    if not tapes:
-        return
-    if state.tape is None:
+    if state.tape is not None:
+        if state.tape.watched.isdisjoint(ids):
+            return
+        tapes = state.tapes
+    else:
+        tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
         for tape in tapes:
             tape.admit(op, rule, _wanted([tape], ids, layout))
+        if not tapes:
+            return
     if not rule.watches or (rule.unless is not None and rule.unless(attrs, xs)):
         return
     specs = [(x._data.shape, x._data.dtype) for x in xs]
@@ -320,12 +332,14 @@ def put(
     if layout is None and type(y) is not tuple:
         saved = _kept(xs, kept) if kept else ()
         entry = Record(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
-        watches = (y._id,)
+        for tape in tapes:
+            tape.records.append(entry)
+            tape.watched.add(y._id)
     else:
         entry, watches = _grouped(op, rule, attrs, ids, specs, xs, kept, y, keeps_y, layout)
-    for tape in tapes:
-        tape.records.append(entry)
-        tape.watched.update(watches)
+        for tape in tapes:
+            tape.records.append(entry)
+            tape.watched.update(watches)
 
 
 def _grouped(
@@ -400,6 +414,8 @@ def unary(op: Op) -> Callable[..., Any]:
                     result = kernels[type(p)](p)
                 except Exception as error:
                     raise explained(error, op, (x,)) from error.__cause__
+                if isinstance(result, tuple):
+                    return _recorded(op, (x,), result)
                 y = Tensor()
                 y._data = result if type(result) is ndarray else _array(result)
                 if not LIVE:

@@ -238,10 +238,7 @@ def watched_inputs(
     args: Sequence[Any], api: str
 ) -> tuple[Sequence[Any], list[Tensor], Callable[[Sequence[Any]], list[Any]] | None]:
     """The arguments for f, the fresh aliases in them, and what closes gradients by leaf again."""
-    for a in args:
-        if type(a) is not Tensor:
-            break
-    else:
+    if all([type(a) is Tensor for a in args]):
         aliases = [watchable(a, api) for a in args]
         return aliases, aliases, None
     leaves, rebuild = containers.flatten(tuple(args))  # a list of numbers would be one tensor

@@ -38,6 +38,7 @@ from regrad.ops.convolution import depthwise_conv2d as depthwise_conv2d
 from regrad.ops.convolution import separable_conv2d as separable_conv2d
 from regrad.ops.elementwise import logical_and, where
 from regrad.ops.image import batch_to_space as batch_to_space
+from regrad.ops.image import dilation2d as dilation2d
 from regrad.ops.image import resize_bilinear as resize_bilinear
 from regrad.ops.image import resize_nearest as resize_nearest
 from regrad.ops.image import space_to_batch as space_to_batch
@@ -45,10 +46,13 @@ from regrad.ops.indexing import take
 from regrad.ops.matmul import matmul
 from regrad.ops.normalization import batch_norm as batch_norm
 from regrad.ops.normalization import l2_normalize as l2_normalize
+from regrad.ops.normalization import layer_norm as layer_norm
 from regrad.ops.pooling import avg_pool as avg_pool
 from regrad.ops.pooling import avg_pool3d as avg_pool3d
+from regrad.ops.pooling import local_response_normalization as local_response_normalization
 from regrad.ops.pooling import max_pool as max_pool
 from regrad.ops.pooling import max_pool3d as max_pool3d
+from regrad.ops.reduction import moments as moments
 from regrad.random import bernoulli
 from regrad.shapes import Shape
 from regrad.tensor import Tensor

@@ -138,18 +138,13 @@ def _is_foreign(kind: type, protocol: str) -> bool:
 
 INSTEAD = {  # what to call, where that is not plain from the name
     "add.at": "at_add(x, index, y)",
-    "array_split": "split(x, sizes)",
     "average": "sum(weights * x) / sum(weights)",
-    "cbrt": "pow(x, 1 / 3)",
+    "cbrt": "sign(x) * pow(abs(x), 1 / 3)",
     "convolve": "nn.conv1d(x, w, stride, pad)",
     "fill_diagonal": "at_set(x, index, y)",
-    "fmax": "maximum(a, b)",
-    "fmin": "minimum(a, b)",
-    "heaviside": "step(x)",
     "isclose": "abs(a - b) <= tolerance",
     "median": "sort(x) and take",
     "nan_to_num": "where(isnan(x), 0, x)",
-    "nanmean": "where(isnan(x), 0, x)",
     "nansum": "where(isnan(x), 0, x)",
 }
 
@@ -342,7 +337,7 @@ def _(a, offset=0, axis1=0, axis2=1):
 @like(np.diag)
 def _(v, k=0):
     (v,) = _tensors(v)
-    return rg.linalg.diag(v, k) if v.ndim == 1 else _diagonal(v, k)
+    return rg.linalg.diag(v, offset=k) if v.ndim == 1 else _diagonal(v, k)
 
 
 @like(np.split)

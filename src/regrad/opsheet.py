@@ -107,9 +107,15 @@ def _parameters(kernel: Callable[..., Any], type: str) -> tuple[list[Input], lis
             f"the kernel of the op type {type!r} must take the array namespace `xp` first, as in "
             f"def {kernel.__name__}(xp, x: Tensor, /) -> Tensor"
         )
+    positional = kernel.__code__.co_posonlyargcount
     inputs, attrs = [], []
-    for name in names[1:]:
+    for i, name in enumerate(names[1:], 1):
         kind = KINDS.get(_annotation(kernel.__annotations__.get(name)))
+        if kind is None and i < positional:
+            raise ArgumentError(
+                f"the kernel of the op type {type!r} takes its attribute {name!r} by position only; "
+                "put it behind the `/`, kernels get attributes by keyword"
+            )
         if kind is None:
             attrs.append(name)
         else:

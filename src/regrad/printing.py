@@ -27,7 +27,7 @@ def to_string(t: Tensor | Variable, verbose: bool = False) -> str:
     Source: `Tensor.toString` of TensorFlow.js, reproduced to the blank.
 
     >>> import regrad as rg
-    >>> print(to_string(rg.tensor([[1, 20], [300, 1 / 3]])))
+    >>> print(rg.tensor([[1, 20], [300, 1 / 3]]))
     Tensor
         [[1  , 20       ],
          [300, 0.3333333]]
@@ -191,8 +191,8 @@ def repr_of(t: Tensor | Variable) -> str:
     The shape is shown where the values do not tell it.
 
     >>> import regrad as rg
-    >>> repr_of(rg.tensor([0, 1]))
-    'Tensor([0., 1.], dtype=float32)'
+    >>> rg.tensor([0, 1])
+    Tensor([0., 1.], dtype=float32)
     """
     t = _held(t)
     if is_traced(t):

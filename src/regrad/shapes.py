@@ -72,6 +72,23 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         ) from None
 
 
+def part_sizes(sections_or_sizes: int | Sequence[int], n: int) -> tuple[int, ...]:
+    """The sizes of the parts of an axis of size n."""
+    if not isinstance(sections_or_sizes, tuple | list):
+        count = index(sections_or_sizes)
+        if count < 1 or n % count:
+            raise ShapeError(f"split: an axis of size {n} cannot be cut into {count} equal parts")
+        return (n // count,) * count
+    sizes = [index(s) for s in sections_or_sizes]
+    if sizes.count(-1) == 1:
+        sizes[sizes.index(-1)] = n - sum(sizes) - 1
+    if not sizes or min(sizes) < 0 or sum(sizes) != n:
+        raise ShapeError(
+            f"split: the sizes {list(sections_or_sizes)} do not add up to the axis' size {n}"
+        )
+    return tuple(sizes)
+
+
 def shifted_shape(shape: Sequence[int], block: int, count: int, to: int) -> tuple[int, ...]:
     """`shape` with the `count` entries from `block` on taken out and put back at `to`."""
     rest = [*shape[:block], *shape[block + count :]]

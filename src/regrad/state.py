@@ -41,8 +41,10 @@ class State:
         self.tapes = tapes
         self.overrides = overrides
         self.guard = guard
-        alone = len(tapes) == 1 and overrides is None and guard is None
-        self.tape = tapes[0] if alone and tapes[0].plain else None
+        if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
+            self.tape = tapes[0]
+        else:
+            self.tape = None
         LIVE.add(id(self))
 
     def __del__(self, discard=LIVE.discard) -> None:

@@ -131,14 +131,16 @@ def _random(x: Tensor, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(values)
 
 
-def _scalar(ys: Sequence[Tensor], weights: Sequence[np.ndarray]) -> Tensor:
-    """`sum(y * w)` over all outputs; its real part for complex ones."""
+def _scalar(
+    ys: Sequence[Tensor], weights: Sequence[np.ndarray], analytic: bool = False
+) -> Tensor:
+    """`sum(y * w)` over all outputs; its real part for complex ones, unless `analytic`."""
     add, total = OPS["AddV2"].function, None
     for y, w in zip(ys, weights, strict=True):
-        if y.dtype.kind == "c":
-            term = real(y * w).sum()
-        else:
+        if y.dtype.kind != "c":
             term = (y * w.astype(y.dtype)).sum()
+        else:
+            term = (y * w if analytic else real(y * w)).sum()
         total = term if total is None else add(total, term)
     assert total is not None
     return total
@@ -170,8 +172,8 @@ def _check_level(
     small = level == 1 and max(sizes) <= 8
     for weights in _units(ys) if small else [_weights(ys, settings.rng)]:
 
-        def scalar(*a: Tensor, weights: Any = weights) -> Tensor:
-            return _scalar(f(*a), weights)
+        def scalar(*a: Tensor, weights: Any = weights, analytic: bool = False) -> Tensor:
+            return _scalar(f(*a), weights, analytic)
 
         analytic = grads(scalar, unconnected="zero")(xs)
         scale = max((float(np.abs(g._values()).max(initial=0)) for g in analytic), default=0.0)
@@ -209,7 +211,7 @@ def _difference(
     def at(t: complex) -> complex:
         moved = [wrap(np.asarray(x._values() + t * v)) for x, v in zip(xs, direction, strict=True)]
         moved = [_like(x, m) for x, m in zip(xs, moved, strict=True)]
-        return f(*moved).item()
+        return (f(*moved, analytic=True) if isinstance(t, complex) else f(*moved)).item()
 
     if settings.method == "complex":
         return complex(at(1j * h)).imag / h
@@ -278,9 +280,9 @@ def _wrong_inputs(record: Record, watched: set[int], settings: _Settings) -> lis
     several = isinstance(record.y, tuple)
     dy = _all_outputs(record.y, dys) if several else _like(record.y, dys[0])
 
-    def scalar(*xs: Tensor) -> Tensor:
+    def scalar(*xs: Tensor, analytic: bool = False) -> Tensor:
         ys = _outputs(dispatch.run(record.op, tuple(xs), record.attrs, layout))
-        return _scalar(ys, [np.conj(d._values()) for d in dys])
+        return _scalar(ys, [np.conj(d._values()) for d in dys], analytic)
 
     wrong = []
     found = leaf_gradients(record, dy, watched)

@@ -7,7 +7,8 @@ import scipy.linalg
 
 import regrad as rg
 from regrad import linalg
-from tests.samples import sample, spread
+from regrad.ops import decompositions
+from tests.samples import away, sample, spread
 
 SQUARE = spread(3, 3, seed=3)
 STACK = spread(2, 2, 2, seed=1) + 2.5 * np.eye(2)
@@ -23,12 +24,19 @@ VECTOR = spread(3, seed=4)
 SINGULAR = np.outer(spread(3, seed=1), spread(3, seed=2)) + np.outer(VECTOR, spread(3, seed=8))
 BELOW_RANK = np.outer(spread(3, seed=1), spread(3, seed=2))
 
-PHASE = "the phases of the vectors are arbitrary: only functions free of them are compared"
-
 
 def triangular(a, b, lower=True, adjoint=False):
     a = np.tril(a) if lower else np.triu(a)
     return np.linalg.solve(np.conj(np.swapaxes(a, -1, -2)) if adjoint else a, b)
+
+
+def cofactors(x):
+    return np.linalg.det(x) * np.linalg.inv(x).T
+
+
+def cofactors_change(a, x):
+    h = 0.01  # the cofactors of matrices of this size are of degree 2 at most
+    return (cofactors(x + h * a) - cofactors(x - h * a)) / (2 * h)
 
 
 def eigh_free_of_signs(x):
@@ -102,8 +110,14 @@ SAMPLES = [
           reason="the third derivative uses the inverse"),
     unary("MatrixDeterminant: two ranks below", linalg.det, np.linalg.det, BELOW_RANK, order=2,
           reason="the third derivative uses the inverse"),
-    sample("MatrixCofactors", lambda x: rg.grad(linalg.det)(x), SQUARE,
-           covers=("MatrixDeterminant",), reference=lambda x: np.linalg.det(x) * np.linalg.inv(x).T),
+    unary("MatrixCofactors", decompositions._cofactors, cofactors, SQUARE),
+    unary("MatrixCofactors: complex", decompositions._cofactors, cofactors, COMPLEX),
+    unary("MatrixCofactorsChange", decompositions._cofactors_change, cofactors_change,
+          (POSITIVE, SQUARE)),
+    unary("MatrixCofactorsChange: complex", decompositions._cofactors_change, cofactors_change,
+          (HERMITIAN, COMPLEX)),
+    unary("Xdivy", decompositions._quotient, np.divide, (spread(2, 3), away(3))),
+    unary("Xdivy: zeros above", decompositions._quotient, np.divide, (np.zeros(3), away(3))),
     unary("LogMatrixDeterminant", lambda x: tuple(linalg.slogdet(x)), np.linalg.slogdet, SQUARE),
     unary("LogMatrixDeterminant: a stack", lambda x: tuple(linalg.slogdet(x)), np.linalg.slogdet,
           STACK),

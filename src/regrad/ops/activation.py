@@ -7,16 +7,7 @@ from typing import Any
 
 from regrad import dispatch
 from regrad.namespaces import special
-from regrad.ops.elementwise import (
-    abs,
-    clip,
-    erfc,
-    exp,
-    logical_and,
-    square,
-    tanh,
-    where,
-)
+from regrad.ops.elementwise import abs, clip, erfc, exp, logical_and, square, tanh, where
 from regrad.ops.reduction import sum
 from regrad.opsheet import elementwise, op
 from regrad.registry import gradient

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from regrad.shapes import (
     broadcast_shapes,
     normalized_axes,
     normalized_axis,
+    part_sizes,
     spread_axes,
 )
 from regrad.tensor import Tensor
@@ -135,12 +135,8 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
 
 
 @op("Tile")
-def tile(xp, x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
-    """x laid side by side, `repetitions[i]` times along axis i.
-
-    Repetitions for more axes than x has make new leading ones; for fewer, they are for the last.
-    """
-    return xp.tile(x, tuple(index(r) for r in repetitions))
+def _tile(xp, x: Tensor, /, *, repetitions: tuple[int, ...]) -> Tensor:
+    return xp.tile(x, repetitions)
 
 
 @gradient("Tile")
@@ -151,6 +147,16 @@ def _(dy, x_shape, repetitions):
     pairs = tuple(n for pair in zip(repetitions, sizes, strict=True) for n in pair)
     ones = tuple(n for size in sizes for n in (1, size))
     return reshape(sum_to(reshape(dy, pairs), ones), x_shape)
+
+
+def tile(x: Any, repetitions: tuple[int, ...], /) -> Tensor:
+    """x laid side by side, `repetitions[i]` times along axis i.
+
+    Repetitions for more axes than x has make new leading ones; for fewer, they are for the last.
+
+    Op type: `Tile`.
+    """
+    return _tile(x, repetitions=as_shape(repetitions))
 
 
 # -- moving axes ---------------------------------------------------------------------------------
@@ -309,24 +315,7 @@ def split(x: Any, sections_or_sizes: int | Sequence[int], /, axis: int = 0) -> t
     """
     x = dispatch.lift(x)
     axis = normalized_axis(axis, x.ndim)
-    return _split(x, sizes=_sizes(sections_or_sizes, x.shape[axis]), axis=axis)
-
-
-def _sizes(sections_or_sizes: int | Sequence[int], n: int) -> tuple[int, ...]:
-    """The sizes of the parts of an axis of size n."""
-    if not isinstance(sections_or_sizes, tuple | list):
-        count = index(sections_or_sizes)
-        if count < 1 or n % count:
-            raise ShapeError(f"split: an axis of size {n} cannot be cut into {count} equal parts")
-        return (n // count,) * count
-    sizes = [index(s) for s in sections_or_sizes]
-    if sizes.count(-1) == 1:
-        sizes[sizes.index(-1)] = n - sum(sizes) - 1
-    if not sizes or min(sizes) < 0 or sum(sizes) != n:
-        raise ShapeError(
-            f"split: the sizes {list(sections_or_sizes)} do not add up to the axis' size {n}"
-        )
-    return tuple(sizes)
+    return _split(x, sizes=part_sizes(sections_or_sizes, x.shape[axis]), axis=axis)
 
 
 @op("Pack", promotes=True)
@@ -438,10 +427,7 @@ def diag(xp, x: Tensor, /, *, offset: int = 0, shape: tuple[int, int] | None = N
             f"elements, got {x.shape[-1]}"
         )
     full = (*x.shape[:-1], *shape)
-    if hasattr(x, "new_zeros"):
-        y = x.new_zeros(full)
-    else:
-        y = xp.zeros(full, dtype=x.dtype)
+    y = x.new_zeros(full) if hasattr(x, "new_zeros") else xp.zeros(full, dtype=x.dtype)
     if hasattr(y, "at"):
         return y.at[(..., *places)].set(x)
     y[(..., *places)] = x

@@ -13,7 +13,7 @@ from typing import Any
 from regrad.dispatch import lift
 from regrad.errors import ShapeError
 from regrad.ops import windows
-from regrad.ops.array import expand_dims, reshape
+from regrad.ops.array import expand_dims, squeeze
 from regrad.ops.windows import (
     Ints,
     NumPyKernels,
@@ -302,7 +302,7 @@ def conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) 
     Op type: `Conv2D`. Source: `tf.conv2d` of TensorFlow.js.
 
     >>> import regrad as rg
-    >>> from regrad.ops.convolution import conv2d
+    >>> from regrad.nn import conv2d
     >>> x = rg.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9], (1, 3, 3, 1))
     >>> w = rg.ones((2, 2, 1, 1))
     >>> conv2d(x, w, 1, "valid").reshape((2, 2)).print()
@@ -349,8 +349,7 @@ def conv1d(x: Any, w: Any, /, stride: int, pad: Padding, dilation: int = 1) -> T
         pad if isinstance(pad, str) else ((0, 0), *pad),
         (1, dilation),
     )
-    y = reshape(y, (y.shape[0], *y.shape[2:]))
-    return windows.without_batch(y, single)
+    return windows.without_batch(squeeze(y, axis=1), single)
 
 
 def depthwise_conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:

@@ -101,11 +101,15 @@ def solve(xp, a: Tensor, b: Tensor, /, *, transpose: bool = False) -> Tensor:
     return xp.linalg.solve(xp.matrix_transpose(a) if transpose else a, b)
 
 
-@gradient("MatrixSolve")
+@gradient("MatrixSolve", "a")
 def _(dy, a, y, transpose):
     db = solve(a, dy, transpose=not transpose)
-    da = -matmul(y, db, False, True) if transpose else -matmul(db, y, False, True)
-    return da, db
+    return -matmul(y, db, False, True) if transpose else -matmul(db, y, False, True)
+
+
+@gradient("MatrixSolve", "b")
+def _(dy, a, transpose):
+    return solve(a, dy, transpose=not transpose)
 
 
 @op("MatrixTriangularSolve", broadcasts=True, to_float=True)
@@ -133,11 +137,16 @@ def _jax_triangularsolve(xp: Any, a: Any, b: Any, lower: bool, transpose: bool) 
     return triangular_solve(a, b, left_side=True, lower=lower, transpose_a=transpose)
 
 
-@gradient("MatrixTriangularSolve")
+@gradient("MatrixTriangularSolve", "a")
 def _(dy, a, y, lower, transpose):
     db = triangular_solve(a, dy, lower=lower, transpose=not transpose)
     da = -matmul(y, db, False, True) if transpose else -matmul(db, y, False, True)
-    return tril(da) if lower else triu(da), db
+    return tril(da) if lower else triu(da)
+
+
+@gradient("MatrixTriangularSolve", "b")
+def _(dy, a, lower, transpose):
+    return triangular_solve(a, dy, lower=lower, transpose=not transpose)
 
 
 # -- determinants --------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def space_to_batch(x: Any, /, block_shape: Sequence[int], paddings: Any) -> Tens
     Op type: `SpaceToBatchND`. Source: `tf.spaceToBatchND` of TensorFlow.js.
 
     >>> import regrad as rg
-    >>> from regrad.ops.image import space_to_batch
+    >>> from regrad.nn import space_to_batch
     >>> x = rg.tensor([1, 2, 3, 4], (1, 2, 2))
     >>> space_to_batch(x, [1, 2], [[0, 0], [0, 0]]).print()
     Tensor
@@ -299,7 +299,7 @@ def _bilinear(old: int, new: int, align: bool, half: bool) -> Rows:
 def _resized(xp: Any, x: Any, rows: Any, *, size: Sizes, align: bool, half: bool) -> Any:
     for axis, new in enumerate(size, 1):
         found = rows(x.shape[axis], new, align, half)
-        x = _total(_weighed(xp, _take(xp, x, at, axis), w, axis) for at, w in found)
+        x = reduce(add, [_weighed(xp, _take(xp, x, at, axis), w, axis) for at, w in found])
     return x
 
 
@@ -308,14 +308,9 @@ def _resized_adjoint(
 ) -> Any:
     for axis in (1, 2):
         found = rows(shape[axis], dy.shape[axis], align, half)
-        dy = _total(
-            _add_rows(xp, _weighed(xp, dy, w, axis), at, axis, shape[axis]) for at, w in found
-        )
+        parts = [(at, _weighed(xp, dy, w, axis)) for at, w in found]
+        dy = reduce(add, [_add_rows(xp, part, at, axis, shape[axis]) for at, part in parts])
     return dy
-
-
-def _total(parts: Any) -> Any:
-    return reduce(add, parts)
 
 
 def _take(xp: Any, x: Any, rows: np.ndarray, axis: int) -> Any:
@@ -338,9 +333,11 @@ def _add_rows(xp: Any, dy: Any, rows: np.ndarray, axis: int, size: int) -> Any:
         return xp.zeros(shape, dy.dtype).at[at].add(dy, indices_are_sorted=True)
     if library == "torch":
         return dy.new_zeros(shape).index_add(axis, windows.constant(xp, rows, dy), dy)
-    dx = np.zeros(shape, dy.dtype)
-    found, first = np.unique(rows, return_index=True)
-    dx[(slice(None),) * axis + (found,)] = np.add.reduceat(dy, first, axis=axis)
+    dx, before = np.zeros(shape, dy.dtype), (slice(None),) * axis
+    found, first, counts = np.unique(rows, return_index=True, return_counts=True)
+    for i in range(counts.max()):  # all first occurrences, all second ones, ...
+        more = counts > i
+        dx[(*before, found[more])] += dy[(*before, first[more] + i)]
     return dx
 
 
@@ -412,7 +409,7 @@ def resize_bilinear(
     Op type: `ResizeBilinear`. Source: `tf.image.resizeBilinear` of TensorFlow.js.
 
     >>> import regrad as rg
-    >>> from regrad.ops.image import resize_bilinear
+    >>> from regrad.nn import resize_bilinear
     >>> x = rg.tensor([0, 1, 2, 3], (2, 2, 1))
     >>> resize_bilinear(x, (3, 3), align_corners=True).reshape((3, 3)).print()
     Tensor

@@ -28,6 +28,7 @@ from regrad.ops.array import (
     permute_dims,
     reshape,
     stack,
+    unstack,
 )
 from regrad.ops.creation import arange, as_numpy_dtype, zeros_like
 from regrad.ops.elementwise import astype, logical_and, where
@@ -415,6 +416,7 @@ def _last(xp: Any, ids: Any, n: int) -> Any:
 
 @op("LastWriter")
 def _last_writer(xp, indices: Indices, /, shape: tuple[int, ...]) -> Tensor:
+    """Which index vector names each place last; -1 where none does."""
     return xp.reshape(_last(xp, _linear(xp, indices, shape), math.prod(shape)), shape)
 
 
@@ -1019,15 +1021,22 @@ def one_hot(
     return xp.moveaxis(xp.where(hot, on, off), -1, axis)
 
 
-@op("NonZero")
-def nonzero(xp, x: Tensor, /) -> tuple[Tensor, ...]:
+@op("Where")
+def _index_vectors(xp, x: Tensor, /) -> Tensor:
+    return xp.stack(xp.nonzero(x), axis=-1)
+
+
+def nonzero(x: Any, /) -> tuple[Tensor, ...]:
     """The indices of the elements that are not 0: one vector per axis.
 
     The values decide the shape, so they must be known (they are not under jit). No gradient.
+
+    Op type: `Where` (TensorFlow's name for it; `where` itself is `SelectV2`).
     """
+    x = dispatch.lift(x)
     if x.ndim == 0:
         raise ShapeError("nonzero takes a Tensor of rank 1 or more, got rank 0")
-    return tuple(xp.nonzero(x))
+    return unstack(_index_vectors(x), axis=-1)
 
 
 @op("UniqueValues")
@@ -1036,8 +1045,7 @@ def unique_values(xp, x: Tensor, /) -> Tensor:
 
     The values decide the shape, so they must be known (they are not under jit). No gradient.
     """
-    values = xp.unique_values(x)
-    return xp.sort(values)
+    return xp.sort(xp.unique_values(x))
 
 
-not_differentiable("OneHot", "NonZero", "UniqueValues")
+not_differentiable("OneHot", "Where", "UniqueValues")

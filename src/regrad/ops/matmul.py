@@ -247,34 +247,27 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @op("Einsum", promotes=True)
-def _einsum(xp, xs: Sequence[Tensor], /, *, equation: str) -> Tensor:
-    """`equation` names every axis and the output; see the public `einsum`."""
-    if xp is np and len(xs) > 1:
-        path = _path(equation, tuple(x.shape for x in xs))
-        return np.einsum(equation, *xs, optimize=path)
-    return xp.einsum(equation, *xs)  # JAX and PyTorch ask opt_einsum themselves
+def _einsum(xp, a: Tensor, b: Tensor | None = None, /, *, equation: str) -> Tensor:
+    """One step: `equation` names every axis of one or two tensors, and of the output."""
+    if b is None:
+        return xp.einsum(equation, a)
+    if xp is np:
+        return np.einsum(equation, a, b, optimize=["einsum_path", (0, 1)])  # a BLAS product
+    return xp.einsum(equation, a, b)
 
 
-@lru_cache(maxsize=1024)
-def _path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
-    """The order of the products, as `numpy.einsum` takes it."""
-    if len(shapes) == 2:
-        return ["einsum_path", (0, 1)]
-    import opt_einsum
-
-    return ["einsum_path", *opt_einsum.contract_path(equation, *shapes, shapes=True)[0]]
-
-
-@gradient("Einsum", "xs")
-def _(dy, xs, equation):
+@gradient("Einsum", "a")
+def _(dy, a_shape, b, equation):
     inputs, output = equation.split("->")
-    terms = inputs.split(",")
-    gradients = []
-    for k, x in enumerate(xs):
-        others = [t for i, t in enumerate(terms) if i != k]
-        factors = [z for i, z in enumerate(xs) if i != k]
-        gradients.append(_einsum_gradient([output, *others], [dy, *factors], terms[k], x.shape))
-    return gradients
+    target, *other = inputs.split(",")
+    return _einsum_gradient([output, *other], [dy] if b is None else [dy, b], target, a_shape)
+
+
+@gradient("Einsum", "b")
+def _(dy, a, b_shape, equation):
+    inputs, output = equation.split("->")
+    other, target = inputs.split(",")
+    return _einsum_gradient([output, other], [dy, a], target, b_shape)
 
 
 def _einsum_gradient(
@@ -291,11 +284,34 @@ def _einsum_gradient(
         else:
             axes.append(c)
     found = [c for c in axes if c in "".join(terms)]
-    dx = _einsum(factors, equation=f"{','.join(terms)}->{''.join(found)}")
+    dx = _step_by_step(terms, factors, "".join(found))
     if found == axes:
         return dx
     sizes = tuple(n if c in found else 1 for c, n in zip(axes, shape, strict=True))
     return broadcast_to(reshape(dx, sizes), shape)
+
+
+def _step_by_step(terms: Sequence[str], factors: Sequence[Tensor], output: str) -> Tensor:
+    """A product of any number of tensors, in steps of two: gradients share what is between."""
+    left = list(zip(terms, factors, strict=True))
+    for step in _path(",".join(terms), tuple(x.shape for x in factors), output):
+        picked = [left.pop(i) for i in sorted(step, reverse=True)][::-1]
+        needed = {*output, *"".join(t for t, _ in left)}
+        found = dict.fromkeys(c for t, _ in picked for c in t if c in needed)
+        to = "".join(found) if left else output
+        equation = f"{','.join(t for t, _ in picked)}->{to}"
+        left.append((to, _einsum(*(x for _, x in picked), equation=equation)))
+    return left[0][1]
+
+
+@lru_cache(maxsize=1024)
+def _path(inputs: str, shapes: tuple[tuple[int, ...], ...], output: str) -> list[tuple[int, ...]]:
+    """Which tensors to multiply in each step; the product goes to the end of the list."""
+    if len(shapes) < 3:
+        return [tuple(range(len(shapes)))]
+    import opt_einsum
+
+    return opt_einsum.contract_path(f"{inputs}->{output}", *shapes, shapes=True)[0]
 
 
 def einsum(subscripts: str, /, *operands: Any) -> Tensor:
@@ -329,7 +345,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
         if len(keep) < x.ndim:
             xs[i] = reshape(x, tuple(x.shape[j] for j in keep))
             terms = (*terms[:i], "".join(term[j] for j in keep), *terms[i + 1 :])
-    return _einsum(xs, equation=f"{','.join(terms)}->{output}")
+    return _step_by_step(terms, xs, output)
 
 
 @lru_cache(maxsize=1024)

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from regrad import printing
-from regrad.ops import array, elementwise, reduction
+from regrad import numpy_protocol, printing
+from regrad.errors import ShapeError
+from regrad.ops import (
+    activation,
+    array,
+    convolution,
+    creation,
+    elementwise,
+    image,
+    indexing,
+    normalization,
+    pooling,
+    reduction,
+    sorting,
+)
+from regrad.ops import matmul as products
+from regrad.shapes import Axis, Shape
 
 
 class Methods:
@@ -36,6 +51,8 @@ class Methods:
     __neg__ = elementwise.negative
     __abs__ = elementwise.abs
     __invert__ = elementwise.bitwise_invert
+    __matmul__ = products.matmul
+    __getitem__ = indexing.getitem
 
     def __pos__(self) -> Any:
         return self
@@ -61,6 +78,29 @@ class Methods:
     def __rpow__(self, other: Any) -> Any:
         return elementwise.pow(other, self)
 
+    def __rmatmul__(self, other: Any) -> Any:
+        return products.matmul(other, self)
+
+    def __iter__(self) -> Any:
+        return iter(array.unstack(self))
+
+    @property
+    def T(self) -> Any:  # noqa: N802 (the standard's name)
+        """The transpose of a matrix."""
+        if self.ndim != 2:
+            raise ShapeError(f"T is for matrices, got the shape {self.shape}; use matrix_transpose")
+        return array.permute_dims(self)
+
+    @property
+    def mT(self) -> Any:  # noqa: N802 (the standard's name)
+        """The last two axes exchanged."""
+        return array.matrix_transpose(self)
+
+    # -- NumPy's functions, see regrad.numpy_protocol ----------------------------------------
+
+    __array_ufunc__ = numpy_protocol.array_ufunc
+    __array_function__ = numpy_protocol.array_function
+
     # -- as text ---------------------------------------------------------------------------
 
     def to_string(self, verbose: bool = False) -> str:
@@ -76,22 +116,216 @@ class Methods:
     def __repr__(self) -> str:
         return printing.repr_of(self)
 
-    # -- TensorFlow.js's methods: one tensor --------------------------------------------------
+    # -- TensorFlow.js's methods: elementwise -------------------------------------------------
 
     abs = elementwise.abs
-    square = elementwise.square
+    neg = elementwise.negative
     sign = elementwise.sign
+    square = elementwise.square
+    sqrt = elementwise.sqrt
+    rsqrt = elementwise.rsqrt
+    reciprocal = elementwise.reciprocal
     exp = elementwise.exp
+    expm1 = elementwise.expm1
     log = elementwise.log
+    log1p = elementwise.log1p
     sin = elementwise.sin
-    mul = elementwise.multiply
+    cos = elementwise.cos
+    tan = elementwise.tan
+    asin = elementwise.asin
+    acos = elementwise.acos
+    atan = elementwise.atan
+    sinh = elementwise.sinh
+    cosh = elementwise.cosh
+    tanh = elementwise.tanh
+    asinh = elementwise.asinh
+    acosh = elementwise.acosh
+    atanh = elementwise.atanh
+    erf = elementwise.erf
+    ceil = elementwise.ceil
+    floor = elementwise.floor
+    round = elementwise.round
+    step = elementwise.step
+    isnan = elementwise.isnan
+    isinf = elementwise.isinf
+    isfinite = elementwise.isfinite
+    logical_not = elementwise.logical_not
+    clip_by_value = elementwise.clip
+    clone = elementwise.identity
+    cast = elementwise.astype
+    zeros_like = creation.zeros_like
+    ones_like = creation.ones_like
+
+    relu = activation.relu
+    relu6 = activation.relu6
+    leaky_relu = activation.leaky_relu
+    prelu = activation.prelu
+    elu = activation.elu
+    selu = activation.selu
+    sigmoid = activation.sigmoid
+    log_sigmoid = activation.log_sigmoid
+    softplus = activation.softplus
+    softmax = activation.softmax
+    log_softmax = activation.log_softmax
+
     add = elementwise.add
     sub = elementwise.subtract
+    mul = elementwise.multiply
     div = elementwise.divide
+    floor_div = elementwise.floor_divide
+    mod = elementwise.remainder
     pow = elementwise.pow
+    maximum = elementwise.maximum
+    minimum = elementwise.minimum
+    squared_difference = elementwise.squared_difference
+    atan2 = elementwise.atan2
+    equal = elementwise.equal
+    not_equal = elementwise.not_equal
+    less = elementwise.less
+    less_equal = elementwise.less_equal
     greater = elementwise.greater
-    reshape = array.reshape
+    greater_equal = elementwise.greater_equal
+    logical_and = elementwise.logical_and
+    logical_or = elementwise.logical_or
+    logical_xor = elementwise.logical_xor
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
+    def where(self, condition: Any, b: Any) -> Any:
+        """This tensor where `condition`, `b` elsewhere; see `regrad.where`."""
+        return elementwise.where(condition, self, b)
+
+    # -- reductions and scans: axis and keepdims by position, as in TensorFlow.js --------------
+
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """The sum over `axis`; see `regrad.sum`."""
         return reduction.sum(self, axis=axis, keepdims=keepdims)
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """The mean over `axis`; see `regrad.mean`."""
+        return reduction.mean(self, axis=axis, keepdims=keepdims)
+
+    def prod(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """The product over `axis`; see `regrad.prod`."""
+        return reduction.prod(self, axis=axis, keepdims=keepdims)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """The maximum over `axis`; see `regrad.max`."""
+        return reduction.max(self, axis=axis, keepdims=keepdims)
+
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """The minimum over `axis`; see `regrad.min`."""
+        return reduction.min(self, axis=axis, keepdims=keepdims)
+
+    def all(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Whether all are true over `axis`; see `regrad.all`."""
+        return reduction.all(self, axis=axis, keepdims=keepdims)
+
+    def any(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Whether any is true over `axis`; see `regrad.any`."""
+        return reduction.any(self, axis=axis, keepdims=keepdims)
+
+    def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """`log(sum(exp(x)))` over `axis`, stable; see `regrad.logsumexp`."""
+        return reduction.logsumexp(self, axis=axis, keepdims=keepdims)
+
+    def norm(self, ord: float = 2, axis: Axis = None, keepdims: bool = False) -> Any:
+        """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
+        return reduction.vector_norm(self, axis=axis, keepdims=keepdims, ord=ord)
+
+    def argmax(self, axis: int | None = None) -> Any:
+        """The place of the maximum; see `regrad.argmax`."""
+        return reduction.argmax(self, axis=axis)
+
+    def argmin(self, axis: int | None = None) -> Any:
+        """The place of the minimum; see `regrad.argmin`."""
+        return reduction.argmin(self, axis=axis)
+
+    def cumsum(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
+        """The sum of all elements so far; see `regrad.cumulative_sum`."""
+        return sorting.cumulative_sum(self, axis=axis, exclusive=exclusive, reverse=reverse)
+
+    def cumprod(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
+        """The product of all elements so far; see `regrad.cumulative_prod`."""
+        return sorting.cumulative_prod(self, axis=axis, exclusive=exclusive, reverse=reverse)
+
+    def topk(self, k: int = 1) -> Any:
+        """The k largest of the last axis and their places; see `regrad.top_k`."""
+        return sorting.top_k(self, k)
+
+    # -- shape and indexing ----------------------------------------------------------------------
+
+    def reshape(self, shape: Shape) -> Any:
+        """The same elements in another shape; see `regrad.reshape`."""
+        return array.reshape(self, shape)
+
+    def flatten(self) -> Any:
+        """The elements in one axis."""
+        return array.reshape(self, (-1,))
+
+    def expand_dims(self, axis: int = 0) -> Any:
+        """A new axis of size 1; see `regrad.expand_dims`."""
+        return array.expand_dims(self, axis)
+
+    def squeeze(self, axis: Axis = None) -> Any:
+        """Without axes of size 1; see `regrad.squeeze`."""
+        return array.squeeze(self, axis)
+
+    def transpose(self, axes: tuple[int, ...] | None = None) -> Any:
+        """The axes in another order; see `regrad.permute_dims`."""
+        return array.permute_dims(self, axes)
+
+    def broadcast_to(self, shape: Shape) -> Any:
+        """Repeated to a shape; see `regrad.broadcast_to`."""
+        return array.broadcast_to(self, shape)
+
+    def tile(self, repetitions: tuple[int, ...]) -> Any:
+        """Repeated along each axis; see `regrad.tile`."""
+        return array.tile(self, repetitions)
+
+    def concat(self, others: Any, axis: int = 0) -> Any:
+        """This tensor and others, one after the other; see `regrad.concat`."""
+        others = others if isinstance(others, list | tuple) else [others]
+        return array.concat([self, *others], axis=axis)
+
+    def stack(self, others: Any, axis: int = 0) -> Any:
+        """This tensor and others along a new axis; see `regrad.stack`."""
+        others = others if isinstance(others, list | tuple) else [others]
+        return array.stack([self, *others], axis=axis)
+
+    def unstack(self, axis: int = 0) -> Any:
+        """The tensors along an axis; see `regrad.unstack`."""
+        return array.unstack(self, axis=axis)
+
+    def split(self, sections_or_sizes: Any, axis: int = 0) -> Any:
+        """Parts along an axis; see `regrad.split`."""
+        return array.split(self, sections_or_sizes, axis=axis)
+
+    def reverse(self, axis: Axis = None) -> Any:
+        """The elements in reverse along axes; see `regrad.flip`."""
+        return array.flip(self, axis=axis)
+
+    def gather(self, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
+        """The slices with these indices; see `regrad.take`."""
+        return indexing.take(self, indices, axis=axis, batch_dims=batch_dims)
+
+    slice = indexing.slice
+    pad = indexing.pad
+    one_hot = indexing.one_hot
+    unsorted_segment_sum = indexing.segment_sum
+
+    # -- linear algebra and networks ---------------------------------------------------------------
+
+    matmul = products.matmul
+    dot = products.matmul
+    batch_norm = normalization.batch_norm
+    conv1d = convolution.conv1d
+    conv2d = convolution.conv2d
+    conv2d_transpose = convolution.conv2d_transpose
+    depthwise_conv2d = convolution.depthwise_conv2d
+    separable_conv2d = convolution.separable_conv2d
+    max_pool = pooling.max_pool
+    avg_pool = pooling.avg_pool
+    local_response_normalization = pooling.local_response_normalization
+    resize_bilinear = image.resize_bilinear
+    resize_nearest_neighbor = image.resize_nearest
+    space_to_batch_nd = image.space_to_batch
+    batch_to_space_nd = image.batch_to_space

@@ -7,7 +7,7 @@ from typing import Any
 from regrad.dispatch import lift
 from regrad.errors import ShapeError
 from regrad.ops.elementwise import maximum, rsqrt, square
-from regrad.ops.reduction import sum
+from regrad.ops.reduction import moments, sum
 from regrad.shapes import Axis
 from regrad.tensor import Tensor
 
@@ -43,36 +43,56 @@ def batch_norm(
         [-0.5, 0.5]
     """
     x = lift(x)
-    parameters = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
-    lifted = {k: None if v is None else lift(v) for k, v in parameters.items()}
-    for name, value in lifted.items():
-        if value is not None:
-            _check_broadcasts("batch_norm", name, value, x)
-    return _normalized(x, **lifted, epsilon=epsilon)
+    given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
+    fitting = {k: _fitting(k, v, x) for k, v in given.items() if v is not None}
+    slope = rsqrt(fitting["variance"] + epsilon)
+    if scale is not None:
+        slope = slope * fitting["scale"]
+    # x - mean comes first: x * slope - mean * slope would cancel where mean² ≫ variance
+    y = (x - fitting["mean"]) * slope
+    return y if offset is None else y + fitting["offset"]
 
 
-def _check_broadcasts(function: str, name: str, value: Tensor, x: Tensor) -> None:
+def _fitting(name: str, value: Any, x: Tensor) -> Tensor:
+    """A parameter as a Tensor, if it broadcasts to the shape of x."""
+    value = lift(value)
     new = x.ndim - value.ndim
     if new < 0 or any(s not in (1, n) for s, n in zip(value.shape, x.shape[new:], strict=True)):
         raise ShapeError(
-            f"{function}: {name} must broadcast to the shape of x, {x.shape}; got {value.shape}"
+            f"batch_norm: {name} must broadcast to the shape of x, {x.shape}; got {value.shape}"
         )
+    return value
 
 
-def _normalized(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    offset: Tensor | None,
-    scale: Tensor | None,
-    epsilon: float,
+def layer_norm(
+    x: Any,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    offset: Any = None,
+    scale: Any = None,
+    epsilon: float = 1e-5,
 ) -> Tensor:
-    # x - mean comes first: x * slope - mean * slope would cancel where mean² ≫ variance
-    slope = rsqrt(variance + epsilon)
-    if scale is not None:
-        slope = slope * scale
-    y = (x - mean) * slope
-    return y if offset is None else y + offset
+    """x with mean 0 and variance 1 along `axis`, then multiplied by `scale` and moved by `offset`.
+
+    Args:
+        x: The input, any shape.
+        axis: The axis, or axes, of one example's features.
+        offset: What is added at the end; it broadcasts to x's shape.
+        scale: What the normalised input is multiplied by; it broadcasts to x's shape.
+        epsilon: Added to the variance; keeps the root away from 0.
+
+    Raises ShapeError if offset or scale do not broadcast to x.
+
+    Source: Ba et al., Layer Normalization (2016).
+
+    >>> import regrad as rg
+    >>> rg.nn.layer_norm(rg.tensor([[1.0, 3.0]]), offset=10.0, epsilon=0.0).print()
+    Tensor
+         [[9, 11],]
+    """
+    x = lift(x)
+    mean, variance = moments(x, axis, keepdims=True)
+    return batch_norm(x, mean, variance, offset, scale, epsilon)
 
 
 def l2_normalize(x: Any, axis: Axis = None, epsilon: float = 1e-12) -> Tensor:

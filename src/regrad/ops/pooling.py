@@ -222,7 +222,7 @@ def max_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tenso
     Op type: `MaxPool`. Source: `tf.maxPool` of TensorFlow.js.
 
     >>> import regrad as rg
-    >>> from regrad.ops.pooling import max_pool
+    >>> from regrad.nn import max_pool
     >>> x = rg.tensor([1, 3, 2, 4, 8, 5, 6, 7], (1, 2, 4, 1))
     >>> max_pool(x, 2, 2, "valid").reshape((2,)).print()
     Tensor
@@ -254,7 +254,7 @@ def avg_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tenso
     Op type: `AvgPool`. Source: `tf.avgPool` of TensorFlow.js.
 
     >>> import regrad as rg
-    >>> from regrad.ops.pooling import avg_pool
+    >>> from regrad.nn import avg_pool
     >>> x = rg.tensor([1, 3, 2, 4], (1, 2, 2, 1))
     >>> avg_pool(x, 2, 1, "same").reshape((2, 2)).print()
     Tensor

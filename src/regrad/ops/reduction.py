@@ -1,26 +1,79 @@
-"""Reductions and cumulative ops. Each takes `axis` (None for all, an int or a tuple)."""
+"""Reductions. Each takes `axis` (None for all, an int or a tuple) and `keepdims`."""
 
-# ruff: noqa: A001 (the Array API standard's names)
 from __future__ import annotations
 
+import builtins
+import math
 from typing import Any
 
-from regrad import namespaces
+import numpy as np
+
+from regrad import dispatch, namespaces
+from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
+from regrad.namespaces import FLOAT, is_inexact
+from regrad.ops.array import squeeze
+from regrad.ops.elementwise import (
+    abs,
+    astype,
+    conj,
+    exp,
+    isfinite,
+    isnan,
+    log,
+    logical_or,
+    pow,
+    real,
+    sign,
+    sqrt,
+    square,
+    stop_gradient,
+    where,
+)
 from regrad.opsheet import op
-from regrad.registry import gradient
-from regrad.shapes import Axis, normalized_axes
+from regrad.registry import gradient, not_differentiable
+from regrad.shapes import Axis, normalized_axes, normalized_axis
 from regrad.tensor import Tensor
 
-# -- sum and its adjoint -------------------------------------------------------------------------
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "std",
+    "sum",
+    "unreduce",
+    "unreduce_mean",
+    "var",
+]
+
+
+def _floating(x: Any) -> Tensor:
+    """x as a Tensor of floats; integers and bools become float32."""
+    x = dispatch.lift(x)
+    return x if is_inexact(x.dtype) else astype(x, FLOAT)
+
+
+def _of_dtype(x: Any, dtype: Any) -> Any:
+    return x if dtype is None else astype(x, dtype)
+
+
+def _count(shape: tuple[int, ...], axis: Axis) -> int:
+    """The number of elements that a reduction combines into one."""
+    return math.prod(shape[i] for i in normalized_axes(axis, len(shape)))
+
+
+# -- sum, mean and their adjoints ----------------------------------------------------------------
 
 
 @op("Sum")
-def sum(
-    xp, x: Tensor, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False
-) -> Tensor:
-    """The sum over `axis` (all axes by default). Integers are summed as the standard says."""
-    dtype = None if dtype is None else namespaces.native_dtype(xp, dtype)
-    return xp.sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
+def _sum(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    return xp.sum(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @gradient("Sum")
@@ -31,12 +84,321 @@ def _(dy, x_shape, axis, keepdims):
 @op("Unreduce")
 def unreduce(xp, x: Tensor, /, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Tensor:
     """A reduced tensor spread back over the axes that were reduced: the adjoint of `sum`."""
+    return _spread_back(xp, x, shape, axis, keepdims)
+
+
+@gradient("Unreduce")
+def _(dy, axis, keepdims):
+    return _sum(dy, axis=axis, keepdims=keepdims)
+
+
+def _spread_back(xp: Any, x: Any, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Any:
     if not keepdims:
         for i in normalized_axes(axis, len(shape)):
             x = xp.expand_dims(x, axis=i)
     return xp.broadcast_to(x, tuple(shape))
 
 
-@gradient("Unreduce")
+def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+    """The sum over `axis` (all axes by default); 0 for no elements.
+
+    Small integers and bools are summed as the default integer, as the standard says; with
+    `dtype` x is converted first.
+
+    Op type: `Sum`.
+    """
+    return _sum(_of_dtype(x, dtype), axis=axis, keepdims=keepdims)
+
+
+@op("Mean", to_float=True)
+def mean(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The mean over `axis` (all axes by default); NaN for no elements. Integers give float32."""
+    axes = normalized_axes(axis, x.ndim)
+    if _count(tuple(x.shape), axes):
+        return xp.mean(x, axis=axes, keepdims=keepdims)
+    return xp.full_like(xp.sum(x, axis=axes, keepdims=keepdims), math.nan)
+
+
+@gradient("Mean")
+def _(dy, x_shape, axis, keepdims):
+    return unreduce_mean(dy, x_shape, axis, keepdims)
+
+
+@op("UnreduceMean")
+def unreduce_mean(xp, x: Tensor, /, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Tensor:
+    """A mean spread back in equal shares over the axes that were reduced: `mean`'s adjoint."""
+    share = x / builtins.max(_count(shape, axis), 1)
+    return _spread_back(xp, share, shape, axis, keepdims)
+
+
+@gradient("UnreduceMean")
 def _(dy, axis, keepdims):
-    return sum(dy, axis=axis, keepdims=keepdims)
+    return mean(dy, axis=axis, keepdims=keepdims)
+
+
+# -- product -------------------------------------------------------------------------------------
+
+
+@op("Prod")
+def _prod(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    return xp.prod(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
+
+
+@gradient("Prod")
+def _(dy, x, axis, keepdims):
+    from regrad.ops.sorting import cumulative_prod
+
+    dx = unreduce(dy, x.shape, axis, keepdims)
+    for i in normalized_axes(axis, x.ndim):  # the product of all others, one axis at a time
+        before = cumulative_prod(x, axis=i, exclusive=True)
+        after = cumulative_prod(x, axis=i, exclusive=True, reverse=True)
+        dx = dx * (before * after)
+        x = _prod(x, axis=i, keepdims=True)
+    return dx
+
+
+def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+    """The product over `axis` (all axes by default); 1 for no elements.
+
+    The gradient is the product of the other elements, so zeros among the factors are no
+    exception, at any order. With `dtype` x is converted first.
+
+    Op type: `Prod`.
+
+    >>> import regrad as rg
+    >>> rg.grad(rg.prod)(rg.tensor([2.0, 0.0, 3.0])).print()
+    Tensor
+        [0, 6, 0]
+    """
+    return _prod(_of_dtype(x, dtype), axis=axis, keepdims=keepdims)
+
+
+# -- largest and smallest ------------------------------------------------------------------------
+
+
+def _extremum(xp: Any, name: str, x: Any, axis: Axis, keepdims: bool) -> Any:
+    axes = normalized_axes(axis, x.ndim)
+    if namespaces.numpy_dtype(x.dtype).kind == "c":
+        raise DTypeError(f"{name}: complex numbers have no order. Take abs(x) or real(x) first.")
+    if not _count(tuple(x.shape), axes):
+        raise ShapeError(
+            f"{name}: there is no {name} of no elements; x has the shape {tuple(x.shape)} and the "
+            f"axis is {axis}. Pad x, or treat the empty case apart."
+        )
+    return getattr(xp, name)(x, axis=axes, keepdims=keepdims)
+
+
+@op("Max")
+def max(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The largest element over `axis` (all axes by default); ties share the gradient equally.
+
+    Raises ShapeError for no elements.
+    """
+    return _extremum(xp, "max", x, axis, keepdims)
+
+
+@op("Min")
+def min(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The smallest element over `axis` (all axes by default); ties share the gradient equally.
+
+    Raises ShapeError for no elements.
+    """
+    return _extremum(xp, "min", x, axis, keepdims)
+
+
+def _to_ties(dy, x, y, axis, keepdims):
+    # a NaN makes the result NaN; it owns the gradient then, and stays visible
+    tied = logical_or(x == unreduce(y, x.shape, axis, keepdims), isnan(x))
+    share = dy / _sum(tied, axis=axis, keepdims=keepdims)
+    return where(tied, unreduce(share, x.shape, axis, keepdims), 0)
+
+
+gradient("Max")(_to_ties)
+gradient("Min")(_to_ties)
+
+
+# -- bools, counts, places -----------------------------------------------------------------------
+
+
+@op("Any")
+def any(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Whether any element over `axis` is true (not 0); False for no elements."""
+    return xp.any(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
+
+
+@op("All")
+def all(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Whether all elements over `axis` are true (not 0); True for no elements."""
+    return xp.all(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
+
+
+@op("CountNonzero")
+def count_nonzero(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """How many elements over `axis` are not 0."""
+    return xp.sum(x != 0, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
+
+
+def _place(xp: Any, name: str, x: Any, axis: int | None, keepdims: bool) -> Any:
+    shape = tuple(x.shape)
+    axis = axis if axis is None else normalized_axis(axis, x.ndim)
+    if 0 in (shape if axis is None else (shape[axis],)):
+        raise ShapeError(
+            f"{name}: there is no place to find in no elements; x has the shape {shape} and the "
+            f"axis is {axis}"
+        )
+    if x.dtype == xp.bool:
+        x = namespaces.cast(xp, x, np.uint8)
+    return getattr(xp, name)(x, axis=axis, keepdims=keepdims)
+
+
+@op("ArgMax")
+def argmax(xp, x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """The index of the (first) largest element along `axis`; in the flat x by default.
+
+    Not differentiable. Raises ShapeError for no elements.
+    """
+    return _place(xp, "argmax", x, axis, keepdims)
+
+
+@op("ArgMin")
+def argmin(xp, x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """The index of the (first) smallest element along `axis`; in the flat x by default.
+
+    Not differentiable. Raises ShapeError for no elements.
+    """
+    return _place(xp, "argmin", x, axis, keepdims)
+
+
+not_differentiable("Any", "All", "CountNonzero", "ArgMax", "ArgMin")
+
+
+# -- compositions --------------------------------------------------------------------------------
+
+
+def _squared_deviations(x: Tensor, centre: Tensor) -> Tensor:
+    return _squared_size(x - centre)
+
+
+def _squared_size(x: Tensor) -> Tensor:
+    return real(x * conj(x)) if x.dtype.kind == "c" else square(x)
+
+
+def _sqrt_or_zero(x: Tensor) -> Tensor:
+    """The square root, with the gradient 0 at 0 (for lengths and deviations, which end there)."""
+    zero = x == 0
+    return where(zero, 0, sqrt(where(zero, 1, x)))
+
+
+def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    """The variance over `axis` (all axes by default).
+
+    The squared deviations from the mean are summed and divided by `n - correction`; with
+    `correction=1` that is the unbiased estimate from a sample. NaN if n is not greater.
+
+    A composition of `Mean`, `Square`, … (no op type of its own).
+
+    >>> import regrad as rg
+    >>> rg.var(rg.tensor([1.0, 3.0]), correction=1).print()
+    Tensor
+        2
+    """
+    x = _floating(x)
+    squares = _squared_deviations(x, mean(x, axis=axis, keepdims=True))
+    if not correction:
+        return mean(squares, axis=axis, keepdims=keepdims)
+    left = _count(x.shape, axis) - correction
+    total = sum(squares, axis=axis, keepdims=keepdims)
+    return total / left if left > 0 else total * math.nan
+
+
+def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    """The standard deviation over `axis`, the square root of `var`; gradient where it is 0: 0.
+
+    A composition, in which `Sqrt` can be overridden.
+    """
+    return _sqrt_or_zero(var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+
+def moments(x: Any, axis: Axis = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """The mean and the variance over `axis` (all axes by default).
+
+    A composition. Source: `tf.moments` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> mean, variance = rg.nn.moments(rg.tensor([1.0, 3.0]))
+    >>> mean.item(), variance.item()
+    (2.0, 1.0)
+    """
+    x = _floating(x)
+    centre = mean(x, axis=axis, keepdims=True)
+    variance = mean(_squared_deviations(x, centre), axis=axis, keepdims=keepdims)
+    return (centre if keepdims else _without(centre, axis)), variance
+
+
+def _without(x: Tensor, axis: Axis) -> Tensor:
+    """x without its reduced axes."""
+    return squeeze(x, normalized_axes(axis, x.ndim))
+
+
+def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """`log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
+
+    Elements of -inf count nothing, in the value and in the gradient; the result is -inf where
+    nothing counts. A composition.
+
+    >>> import regrad as rg
+    >>> rg.logsumexp(rg.tensor([1000.0, 1000.0])).print()
+    Tensor
+        1000.6931762695312
+    """
+    x = _floating(x)
+    top = _finite_top(x, axis)
+    total = sum(exp(x - top), axis=axis, keepdims=True)
+    nothing = total == 0
+    y = where(nothing, -math.inf, log(where(nothing, 1, total))) + top
+    return y if keepdims else _without(y, axis)
+
+
+def _finite_top(x: Tensor, axis: Axis) -> Tensor | float:
+    """The largest elements as constants; 0 where they are infinite or there are none."""
+    if 0 in x.shape:
+        return 0.0
+    top = max(stop_gradient(x), axis=axis, keepdims=True)
+    return where(isfinite(top), top, 0)
+
+
+def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+    """The `ord`-norm of vectors along `axis` (of all elements by default).
+
+    `ord` is 2 (the length), 1, any other number p for `sum(abs(x)**p)**(1/p)`, `inf` or `-inf`
+    for the largest or smallest absolute value, or 0 for the number of elements that are not 0.
+    The gradient at a vector of zeros is 0.
+
+    A composition. Source: the Array API standard's `linalg.vector_norm`.
+
+    >>> import regrad as rg
+    >>> rg.linalg.vector_norm(rg.tensor([3.0, 4.0])).print()
+    Tensor
+        5
+    """
+    if not isinstance(ord, int | float):
+        raise ArgumentError(f"vector_norm: ord is a number, inf or -inf, got {kind(ord)}: {ord!r}")
+    x = _floating(x)
+    if ord == 2:
+        return _sqrt_or_zero(sum(_squared_size(x), axis=axis, keepdims=keepdims))
+    sizes = abs(x)
+    if math.isinf(ord):
+        return (max if ord > 0 else min)(sizes, axis=axis, keepdims=keepdims)
+    if ord in (0, 1):
+        terms = sizes if ord else sign(sizes)
+        return sum(terms, axis=axis, keepdims=keepdims)
+    return _power_norm(sizes, axis, keepdims, ord)
+
+
+def _power_norm(sizes: Tensor, axis: Axis, keepdims: bool, p: float) -> Tensor:
+    """`sum(sizes**p)**(1/p)`. Both powers have a kink at 0; the gradient is 0 there."""
+    at_zero = 0.0 if p > 0 else math.inf
+    zero = sizes == 0
+    total = sum(where(zero, at_zero, pow(where(zero, 1, sizes), p)), axis=axis, keepdims=keepdims)
+    zero = total == at_zero
+    return where(zero, 0, pow(where(zero, 1, total), 1 / p))

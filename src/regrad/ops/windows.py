@@ -9,17 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from operator import index as as_int
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from numpy.lib.stride_tricks import as_strided
 
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.namespaces import numpy_dtype
-from regrad.ops.array import expand_dims, reshape
+from regrad.ops.array import expand_dims, squeeze
 from regrad.tensor import Tensor
 
 Sizes = tuple[int, ...]
@@ -36,6 +37,8 @@ SPATIAL = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width"
 
 def spread(value: Any, n: int, where: str) -> tuple[int, ...]:
     """One positive int per spatial axis, from an int or a sequence of them."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     values = value if isinstance(value, list | tuple) else (value,) * n
     ints = tuple(_int(v, where) for v in values)
     if len(ints) != n or min(ints) < 1:
@@ -55,6 +58,8 @@ def as_padding(pad: Any, n: int, where: str) -> str | Pairs:
     An int stands for all pairs. TensorFlow.js's pairs for all axes are taken as well, if
     those of batch and channels are zero.
     """
+    if isinstance(pad, np.ndarray):
+        pad = pad.tolist()
     if isinstance(pad, str) and pad.lower() in ("same", "valid"):
         return pad.lower()
     if isinstance(pad, list | tuple):
@@ -103,7 +108,7 @@ def as_batch(name: str, x: Any, n: int) -> tuple[Tensor, bool]:
 
 def without_batch(y: Tensor, single: bool) -> Tensor:
     """y as its input came: without the batch axis if that had none."""
-    return reshape(y, y.shape[1:]) if single else y
+    return squeeze(y, axis=0) if single else y
 
 
 # -- geometry ------------------------------------------------------------------------------------
@@ -131,9 +136,9 @@ class Windows(NamedTuple):
 
     def along(self, i: int) -> list[slice]:
         """The taps along one spatial axis, as slices of padded data."""
-        span = max(self.outputs[i] - 1, 0) * self.strides[i] + 1
-        starts = range(0, self.size[i] * self.dilations[i], self.dilations[i])
-        return [slice(t, t + span, self.strides[i]) for t in starts]
+        count, stride, step = self.outputs[i], self.strides[i], self.dilations[i]
+        span = (count - 1) * stride + 1 if count else 0
+        return [slice(t, t + span, stride) for t in range(0, self.size[i] * step, step)]
 
     def places(self) -> Places:
         """All taps in row-major order, as indices of padded data of NHWC layout."""
@@ -227,6 +232,8 @@ def _inside(sizes: Sequence[int], padding: Sequence[tuple[int, int]]) -> tuple[s
 def lowest(x: Any) -> float:
     """What padding must hold in order never to be a maximum."""
     dtype = numpy_dtype(x.dtype)
+    if dtype.kind == "b":
+        return False
     return np.iinfo(dtype).min if dtype.kind in "iu" else -math.inf
 
 
@@ -265,27 +272,31 @@ def first_maximum(xp: Any, parts: Iterable[Any]) -> tuple[Any, Any]:
     """
     parts = iter(parts)
     best = next(parts)
-    where = xp.zeros_like(best, dtype=xp.int32)
+    which = xp.zeros_like(best, dtype=xp.int16)
     for i, part in enumerate(parts, 1):
         better = ~(part <= best) & (best == best)
-        best = xp.where(better, part, best)
-        where = xp.where(better, xp.asarray(i, dtype=xp.int32), where)
-    return best, where
+        which = xp.maximum(which, xp.astype(better, xp.int16) * i)
+        best = xp.maximum(best, part)
+    return best, which
 
 
 def chosen(xp: Any, which: Any, parts: Iterable[Any]) -> Any:
     """From each place the part that `which` names."""
-    parts = iter(parts)
-    y = next(parts)
-    for i, part in enumerate(parts, 1):
-        y = xp.where(which == i, part, y)
-    return y
+    return reduce(add, (_where(xp, which == i, part) for i, part in enumerate(parts)))
 
 
 def sorted_out(xp: Any, which: Any, dy: Any, n: int) -> Iterable[Any]:
     """`dy` in the part that `which` names, zero in the n - 1 others: the adjoint of `chosen`."""
-    zero = xp.zeros_like(dy)
-    return (xp.where(which == i, dy, zero) for i in range(n))
+    return (_where(xp, which == i, dy) for i in range(n))
+
+
+def _where(xp: Any, mask: Any, x: Any) -> Any:
+    """x where the mask is true, 0 elsewhere (also for infinite x)."""
+    if xp is np and x.dtype.kind == "f" and x.itemsize in (2, 4, 8):
+        # np.where branches on each element; on a random mask this is ten times as fast
+        bits = np.dtype(f"i{x.itemsize}")
+        return (x.view(bits) & -mask.astype(bits)).view(x.dtype)
+    return xp.where(mask, x, xp.zeros_like(x))
 
 
 # -- convolution: geometry -----------------------------------------------------------------------
@@ -342,6 +353,7 @@ def check_filter(name: str, images: Sizes, filter: Sizes, n: int, last: str) -> 
 # -- convolution in NumPy: windows as the rows of a matrix, and BLAS -----------------------------
 
 BLOCK = 2**22  # bytes of a matrix of windows that is multiplied at once; more leaves the cache
+SMALL_BLOCK = 2**20  # the same where no matrix is multiplied
 
 
 class NumPyKernels:
@@ -350,94 +362,85 @@ class NumPyKernels:
     @staticmethod
     def forward(x: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
         """The convolution."""
-        x = padded(np, x, plan.win.padding)
+        x = _repeated(padded(np, x, plan.win.padding), plan)
         y = np.zeros(plan.output, x.dtype)
         for block in _blocks(plan, x.itemsize):
+            out = y[block]
             if plan.groups > 1:
-                _depthwise(x[block], w, y[block], plan)
+                for place, tap in _taps(w, plan):
+                    out += x[block][place] * tap
             else:
-                columns = _columns(x[block], plan.win)
-                y[block] = (columns @ w.reshape(-1, w.shape[-1])).reshape(y[block].shape)
+                np.matmul(_columns(x[block], plan.win), _rows(w), out=_rows(out))
         return y
 
     @staticmethod
     def by_images(dy: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
         """Its gradient by the images."""
-        dx = np.zeros((plan.images[0], *plan.win.padded, plan.images[-1]), dy.dtype)
-        taps = list(zip(plan.win.places(), w.reshape(-1, *w.shape[-2:]), strict=True))
+        channels = plan.images[-1] if plan.groups == 1 else plan.filter[-1]
+        dx = np.zeros((plan.images[0], *plan.win.padded, channels), dy.dtype)
         for block in _blocks(plan, dy.itemsize):
-            rows, out = _rows(dy[block]), dx[block]
-            for place, tap in taps:
-                at = out[place]
-                at += _by_channels(rows, tap, plan.groups).reshape(at.shape)
-        return cropped(dx, plan.win.padding)
+            part, rows = dy[block], _rows(dy[block])
+            for place, tap in _taps(w, plan):
+                at = dx[block][place]
+                at += part * tap if plan.groups > 1 else (rows @ tap.T).reshape(at.shape)
+        dx = cropped(dx, plan.win.padding)
+        if channels == plan.images[-1]:
+            return dx
+        return dx.reshape(*plan.images, channels // plan.groups).sum(axis=-1)
 
     @staticmethod
     def by_filter(x: np.ndarray, dy: np.ndarray, plan: Plan) -> np.ndarray:
         """Its gradient by the filter."""
-        x = padded(np, x, plan.win.padding)
+        x = _repeated(padded(np, x, plan.win.padding), plan)
         dw = np.zeros((math.prod(plan.filter[:-1]), plan.filter[-1]), dy.dtype)
         for block in _blocks(plan, dy.itemsize):
             rows = _rows(dy[block])
             if plan.groups > 1:
                 for i, place in enumerate(plan.win.places()):
-                    dw[i] += _channel_products(_rows(x[block][place]), rows)
+                    dw[i] += np.einsum("rc,rc->c", _rows(x[block][place]), rows)
             else:
                 dw += _columns(x[block], plan.win).T @ rows
         return dw.reshape(plan.filter)
 
 
+def _repeated(x: np.ndarray, plan: Plan) -> np.ndarray:
+    """x with as many copies of each channel as it has filters of its own."""
+    multiplier = plan.filter[-1] // plan.groups if plan.groups > 1 else 1
+    return x if multiplier == 1 else np.repeat(x, multiplier, axis=-1)
+
+
+def _taps(w: np.ndarray, plan: Plan) -> Iterable[tuple[tuple[slice, ...], np.ndarray]]:
+    """Where each tap lies, and its matrix of weights (or, by channel, its row)."""
+    last = w.shape[-1:] if plan.groups > 1 else w.shape[-2:]
+    return zip(plan.win.places(), w.reshape(-1, *last), strict=True)
+
+
 def _blocks(plan: Plan, itemsize: int) -> list[slice]:
-    """The batch in pieces whose windows fit into the cache."""
-    count = plan.images[0]
-    if not math.prod(plan.output):
-        return []
-    each = math.prod(plan.win.outputs) * math.prod(plan.win.size) * plan.images[-1] * itemsize
-    step = max(1, BLOCK // max(each, 1))
-    return [slice(i, i + step) for i in range(0, count, step)]
-
-
-def _depthwise(x: np.ndarray, w: np.ndarray, y: np.ndarray, plan: Plan) -> None:
-    """Add to y the convolution of each channel with its own filters."""
-    y = y.reshape(*y.shape[:-1], plan.groups, plan.filter[-1] // plan.groups)
-    for place, tap in zip(plan.win.places(), w.reshape(-1, *y.shape[-2:]), strict=True):
-        y += x[place][..., None] * tap
-
-
-def _by_channels(rows: np.ndarray, tap: np.ndarray, groups: int) -> np.ndarray:
-    """The gradient by the images of one tap."""
-    if groups == 1:
-        return rows @ tap.T
-    multiplier = tap.shape[-1] // groups
-    if multiplier == 1:
-        return rows * tap
-    products = (rows * tap).reshape(len(rows), groups, multiplier)
-    return np.einsum("rcm->rc", products)
-
-
-def _channel_products(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """The gradient by the filter of one tap, if every channel has its own filters."""
-    multiplier = dy.shape[1] // x.shape[1]
-    dy = dy.reshape(len(dy), x.shape[1], multiplier)
-    return np.einsum("rc,rcm->cm", x, dy).reshape(-1)
+    """The batch in pieces that fit into the cache."""
+    each = math.prod(plan.win.outputs) * itemsize
+    if plan.groups > 1:
+        step = SMALL_BLOCK // (each * plan.filter[-1])
+    else:
+        step = BLOCK // (each * math.prod(plan.filter[:-1]))
+    return [slice(i, i + max(step, 1)) for i in range(0, plan.images[0], max(step, 1))]
 
 
 def _columns(x: np.ndarray, win: Windows) -> np.ndarray:
     """One row per window, which holds its elements in the order of the filter's."""
     n, channels = len(win.size), x.shape[-1]
-    view = sliding_window_view(x, win.reach, axis=tuple(range(1, n + 1)))
-    strided = tuple(slice(None, None, s) for s in win.strides)
-    dilated = tuple(slice(None, None, d) for d in win.dilations)
-    view = view[(slice(None), *strided, slice(None), *dilated)]
-    view = np.moveaxis(view, n + 1, -1)  # batch, outputs, window, channels
-    count, size = math.prod(view.shape[: n + 1]), math.prod(win.size) * channels
+    batch, *spatial, last = x.strides
+    moves = [s * stride for s, stride in zip(spatial, win.strides, strict=True)]
+    taps = [s * dilation for s, dilation in zip(spatial, win.dilations, strict=True)]
+    shape = (len(x), *win.outputs, *win.size, channels)
+    view = as_strided(x, shape, (batch, *moves, *taps, last), writeable=False)
+    count, size = math.prod(shape[: n + 1]), math.prod(shape[n + 1 :])
     if channels >= 8:
         return view.reshape(count, size)
     # few channels make short runs to copy: copy along the outputs instead
-    last = (*range(n + 1, 2 * n + 2), *range(n + 1))
-    return view.transpose(last).reshape(size, count).T
+    axes = (*range(n + 1, 2 * n + 2), *range(n + 1))
+    return view.transpose(axes).reshape(size, count).T
 
 
 def _rows(y: np.ndarray) -> np.ndarray:
-    """The channels of each place as a row."""
+    """The last axis of each place as a row."""
     return y.reshape(math.prod(y.shape[:-1]), y.shape[-1])

@@ -1,0 +1,90 @@
+"""Each example runs in its quick form, in a temporary directory, and does what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="the examples draw; install regrad[examples]")
+pytest.importorskip("sklearn", reason="the examples' data come with it; install regrad[examples]")
+pytest.importorskip("rich", reason="the examples report with it; install regrad[examples]")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the main function of an example where it may write; it must leave its picture."""
+
+    def run_example(name: str, picture: bool = True):
+        monkeypatch.chdir(tmp_path)
+        spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        quick = {"quick": True} if "quick" in inspect.signature(module.main).parameters else {}
+        answer = module.main(**quick)
+        if picture:
+            png = tmp_path / "out" / f"{name}.png"
+            assert png.read_bytes().startswith(b"\x89PNG")
+        return answer
+
+    return run_example
+
+
+def test_every_example_has_a_test_and_says_how_to_run_it():
+    tested = {n.removeprefix("test_") for n in globals() if n.startswith("test_")}
+    for path in EXAMPLES.glob("*.py"):
+        assert path.stem in tested
+        assert f"python examples/{path.name}" in path.read_text(encoding="utf-8")
+
+
+def test_binarized_digits(run):
+    accuracies = run("binarized_digits")
+    signs = [accuracies[way] for way in ("straight-through", "clipped", "approx_sign")]
+    assert accuracies["float"] > max(signs)
+    assert min(signs) > accuracies["true gradient"] + 0.02
+    assert accuracies["clipped"] > 0.93
+
+
+def test_gradient_reversal(run):
+    rows = run("gradient_reversal")
+    assert set(rows) == {0.0, 6.0}
+    assert max(row["difference"] for row in rows.values()) < 1e-10
+
+
+def test_guided_backprop(run):
+    cosines = run("guided_backprop")
+    assert cosines["guided"] >= 0.95
+    assert abs(cosines["gradient"]) <= 0.4
+    assert abs(cosines["gradient"]) < cosines["deconvnet"] < cosines["guided"]
+
+
+def test_implicit_layer(run):
+    rows = run("implicit_layer")
+    assert len({row["implicit_bytes"] for row in rows}) == 1
+    assert rows[-1]["unrolled_bytes"] == 20 * rows[0]["unrolled_bytes"]
+    for row in rows:
+        if row["iterations"] >= 50:
+            assert row["first"] <= 1e-12
+            assert row["second"] <= 1e-12
+
+
+def test_log1pexp(run):
+    table = run("log1pexp", picture=False)
+    for row in table.values():
+        assert row["log1pexp"] == pytest.approx(row["true"], rel=1e-6, abs=1e-7)
+    naive, documented = table[100.0]["naive"], table[100.0]["documented"]
+    assert naive[1] != naive[1]  # NaN
+    assert documented[1] == 1.0
+    assert documented[2] != documented[2]
+
+
+def test_reversible_network(run):
+    rows = run("reversible_network")
+    assert {row["reversible_bytes"] for row in rows} == {2 * 64 * 16 * 8}
+    assert rows[-1]["ordinary_bytes"] == 64 * rows[0]["ordinary_bytes"]
+    assert rows[-1]["blocks"] == 256
+    assert max(row["error"] for row in rows) <= 1e-12

@@ -1,0 +1,332 @@
+"""Convolution, pooling and image ops: what the samples cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.errors import ArgumentError, ShapeError
+from regrad.ops import convolution as cv
+from regrad.ops import image, pooling, windows
+from tests.samples import spread
+
+X = spread(1, 4, 4, 2)
+W = spread(3, 3, 2, 3, seed=1)
+
+
+def values(t: Any) -> list[float]:
+    return t.numpy().reshape(-1).tolist()
+
+
+# -- geometry ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", range(1, 12))
+@pytest.mark.parametrize("size", (1, 2, 3, 5))
+@pytest.mark.parametrize("stride", (1, 2, 3))
+@pytest.mark.parametrize("dilation", (1, 2))
+def test_same_covers_the_data_with_the_smaller_half_first(
+    n: int, size: int, stride: int, dilation: int
+) -> None:
+    win = windows.windows("test", (n, n), (size, 1), (stride, 1), "same", (dilation, 1))
+    (before, after), other = win.padding
+    assert win.outputs == (-(-n // stride), n)
+    assert before + after == max(0, (win.outputs[0] - 1) * stride + (size - 1) * dilation + 1 - n)
+    assert after - before in (0, 1)
+    assert other == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("pad", "due"),
+    [
+        ("same", "same"),
+        ("VALID", "valid"),
+        (0, ((0, 0), (0, 0))),
+        (np.int64(2), ((2, 2), (2, 2))),
+        ([[1, 2], [3, 4]], ((1, 2), (3, 4))),
+        (np.array([[1, 2], [3, 4]]), ((1, 2), (3, 4))),
+        ([[0, 0], [1, 0], [0, 1], [0, 0]], ((1, 0), (0, 1))),
+    ],
+)
+def test_padding_as_users_write_it(pad: Any, due: Any) -> None:
+    assert windows.as_padding(pad, 2, "test") == due
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        "full",
+        None,
+        1.5,
+        -1,
+        [1, 1],
+        [[0, 0]],
+        [[0, 0], [0, -1]],
+        [[0, 0], [1.5, 0]],
+        [[1, 0], [0, 0], [0, 0], [0, 0]],
+        rg.asarray(1),
+    ],
+)
+def test_unknown_padding_is_an_error(pad: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"conv2d: pad"):
+        cv.conv2d(X, W, 1, pad)
+
+
+@pytest.mark.parametrize("strides", [0, -1, 1.5, (1, 2, 3), (1,), True, None, rg.asarray(1)])
+def test_unknown_strides_are_an_error(strides: Any) -> None:
+    with pytest.raises(ArgumentError, match="conv2d: strides"):
+        cv.conv2d(X, W, strides, "same")
+    with pytest.raises(ArgumentError, match="max_pool: filter_size"):
+        pooling.max_pool(X, strides, 1, "same")
+
+
+def test_lists_may_change_after_the_call() -> None:
+    pad = [[1, 1], [1, 1]]
+
+    def f(x: Any) -> Any:
+        y = cv.conv2d(x, W, [1, 1], pad)
+        pad[0][0] = 9
+        return y
+
+    np.testing.assert_allclose(rg.grad(f)(X), rg.grad(lambda x: cv.conv2d(x, W, 1, 1))(X))
+
+
+# -- shapes that do not fit ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: cv.conv2d(X[0, 0], W, 1, "same"), "rank 4.*NHWC.*rank 3.*(4, 2)"),
+        (lambda: cv.conv2d(X, W[0], 1, "same"), r"filter must have rank 4.*in, out.*\(3, 2, 3\)"),
+        (lambda: cv.conv2d(X, W[:, :, :1], 1, "same"), "have 2 channels.*takes 1.*in, out"),
+        (lambda: cv.conv2d(X, spread(5, 3, 2, 1), 1, "valid"), "spans 5 elements of the height"),
+        (lambda: cv.conv2d(X, W, 1, "valid", 2), "spans 5.*pad='same'"),
+        (lambda: cv.conv1d(X, W, 1, "same"), "conv1d: x must have rank 3"),
+        (lambda: cv.conv1d(X[0], W, 1, "same"), "conv1d: the filter must have rank 3"),
+        (lambda: cv.conv3d(X[0, 0], W, 1, "same"), "depth, height, width, channels"),
+        (lambda: cv.depthwise_conv2d(X, W[:, :, :1], 1, "same"), "channels, multiplier"),
+        (lambda: cv.separable_conv2d(X, W, W, 1, "same"), r"\(1, 1, in \* multiplier, out\)"),
+        (lambda: cv.conv2d_transpose(X, W, (1, 4, 4), 1, "same"), "output_shape must have 4"),
+        (lambda: cv.conv2d_transpose(X, W, (1, 4, 4, 5), 1, "same"), "5 channels"),
+        (
+            lambda: cv.conv2d_transpose(X, W, (1, 4, 4, 2), 1, "same"),
+            r"x has the shape \(1, 4, 4, 2\), and \(1, 4, 4, 3\) is due",
+        ),
+        (lambda: pooling.max_pool(X[0, 0], 2, 2, "same"), "max_pool: x must have rank 4"),
+        (lambda: pooling.avg_pool(X, 5, 1, "valid"), "avg_pool: a window that spans 5"),
+        (lambda: pooling.max_pool(X, 2, 1, 2), "padding alone"),
+        (lambda: pooling.local_response_normalization(X[0, 0]), "rank 4"),
+        (lambda: image.dilation2d(X, W, 1, "same"), r"\(height, width, 2\)"),
+        (lambda: image.resize_bilinear(X[0, 0], (2, 2)), "rank 4"),
+        (lambda: image.resize_nearest(X[:, :0], (2, 2)), "no pixels"),
+        (lambda: image.space_to_batch(X, [3, 2], [[0, 0], [0, 0]]), "block 3 does not divide"),
+        (lambda: image.space_to_batch(X, [2, 2], [[0, 0]]), "2 pairs of paddings"),
+        (lambda: image.batch_to_space(X, [2, 1], [[0, 0], [0, 0]]), "not a multiple of the 2"),
+        (lambda: image.batch_to_space(X, [1, 1], [[3, 2], [0, 0]]), "larger than the image"),
+    ],
+)
+def test_shapes_that_do_not_fit_say_what_is_due(call: Any, words: str) -> None:
+    with pytest.raises(ShapeError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: pooling.local_response_normalization(X, -1), "depth_radius"),
+        (lambda: pooling.local_response_normalization(X, 1.5), "depth_radius"),
+        (lambda: image.resize_bilinear(X, (2, 0)), "size takes a positive int"),
+        (lambda: image.resize_bilinear(X, (2, 2), True, True), "not both"),
+        (lambda: image.space_to_batch(X, 2, [[0, 0]]), "are lists"),
+        (lambda: image.batch_to_space(X, [2], 0), "are lists"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(call: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        call()
+
+
+# -- dtypes --------------------------------------------------------------------------------------
+
+
+def test_integers_become_float32_and_floats_promote() -> None:
+    x, w = np.arange(16).reshape(1, 4, 4, 1), np.ones((2, 2, 1, 1), np.int32)
+    assert cv.conv2d(x, w, 1, "same").dtype == np.float32
+    assert cv.conv2d(x, w.astype(np.float64), 1, "same").dtype == np.float64
+    assert pooling.avg_pool(x, 2, 2, "same").dtype == np.float32
+    assert pooling.max_pool(x, 2, 2, "same").dtype == x.dtype
+    assert image.resize_nearest(x, (2, 2)).dtype == x.dtype
+    assert image.resize_bilinear(x, (2, 2)).dtype == np.float32
+
+
+def test_a_filter_of_another_dtype_gets_its_gradient_in_that_dtype() -> None:
+    dx, dw = rg.grads(lambda x, w: cv.conv2d(x, w, 1, "same"))([X, W.astype(np.float32)])
+    assert (dx.dtype, dw.dtype) == (np.float64, np.float32)
+
+
+def test_max_pool_of_bools_and_unsigned_integers() -> None:
+    x = np.array([[0, 0, 1], [0, 0, 0]], bool).reshape(1, 2, 3, 1)
+    assert values(pooling.max_pool(x, 2, 1, "same")) == [0, 1, 1, 0, 0, 0]
+    assert values(pooling.max_pool(x.astype(np.uint8), 2, 1, "same")) == [0, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_half_precision_stays(dtype: str) -> None:
+    y = pooling.max_pool(cv.conv2d(X.astype(dtype), W.astype(dtype), 1, "same"), 2, 2, "same")
+    assert pooling.avg_pool(y, 2, 2, "same").dtype == dtype
+
+
+# -- conventions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+def test_the_first_maximum_takes_the_gradient(library: str) -> None:
+    x = in_library(library, np.array([[0.0, 1, 1], [1, 1, 0]]).reshape(1, 2, 3, 1))
+    dx = rg.grad(lambda x: pooling.max_pool(x, 2, 1, "valid"))(x, [[[[2.0], [3.0]]]])
+    assert values(dx) == [0, 5, 0, 0, 0, 0]
+    w = np.zeros((2, 2, 1))
+    dx, dw = rg.grads(lambda x, w: image.dilation2d(x, w, 1, "valid"))([x, in_library(library, w)])
+    assert values(dx) == [0, 2, 0, 0, 0, 0]
+    assert values(dw) == [1, 1, 0, 0]
+
+
+def in_library(library: str, array: np.ndarray) -> Any:
+    if library == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(array)
+    if library == "torch":
+        import torch
+
+        return torch.from_numpy(array)
+    return array
+
+
+@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+def test_nan_is_the_maximum_and_takes_the_gradient(library: str) -> None:
+    x = in_library(library, np.array([5.0, np.nan, np.nan, 7.0]).reshape(1, 2, 2, 1))
+    assert np.isnan(values(pooling.max_pool(x, 2, 2, "valid"))).all()
+    assert values(rg.grad(lambda x: pooling.max_pool(x, 2, 2, "valid"))(x)) == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+def test_an_infinite_gradient_goes_to_the_maximum_alone(library: str) -> None:
+    x = in_library(library, np.array([0.0, -1, -2, -3]).reshape(1, 2, 2, 1))
+    dx = rg.grad(lambda x: rg.sqrt(pooling.max_pool(x, 2, 2, "valid")))(x)
+    assert values(dx) == [np.inf, 0, 0, 0]
+
+
+def test_padding_is_never_a_maximum() -> None:
+    x = -1 - np.arange(4.0).reshape(1, 2, 2, 1)
+    assert values(pooling.max_pool(x, 3, 2, "same")) == [-1]
+    assert values(image.dilation2d(x, np.zeros((3, 3, 1)), 2, "same")) == [-1]
+
+
+def test_avg_pool_divides_by_what_lies_in_the_image_backward_too() -> None:
+    # TensorFlow.js divides the gradient by the whole window
+    x = np.ones((1, 2, 2, 1))
+    assert values(pooling.avg_pool(x, 2, 1, "same")) == [1, 1, 1, 1]
+    dx = rg.grad(lambda x: pooling.avg_pool(x, 2, 1, "same"))(x)
+    assert values(dx) == [0.25, 0.75, 0.75, 2.25]
+
+
+def test_the_second_derivative_of_max_pool_is_zero() -> None:
+    def slope(x: Any) -> Any:
+        return rg.grad(lambda x: pooling.max_pool(x, 2, 2, "valid"))(x)
+
+    assert values(rg.grad(slope)(X)) == [0] * X.size
+
+
+def test_nearest_does_not_round_below_whole_numbers() -> None:
+    # 41 * (49 / 49) is 41, but 49 * (1 / 49) is 0.9999999999999999
+    for old in range(1, 60):
+        x = np.arange(float(old)).reshape(1, old, 1, 1)
+        assert values(image.resize_nearest(x, (old, 1))) == list(range(old))
+        assert values(image.resize_nearest(x, (3 * old, 1))) == [i // 3 for i in range(3 * old)]
+
+
+def test_an_infinite_pixel_stays_where_it_is() -> None:
+    x = np.array([np.inf, 1, 2, 3]).reshape(1, 4, 1, 1)
+    assert values(image.resize_nearest(x, (8, 1)))[2:] == [1, 1, 2, 2, 3, 3]
+    dx = rg.grad(lambda x: image.resize_nearest(x, (8, 1)))(x, np.repeat(x, 2, axis=1))
+    assert values(dx) == [np.inf, 2, 4, 6]
+
+
+def test_batch_to_space_is_the_inverse() -> None:
+    x, blocks, pads = spread(2, 3, 4, 2), [2, 3], [[1, 0], [0, 2]]
+    moved = image.space_to_batch(x, blocks, pads)
+    assert moved.shape == (12, 2, 2, 2)
+    np.testing.assert_array_equal(image.batch_to_space(moved, blocks, pads).numpy(), x)
+
+
+# -- nothing to sum ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [
+        ((0, 4, 4, 2), (3, 3, 2, 3)),
+        ((1, 4, 4, 0), (3, 3, 0, 3)),
+        ((1, 4, 4, 2), (3, 3, 2, 0)),
+        ((1, 0, 4, 2), (3, 3, 2, 3)),
+    ],
+)
+def test_empty_convolutions(library: str, x: Any, w: Any) -> None:
+    def f(x: Any, w: Any) -> Any:
+        y = cv.conv2d(x, w, 1, "same")
+        assert y.shape == (*x.shape[:3], w.shape[3])
+        assert not np.any(y._values())
+        return y
+
+    inputs = [in_library(library, np.ones(s)) for s in (x, w)]
+    dx, dw = rg.grads(f)(inputs)
+    assert (dx.shape, dw.shape) == (x, w)
+    assert not np.any(dx.numpy())
+    assert not np.any(dw.numpy())
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 2), (1, 4, 4, 0), (1, 0, 4, 2)])
+def test_empty_pools(shape: Any) -> None:
+    for pool in (pooling.max_pool, pooling.avg_pool):
+        y = pool(np.ones(shape), 2, 2, "same")
+        assert y.shape == (shape[0], -(-shape[1] // 2), 2, shape[3])
+        dx = rg.grad(lambda x, pool=pool: pool(x, 2, 2, "same"))(np.ones(shape))
+        assert dx.shape == shape
+
+
+# -- overrides -----------------------------------------------------------------------------------
+
+
+def test_overrides_of_conv2d_fire_inside_conv1d_and_separable_conv2d() -> None:
+    def doubled(dy: Any, w: Any, x: Any) -> Any:
+        return rg.zeros_like(x) + 7.0, rg.zeros_like(w)
+
+    with rg.gradient_override_map({"Conv2D": doubled}) as used:
+        dx = rg.grad(lambda x: cv.conv1d(x, W[0], 1, "same"))(X[0])
+    assert set(values(dx)) == {7.0}
+    assert len(used.hits) == 1
+    with rg.gradient_override_map({"Conv2D": doubled}) as used:
+        cv.separable_conv2d(X, W[:, :, :, :1], spread(1, 1, 2, 1), 1, "same")
+    assert len(used.hits) == 1
+
+
+def test_a_large_batch_is_computed_in_blocks() -> None:
+    # several blocks, the last one smaller, for both layouts of the matrix of windows
+    for channels in (1, 9):
+        x = np.random.default_rng(0).normal(size=(70, 30, 30, channels))
+        w = spread(5, 5, channels, 2, seed=1)
+        whole = cv.conv2d(x, w, 1, "same").numpy()
+        single = [cv.conv2d(image, w, 1, "same").numpy() for image in x[[0, 35, 69]]]
+        np.testing.assert_allclose(whole[[0, 35, 69]], single)
+        dw = rg.grad(lambda w, x=x: cv.conv2d(x, w, 1, "same"))(w)
+        parts = [rg.grad(lambda w, i=i: cv.conv2d(i, w, 1, "same"))(w).numpy() for i in x]
+        np.testing.assert_allclose(dw, sum(parts))
+        dx = rg.grad(lambda x, w=w: cv.conv2d(x, w, 1, "same"))(x)
+        np.testing.assert_allclose(
+            dx.numpy()[35], rg.grad(lambda x: cv.conv2d(x, w, 1, "same"))(x[35])
+        )
