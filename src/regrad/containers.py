@@ -51,3 +51,16 @@ def paths(value: Any, name: str) -> list[str]:
 
     accessors = optree.tree_accessors(value, is_leaf=is_number_list)
     return [accessor.codify(name) for accessor in accessors]
+
+
+def matched(values: Any, like: Any) -> list[Any]:
+    """The parts of `values` that stand where `like` has leaves; ValueError if they do not fit.
+
+    What a list of numbers is depends on `like`: two leaves, or one tensor of two elements.
+    """
+    if isinstance(like, Tensor):
+        return [values]
+    import optree
+
+    spec = optree.tree_structure(like)
+    return spec.flatten_up_to(values)

@@ -44,7 +44,8 @@ def check_gradients(
             bools are passed on.
         order: 1 checks the gradient, 2 also the gradient of the gradient, and so on.
         method: `"central"`: a five-point central difference. `"complex"`: a complex step
-            (exact to rounding, for functions that are analytic and take complex input).
+            (exact to rounding, first order only, for functions that are analytic and whose
+            ops take complex numbers).
         step: The step of the differences; by default 1e-3 for central, 1e-20 for complex.
         rtol: Tolerance relative to the largest number compared.
         atol: Absolute tolerance.
@@ -67,6 +68,11 @@ def check_gradients(
         raise ArgumentError(
             "check_gradients: order is 1 or more and method 'central' or 'complex', got "
             f"order={order!r}, method={method!r}"
+        )
+    if method == "complex" and order > 1:
+        raise ArgumentError(
+            "check_gradients: a complex step needs an analytic function, and a gradient of complex "
+            "numbers is conjugated, so it checks order 1 only; use method='central' beyond"
         )
     xs = [_as_float64(a) for a in args]
     places = [i for i, x in enumerate(xs) if is_inexact(x.dtype)]

@@ -80,11 +80,13 @@ def _outputs(y: Any, api: str) -> tuple[list[Tensor], containers.Rebuild]:
     return leaves, rebuild
 
 
-def _like(values: Any, tensors: Sequence[Tensor], what: str) -> list[Tensor]:
-    """A container's leaves as Tensors of the shapes and dtypes of these."""
-    leaves = containers.flatten(values)[0]
-    if len(leaves) != len(tensors):
-        raise ArgumentError(f"{what}: {len(tensors)} tensors are due, got {len(leaves)}")
+def _like(values: Any, structure: Any, what: str) -> list[Tensor]:
+    """The leaves of `values` as Tensors of the shapes and dtypes of those of `structure`."""
+    tensors = containers.flatten(structure)[0]
+    try:
+        leaves = containers.matched(values, structure)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"{what}: another structure is due. {error}") from None
     given = []
     for leaf, t in zip(leaves, tensors, strict=True):
         v = dispatch.lift(leaf)
@@ -111,7 +113,7 @@ def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
     run = Linearized(f, xs, "vjp(f, *xs)")
 
     def vjp_function(dy: Any) -> tuple[Any, ...]:
-        return run.close_inputs(run.pull(_like(dy, run.ys, "the dy of a vjp function")))
+        return run.close_inputs(run.pull(_like(dy, run.value, "the dy of a vjp function")))
 
     return run.value, vjp_function
 
@@ -134,8 +136,8 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
         raise ArgumentError("jvp(f, xs, dxs): xs and dxs are lists, one entry per argument of f")
     run = Linearized(f, xs, "jvp(f, xs, dxs)")
-    inputs = [x for group in run.inputs for x in group]
-    directions = _like(list(dxs), inputs, "jvp(f, xs, dxs): dxs")
+    inputs = run.close_inputs(run.inputs)
+    directions = _like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs")
     floats = [y for y in run.ys if is_inexact(y.dtype)]
     dys = iter(_transposed(run, floats, directions))
     return run.value, run.rebuild(
