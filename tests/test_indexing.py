@@ -329,7 +329,9 @@ def traced(f, *arrays):
         lambda x, i: indexing.at_add(x, (slice(None), i), 1.0),
         lambda x, i: indexing.segment_sum(x[:2], i - 1, 2),
         lambda x, i: indexing.take(x, i[None] * rg.asarray([[1], [0], [1]]), axis=1, batch_dims=1),
-        lambda x, i: rg.grad(lambda x: (indexing.take_along_axis(x, i[None], axis=1) ** 2).sum())(x),
+        lambda x, i: rg.grad(lambda x: (indexing.take_along_axis(x, i[None], axis=1) ** 2).sum())(
+            x
+        ),
         lambda x, i: rg.grad(lambda x: (indexing.pad(x, 1, "reflect") ** 2).sum())(x),
         lambda x, i: indexing.one_hot(i, 3),
     ],
@@ -360,7 +362,8 @@ def test_int32_jax_without_x64_warns_of_nothing():
 
     code = (
         "import numpy as np, jax.numpy as jnp, regrad as rg\n"
-        "from regrad.ops.indexing import at_set, getitem, one_hot, segment_sum, take_along_axis\n"
+        "from regrad import at_set, one_hot, segment_sum, take_along_axis\n"
+        "from regrad.ops.getitem import getitem\n"
         "x = rg.asarray(jnp.arange(6, dtype=jnp.float32).reshape(2, 3))\n"
         "f = lambda x: (getitem(x, ([0, 1], [1, -1])).sum() + getitem(x, np.array([1, 1])).sum()"
         " + at_set(x, [0, 0], 1.0).sum() + segment_sum(x, [1, -1], 2).sum()"

@@ -105,6 +105,20 @@ def test_sorting_bools_and_integers(as_array: Any) -> None:
     assert top_k(whole, 1)[1].dtype == searchsorted(whole, whole).dtype == np.int64
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_top_k_of_many(axis: int) -> None:
+    rng = np.random.default_rng(0)
+    for x in (
+        rng.permutation(2500).reshape(50, 50).astype(float),
+        rng.integers(0, 9, (50, 50)),  # ties
+        np.where(rng.random((50, 50)) < 0.1, np.nan, rng.random((50, 50))),
+    ):
+        due = argsort(x, axis=axis, descending=True).numpy().take(range(5), axis)
+        values, indices = top_k(x, 5, axis=axis)
+        np.testing.assert_array_equal(indices.numpy(), due)
+        np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, due, axis))
+
+
 def test_top_k_errors_and_unused_values() -> None:
     with pytest.raises(ShapeError, match=r"3 elements along axis 0.*k is 4"):
         top_k(rg.ones(3), 4)
@@ -144,6 +158,17 @@ def test_a_long_recurrence_agrees_with_a_loop() -> None:
     for k in range(1, 1000):
         due[k] += decay[k] * due[k - 1]
     np.testing.assert_allclose(linear_recurrence(x, decay).numpy(), due, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_wide_recurrences_agree_between_libraries(axis: int, reverse: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, decay = rng.normal(size=(2, 300, 300)), rng.uniform(-1, 1, (2, 300, 300))
+    x, decay = (np.moveaxis(a[:, :7], 1, axis) for a in (x, decay))
+    ours = linear_recurrence(x, decay, axis=axis, reverse=reverse)
+    theirs = linear_recurrence(jnp.asarray(x), jnp.asarray(decay), axis=axis, reverse=reverse)
+    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("f", [cumulative_prod, prod])

@@ -159,16 +159,14 @@ from regrad.ops.elementwise import tan as tan
 from regrad.ops.elementwise import tanh as tanh
 from regrad.ops.elementwise import trunc as trunc
 from regrad.ops.elementwise import where as where
-from regrad.ops.indexing import at_add as at_add
-from regrad.ops.indexing import at_set as at_set
+from regrad.ops.getitem import at_add as at_add
+from regrad.ops.getitem import at_set as at_set
 from regrad.ops.indexing import gather_nd as gather_nd
 from regrad.ops.indexing import nonzero as nonzero
 from regrad.ops.indexing import one_hot as one_hot
-from regrad.ops.indexing import pad as pad
 from regrad.ops.indexing import repeat as repeat
 from regrad.ops.indexing import scatter_nd as scatter_nd
 from regrad.ops.indexing import segment_sum as segment_sum
-from regrad.ops.indexing import slice as slice
 from regrad.ops.indexing import take as take
 from regrad.ops.indexing import take_along_axis as take_along_axis
 from regrad.ops.indexing import unique_values as unique_values
@@ -189,6 +187,8 @@ from regrad.ops.reduction import prod as prod
 from regrad.ops.reduction import std as std
 from regrad.ops.reduction import sum as sum
 from regrad.ops.reduction import var as var
+from regrad.ops.slicing import pad as pad
+from regrad.ops.slicing import slice as slice
 from regrad.ops.sorting import argsort as argsort
 from regrad.ops.sorting import cumulative_max as cumulative_max
 from regrad.ops.sorting import cumulative_min as cumulative_min

@@ -78,7 +78,7 @@ def number_dtype(value: complex, integers: bool = False) -> np.dtype:
         return np.dtype(bool)
     if type(value) is complex:
         return np.dtype(np.complex64)
-    return np.dtype(np.int64) if integers else FLOAT
+    return np.dtype(np.int64) if integers and type(value) is int else FLOAT
 
 
 def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
@@ -152,6 +152,8 @@ def as_dtype(x: Any, dtype: np.dtype) -> Tensor:
 def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     """Run an op on whatever the user gave."""
     for name, value in attrs.items():
+        if isinstance(value, np.generic):
+            attrs[name] = value.item()  # NumPy's scalars are not weak, Python's are
         if isinstance(value, Tensor) or hasattr(type(value), "_read"):
             raise ArgumentError(
                 f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "

@@ -19,6 +19,10 @@ class ShapeError(RegradError, ValueError):
     """Shapes that do not fit each other, or do not fit what was asked."""
 
 
+class IndexRangeError(RegradError, IndexError):
+    """An index that is out of range, or more indices than axes."""
+
+
 class DTypeError(RegradError, TypeError):
     """A dtype that the call cannot take, or that a backend cannot hold."""
 

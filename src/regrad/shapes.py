@@ -7,14 +7,10 @@ from operator import index
 
 import numpy as np
 
-from regrad.errors import ArgumentError, RegradError, ShapeError
+from regrad.errors import ArgumentError, ShapeError
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
-
-
-class IndexRangeError(RegradError, IndexError):
-    """An index that is out of range, or more indices than axes."""
 
 
 def as_shape(shape: Shape) -> tuple[int, ...]:

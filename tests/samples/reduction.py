@@ -88,10 +88,10 @@ SAMPLES = [
     sample("Var of complex numbers", given(rg.var, axis=1), COMPLEX, covers="Real",
            reference=given(np.var, axis=1)),
     # the adjoints
-    sample("Unreduce", lambda x: rg.unreduce(x, (2, 3, 2), (0, -1), False), spread(3),
+    sample("Unreduce", lambda x: reduction.unreduce(x, (2, 3, 2), (0, -1), False), spread(3),
            covers="Unreduce",
            reference=lambda x: np.broadcast_to(x[None, :, None], (2, 3, 2))),
-    sample("UnreduceMean", lambda x: rg.unreduce_mean(x, (2, 3), 1, True), spread(2, 1),
+    sample("UnreduceMean", lambda x: reduction.unreduce_mean(x, (2, 3), 1, True), spread(2, 1),
            covers="UnreduceMean", reference=lambda x: np.broadcast_to(x / 3, (2, 3))),
     # zeros among the factors
     sample("Prod with one zero", rg.prod, ONE_ZERO, covers="Prod", reference=np.prod),

@@ -26,7 +26,7 @@ from regrad.ops.windows import (
 )
 from regrad.opsheet import op
 from regrad.registry import gradient
-from regrad.shapes import Shape
+from regrad.shapes import Shape, as_shape
 from regrad.tensor import Tensor
 
 # -- JAX: XLA's convolution, which dilates either operand ----------------------------------------
@@ -86,7 +86,7 @@ def _xla(a: Any, b: Any, axes: Sequence[str], strides: Sizes, padding: Any, **op
     import jax
 
     surplus = "DHW"[: 5 - a.ndim]
-    names = tuple("".join(c for c in spec if c not in surplus) for spec in axes)
+    names: Any = tuple("".join(c for c in spec if c not in surplus) for spec in axes)
     return jax.lax.conv_general_dilated(a, b, strides, padding, dimension_numbers=names, **options)
 
 
@@ -112,8 +112,7 @@ class TorchKernels:
     @staticmethod
     def by_images(dy: Any, w: Any, plan: Plan) -> Any:
         """Its gradient by the images."""
-        from torch.nn import grad
-
+        grad = _torch_grad()
         even = _even_padding(plan.win)
         sizes = plan.win.padded if even is None else plan.win.inputs
         dx = (grad.conv2d_input if len(sizes) == 2 else grad.conv3d_input)(
@@ -125,8 +124,7 @@ class TorchKernels:
     @staticmethod
     def by_filter(x: Any, dy: Any, plan: Plan) -> Any:
         """Its gradient by the filter."""
-        from torch.nn import grad
-
+        grad = _torch_grad()
         x, padding = _torch_padded(x, plan.win)
         *size, i, o = plan.filter
         dw = (grad.conv2d_weight if len(padding) == 2 else grad.conv3d_weight)(
@@ -134,6 +132,12 @@ class TorchKernels:
             plan.win.dilations, plan.groups,
         )  # fmt: skip
         return dw.movedim((0, 1), (-1, -2))
+
+
+def _torch_grad() -> Any:
+    import torch.nn.grad  # its annotations say int where pairs are taken, too
+
+    return torch.nn.grad
 
 
 def _torch_padded(x: Any, win: Windows) -> tuple[Any, Sizes]:
@@ -202,17 +206,19 @@ def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[
     def by_images(
         xp, x: Tensor, w: Tensor, /, shape: Shape, strides: Sizes, pad: Any, dilations: Sizes
     ) -> Tensor:
-        plan = plan_of(f"{name}_transpose", shape, w.shape, strides, pad, dilations, depthwise)
+        plan = plan_of(
+            f"{name}_transpose", as_shape(shape), w.shape, strides, pad, dilations, depthwise
+        )
         _check_transposed(f"{name}_transpose", x.shape, plan)
         return _by_images(xp, x, w, plan)
 
     def by_filter(
         xp, a: Tensor, b: Tensor, /, shape: Shape, strides: Sizes, pad: Any, dilations: Sizes
     ) -> Tensor:
-        plan = plan_of(name, a.shape, shape, strides, pad, dilations, depthwise)
-        return _by_filter(xp, a, b, plan, tuple(shape))
+        plan = plan_of(name, a.shape, as_shape(shape), strides, pad, dilations, depthwise)
+        return _by_filter(xp, a, b, plan, as_shape(shape))
 
-    kernels = (convolve, by_images, by_filter)
+    kernels: tuple[Any, ...] = (convolve, by_images, by_filter)
     for kernel, suffix in zip(kernels, ("", "_backprop_input", "_backprop_filter"), strict=True):
         kernel.__name__ = name + suffix
     ops = [op(t, to_float=True)(k) for t, k in zip(types, kernels, strict=True)]

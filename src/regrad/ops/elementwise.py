@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-
 from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, ShapeError
 from regrad.namespaces import is_inexact, special

@@ -15,13 +15,13 @@ from regrad.dispatch import lift
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops import windows
 from regrad.ops.array import reshape
-from regrad.ops.creation import asarray
-from regrad.ops.elementwise import where
+from regrad.ops.creation import asarray, zeros_like
+from regrad.ops.elementwise import equal, where
 from regrad.ops.reduction import sum
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 from regrad.opsheet import Indices, op
 from regrad.registry import gradient, not_differentiable
-from regrad.shapes import Shape
+from regrad.shapes import Shape, as_shape
 from regrad.tensor import Tensor
 
 # -- dilation ------------------------------------------------------------------------------------
@@ -79,7 +79,8 @@ def _(dy, x, w, x_shape, w_shape, strides, pad, dilations):
 def _(dy, x, w, w_shape, strides, pad, dilations):
     tap = _dilation2d_argmax(x, w, strides, pad, dilations)
     numbers = asarray(np.arange(math.prod(w_shape[:2]))[:, None, None, None, None])
-    return reshape(sum(where(tap == numbers, dy, 0), axis=(1, 2, 3)), w_shape)
+    dw = sum(where(equal(tap, numbers), dy, zeros_like(dy)), axis=(1, 2, 3))
+    return reshape(dw, w_shape)
 
 
 @op("TapGather")
@@ -112,9 +113,10 @@ def _tap_scatter(
     dilations: Sizes,
 ) -> Tensor:
     """Each element of x added where `tap` names in its window: the adjoint of `tap_gather`."""
-    win = windows.windows("tap_scatter", tuple(shape[1:3]), size, strides, pad, dilations)
+    batch, *spatial, channels = as_shape(shape)
+    win = windows.windows("tap_scatter", tuple(spatial), size, strides, pad, dilations)
     parts = windows.sorted_out(xp, tap, x, math.prod(size))
-    full = (shape[0], *win.padded, shape[3])
+    full = (batch, *win.padded, channels)
     return windows.cropped(windows.placed(xp, parts, win.places(), full), win.padding)
 
 
@@ -351,7 +353,7 @@ def _resize_bilinear_grad(
     xp, x: Tensor, /, shape: Shape, size: Sizes, align: bool, half: bool
 ) -> Tensor:
     """The adjoint of `resize_bilinear` of images of the given shape."""
-    return _resized_adjoint(xp, x, _bilinear, shape, align=align, half=half)
+    return _resized_adjoint(xp, x, _bilinear, as_shape(shape), align=align, half=half)
 
 
 @op("ResizeNearestNeighbor")
@@ -364,7 +366,7 @@ def _resize_nearest_grad(
     xp, x: Tensor, /, shape: Shape, size: Sizes, align: bool, half: bool
 ) -> Tensor:
     """The adjoint of `resize_nearest` of images of the given shape."""
-    return _resized_adjoint(xp, x, _nearest, shape, align=align, half=half)
+    return _resized_adjoint(xp, x, _nearest, as_shape(shape), align=align, half=half)
 
 
 @gradient("ResizeBilinear")

@@ -12,11 +12,13 @@ from regrad.ops import (
     convolution,
     creation,
     elementwise,
+    getitem,
     image,
     indexing,
     normalization,
     pooling,
     reduction,
+    slicing,
     sorting,
 )
 from regrad.ops import matmul as products
@@ -52,7 +54,7 @@ class Methods:
     __abs__ = elementwise.abs
     __invert__ = elementwise.bitwise_invert
     __matmul__ = products.matmul
-    __getitem__ = indexing.getitem
+    __getitem__ = getitem.getitem
 
     def __pos__(self) -> Any:
         return self
@@ -307,8 +309,8 @@ class Methods:
         """The slices with these indices; see `regrad.take`."""
         return indexing.take(self, indices, axis=axis, batch_dims=batch_dims)
 
-    slice = indexing.slice
-    pad = indexing.pad
+    slice = slicing.slice
+    pad = slicing.pad
     one_hot = indexing.one_hot
     unsorted_segment_sum = indexing.segment_sum
 

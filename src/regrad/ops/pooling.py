@@ -15,7 +15,7 @@ from regrad.ops.elementwise import pow, square
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 from regrad.opsheet import op
 from regrad.registry import gradient
-from regrad.shapes import Shape
+from regrad.shapes import Shape, as_shape
 from regrad.tensor import Tensor
 
 # Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window
@@ -175,7 +175,7 @@ def _avg_pool_grad(
     xp, x: Tensor, /, shape: Shape, filter_size: Sizes, strides: Sizes, pad: str | Pairs
 ) -> Tensor:
     """The adjoint of `avg_pool` of data of the given shape."""
-    win = _windows("avg_pool", shape, filter_size, strides, pad)
+    win = _windows("avg_pool", as_shape(shape), filter_size, strides, pad)
     return _spread_sums(xp, _over_counts(xp, x, win), win)
 
 

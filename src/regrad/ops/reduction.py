@@ -34,24 +34,6 @@ from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Axis, normalized_axes, normalized_axis
 from regrad.tensor import Tensor
 
-__all__ = [
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "logsumexp",
-    "max",
-    "mean",
-    "min",
-    "prod",
-    "std",
-    "sum",
-    "unreduce",
-    "unreduce_mean",
-    "var",
-]
-
 
 def _floating(x: Any) -> Tensor:
     """x as a Tensor of floats; integers and bools become float32."""

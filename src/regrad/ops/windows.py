@@ -254,7 +254,8 @@ def _spread_out(part: Any, place: tuple[slice, ...], shape: tuple[int, ...]) -> 
     import jax
 
     config = []
-    for n, size, at in itertools.zip_longest(shape, part.shape, place, fillvalue=slice(None)):
+    whole = (slice(0, None, 1),) * (len(shape) - len(place))
+    for n, size, at in zip(shape, part.shape, (*place, *whole), strict=True):
         start, step = at.start or 0, at.step or 1
         config.append((start, n - start - (size - 1) * step - 1, step - 1))
     return jax.lax.pad(part, jax.numpy.zeros((), part.dtype), config)

@@ -1,0 +1,300 @@
+"""`x[...]`, and x with other values there, by the ops of slicing and indexing."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regrad import dispatch
+from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError, kind
+from regrad.namespaces import is_inexact
+from regrad.ops.array import (
+    broadcast_arrays,
+    broadcast_to,
+    permute_dims,
+    reshape,
+    stack,
+)
+from regrad.ops.elementwise import astype, where
+from regrad.ops.indexing import _scatter_update, gather_nd, scatter_nd, take
+from regrad.ops.slicing import (
+    Basic,
+    _check_kind,
+    _number_dtype,
+    _strided_slice,
+    _strided_slice_grad,
+    _strided_slice_update,
+)
+from regrad.shapes import (
+    shifted_shape,
+    window,
+)
+from regrad.tensor import Tensor, wrap
+
+# -- x[...] --------------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """An index in two steps: a basic one, then integer Tensors along some axes of its result."""
+
+    basic: Basic
+    trivial: bool  # the basic step changes nothing
+    arrays: list[Tensor]
+    axes: list[int]  # of the basic step's result, one per array
+    place: int  # where the arrays' common axes stand in the result
+
+
+def _plan(index: Any, shape: tuple[int, ...]) -> _Plan:
+    """An index as NumPy reads it."""
+    entries = _expanded(
+        [_entry(e) for e in (index if isinstance(index, tuple) else (index,))], shape
+    )
+    some = any(isinstance(e, Tensor) for e in entries)
+    basic: list[Any] = []
+    arrays: list[Tensor] = []
+    axes: list[int] = []
+    advanced: list[tuple[int, int]] = []  # (number of the entry, axis of the result)
+    axis = out = 0
+    for number, e in enumerate(entries):
+        if some and isinstance(e, Tensor | int):
+            advanced.append((number, out))  # beside arrays, NumPy counts ints as arrays
+        if e is None:
+            basic.append(None)
+            out += 1
+        elif isinstance(e, int):
+            basic.append(_checked_int(e, axis, shape))
+            axis += 1
+        elif isinstance(e, builtins.slice):
+            basic.append(window(e, shape[axis]))
+            axis, out = axis + 1, out + 1
+        else:
+            found = _nonzero_of_mask(e, axis, shape) if e.dtype.kind == "b" else [e]
+            taken = _span(e)
+            basic += [(0, n, 1) for n in shape[axis : axis + taken]] or [None]
+            arrays += found
+            axes += range(out, out + len(found))
+            axis, out = axis + taken, out + len(found)
+    trivial = tuple(basic) == tuple((0, n, 1) for n in shape)
+    numbers = [number for number, _ in advanced]
+    together = not numbers or numbers[-1] - numbers[0] == len(numbers) - 1
+    return _Plan(tuple(basic), trivial, arrays, axes, advanced[0][1] if numbers and together else 0)
+
+
+def _entry(e: Any) -> Any:
+    """One entry of an index: an int, a slice, None, `...`, or a Tensor of integers or bools."""
+    if e is None or e is ... or type(e) is int or isinstance(e, builtins.slice):
+        return e
+    if isinstance(e, int | np.integer) and not isinstance(e, bool):
+        return int(e)
+    if isinstance(e, str):
+        raise ArgumentError(f"x[...]: an index is made of integers, slices and masks, got {e!r}")
+    e = dispatch.lift(e, integers=not isinstance(e, float))
+    if is_inexact(e.dtype):
+        raise DTypeError(
+            f"x[...]: an index is made of integers, slices and masks, got {kind(e)}. Convert it "
+            "with astype(index, rg.int64)."
+        )
+    return e
+
+
+def _span(e: Any) -> int:
+    """The number of axes that an entry indexes."""
+    if e is None:
+        return 0
+    return e.ndim if isinstance(e, Tensor) and e.dtype.kind == "b" else 1
+
+
+def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
+    """The entries with full slices for `...` and for the axes left out."""
+    dots = [i for i, e in enumerate(entries) if e is ...]
+    missing = len(shape) - sum(_span(e) for e in entries if e is not ...)
+    if len(dots) > 1 or missing < 0:
+        raise IndexRangeError(
+            f"x[...]: too many indices for the shape {shape}"
+            if missing < 0
+            else "x[...]: an index can have one '...' only"
+        )
+    at = dots[0] if dots else len(entries)
+    return [*entries[:at], *[builtins.slice(None)] * missing, *entries[at + 1 :]]
+
+
+def _checked_int(i: int, axis: int, shape: tuple[int, ...]) -> int:
+    n = shape[axis]
+    if not -n <= i < n:
+        raise IndexRangeError(
+            f"x[...]: the index {i} is out of range for axis {axis} of the shape {shape}"
+        )
+    return i % n
+
+
+def _nonzero_of_mask(mask: Tensor, axis: int, shape: tuple[int, ...]) -> list[Tensor]:
+    """A mask as one vector of indices per axis (for a mask of rank 0: along a new axis)."""
+    if mask.shape != shape[axis : axis + mask.ndim]:
+        raise IndexRangeError(
+            f"x[...]: a mask of shape {mask.shape} does not fit the axes from {axis} on of the "
+            f"shape {shape}"
+        )
+    return [wrap(ids) for ids in np.nonzero(np.atleast_1d(_known(mask, "a mask in x[...]")))]
+
+
+def _known(x: Tensor, what: str) -> np.ndarray:
+    """The values of a Tensor, which must be there now."""
+    try:
+        return x.numpy()
+    except TypeError as error:  # JAX's way to say that it is tracing
+        raise ArgumentError(
+            f"{what} decides the shape of the result, so its values must be known, and under jit "
+            "they are not. Use where(mask, x, 0), which keeps the shape."
+        ) from error
+
+
+def getitem(x: Any, index: Any, /) -> Tensor:
+    """`x[index]`, by NumPy's rules.
+
+    An index is made of ints, slices (with any step), `None`, `...`, integer arrays, lists or
+    Tensors, and boolean masks. Gradients of elements that are picked repeatedly add up. A mask's
+    values must be known: under jit use `where`.
+
+    Raises IndexError (also a RegradError) for an int out of range, and DTypeError for floats.
+
+    Op types: `StridedSlice` for ints and slices; `GatherV2` for one array, `GatherNd` for more.
+    """
+    x = dispatch.lift(x)
+    plan = _plan(index, x.shape)
+    y = x if plan.trivial else _strided_slice(x, index=plan.basic)
+    if not plan.arrays:
+        return y
+    if len(plan.arrays) == 1:
+        axis, ids = plan.axes[0], plan.arrays[0]
+        return _block(take(y, ids, axis=axis), axis, ids.ndim, plan.place)
+    ids = _vectors(plan)
+    return _block(gather_nd(_leading(y, plan), ids), 0, ids.ndim - 1, plan.place)
+
+
+def _vectors(plan: _Plan) -> Tensor:
+    """The index arrays as index vectors."""
+    arrays = [astype(a, np.int64) if a.dtype == np.uint64 else a for a in plan.arrays]
+    return stack(broadcast_arrays(*arrays), axis=-1)
+
+
+def _block(x: Tensor, block: int, count: int, to: int) -> Tensor:
+    """x with the `count` axes from `block` on moved to `to`."""
+    if block == to or count == 0:
+        return x
+    return permute_dims(x, shifted_shape(range(x.ndim), block, count, to))
+
+
+def _leading(x: Tensor, plan: _Plan) -> Tensor:
+    """The basic step's result with the axes that arrays index in front."""
+    order = _order(x.ndim, plan)
+    return x if order == list(range(x.ndim)) else permute_dims(x, tuple(order))
+
+
+def _in_place(x: Tensor, plan: _Plan) -> Tensor:
+    """What `_leading` gave, with its axes where they were."""
+    order = _order(x.ndim, plan)
+    if order == list(range(x.ndim)):
+        return x
+    return permute_dims(x, tuple(order.index(i) for i in range(x.ndim)))
+
+
+def _order(ndim: int, plan: _Plan) -> list[int]:
+    return [*plan.axes, *[i for i in range(ndim) if i not in plan.axes]]
+
+
+# -- x[...] = y ----------------------------------------------------------------------------------
+
+
+def at_set(x: Any, index: Any, y: Any, /) -> Tensor:
+    """x with y in the place of `x[index]`, to which y broadcasts: `x[index] = y` as a function.
+
+    Where the index names a place repeatedly the last one counts, in every library, and only that
+    one has a gradient. The dtype is x's. `index` is as in `x[index]`; a mask with a single number
+    y needs no known values.
+
+    Op types: `TensorStridedSliceUpdate` for ints and slices, `TensorScatterUpdate` for arrays,
+    `SelectV2` for a mask and a single number.
+
+    >>> import regrad as rg
+    >>> rg.at_set(rg.tensor([1.0, 2.0, 3.0]), [0, 2], 9).print()
+    Tensor
+        [9, 2, 9]
+    """
+    x, y = _with_value("at_set", x, y)
+    if y.ndim == 0 and (mask := _lone_mask(index, x.shape)) is not None:
+        return where(mask, y, x)
+    plan = _plan(index, x.shape)
+    part = x if plan.trivial else _strided_slice(x, index=plan.basic)
+    if plan.arrays:
+        lines, ids = _leading(part, plan), _vectors(plan)
+        updates = _updates("at_set", y, lines.shape, ids, plan)
+        part = _in_place(_scatter_update(lines, ids, updates), plan)
+    else:
+        part = _fitted("at_set", y, part.shape)
+    return part if plan.trivial else _strided_slice_update(x, part, index=plan.basic)
+
+
+def at_add(x: Any, index: Any, y: Any, /) -> Tensor:
+    """x with y added to `x[index]`: `x[index] += y` as a function, except that repeats add up.
+
+    y broadcasts to `x[index]`; the dtype is x's.
+
+    A composition of `AddV2` with `StridedSliceGrad` and `ScatterNd`, which place y in zeros.
+
+    >>> import regrad as rg
+    >>> rg.at_add(rg.tensor([1.0, 2.0, 3.0]), [0, 2, 0], 10).print()
+    Tensor
+        [21, 2, 13]
+    """
+    x, y = _with_value("at_add", x, y)
+    if y.ndim == 0 and (mask := _lone_mask(index, x.shape)) is not None:
+        return where(mask, x + y, x)
+    plan = _plan(index, x.shape)
+    shape = tuple(e[1] if e else 1 for e in plan.basic if not isinstance(e, int))
+    if plan.arrays:
+        ids = _vectors(plan)
+        lines = tuple(shape[i] for i in _order(len(shape), plan))
+        updates = _updates("at_add", y, lines, ids, plan)
+        y = _in_place(scatter_nd(ids, updates, lines), plan)
+    else:
+        y = _fitted("at_add", y, shape)
+    return x + (y if plan.trivial else _strided_slice_grad(y, shape=x.shape, index=plan.basic))
+
+
+def _with_value(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """x, and y under x's dtype."""
+    x = dispatch.lift(x)
+    if type(y) in dispatch.NUMBERS:
+        _check_kind(name, "y", _number_dtype(y), x)
+        return x, dispatch.constant(y, x.dtype)
+    y = dispatch.lift(y, integers=not is_inexact(x.dtype))
+    _check_kind(name, "y", y.dtype, x)
+    return x, dispatch.as_dtype(y, x.dtype)
+
+
+def _lone_mask(index: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """The mask, if the index is a mask of x's leading axes and nothing else."""
+    if isinstance(index, tuple | int | builtins.slice) or index is None or index is ...:
+        return None
+    mask = _entry(index)
+    if not isinstance(mask, Tensor) or mask.dtype.kind != "b" or mask.shape != shape[: mask.ndim]:
+        return None
+    return reshape(mask, (*mask.shape, *[1] * (len(shape) - mask.ndim)))
+
+
+def _updates(name: str, y: Tensor, lines: tuple[int, ...], ids: Tensor, plan: _Plan) -> Tensor:
+    """y, broadcast to `x[index]`, with the arrays' common axes in front."""
+    *batch, depth = ids.shape
+    shape = shifted_shape((*batch, *lines[depth:]), 0, len(batch), plan.place)
+    return _block(_fitted(name, y, shape), plan.place, len(batch), 0)
+
+
+def _fitted(name: str, y: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if y.shape == shape:
+        return y
+    tail = shape[max(len(shape) - y.ndim, 0) :]
+    if y.ndim > len(shape) or any(s not in (1, n) for s, n in zip(y.shape, tail, strict=True)):
+        raise ShapeError(f"{name}: y has the shape {y.shape}, and x[index] has {shape}")
+    return broadcast_to(y, shape)

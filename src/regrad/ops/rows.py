@@ -1,0 +1,99 @@
+"""What the kernels of gathers and scatters share, in each library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad import namespaces
+from regrad.errors import DTypeError, IndexRangeError
+from regrad.shapes import (
+    shifted_shape,
+)
+
+# -- what the kernels share ----------------------------------------------------------------------
+
+
+def _is_jax(xp: Any) -> bool:
+    return xp.__name__ == "jax.numpy"
+
+
+def _as_index(xp: Any, ids: Any) -> Any:
+    """Integers of any dtype under the dtype that the library indexes by."""
+    if ids.dtype == xp.bool:
+        raise DTypeError("indices are integers, got bools. Select by a mask with x[mask].")
+    if _is_jax(xp):
+        return ids.astype(int)
+    return namespaces.cast(xp, ids, np.intp)
+
+
+def _in_range(xp: Any, ids: Any, n: int) -> Any:
+    """Indices into an axis of size n as non-negative ones."""
+    ids = _as_index(xp, ids)
+    if _is_jax(xp):
+        return xp.clip(xp.where(ids < 0, ids + n, ids), 0, max(n - 1, 0))
+    if math.prod(ids.shape) == 0:
+        return ids
+    low, high = int(ids.min()), int(ids.max())
+    if low < -n or high >= n:
+        raise IndexRangeError(
+            f"the index {low if low < -n else high} is out of range for an axis of size {n}"
+        )
+    return ids if low >= 0 else xp.where(ids < 0, ids + n, ids)
+
+
+def _zeros(xp: Any, shape: Sequence[int], like: Any) -> Any:
+    """Zeros of the dtype of an array, on its device."""
+    if hasattr(like, "new_zeros"):
+        return like.new_zeros(tuple(shape))
+    return xp.zeros(shape, dtype=like.dtype)
+
+
+def _count_up(xp: Any, n: int, like: Any) -> Any:
+    """`[0, …, n - 1]`, on the device of an array."""
+    return xp.arange(n, device=like.device) if hasattr(like, "new_zeros") else xp.arange(n)
+
+
+def _add_rows(xp: Any, n: int, ids: Any, rows: Any) -> Any:
+    """n rows of zeros with `rows[k]` added at `ids[k]`, which are all in range."""
+    y = _zeros(xp, (n, rows.shape[1]), rows)
+    if _is_jax(xp):
+        return y.at[ids].add(rows)
+    if xp is not np:
+        return y.index_add_(0, ids, rows)
+    width = rows.shape[1]
+    if width >= 16 and rows.size >= 1 << 14 and rows.dtype in (np.float32, np.float64):
+        return _add_rows_sparse(n, ids, rows)
+    if width > 1 and rows.size > 256:  # add.at is fast for flat arrays only
+        flat = (ids[:, None] * width + np.arange(width)).ravel()
+        np.add.at(y.reshape(-1), flat, rows.ravel())
+    else:
+        np.add.at(y, ids, rows)
+    return y
+
+
+def _add_rows_sparse(n: int, ids: Any, rows: Any) -> Any:
+    """The same by a sparse matrix product: several times faster for wide rows."""
+    from scipy.sparse import csc_array
+
+    k = len(ids)
+    ones = np.ones(k, rows.dtype)
+    return csc_array((ones, ids, np.arange(k + 1)), shape=(n, k)) @ rows
+
+
+def _linear(xp: Any, indices: Any, sizes: Sequence[int]) -> Any:
+    """Index vectors (on the last axis) into leading axes of these sizes, as flat row numbers."""
+    ids = _zeros(xp, (math.prod(indices.shape[:-1]),), _as_index(xp, indices))
+    for axis, n in enumerate(sizes):
+        ids = ids * n + xp.reshape(_in_range(xp, indices[..., axis], n), (-1,))
+    return ids
+
+
+def _permuted(xp: Any, x: Any, block: int, count: int, to: int) -> Any:
+    """x with the `count` axes from `block` on moved to `to`."""
+    if block == to or count == 0:
+        return x
+    return xp.permute_dims(x, shifted_shape(range(x.ndim), block, count, to))

@@ -1,0 +1,269 @@
+"""Slices and padding: ops that read or write blocks.
+
+They come in adjoint pairs, each the other's rule: StridedSlice/StridedSliceGrad, Slice/PadV2,
+MirrorPad/MirrorPadGrad.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad import dispatch
+from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from regrad.ops.creation import zeros_like
+from regrad.ops.rows import _add_rows, _is_jax
+from regrad.opsheet import op
+from regrad.registry import gradient
+from regrad.shapes import (
+    Window,
+    as_shape,
+    as_slice,
+    ascending,
+    flipped,
+)
+from regrad.tensor import Tensor
+
+# -- slices --------------------------------------------------------------------------------------
+# Basic indexing is two ops with one attribute: an entry per axis, which is an int, None (a new
+# axis) or a window (first, count, step).
+
+Basic = tuple[int | Window | None, ...]
+
+
+def _windows(index: Basic) -> list[Window]:
+    """One window per axis of x: an int selects one element."""
+    return [(e, 1, 1) if isinstance(e, int) else e for e in index if e is not None]
+
+
+def _embedded(
+    xp: Any, x: Any, shape: Sequence[int], windows: Sequence[Window], value: complex = 0
+) -> Any:
+    """One value everywhere but in ascending windows, which hold x."""
+    if _is_jax(xp) and math.prod(x.shape):
+        from jax import lax
+
+        spare = [
+            (first, n - 1 - first - (count - 1) * step, step - 1)
+            for n, (first, count, step) in zip(shape, windows, strict=True)
+        ]
+        return lax.pad(x, xp.asarray(value, dtype=x.dtype), spare)
+    if hasattr(x, "new_full"):
+        y = x.new_full(tuple(shape), value)
+    else:
+        y = xp.full(tuple(shape), value, dtype=x.dtype)
+    if math.prod(x.shape):
+        y[tuple(as_slice(w) for w in windows)] = x
+    return y
+
+
+@op("StridedSlice")
+def _strided_slice(xp, x: Tensor, /, *, index: Basic) -> Tensor:
+    entries = [as_slice(ascending(e)) if isinstance(e, tuple) else e for e in index]
+    y = x[tuple(entries)]
+    back = flipped([e or (0, 1, 1) for e in index if not isinstance(e, int)])
+    return xp.flip(y, axis=back) if back else y
+
+
+@gradient("StridedSlice")
+def _(dy, x_shape, index):
+    return _strided_slice_grad(dy, shape=x_shape, index=index)
+
+
+@op("StridedSliceGrad")
+def _strided_slice_grad(xp, x: Tensor, /, *, shape: tuple[int, ...], index: Basic) -> Tensor:
+    windows = _windows(index)
+    return _embedded(xp, _ascending(xp, x, windows), shape, [ascending(w) for w in windows])
+
+
+def _ascending(xp: Any, x: Any, windows: list[Window]) -> Any:
+    """What belongs into windows, with one axis per window, and first to last."""
+    x = xp.reshape(x, tuple(count for _, count, _ in windows))
+    back = flipped(windows)
+    return xp.flip(x, axis=back) if back else x
+
+
+@gradient("StridedSliceGrad")
+def _(dy, index):
+    return _strided_slice(dy, index=index)
+
+
+@op("TensorStridedSliceUpdate")
+def _strided_slice_update(xp, x: Tensor, updates: Tensor, /, *, index: Basic) -> Tensor:
+    windows = _windows(index)
+    place = tuple(as_slice(ascending(w)) for w in windows)
+    updates = _ascending(xp, updates, windows)
+    if _is_jax(xp):
+        return x.at[place].set(updates)
+    y = x.copy() if xp is np else x.clone()
+    y[place] = updates
+    return y
+
+
+@gradient("TensorStridedSliceUpdate", "x")
+def _(dy, index):
+    return _strided_slice_update(dy, zeros_like(_strided_slice(dy, index=index)), index=index)
+
+
+@gradient("TensorStridedSliceUpdate", "updates")
+def _(dy, index):
+    return _strided_slice(dy, index=index)
+
+
+@op("Slice")
+def _slice(xp, x: Tensor, /, *, begin: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+    return x[tuple(builtins.slice(b, b + n) for b, n in zip(begin, size, strict=True))]
+
+
+@gradient("Slice")
+def _(dy, x_shape, begin, size):
+    spare = [(b, n - b - s) for b, s, n in zip(begin, size, x_shape, strict=True)]
+    return _pad(dy, paddings=tuple(spare), constant_value=0)
+
+
+def slice(x: Any, begin: int | Sequence[int], size: int | Sequence[int] | None = None) -> Tensor:
+    """The block of x that begins at `begin` and has the shape `size`; -1 means to the end.
+
+    `begin` and `size` may be shorter than x's rank; the other axes are taken whole.
+
+    Op type: `Slice`. Source: `tf.slice`.
+
+    >>> import regrad as rg
+    >>> rg.slice(rg.tensor([1.0, 2.0, 3.0, 4.0]), [1], [-1]).print()
+    Tensor
+        [2, 3, 4]
+    """
+    x = dispatch.lift(x)
+    begin = as_shape(begin)
+    size = (-1,) * len(begin) if size is None else as_shape(size)
+    more = x.ndim - len(begin)
+    if len(begin) != len(size) or more < 0:
+        raise ShapeError(
+            f"slice: begin and size must have one entry per axis of {x.shape}, got {begin} and "
+            f"{size}"
+        )
+    begin = (*begin, *[0] * more)
+    size = tuple(
+        n - b if s == -1 else s
+        for b, s, n in zip(begin, (*size, *[-1] * more), x.shape, strict=True)
+    )
+    if any(b < 0 or s < 0 or b + s > n for b, s, n in zip(begin, size, x.shape, strict=True)):
+        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {x.shape}")
+    return _slice(x, begin=begin, size=size)
+
+
+# -- padding -------------------------------------------------------------------------------------
+
+Paddings = tuple[tuple[int, int], ...]
+
+
+@op("PadV2")
+def _pad(xp, x: Tensor, /, *, paddings: Paddings, constant_value: complex) -> Tensor:
+    shape = [a + n + b for (a, b), n in zip(paddings, x.shape, strict=True)]
+    windows = [(a, n, 1) for (a, _), n in zip(paddings, x.shape, strict=True)]
+    return _embedded(xp, x, shape, windows, constant_value)
+
+
+@gradient("PadV2")
+def _(dy, x_shape, paddings):
+    return _slice(dy, begin=tuple(a for a, _ in paddings), size=x_shape)
+
+
+@op("MirrorPad")
+def _mirror_pad(xp, x: Tensor, /, *, paddings: Paddings, mode: str) -> Tensor:
+    for axis, pair in enumerate(paddings):
+        if any(pair):
+            x = xp.take(x, _mirrored(xp, x.shape[axis], pair, mode, x), axis=axis)
+    return x
+
+
+def _mirrored(xp: Any, n: int, pair: tuple[int, int], mode: str, like: Any) -> Any:
+    """Which element of an axis of size n each element of the padded axis repeats."""
+    ids = np.pad(np.arange(n), pair, mode=mode)
+    return xp.asarray(ids, device=like.device) if hasattr(like, "new_zeros") else xp.asarray(ids)
+
+
+@gradient("MirrorPad")
+def _(dy, x_shape, paddings, mode):
+    return _mirror_pad_grad(dy, shape=x_shape, paddings=paddings, mode=mode)
+
+
+@op("MirrorPadGrad")
+def _mirror_pad_grad(
+    xp, x: Tensor, /, *, shape: tuple[int, ...], paddings: Paddings, mode: str
+) -> Tensor:
+    for axis, (n, pair) in enumerate(zip(shape, paddings, strict=True)):
+        if any(pair):
+            ids = _mirrored(xp, n, pair, mode, x)
+            x = xp.moveaxis(x, axis, 0)
+            rest = tuple(x.shape[1:])
+            y = _add_rows(xp, n, ids, xp.reshape(x, (x.shape[0], math.prod(rest))))
+            x = xp.moveaxis(xp.reshape(y, (n, *rest)), 0, axis)
+    return x
+
+
+@gradient("MirrorPadGrad")
+def _(dy, paddings, mode):
+    return _mirror_pad(dy, paddings=paddings, mode=mode)
+
+
+def pad(
+    x: Any,
+    paddings: int | Sequence[tuple[int, int]],
+    mode: str = "constant",
+    constant_value: complex = 0,
+) -> Tensor:
+    """x with `(before, after)` elements more along each axis; one int means so many everywhere.
+
+    `mode` says which: "constant" (`constant_value`), "reflect" (mirrored without the edge),
+    "symmetric" (mirrored with it) or "edge" (the edge repeated). The gradients of mirrored
+    elements add to those of the elements that they repeat.
+
+    Op types: `PadV2`, and `MirrorPad` for the other modes. Source: `tf.pad`, `numpy.pad`.
+
+    >>> import regrad as rg
+    >>> rg.pad(rg.tensor([1.0, 2.0, 3.0]), [(2, 1)], "reflect").print()
+    Tensor
+        [3, 2, 1, 2, 3, 2]
+    """
+    x = dispatch.lift(x)
+    pairs = _pairs(paddings, x.ndim)
+    if mode not in ("constant", "reflect", "symmetric", "edge"):
+        raise ArgumentError(
+            f"pad: mode is 'constant', 'reflect', 'symmetric' or 'edge', got {mode!r}"
+        )
+    if mode == "constant":
+        _check_kind("pad", "constant_value", _number_dtype(constant_value), x)
+        return _pad(x, paddings=pairs, constant_value=constant_value)
+    if any(n == 0 and any(pair) for n, pair in zip(x.shape, pairs, strict=True)):
+        raise ShapeError(f"pad: an empty axis of {x.shape} has no elements to repeat ({mode})")
+    return _mirror_pad(x, paddings=pairs, mode=mode)
+
+
+def _pairs(paddings: Any, ndim: int) -> Paddings:
+    if isinstance(paddings, int):
+        paddings = [(paddings, paddings)] * ndim
+    pairs = tuple(as_shape(pair) for pair in paddings if isinstance(pair, tuple | list))
+    if len(pairs) != ndim or len(paddings) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
+        raise ArgumentError(
+            f"pad: paddings is one pair (before, after) of 0 or more per axis, {ndim} in all, got "
+            f"{paddings!r:.80}"
+        )
+    return pairs
+
+
+def _number_dtype(value: complex) -> np.dtype:
+    return dispatch.number_dtype(value, integers=isinstance(value, int))
+
+
+def _check_kind(name: str, what: str, dtype: np.dtype, x: Tensor) -> None:
+    """Refuse values that x's dtype cannot hold in kind (1.5 among integers)."""
+    if not np.can_cast(dtype, x.dtype, "same_kind"):
+        raise DTypeError(
+            f"{name}: {what} is {dtype} and x is {x.dtype}, which cannot hold it. Convert x first "
+            f"with astype(x, rg.{dtype})."
+        )
