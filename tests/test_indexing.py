@@ -11,6 +11,7 @@ import torch
 import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, RegradError, ShapeError
 from regrad.ops import indexing
+from regrad.ops.getitem import getitem
 
 ROWS = np.arange(12.0).reshape(3, 4)
 LIBRARIES = [np.asarray, jnp.asarray, torch.asarray]
@@ -67,10 +68,10 @@ def test_any_index_means_what_it_means_in_numpy(library, seed):
         due = values[index]
     except IndexError:  # arrays that do not broadcast, a mask among them
         with pytest.raises((IndexError, ShapeError)):
-            indexing.getitem(rg.asarray(values), index)
+            getitem(rg.asarray(values), index)
         return
     x = rg.asarray(library(values))
-    np.testing.assert_array_equal(indexing.getitem(x, index)._values(), due)
+    np.testing.assert_array_equal(getitem(x, index)._values(), due)
 
     weights = np.cos(np.arange(due.size)).reshape(due.shape)
     dx = rg.grad(lambda x: (x[index] * library(weights)).sum(), unconnected="zero")(x)
@@ -80,9 +81,9 @@ def test_any_index_means_what_it_means_in_numpy(library, seed):
 
     changed = values.copy()
     changed[index] = weights
-    y = indexing.at_set(x, index, rg.asarray(library(weights)))
+    y = rg.at_set(x, index, rg.asarray(library(weights)))
     np.testing.assert_array_equal(y._values(), changed)
-    y = indexing.at_add(x, index, rg.asarray(library(weights)))
+    y = rg.at_add(x, index, rg.asarray(library(weights)))
     np.testing.assert_allclose(y._values(), values + added)
     np.testing.assert_array_equal(x._values(), values)
 
@@ -112,24 +113,24 @@ def test_any_index_means_what_it_means_in_numpy(library, seed):
 def test_index_errors(library, index, error, words):
     x = rows(library)
     with pytest.raises(error, match=words):
-        indexing.getitem(x, index)
+        getitem(x, index)
     with pytest.raises(error, match=words):
-        indexing.at_set(x, index, 0.0)
+        rg.at_set(x, index, 0.0)
 
 
 @pytest.mark.parametrize("library", RAISING)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: indexing.take(x, [3], axis=0),
-        lambda x: indexing.take(x, np.array([[0], [4], [0]]), axis=1, batch_dims=1),
-        lambda x: indexing.take_along_axis(x, [[4]], axis=1),
+        lambda x: rg.take(x, [3], axis=0),
+        lambda x: rg.take(x, np.array([[0], [4], [0]]), axis=1, batch_dims=1),
+        lambda x: rg.take_along_axis(x, [[4]], axis=1),
         lambda x: indexing.scatter_along_axis(x, np.full((3, 4), 9), (3, 5), axis=1),
-        lambda x: indexing.gather_nd(x, [[0, 4]]),
-        lambda x: indexing.scatter_nd([[0], [1], [2]], x, (2, 4)),
-        lambda x: indexing.segment_sum(x, [0, 1, 2], 2),
-        lambda x: indexing.at_set(x, [5], 0.0),
-        lambda x: indexing.at_add(x, [-4], 0.0),
+        lambda x: rg.gather_nd(x, [[0, 4]]),
+        lambda x: rg.scatter_nd([[0], [1], [2]], x, (2, 4)),
+        lambda x: rg.segment_sum(x, [0, 1, 2], 2),
+        lambda x: rg.at_set(x, [5], 0.0),
+        lambda x: rg.at_add(x, [-4], 0.0),
     ],
 )
 def test_indices_out_of_range_raise(library, call):
@@ -139,43 +140,43 @@ def test_indices_out_of_range_raise(library, call):
 
 def test_jax_takes_the_nearest_element_forward_and_backward():
     x = rows(jnp.asarray)
-    assert indexing.take(x, [7, -9], axis=1).tolist() == ROWS[:, [3, 0]].tolist()
+    assert rg.take(x, [7, -9], axis=1).tolist() == ROWS[:, [3, 0]].tolist()
     assert x[[7], [9]].tolist() == [11.0]
-    dx = rg.grad(lambda x: indexing.take(x, [7, -9], axis=1).sum())(x)
+    dx = rg.grad(lambda x: rg.take(x, [7, -9], axis=1).sum())(x)
     assert dx.tolist() == [[1.0, 0.0, 0.0, 1.0]] * 3
-    assert indexing.segment_sum(x, [0, 5, 0], 2).tolist() == [(ROWS[0] + ROWS[2]).tolist(), [0] * 4]
-    dx = rg.grad(lambda x: indexing.segment_sum(x, [0, 5, 0], 2).sum())(x)
+    assert rg.segment_sum(x, [0, 5, 0], 2).tolist() == [(ROWS[0] + ROWS[2]).tolist(), [0] * 4]
+    dx = rg.grad(lambda x: rg.segment_sum(x, [0, 5, 0], 2).sum())(x)
     assert dx.tolist() == [[1.0] * 4, [0.0] * 4, [1.0] * 4]
 
 
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda x: indexing.take(x, [0]), ArgumentError, "which axis"),
-        (lambda x: indexing.take(x, [0.5], axis=0), DTypeError, "must be integers"),
-        (lambda x: indexing.take(x, [True], axis=0), DTypeError, "mask"),
-        (lambda x: indexing.take(x, [[0]], axis=0, batch_dims=1), ArgumentError, "batch_dims"),
-        (lambda x: indexing.take(x, [[0]], axis=1, batch_dims=1), ShapeError, "must agree"),
-        (lambda x: indexing.take_along_axis(x, [0]), ShapeError, "use take"),
-        (lambda x: indexing.take_along_axis(x, [[0], [0]], axis=1), ShapeError, "broadcast"),
-        (lambda x: indexing.gather_nd(x, [[0, 0, 0]]), ShapeError, "up to 2"),
-        (lambda x: indexing.gather_nd(x, 0), ShapeError, "last axis"),
-        (lambda x: indexing.scatter_nd([[0]], x, (3, 4)), ShapeError, r"\(1, 4\), got \(3, 4\)"),
-        (lambda x: indexing.segment_sum(x, [0, 1], 2), ShapeError, "leading axes"),
-        (lambda x: indexing.slice(x, (0, 0), (1,)), ShapeError, "one entry per axis"),
-        (lambda x: indexing.slice(x, (0, 3), (1, 2)), IndexError, "not within"),
-        (lambda x: indexing.slice(x, (-1, 0), (1, 1)), IndexError, "not within"),
-        (lambda x: indexing.pad(x, [(1, 1)]), ArgumentError, "2 in all"),
-        (lambda x: indexing.pad(x, [(1, 1), (-1, 0)]), ArgumentError, "0 or more"),
-        (lambda x: indexing.pad(x, [1, 1]), ArgumentError, "pair"),
-        (lambda x: indexing.pad(x, 1, "wrap"), ArgumentError, "'wrap'"),
-        (lambda x: indexing.pad(x[:0], 1, "edge"), ShapeError, "empty axis"),
-        (lambda x: indexing.repeat(x, [1, 2], axis=1), ShapeError, "4 elements"),
-        (lambda x: indexing.repeat(x, -1), ArgumentError, "0 or more"),
-        (lambda x: indexing.at_set(x, 0, [1.0, 2.0]), ShapeError, r"\(2,\), and x\[index\]"),
-        (lambda x: indexing.at_add(x, [0], x), ShapeError, r"has \(1, 4\)"),
-        (lambda x: indexing.at_set(x, 0, 1j), DTypeError, "complex"),
-        (lambda x: indexing.nonzero(x[0, 0]), ShapeError, "rank 0"),
+        (lambda x: rg.take(x, [0]), ArgumentError, "which axis"),
+        (lambda x: rg.take(x, [0.5], axis=0), DTypeError, "must be integers"),
+        (lambda x: rg.take(x, [True], axis=0), DTypeError, "mask"),
+        (lambda x: rg.take(x, [[0]], axis=0, batch_dims=1), ArgumentError, "batch_dims"),
+        (lambda x: rg.take(x, [[0]], axis=1, batch_dims=1), ShapeError, "must agree"),
+        (lambda x: rg.take_along_axis(x, [0]), ShapeError, "use take"),
+        (lambda x: rg.take_along_axis(x, [[0], [0]], axis=1), ShapeError, "broadcast"),
+        (lambda x: rg.gather_nd(x, [[0, 0, 0]]), ShapeError, "up to 2"),
+        (lambda x: rg.gather_nd(x, 0), ShapeError, "last axis"),
+        (lambda x: rg.scatter_nd([[0]], x, (3, 4)), ShapeError, r"\(1, 4\), got \(3, 4\)"),
+        (lambda x: rg.segment_sum(x, [0, 1], 2), ShapeError, "leading axes"),
+        (lambda x: rg.slice(x, (0, 0), (1,)), ShapeError, "one entry per axis"),
+        (lambda x: rg.slice(x, (0, 3), (1, 2)), IndexError, "not within"),
+        (lambda x: rg.slice(x, (-1, 0), (1, 1)), IndexError, "not within"),
+        (lambda x: rg.pad(x, [(1, 1)]), ArgumentError, "2 in all"),
+        (lambda x: rg.pad(x, [(1, 1), (-1, 0)]), ArgumentError, "0 or more"),
+        (lambda x: rg.pad(x, [1, 1]), ArgumentError, "pair"),
+        (lambda x: rg.pad(x, 1, "wrap"), ArgumentError, "'wrap'"),
+        (lambda x: rg.pad(x[:0], 1, "edge"), ShapeError, "empty axis"),
+        (lambda x: rg.repeat(x, [1, 2], axis=1), ShapeError, "4 elements"),
+        (lambda x: rg.repeat(x, -1), ArgumentError, "0 or more"),
+        (lambda x: rg.at_set(x, 0, [1.0, 2.0]), ShapeError, r"\(2,\), and x\[index\]"),
+        (lambda x: rg.at_add(x, [0], x), ShapeError, r"has \(1, 4\)"),
+        (lambda x: rg.at_set(x, 0, 1j), DTypeError, "complex"),
+        (lambda x: rg.nonzero(x[0, 0]), ShapeError, "rank 0"),
     ],
 )
 def test_argument_errors(call, error, words):
@@ -187,19 +188,19 @@ def test_argument_errors(call, error, words):
 def test_float_into_integers_is_refused():
     x = rg.asarray(np.arange(3))
     with pytest.raises(DTypeError, match="astype"):
-        indexing.at_set(x, 0, 1.5)
+        rg.at_set(x, 0, 1.5)
     with pytest.raises(DTypeError, match="astype"):
-        indexing.at_add(x, 0, rg.tensor(1.5))
+        rg.at_add(x, 0, rg.tensor(1.5))
     with pytest.raises(DTypeError, match="constant_value"):
-        indexing.pad(x, 1, constant_value=0.5)
-    assert indexing.at_set(x, 0, 7).tolist() == [7, 1, 2]
-    assert indexing.at_set(x, [0, 1], [8, 9]).dtype == x.dtype
+        rg.pad(x, 1, constant_value=0.5)
+    assert rg.at_set(x, 0, 7).tolist() == [7, 1, 2]
+    assert rg.at_set(x, [0, 1], [8, 9]).dtype == x.dtype
 
 
 def test_the_result_keeps_the_dtype_of_x():
     x = rg.asarray(np.ones(3, "f4"))
     y = rg.asarray(np.ones(2, "f8"))
-    for f in (indexing.at_set, indexing.at_add):
+    for f in (rg.at_set, rg.at_add):
         assert f(x, [0, 2], y).dtype == np.float32
         assert f(x, slice(2), y).dtype == np.float32
         dx, dy = rg.grads(lambda x, y, f=f: f(x, [0, 2], y).sum())([x, y])
@@ -212,8 +213,8 @@ def test_the_result_keeps_the_dtype_of_x():
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_at_set_with_repeated_indices_the_last_one_wins(library):
     x, y = rg.asarray(library(np.zeros(3))), rg.asarray(library(np.array([1.0, 2.0, 3.0])))
-    assert indexing.at_set(x, [0, 2, 0], y).tolist() == [3.0, 0.0, 2.0]
-    dx, dy = rg.grads(lambda x, y: indexing.at_set(x, [0, 2, 0], y).sum())([x, y])
+    assert rg.at_set(x, [0, 2, 0], y).tolist() == [3.0, 0.0, 2.0]
+    dx, dy = rg.grads(lambda x, y: rg.at_set(x, [0, 2, 0], y).sum())([x, y])
     assert dx.tolist() == [0.0, 1.0, 0.0]
     assert dy.tolist() == [0.0, 1.0, 1.0]
 
@@ -221,14 +222,14 @@ def test_at_set_with_repeated_indices_the_last_one_wins(library):
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_at_add_with_repeated_indices_adds_up(library):
     x, y = rg.asarray(library(np.zeros(3))), rg.asarray(library(np.array([1.0, 2.0, 3.0])))
-    assert indexing.at_add(x, [0, 2, 0], y).tolist() == [4.0, 0.0, 2.0]
+    assert rg.at_add(x, [0, 2, 0], y).tolist() == [4.0, 0.0, 2.0]
 
 
 def test_what_at_set_overwrites_does_no_harm():
     """A mask, no product: infinite and NaN gradients stop where they were overwritten."""
     x = rg.tensor([0.0, 4.0])
     for index in (0, [0], [True, False]):
-        dx = rg.grad(lambda x, i=index: indexing.at_set(rg.sqrt(x), i, 1.0).sum())(x + 0.0)
+        dx = rg.grad(lambda x, i=index: rg.at_set(rg.sqrt(x), i, 1.0).sum())(x + 0.0)
         assert dx.tolist()[1] == 0.25
     broken = rg.asarray(np.array([np.nan, np.inf, 1.0]))
     assert rg.grad(lambda x: (x[1:] * 2).sum())(broken).tolist() == [0.0, 2.0, 2.0]
@@ -240,17 +241,17 @@ def test_indices_of_any_integer_dtype(library, dtype):
     x, ids = rows(library), np.array([2, 0], dtype)
     assert x[ids].tolist() == ROWS[[2, 0]].tolist()
     assert x[ids, ids].tolist() == ROWS[[2, 0], [2, 0]].tolist()
-    assert indexing.take_along_axis(x, ids[None], axis=1).tolist() == ROWS[:, [2, 0]].tolist()
-    dx = rg.grad(lambda x: indexing.take(x, ids, axis=0).sum())(x)
+    assert rg.take_along_axis(x, ids[None], axis=1).tolist() == ROWS[:, [2, 0]].tolist()
+    dx = rg.grad(lambda x: rg.take(x, ids, axis=0).sum())(x)
     assert dx.tolist() == [[1.0] * 4, [0.0] * 4, [1.0] * 4]
-    assert indexing.one_hot(ids, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert rg.one_hot(ids, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
 def test_small_index_dtypes_do_not_overflow():
     x = rg.asarray(np.arange(1000.0).reshape(500, 2))
     ids = np.array([[100, 1], [-1, 0]], np.int8)
-    assert indexing.gather_nd(x, ids).tolist() == [201.0, 998.0]
-    assert indexing.scatter_nd(ids, rg.tensor([1.0, 2.0]), (500, 2))[100, 1].item() == 1.0
+    assert rg.gather_nd(x, ids).tolist() == [201.0, 998.0]
+    assert rg.scatter_nd(ids, rg.tensor([1.0, 2.0]), (500, 2))[100, 1].item() == 1.0
 
 
 def test_an_index_tensor_is_an_input():
@@ -274,16 +275,16 @@ def test_everything_taken_is_the_tensor_itself():
 
 def test_mirrored_padding_beyond_the_size_reflects_again():
     x = rg.tensor([1.0, 2.0, 3.0])
-    y = indexing.pad(x, [(5, 0)], "reflect")
+    y = rg.pad(x, [(5, 0)], "reflect")
     assert y.tolist() == np.pad([1.0, 2.0, 3.0], (5, 0), "reflect").tolist()
-    dx = rg.grad(lambda x: indexing.pad(x, [(2, 1)], "reflect").sum())(x)
+    dx = rg.grad(lambda x: rg.pad(x, [(2, 1)], "reflect").sum())(x)
     assert dx.tolist() == [1.0, 3.0, 2.0]  # TensorFlow.js drops the reflected parts
 
 
 def test_segment_sum_without_segments():
     x = rg.asarray(np.ones((2, 3)))
-    assert indexing.segment_sum(x, [-1, -1], 0).shape == (0, 3)
-    dx = rg.grad(lambda x: (indexing.segment_sum(x, [-1, -1], 0)).sum(), unconnected="zero")(x)
+    assert rg.segment_sum(x, [-1, -1], 0).shape == (0, 3)
+    dx = rg.grad(lambda x: (rg.segment_sum(x, [-1, -1], 0)).sum(), unconnected="zero")(x)
     assert dx.tolist() == np.zeros((2, 3)).tolist()
 
 
@@ -294,10 +295,10 @@ def test_wide_rows_add_up():
     due = np.zeros((7, 64))
     np.add.at(due, ids, updates)
     for dtype, rtol in (("f8", 1e-12), ("f4", 1e-4)):
-        y = indexing.segment_sum(rg.asarray(updates.astype(dtype)), ids, 7)
+        y = rg.segment_sum(rg.asarray(updates.astype(dtype)), ids, 7)
         assert y.dtype == dtype
         np.testing.assert_allclose(y.numpy(), due, rtol=rtol, atol=rtol * 10)
-    y = indexing.segment_sum(rg.asarray((updates * 9).astype("i8")), ids, 7)
+    y = rg.segment_sum(rg.asarray((updates * 9).astype("i8")), ids, 7)
     assert y.dtype == np.int64
 
 
@@ -305,8 +306,8 @@ def test_results_can_be_written_to_by_nobody():
     """at_set and its kin never touch their input, and an update of nothing is x."""
     x = rows()
     for index in (0, [0, 1], [], (slice(0, 0),), [False] * 3):
-        indexing.at_set(x, index, 5.0)
-        indexing.at_add(x, index, 5.0)
+        rg.at_set(x, index, 5.0)
+        rg.at_add(x, index, 5.0)
     assert x.tolist() == ROWS.tolist()
 
 
@@ -324,16 +325,16 @@ def traced(f, *arrays):
         lambda x, i: x[:, i, None],
         lambda x, i: x[i, i[::-1]],
         lambda x, i: x[1, ::-2],
-        lambda x, i: indexing.at_set(x, i, x[:2]),
-        lambda x, i: indexing.at_set(x, x > 3, 0.0),
-        lambda x, i: indexing.at_add(x, (slice(None), i), 1.0),
-        lambda x, i: indexing.segment_sum(x[:2], i - 1, 2),
-        lambda x, i: indexing.take(x, i[None] * rg.asarray([[1], [0], [1]]), axis=1, batch_dims=1),
-        lambda x, i: rg.grad(lambda x: (indexing.take_along_axis(x, i[None], axis=1) ** 2).sum())(
+        lambda x, i: rg.at_set(x, i, x[:2]),
+        lambda x, i: rg.at_set(x, x > 3, 0.0),
+        lambda x, i: rg.at_add(x, (slice(None), i), 1.0),
+        lambda x, i: rg.segment_sum(x[:2], i - 1, 2),
+        lambda x, i: rg.take(x, i[None] * rg.asarray([[1], [0], [1]]), axis=1, batch_dims=1),
+        lambda x, i: rg.grad(lambda x: (rg.take_along_axis(x, i[None], axis=1) ** 2).sum())(
             x
         ),
-        lambda x, i: rg.grad(lambda x: (indexing.pad(x, 1, "reflect") ** 2).sum())(x),
-        lambda x, i: indexing.one_hot(i, 3),
+        lambda x, i: rg.grad(lambda x: (rg.pad(x, 1, "reflect") ** 2).sum())(x),
+        lambda x, i: rg.one_hot(i, 3),
     ],
 )
 def test_traced_by_jax(f):

@@ -17,7 +17,7 @@ from regrad.ops.array import diag as diag
 from regrad.ops.array import diagonal as diagonal
 from regrad.ops.array import matrix_transpose as matrix_transpose
 from regrad.ops.array import trace as trace
-from regrad.ops.creation import eye, zeros_like
+from regrad.ops.creation import ones_like
 from regrad.ops.decompositions import det as det
 from regrad.ops.decompositions import eigvalsh as eigvalsh
 from regrad.ops.decompositions import inv as inv
@@ -237,4 +237,4 @@ def matrix_power(x: Any, n: int, /) -> Tensor:
     while n:  # square and multiply
         y = (x if y is None else matmul(y, x)) if n % 2 else y
         x, n = matmul(x, x) if n > 1 else x, n // 2
-    return zeros_like(x) + eye(x.shape[-1], dtype=x.dtype) if y is None else y
+    return diag(ones_like(diagonal(x))) if y is None else y

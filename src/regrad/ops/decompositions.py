@@ -16,10 +16,10 @@ import numpy as np
 
 from regrad import namespaces
 from regrad.errors import GradientError, ShapeError
-from regrad.ops.array import expand_dims, matrix_transpose, tril, triu
-from regrad.ops.creation import eye
-from regrad.ops.elementwise import conj, imag, where
-from regrad.ops.matmul import einsum, matmul
+from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, trace, tril, triu
+from regrad.ops.creation import ones_like
+from regrad.ops.elementwise import conj, imag
+from regrad.ops.matmul import matmul
 from regrad.opsheet import op
 from regrad.registry import gradient, not_differentiable
 from regrad.tensor import Tensor
@@ -43,7 +43,7 @@ def _symmetrized(xp: Any, x: Any) -> Any:
 
 def _half_diagonal(x: Tensor) -> Tensor:
     """x with half its diagonal: a triangle of it and its adjoint make a Hermitian matrix."""
-    return where(np.eye(x.shape[-1], dtype=bool), 0.5 * x, x)
+    return x - 0.5 * diag(diagonal(x))
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -193,10 +193,9 @@ def _cofactors_change(xp, a: Tensor, x: Tensor, /) -> Tensor:
     a = xp.matrix_transpose(u) @ a @ xp.matrix_transpose(vh)
     others = _products_without_pairs(xp, s)
     y = -others * xp.matrix_transpose(a)
-    on_diagonal = xp.eye(s.shape[-1], dtype=y.dtype)
-    diagonal = xp.sum(a * on_diagonal, axis=-1)[..., None]
-    y = y + on_diagonal * (namespaces.cast(xp, others, y.dtype) @ diagonal)
-    return sign * u @ y @ vh
+    on_diagonal = xp.tril(xp.triu(xp.ones_like(y)))
+    traces = namespaces.cast(xp, others, y.dtype) @ xp.linalg.diagonal(a)[..., None]
+    return sign * u @ (y + on_diagonal * traces) @ vh
 
 
 @gradient("MatrixCofactorsChange", "a")
@@ -208,11 +207,11 @@ def _(dy, x):
 def _(dy, a, x):
     inverse = inv(x)
     p, q = matmul(inverse, a), matmul(inverse, dy)
-    pq, unit = matmul(p, q), eye(x.shape[-1], dtype=x.dtype)
-    trace_p, trace_q = (_matrix(einsum("...ii", z)) for z in (p, q))
-    rest = trace_p * trace_q - _matrix(einsum("...ii", pq))
-    inner = rest * unit - trace_q * p - trace_p * q + pq + matmul(q, p)
-    return _matrix(det(x)) * matrix_transpose(matmul(inner, inverse))
+    pq = matmul(p, q)
+    trace_p, trace_q, trace_pq = (_matrix(trace(z)) for z in (p, q, pq))
+    change = matmul(pq + matmul(q, p) - trace_q * p - trace_p * q, inverse)
+    change = change + (trace_p * trace_q - trace_pq) * inverse
+    return _matrix(det(x)) * matrix_transpose(change)
 
 
 def _svd_and_sign(xp: Any, x: Any) -> Any:
@@ -233,12 +232,11 @@ def _products_around(xp: Any, s: Any) -> tuple[Any, Any]:
 
 def _products_without_pairs(xp: Any, s: Any) -> Any:
     """At (i, j) the product of all numbers but the i-th and the j-th; 0 on the diagonal."""
-    n = s.shape[-1]
-    above = xp.asarray(np.tri(n, k=-1, dtype=bool).T)
-    between = _products_around(xp, xp.where(above, s[..., None, :], xp.ones_like(s[..., None])))[0]
+    ones = xp.ones_like(s[..., None] * s[..., None, :])
+    later = xp.triu(ones * s[..., None, :], k=1) + xp.tril(ones)
     before, after = _products_around(xp, s)
-    pairs = before[..., :, None] * between * after[..., None, :]
-    pairs = xp.where(above, pairs, xp.zeros_like(pairs))
+    between = _products_around(xp, later)[0]
+    pairs = xp.triu(before[..., None] * between * after[..., None, :], k=1)
     return pairs + xp.matrix_transpose(pairs)
 
 
@@ -307,11 +305,16 @@ def eigh(xp, x: Tensor, /) -> tuple[Tensor, Tensor]:
 @gradient("SelfAdjointEigV2")
 def _(dy, y):
     (w, v), (dw, dv) = y, dy
-    diagonal = np.eye(w.shape[-1], dtype=bool)
-    turn = matmul(conj(v), dv, True)
-    gaps = where(diagonal, 1, expand_dims(w, -2) - expand_dims(w, -1))
-    inner = where(diagonal, expand_dims(dw, -1), _quotient(turn - _adjoint(turn), 2 * gaps))
+    turn = _turn(matmul(conj(v), dv, True))
+    gaps = expand_dims(w, -2) - expand_dims(w, -1) + diag(ones_like(w))
+    inner = diag(dw) + _quotient(0.5 * turn, gaps)
     return _hermitian(matmul(matmul(v, inner), conj(v), False, True))
+
+
+def _turn(x: Tensor) -> Tensor:
+    """The part of a gradient that turns vectors into each other, without that of their phases."""
+    turn = x - _adjoint(x)
+    return turn - diag(diagonal(turn)) if x.dtype.kind == "c" else turn
 
 
 @op("SelfAdjointEigvals", to_float=True, holomorphic=False)
@@ -357,17 +360,13 @@ def _(dy, y):
 
 def _svd_inner(row: Tensor, column: Tensor, y: Any, dy: Any) -> Tensor:
     """The part of the gradient between the singular vectors that there are."""
-    (u, _, vh), (du, ds, dvh) = y, dy
-    diagonal = np.eye(ds.shape[-1], dtype=bool)
-    turn_u = matmul(conj(u), du, True)
-    turn_v = matmul(vh, conj(dvh), False, True)
-    turn_u, turn_v = turn_u - _adjoint(turn_u), turn_v - _adjoint(turn_v)
-    gaps = where(diagonal, 1, (row - column) * (row + column))
-    across = _quotient(turn_u * row + column * turn_v, gaps)
-    stretch = expand_dims(ds, -1)
+    (u, s, vh), (du, ds, dvh) = y, dy
+    by_u, by_v = matmul(conj(u), du, True), matmul(vh, conj(dvh), False, True)
+    gaps = (row - column) * (row + column) + diag(ones_like(s))
+    inner = diag(ds) + _quotient(_turn(by_u) * row + column * _turn(by_v), gaps)
     if u.dtype.kind == "c":  # the phases of a pair of vectors
-        stretch = stretch + _quotient(0.5 * turn_u, row)
-    return where(diagonal, stretch, across)
+        inner = inner + diag(_quotient(1j * imag(diagonal(by_u)), s))
+    return inner
 
 
 @op("SingularValues", to_float=True, holomorphic=False)

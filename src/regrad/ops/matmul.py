@@ -11,8 +11,7 @@ import numpy as np
 
 from regrad import dispatch
 from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.ops.array import broadcast_to, expand_dims, permute_dims, reshape
-from regrad.ops.creation import eye
+from regrad.ops.array import broadcast_to, diag, expand_dims, moveaxis, permute_dims, reshape
 from regrad.ops.elementwise import conj, multiply
 from regrad.ops.reduction import sum as sum_
 from regrad.opsheet import op
@@ -274,21 +273,25 @@ def _einsum_gradient(
     terms: list[str], factors: list[Tensor], target: str, shape: tuple[int, ...]
 ) -> Tensor:
     """An einsum for the axes `target`, which may repeat an axis or have one that no factor has."""
-    unused = iter(c for c in LETTERS if c not in "".join((*terms, target)))
-    axes: list[str] = []
-    for c, n in zip(target, shape, strict=True):
-        if c in axes:  # a diagonal was taken: put the gradient onto it
-            diagonal = c + next(unused)
-            terms, factors = [*terms, diagonal], [*factors, eye(n, dtype=factors[0].dtype)]
-            axes.append(diagonal[1])
-        else:
-            axes.append(c)
-    found = [c for c in axes if c in "".join(terms)]
-    dx = _step_by_step(terms, factors, "".join(found))
-    if found == axes:
-        return dx
-    sizes = tuple(n if c in found else 1 for c, n in zip(axes, shape, strict=True))
-    return broadcast_to(reshape(dx, sizes), shape)
+    sizes = dict(zip(target, shape, strict=True))
+    known = [c for c in sizes if c in "".join(terms)]
+    dx = _einsum(*factors, equation=f"{','.join(terms)}->{''.join(known)}")
+    if len(known) < len(sizes):
+        dx = reshape(dx, tuple(n if c in known else 1 for c, n in sizes.items()))
+        dx = broadcast_to(dx, tuple(sizes.values()))
+    return _onto_diagonals(dx, target) if len(sizes) < len(target) else dx
+
+
+def _onto_diagonals(x: Tensor, target: str) -> Tensor:
+    """x as the diagonals that were taken of a tensor in which axes of one name are repeated."""
+    repeats = [(c, target[:i].count(c)) for i, c in enumerate(target)]
+    axes = [axis for axis in repeats if not axis[1]]
+    for c, k in repeats:
+        if k:
+            i = axes.index((c, 0))
+            x = diag(moveaxis(x, i, -1))
+            axes = [*axes[:i], *axes[i + 1 :], (c, 0), (c, k)]
+    return permute_dims(x, tuple(axes.index(axis) for axis in repeats))
 
 
 def _step_by_step(terms: Sequence[str], factors: Sequence[Tensor], output: str) -> Tensor:

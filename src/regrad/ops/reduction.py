@@ -35,7 +35,7 @@ from regrad.shapes import Axis, normalized_axes, normalized_axis
 from regrad.tensor import Tensor
 
 
-def _floating(x: Any) -> Tensor:
+def _floating(x: Any) -> Any:
     """x as a Tensor of floats; integers and bools become float32."""
     x = dispatch.lift(x)
     return x if is_inexact(x.dtype) else astype(x, FLOAT)
@@ -257,15 +257,15 @@ not_differentiable("Any", "All", "CountNonzero", "ArgMax", "ArgMin")
 # -- compositions --------------------------------------------------------------------------------
 
 
-def _squared_deviations(x: Tensor, centre: Tensor) -> Tensor:
+def _squared_deviations(x: Any, centre: Any) -> Tensor:
     return _squared_size(x - centre)
 
 
-def _squared_size(x: Tensor) -> Tensor:
+def _squared_size(x: Any) -> Tensor:
     return real(x * conj(x)) if x.dtype.kind == "c" else square(x)
 
 
-def _sqrt_or_zero(x: Tensor) -> Tensor:
+def _sqrt_or_zero(x: Any) -> Tensor:
     """The square root, with the gradient 0 at 0 (for lengths and deviations, which end there)."""
     zero = x == 0
     return where(zero, 0, sqrt(where(zero, 1, x)))
@@ -341,7 +341,7 @@ def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor
     return y if keepdims else _without(y, axis)
 
 
-def _finite_top(x: Tensor, axis: Axis) -> Tensor | float:
+def _finite_top(x: Any, axis: Axis) -> Any:
     """The largest elements as constants; 0 where they are infinite or there are none."""
     if 0 in x.shape:
         return 0.0
@@ -377,7 +377,7 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
     return _power_norm(sizes, axis, keepdims, ord)
 
 
-def _power_norm(sizes: Tensor, axis: Axis, keepdims: bool, p: float) -> Tensor:
+def _power_norm(sizes: Any, axis: Axis, keepdims: bool, p: float) -> Tensor:
     """`sum(sizes**p)**(1/p)`. Both powers have a kink at 0; the gradient is 0 there."""
     at_zero = 0.0 if p > 0 else math.inf
     zero = sizes == 0

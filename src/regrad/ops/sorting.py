@@ -329,8 +329,8 @@ def sort(
     axis = normalized_axis(axis, x.ndim)
     if xp is not np:
         return xp.sort(x, axis=axis, descending=descending, stable=stable)
-    y = np.sort(x, axis=axis)  # without `stable`, which is slower and makes no difference here
-    return np.flip(y, axis=axis) if descending else y
+    y = xp.sort(x, axis=axis)  # without `stable`, which is slower and makes no difference here
+    return xp.flip(y, axis=axis) if descending else y
 
 
 @gradient("Sort")
@@ -381,13 +381,17 @@ def top_k(xp, x: Tensor, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, Tens
 
         values, indices = jax.lax.top_k(xp.moveaxis(x, axis, -1), k)
         return xp.moveaxis(values, -1, axis), xp.moveaxis(indices, -1, axis).astype(int)
-    indices = _partitioned(x, k, axis) if xp is np and 0 < 4 * k < x.shape[axis] else None
-    if indices is None:
-        indices = _sorting(xp, x, axis, True, True)[_between(axis, None, k)]
+    indices = _largest(xp, x, k, axis)
     return xp.take_along_axis(x, indices, axis=axis), indices
 
 
-def _partitioned(x: np.ndarray, k: int, axis: int) -> np.ndarray | None:
+def _largest(xp: Any, x: Any, k: int, axis: int) -> Any:
+    """The places of the k largest, largest first."""
+    found = _partitioned(x, k, axis) if xp is np and 0 < 4 * k < x.shape[axis] else None
+    return _sorting(xp, x, axis, True, True)[_between(axis, None, k)] if found is None else found
+
+
+def _partitioned(x: Any, k: int, axis: int) -> Any:
     """The places of the k largest without sorting the rest, unless a tie decides who is in."""
     chosen = np.argpartition(x, -k, axis=axis)[_between(axis, -k, None)]
     chosen = np.sort(chosen, axis=axis)
