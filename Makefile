@@ -11,8 +11,9 @@ ARGS ?=
 
 .PHONY: demo test check bench clean
 
+# (One BLAS thread: the matrices are small, and threads would only wait for each other.)
 demo: $(VENV)/.demo
-	$(BIN)/python examples/binarized_digits.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python examples/binarized_digits.py $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 $(ARGS)

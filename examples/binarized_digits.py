@@ -12,7 +12,8 @@ BinaryNet learns all the same, by passing sign another gradient. Here the model 
 
 Run:     python examples/binarized_digits.py [--quick]      (about a minute)
 Prints:  accuracy on 450 test digits (the median of three seeds, lowest and highest), and how often
-         the rule ran. Draws out/binarized_digits.png.
+         the rule ran. The learning rate is one of three that were tried, all judged on the
+         same test digits. Draws out/binarized_digits.png.
 Source:  Hubara, Courbariaux, Soudry, El-Yaniv and Bengio, "Binarized Neural Networks", 2016,
          arXiv 1602.02830. Liu et al., "Bi-Real Net", 2018, arXiv 1808.00278.
 """

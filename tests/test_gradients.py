@@ -225,3 +225,8 @@ def test_stop_gradient_surrogate():
     value, dx = rg.value_and_grad(surrogate)(x)
     np.testing.assert_allclose(value.numpy(), [1.0, -1.0], rtol=1e-6)
     np.testing.assert_allclose(dx.numpy(), 1 - np.tanh([0.5, -2.0]) ** 2, rtol=1e-6)
+
+
+def test_a_list_of_tensors_names_stack():
+    with pytest.raises(ArgumentError, match=r"join them with stack"):
+        rg.grad(lambda x: rg.tensor([x, x * 2]))(1.0)

@@ -213,6 +213,7 @@ def test_an_unused_scope_warns():
         ({"Sign": lambda dy, a: dy}, RuleError, "asks for 'a'.*may name x, y"),
         ({"Sum": lambda dy, axs: dy}, RuleError, "asks for 'axs'.*Did you mean 'axis'"),
         ({"Sign": lambda grad: grad}, RuleError, "first parameter is dy"),
+        ({"Sign": lambda g, x: g * x}, RuleError, "first parameter is dy"),
         ({"Sign": "MatMul"}, RuleError, "inputs a, b"),
     ],
 )
@@ -228,6 +229,7 @@ def test_maps_are_checked_when_the_scope_is_entered(rules, error, words):
     [
         (lambda dy: 0, "a Tensor is due, got int"),
         (lambda dy: None, None),
+        (lambda dy: SEVEN, "got function. Was a function that makes rules"),
         (lambda dy: dy[:1], r"returned the shape \(1,\), expected \(2,\)"),
         (lambda dy: rg.astype(dy, rg.float64), "returned the dtype float64, expected float32"),
         (lambda op, grad: [grad, grad], "returned 2, and the op has 1 input"),

@@ -149,3 +149,12 @@ def test_two_variables_of_one_name():
     a, b = rg.Variable(1.0, name="same"), rg.Variable(2.0, name="same")
     with pytest.raises(GradientError, match="two different variables are called 'same'"):
         rg.variable_grads(lambda: a * b)
+
+
+def test_augmented_assignment_is_refused():
+    v = rg.Variable(1.0, name="v")
+    with pytest.raises(ArgumentError, match=r"v.assign_add\(x\)"):
+        v += 1.0
+    with pytest.raises(ArgumentError, match="leave the Variable 'v' as it is"):
+        v -= 1.0
+    assert f"{v:.2f}" == "1.00"

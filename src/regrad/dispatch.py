@@ -82,6 +82,11 @@ def number_dtype(value: complex, integers: bool = False) -> np.dtype:
 
 
 def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
+    if any(isinstance(v, Tensor) or hasattr(type(v), "_read") for v in values):
+        raise ArgumentError(
+            "a list that holds Tensors is no list of numbers: join them with stack([a, b, ...]) or "
+            "concat([a, b, ...]), which have a gradient"
+        )
     try:
         array = np.array(values)
     except ValueError as error:

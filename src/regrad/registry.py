@@ -326,23 +326,26 @@ def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
         rule.add(op.inputs[0].name, function)
         rule.function = function
         return rule
-    _check_tensorflow_form(function, name)
+    _check_tensorflow_form(function, op, name)
     return TensorFlowForm(op, name, function)
 
 
-def _check_tensorflow_form(function: Callable[..., Any], name: str) -> None:
+def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> None:
+    names = parameters(function)
+    meant = set(names[1:]) & {i.name for i in op.inputs} | set(names[1:]) & {"y", *op.attrs}
     try:
         inspect.signature(function).bind("op", "grad")
+        fits = True
     except TypeError:
-        names = ", ".join(parameters(function))
-        if not _takes_several(function):
-            raise RuleError(
-                f"the rule {name!r} takes ({names}). A rule's first parameter is dy (native "
-                "form: the others name what it needs, as in `def rule(dy, x)`), or else it is "
-                "in TensorFlow's form and takes (op, grad, ...)."
-            ) from None
+        fits = _takes_several(function)
     except ValueError:  # a builtin without a signature: its own call will tell
-        pass
+        fits = True
+    if meant or not fits:
+        raise RuleError(
+            f"the rule {name!r} takes ({', '.join(names)}). A rule's first parameter is dy (native "
+            "form: the others name what it needs, as in `def rule(dy, x)`), or else it is in "
+            "TensorFlow's form and takes (op, grad, ...)."
+        )
 
 
 def _takes_several(function: Callable[..., Any]) -> bool:

@@ -143,6 +143,9 @@ class Tensor(Methods):
             )
         return bool(self._values().item())
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
     def __len__(self) -> int:
         if not self.ndim:
             raise ArgumentError("a Tensor of rank 0 has no length")

@@ -125,6 +125,14 @@ class Variable(Methods):
         """`v = v - value`."""
         self.assign(self.sub(value))
 
+    def _no_augmented(self, other: Any) -> Any:
+        raise ArgumentError(
+            f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it is; "
+            "write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _no_augmented
+
     def numpy(self) -> Any:
         """The current value as a read-only NumPy view."""
         return self._read().numpy()
@@ -146,6 +154,9 @@ class Variable(Methods):
 
     def __bool__(self) -> bool:
         return bool(self._read())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._read(), spec)
 
     def __len__(self) -> int:
         return len(self._read())

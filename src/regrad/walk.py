@@ -157,10 +157,11 @@ def opened(
 def checked(record: Record, leaf: int, dx: Any) -> Tensor:
     """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
     if type(dx) is not Tensor and not isinstance(dx, Tensor):
+        hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
+        if callable(dx):
+            hint = "Was a function that makes rules given without its parentheses, as in triangle()?"
         raise RuleError(
-            f"{where(record, leaf)} returned {kind(dx)}, and a Tensor is due, got "
-            f"{kind(dx)}: {dx!r:.60}. Return a Tensor, or None for no gradient; make a constant "
-            "with zeros_like(dy)."
+            f"{where(record, leaf)} returned {dx!r:.60}, and a Tensor is due, got {kind(dx)}. {hint}"
         )
     shape, dtype = record.specs[leaf]
     data = dx._data

@@ -108,9 +108,10 @@ def matmul(a: Any, b: Any, /, transpose_a: bool = False, transpose_b: bool = Fal
 def _check_inner(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> None:
     left, right = a.shape[-2 if transpose_a else -1], b.shape[-1 if transpose_b else -2]
     if left != right:
+        how = f" with transpose_a={transpose_a}, transpose_b={transpose_b}"
         raise ShapeError(
-            f"matmul: the inner sizes differ, {left} and {right}: got {a.shape} and {b.shape} "
-            f"with transpose_a={transpose_a}, transpose_b={transpose_b}"
+            f"matmul: the inner sizes differ, {left} and {right}: got {a.shape} and {b.shape}"
+            + (how if transpose_a or transpose_b else "")
         )
 
 
