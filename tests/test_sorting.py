@@ -11,9 +11,7 @@ import pytest
 import torch
 
 import regrad as rg
-from regrad.errors import ArgumentError, ShapeError
-from regrad.ops.reduction import prod
-from regrad.ops.sorting import (
+from regrad import (
     argsort,
     cumulative_max,
     cumulative_min,
@@ -25,6 +23,8 @@ from regrad.ops.sorting import (
     sort,
     top_k,
 )
+from regrad.errors import ArgumentError, ShapeError
+from regrad.ops.reduction import prod
 
 LIBRARIES = [np.asarray, jnp.asarray, torch.asarray]
 

@@ -164,6 +164,10 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
                 f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
                 f"Give a plain Python value: int({name}), float({name}) or {name}.tolist()."
             )
+    if op.single and type(arguments[0]) is Tensor:
+        x = arguments[0]
+        if not op.to_float or x._data.dtype in REAL:
+            return run(op, arguments, attrs)
     if op.flat:
         return run(op, prepare(op, arguments, range(len(arguments))), attrs)
     leaves, parameters, layout = _leaves(op, arguments)

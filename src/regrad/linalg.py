@@ -32,6 +32,7 @@ from regrad.ops.matmul import matmul as matmul
 from regrad.ops.matmul import outer as outer
 from regrad.ops.matmul import tensordot as tensordot
 from regrad.ops.matmul import vecdot as vecdot
+from regrad.ops.reduction import vector_norm as vector_norm
 from regrad.tensor import Tensor
 
 

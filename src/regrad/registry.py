@@ -93,6 +93,7 @@ class Op:
         "name",
         "promotes",
         "rule",
+        "single",
         "to_float",
         "type",
     )
@@ -116,6 +117,7 @@ class Op:
         self.inputs = tuple(inputs)
         self.attrs = tuple(attrs)
         self.flat = all(i.kind == "one" for i in inputs)
+        self.single = self.flat and len(inputs) == 1 and not inputs[0].integers
         self.broadcasts = broadcasts
         if isinstance(promotes, bool):
             promotes = [i.name for i in inputs] if promotes or broadcasts or to_float else []

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
-from regrad.ops import sorting
 from tests.samples import sample, spread
 
 X = spread(2, 4)
@@ -79,14 +78,14 @@ SAMPLES = [
         sample(f"{f.__name__}, {mode}, axis {axis}", given(f, axis=axis, **options), x, covers=type,
                reference=given(loop, axis=axis, **options))
         for type, f, loop in [
-            ("Cumsum", sorting.cumulative_sum, SUMS),
-            ("Cumprod", sorting.cumulative_prod, PRODUCTS),
+            ("Cumsum", rg.cumulative_sum, SUMS),
+            ("Cumprod", rg.cumulative_prod, PRODUCTS),
         ]
         for mode, options in MODES
         for x, axis in [(X, 0), (CUBE, -2)]
     ],
     *[
-        sample(f"Cumprod with zeros, {mode}", given(sorting.cumulative_prod, axis=-1, **options),
+        sample(f"Cumprod with zeros, {mode}", given(rg.cumulative_prod, axis=-1, **options),
                ZEROS, covers="Cumprod", reference=given(PRODUCTS, axis=-1, **options))
         for mode, options in MODES
     ],
@@ -94,24 +93,24 @@ SAMPLES = [
         sample(f"{f.__name__} of a vector without an axis", f, spread(3), covers=type,
                reference=reference)
         for type, f, reference in [
-            ("Cumsum", sorting.cumulative_sum, np.cumsum),
-            ("Cumprod", sorting.cumulative_prod, np.cumprod),
-            ("CumulativeMax", sorting.cumulative_max, np.maximum.accumulate),
+            ("Cumsum", rg.cumulative_sum, np.cumsum),
+            ("Cumprod", rg.cumulative_prod, np.cumprod),
+            ("CumulativeMax", rg.cumulative_max, np.maximum.accumulate),
         ]
     ],
     *[
         sample(f"{f.__name__} of no elements", given(f, axis=0), np.zeros((0, 2)), covers=type,
                reference=np.array)
         for type, f in [
-            ("Cumsum", sorting.cumulative_sum),
-            ("Cumprod", sorting.cumulative_prod),
-            ("CumulativeMax", sorting.cumulative_max),
+            ("Cumsum", rg.cumulative_sum),
+            ("Cumprod", rg.cumulative_prod),
+            ("CumulativeMax", rg.cumulative_max),
         ]
     ],
     sample("Cumprod of no elements, exclusive",
-           given(sorting.cumulative_prod, axis=1, exclusive=True), np.zeros((2, 0)),
+           given(rg.cumulative_prod, axis=1, exclusive=True), np.zeros((2, 0)),
            covers="Cumprod", reference=np.array),
-    sample("Cumprod of complex numbers", given(sorting.cumulative_prod, axis=1),
+    sample("Cumprod of complex numbers", given(rg.cumulative_prod, axis=1),
            X[:, :3] + 1j * X[:, 1:], covers="Cumprod", reference=given(PRODUCTS, axis=1)),
     *[
         sample(f"Shift, forward={forward}", given(raw("Shift"), axis=-1, forward=forward), X,
@@ -123,7 +122,7 @@ SAMPLES = [
     ],
     *[
         sample(f"LinearRecurrence, {what}, reverse={reverse}",
-               given(sorting.linear_recurrence, axis=axis, reverse=reverse), (x, decay),
+               given(rg.linear_recurrence, axis=axis, reverse=reverse), (x, decay),
                covers="LinearRecurrence",
                reference=given(recurrence, axis=axis, reverse=reverse))
         for reverse in (False, True)
@@ -141,8 +140,8 @@ SAMPLES = [
         sample(f"{f.__name__}, {what}", given(f, axis=axis), x, covers=type,
                reference=given(reference.accumulate, axis=axis))
         for type, f, reference in [
-            ("CumulativeMax", sorting.cumulative_max, np.maximum),
-            ("CumulativeMin", sorting.cumulative_min, np.minimum),
+            ("CumulativeMax", rg.cumulative_max, np.maximum),
+            ("CumulativeMin", rg.cumulative_min, np.minimum),
         ]
         for what, x, axis in [("the last axis", X, -1), ("a middle axis", CUBE, 1)]
     ],
@@ -151,7 +150,7 @@ SAMPLES = [
     # sorting
     *[
         sample(f"Sort, {what}, descending={descending}",
-               given(sorting.sort, axis=axis, descending=descending), x, covers="Sort",
+               given(rg.sort, axis=axis, descending=descending), x, covers="Sort",
                reference=lambda x, axis=axis, descending=descending: (
                    -np.sort(-x, axis) if descending else np.sort(x, axis)))
         for descending in (False, True)
@@ -160,7 +159,7 @@ SAMPLES = [
     ],
     *[
         sample(f"ArgSort, {what}, descending={descending}",
-               given(sorting.argsort, axis=axis, descending=descending), x, covers="ArgSort",
+               given(rg.argsort, axis=axis, descending=descending), x, covers="ArgSort",
                order=0, reason=NONE,
                reference=lambda x, axis=axis, descending=descending: (
                    np.argsort(-x if descending else x, axis, stable=True)))
@@ -168,18 +167,18 @@ SAMPLES = [
         for what, x, axis in [("ties", TIES, -1), ("integers", TIES.astype(int), 0)]
     ],
     *[
-        sample(f"TopKV2, {what}", given(sorting.top_k, k=k, axis=axis), x, covers="TopKV2",
+        sample(f"TopKV2, {what}", given(rg.top_k, k=k, axis=axis), x, covers="TopKV2",
                reference=lambda x, k=k, axis=axis: (
                    -np.sort(-x, axis).take(range(k), axis),
                    np.argsort(-x, axis).take(range(k), axis)))
         for what, x, k, axis in [("the last axis", X, 2, -1), ("a middle axis", CUBE, 2, 1),
                                  ("none", X, 0, -1), ("all", X, 4, -1)]
     ],
-    sample("TopKV2 with ties", given(sorting.top_k, k=3), TIES, covers="TopKV2", order=0,
+    sample("TopKV2 with ties", given(rg.top_k, k=3), TIES, covers="TopKV2", order=0,
            reason="kinks", reference=lambda x: (np.array([[4.0, 4, 3], [5, 2, 2]]),
                                                 np.array([[4, 5, 1], [4, 0, 1]]))),
     *[
-        sample(f"SearchSorted, {side}", lambda a, b, side=side: sorting.searchsorted(
+        sample(f"SearchSorted, {side}", lambda a, b, side=side: rg.searchsorted(
                    a, b, side=side),
                (np.array([1.0, 2.0, 2.0, 4.0]), np.array([[2.0, 0.5], [5.0, 3.0]])),
                covers="SearchSorted", order=0, reason=NONE,
@@ -187,12 +186,12 @@ SAMPLES = [
         for side in ("left", "right")
     ],
     sample("SearchSorted with a sorter",
-           lambda a, b, order: sorting.searchsorted(a, b, sorter=order),
+           lambda a, b, order: rg.searchsorted(a, b, sorter=order),
            (np.array([4.0, 1.0, 2.0]), np.array([1.5, 9.0]), np.array([1, 2, 0])),
            covers="SearchSorted", order=0, reason=NONE, reference=lambda *_: np.array([1, 3])),
     # differences
     *[
-        sample(f"diff, {what}", given(sorting.diff, **options), x,
+        sample(f"diff, {what}", given(rg.diff, **options), x,
                reference=given(np.diff, **options))
         for what, x, options in [
             ("plain", X, {}),
@@ -200,7 +199,7 @@ SAMPLES = [
             ("none", X, {"n": 0}),
         ]
     ],
-    sample("diff with ends", lambda x, a, b: sorting.diff(x, prepend=a, append=b),
+    sample("diff with ends", lambda x, a, b: rg.diff(x, prepend=a, append=b),
            (X, spread(2, 1, seed=1), spread(2, 2, seed=2)),
            reference=lambda x, a, b: np.diff(x, prepend=a, append=b)),
 ]  # fmt: skip

@@ -143,7 +143,7 @@ def dilation2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints =
     Op type: `Dilation2D`. Source: `tf.dilation2d` of TensorFlow.js.
 
     >>> import regrad as rg
-    >>> from regrad.ops.image import dilation2d
+    >>> from regrad.nn import dilation2d
     >>> x = rg.tensor([1, 5, 2, 3], (1, 1, 4, 1))
     >>> dilation2d(x, rg.tensor([0, 1], (1, 2, 1)), 1, "valid").reshape((3,)).print()
     Tensor

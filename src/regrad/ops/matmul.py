@@ -12,7 +12,7 @@ import numpy as np
 from regrad import dispatch
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.array import broadcast_to, diag, expand_dims, moveaxis, permute_dims, reshape
-from regrad.ops.elementwise import conj, multiply
+from regrad.ops.elementwise import astype, conj, multiply
 from regrad.ops.reduction import sum as sum_
 from regrad.opsheet import op
 from regrad.registry import gradient
@@ -171,7 +171,7 @@ def vecdot(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
     a, b = dispatch.lift(a), dispatch.lift(b)
     axis = _common_axis("vecdot", a, b, axis)
     products = multiply(conj(a), b)
-    return sum_(products, axis=axis, dtype=products.dtype)
+    return astype(sum_(products, axis=axis), products.dtype)  # integers keep theirs
 
 
 def _common_axis(name: str, a: Any, b: Any, axis: int) -> int:

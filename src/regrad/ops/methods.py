@@ -18,6 +18,7 @@ from regrad.ops import (
     normalization,
     pooling,
     reduction,
+    scan,
     slicing,
     sorting,
 )
@@ -229,8 +230,9 @@ class Methods:
         """`log(sum(exp(x)))` over `axis`, stable; see `regrad.logsumexp`."""
         return reduction.logsumexp(self, axis=axis, keepdims=keepdims)
 
-    def norm(self, ord: float = 2, axis: Axis = None, keepdims: bool = False) -> Any:
+    def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Any:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
+        ord = {"euclidean": 2, "fro": 2, "inf": float("inf")}.get(ord, ord)  # TensorFlow.js's names
         return reduction.vector_norm(self, axis=axis, keepdims=keepdims, ord=ord)
 
     def argmax(self, axis: int | None = None) -> Any:
@@ -243,11 +245,11 @@ class Methods:
 
     def cumsum(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
         """The sum of all elements so far; see `regrad.cumulative_sum`."""
-        return sorting.cumulative_sum(self, axis=axis, exclusive=exclusive, reverse=reverse)
+        return scan.cumulative_sum(self, axis=axis, exclusive=exclusive, reverse=reverse)
 
     def cumprod(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
         """The product of all elements so far; see `regrad.cumulative_prod`."""
-        return sorting.cumulative_prod(self, axis=axis, exclusive=exclusive, reverse=reverse)
+        return scan.cumulative_prod(self, axis=axis, exclusive=exclusive, reverse=reverse)
 
     def topk(self, k: int = 1) -> Any:
         """The k largest of the last axis and their places; see `regrad.top_k`."""
