@@ -34,6 +34,7 @@ from regrad.ops.convolution import conv1d as conv1d
 from regrad.ops.convolution import conv2d as conv2d
 from regrad.ops.convolution import conv2d_transpose as conv2d_transpose
 from regrad.ops.convolution import conv3d as conv3d
+from regrad.ops.convolution import conv3d_transpose as conv3d_transpose
 from regrad.ops.convolution import depthwise_conv2d as depthwise_conv2d
 from regrad.ops.convolution import separable_conv2d as separable_conv2d
 from regrad.ops.elementwise import logical_and, where

@@ -6,8 +6,9 @@
         return x * x
 
 Annotations decide what a parameter is. `Tensor`, `Tensor | None` and `Sequence[Tensor]` are
-tensors; `Indices` is a tensor of integers; everything else is an attribute. `xp` is the array
-namespace and is no part of the public signature.
+tensors; `Indices` is a tensor of integers; everything else is an attribute. `TensorLike` reads
+as `Tensor` does, and tells a type checker that arrays and numbers are taken too. `xp` is the
+array namespace and is no part of the public signature.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad import dispatch
 from regrad.errors import ArgumentError, RegistrationError
@@ -25,8 +26,13 @@ from regrad.tensor import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Indices = Tensor  # a tensor of integers: Python numbers given for it are not made float32
+# What a tensor parameter takes from the caller: a Tensor or Variable, an array, a number, a list.
+TensorLike: TypeAlias = Tensor | Any
+Indices: TypeAlias = TensorLike  # of integers: Python numbers given for it are not made float32
 KINDS = {
+    "TensorLike": ("one", False),
+    "TensorLike | None": ("optional", False),
+    "Sequence[TensorLike]": ("many", False),
     "Tensor": ("one", False),
     "Tensor | None": ("optional", False),
     "Sequence[Tensor]": ("many", False),

@@ -128,7 +128,7 @@ def _prod(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Ten
 
 @gradient("Prod")
 def _(dy, x, axis, keepdims):
-    from regrad.ops.sorting import cumulative_prod
+    from regrad.ops.scan import cumulative_prod
 
     dx = unreduce(dy, x.shape, axis, keepdims)
     for i in normalized_axes(axis, x.ndim):  # the product of all others, one axis at a time

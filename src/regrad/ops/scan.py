@@ -177,8 +177,8 @@ def linear_recurrence(
     It takes about log2(n) steps over whole arrays, not n over elements.
 
     >>> import regrad as rg
-    >>> from regrad.ops.sorting import linear_recurrence
-    >>> linear_recurrence(rg.tensor([1.0, 0.0, 0.0]), 0.5).print()
+    >>> import regrad as rg
+    >>> rg.linear_recurrence(rg.tensor([1.0, 0.0, 0.0]), 0.5).print()
     Tensor
         [1, 0.5, 0.25]
     """
