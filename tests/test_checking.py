@@ -38,18 +38,22 @@ def test_a_wrong_rule_is_found_and_named(name):
 
 
 def test_one_input_of_two():
-    with rg.gradient_override_map({"Mul": lambda dy, a, b: (dy * b, dy * a * 1.01)}):
-        with pytest.raises(GradientCheckError, match="op type 'Mul', input 'b'"):
-            check_gradients(lambda a, b: a * b, [X, X + 1])
+    with (
+        rg.gradient_override_map({"Mul": lambda dy, a, b: (dy * b, dy * a * 1.01)}),
+        pytest.raises(GradientCheckError, match="op type 'Mul', input 'b'"),
+    ):
+        check_gradients(lambda a, b: a * b, [X, X + 1])
 
 
 def test_the_element_is_named_for_small_functions():
     def rule(dy, x):
         return dy * rg.cos(x) + rg.asarray(np.array([0.0, 0.1, 0.0])) * dy
 
-    with rg.gradient_override_map({"Sin": rule}):
-        with pytest.raises(GradientCheckError, match=r"args\[0\]\(1,\)"):
-            check_gradients(rg.sin, [X])
+    with (
+        rg.gradient_override_map({"Sin": rule}),
+        pytest.raises(GradientCheckError, match=r"args\[0\]\(1,\)"),
+    ):
+        check_gradients(rg.sin, [X])
 
 
 def test_a_custom_gradient():
@@ -60,9 +64,11 @@ def test_a_custom_gradient():
 
 
 def test_nan_does_not_pass():
-    with rg.gradient_override_map({"Sin": lambda dy, x: dy * rg.log(-rg.abs(x))}):
-        with pytest.raises(GradientCheckError):
-            check_gradients(rg.sin, [X])
+    with (
+        rg.gradient_override_map({"Sin": lambda dy, x: dy * rg.log(-rg.abs(x))}),
+        pytest.raises(GradientCheckError),
+    ):
+        check_gradients(rg.sin, [X])
 
 
 def test_arguments():

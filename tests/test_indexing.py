@@ -330,9 +330,7 @@ def traced(f, *arrays):
         lambda x, i: rg.at_add(x, (slice(None), i), 1.0),
         lambda x, i: rg.segment_sum(x[:2], i - 1, 2),
         lambda x, i: rg.take(x, i[None] * rg.asarray([[1], [0], [1]]), axis=1, batch_dims=1),
-        lambda x, i: rg.grad(lambda x: (rg.take_along_axis(x, i[None], axis=1) ** 2).sum())(
-            x
-        ),
+        lambda x, i: rg.grad(lambda x: (rg.take_along_axis(x, i[None], axis=1) ** 2).sum())(x),
         lambda x, i: rg.grad(lambda x: (rg.pad(x, 1, "reflect") ** 2).sum())(x),
         lambda x, i: rg.one_hot(i, 3),
     ],

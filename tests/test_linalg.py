@@ -162,6 +162,14 @@ def test_einsum_multiplies_in_steps_of_two_and_only_wanted_gradients_run() -> No
     assert rg.grad(lambda b: einsum("ij,jk,kl->", a, b, c))(b).shape == (3, 4)
 
 
+@pytest.mark.parametrize("subscripts", ["bij,bjk->bik", "bij,bkj->ik", "bij,bij->", "bii,bjk->bj"])
+def test_einsum_of_arrays_large_enough_for_blas(subscripts: str) -> None:
+    a, b = spread(2, 20, 20), spread(2, 20, 20, seed=1)
+    y = einsum(subscripts, a, b)
+    np.testing.assert_allclose(y.numpy(), np.einsum(subscripts, a, b), atol=1e-10)
+    check_gradients(lambda a, b: einsum(subscripts, a, b), [a, b], order=2)
+
+
 # -- decompositions ------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import regrad as rg
 def kept_bytes(f, x):
     """The bytes of all arrays that the tape of f keeps alive beside its input and output."""
     kept = {}
-    y, back = rg.vjp(f, x)
+    _, back = rg.vjp(f, x)
     run = back.__closure__
     (linearized,) = [c.cell_contents for c in run if type(c.cell_contents).__name__ == "Linearized"]
     for record in linearized.tape.records:
@@ -55,7 +55,7 @@ def test_records_keep_what_rules_name(name, op, megabytes):
 
 def test_only_the_wanted_gradients_inputs_are_kept():
     a, b = rg.ones((10, 10)), rg.ones((10, 10))
-    y, back = rg.vjp(lambda a: rg.matmul(a, b), a)
+    _, back = rg.vjp(lambda a: rg.matmul(a, b), a)
     linearized = back.__closure__[0].cell_contents
     (record,) = linearized.tape.records
     assert record.xs[0] is None

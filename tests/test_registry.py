@@ -40,10 +40,7 @@ def test_an_op_in_one_block():
 
     assert cube(rg.scalar(2.0), scale=2.0).item() == 16.0
     assert rg.grad(rg.grad(lambda x: cube(x, scale=2.0)))(2.0).item() == 24.0
-    assert str(inspect.signature(cube)) == "(x: rg.Tensor, /, *, scale: float = 1.0) -> rg.Tensor" or (
-        "scale" in str(inspect.signature(cube))
-    )
-    assert "xp" not in inspect.signature(cube).parameters
+    assert list(inspect.signature(cube).parameters) == ["x", "scale"]
     assert "Op type: `TestsCube`" in cube.__doc__
     with pytest.raises(TypeError, match="unexpected keyword argument 'sale'"):
         cube(rg.scalar(1.0), sale=2.0)
@@ -118,6 +115,8 @@ def test_sequence_and_optional_inputs():
     assert (da.item(), db.item(), dw.item()) == (5.0, 5.0, 3.0)
     assert rg.grad(lambda a: weighted([a, a]))(1.0).item() == 2.0
 
-    with rg.gradient_override_map({"TestsWeighted": lambda dy, xs: ([dy], None)}):
-        with pytest.raises(RuleError, match=r"input 'xs\[0\]'.*a sequence of 2"):
-            rg.grad(lambda a: weighted([a, a]))(1.0)
+    with (
+        rg.gradient_override_map({"TestsWeighted": lambda dy, xs: ([dy], None)}),
+        pytest.raises(RuleError, match=r"input 'xs\[0\]'.*a sequence of 2"),
+    ):
+        rg.grad(lambda a: weighted([a, a]))(1.0)

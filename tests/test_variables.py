@@ -115,7 +115,7 @@ def test_operators_methods_and_identity():
     assert v.square().tolist() == [1.0, 4.0]
     assert (v @ v).item() == 5.0
     assert v[0].item() == 1.0
-    assert v == v  # noqa: PLR0124 (a Variable equals itself alone)
+    assert v == v  # a Variable equals itself alone
     assert v != rg.Variable([1.0, 2.0])
     assert {v: 1}[v] == 1
     np.testing.assert_array_equal(np.asarray(v), [1.0, 2.0])

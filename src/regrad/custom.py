@@ -78,11 +78,13 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         state = current()
         if state is None or not state.tapes:
             return unpack(f(*args, **options), name)[0]
-        token = STATE.set(call.guarded(state))
+        inner = call.guarded(state)
+        token = STATE.set(inner)
         try:
             value, call.grad_func = unpack(f(*args, **options), name)
         finally:
             STATE.reset(token)
+            inner.guard = None
             call.running = False
         return call.recorded(value, state)
 
@@ -180,10 +182,11 @@ class CustomCall(Rule):
         self.tapes = outer = state.tapes
         self.mark = next_id()
         ids = [x._id for x in self.inputs]
-        for i, tape in enumerate(outer):
-            if not tape.watched.isdisjoint(ids):
-                outer = self.tapes[:i]
-        return State(outer, state.overrides, self)
+        for i in range(len(outer) - 1, -1, -1):
+            if not outer[i].watched.isdisjoint(ids):
+                outer = outer[:i]
+                break
+        return state.guarded(outer, self)
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
         """Refuse inputs of an op that f closes over while a tape watches them."""
@@ -279,7 +282,7 @@ class CustomCall(Rule):
             ) from error
 
     @property
-    def pulls(self) -> Any:
+    def pulls(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride] (read only)
         return (self.pull_only,) if self.count == 1 else None
 
     def pull_only(self, record: Any, dy: Any) -> Any:
@@ -324,12 +327,12 @@ def unpack(answer: Any, name: str) -> tuple[Any, Callable[..., Any]]:
     """`(value, grad_func)` from what f returned."""
     if type(answer) is dict and len(answer) == 2 and "value" in answer and "grad_func" in answer:
         value, grad_func = answer["value"], answer["grad_func"]
+    elif isinstance(answer, dict):
+        raise _not_a_pair(name, f"got a dict with the keys {sorted(map(str, answer))}")
     elif hasattr(answer, "value") and hasattr(answer, "grad_func"):
         value, grad_func = answer.value, answer.grad_func
     elif isinstance(answer, tuple | list) and len(answer) == 2:
         value, grad_func = answer
-    elif isinstance(answer, dict):
-        raise _not_a_pair(name, f"got a dict with the keys {sorted(map(str, answer))}")
     else:
         raise _not_a_pair(name, f"got {kind(answer)}")
     if not callable(grad_func):

@@ -464,11 +464,11 @@ def binary(op: Op) -> Callable[..., Any]:
     kernels = op.kernels
     any_dtype = not op.to_float
 
-    def function(a, b, /):
+    def function(a: Any, b: Any, /):
         if type(b) in WEAK and type(a) is Tensor and (d := a._data.dtype) in REAL:
             b = constant(b, d)
         elif type(a) in WEAK and type(b) is Tensor and (d := b._data.dtype) in REAL:
-            a = constant(a, d)
+            a = constant(a, d)  # pyright: ignore[reportArgumentType] (a number)
         if type(a) is Tensor is type(b):
             p = a._data
             q = b._data

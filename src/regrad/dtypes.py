@@ -1,6 +1,5 @@
 """Dtypes and constants, and the standard's questions about dtypes."""
 
-# ruff: noqa: A001 (the Array API standard's names)
 from __future__ import annotations
 
 import math

@@ -399,7 +399,7 @@ def _zero_if_none(dx: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _variables(var_list: Iterable[Variable]) -> list[Variable]:
-    chosen = list(var_list) if isinstance(var_list, Iterable) else [var_list]
+    chosen: list[Variable] = list(var_list) if isinstance(var_list, Iterable) else [var_list]
     for v in chosen:
         if not isinstance(v, Variable):
             raise ArgumentError(

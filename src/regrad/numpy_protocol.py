@@ -202,10 +202,10 @@ def _without_defaults(func: Callable[..., Any], kwargs: dict[str, Any]) -> dict[
     return {k: v for k, v in kwargs.items() if k not in known or v is not known[k].default}
 
 
-def like(*functions: Callable[..., Any]) -> Callable[[Any], Any]:
+def like(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Say what NumPy's functions mean for Tensors."""
 
-    def decorate(ours: Any) -> Any:
+    def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
         FUNCTIONS.update(dict.fromkeys(functions, ours))
         return ours
 
@@ -443,7 +443,11 @@ FUNCTIONS |= {
 }
 
 
-for _function in (np.allclose, np.array_equal, np.array_equiv):
-    FUNCTIONS[_function] = lambda a, b, *more, f=_function, **options: f(
+def _of_values(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b, *more, **options: theirs(
         *(x._values() for x in _tensors(a, b)), *more, **options
     )
+
+
+for _function in (np.allclose, np.array_equal, np.array_equiv):
+    FUNCTIONS[_function] = _of_values(_function)

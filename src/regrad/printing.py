@@ -11,15 +11,14 @@ import numpy as np
 
 if TYPE_CHECKING:
     from regrad.tensor import Tensor
-    from regrad.variable import Variable
 
 SHOWN_WHOLE = 20  # an axis longer than this shows its first and last EDGE entries
 EDGE = 3
 DECIMALS = 7
 
 
-def to_string(t: Tensor | Variable, verbose: bool = False) -> str:
-    """The values as TensorFlow.js prints them; `verbose` adds dtype, rank and shape.
+def to_string(t: Any, verbose: bool = False) -> str:
+    """A Tensor or Variable as TensorFlow.js prints it; `verbose` adds dtype, rank and shape.
 
     Numbers are rounded to seven decimals (a scalar is shown in full), columns are padded to
     one width, and of an axis longer than 20 the first and last three entries are shown.
@@ -37,7 +36,7 @@ def to_string(t: Tensor | Variable, verbose: bool = False) -> str:
     return "\n".join([*head, *(f"    {line}" for line in _lines(t))])
 
 
-def _held(t: Tensor | Variable) -> Tensor:
+def _held(t: Any) -> Tensor:
     """What a Variable holds; printing is no read that is differentiated."""
     return getattr(t, "_tensor", t)
 
@@ -185,8 +184,8 @@ def _digits(value: float) -> tuple[str, int]:
 # -- NumPy's style -------------------------------------------------------------------------------
 
 
-def repr_of(t: Tensor | Variable) -> str:
-    """The values in NumPy's style, always with the dtype.
+def repr_of(t: Any) -> str:
+    """A Tensor or Variable in NumPy's style, always with the dtype.
 
     The shape is shown where the values do not tell it.
 

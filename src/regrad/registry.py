@@ -325,7 +325,8 @@ def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
         if len(op.inputs) > 1:
             return Joint(op, name, function)
         rule = PerInput(op, name)
-        rule.add(op.inputs[0].name, function)
+        for only in op.inputs:
+            rule.add(only.name, function)
         rule.function = function
         return rule
     _check_tensorflow_form(function, op, name)

@@ -201,7 +201,7 @@ class TensorFlowForm(Rule):
     def __init__(self, op: Op, name: str, function: Callable[..., Any]) -> None:
         self.op = op
         self.name = name
-        self.function = function
+        self.function = self.call = function
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset(range(len(self.op.inputs))), True
@@ -209,7 +209,7 @@ class TensorFlowForm(Rule):
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         grads = dy if isinstance(dy, tuple) else (dy,)
         view = OpView(record)
-        answer = as_many(self.function(view, *grads), len(view.inputs), self, self.op.type)
+        answer = as_many(self.call(view, *grads), len(view.inputs), self, self.op.type)
         return record.by_parameter(answer)
 
 

@@ -13,7 +13,7 @@ Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
 
 
-def as_shape(shape: Shape) -> tuple[int, ...]:
+def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     """A shape from an int or a sequence of ints."""
     if isinstance(shape, int):
         return (shape,)
@@ -68,7 +68,7 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         ) from None
 
 
-def part_sizes(sections_or_sizes: int | Sequence[int], n: int) -> tuple[int, ...]:
+def part_sizes(sections_or_sizes: int | tuple[int, ...] | list[int], n: int) -> tuple[int, ...]:
     """The sizes of the parts of an axis of size n."""
     if not isinstance(sections_or_sizes, tuple | list):
         count = index(sections_or_sizes)

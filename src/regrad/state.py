@@ -28,9 +28,10 @@ class State:
     """The tapes that record (outermost first), the overrides in force, and the guard.
 
     `tape` is the common case in one word: the only tape, where nothing else is in force.
+    `inner` is kept for the calls of custom functions under this state (see `guarded`).
     """
 
-    __slots__ = ("__weakref__", "guard", "overrides", "tape", "tapes")
+    __slots__ = ("__weakref__", "guard", "inner", "overrides", "tape", "tapes")
 
     def __init__(
         self,
@@ -41,11 +42,24 @@ class State:
         self.tapes = tapes
         self.overrides = overrides
         self.guard = guard
+        self.inner: State | None = None
         if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
             self.tape = tapes[0]
         else:
             self.tape = None
         LIVE.add(id(self))
+
+    def guarded(self, outer: tuple[Tape, ...], guard: Any) -> State:
+        """The state in which a custom function runs: fewer tapes, and a guard.
+
+        It is made once for all calls under this state. They follow each other, and calls
+        inside calls run under states of their own; `guard` is theirs in turn.
+        """
+        inner = self.inner
+        if inner is None or inner.tapes is not outer:
+            inner = self.inner = State(outer, self.overrides, guard)
+        inner.guard = guard
+        return inner
 
     def __del__(self, discard=LIVE.discard) -> None:
         discard(id(self))

@@ -17,7 +17,8 @@ class Record:
     """One executed op: ids, shapes and dtypes, and just the values that its rule names.
 
     It never holds a Tensor that no rule asked for, so a chain of additions keeps nothing.
-    `inputs` and `outputs` are ids; `specs` are `(shape, dtype)` of the inputs.
+    `inputs` are ids, `outputs` one id or (for several outputs) a tuple of them; `specs` are
+    `(shape, dtype)` of the inputs.
     """
 
     __slots__ = ("attrs", "inputs", "op", "outputs", "rule", "specs", "xs", "y")
@@ -32,7 +33,7 @@ class Record:
         inputs: tuple[int, ...],
         specs: Sequence[tuple[Any, Any]],
         xs: Sequence[Any],
-        outputs: int | tuple[int, ...],
+        outputs: Any,
         y: Any,
     ) -> None:
         self.op = op

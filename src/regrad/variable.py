@@ -55,7 +55,7 @@ class Variable(Methods):
     # A Variable is a place, not a value: it is equal to itself alone, and can be a dict's key.
     __eq__ = object.__eq__
     __ne__ = object.__ne__
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (a Tensor has none)
 
     @property
     def value(self) -> Tensor:
@@ -70,7 +70,7 @@ class Variable(Methods):
         if state.guard is not None:
             state.guard.check_variable(self)
         for tape in state.tapes:
-            if tape.wants(self):
+            if isinstance(tape, VariableTape) and tape.wants(self):
                 value = tape.read(self, value)
         return value
 

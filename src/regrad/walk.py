@@ -84,7 +84,7 @@ def _walk(
         if inspect is not None:
             inspect.before(record)
         pulls = record.rule.pulls if record.plain else None
-        found = None if pulls else leaf_gradients(record, dy, watched)
+        found: Any = None if pulls else leaf_gradients(record, dy, watched)
         for leaf, key in enumerate(record.inputs):
             if key not in watched:
                 continue

@@ -79,9 +79,7 @@ def spread(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> 
     return np.random.default_rng(seed).permutation(values).reshape(shape)
 
 
-def away(
-    *shape: int, low: float = 0.3, high: float = 2.0, seed: int = 0
-) -> np.ndarray:
+def away(*shape: int, low: float = 0.3, high: float = 2.0, seed: int = 0) -> np.ndarray:
     """Distinct values of both signs whose size is in [low, high]: away from the kink at 0."""
     values = spread(*shape, low=low, high=high, seed=seed)
     signs = np.where(np.arange(values.size) % 2, -1.0, 1.0).reshape(shape)
@@ -93,7 +91,5 @@ def all_samples() -> list[Sample]:
     rows = []
     for module in pkgutil.iter_modules(__path__):
         family = importlib.import_module(f"{__name__}.{module.name}")
-        rows += [
-            Sample(**{**vars(row), "family": module.name}) for row in family.SAMPLES
-        ]
+        rows += [Sample(**{**vars(row), "family": module.name}) for row in family.SAMPLES]
     return rows

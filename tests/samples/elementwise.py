@@ -170,7 +170,8 @@ SAMPLES = [
            reference=lambda x: np.maximum(x, 0.1)),
     sample("clip from above", lambda x: rg.clip(x, max=0.1), REAL, covers="ClipByValue",
            reference=lambda x: np.minimum(x, 0.1)),
-    sample("clip by tensors", rg.clip, (REAL, np.array([[-0.9], [-0.3]]), np.array([0.4, 1.1, 0.8])),
+    sample("clip by tensors", rg.clip,
+           (REAL, np.array([[-0.9], [-0.3]]), np.array([0.4, 1.1, 0.8])),
            covers="ClipByValue", reference=np.clip),
     # where
     sample("where", lambda c, a, b: rg.where(c, a, b),

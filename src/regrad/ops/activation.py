@@ -9,7 +9,7 @@ from regrad import dispatch
 from regrad.namespaces import special
 from regrad.ops.elementwise import abs, clip, erfc, exp, logical_and, square, tanh, where
 from regrad.ops.reduction import sum
-from regrad.opsheet import elementwise, op
+from regrad.opsheet import TensorLike, elementwise, op
 from regrad.registry import gradient
 from regrad.shapes import Axis, normalized_axes
 from regrad.tensor import Tensor
@@ -30,7 +30,7 @@ relu6 = elementwise(
 
 
 @op("LeakyRelu", to_float=True)
-def leaky_relu(xp, x: Tensor, /, alpha: float = 0.2) -> Tensor:
+def leaky_relu(xp, x: TensorLike, /, alpha: float = 0.2) -> Tensor:
     """x where x > 0, `alpha * x` elsewhere. Gradient at 0: `alpha`."""
     return xp.where(x > 0, x, alpha * x)
 
@@ -140,7 +140,7 @@ def mish(x: Any, /) -> Tensor:
 
 
 @op("Gelu", to_float=True)
-def gelu(xp, x: Tensor, /, approximate: bool = False) -> Tensor:
+def gelu(xp, x: TensorLike, /, approximate: bool = False) -> Tensor:
     """x times the probability that a standard normal variable is below x.
 
     With `approximate=True` that probability is `sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x³))`
@@ -174,7 +174,7 @@ def _below_max(xp: Any, x: Any, axis: tuple[int, ...]) -> Any:
 
 
 @op("Softmax", to_float=True)
-def softmax(xp, x: Tensor, /, axis: Axis = -1) -> Tensor:
+def softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     """`exp(x) / sum(exp(x))` along `axis` (an axis, several, or None for all).
 
     >>> import regrad as rg
@@ -193,7 +193,7 @@ def _(dy, y, axis):
 
 
 @op("LogSoftmax", to_float=True)
-def log_softmax(xp, x: Tensor, /, axis: Axis = -1) -> Tensor:
+def log_softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     """`log(softmax(x, axis))`, accurate also where the softmax is 0 or 1 to the last digit."""
     axes = normalized_axes(axis, x.ndim)
     below = _below_max(xp, x, axes)

@@ -10,7 +10,8 @@ import numpy as np
 
 from regrad import dispatch
 from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.opsheet import op
+from regrad.ops.rows import _zeros
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import (
     Axis,
@@ -28,7 +29,7 @@ from regrad.tensor import Tensor
 
 
 @op("Reshape")
-def reshape(xp, x: Tensor, /, shape: Shape, *, copy: bool | None = None) -> Tensor:
+def reshape(xp, x: TensorLike, /, shape: Shape, *, copy: bool | None = None) -> Tensor:
     """x with another shape of the same size; one size may be -1."""
     shape = as_shape(shape)
     _check_size(tuple(x.shape), shape)
@@ -49,7 +50,7 @@ def _check_size(old: tuple[int, ...], new: tuple[int, ...]) -> None:
 
 
 @op("ExpandDims")
-def expand_dims(xp, x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
+def expand_dims(xp, x: TensorLike, /, axis: int | tuple[int, ...] = 0) -> Tensor:
     """x with new axes of size 1 at the given positions of the result."""
     axes = axis if isinstance(axis, tuple | list) else (axis,)
     for a in normalized_axes(tuple(axes), x.ndim + len(axes)):
@@ -63,7 +64,7 @@ def _(dy, x_shape):
 
 
 @op("Squeeze")
-def squeeze(xp, x: Tensor, /, axis: Axis = None) -> Tensor:
+def squeeze(xp, x: TensorLike, /, axis: Axis = None) -> Tensor:
     """x without the given axes, which have size 1 (all such axes by default)."""
     shape = tuple(x.shape)
     axes = (
@@ -85,7 +86,7 @@ def _(dy, x_shape):
 
 
 @op("BroadcastTo")
-def broadcast_to(xp, x: Tensor, /, shape: Shape) -> Tensor:
+def broadcast_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
     """x repeated along axes of size 1, and new leading ones, to the given shape."""
     return xp.broadcast_to(x, as_shape(shape))
 
@@ -96,7 +97,7 @@ def _(dy, x_shape):
 
 
 @op("SumTo")
-def sum_to(xp, x: Tensor, /, shape: Shape) -> Tensor:
+def sum_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
     """x summed down to a shape that broadcasts to its own: the adjoint of `broadcast_to`."""
     shape = as_shape(shape)
     y = xp.sum(x, axis=spread_axes(shape, tuple(x.shape)), keepdims=True, dtype=x.dtype)
@@ -135,7 +136,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
 
 
 @op("Tile")
-def _tile(xp, x: Tensor, /, *, repetitions: tuple[int, ...]) -> Tensor:
+def _tile(xp, x: TensorLike, /, *, repetitions: tuple[int, ...]) -> Tensor:
     return xp.tile(x, repetitions)
 
 
@@ -163,7 +164,7 @@ def tile(x: Any, repetitions: tuple[int, ...], /) -> Tensor:
 
 
 @op("Transpose")
-def permute_dims(xp, x: Tensor, /, axes: tuple[int, ...] | None = None) -> Tensor:
+def permute_dims(xp, x: TensorLike, /, axes: tuple[int, ...] | None = None) -> Tensor:
     """x with its axes in another order (reversed by default)."""
     every = list(range(x.ndim))
     order = every[::-1] if axes is None else [a + x.ndim if a < 0 else a for a in axes]
@@ -220,7 +221,7 @@ def moveaxis(
 
 
 @op("ReverseV2")
-def flip(xp, x: Tensor, /, *, axis: Axis = None) -> Tensor:
+def flip(xp, x: TensorLike, /, *, axis: Axis = None) -> Tensor:
     """x with the order of its elements reversed along `axis` (all axes by default)."""
     axes = normalized_axes(axis, x.ndim)
     return xp.flip(x, axis=axes) if axes else x
@@ -232,7 +233,7 @@ def _(dy, axis):
 
 
 @op("Roll")
-def roll(xp, x: Tensor, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
+def roll(xp, x: TensorLike, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
     """x rolled by `shift` places along `axis`; what leaves at one end enters at the other.
 
     Without an axis x is rolled as if it were flat.
@@ -250,7 +251,7 @@ def _(dy, shift, axis):
 
 
 @op("ConcatV2", promotes=True)
-def _concat(xp, xs: Sequence[Tensor], /, *, axis: int) -> Tensor:
+def _concat(xp, xs: Sequence[TensorLike], /, *, axis: int) -> Tensor:
     rests = {(*x.shape[:axis], *x.shape[axis + 1 :]) for x in xs}
     if len(rests) > 1:
         raise ShapeError(
@@ -288,7 +289,7 @@ def _lifted(name: str, arrays: Any) -> list[Tensor]:
 
 
 @op("Split")
-def _split(xp, x: Tensor, /, *, sizes: tuple[int, ...], axis: int) -> tuple[Tensor, ...]:
+def _split(xp, x: TensorLike, /, *, sizes: tuple[int, ...], axis: int) -> tuple[Tensor, ...]:
     before, parts, start = (slice(None),) * axis, [], 0
     for size in sizes:
         parts.append(x[(*before, slice(start, start + size))])
@@ -301,7 +302,9 @@ def _(dy, axis):
     return concat(dy, axis=axis)
 
 
-def split(x: Any, sections_or_sizes: int | Sequence[int], /, axis: int = 0) -> tuple[Tensor, ...]:
+def split(
+    x: Any, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
+) -> tuple[Tensor, ...]:
     """x cut along `axis`, into so many equal parts or into parts of the given sizes.
 
     One size may be -1, for what remains.
@@ -319,7 +322,7 @@ def split(x: Any, sections_or_sizes: int | Sequence[int], /, axis: int = 0) -> t
 
 
 @op("Pack", promotes=True)
-def _stack(xp, xs: Sequence[Tensor], /, *, axis: int) -> Tensor:
+def _stack(xp, xs: Sequence[TensorLike], /, *, axis: int) -> Tensor:
     return xp.stack(xs, axis=axis)
 
 
@@ -342,7 +345,7 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
 
 
 @op("Unpack")
-def unstack(xp, x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(xp, x: TensorLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of x along `axis`, which they lose."""
     axis = normalized_axis(axis, x.ndim)
     before = (slice(None),) * axis
@@ -358,7 +361,7 @@ def _(dy, axis):
 
 
 @op("Tril")
-def tril(xp, x: Tensor, /, *, k: int = 0) -> Tensor:
+def tril(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
     """The lower triangle of matrices: zero above the k-th diagonal."""
     _check_matrices("tril", x)
     return xp.tril(x, k=k)
@@ -370,7 +373,7 @@ def _(dy, k):
 
 
 @op("Triu")
-def triu(xp, x: Tensor, /, *, k: int = 0) -> Tensor:
+def triu(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
     """The upper triangle of matrices: zero below the k-th diagonal."""
     _check_matrices("triu", x)
     return xp.triu(x, k=k)
@@ -387,7 +390,7 @@ def _check_matrices(name: str, x: Any) -> None:
 
 
 @op("MatrixDiagPart")
-def diagonal(xp, x: Tensor, /, *, offset: int = 0) -> Tensor:
+def diagonal(xp, x: TensorLike, /, *, offset: int = 0) -> Tensor:
     """The diagonals of matrices; a positive offset is above the main one."""
     _check_matrices("diagonal", x)
     rows, columns = _diagonal_places(xp, tuple(x.shape[-2:]), offset, x)
@@ -410,7 +413,7 @@ def _(dy, x_shape, offset):
 
 
 @op("MatrixDiag")
-def diag(xp, x: Tensor, /, *, offset: int = 0, shape: tuple[int, int] | None = None) -> Tensor:
+def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None = None) -> Tensor:
     """Matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
 
     x is a vector, or vectors along the last axis. The matrices are square and just large enough,
@@ -419,15 +422,14 @@ def diag(xp, x: Tensor, /, *, offset: int = 0, shape: tuple[int, int] | None = N
     if x.ndim == 0:
         raise ShapeError("diag takes vectors (rank 1 or more), got a Tensor of rank 0")
     n = x.shape[-1] + abs(offset)
-    shape = (n, n) if shape is None else tuple(shape)
-    places = _diagonal_places(xp, shape, offset, x)
+    sizes: tuple[int, ...] = (n, n) if shape is None else tuple(shape)
+    places = _diagonal_places(xp, sizes, offset, x)
     if len(places[0]) != x.shape[-1]:
         raise ShapeError(
-            f"diag: the diagonal {offset} of a matrix of shape {shape} has {len(places[0])} "
+            f"diag: the diagonal {offset} of a matrix of shape {sizes} has {len(places[0])} "
             f"elements, got {x.shape[-1]}"
         )
-    full = (*x.shape[:-1], *shape)
-    y = x.new_zeros(full) if hasattr(x, "new_zeros") else xp.zeros(full, dtype=x.dtype)
+    y = _zeros(xp, (*x.shape[:-1], *sizes), x)
     if hasattr(y, "at"):
         return y.at[(..., *places)].set(x)
     y[(..., *places)] = x

@@ -24,7 +24,7 @@ from regrad.ops.windows import (
     check_filter,
     plan_of,
 )
-from regrad.opsheet import op
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import Shape, as_shape
 from regrad.tensor import Tensor
@@ -199,12 +199,21 @@ def _by_filter(xp: Any, x: Any, dy: Any, plan: Plan, shape: Sizes) -> Any:
 def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[..., Tensor]]:
     """A convolution and its two gradients as ops of the given types, each other's rules."""
 
-    def convolve(xp, x: Tensor, w: Tensor, /, strides: Sizes, pad: Any, dilations: Sizes) -> Tensor:
+    def convolve(
+        xp, x: TensorLike, w: TensorLike, /, strides: Sizes, pad: Any, dilations: Sizes
+    ) -> Tensor:
         plan = plan_of(name, x.shape, w.shape, strides, pad, dilations, depthwise)
         return _forward(xp, x, w, plan)
 
     def by_images(
-        xp, x: Tensor, w: Tensor, /, shape: Shape, strides: Sizes, pad: Any, dilations: Sizes
+        xp,
+        x: TensorLike,
+        w: TensorLike,
+        /,
+        shape: Shape,
+        strides: Sizes,
+        pad: Any,
+        dilations: Sizes,
     ) -> Tensor:
         plan = plan_of(
             f"{name}_transpose", as_shape(shape), w.shape, strides, pad, dilations, depthwise
@@ -213,7 +222,14 @@ def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[
         return _by_images(xp, x, w, plan)
 
     def by_filter(
-        xp, a: Tensor, b: Tensor, /, shape: Shape, strides: Sizes, pad: Any, dilations: Sizes
+        xp,
+        a: TensorLike,
+        b: TensorLike,
+        /,
+        shape: Shape,
+        strides: Sizes,
+        pad: Any,
+        dilations: Sizes,
     ) -> Tensor:
         plan = plan_of(name, a.shape, as_shape(shape), strides, pad, dilations, depthwise)
         return _by_filter(xp, a, b, plan, as_shape(shape))

@@ -11,7 +11,7 @@ import numpy as np
 from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import FLOAT
-from regrad.opsheet import op
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.tensor import Tensor, wrap
 
@@ -259,19 +259,19 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
 
 
 @op("ZerosLike")
-def zeros_like(xp, x: Tensor, /, *, dtype: Any = None) -> Tensor:
+def zeros_like(xp, x: TensorLike, /, *, dtype: Any = None) -> Tensor:
     """Zeros of x's shape, dtype (unless given) and library."""
     return _filled_like(xp, x, 0, dtype)
 
 
 @op("OnesLike")
-def ones_like(xp, x: Tensor, /, *, dtype: Any = None) -> Tensor:
+def ones_like(xp, x: TensorLike, /, *, dtype: Any = None) -> Tensor:
     """Ones of x's shape, dtype (unless given) and library."""
     return _filled_like(xp, x, 1, dtype)
 
 
 @op("FullLike")
-def full_like(xp, x: Tensor, /, fill_value: complex, *, dtype: Any = None) -> Tensor:
+def full_like(xp, x: TensorLike, /, fill_value: complex, *, dtype: Any = None) -> Tensor:
     """One number everywhere, of x's shape, dtype (unless given) and library."""
     return _filled_like(xp, x, fill_value, dtype)
 

@@ -20,7 +20,7 @@ from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, trac
 from regrad.ops.creation import ones_like
 from regrad.ops.elementwise import conj, imag
 from regrad.ops.matmul import matmul
-from regrad.opsheet import op
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.tensor import Tensor
 
@@ -52,7 +52,7 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 @op("Xdivy", broadcasts=True)
-def _quotient(xp, a: Tensor, b: Tensor, /) -> Tensor:
+def _quotient(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a / b`, and 0 where a is 0.
 
     Where eigenvalues coincide, the gradient of the eigenvectors does not exist and becomes
@@ -81,7 +81,7 @@ def _check_square(x: Any) -> None:
 
 
 @op("MatrixInverse", to_float=True)
-def inv(xp, x: Tensor, /) -> Tensor:
+def inv(xp, x: TensorLike, /) -> Tensor:
     """The inverse. For `inv(a) @ b` use `solve(a, b)`, which is faster and more accurate.
 
     Source: the Array API standard.
@@ -96,7 +96,7 @@ def _(dy, y):
 
 
 @op("MatrixSolve", broadcasts=True, to_float=True)
-def solve(xp, a: Tensor, b: Tensor, /, *, transpose: bool = False) -> Tensor:
+def solve(xp, a: TensorLike, b: TensorLike, /, *, transpose: bool = False) -> Tensor:
     """The y with `a @ y = b` (or `matrix_transpose(a) @ y = b`)."""
     return xp.linalg.solve(xp.matrix_transpose(a) if transpose else a, b)
 
@@ -114,14 +114,18 @@ def _(dy, a, transpose):
 
 @op("MatrixTriangularSolve", broadcasts=True, to_float=True)
 def triangular_solve(
-    xp, a: Tensor, b: Tensor, /, *, lower: bool = True, transpose: bool = False
+    xp, a: TensorLike, b: TensorLike, /, *, lower: bool = True, transpose: bool = False
 ) -> Tensor:
     """As `solve`; only the lower (or upper) triangle of a is read."""
     if xp.__name__ == "jax.numpy":
-        return _jax_triangularsolve(xp, a, b, lower, transpose)
+        return _jax_triangular_solve(xp, a, b, lower, transpose)
     a, lower = (xp.matrix_transpose(a), not lower) if transpose else (a, lower)
-    if xp is not np:
-        return xp.linalg.solve_triangular(a, b, upper=not lower)
+    if xp is np:
+        return _scipy_triangular_solve(a, b, lower)
+    return xp.linalg.solve_triangular(a, b, upper=not lower)
+
+
+def _scipy_triangular_solve(a: Any, b: Any, lower: bool) -> Any:
     if a.ndim > 2 or b.ndim > 2 or not b.size:  # SciPy takes a single system
         return np.linalg.solve(np.tril(a) if lower else np.triu(a), b)
     import scipy.linalg
@@ -129,7 +133,7 @@ def triangular_solve(
     return scipy.linalg.solve_triangular(a, b, lower=lower, check_finite=False)
 
 
-def _jax_triangularsolve(xp: Any, a: Any, b: Any, lower: bool, transpose: bool) -> Any:
+def _jax_triangular_solve(xp: Any, a: Any, b: Any, lower: bool, transpose: bool) -> Any:
     from jax.lax.linalg import triangular_solve
 
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -156,7 +160,7 @@ def _(dy, a, lower, transpose):
 
 
 @op("MatrixDeterminant", to_float=True)
-def det(xp, x: Tensor, /) -> Tensor:
+def det(xp, x: TensorLike, /) -> Tensor:
     """The determinant.
 
     First and second derivatives are right for every matrix, singular ones included; higher
@@ -174,7 +178,7 @@ def _(dy, x):
 
 
 @op("MatrixCofactors")
-def _cofactors(xp, x: Tensor, /) -> Tensor:
+def _cofactors(xp, x: TensorLike, /) -> Tensor:
     """The derivative of the determinant: `det(x) * inv(x).T` for regular matrices."""
     u, s, vh, sign = _svd_and_sign(xp, x)
     before, after = _products_around(xp, s)
@@ -187,7 +191,7 @@ def _(dy, x):
 
 
 @op("MatrixCofactorsChange")
-def _cofactors_change(xp, a: Tensor, x: Tensor, /) -> Tensor:
+def _cofactors_change(xp, a: TensorLike, x: TensorLike, /) -> Tensor:
     """The second derivative of the determinant, in the direction a."""
     u, s, vh, sign = _svd_and_sign(xp, x)
     a = xp.matrix_transpose(u) @ a @ xp.matrix_transpose(vh)
@@ -241,7 +245,7 @@ def _products_without_pairs(xp: Any, s: Any) -> Any:
 
 
 @op("LogMatrixDeterminant", to_float=True, holomorphic=False)
-def slogdet(xp, x: Tensor, /) -> tuple[Tensor, Tensor]:
+def slogdet(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
     """The sign (phase) of the determinant and the logarithm of its size."""
     _check_square(x)
     return tuple(xp.linalg.slogdet(x))
@@ -259,7 +263,7 @@ def _(dy, x, y):
 
 
 @op("Cholesky", to_float=True, holomorphic=False)
-def cholesky(xp, x: Tensor, /) -> Tensor:
+def cholesky(xp, x: TensorLike, /) -> Tensor:
     """The lower triangle y with `y @ adjoint(y)` equal to the Hermitian part of x."""
     return xp.linalg.cholesky(_symmetrized(xp, x))
 
@@ -272,7 +276,7 @@ def _(dy, y):
 
 
 @op("Qr", to_float=True, holomorphic=False)
-def qr(xp, x: Tensor, /, *, mode: str) -> tuple[Tensor, Tensor]:
+def qr(xp, x: TensorLike, /, *, mode: str) -> tuple[Tensor, Tensor]:
     """Orthonormal columns and an upper triangle."""
     if x.ndim < 2:
         raise ShapeError(f"qr takes matrices (over the last two axes), got {tuple(x.shape)}")
@@ -297,7 +301,7 @@ def _(dy, y):
 
 
 @op("SelfAdjointEigV2", to_float=True, holomorphic=False)
-def eigh(xp, x: Tensor, /) -> tuple[Tensor, Tensor]:
+def eigh(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
     """Eigenvalues (ascending) and eigenvectors of the Hermitian part of x."""
     return tuple(xp.linalg.eigh(_symmetrized(xp, x)))
 
@@ -318,7 +322,7 @@ def _turn(x: Tensor) -> Tensor:
 
 
 @op("SelfAdjointEigvals", to_float=True, holomorphic=False)
-def eigvalsh(xp, x: Tensor, /) -> Tensor:
+def eigvalsh(xp, x: TensorLike, /) -> Tensor:
     """The eigenvalues, in ascending order, of Hermitian matrices (see `eigh`).
 
     Source: the Array API standard.
@@ -333,7 +337,7 @@ def _(dy, x):
 
 
 @op("Svd", to_float=True, holomorphic=False)
-def svd(xp, x: Tensor, /, *, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+def svd(xp, x: TensorLike, /, *, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Left singular vectors, singular values (descending), right singular vectors."""
     return tuple(xp.linalg.svd(x, full_matrices=full_matrices))
 
@@ -370,7 +374,7 @@ def _svd_inner(row: Tensor, column: Tensor, y: Any, dy: Any) -> Tensor:
 
 
 @op("SingularValues", to_float=True, holomorphic=False)
-def svdvals(xp, x: Tensor, /) -> Tensor:
+def svdvals(xp, x: TensorLike, /) -> Tensor:
     """The singular values, in descending order (see `svd`).
 
     Source: the Array API standard.
@@ -385,7 +389,7 @@ def _(dy, x):
 
 
 @op("MatrixPseudoInverse", to_float=True, holomorphic=False)
-def pinv(xp, x: Tensor, /, *, rtol: float | None = None) -> Tensor:
+def pinv(xp, x: TensorLike, /, *, rtol: float | None = None) -> Tensor:
     """The pseudo-inverse (Moore and Penrose), by the SVD.
 
     Singular values up to `rtol` times the largest count as 0; by default `rtol` is the larger
@@ -407,7 +411,7 @@ def _(dy, x, y):
 
 
 @op("MatrixRank", to_float=True)
-def matrix_rank(xp, x: Tensor, /, *, rtol: float | None = None) -> Tensor:
+def matrix_rank(xp, x: TensorLike, /, *, rtol: float | None = None) -> Tensor:
     """The number of singular values above `rtol` times the largest. It has no gradient.
 
     Source: the Array API standard.

@@ -1,6 +1,5 @@
 """Elementwise ops of one, two and three tensors."""
 
-# ruff: noqa: A001 (the Array API standard's names)
 from __future__ import annotations
 
 import math
@@ -11,7 +10,7 @@ from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, ShapeError
 from regrad.namespaces import is_inexact, special
 from regrad.ops.creation import as_numpy_dtype, zeros_like
-from regrad.opsheet import elementwise, op, piecewise_constant
+from regrad.opsheet import TensorLike, elementwise, op, piecewise_constant
 from regrad.registry import gradient, not_differentiable
 from regrad.tensor import Tensor
 
@@ -20,7 +19,7 @@ from regrad.tensor import Tensor
 
 
 @op("Conj", holomorphic=False)
-def _conj(xp, x: Tensor, /) -> Tensor:
+def _conj(xp, x: TensorLike, /) -> Tensor:
     return xp.conj(x)
 
 
@@ -39,7 +38,7 @@ def conj(x: Any, /) -> Tensor:
 
 
 @op("Real", holomorphic=False)
-def real(xp, x: Tensor, /) -> Tensor:
+def real(xp, x: TensorLike, /) -> Tensor:
     """The real part."""
     return xp.real(x) if _is_complex(xp, x) else x
 
@@ -50,7 +49,7 @@ def _(dy, x_dtype):
 
 
 @op("Imag", holomorphic=False)
-def imag(xp, x: Tensor, /) -> Tensor:
+def imag(xp, x: TensorLike, /) -> Tensor:
     """The imaginary part (of a complex tensor)."""
     return xp.imag(x)
 
@@ -90,7 +89,7 @@ not_differentiable("StopGradient")
 
 
 @op("Cast", holomorphic=False)
-def _cast(xp, x: Tensor, /, *, dtype: Any) -> Tensor:
+def _cast(xp, x: TensorLike, /, *, dtype: Any) -> Tensor:
     return namespaces.cast(xp, x, dtype)
 
 
@@ -187,7 +186,7 @@ digamma = _unary("Digamma", "digamma", lambda xp, x: special(xp).psi(x)
 
 
 @op("Polygamma", to_float=True)
-def polygamma(xp, x: Tensor, /, n: int) -> Tensor:
+def polygamma(xp, x: TensorLike, /, n: int) -> Tensor:
     """The n-th derivative of `digamma`."""
     return namespaces.cast(xp, special(xp).polygamma(n, x), x.dtype)  # SciPy answers in float64
 
@@ -216,7 +215,7 @@ for _type in ("Ceil", "Floor", "Round", "Trunc"):
 
 
 @op("Step")
-def step(xp, x: Tensor, /, alpha: float = 0.0) -> Tensor:
+def step(xp, x: TensorLike, /, alpha: float = 0.0) -> Tensor:
     """1 where x > 0, `alpha` elsewhere; NaN stays NaN. Gradient: 0."""
     y = xp.where(x > 0, xp.ones_like(x), xp.full_like(x, alpha))
     return xp.where(x != x, x, y)
@@ -296,8 +295,14 @@ def _pow_b(dy, a, y):
     return dy * (y * log(where(a > 0, a, 1)))
 
 
-pow = _binary("Pow", "pow", "pow",
-              "`a` to the power `b`. The gradient by b is 0 where a <= 0.", _pow_a, _pow_b)  # fmt: skip
+pow = _binary(
+    "Pow",
+    "pow",
+    "pow",
+    "`a` to the power `b`. The gradient by b is 0 where a <= 0.",
+    _pow_a,
+    _pow_b,
+)
 
 equal = _binary("Equal", "equal", "equal", "`a == b`.")
 not_equal = _binary("NotEqual", "not_equal", "not_equal", "`a != b`.")
@@ -311,9 +316,7 @@ logical_xor = _binary("LogicalXor", "logical_xor", "logical_xor", "Either, not b
 bitwise_and = _binary("BitwiseAnd", "bitwise_and", "bitwise_and", "`a & b`, bit by bit.")
 bitwise_or = _binary("BitwiseOr", "bitwise_or", "bitwise_or", "`a | b`, bit by bit.")
 bitwise_xor = _binary("BitwiseXor", "bitwise_xor", "bitwise_xor", "`a ^ b`, bit by bit.")
-bitwise_left_shift = _binary(
-    "LeftShift", "bitwise_left_shift", "bitwise_left_shift", "`a << b`."
-)
+bitwise_left_shift = _binary("LeftShift", "bitwise_left_shift", "bitwise_left_shift", "`a << b`.")
 bitwise_right_shift = _binary(
     "RightShift", "bitwise_right_shift", "bitwise_right_shift", "`a >> b`."
 )
@@ -328,7 +331,7 @@ not_differentiable(
 
 
 @op("SelectV2", broadcasts=True, promotes=("a", "b"))
-def where(xp, condition: Tensor, a: Tensor, b: Tensor, /) -> Tensor:
+def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a` where `condition`, `b` elsewhere.
 
     The gradient is masked, never multiplied, so a NaN in the branch not taken does no harm
@@ -349,7 +352,7 @@ def _(dy, condition):
 
 
 @op("ClipByValue", broadcasts=True)
-def _clip(xp, x: Tensor, min: Tensor | None, max: Tensor | None) -> Tensor:
+def _clip(xp, x: TensorLike, min: TensorLike | None, max: TensorLike | None) -> Tensor:
     if min is not None:
         x = xp.maximum(x, min)
     return x if max is None else xp.minimum(x, max)
@@ -384,7 +387,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
 
 
 @op("AddN", promotes=True)
-def add_n(xp, xs: Sequence[Tensor], /) -> Tensor:
+def add_n(xp, xs: Sequence[TensorLike], /) -> Tensor:
     """The sum of a list of tensors of one shape."""
     shapes = {tuple(x.shape) for x in xs}
     if len(shapes) > 1:
@@ -398,5 +401,3 @@ def add_n(xp, xs: Sequence[Tensor], /) -> Tensor:
 @gradient("AddN", "xs")
 def _(dy, xs_shape):
     return [dy for _ in xs_shape]
-
-

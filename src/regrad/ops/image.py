@@ -19,7 +19,7 @@ from regrad.ops.creation import asarray, zeros_like
 from regrad.ops.elementwise import equal, where
 from regrad.ops.reduction import sum
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
-from regrad.opsheet import Indices, op
+from regrad.opsheet import Indices, TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Shape, as_shape
 from regrad.tensor import Tensor
@@ -48,7 +48,7 @@ def _candidates(xp: Any, x: Any, w: Any, win: Windows) -> Any:
 
 @op("Dilation2D", to_float=True)
 def _dilation2d(
-    xp, x: Tensor, w: Tensor, /, strides: Sizes, pad: str | Pairs, dilations: Sizes
+    xp, x: TensorLike, w: TensorLike, /, strides: Sizes, pad: str | Pairs, dilations: Sizes
 ) -> Tensor:
     parts = _candidates(xp, x, w, _dilation_windows(x.shape, w.shape, strides, pad, dilations))
     y = next(parts)
@@ -59,7 +59,7 @@ def _dilation2d(
 
 @op("Dilation2DArgmax", to_float=True)
 def _dilation2d_argmax(
-    xp, x: Tensor, w: Tensor, /, strides: Sizes, pad: str | Pairs, dilations: Sizes
+    xp, x: TensorLike, w: TensorLike, /, strides: Sizes, pad: str | Pairs, dilations: Sizes
 ) -> Tensor:
     """Which tap is the first maximum of each window: its number in row-major order."""
     win = _dilation_windows(x.shape, w.shape, strides, pad, dilations)
@@ -86,7 +86,7 @@ def _(dy, x, w, w_shape, strides, pad, dilations):
 @op("TapGather")
 def _tap_gather(
     xp,
-    x: Tensor,
+    x: TensorLike,
     tap: Indices,
     /,
     size: Sizes,
@@ -103,7 +103,7 @@ def _tap_gather(
 @op("TapScatter")
 def _tap_scatter(
     xp,
-    x: Tensor,
+    x: TensorLike,
     tap: Indices,
     /,
     shape: Shape,
@@ -160,7 +160,7 @@ def dilation2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints =
 
 
 @op("SpaceToBatchND")
-def _space_to_batch(xp, x: Tensor, /, block_shape: Sizes, paddings: Pairs) -> Tensor:
+def _space_to_batch(xp, x: TensorLike, /, block_shape: Sizes, paddings: Pairs) -> Tensor:
     x = windows.padded(xp, x, paddings)
     n = len(block_shape)
     batch, *sizes = x.shape[: n + 1]
@@ -180,7 +180,7 @@ def _space_to_batch(xp, x: Tensor, /, block_shape: Sizes, paddings: Pairs) -> Te
 
 
 @op("BatchToSpaceND")
-def _batch_to_space(xp, x: Tensor, /, block_shape: Sizes, crops: Pairs) -> Tensor:
+def _batch_to_space(xp, x: TensorLike, /, block_shape: Sizes, crops: Pairs) -> Tensor:
     n, blocks = len(block_shape), math.prod(block_shape)
     batch, *cells = x.shape[: n + 1]
     sizes = [c * b for c, b in zip(cells, block_shape, strict=True)]
@@ -344,26 +344,26 @@ def _add_rows(xp: Any, dy: Any, rows: np.ndarray, axis: int, size: int) -> Any:
 
 
 @op("ResizeBilinear", to_float=True)
-def _resize_bilinear(xp, x: Tensor, /, size: Sizes, align: bool, half: bool) -> Tensor:
+def _resize_bilinear(xp, x: TensorLike, /, size: Sizes, align: bool, half: bool) -> Tensor:
     return _resized(xp, x, _bilinear, size=size, align=align, half=half)
 
 
 @op("ResizeBilinearGrad")
 def _resize_bilinear_grad(
-    xp, x: Tensor, /, shape: Shape, size: Sizes, align: bool, half: bool
+    xp, x: TensorLike, /, shape: Shape, size: Sizes, align: bool, half: bool
 ) -> Tensor:
     """The adjoint of `resize_bilinear` of images of the given shape."""
     return _resized_adjoint(xp, x, _bilinear, as_shape(shape), align=align, half=half)
 
 
 @op("ResizeNearestNeighbor")
-def _resize_nearest(xp, x: Tensor, /, size: Sizes, align: bool, half: bool) -> Tensor:
+def _resize_nearest(xp, x: TensorLike, /, size: Sizes, align: bool, half: bool) -> Tensor:
     return _resized(xp, x, _nearest, size=size, align=align, half=half)
 
 
 @op("ResizeNearestNeighborGrad")
 def _resize_nearest_grad(
-    xp, x: Tensor, /, shape: Shape, size: Sizes, align: bool, half: bool
+    xp, x: TensorLike, /, shape: Shape, size: Sizes, align: bool, half: bool
 ) -> Tensor:
     """The adjoint of `resize_nearest` of images of the given shape."""
     return _resized_adjoint(xp, x, _nearest, as_shape(shape), align=align, half=half)

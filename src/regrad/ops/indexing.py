@@ -28,6 +28,7 @@ from regrad.ops.elementwise import logical_and, where
 from regrad.ops.rows import (
     _add_rows,
     _as_index,
+    _at,
     _count_up,
     _in_range,
     _is_jax,
@@ -35,7 +36,7 @@ from regrad.ops.rows import (
     _permuted,
     _zeros,
 )
-from regrad.opsheet import Indices, op
+from regrad.opsheet import Indices, TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import (
     Shape,
@@ -49,9 +50,9 @@ from regrad.tensor import Tensor
 
 
 @op("TakeAlongAxis")
-def _take_along_axis(xp, x: Tensor, indices: Indices, /, *, axis: int) -> Tensor:
+def _take_along_axis(xp, x: TensorLike, indices: Indices, /, *, axis: int) -> Tensor:
     if xp is np:
-        return np.take_along_axis(x, _as_index(xp, indices), axis)
+        return xp.take_along_axis(x, _as_index(xp, indices), axis)
     ids = _in_range(xp, indices, x.shape[axis])
     if _is_jax(xp):
         return xp.take_along_axis(x, ids, axis, mode="clip")
@@ -65,7 +66,7 @@ def _(dy, indices, x_shape, axis):
 
 @op("ScatterAlongAxis")
 def scatter_along_axis(
-    xp, x: Tensor, indices: Indices, /, shape: tuple[int, ...], *, axis: int
+    xp, x: TensorLike, indices: Indices, /, shape: tuple[int, ...], *, axis: int
 ) -> Tensor:
     """Zeros of the given shape with x added at `indices` along an axis: take_along_axis's adjoint.
 
@@ -121,14 +122,14 @@ def _broadcast(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 @op("GatherV2")
-def _take(xp, x: Tensor, indices: Indices, /, *, axis: int, batch_dims: int) -> Tensor:
+def _take(xp, x: TensorLike, indices: Indices, /, *, axis: int, batch_dims: int) -> Tensor:
     ids = _as_index(xp, indices)
     if batch_dims:
         return _take_batched(xp, x, ids, axis, batch_dims)
     if xp is np:
         return np.take(x, ids, axis=axis)
     index = (builtins.slice(None),) * axis + (ids,)
-    return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
+    return _at(xp, x, index)
 
 
 def _take_batched(xp: Any, x: Any, ids: Any, axis: int, batch_dims: int) -> Any:
@@ -155,7 +156,7 @@ def _(dy, indices, x_shape, axis, batch_dims):
 
 @op("ScatterAdd")
 def _scatter_add(
-    xp, x: Tensor, indices: Indices, /, *, shape: tuple[int, ...], axis: int, batch_dims: int
+    xp, x: TensorLike, indices: Indices, /, *, shape: tuple[int, ...], axis: int, batch_dims: int
 ) -> Tensor:
     batch, n = tuple(shape[:batch_dims]), shape[axis]
     rest = (*shape[batch_dims:axis], *shape[axis + 1 :])
@@ -228,7 +229,7 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
 
 
 @op("GatherNd")
-def gather_nd(xp, x: Tensor, indices: Indices, /) -> Tensor:
+def gather_nd(xp, x: TensorLike, indices: Indices, /) -> Tensor:
     """Slices of x at index vectors: `y[i…] = x[indices[i…, 0], indices[i…, 1], …]`.
 
     The last axis of `indices` holds the vectors; the shape is
@@ -239,7 +240,7 @@ def gather_nd(xp, x: Tensor, indices: Indices, /) -> Tensor:
     if depth == 0:
         return xp.broadcast_to(x, (*ids.shape[:-1], *x.shape))
     index = tuple(ids[..., i] for i in range(depth))
-    return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
+    return _at(xp, x, index)
 
 
 def _depth(name: str, shape: tuple[int, ...], indices: tuple[int, ...]) -> int:
@@ -258,7 +259,7 @@ def _(dy, indices, x_shape):
 
 
 @op("ScatterNd")
-def scatter_nd(xp, indices: Indices, updates: Tensor, /, shape: Shape) -> Tensor:
+def scatter_nd(xp, indices: Indices, updates: TensorLike, /, shape: Shape) -> Tensor:
     """Zeros of the given shape with `updates` added at index vectors: the adjoint of `gather_nd`.
 
     `updates` has the shape `indices.shape[:-1] + shape[indices.shape[-1]:]`. What falls on one
@@ -294,7 +295,7 @@ def _rows_for(name: str, xp: Any, indices: Any, updates: Any, shape: tuple[int, 
 
 
 @op("TensorScatterUpdate")
-def _scatter_update(xp, x: Tensor, indices: Indices, updates: Tensor, /) -> Tensor:
+def _scatter_update(xp, x: TensorLike, indices: Indices, updates: TensorLike, /) -> Tensor:
     shape, depth = tuple(x.shape), indices.shape[-1]
     rows = _rows_for("at_set", xp, indices, updates, shape)
     if rows.shape[0] == 0:
@@ -353,7 +354,7 @@ def _(dy, indices, x_shape):
 
 
 @op("UnsortedSegmentSum")
-def segment_sum(xp, x: Tensor, ids: Indices, num_segments: int) -> Tensor:
+def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
     """The sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`.
 
     `ids` has the shape of x's leading axes (one id per row, as a rule) and need not be sorted.
@@ -430,7 +431,7 @@ def one_hot(
 
 
 @op("Where")
-def _index_vectors(xp, x: Tensor, /) -> Tensor:
+def _index_vectors(xp, x: TensorLike, /) -> Tensor:
     return xp.stack(xp.nonzero(x), axis=-1)
 
 
@@ -448,7 +449,7 @@ def nonzero(x: Any, /) -> tuple[Tensor, ...]:
 
 
 @op("UniqueValues")
-def unique_values(xp, x: Tensor, /) -> Tensor:
+def unique_values(xp, x: TensorLike, /) -> Tensor:
     """The distinct values of x, sorted.
 
     The values decide the shape, so they must be known (they are not under jit). No gradient.

@@ -14,7 +14,7 @@ from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.array import broadcast_to, diag, expand_dims, moveaxis, permute_dims, reshape
 from regrad.ops.elementwise import astype, conj, multiply
 from regrad.ops.reduction import sum as sum_
-from regrad.opsheet import op
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import normalized_axis
 from regrad.tensor import Tensor
@@ -24,7 +24,7 @@ from regrad.tensor import Tensor
 
 @op("MatMul", broadcasts=True)
 def _matmul(
-    xp, a: Tensor, b: Tensor, /, transpose_a: bool = False, transpose_b: bool = False
+    xp, a: TensorLike, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
 ) -> Tensor:
     """The product of matrices (rank 2 or more); see the public `matmul`."""
     a = xp.matrix_transpose(a) if transpose_a else a
@@ -213,7 +213,7 @@ def kron(a: Any, b: Any, /) -> Tensor:
 
 
 @op("Cross", broadcasts=True)
-def _cross(xp, a: Tensor, b: Tensor, /, *, axis: int) -> Tensor:
+def _cross(xp, a: TensorLike, b: TensorLike, /, *, axis: int) -> Tensor:
     return xp.linalg.cross(a, b, axis=axis)
 
 
@@ -244,14 +244,15 @@ def cross(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
 # -- einsum --------------------------------------------------------------------------------------
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SMALL = 2**17  # up to here NumPy's own loop is faster than arranging for BLAS (measured)
 
 
 @op("Einsum", promotes=True)
-def _einsum(xp, a: Tensor, b: Tensor | None = None, /, *, equation: str) -> Tensor:
+def _einsum(xp, a: TensorLike, b: TensorLike | None = None, /, *, equation: str) -> Tensor:
     """One step: `equation` names every axis of one or two tensors, and of the output."""
     if b is None:
         return xp.einsum(equation, a)
-    if xp is np:
+    if xp is np and a.size * b.size > SMALL:
         return np.einsum(equation, a, b, optimize=["einsum_path", (0, 1)])  # a BLAS product
     return xp.einsum(equation, a, b)
 
@@ -295,27 +296,29 @@ def _onto_diagonals(x: Tensor, target: str) -> Tensor:
     return permute_dims(x, tuple(axes.index(axis) for axis in repeats))
 
 
-def _step_by_step(terms: Sequence[str], factors: Sequence[Tensor], output: str) -> Tensor:
-    """A product of any number of tensors, in steps of two: gradients share what is between."""
-    left = list(zip(terms, factors, strict=True))
-    for step in _path(",".join(terms), tuple(x.shape for x in factors), output):
-        picked = [left.pop(i) for i in sorted(step, reverse=True)][::-1]
-        needed = {*output, *"".join(t for t, _ in left)}
-        found = dict.fromkeys(c for t, _ in picked for c in t if c in needed)
-        to = "".join(found) if left else output
-        equation = f"{','.join(t for t, _ in picked)}->{to}"
-        left.append((to, _einsum(*(x for _, x in picked), equation=equation)))
-    return left[0][1]
+def _steps(
+    terms: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], output: str
+) -> list[tuple[tuple[int, ...], str]]:
+    """The order of the products: which tensors to take off the list, and their equation.
 
+    Each product goes to the end of the list. With steps of two, the gradients of all tensors
+    share what is between.
+    """
+    path: Any = [tuple(range(len(terms)))]
+    if len(terms) > 2:
+        import opt_einsum
 
-@lru_cache(maxsize=1024)
-def _path(inputs: str, shapes: tuple[tuple[int, ...], ...], output: str) -> list[tuple[int, ...]]:
-    """Which tensors to multiply in each step; the product goes to the end of the list."""
-    if len(shapes) < 3:
-        return [tuple(range(len(shapes)))]
-    import opt_einsum
-
-    return opt_einsum.contract_path(f"{inputs}->{output}", *shapes, shapes=True)[0]
+        inputs = ",".join(terms)
+        path = opt_einsum.contract_path(f"{inputs}->{output}", *shapes, shapes=True)[0]
+    left, steps = list(terms), []
+    for picked in path:
+        order = tuple(sorted(picked, reverse=True))
+        taken = [left.pop(i) for i in order][::-1]
+        needed = {*output, *"".join(left)}
+        found = dict.fromkeys(c for t in taken for c in t if c in needed)
+        left.append("".join(found) if left else output)
+        steps.append((order, f"{','.join(taken)}->{left[-1]}"))
+    return steps
 
 
 def einsum(subscripts: str, /, *operands: Any) -> Tensor:
@@ -341,19 +344,28 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
             f"einsum takes the subscripts first, as a string, got {kind(subscripts)}"
         )
     xs = [dispatch.lift(x) for x in operands]
-    terms, output, broadcast = _parsed(subscripts, tuple(x.ndim for x in xs))
-    sizes = _sizes(subscripts, terms, broadcast, [x.shape for x in xs])
-    for i, (x, term) in enumerate(zip(xs, terms, strict=True)):
-        # an axis that is stretched by broadcasting is no axis of this operand
-        keep = [j for j, c in enumerate(term) if x.shape[j] == sizes[c]]
-        if len(keep) < x.ndim:
-            xs[i] = reshape(x, tuple(x.shape[j] for j in keep))
-            terms = (*terms[:i], "".join(term[j] for j in keep), *terms[i + 1 :])
-    return _step_by_step(terms, xs, output)
+    shapes, steps = _plan(subscripts, tuple(x.shape for x in xs))
+    xs = [x if x.shape == shape else reshape(x, shape) for x, shape in zip(xs, shapes, strict=True)]
+    for order, equation in steps:
+        factors = [xs.pop(i) for i in order][::-1]
+        xs.append(_einsum(*factors, equation=equation))
+    return xs[0]
 
 
 @lru_cache(maxsize=1024)
-def _parsed(subscripts: str, ranks: tuple[int, ...]) -> tuple[tuple[str, ...], str, str]:
+def _plan(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, Any]:
+    """The shapes of the operands without axes that are stretched by broadcasting; the steps."""
+    terms, output, broadcast = _parsed(subscripts, [len(s) for s in shapes])
+    sizes = _sizes(subscripts, terms, broadcast, shapes)
+    kept = [
+        [(c, n) for c, n in zip(term, shape, strict=True) if n == sizes[c]]
+        for term, shape in zip(terms, shapes, strict=True)
+    ]
+    full = tuple(tuple(n for _, n in axes) for axes in kept)
+    return full, _steps(tuple("".join(c for c, _ in axes) for axes in kept), full, output)
+
+
+def _parsed(subscripts: str, ranks: Sequence[int]) -> tuple[tuple[str, ...], str, str]:
     """The letters of each operand and of the output, and those that stand for the ellipsis."""
     inputs, arrow, output = subscripts.replace(" ", "").partition("->")
     terms = inputs.split(",")

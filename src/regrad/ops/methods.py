@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regrad import numpy_protocol, printing
+from regrad import dispatch, numpy_protocol, printing
 from regrad.errors import ShapeError
 from regrad.ops import (
     activation,
@@ -88,14 +88,15 @@ class Methods:
         return iter(array.unstack(self))
 
     @property
-    def T(self) -> Any:  # noqa: N802 (the standard's name)
+    def T(self) -> Any:  # the standard's name
         """The transpose of a matrix."""
-        if self.ndim != 2:
-            raise ShapeError(f"T is for matrices, got the shape {self.shape}; use matrix_transpose")
-        return array.permute_dims(self)
+        x = dispatch.lift(self)
+        if x.ndim != 2:
+            raise ShapeError(f"T is for matrices, got the shape {x.shape}; use matrix_transpose")
+        return array.permute_dims(x)
 
     @property
-    def mT(self) -> Any:  # noqa: N802 (the standard's name)
+    def mT(self) -> Any:
         """The last two axes exchanged."""
         return array.matrix_transpose(self)
 
@@ -114,7 +115,8 @@ class Methods:
         """Print the values as TensorFlow.js does."""
         print(printing.to_string(self, verbose))
 
-    __str__ = printing.to_string
+    def __str__(self) -> str:
+        return printing.to_string(self)
 
     def __repr__(self) -> str:
         return printing.repr_of(self)
@@ -232,8 +234,8 @@ class Methods:
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Any:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
-        ord = {"euclidean": 2, "fro": 2, "inf": float("inf")}.get(ord, ord)  # TensorFlow.js's names
-        return reduction.vector_norm(self, axis=axis, keepdims=keepdims, ord=ord)
+        names: dict[Any, Any] = {"euclidean": 2, "fro": 2, "inf": float("inf")}  # TensorFlow.js's
+        return reduction.vector_norm(self, axis=axis, keepdims=keepdims, ord=names.get(ord, ord))
 
     def argmax(self, axis: int | None = None) -> Any:
         """The place of the maximum; see `regrad.argmax`."""

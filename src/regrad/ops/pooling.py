@@ -13,7 +13,7 @@ from regrad.errors import ArgumentError, ShapeError
 from regrad.ops import windows
 from regrad.ops.elementwise import pow, square
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
-from regrad.opsheet import op
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import Shape, as_shape
 from regrad.tensor import Tensor
@@ -78,12 +78,14 @@ def _at_maxima(xp: Any, x: Any, values: Any, win: Windows) -> Any:
 
 
 @op("MaxPool")
-def _max_pool(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+def _max_pool(xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
     return _max_pool_kernel(xp, x, _windows("max_pool", x.shape, filter_size, strides, pad))
 
 
 @op("MaxPool3D")
-def _max_pool3d(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+def _max_pool3d(
+    xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
+) -> Tensor:
     return _max_pool_kernel(xp, x, _windows("max_pool3d", x.shape, filter_size, strides, pad))
 
 
@@ -92,7 +94,7 @@ def _max_pool3d(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str |
 
 @op("MaxPoolGrad")
 def _max_pool_grad(
-    xp, a: Tensor, b: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
+    xp, a: TensorLike, b: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
 ) -> Tensor:
     """b, shaped as the pooled a, at the first maximum of each window of a; zero elsewhere."""
     return _to_maxima(xp, a, b, _windows("max_pool", a.shape, filter_size, strides, pad))
@@ -100,7 +102,7 @@ def _max_pool_grad(
 
 @op("MaxPoolGradGrad")
 def _max_pool_grad_grad(
-    xp, a: Tensor, b: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
+    xp, a: TensorLike, b: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
 ) -> Tensor:
     """The elements of b, shaped as a, from the first maximum of each window of a."""
     return _at_maxima(xp, a, b, _windows("max_pool", a.shape, filter_size, strides, pad))
@@ -159,20 +161,22 @@ def _over_counts(xp: Any, y: Any, win: Windows) -> Any:
 
 
 @op("AvgPool", to_float=True)
-def _avg_pool(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+def _avg_pool(xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
     win = _windows("avg_pool", x.shape, filter_size, strides, pad)
     return _over_counts(xp, _sums(xp, x, win), win)
 
 
 @op("AvgPool3D", to_float=True)
-def _avg_pool3d(xp, x: Tensor, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs) -> Tensor:
+def _avg_pool3d(
+    xp, x: TensorLike, /, filter_size: Sizes, strides: Sizes, pad: str | Pairs
+) -> Tensor:
     win = _windows("avg_pool3d", x.shape, filter_size, strides, pad)
     return _over_counts(xp, _sums(xp, x, win), win)
 
 
 @op("AvgPoolGrad")
 def _avg_pool_grad(
-    xp, x: Tensor, /, shape: Shape, filter_size: Sizes, strides: Sizes, pad: str | Pairs
+    xp, x: TensorLike, /, shape: Shape, filter_size: Sizes, strides: Sizes, pad: str | Pairs
 ) -> Tensor:
     """The adjoint of `avg_pool` of data of the given shape."""
     win = _windows("avg_pool", as_shape(shape), filter_size, strides, pad)
@@ -285,7 +289,7 @@ def _neighbours(xp: Any, x: Any, radius: int) -> Any:
 
 
 @op("NeighbourSum")
-def _neighbour_sum(xp, x: Tensor, /, radius: int) -> Tensor:
+def _neighbour_sum(xp, x: TensorLike, /, radius: int) -> Tensor:
     """The sum over the channels at a distance of at most `radius`: its own adjoint."""
     return _neighbours(xp, x, radius)
 
@@ -296,7 +300,7 @@ def _(dy, radius):
 
 
 @op("LRN", to_float=True)
-def _lrn(xp, x: Tensor, /, depth_radius: int, bias: float, alpha: float, beta: float) -> Tensor:
+def _lrn(xp, x: TensorLike, /, depth_radius: int, bias: float, alpha: float, beta: float) -> Tensor:
     return x / (bias + alpha * _neighbours(xp, x * x, depth_radius)) ** beta
 
 

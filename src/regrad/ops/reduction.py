@@ -29,7 +29,7 @@ from regrad.ops.elementwise import (
     stop_gradient,
     where,
 )
-from regrad.opsheet import op
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Axis, normalized_axes, normalized_axis
 from regrad.tensor import Tensor
@@ -54,7 +54,7 @@ def _count(shape: tuple[int, ...], axis: Axis) -> int:
 
 
 @op("Sum")
-def _sum(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def _sum(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return xp.sum(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
@@ -64,7 +64,7 @@ def _(dy, x_shape, axis, keepdims):
 
 
 @op("Unreduce")
-def unreduce(xp, x: Tensor, /, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Tensor:
+def unreduce(xp, x: TensorLike, /, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Tensor:
     """A reduced tensor spread back over the axes that were reduced: the adjoint of `sum`."""
     return _spread_back(xp, x, shape, axis, keepdims)
 
@@ -93,7 +93,7 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
 
 
 @op("Mean", to_float=True)
-def mean(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean over `axis` (all axes by default); NaN for no elements. Integers give float32."""
     axes = normalized_axes(axis, x.ndim)
     if _count(tuple(x.shape), axes):
@@ -107,7 +107,9 @@ def _(dy, x_shape, axis, keepdims):
 
 
 @op("UnreduceMean")
-def unreduce_mean(xp, x: Tensor, /, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Tensor:
+def unreduce_mean(
+    xp, x: TensorLike, /, shape: tuple[int, ...], axis: Axis, keepdims: bool
+) -> Tensor:
     """A mean spread back in equal shares over the axes that were reduced: `mean`'s adjoint."""
     share = x / builtins.max(_count(shape, axis), 1)
     return _spread_back(xp, share, shape, axis, keepdims)
@@ -122,7 +124,7 @@ def _(dy, axis, keepdims):
 
 
 @op("Prod")
-def _prod(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def _prod(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return xp.prod(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
@@ -171,7 +173,7 @@ def _extremum(xp: Any, name: str, x: Any, axis: Axis, keepdims: bool) -> Any:
 
 
 @op("Max")
-def max(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def max(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The largest element over `axis` (all axes by default); ties share the gradient equally.
 
     Raises ShapeError for no elements.
@@ -180,7 +182,7 @@ def max(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tenso
 
 
 @op("Min")
-def min(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def min(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The smallest element over `axis` (all axes by default); ties share the gradient equally.
 
     Raises ShapeError for no elements.
@@ -203,19 +205,19 @@ gradient("Min")(_to_ties)
 
 
 @op("Any")
-def any(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def any(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Whether any element over `axis` is true (not 0); False for no elements."""
     return xp.any(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @op("All")
-def all(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def all(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Whether all elements over `axis` are true (not 0); True for no elements."""
     return xp.all(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @op("CountNonzero")
-def count_nonzero(xp, x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def count_nonzero(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """How many elements over `axis` are not 0."""
     return xp.sum(x != 0, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
@@ -234,7 +236,7 @@ def _place(xp: Any, name: str, x: Any, axis: int | None, keepdims: bool) -> Any:
 
 
 @op("ArgMax")
-def argmax(xp, x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmax(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The index of the (first) largest element along `axis`; in the flat x by default.
 
     Not differentiable. Raises ShapeError for no elements.
@@ -243,7 +245,7 @@ def argmax(xp, x: Tensor, /, *, axis: int | None = None, keepdims: bool = False)
 
 
 @op("ArgMin")
-def argmin(xp, x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmin(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The index of the (first) smallest element along `axis`; in the flat x by default.
 
     Not differentiable. Raises ShapeError for no elements.

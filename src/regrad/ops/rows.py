@@ -57,6 +57,20 @@ def _count_up(xp: Any, n: int, like: Any) -> Any:
     return xp.arange(n, device=like.device) if hasattr(like, "new_zeros") else xp.arange(n)
 
 
+def _at(xp: Any, x: Any, index: Any) -> Any:
+    """`x[index]`; JAX clips the indices that are out of range."""
+    return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
+
+
+def _put(xp: Any, x: Any, index: Any, values: Any) -> Any:
+    """A copy of x with other values at an index."""
+    if _is_jax(xp):
+        return x.at[index].set(values)
+    y = x.copy() if xp is np else x.clone()
+    y[index] = values
+    return y
+
+
 def _add_rows(xp: Any, n: int, ids: Any, rows: Any) -> Any:
     """n rows of zeros with `rows[k]` added at `ids[k]`, which are all in range."""
     y = _zeros(xp, (n, rows.shape[1]), rows)

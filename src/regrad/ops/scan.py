@@ -14,7 +14,7 @@ from regrad.ops.elementwise import astype
 from regrad.ops.getitem import getitem
 from regrad.ops.indexing import scatter_along_axis
 from regrad.ops.slicing import pad
-from regrad.opsheet import op
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import normalized_axis
 from regrad.tensor import Tensor
@@ -37,7 +37,7 @@ def _moved(xp: Any, x: Any, forward: bool, axis: int, fill: complex) -> Any:
 
 
 @op("Shift")
-def _shift(xp, x: Tensor, /, *, axis: int, forward: bool) -> Tensor:
+def _shift(xp, x: TensorLike, /, *, axis: int, forward: bool) -> Tensor:
     """x moved by one place along an axis; 0 enters."""
     return _moved(xp, x, forward, normalized_axis(axis, x.ndim), 0)
 
@@ -90,7 +90,7 @@ def _scan_axis(name: str, x: Tensor, axis: int | None) -> int:
 
 
 @op("Cumsum")
-def _cumulative_sum(xp, x: Tensor, /, *, axis: int, exclusive: bool, reverse: bool) -> Tensor:
+def _cumulative_sum(xp, x: TensorLike, /, *, axis: int, exclusive: bool, reverse: bool) -> Tensor:
     return _scan(xp, "cumulative_sum", x, axis, exclusive, reverse, 0)
 
 
@@ -126,7 +126,7 @@ def cumulative_sum(
 
 
 @op("Cumprod")
-def _cumulative_prod(xp, x: Tensor, /, *, axis: int, exclusive: bool, reverse: bool) -> Tensor:
+def _cumulative_prod(xp, x: TensorLike, /, *, axis: int, exclusive: bool, reverse: bool) -> Tensor:
     return _scan(xp, "cumulative_prod", x, axis, exclusive, reverse, 1)
 
 
@@ -168,7 +168,7 @@ def cumulative_prod(
 
 @op("LinearRecurrence", broadcasts=True)
 def linear_recurrence(
-    xp, x: Tensor, decay: Tensor, /, *, axis: int = -1, reverse: bool = False
+    xp, x: TensorLike, decay: TensorLike, /, *, axis: int = -1, reverse: bool = False
 ) -> Tensor:
     """`y[k] = x[k] + decay[k] * y[k-1]` along `axis`; the inputs broadcast.
 
@@ -176,7 +176,6 @@ def linear_recurrence(
     them the other way: `y[k] = x[k] + decay[k+1] * y[k+1]` (discounted returns of rewards x).
     It takes about log2(n) steps over whole arrays, not n over elements.
 
-    >>> import regrad as rg
     >>> import regrad as rg
     >>> rg.linear_recurrence(rg.tensor([1.0, 0.0, 0.0]), 0.5).print()
     Tensor
@@ -257,17 +256,17 @@ def _running(xp: Any, x: Any, axis: int, largest: bool) -> Any:
 
 
 @op("CumulativeMax")
-def _cumulative_max(xp, x: Tensor, /, *, axis: int) -> Tensor:
+def _cumulative_max(xp, x: TensorLike, /, *, axis: int) -> Tensor:
     return _running(xp, x, axis, True)
 
 
 @op("CumulativeMin")
-def _cumulative_min(xp, x: Tensor, /, *, axis: int) -> Tensor:
+def _cumulative_min(xp, x: TensorLike, /, *, axis: int) -> Tensor:
     return _running(xp, x, axis, False)
 
 
 @op("RunStarts")
-def _run_starts(xp, x: Tensor, /, *, axis: int) -> Tensor:
+def _run_starts(xp, x: TensorLike, /, *, axis: int) -> Tensor:
     """For each place the first place of its run of equal elements (a NaN equals all after it)."""
     old, new = x[_between(axis, None, -1)], x[_between(axis, 1, None)]
     starts = (old != new) & (old == old)

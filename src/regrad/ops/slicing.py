@@ -9,15 +9,15 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from regrad import dispatch
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from regrad.ops.creation import zeros_like
-from regrad.ops.rows import _add_rows, _is_jax
-from regrad.opsheet import op
+from regrad.ops.rows import _add_rows, _is_jax, _put
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import (
     Window,
@@ -62,7 +62,7 @@ def _embedded(
 
 
 @op("StridedSlice")
-def _strided_slice(xp, x: Tensor, /, *, index: Basic) -> Tensor:
+def _strided_slice(xp, x: TensorLike, /, *, index: Basic) -> Tensor:
     entries = [as_slice(ascending(e)) if isinstance(e, tuple) else e for e in index]
     y = x[tuple(entries)]
     back = flipped([e or (0, 1, 1) for e in index if not isinstance(e, int)])
@@ -75,7 +75,7 @@ def _(dy, x_shape, index):
 
 
 @op("StridedSliceGrad")
-def _strided_slice_grad(xp, x: Tensor, /, *, shape: tuple[int, ...], index: Basic) -> Tensor:
+def _strided_slice_grad(xp, x: TensorLike, /, *, shape: tuple[int, ...], index: Basic) -> Tensor:
     windows = _windows(index)
     return _embedded(xp, _ascending(xp, x, windows), shape, [ascending(w) for w in windows])
 
@@ -93,15 +93,10 @@ def _(dy, index):
 
 
 @op("TensorStridedSliceUpdate")
-def _strided_slice_update(xp, x: Tensor, updates: Tensor, /, *, index: Basic) -> Tensor:
+def _strided_slice_update(xp, x: TensorLike, updates: TensorLike, /, *, index: Basic) -> Tensor:
     windows = _windows(index)
     place = tuple(as_slice(ascending(w)) for w in windows)
-    updates = _ascending(xp, updates, windows)
-    if _is_jax(xp):
-        return x.at[place].set(updates)
-    y = x.copy() if xp is np else x.clone()
-    y[place] = updates
-    return y
+    return _put(xp, x, place, _ascending(xp, updates, windows))
 
 
 @gradient("TensorStridedSliceUpdate", "x")
@@ -115,7 +110,7 @@ def _(dy, index):
 
 
 @op("Slice")
-def _slice(xp, x: Tensor, /, *, begin: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+def _slice(xp, x: TensorLike, /, *, begin: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
     return x[tuple(builtins.slice(b, b + n) for b, n in zip(begin, size, strict=True))]
 
 
@@ -159,10 +154,11 @@ def slice(x: Any, begin: int | Sequence[int], size: int | Sequence[int] | None =
 # -- padding -------------------------------------------------------------------------------------
 
 Paddings = tuple[tuple[int, int], ...]
+MirrorMode = Literal["reflect", "symmetric", "edge"]
 
 
 @op("PadV2")
-def _pad(xp, x: Tensor, /, *, paddings: Paddings, constant_value: complex) -> Tensor:
+def _pad(xp, x: TensorLike, /, *, paddings: Paddings, constant_value: complex) -> Tensor:
     shape = [a + n + b for (a, b), n in zip(paddings, x.shape, strict=True)]
     windows = [(a, n, 1) for (a, _), n in zip(paddings, x.shape, strict=True)]
     return _embedded(xp, x, shape, windows, constant_value)
@@ -174,14 +170,14 @@ def _(dy, x_shape, paddings):
 
 
 @op("MirrorPad")
-def _mirror_pad(xp, x: Tensor, /, *, paddings: Paddings, mode: str) -> Tensor:
+def _mirror_pad(xp, x: TensorLike, /, *, paddings: Paddings, mode: MirrorMode) -> Tensor:
     for axis, pair in enumerate(paddings):
         if any(pair):
             x = xp.take(x, _mirrored(xp, x.shape[axis], pair, mode, x), axis=axis)
     return x
 
 
-def _mirrored(xp: Any, n: int, pair: tuple[int, int], mode: str, like: Any) -> Any:
+def _mirrored(xp: Any, n: int, pair: tuple[int, int], mode: MirrorMode, like: Any) -> Any:
     """Which element of an axis of size n each element of the padded axis repeats."""
     ids = np.pad(np.arange(n), pair, mode=mode)
     return xp.asarray(ids, device=like.device) if hasattr(like, "new_zeros") else xp.asarray(ids)
@@ -194,7 +190,7 @@ def _(dy, x_shape, paddings, mode):
 
 @op("MirrorPadGrad")
 def _mirror_pad_grad(
-    xp, x: Tensor, /, *, shape: tuple[int, ...], paddings: Paddings, mode: str
+    xp, x: TensorLike, /, *, shape: tuple[int, ...], paddings: Paddings, mode: MirrorMode
 ) -> Tensor:
     for axis, (n, pair) in enumerate(zip(shape, paddings, strict=True)):
         if any(pair):
@@ -247,13 +243,13 @@ def pad(
 def _pairs(paddings: Any, ndim: int) -> Paddings:
     if isinstance(paddings, int):
         paddings = [(paddings, paddings)] * ndim
-    pairs = tuple(as_shape(pair) for pair in paddings if isinstance(pair, tuple | list))
+    pairs = [as_shape(pair) for pair in paddings if isinstance(pair, tuple | list)]
     if len(pairs) != ndim or len(paddings) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
         raise ArgumentError(
             f"pad: paddings is one pair (before, after) of 0 or more per axis, {ndim} in all, got "
             f"{paddings!r:.80}"
         )
-    return pairs
+    return tuple((before, after) for before, after in pairs)
 
 
 def _number_dtype(value: complex) -> np.dtype:

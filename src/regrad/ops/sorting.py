@@ -10,7 +10,7 @@ from regrad import dispatch
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops.indexing import scatter_along_axis, take
 from regrad.ops.scan import _between
-from regrad.opsheet import op
+from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import normalized_axis
 from regrad.tensor import Tensor
@@ -20,7 +20,7 @@ from regrad.tensor import Tensor
 
 @op("Sort")
 def sort(
-    xp, x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+    xp, x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Tensor:
     """x sorted along `axis`. NaNs count as largest.
 
@@ -41,7 +41,7 @@ def _(dy, x, axis, descending):
 
 @op("ArgSort")
 def argsort(
-    xp, x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+    xp, x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Tensor:
     """The indices that sort x along `axis`; equal elements keep their order. Not differentiable."""
     return _sorting(xp, x, normalized_axis(axis, x.ndim), descending, stable)
@@ -57,7 +57,7 @@ def _sorting(xp: Any, x: Any, axis: int, descending: bool, stable: bool) -> Any:
 
 
 @op("TopKV2")
-def top_k(xp, x: Tensor, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, Tensor]:
+def top_k(xp, x: TensorLike, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, Tensor]:
     """The `k` largest elements along `axis`, largest first, and their indices.
 
     Of equal elements the first comes first. Raises ShapeError if there are not `k` elements.
@@ -108,7 +108,7 @@ def _(dy, y, x_shape, axis):
 
 
 @op("SearchSorted", promotes=("x1", "x2"))
-def _searchsorted(xp, x1: Tensor, x2: Tensor, /, *, side: str) -> Tensor:
+def _searchsorted(xp, x1: TensorLike, x2: TensorLike, /, *, side: str) -> Tensor:
     places = xp.searchsorted(x1, x2, side=side)
     return places.astype(int) if xp.__name__ == "jax.numpy" else places
 
