@@ -3,8 +3,6 @@
 Array operations carry the Array API standard's names; this module is such a namespace.
 """
 
-# ruff: noqa: A004 (the standard's names)
-from regrad.ops import install as _install  # isort: skip (first: it gives Tensor its methods)
 from regrad import linalg as linalg
 from regrad import losses as losses
 from regrad import nn as nn

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from regrad import namespaces
-from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
+from regrad.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    RegradError,
+    ShapeError,
+    kind,
+)
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.registry import OPS, Op
 from regrad.ruleforms import Conjugated, PerInput, Rule
@@ -104,9 +111,7 @@ def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[T
     """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
     promoted = [op.promotes[p] for p in parameters]
     xs = [
-        x
-        if type(x) is Tensor or (type(x) in NUMBERS and weak)
-        else lift(x, op.inputs[p].integers)
+        x if type(x) is Tensor or (type(x) in NUMBERS and weak) else lift(x, op.inputs[p].integers)
         for x, p, weak in zip(leaves, parameters, promoted, strict=True)
     ]
     _check_integers(op, xs, parameters)
@@ -115,9 +120,7 @@ def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[T
     dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
     if op.to_float and not is_inexact(dtype):
         dtype = FLOAT
-    return tuple(
-        as_dtype(x, dtype) if weak else x for x, weak in zip(xs, promoted, strict=True)
-    )
+    return tuple(as_dtype(x, dtype) if weak else x for x, weak in zip(xs, promoted, strict=True))
 
 
 def _check_integers(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
@@ -174,9 +177,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     return run(op, prepare(op, leaves, parameters), attrs, layout)
 
 
-def _leaves(
-    op: Op, arguments: Sequence[Any]
-) -> tuple[list[Any], list[int], tuple[Place, ...]]:
+def _leaves(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[int], tuple[Place, ...]]:
     """Sequences opened and absent tensors left out: leaves, their parameters, the places."""
     leaves: list[Any] = []
     parameters: list[int] = []
@@ -270,6 +271,8 @@ def _array(data: Any) -> Any:
 def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
     """A kernel's error, with the op and its inputs."""
     inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
+    if isinstance(error, RegradError):
+        return error
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"

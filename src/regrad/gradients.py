@@ -53,9 +53,7 @@ def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> An
         STATE.reset(token)
 
 
-def pull_back(
-    tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False
-) -> Grads:
+def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False) -> Grads:
     """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
     if y._id not in watched:
         return {}
@@ -66,9 +64,7 @@ def pull_back(
 # -- grad, grads, value_and_grad, value_and_grads --------------------------------------------
 
 
-def grad(
-    f: Callable[[Any], Any], *, unconnected: Unconnected = "raise"
-) -> Callable[..., Any]:
+def grad(f: Callable[[Any], Any], *, unconnected: Unconnected = "raise") -> Callable[..., Any]:
     """The gradient of `f`: a function `g(x, dy=None)` that gives d sum(f(x) * dy) / dx.
 
     Args:
@@ -105,9 +101,7 @@ def grad(
     return g
 
 
-def grads(
-    f: Callable[..., Any], *, unconnected: Unconnected = "raise"
-) -> Callable[..., list[Any]]:
+def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
     """The gradients of `f` by all its arguments: a function `g([x, …], dy=None) -> [dx, …]`.
 
     Arguments, errors and `unconnected` are those of `grad`; the same tensor given twice gives
@@ -238,7 +232,7 @@ def watched_inputs(
     args: Sequence[Any], api: str
 ) -> tuple[Sequence[Any], list[Tensor], Callable[[Sequence[Any]], list[Any]] | None]:
     """The arguments for f, the fresh aliases in them, and what closes gradients by leaf again."""
-    if all([type(a) is Tensor for a in args]):
+    if {*map(type, args)} == {Tensor}:
         aliases = [watchable(a, api) for a in args]
         return aliases, aliases, None
     leaves, rebuild = containers.flatten(tuple(args))  # a list of numbers would be one tensor

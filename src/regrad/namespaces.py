@@ -96,7 +96,7 @@ class JaxBackend(Backend):
         import jax
 
         dtype = np.dtype(dtype)
-        if dtype in (np.float64, np.complex128) and not jax.config.read("jax_enable_x64"):
+        if dtype in (np.float64, np.complex128) and not jax.config.jax_enable_x64:  # pyright: ignore
             raise DTypeError(
                 f"JAX cannot hold {dtype} while its x64 mode is off, and regrad does not "
                 "truncate silently. Switch it on with jax.config.update('jax_enable_x64', "

@@ -119,8 +119,8 @@ def _parameters(kernel: Callable[..., Any], type: str) -> tuple[list[Input], lis
         kind = KINDS.get(_annotation(kernel.__annotations__.get(name)))
         if kind is None and i < positional:
             raise ArgumentError(
-                f"the kernel of the op type {type!r} takes its attribute {name!r} by position only; "
-                "put it behind the `/`, kernels get attributes by keyword"
+                f"the kernel of the op type {type!r} takes its attribute {name!r} by position "
+                "only; put it behind the `/`, kernels get attributes by keyword"
             )
         if kind is None:
             attrs.append(name)
@@ -137,7 +137,9 @@ def _annotation(annotation: Any) -> str:
     """An annotation as written, without module names (it may be a string or an object)."""
     if isinstance(annotation, type):
         annotation = annotation.__name__
-    return str(annotation).replace("regrad.tensor.", "").replace("rg.", "").replace("collections.abc.", "").replace("typing.", "")
+    for module in ("regrad.tensor.", "regrad.", "rg.", "collections.abc.", "typing."):
+        annotation = str(annotation).replace(module, "")
+    return str(annotation)
 
 
 def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:

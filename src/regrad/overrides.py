@@ -88,7 +88,7 @@ def caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class gradient_override_map:  # noqa: N801 (TensorFlow's name)
+class gradient_override_map:
     """Within the scope, ops of the given types are differentiated by the given rules.
 
     Args:
@@ -139,9 +139,7 @@ class gradient_override_map:  # noqa: N801 (TensorFlow's name)
         new = {op.type: Binding(op, resolve(self._rules[key], op)) for key, op in ops.items()}
         state = current() or State()
         self._bindings = new
-        self._token = STATE.set(
-            State(state.tapes, {**(state.overrides or {}), **new}, state.guard)
-        )
+        self._token = STATE.set(State(state.tapes, {**(state.overrides or {}), **new}, state.guard))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:

@@ -224,7 +224,7 @@ def _extended(op: Op, wrt: str, function: Callable[..., Any]) -> PerInput:
     return rule
 
 
-def RegisterGradient(name: str) -> Callable[[F], F]:  # noqa: N802 (TensorFlow's name)
+def RegisterGradient(name: str) -> Callable[[F], F]:
     """Register a rule under a free name, for use in `gradient_override_map`.
 
     Raises ArgumentError for a name that is not a string and RegistrationError (a KeyError)
@@ -246,7 +246,9 @@ def RegisterGradient(name: str) -> Callable[[F], F]:  # noqa: N802 (TensorFlow's
 
     def register(function: F) -> F:
         if not callable(function):
-            raise ArgumentError(f"the rule registered as {name!r} must be callable, got {function!r}")
+            raise ArgumentError(
+                f"the rule registered as {name!r} must be callable, got {function!r}"
+            )
         if name in RULES or name in OPS:
             former = f" by {place(RULES[name])}" if name in RULES else " by an op type"
             raise RegistrationError(

@@ -127,16 +127,28 @@ def getter(op: Op, name: str, where: str) -> Callable[[Any], Any]:
         return lambda record: record.attrs[name]
     for i, entry in enumerate(op.inputs):
         if name == entry.name:
-            return (lambda record: record.xs[i]) if op.flat else (lambda r: r.argument(r.xs, i))
+            return partial(_kept if op.flat else _kept_in_groups, i)
         if name == f"{entry.name}_shape":
-            return lambda record: record.detail(i, 0)
+            return partial(_detail, i, 0)
         if name == f"{entry.name}_dtype":
-            return lambda record: record.detail(i, 1)
+            return partial(_detail, i, 1)
     known = op.names()
     raise RuleError(
         f"{where} asks for {name!r}, which the op type {op.type!r} does not have."
         f"{near(name, known)} After dy it may name {', '.join(known)}."
     )
+
+
+def _kept(i: int, record: Any) -> Any:
+    return record.xs[i]
+
+
+def _kept_in_groups(i: int, record: Any) -> Any:
+    return record.argument(record.xs, i)
+
+
+def _detail(i: int, which: int, record: Any) -> Any:
+    return record.detail(i, which)
 
 
 class PerInput(Rule):
@@ -192,7 +204,9 @@ class Joint(Rule):
         return self.part.inputs, self.part.output
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        return enumerate(as_many(self.part.pull(record, dy), len(self.op.inputs), self, self.op.type))
+        return enumerate(
+            as_many(self.part.pull(record, dy), len(self.op.inputs), self, self.op.type)
+        )
 
 
 class TensorFlowForm(Rule):

@@ -137,9 +137,7 @@ def _random(x: Tensor, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(values)
 
 
-def _scalar(
-    ys: Sequence[Tensor], weights: Sequence[np.ndarray], analytic: bool = False
-) -> Tensor:
+def _scalar(ys: Sequence[Tensor], weights: Sequence[np.ndarray], analytic: bool = False) -> Tensor:
     """`sum(y * w)` over all outputs; its real part for complex ones, unless `analytic`."""
     add, total = OPS["AddV2"].function, None
     for y, w in zip(ys, weights, strict=True):
@@ -248,8 +246,13 @@ def _fail(
     culprit = culprits(f, xs, settings)
     raise GradientCheckError(
         f"gradient of order {level} by {names}{where}: the rules give {slope:.10g}, differences "
-        f"give {measured:.10g}. " + (f"Wrong: {culprit}." if culprit else "No single op is wrong "
-        "by itself; look at custom gradients, overrides, and kinks near the arguments.")
+        f"give {measured:.10g}. "
+        + (
+            f"Wrong: {culprit}."
+            if culprit
+            else "No single op is wrong "
+            "by itself; look at custom gradients, overrides, and kinks near the arguments."
+        )
     )
 
 
@@ -263,9 +266,7 @@ class _KeepingTape(Tape):
     keeps_all = True
 
 
-def culprits(
-    f: Callable[..., Any], xs: Sequence[Tensor], settings: _Settings
-) -> str:
+def culprits(f: Callable[..., Any], xs: Sequence[Tensor], settings: _Settings) -> str:
     """The ops on the way from xs to f(xs) whose rules differ from differences of the op alone."""
     aliases = [dispatch.alias(x) for x in xs]
     tape = _KeepingTape([a._id for a in aliases])

@@ -31,7 +31,9 @@ class Linearized:
     def __init__(self, f: Callable[..., Any], xs: Sequence[Any], api: str) -> None:
         callable_or_raise(f, api)
         if not xs:
-            raise ArgumentError(f"{api}: there is nothing to differentiate by; give the inputs of f")
+            raise ArgumentError(
+                f"{api}: there is nothing to differentiate by; give the inputs of f"
+            )
         opened = [containers.flatten(x) for x in xs]
         self.rebuilds = [rebuild for _, rebuild in opened]
         self.inputs = [[watchable(leaf, api) for leaf in leaves] for leaves, _ in opened]

@@ -127,8 +127,8 @@ class Variable(Methods):
 
     def _no_augmented(self, other: Any) -> Any:
         raise ArgumentError(
-            f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it is; "
-            "write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
+            f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it "
+            "is; write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
         )
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _no_augmented
@@ -168,7 +168,8 @@ class Variable(Methods):
 
     def __repr__(self) -> str:
         frozen = "" if self.trainable else ", trainable=False"
-        return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype}{frozen}>\n{self._tensor!r}"
+        head = f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype}{frozen}>"
+        return f"{head}\n{self._tensor!r}"
 
 
 class VariableTape(Tape):

@@ -133,9 +133,7 @@ def arriving(record: Record, grads: Grads) -> Any:
     )
 
 
-def opened(
-    record: Record, pulled: Iterable[tuple[int, Any]]
-) -> Iterator[tuple[int, Any]]:
+def opened(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     """Gradients by parameter, leaf by leaf; a sequence needs a list of the same length."""
     assert isinstance(record, GroupedRecord)
     for parameter, dx in pulled:
@@ -159,9 +157,10 @@ def checked(record: Record, leaf: int, dx: Any) -> Tensor:
     if type(dx) is not Tensor and not isinstance(dx, Tensor):
         hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
         if callable(dx):
-            hint = "Was a function that makes rules given without its parentheses, as in triangle()?"
+            hint = "Was a function that makes rules given without its parentheses: triangle()?"
         raise RuleError(
-            f"{where(record, leaf)} returned {dx!r:.60}, and a Tensor is due, got {kind(dx)}. {hint}"
+            f"{where(record, leaf)} returned {dx!r:.60}, and a Tensor is due, got {kind(dx)}. "
+            f"{hint}"
         )
     shape, dtype = record.specs[leaf]
     data = dx._data

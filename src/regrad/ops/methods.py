@@ -24,6 +24,7 @@ from regrad.ops import (
 )
 from regrad.ops import matmul as products
 from regrad.shapes import Axis, Shape
+from regrad.tensor import Tensor
 
 
 class Methods:
@@ -335,3 +336,9 @@ class Methods:
     resize_nearest_neighbor = image.resize_nearest
     space_to_batch_nd = image.space_to_batch
     batch_to_space_nd = image.batch_to_space
+
+
+# Tensor is defined before any op exists, so it gets its methods here.
+for _name, _method in list(vars(Methods).items()):
+    if _name not in ("__module__", "__doc__", "__slots__", "__dict__", "__weakref__"):
+        setattr(Tensor, _name, _method)
