@@ -244,7 +244,10 @@ class CustomCall(Rule):
             leaves, self.rebuild = containers.flatten(value)
             y = tuple(self.adopted(leaf) for leaf in leaves)
             outputs = self.rebuild(y)
-        dispatch.put(state, CUSTOM, self, inputs, dispatch.NO_ATTRS, y)
+        if state.tape is not None and self.count == 1 and type(y) is Tensor:
+            dispatch.put_one(state.tape, CUSTOM, self, inputs[0], y, NOTHING)
+        else:
+            dispatch.put(state, CUSTOM, self, inputs, dispatch.NO_ATTRS, y)
         return outputs
 
     def adopted(self, y: Tensor) -> Tensor:

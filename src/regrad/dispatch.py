@@ -356,6 +356,28 @@ def put(
             tape.watched.update(watches)
 
 
+def put_one(
+    tape: Tape, op: Op, rule: Rule, x: Tensor, y: Tensor, keeps: tuple[frozenset[int], bool]
+) -> None:
+    """Write the record of an op of one tensor on the only tape."""
+    i, n = x._id, y._id
+    if i in tape.watched:
+        data = x._data
+        tape.watched.add(n)
+        tape.records.append(
+            Record(
+                op,
+                rule,
+                NO_ATTRS,
+                (i,),
+                ((data.shape, data.dtype),),
+                (x,) if keeps[0] else (),
+                n,
+                y if keeps[1] else None,
+            )
+        )
+
+
 def _grouped(
     op: Op,
     rule: Rule,
@@ -435,27 +457,14 @@ def unary(op: Op) -> Callable[..., Any]:
                 if not LIVE:
                     y._id = 0
                     return y
-                y._id = n = next_id()
+                y._id = next_id()
                 state = current()
                 if state is not None:
                     tape = state.tape
                     if tape is None or p.dtype not in REAL:
                         record(op, (x,), NO_ATTRS, y)
-                    elif x._id in tape.watched and (rule := op.rule).watches:
-                        kept, keeps_y = rule.keeps(ONLY)
-                        tape.watched.add(n)
-                        tape.records.append(
-                            Record(
-                                op,
-                                rule,
-                                NO_ATTRS,
-                                (x._id,),
-                                ((p.shape, p.dtype),),
-                                (x,) if kept else (),
-                                n,
-                                y if keeps_y else None,
-                            )
-                        )
+                    elif (rule := op.rule).watches:
+                        put_one(tape, op, rule, x, y, rule.keeps(ONLY))
                 return y
         return call(op, (x,), NO_ATTRS)
 
