@@ -215,3 +215,13 @@ from regrad.variable import Variable as Variable
 variable = Variable
 __array_api_version__ = "2024.12"
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Say what a misspelt or foreign name (`valueAndGrad`, `oneHot`) is called here."""
+    from regrad.errors import near, snake_case
+
+    known = [n for n in globals() if not n.startswith("_")]
+    raise AttributeError(
+        f"module 'regrad' has no attribute {name!r}.{near(snake_case(name), known)}"
+    )

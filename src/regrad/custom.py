@@ -13,7 +13,7 @@ from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op
-from regrad.ruleforms import Rule, parameters, place
+from regrad.ruleforms import Rule, place
 from regrad.state import STATE, State, current, next_id
 from regrad.tensor import Tensor
 from regrad.variable import Variable
@@ -130,13 +130,15 @@ def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]
 def _opened(arg: Any, inputs: list[Tensor]) -> Any:
     """An argument with its arrays and Variables as Tensors, each noted as an input."""
     leaves, rebuild = containers.flatten(arg)
-    out = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor | Variable) or is_array(leaf):
-            leaf = dispatch.lift(leaf)
-            inputs.append(leaf)
-        out.append(leaf)
-    return rebuild(out)
+    lifted = {
+        i: dispatch.lift(leaf)
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor | Variable) or is_array(leaf)
+    }
+    if not lifted:
+        return arg  # itself, not a copy: f may write to it
+    inputs.extend(lifted.values())
+    return rebuild([lifted.get(i, leaf) for i, leaf in enumerate(leaves)])
 
 
 def _check_options(options: Mapping[str, Any], name: str) -> None:
@@ -151,6 +153,14 @@ def _check_options(options: Mapping[str, Any], name: str) -> None:
                 )
 
 
+NOT_SAVED: Any = ()  # what grad_func gets if f saved nothing
+
+
+def _copied(value: Any) -> Any:
+    """A value to be saved; arrays are copied, because their owner may change them."""
+    return dispatch.lift(value) if type(value) is not Tensor and is_array(value) else value
+
+
 class CustomCall(Rule):
     """One call of a custom op, in its three parts.
 
@@ -160,7 +170,8 @@ class CustomCall(Rule):
 
     grad_func: Callable[..., Any]
     running = True
-    saved: Any = ()
+    saved: Any = NOT_SAVED
+    outer: CustomCall | None = None  # the call inside whose f this one was made
     rebuild = staticmethod(containers.only)
 
     def __init__(self, f: Callable[..., Any], name: str, inputs: tuple[Tensor, ...]) -> None:
@@ -177,8 +188,9 @@ class CustomCall(Rule):
         For those further in grad_func speaks; those outside see what f does, because a saved
         intermediate has a derivative of its own at the next order.
         """
-        if state.guard is not None:
-            state.guard.check(CUSTOM, self.inputs)
+        self.outer = state.guard
+        if self.outer is not None:
+            self.outer.check(CUSTOM, self.inputs)
         self.tapes = outer = state.tapes
         self.mark = next_id()
         ids = [x._id for x in self.inputs]
@@ -201,11 +213,15 @@ class CustomCall(Rule):
                 if not any(i in tape.watched for tape in self.tapes):
                     continue
                 raise self.closes_over(_name_of(self.f, x) or f"{kind(x)} (in the op {op.type!r})")
+        if self.outer is not None:
+            self.outer.check(op, xs)
 
     def check_variable(self, variable: Variable) -> None:
         """Refuse a read of a Variable that a tape watches."""
         if any(tape.wants(variable) for tape in self.tapes):
             raise self.closes_over(f"the Variable {variable.name!r}")
+        if self.outer is not None:
+            self.outer.check_variable(variable)
 
     def closes_over(self, called: str) -> GradientError:
         return GradientError(
@@ -222,10 +238,15 @@ class CustomCall(Rule):
             raise ArgumentError(
                 f"custom_grad: save was called after {self.name} had returned; call it inside f"
             )
+        if self.saved is not NOT_SAVED:
+            raise ArgumentError(
+                f"custom_grad: {self.name} called save twice; call it once, with all that "
+                "grad_func needs"
+            )
         if len(tensors) == 1 and isinstance(tensors[0], list | tuple) and not named:
-            self.saved = tensors[0]
+            self.saved = tuple([_copied(t) for t in tensors[0]])
         elif named and not tensors:
-            self.saved = SimpleNamespace(**named)
+            self.saved = SimpleNamespace(**{k: _copied(t) for k, t in named.items()})
         else:
             raise ArgumentError(
                 f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
@@ -237,14 +258,19 @@ class CustomCall(Rule):
 
     def recorded(self, value: Any, state: State) -> Any:
         """The value as the output of one record on the tapes that watch an input."""
-        inputs, self.inputs, self.tapes = self.inputs, (), ()  # only what was saved is kept
         if type(value) is Tensor:
             y = outputs = self.adopted(value)
         else:
             leaves, self.rebuild = containers.flatten(value)
-            y = tuple(self.adopted(leaf) for leaf in leaves)
+            first = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
+            y = tuple(
+                self.adopted(leaf) if first[id(leaf)] == i else dispatch.alias_of(leaf)
+                for i, leaf in enumerate(leaves)
+            )
             outputs = self.rebuild(y)
-        if state.tape is not None and self.count == 1 and type(y) is Tensor:
+        inputs = self.inputs
+        self.inputs, self.tapes, self.outer = (), (), None  # only what was saved is kept
+        if state.tape is not None and len(inputs) == 1 and type(y) is Tensor:
             dispatch.put_one(state.tape, CUSTOM, self, inputs[0], y, NOTHING)
         else:
             dispatch.put(state, CUSTOM, self, inputs, dispatch.NO_ATTRS, y)
@@ -259,6 +285,7 @@ class CustomCall(Rule):
         if y._id > self.mark:
             y._id = next_id()
             return y
+        self.check(CUSTOM, (y,))
         return dispatch.alias_of(y)
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
@@ -300,7 +327,7 @@ class CustomCall(Rule):
     def per_input(self, answer: Any) -> Sequence[Any]:
         """What grad_func answered, one entry per input."""
         given = answer if isinstance(answer, list | tuple) else [answer]
-        if len(given) != self.count:
+        if len(given) != self.count or any(isinstance(g, list | tuple | dict) for g in given):
             given = _open(answer)
         if len(given) != self.count:
             raise RuleError(
@@ -368,10 +395,22 @@ def _open(answer: Any) -> list[Any]:
 
 
 def takes_saved(grad_func: Callable[..., Any]) -> bool:
-    """Whether a gradient function wants what was saved beside dy."""
-    if type(grad_func) is FunctionType:
+    """Whether a gradient function wants what was saved: it must be given a second argument.
+
+    A parameter with a default keeps it (`lambda dy, k=k: …`), unless it is called `saved`.
+    """
+    if type(grad_func) is FunctionType and grad_func.__defaults__ is None:
         return grad_func.__code__.co_argcount != 1
-    return len(parameters(grad_func)) != 1
+    try:
+        _, *rest = inspect.signature(grad_func).parameters.values()
+    except ValueError:
+        return True
+    return any(
+        p.name == "saved"
+        or p.kind is p.VAR_POSITIONAL
+        or (p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+        for p in rest
+    )
 
 
 def _described(saved: Any) -> str:

@@ -24,7 +24,7 @@ from regrad.errors import (
 )
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.registry import OPS, Op
-from regrad.ruleforms import Conjugated, PerInput, Rule
+from regrad.ruleforms import Conjugated, NoGradient, PerInput, Rule
 from regrad.state import LIVE, State, current, next_id
 from regrad.tape import GroupedRecord, Place, Record, Tape, positions
 from regrad.tensor import Tensor, wrap
@@ -34,6 +34,7 @@ NO_ATTRS: dict[str, Any] = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 WEAK = (float, int)  # numbers that take the dtype of a float beside them
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
+CUT = NoGradient()
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
 
 
@@ -162,6 +163,8 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     for name, value in attrs.items():
         if isinstance(value, np.generic):
             attrs[name] = value.item()  # NumPy's scalars are not weak, Python's are
+        if isinstance(value, list):
+            attrs[name] = frozen(value)  # the record keeps it, the caller may change it
         if isinstance(value, Tensor) or hasattr(type(value), "_read"):
             raise ArgumentError(
                 f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
@@ -175,6 +178,11 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
         return run(op, prepare(op, arguments, range(len(arguments))), attrs)
     leaves, parameters, layout = _leaves(op, arguments)
     return run(op, prepare(op, leaves, parameters), attrs, layout)
+
+
+def frozen(value: Any) -> Any:
+    """A list as a tuple, all the way down."""
+    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 
 def _leaves(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[int], tuple[Place, ...]]:
@@ -265,6 +273,10 @@ def _recorded(op: Op, xs: tuple[Tensor, ...], data: Any) -> Any:
 
 def _array(data: Any) -> Any:
     """NumPy turns results of rank 0 into scalars; a Tensor holds arrays."""
+    if type(data) in NUMBERS:
+        raise ArgumentError(
+            f"a kernel must return arrays of its namespace, this one returned {data!r}"
+        )
     return np.asarray(data) if isinstance(data, np.generic) else data
 
 
@@ -331,8 +343,9 @@ def put(
         tapes = state.tapes
     else:
         tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
+        cut = rule.unless is not None and rule.unless(attrs, xs)
         for tape in tapes:
-            tape.admit(op, rule, _wanted([tape], ids, layout))
+            tape.admit(op, CUT if cut else rule, _wanted([tape], ids, layout))
         if not tapes:
             return
     if not rule.watches or (rule.unless is not None and rule.unless(attrs, xs)):
@@ -401,7 +414,9 @@ def _grouped(
     )
     entry.layout = layout
     entry.output_specs = [(t.shape, t.dtype) for t in outputs]
-    return entry, [t._id for t in outputs if not several or is_inexact(t.dtype)]
+    # of several outputs, those of integers have no gradient, unless a rule was put in force
+    floats = [t._id for t in outputs if is_inexact(t.dtype)]
+    return entry, floats if floats and several and rule is op.rule else list(ids_out)
 
 
 def _is_complex(y: Any) -> bool:

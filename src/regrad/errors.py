@@ -69,6 +69,11 @@ def near(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(repr(known[c]) for c in close)}?"
 
 
+def snake_case(name: str) -> str:
+    """`valueAndGrad` as `value_and_grad`."""
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c for i, c in enumerate(name))
+
+
 def kind(value: object) -> str:
     """What a value is, for a message: `int`, `None`, `list`, `Tensor(float32, (3,))`."""
     if value is None:

@@ -14,6 +14,7 @@ array namespace and is no part of the public signature.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -185,10 +186,10 @@ def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     pieces = pieces[1:]
     tensors = "".join(f"{i.name}, " for i in entry.inputs)
     attrs = ", ".join(f"{a!r}: {a}" for a in entry.attrs)
-    exec(  # as namedtuple does: a function with exactly this signature
-        f"def {entry.name}({', '.join(pieces)}):\n    return call_(op_, ({tensors}), {{{attrs}}})",
-        scope,
-    )
+    # As namedtuple does: a function with exactly this signature. Its file name says that it is
+    # ours, so that hits and warnings name the line of the caller.
+    source = f"def {entry.name}({', '.join(pieces)}): return call_(op_, ({tensors}), {{{attrs}}})"
+    exec(compile(source, f"{os.path.dirname(__file__)}{os.sep}<{entry.name}>", "exec"), scope)
     return scope[entry.name]
 
 

@@ -129,6 +129,7 @@ class gradient_override_map:
         self._rules = dict(rules)
         self._bindings: dict[str, Binding] = {}
         self._token: Token[State | None] | None = None
+        self._state: State | None = None
 
     def __enter__(self) -> gradient_override_map:
         if self._token is not None:
@@ -137,15 +138,31 @@ class gradient_override_map:
             )
         ops = {key: find_op(key) for key in self._rules}
         new = {op.type: Binding(op, resolve(self._rules[key], op)) for key, op in ops.items()}
+        if len(new) < len(ops):
+            raise ArgumentError(
+                f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
+                f"{', '.join(sorted({repr(op.type) for op in ops.values()}))}"
+            )
         state = current() or State()
         self._bindings = new
-        self._token = STATE.set(State(state.tapes, {**(state.overrides or {}), **new}, state.guard))
+        self._state = State(state.tapes, {**(state.overrides or {}), **new}, state.guard)
+        self._token = STATE.set(self._state)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        assert self._token is not None
-        STATE.reset(self._token)
-        self._token = None
+        token, state = self._token, self._state
+        self._token = self._state = None
+        if token is None or state is None or current() is not state:
+            if token is not None and state is not None:
+                before = token.old_value
+                state.left = (None if before is Token.MISSING else before,)
+            raise ArgumentError(
+                "a gradient_override_map scope was left out of turn: scopes must nest, in one "
+                "thread and task. Do not hold one open across a yield; open it where it is used."
+            )
+        STATE.reset(token)
+        while (state := current()) is not None and state.left is not None:
+            STATE.set(state.left[0])
         if kind is None and self._rules and not self.hits:
             types = ", ".join(repr(t) for t in self._bindings)
             warnings.warn(

@@ -337,7 +337,11 @@ def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
 
 def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> None:
     names = parameters(function)
-    meant = set(names[1:]) & {i.name for i in op.inputs} | set(names[1:]) & {"y", *op.attrs}
+    swapped = "dy" in names[1:] and names[0] != "op"
+    meant = swapped or set(names[1:]) & {i.name for i in op.inputs} | set(names[1:]) & {
+        "y",
+        *op.attrs,
+    }
     try:
         inspect.signature(function).bind("op", "grad")
         fits = True

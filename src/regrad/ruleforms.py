@@ -95,13 +95,14 @@ class Part:
     __slots__ = ("inputs", "output", "pull")
 
     def __init__(self, function: Callable[..., Any], op: Op, where: str) -> None:
-        names = parameters(function)[1:]
+        names = asked(function, op)
         inputs = [i.name for i in op.inputs]
         self.inputs = frozenset(inputs.index(n) for n in names if n in inputs)
         self.output = "y" in names
-        self.pull = _call_with(
-            named(function, f"d{op.type}"), [getter(op, name, where) for name in names]
-        )
+        getters = [getter(op, name, where) for name in names]
+        self.pull = _call_with(named(function, f"d{op.type}"), getters)
+        if names != parameters(function)[1 : len(names) + 1]:  # some by keyword only
+            self.pull = partial(_call_by_keyword, function, dict(zip(names, getters, strict=True)))
 
 
 def _call_with(
@@ -117,6 +118,30 @@ def _call_with(
         (second,) = rest
         return lambda record, dy: function(dy, first(record), second(record))
     return lambda record, dy: function(dy, *[get(record) for get in getters])
+
+
+def _call_by_keyword(
+    function: Callable[..., Any], getters: dict[str, Callable[[Any], Any]], record: Any, dy: Any
+) -> Any:
+    return function(dy, **{name: get(record) for name, get in getters.items()})
+
+
+def asked(function: Callable[..., Any], op: Op) -> list[str]:
+    """The names that a rule asks for: all after `dy`, but for unknown ones that have a default.
+
+    (`lambda dy, k=k: dy * k` brings its own k.)
+    """
+    plain = type(function) is FunctionType and not hasattr(function, "__wrapped__")
+    if plain and not function.__defaults__ and not function.__code__.co_kwonlyargcount:
+        return parameters(function)[1:]
+    _, *rest = inspect.signature(function).parameters.values()
+    known = op.names()
+    return [
+        p.name
+        for p in rest
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and (p.default is p.empty or p.name in known)
+    ]
 
 
 def getter(op: Op, name: str, where: str) -> Callable[[Any], Any]:
@@ -268,7 +293,7 @@ def as_many(answer: Any, count: int, rule: Rule, op_type: str) -> Sequence[Any]:
 
 def parameters(function: Callable[..., Any]) -> list[str]:
     """The names of a function's parameters, in order."""
-    if type(function) is FunctionType:
+    if type(function) is FunctionType and not hasattr(function, "__wrapped__"):
         code = function.__code__
         return list(code.co_varnames[: code.co_argcount])
     try:

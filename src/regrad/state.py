@@ -31,7 +31,7 @@ class State:
     `inner` is kept for the calls of custom functions under this state (see `guarded`).
     """
 
-    __slots__ = ("__weakref__", "guard", "inner", "overrides", "tape", "tapes")
+    __slots__ = ("__weakref__", "guard", "inner", "left", "overrides", "tape", "tapes")
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class State:
         self.overrides = overrides
         self.guard = guard
         self.inner: State | None = None
+        self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
         if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
             self.tape = tapes[0]
         else:
@@ -79,7 +80,18 @@ def in_state(state: State | None) -> Iterator[None]:
         STATE.reset(token)
 
 
-def watched(tensor_id: int) -> bool:
-    """Whether an open tape of this context watches the tensor with this id."""
+@contextmanager
+def masked() -> Iterator[None]:
+    """Run a block without overrides: what the library does for itself is not the user's op."""
     state = current()
-    return state is not None and any(tensor_id in tape.watched for tape in state.tapes)
+    if state is None or state.overrides is None:
+        yield
+    else:
+        with in_state(State(state.tapes, None, state.guard)):
+            yield
+
+
+def watchers(tensor_id: int) -> list[Tape]:
+    """The open tapes of this context that watch the tensor with this id."""
+    state = current()
+    return [] if state is None else [t for t in state.tapes if tensor_id in t.watched]

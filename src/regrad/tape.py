@@ -123,6 +123,9 @@ class Tape:
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> None:
         """Refuse a record, by an error, that this tape cannot do with."""
 
+    def read_plainly(self) -> None:
+        """A watched tensor was read as a plain number (`float(x)`, `x.item()`, `bool(x)`)."""
+
     def wants(self, variable: Any) -> bool:
         """Whether reads of this Variable are watched (only `variable_grads` does)."""
         return False

@@ -8,7 +8,7 @@ import numpy as np
 
 from regrad import namespaces
 from regrad.errors import ArgumentError, GradientError
-from regrad.state import LIVE, next_id, watched
+from regrad.state import LIVE, next_id, watchers
 
 if TYPE_CHECKING:
     from regrad.ops.methods import Methods
@@ -67,7 +67,7 @@ class Tensor(Methods):
     def data(self) -> Any:
         """The array underneath, in its own library (refused while being differentiated)."""
         self._leave("data")
-        return self._data
+        return read_only(self._data)
 
     def numpy(self) -> np.ndarray:
         """A read-only NumPy view of the values, or a copy where no view can be had.
@@ -76,25 +76,30 @@ class Tensor(Methods):
         computed from the array would be lost to the gradient.
         """
         self._leave("numpy()")
-        view = namespaces.BACKENDS[type(self._data)].to_numpy(self._data).view()
-        view.flags.writeable = False
-        return view
+        return read_only(self._values())
 
     def item(self) -> Any:
         """The only element, as a Python number."""
         if self.size != 1:
             raise ArgumentError(f"item() reads a single number; this Tensor has shape {self.shape}")
-        return self._values().item()
+        return self._plainly().item()
 
     def tolist(self) -> Any:
         """The elements as (nested) Python lists."""
-        return self._values().tolist()
+        return self._plainly().tolist()
+
+    def _plainly(self) -> np.ndarray:
+        """The values, for a plain reading; a tape that must know is told."""
+        if LIVE and self._id:
+            for tape in watchers(self._id):
+                tape.read_plainly()
+        return self._values()
 
     def _values(self) -> np.ndarray:
         return namespaces.BACKENDS[type(self._data)].to_numpy(self._data)
 
     def _leave(self, how: str) -> None:
-        if LIVE and self._id and watched(self._id):
+        if LIVE and self._id and watchers(self._id):
             raise GradientError(
                 f"{how} of a Tensor that is being differentiated ({self.dtype}, shape "
                 f"{self.shape}): what you compute from the array would have no gradient. Use "
@@ -106,13 +111,11 @@ class Tensor(Methods):
         values = self._values()
         if copy or (dtype is not None and values.dtype != dtype):
             return np.array(values, dtype=dtype)
-        view = values.view()
-        view.flags.writeable = False
-        return view
+        return read_only(values)
 
     def __dlpack__(self, **options: Any) -> Any:
         self._leave("__dlpack__()")
-        return self._data.__dlpack__(**options)
+        return read_only(self._data).__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self._data.__dlpack_device__()
@@ -141,7 +144,7 @@ class Tensor(Methods):
             raise ArgumentError(
                 f"the truth of a Tensor of shape {self.shape} is ambiguous: use any(x) or all(x)"
             )
-        return bool(self._values().item())
+        return bool(self._plainly().item())
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else str(self)
@@ -166,6 +169,14 @@ class Tensor(Methods):
 
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self
+
+
+def read_only(array: Any) -> Any:
+    """A view of a NumPy array that nobody can write to; other libraries' arrays as they are."""
+    if isinstance(array, np.ndarray):
+        array = array.view()
+        array.flags.writeable = False
+    return array
 
 
 def wrap(data: Any) -> Tensor:

@@ -64,6 +64,8 @@ def check_gradients(
     >>> check_gradients(lambda x: rg.sin(x) * x, [[0.5, 1.0]], order=3)
     """
     callable_or_raise(f, "check_gradients")
+    if not isinstance(args, list | tuple):
+        raise ArgumentError(f"check_gradients(f, args): args is a list, got {kind(args)}")
     if order < 1 or method not in ("central", "complex"):
         raise ArgumentError(
             "check_gradients: order is 1 or more and method 'central' or 'complex', got "
@@ -172,6 +174,10 @@ def _check_level(
     settings: _Settings,
 ) -> None:
     ys = f(*xs)
+    if not ys:
+        raise ArgumentError(
+            "check_gradients: f returns no floats, so there is no gradient to check"
+        )
     sizes = sum(x.size for x in xs), sum(y.size for y in ys)
     small = level == 1 and max(sizes) <= 8
     for weights in _units(ys) if small else [_weights(ys, settings.rng)]:

@@ -18,6 +18,7 @@ from regrad.ops.array import reshape
 from regrad.ops.creation import zeros_like
 from regrad.registry import OPS, Op
 from regrad.ruleforms import Rule, describe, label
+from regrad.state import masked
 from regrad.tape import Record, Tape
 from regrad.tensor import Tensor
 from regrad.walk import Grads, name_of, walk
@@ -114,6 +115,7 @@ def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
     """
     run = Linearized(f, xs, "vjp(f, *xs)")
 
+    @masked()
     def vjp_function(dy: Any) -> tuple[Any, ...]:
         return run.close_inputs(run.pull(_like(dy, run.value, "the dy of a vjp function")))
 
@@ -137,7 +139,11 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     """
     if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
         raise ArgumentError("jvp(f, xs, dxs): xs and dxs are lists, one entry per argument of f")
-    run = Linearized(f, xs, "jvp(f, xs, dxs)")
+    return _pushed(Linearized(f, xs, "jvp(f, xs, dxs)"), dxs)
+
+
+@masked()
+def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
     inputs = run.close_inputs(run.inputs)
     directions = _like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs")
     floats = [y for y in run.ys if is_inexact(y.dtype)]
@@ -204,6 +210,13 @@ class LinearTape(Tape):
                 "Such a rule has no forward-mode derivative; use vjp, grad or jacobian."
             )
 
+    def read_plainly(self) -> None:
+        raise GradientError(
+            f"forward mode: {self.at_work()} reads the gradient that arrives as a plain number, "
+            "so its answer may depend on it in any way. Such a rule has no forward-mode "
+            "derivative; use vjp, grad or jacobian."
+        )
+
     def at_work(self) -> str:
         """The rule that runs, for a message."""
         rule = self.record.rule
@@ -234,6 +247,7 @@ def jacobian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return jacobian_of_f
 
 
+@masked()
 def _rows(run: Linearized, i: int) -> list[Tensor]:
     """The derivatives of all elements of one output by each input."""
     y = run.ys[i]
@@ -278,7 +292,8 @@ def hessian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 "the f passed in hessian(f) must return a scalar Tensor, got "
                 f"{', '.join(str(y.shape) for y in run.ys)}; use jacobian(jacobian(f)) otherwise"
             )
-        one = OPS["OnesLike"].function(run.ys[0])
-        return run.close_inputs(run.pull([one]))[0]
+        with masked():
+            one = OPS["OnesLike"].function(run.ys[0])
+            return run.close_inputs(run.pull([one]))[0]
 
     return jacobian(gradient_of_f)

@@ -52,9 +52,14 @@ class Variable(Methods):
         self.trainable = trainable
         self.name = name or f"Variable_{self._serial}"
 
-    # A Variable is a place, not a value: it is equal to itself alone, and can be a dict's key.
-    __eq__ = object.__eq__
-    __ne__ = object.__ne__
+    # Two Variables are equal if they are one, so that they can be keys of dicts and found in
+    # lists; with anything else the values are compared.
+    def __eq__(self, other: Any) -> Any:
+        return self is other if isinstance(other, Variable) else Methods.__eq__(self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self is not other if isinstance(other, Variable) else Methods.__ne__(self, other)
+
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (a Tensor has none)
 
     @property

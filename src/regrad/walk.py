@@ -18,7 +18,7 @@ from regrad.errors import RuleError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
 from regrad.ruleforms import label
-from regrad.state import State, current, in_state
+from regrad.state import current, masked
 from regrad.tape import GroupedRecord, Record, positions
 from regrad.tensor import Tensor, wrap
 
@@ -63,7 +63,7 @@ def walk(
         if state is None or state.overrides is None:
             _walk(records, grads, watched, inspect)
         else:
-            with in_state(State(state.tapes, None, state.guard)):
+            with masked():
                 _walk(records, grads, watched, inspect)
     return grads
 
@@ -98,7 +98,7 @@ def _walk(
                     or (data := dx._data).shape != shape
                     or data.dtype is not dtype
                 ):
-                    dx = checked(record, leaf, dx)
+                    dx = checked(record, leaf, dx, dy)
             old = get(key, UNUSED)
             if old is UNUSED or old is None:
                 grads[key] = dx
@@ -152,7 +152,7 @@ def opened(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[
             )
 
 
-def checked(record: Record, leaf: int, dx: Any) -> Tensor:
+def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
     """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
     if type(dx) is not Tensor and not isinstance(dx, Tensor):
         hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
@@ -170,7 +170,7 @@ def checked(record: Record, leaf: int, dx: Any) -> Tensor:
             "Convert it with astype(dx, x.dtype)."
         )
     if data.shape != shape:
-        return fitted(record, leaf, dx, tuple(shape))
+        return fitted(record, leaf, dx, tuple(shape), dy)
     return dx
 
 
@@ -180,9 +180,9 @@ def wrong_dtype(dx: Tensor, dtype: Any) -> bool:
     return is_inexact(dtype) and dx.dtype != dtype
 
 
-def fitted(record: Record, leaf: int, dx: Tensor, shape: tuple[int, ...]) -> Tensor:
+def fitted(record: Record, leaf: int, dx: Tensor, shape: tuple[int, ...], dy: Any) -> Tensor:
     """A gradient of another shape: summed down where the op broadcasts, an error elsewhere."""
-    if record.op.broadcasts and _spreads(shape, dx.shape):
+    if record.op.broadcasts and _was_spread(shape, dx.shape, dy.shape):
         return OPS["SumTo"].function(dx, shape)
     raise RuleError(
         f"{where(record, leaf)} returned the shape {dx.shape}, expected {shape}. "
@@ -190,12 +190,13 @@ def fitted(record: Record, leaf: int, dx: Tensor, shape: tuple[int, ...]) -> Ten
     )
 
 
-def _spreads(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
-    """Whether `small` broadcasts to `large`."""
+def _was_spread(small: tuple[int, ...], large: tuple[int, ...], y: tuple[int, ...]) -> bool:
+    """Whether `large` is `small`, spread along axes along which the op spread it to make y."""
     if len(small) > len(large):
         return False
-    tail = large[len(large) - len(small) :]
-    return all(s in (1, n) for s, n in zip(small, tail, strict=True))
+    small = (1,) * (len(large) - len(small)) + small
+    y = (0,) * (len(large) - len(y)) + y[max(len(y) - len(large), 0) :]
+    return all(s == n or (s == 1 and n == m) for s, n, m in zip(small, large, y, strict=True))
 
 
 def where(record: Record, leaf: int) -> str:

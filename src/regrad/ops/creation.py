@@ -55,6 +55,8 @@ def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -
         [[1, 2],
          [3, 4]]
     """
+    if isinstance(shape, str | np.dtype | type):
+        raise ArgumentError(f"tensor: {shape!r} is no shape; give a dtype by name, dtype={shape!r}")
     t = _with_dtype(values, dtype)
     if shape is None:
         return t

@@ -278,6 +278,10 @@ nextafter = _binary("NextAfter", "nextafter", "nextafter", "The next number from
                     lambda dy: dy, lambda dy: None, to_float=True)  # fmt: skip
 
 
+for _type in ("FloorMod", "NextAfter"):
+    OPS[_type].rule.flat = True  # their rules ignore a, and yet they are not linear in it
+
+
 def _over(a: Tensor, y: Tensor) -> Tensor:
     """`a / y`, 0 where y is 0 (also in the derivatives)."""
     zero = y == 0
