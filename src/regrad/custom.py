@@ -153,9 +153,6 @@ def _check_options(options: Mapping[str, Any], name: str) -> None:
                 )
 
 
-NOT_SAVED: Any = ()  # what grad_func gets if f saved nothing
-
-
 def _copied(value: Any) -> Any:
     """A value to be saved; arrays are copied, because their owner may change them."""
     return dispatch.lift(value) if type(value) is not Tensor and is_array(value) else value
@@ -170,7 +167,7 @@ class CustomCall(Rule):
 
     grad_func: Callable[..., Any]
     running = True
-    saved: Any = NOT_SAVED
+    saved: Any = ()
     outer: CustomCall | None = None  # the call inside whose f this one was made
     rebuild = staticmethod(containers.only)
 
@@ -233,15 +230,10 @@ class CustomCall(Rule):
     # -- save --------------------------------------------------------------------------------
 
     def save(self, *tensors: Any, **named: Any) -> None:
-        """Keep tensors for grad_func."""
+        """Keep tensors for grad_func; of several calls the last counts, as in TensorFlow.js."""
         if not self.running:
             raise ArgumentError(
                 f"custom_grad: save was called after {self.name} had returned; call it inside f"
-            )
-        if self.saved is not NOT_SAVED:
-            raise ArgumentError(
-                f"custom_grad: {self.name} called save twice; call it once, with all that "
-                "grad_func needs"
             )
         if len(tensors) == 1 and isinstance(tensors[0], list | tuple) and not named:
             self.saved = tuple([_copied(t) for t in tensors[0]])
