@@ -309,7 +309,7 @@ class CustomCall(Rule):
 
     def pull_only(self, record: Any, dy: Any) -> Any:
         """The gradient by the only input."""
-        answer = self.answer(dy if type(dy) is Tensor else self.rebuild(dy))
+        answer = self.answer(dy)
         return answer if type(answer) is Tensor else self.per_input(answer)[0]
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:

@@ -465,21 +465,29 @@ def unary(op: Op) -> Callable[..., Any]:
                     result = kernels[type(p)](p)
                 except Exception as error:
                     raise explained(error, op, (x,)) from error.__cause__
-                if isinstance(result, tuple):
-                    return _recorded(op, (x,), result)
+                if type(result) is not ndarray:
+                    if isinstance(result, tuple):
+                        return _recorded(op, (x,), result)
+                    result = _array(result)
                 y = Tensor()
-                y._data = result if type(result) is ndarray else _array(result)
+                y._data = result
                 if not LIVE:
                     y._id = 0
                     return y
-                y._id = next_id()
+                y._id = n = next_id()
                 state = current()
                 if state is not None:
                     tape = state.tape
                     if tape is None or p.dtype not in REAL:
                         record(op, (x,), NO_ATTRS, y)
-                    elif (rule := op.rule).watches:
-                        put_one(tape, op, rule, x, y, rule.keeps(ONLY))
+                    elif (i := x._id) in tape.watched and (rule := op.rule).watches:
+                        kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
+                        xs = (x,) if kept else ()
+                        spec = ((p.shape, p.dtype),)
+                        tape.watched.add(n)
+                        tape.records.append(
+                            Record(op, rule, NO_ATTRS, (i,), spec, xs, n, y if keeps_y else None)
+                        )
                 return y
         return call(op, (x,), NO_ATTRS)
 
@@ -492,10 +500,6 @@ def binary(op: Op) -> Callable[..., Any]:
     any_dtype = not op.to_float
 
     def function(a: Any, b: Any, /):
-        if type(b) in WEAK and type(a) is Tensor and (d := a._data.dtype) in REAL:
-            b = constant(b, d)
-        elif type(a) in WEAK and type(b) is Tensor and (d := b._data.dtype) in REAL:
-            a = constant(a, d)  # pyright: ignore[reportArgumentType] (a number)
         if type(a) is Tensor is type(b):
             p = a._data
             q = b._data
@@ -522,24 +526,19 @@ def binary(op: Op) -> Callable[..., Any]:
                         return y
                     i, j, watched = a._id, b._id, tape.watched
                     if (i in watched or j in watched) and (rule := op.rule).watches:
-                        wanted = BOTH if j in watched else ONLY
-                        if i not in watched:
-                            wanted = SECOND
-                        kept, keeps_y = rule.keeps(wanted)
+                        wanted = (BOTH if i in watched else SECOND) if j in watched else ONLY
+                        kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
+                        xs = _kept((a, b), kept)
+                        specs = ((p.shape, p.dtype), (q.shape, q.dtype))
                         watched.add(n)
                         tape.records.append(
-                            Record(
-                                op,
-                                rule,
-                                NO_ATTRS,
-                                (i, j),
-                                ((p.shape, p.dtype), (q.shape, q.dtype)),
-                                _kept((a, b), kept),
-                                n,
-                                y if keeps_y else None,
-                            )
+                            Record(op, rule, NO_ATTRS, (i, j), specs, xs, n, y if keeps_y else None)
                         )
                 return y
+        elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
+            return function(a, constant(b, d))
+        elif type(b) is Tensor and type(a) in WEAK and (d := b._data.dtype) in REAL:
+            return function(constant(a, d), b)  # pyright: ignore[reportArgumentType] (a number)
         return call(op, (a, b), NO_ATTRS)
 
     return function

@@ -232,8 +232,8 @@ def watched_inputs(
     args: Sequence[Any], api: str
 ) -> tuple[Sequence[Any], list[Tensor], Callable[[Sequence[Any]], list[Any]] | None]:
     """The arguments for f, the fresh aliases in them, and what closes gradients by leaf again."""
-    if {*map(type, args)} == {Tensor}:
-        aliases = [watchable(a, api) for a in args]
+    if len(args) == 1 and type(args[0]) is Tensor:
+        aliases = [watchable(args[0], api)]
         return aliases, aliases, None
     leaves, rebuild = containers.flatten(tuple(args))  # a list of numbers would be one tensor
     aliases = [watchable(leaf, api) for leaf in leaves]

@@ -9,15 +9,18 @@ record. The names decide what a record keeps.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from regrad.errors import MissingRuleError, RuleError, near
 
 if TYPE_CHECKING:
     from regrad.registry import Op
+
+
+NO_PLANS: Mapping[frozenset[int], tuple[frozenset[int], bool]] = MappingProxyType({})
 
 
 class Rule:
@@ -28,6 +31,7 @@ class Rule:
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     name = ""
     function: Callable[..., Any] | None = None
+    plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
