@@ -188,7 +188,8 @@ class PerInput(Rule):
         self.name = name
         self.parts: dict[int, Part] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.plans: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
+        self.made: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
+        self.plans = self.made
 
     def add(self, wrt: str, function: Callable[..., Any]) -> None:
         index = [i.name for i in self.op.inputs].index(wrt)
@@ -204,7 +205,7 @@ class PerInput(Rule):
         if plan is None:
             parts = [p for i, p in self.parts.items() if i in wanted]
             kept = frozenset().union(*(p.inputs for p in parts))
-            plan = self.plans[wanted] = kept, any(p.output for p in parts)
+            plan = self.made[wanted] = kept, any(p.output for p in parts)
         return plan
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
