@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="the examples draw; install regrad[examples]")
-pytest.importorskip("sklearn", reason="the examples' data come with it; install regrad[examples]")
-pytest.importorskip("rich", reason="the examples report with it; install regrad[examples]")
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

@@ -8,7 +8,7 @@ from functools import update_wrapper
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from regrad import containers, dispatch
+from regrad import containers, dispatch, recording
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import is_array
@@ -263,9 +263,9 @@ class CustomCall(Rule):
         inputs = self.inputs
         self.inputs, self.tapes, self.outer = (), (), None  # only what was saved is kept
         if state.tape is not None and len(inputs) == 1 and type(y) is Tensor:
-            dispatch.put_one(state.tape, CUSTOM, self, inputs[0], y, NOTHING)
+            recording.put_one(state.tape, CUSTOM, self, inputs[0], y, NOTHING)
         else:
-            dispatch.put(state, CUSTOM, self, inputs, dispatch.NO_ATTRS, y)
+            recording.put(state, CUSTOM, self, inputs, recording.NO_ATTRS, y)
         return outputs
 
     def adopted(self, y: Tensor) -> Tensor:

@@ -23,18 +23,15 @@ from regrad.errors import (
     kind,
 )
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
-from regrad.registry import OPS, Op
-from regrad.ruleforms import Conjugated, NoGradient, PerInput, Rule
-from regrad.state import LIVE, State, current, next_id
-from regrad.tape import GroupedRecord, Place, Record, Tape, positions
+from regrad.recording import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
+from regrad.registry import Op
+from regrad.ruleforms import PerInput
+from regrad.state import LIVE, current, next_id
+from regrad.tape import Place, Record
 from regrad.tensor import Tensor, wrap
 
 ndarray = np.ndarray
-NO_ATTRS: dict[str, Any] = {}  # shared, never written to
-ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 WEAK = (float, int)  # numbers that take the dtype of a float beside them
-REAL = (np.dtype(np.float32), np.dtype(np.float64))
-CUT = NoGradient()
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
 
 
@@ -301,151 +298,6 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> bool:
     return True
 
 
-# -- record --------------------------------------------------------------------------------
-
-
-def record(
-    op: Op,
-    xs: tuple[Tensor, ...],
-    attrs: dict[str, Any],
-    y: Any,
-    layout: tuple[Place, ...] | None = None,
-) -> None:
-    """Put the op on each tape that watches one of its inputs, under the rule in force now."""
-    state = current()
-    if state is None:
-        return
-    rule = op.rule
-    if state.guard is not None:
-        state.guard.check(op, xs)
-    if state.overrides is not None:
-        binding = state.overrides.get(op.type)
-        if binding is not None:
-            rule = binding.hit(op)
-    if state.tapes:
-        put(state, op, rule, xs, attrs, y, layout)
-
-
-def put(
-    state: State,
-    op: Op,
-    rule: Rule,
-    xs: tuple[Tensor, ...],
-    attrs: dict[str, Any],
-    y: Any,
-    layout: tuple[Place, ...] | None = None,
-) -> None:
-    """Write one record, which all the tapes that watch share."""
-    ids = tuple([x._id for x in xs])
-    if state.tape is not None:
-        if state.tape.watched.isdisjoint(ids):
-            return
-        tapes = state.tapes
-    else:
-        tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
-        cut = rule.unless is not None and rule.unless(attrs, xs)
-        for tape in tapes:
-            tape.admit(op, CUT if cut else rule, _wanted([tape], ids, layout))
-        if not tapes:
-            return
-    if not rule.watches or (rule.unless is not None and rule.unless(attrs, xs)):
-        return
-    specs = [(x._data.shape, x._data.dtype) for x in xs]
-    if rule is op.rule and op.holomorphic and specs[0][1] not in REAL and _is_complex(y):
-        rule = Conjugated(rule, OPS["Conj"].function)
-    kept, keeps_y = rule.keeps(_wanted(tapes, ids, layout))
-    if state.tape is None and any(tape.keeps_all for tape in tapes):
-        kept, keeps_y = frozenset(range(len(layout or xs))), True
-    if layout is None and type(y) is not tuple:
-        saved = _kept(xs, kept) if kept else ()
-        entry = Record(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
-        for tape in tapes:
-            tape.records.append(entry)
-            tape.watched.add(y._id)
-    else:
-        entry, watches = _grouped(op, rule, attrs, ids, specs, xs, kept, y, keeps_y, layout)
-        for tape in tapes:
-            tape.records.append(entry)
-            tape.watched.update(watches)
-
-
-def put_one(
-    tape: Tape, op: Op, rule: Rule, x: Tensor, y: Tensor, keeps: tuple[frozenset[int], bool]
-) -> None:
-    """Write the record of an op of one tensor on the only tape."""
-    i, n = x._id, y._id
-    if i in tape.watched:
-        data = x._data
-        tape.watched.add(n)
-        tape.records.append(
-            Record(
-                op,
-                rule,
-                NO_ATTRS,
-                (i,),
-                ((data.shape, data.dtype),),
-                (x,) if keeps[0] else (),
-                n,
-                y if keeps[1] else None,
-            )
-        )
-
-
-def _grouped(
-    op: Op,
-    rule: Rule,
-    attrs: dict[str, Any],
-    ids: tuple[int, ...],
-    specs: Sequence[tuple[Any, Any]],
-    xs: tuple[Tensor, ...],
-    kept: frozenset[int],
-    y: Any,
-    keeps_y: bool,
-    layout: tuple[Place, ...] | None,
-) -> tuple[GroupedRecord, list[int]]:
-    """The record of an op with groups of inputs or several outputs, and the ids to watch."""
-    layout = layout or tuple(range(len(xs)))
-    several = isinstance(y, tuple)
-    outputs = y if several else (y,)
-    saved = _kept(xs, frozenset(i for p in kept for i in positions(layout[p])))
-    ids_out = tuple(t._id for t in outputs)
-    entry = GroupedRecord(
-        op, rule, attrs, ids, specs, saved, ids_out if several else y._id, y if keeps_y else None
-    )
-    entry.layout = layout
-    entry.output_specs = [(t.shape, t.dtype) for t in outputs]
-    # of several outputs, those of integers have no gradient, unless a rule was put in force
-    floats = [t._id for t in outputs if is_inexact(t.dtype)]
-    return entry, floats if floats and several and rule is op.rule else list(ids_out)
-
-
-def _is_complex(y: Any) -> bool:
-    return any(t.dtype.kind == "c" for t in (y if isinstance(y, tuple) else (y,)))
-
-
-def _wanted(
-    tapes: Sequence[Tape], ids: tuple[int, ...], layout: tuple[Place, ...] | None
-) -> frozenset[int]:
-    """The parameters through which these tapes reach the op."""
-    if len(ids) == 1 and layout is None:
-        return ONLY
-    leaves = [i for i, x in enumerate(ids) for tape in tapes if x in tape.watched]
-    if layout is None:
-        return frozenset(leaves)
-    return frozenset(
-        p for p, place in enumerate(layout) if not set(positions(place)).isdisjoint(leaves)
-    )
-
-
-def _kept(xs: tuple[Tensor, ...], leaves: frozenset[int]) -> Sequence[Tensor | None]:
-    """The inputs without those that no rule asked for."""
-    if not leaves:
-        return ()
-    if len(leaves) == len(xs):
-        return xs
-    return [x if i in leaves else None for i, x in enumerate(xs)]
-
-
 # -- the short roads -----------------------------------------------------------------------
 # The same road for ops of one or two Tensors without attributes, with the turns taken out
 # that few calls need: data of one library and dtype, and at most one tape and nothing else in
@@ -528,7 +380,7 @@ def binary(op: Op) -> Callable[..., Any]:
                     if (i in watched or j in watched) and (rule := op.rule).watches:
                         wanted = (BOTH if i in watched else SECOND) if j in watched else ONLY
                         kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
-                        xs = _kept((a, b), kept)
+                        xs = kept_of((a, b), kept)
                         specs = ((p.shape, p.dtype), (q.shape, q.dtype))
                         watched.add(n)
                         tape.records.append(
