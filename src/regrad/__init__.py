@@ -1,6 +1,6 @@
 """regrad: a differentiable tensor library in which every gradient is yours.
 
-Array operations carry the Array API standard's names; this module is such a namespace.
+Array operations carry the names and signatures of the Array API standard.
 """
 
 from regrad import linalg as linalg
@@ -213,7 +213,6 @@ from regrad.transforms import vjp as vjp
 from regrad.variable import Variable as Variable
 
 variable = Variable
-__array_api_version__ = "2024.12"
 __version__ = "0.1.0"
 
 

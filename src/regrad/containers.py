@@ -21,15 +21,6 @@ def is_number_list(value: Any) -> bool:
     return all(type(v) in NUMBERS or is_number_list(v) for v in value)
 
 
-def is_container(value: Any) -> bool:
-    """Whether `value` is to be opened."""
-    if isinstance(value, Tensor) or is_number_list(value):
-        return False
-    import optree
-
-    return not optree.tree_is_leaf(value, is_leaf=is_number_list)
-
-
 def only(leaves: Sequence[Any]) -> Any:
     """Closes the container that a single leaf is."""
     return leaves[0]

@@ -41,14 +41,6 @@ def normalized_axis(axis: int, ndim: int, what: str = "axis") -> int:
     return axis % ndim
 
 
-def reduced_shape(shape: tuple[int, ...], axis: Axis, keepdims: bool) -> tuple[int, ...]:
-    """The shape after a reduction over `axis`."""
-    axes = normalized_axes(axis, len(shape))
-    if keepdims:
-        return tuple(1 if i in axes else n for i, n in enumerate(shape))
-    return tuple(n for i, n in enumerate(shape) if i not in axes)
-
-
 def spread_axes(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ...]:
     """The axes of `large` along which `small` is repeated when it is broadcast to it."""
     new = len(large) - len(small)

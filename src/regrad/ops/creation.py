@@ -16,7 +16,6 @@ from regrad.registry import gradient
 from regrad.tensor import Tensor, wrap
 
 Shape = int | tuple[int, ...]
-NAMES = {"bool": np.dtype(bool), "float": FLOAT, "int": np.dtype(np.int64)}
 
 
 def as_numpy_dtype(dtype: Any) -> np.dtype:
