@@ -1,0 +1,61 @@
+"""The lines of docs/conventions.md that are about single values."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import regrad as rg
+
+WINDOW = np.array([[1.0, 3.0], [3.0, 2.0]]).reshape(1, 2, 2, 1)
+
+KINKS = {
+    "abs at 0": (rg.abs, [0.0], [0.0]),
+    "relu at 0": (rg.nn.relu, [0.0], [0.0]),
+    "relu6 at 0 and 6": (rg.nn.relu6, [0.0, 6.0], [0.0, 1.0]),
+    "leaky_relu at 0": (lambda x: rg.nn.leaky_relu(x, 0.3), [0.0], [0.3]),
+    "prelu at 0": (lambda x: rg.nn.prelu(x, 0.3), [0.0], [0.3]),
+    "elu at 0": (rg.nn.elu, [0.0], [1.0]),
+    "clip at both bounds": (lambda x: rg.clip(x, -1, 1), [-2.0, -1.0, 1.0, 2.0], [0, 1, 1, 0]),
+    "max of ties": (rg.max, [3.0, 1.0, 3.0], [0.5, 0.0, 0.5]),
+    "min of ties": (rg.min, [1.0, 1.0, 3.0], [0.5, 0.5, 0.0]),
+    "maximum, first of a tie": (lambda x: rg.maximum(x, x + 0.0 * rg.stop_gradient(x)), [2.0], [1]),
+    "maximum, second of a tie": (lambda x: rg.maximum(rg.stop_gradient(x), x), [2.0], [0.0]),
+    "minimum, second of a tie": (lambda x: rg.minimum(rg.stop_gradient(x), x), [2.0], [0.0]),
+    "max_pool of ties": (lambda x: rg.nn.max_pool(x, 2, 2, "valid"), WINDOW,
+                         np.array([[0.0, 1.0], [0.0, 0.0]]).reshape(1, 2, 2, 1)),
+    "where, NaN not taken": (lambda x: rg.where(x > 0, x * 2, x + np.nan), [1.0], [2.0]),
+    "power by b, a <= 0": (lambda b: rg.pow(np.array([-1.0, 0.0]), b), [2.0, 2.0], [0.0, 0.0]),
+    "power by a, b = 0": (lambda a: rg.pow(a, np.array([0.0, 0.0])), [0.0, 2.0], [0.0, 0.0]),
+    "sqrt at 0": (rg.sqrt, [0.0], [np.inf]),
+    "norm at 0": (rg.linalg.vector_norm, [0.0, 0.0], [0.0, 0.0]),
+    "hypot at 0": (lambda x: rg.hypot(x, 0.0 * x), [0.0], [0.0]),
+    "floor_divide": (lambda x: rg.floor_divide(x, 2.0), [0.4, -1.7], [0.0, 0.0]),
+    **{f.__name__: (f, [0.4, -1.7], [0.0, 0.0])
+       for f in (rg.sign, rg.step, rg.round, rg.floor, rg.ceil, rg.trunc)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_gradients_at_kinks(name):
+    f, x, due = KINKS[name]
+    dx = rg.grad(f)(np.asarray(x, float))
+    np.testing.assert_array_equal(dx.numpy(), due)
+
+
+def test_float64_on_jax_without_x64_raises():
+    script = (
+        "import jax.numpy as jnp, numpy as np, regrad as rg\n"
+        "x = rg.asarray(jnp.ones(2))\n"
+        "for call in (lambda: x * np.ones(2), lambda: rg.astype(x, rg.float64)):\n"
+        "    try: call()\n"
+        "    except rg.errors.DTypeError as error: print('x64 mode' in str(error))\n"
+        "print((x * rg.asarray([1, 2])).dtype)\n"
+    )
+    env = {**os.environ, "JAX_ENABLE_X64": "0", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=120
+    )
+    assert done.stdout.split() == ["True", "True", "float32"], done.stderr
