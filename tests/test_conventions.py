@@ -1,5 +1,6 @@
 """The lines of docs/conventions.md that are about single values."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -43,6 +44,19 @@ def test_gradients_at_kinks(name):
     f, x, due = KINKS[name]
     dx = rg.grad(f)(np.asarray(x, float))
     np.testing.assert_array_equal(dx.numpy(), due)
+
+
+ORDERED = [rg.nn.relu, rg.nn.relu6, rg.nn.leaky_relu, rg.nn.elu, rg.nn.selu, rg.step,
+           lambda z: rg.maximum(z, 1.0), lambda z: rg.minimum(z, z), lambda z: rg.clip(z, -1, 1),
+           lambda z: z < z, lambda z: z >= 0, lambda z: rg.nn.prelu(z, 0.2)]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", ORDERED)
+@pytest.mark.parametrize("library", ["numpy", "jax.numpy", "torch"])
+def test_complex_numbers_have_no_order(f, library):
+    z = importlib.import_module(library).asarray([1 + 2j, 3j])
+    with pytest.raises(rg.errors.DTypeError, match="have no order"):
+        f(rg.asarray(z))
 
 
 def test_float64_on_jax_without_x64_raises():

@@ -47,6 +47,10 @@ def _constant(value: complex, dtype: np.dtype, key: str = "") -> Tensor:
     return shared
 
 
+def _is_complex(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype.kind == "c"
+
+
 def constant(value: complex, dtype: np.dtype) -> Tensor:
     """A Python number as a Tensor of rank 0, shared between calls (Tensors do not change)."""
     return _constant(value, dtype) if value else _constant(value, dtype, repr(value))  # -0.0 == 0.0
@@ -112,7 +116,7 @@ def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[T
         x if type(x) is Tensor or (type(x) in NUMBERS and weak) else lift(x, op.inputs[p].integers)
         for x, p, weak in zip(leaves, parameters, promoted, strict=True)
     ]
-    _check_integers(op, xs, parameters)
+    _check_dtypes(op, xs, parameters)
     if not any(promoted):
         return tuple(xs)
     dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
@@ -121,7 +125,12 @@ def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[T
     return tuple(as_dtype(x, dtype) if weak else x for x, weak in zip(xs, promoted, strict=True))
 
 
-def _check_integers(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
+def _check_dtypes(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
+    if op.real and any(type(x) is complex or _is_complex(x) for x in xs):
+        raise DTypeError(
+            f"{op.name}: complex numbers have no order; take the real part, real(x), or the size, "
+            "abs(x), first"
+        )
     for x, p in zip(xs, parameters, strict=True):
         if op.inputs[p].integers and is_inexact(x.dtype):
             raise DTypeError(
@@ -169,7 +178,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
             )
     if op.single and type(arguments[0]) is Tensor:
         x = arguments[0]
-        if not op.to_float or x._data.dtype in REAL:
+        if op.kinds is None or x._data.dtype in REAL:
             return run(op, arguments, attrs)
     if op.flat:
         return run(op, prepare(op, arguments, range(len(arguments))), attrs)
@@ -307,12 +316,12 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> bool:
 def unary(op: Op) -> Callable[..., Any]:
     """The public function of an op of one tensor and no attributes."""
     kernels = op.kernels
-    any_dtype = not op.to_float
+    kinds = op.kinds
 
     def function(x, /):
         if type(x) is Tensor:
             p = x._data
-            if any_dtype or (type(p) is ndarray and p.dtype.kind in "fc"):
+            if kinds is None or (type(p) is ndarray and p.dtype.kind in kinds):
                 try:
                     result = kernels[type(p)](p)
                 except Exception as error:
@@ -349,7 +358,7 @@ def unary(op: Op) -> Callable[..., Any]:
 def binary(op: Op) -> Callable[..., Any]:
     """The public function of an op of two tensors that promote, and no attributes."""
     kernels = op.kernels
-    any_dtype = not op.to_float
+    kinds = op.kinds
 
     def function(a: Any, b: Any, /):
         if type(a) is Tensor is type(b):
@@ -358,7 +367,7 @@ def binary(op: Op) -> Callable[..., Any]:
             if (
                 type(p) is type(q)
                 and p.dtype is q.dtype
-                and (any_dtype or (type(p) is ndarray and p.dtype.kind in "fc"))
+                and (kinds is None or (type(p) is ndarray and p.dtype.kind in kinds))
             ):
                 try:
                     result = kernels[type(p)](p, q)

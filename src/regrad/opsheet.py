@@ -49,6 +49,7 @@ def op(
     promotes: tuple[str, ...] | bool = False,
     to_float: bool = False,
     holomorphic: bool = True,
+    real: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[P, R]]:
     """Make an op of type `type` out of a kernel.
 
@@ -62,6 +63,7 @@ def op(
         holomorphic: The op is complex-differentiable, and its rule is written as for real
             numbers (no conjugates; the walk puts them in). For ops such as `abs` say False and
             write the rule in TensorFlow's convention for complex gradients.
+        real: The op is of real numbers only: complex ones, which have no order, are refused.
 
     Raises RegistrationError if the type exists.
 
@@ -88,6 +90,7 @@ def op(
                 promotes=promotes,
                 to_float=to_float,
                 holomorphic=holomorphic,
+                real=real,
             )
         )
         function = _public(entry, kernel)
@@ -211,6 +214,7 @@ def elementwise(
     *rules: Callable[..., Any],
     to_float: bool = False,
     holomorphic: bool = True,
+    real: bool = False,
     inputs: str = "x",
 ) -> Callable[..., Any]:
     """One row of a table of elementwise ops; it desugars to `@op` and `@gradient`.
@@ -229,6 +233,7 @@ def elementwise(
             promotes=len(names) > 1,
             to_float=to_float,
             holomorphic=holomorphic,
+            real=real,
         )
     )
     function = (dispatch.unary if len(names) == 1 else dispatch.binary)(entry)

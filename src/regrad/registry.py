@@ -90,8 +90,10 @@ class Op:
         "holomorphic",
         "inputs",
         "kernels",
+        "kinds",
         "name",
         "promotes",
+        "real",
         "rule",
         "single",
         "to_float",
@@ -110,6 +112,7 @@ class Op:
         promotes: Sequence[str] | bool = False,
         to_float: bool = False,
         holomorphic: bool = True,
+        real: bool = False,
     ) -> None:
         self.type = type
         self.name = name
@@ -124,6 +127,9 @@ class Op:
         self.promotes = tuple(i.name in promotes for i in inputs)
         self.to_float = to_float
         self.holomorphic = holomorphic
+        self.real = real
+        # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
+        self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
         self.rule: Rule = Missing(self)
         self.function: Callable[..., Any] = not_yet
 

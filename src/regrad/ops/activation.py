@@ -19,17 +19,17 @@ from regrad.tensor import Tensor
 relu = elementwise(
     "Relu", "relu", lambda xp, x: xp.maximum(x, 0), "`max(x, 0)`. Gradient at 0: 0.",
     # where y > 0 fails, y is 0 or NaN: that is the gradient there, and a NaN stays visible
-    lambda dy, y: where(y > 0, dy, y),
+    lambda dy, y: where(y > 0, dy, y), real=True,
 )  # fmt: skip
 
 relu6 = elementwise(
     "Relu6", "relu6", lambda xp, x: xp.minimum(xp.maximum(x, 0), 6),
     "`min(max(x, 0), 6)`. Gradient at 0: 0, at 6: 1.",
-    lambda dy, x: where(logical_and(x > 0, x <= 6), dy, 0),
+    lambda dy, x: where(logical_and(x > 0, x <= 6), dy, 0), real=True,
 )  # fmt: skip
 
 
-@op("LeakyRelu", to_float=True)
+@op("LeakyRelu", to_float=True, real=True)
 def leaky_relu(xp, x: TensorLike, /, alpha: float = 0.2) -> Tensor:
     """x where x > 0, `alpha * x` elsewhere. Gradient at 0: `alpha`."""
     return xp.where(x > 0, x, alpha * x)
@@ -46,7 +46,7 @@ prelu = elementwise(
     "    Gradient by x at 0: `alpha`.",
     lambda dy, x, alpha: where(x > 0, dy, alpha * dy),
     lambda dy, x: where(x > 0, 0, dy * x),
-    to_float=True, inputs="x alpha",
+    to_float=True, inputs="x alpha", real=True,
 )  # fmt: skip
 
 
@@ -67,14 +67,15 @@ def _selu(xp: Any, x: Any) -> Any:
 
 elu = elementwise(
     "Elu", "elu", _elu, "x where x > 0, `exp(x) - 1` elsewhere. Gradient at 0: 1.",
-    lambda dy, y: where(y >= 0, dy, dy * (y + 1)), to_float=True,
+    lambda dy, y: where(y >= 0, dy, dy * (y + 1)), to_float=True, real=True,
 )  # fmt: skip
 
 selu = elementwise(
     "Selu", "selu", _selu,
     "The scaled exponential linear unit, which keeps mean 0 and variance 1.\n\n"
     "    Gradient at 0: 1.7580993408473768, the limit from below.",
-    lambda dy, y: where(y > 0, SELU_SCALE * dy, dy * (y + SELU_SCALE_ALPHA)), to_float=True,
+    lambda dy, y: where(y > 0, SELU_SCALE * dy, dy * (y + SELU_SCALE_ALPHA)),
+    to_float=True, real=True,
 )  # fmt: skip
 
 

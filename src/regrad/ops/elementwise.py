@@ -214,7 +214,7 @@ for _type in ("Ceil", "Floor", "Round", "Trunc"):
     piecewise_constant(_type, lambda dy: None)
 
 
-@op("Step")
+@op("Step", real=True)
 def step(xp, x: TensorLike, /, alpha: float = 0.0) -> Tensor:
     """1 where x > 0, `alpha` elsewhere; NaN stays NaN. Gradient: 0."""
     y = xp.where(x > 0, xp.ones_like(x), xp.full_like(x, alpha))
@@ -236,9 +236,15 @@ not_differentiable("IsNan", "IsInf", "IsFinite", "SignBit", "LogicalNot", "Inver
 
 
 def _binary(
-    type: str, name: str, kernel: Any, doc: str, *rules: Any, to_float: bool = False
+    type: str,
+    name: str,
+    kernel: Any,
+    doc: str,
+    *rules: Any,
+    to_float: bool = False,
+    real: bool = False,
 ) -> Any:
-    return elementwise(type, name, kernel, doc, *rules, to_float=to_float, inputs="a b")
+    return elementwise(type, name, kernel, doc, *rules, to_float=to_float, real=real, inputs="a b")
 
 
 add = _binary("AddV2", "add", "add", "`a + b`.", lambda dy: dy, lambda dy: dy)
@@ -254,10 +260,10 @@ remainder = _binary("FloorMod", "remainder", "remainder", "`a % b`, with the sig
                     lambda dy: dy, lambda dy, a, b: -dy * floor(a / b))  # fmt: skip
 maximum = _binary("Maximum", "maximum", "maximum", "The larger; a tie's gradient goes to a.",
                   lambda dy, a, b: where(a >= b, dy, 0),
-                  lambda dy, a, b: where(a >= b, 0, dy))  # fmt: skip
+                  lambda dy, a, b: where(a >= b, 0, dy), real=True)  # fmt: skip
 minimum = _binary("Minimum", "minimum", "minimum", "The smaller; a tie's gradient goes to a.",
                   lambda dy, a, b: where(a <= b, dy, 0),
-                  lambda dy, a, b: where(a <= b, 0, dy))  # fmt: skip
+                  lambda dy, a, b: where(a <= b, 0, dy), real=True)  # fmt: skip
 squared_difference = _binary(
     "SquaredDifference", "squared_difference", lambda xp, a, b: xp.square(a - b), "`(a - b)²`.",
     lambda dy, a, b: dy * (2 * (a - b)), lambda dy, a, b: dy * (-2 * (a - b)),
@@ -310,10 +316,10 @@ pow = _binary(
 
 equal = _binary("Equal", "equal", "equal", "`a == b`.")
 not_equal = _binary("NotEqual", "not_equal", "not_equal", "`a != b`.")
-less = _binary("Less", "less", "less", "`a < b`.")
-less_equal = _binary("LessEqual", "less_equal", "less_equal", "`a <= b`.")
-greater = _binary("Greater", "greater", "greater", "`a > b`.")
-greater_equal = _binary("GreaterEqual", "greater_equal", "greater_equal", "`a >= b`.")
+less = _binary("Less", "less", "less", "`a < b`.", real=True)
+less_equal = _binary("LessEqual", "less_equal", "less_equal", "`a <= b`.", real=True)
+greater = _binary("Greater", "greater", "greater", "`a > b`.", real=True)
+greater_equal = _binary("GreaterEqual", "greater_equal", "greater_equal", "`a >= b`.", real=True)
 logical_and = _binary("LogicalAnd", "logical_and", "logical_and", "`a and b`.")
 logical_or = _binary("LogicalOr", "logical_or", "logical_or", "`a or b`.")
 logical_xor = _binary("LogicalXor", "logical_xor", "logical_xor", "Either, not both.")
@@ -355,7 +361,7 @@ def _(dy, condition):
     return where(condition, 0, dy)
 
 
-@op("ClipByValue", broadcasts=True)
+@op("ClipByValue", broadcasts=True, real=True)
 def _clip(xp, x: TensorLike, min: TensorLike | None, max: TensorLike | None) -> Tensor:
     if min is not None:
         x = xp.maximum(x, min)
