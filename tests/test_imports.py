@@ -37,9 +37,9 @@ def test_work_on_numpy_loads_no_jax():
 # A module imports only from those before it. Imports inside functions are for optional packages,
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
-    "errors", "state", "namespaces", "ruleforms", "registry", "tape", "tensor", "recording",
-    "printing",
-    "shapes", "dispatch", "walk", "opsheet", "containers", "overrides", "numpy_protocol", "ops",
+    "errors", "state", "dims", "shapes", "namespaces", "ruleforms", "registry", "tensor", "tape",
+    "recording", "printing", "shapeforms", "inference", "graph", "dispatch", "walk", "executor",
+    "opsheet", "containers", "deferral", "overrides", "numpy_protocol", "ops",
     "dtypes", "variable", "gradients", "custom", "transforms", "rules", "testing", "linalg",
     "random", "nn", "losses",
 ]  # fmt: skip

@@ -9,8 +9,11 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from regrad import containers, dispatch, recording
+from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
+from regrad.graph import Symbol, home, is_symbolic
+from regrad.inference import Spec
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
@@ -77,7 +80,10 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             args = (*args, call.save)
         state = current()
         if state is None or not state.tapes:
-            return unpack(f(*args, **options), name)[0]
+            call.mark = next_id()
+            value, call.grad_func = unpack(f(*args, **options), name)
+            call.running = False
+            return call.placed(value) if _is_in_graph(value) else value
         inner = call.guarded(state)
         token = STATE.set(inner)
         try:
@@ -250,7 +256,10 @@ class CustomCall(Rule):
 
     def recorded(self, value: Any, state: State) -> Any:
         """The value as the output of one record on the tapes that watch an input."""
-        if type(value) is Tensor:
+        if _is_in_graph(value):
+            outputs = self.placed(value)
+            y = outputs if isinstance(outputs, Tensor) else tuple(containers.flatten(outputs)[0])
+        elif type(value) is Tensor:
             y = outputs = self.adopted(value)
         else:
             leaves, self.rebuild = containers.flatten(value)
@@ -267,6 +276,26 @@ class CustomCall(Rule):
         else:
             recording.put(state, CUSTOM, self, inputs, recording.NO_ATTRS, y)
         return outputs
+
+    def placed(self, value: Any) -> Any:
+        """The value as the output of one node of the graph.
+
+        As `adopted` says, a tensor that f made becomes the output.
+        """
+        leaves, self.rebuild = containers.flatten(value)
+        inner = [dispatch.alias_of(leaf) for leaf in leaves]
+        outputs = custom_node(
+            self.name, inner, self.inputs, lambda dys: self.per_input(self.answer(self.given(dys))),
+            self.mark,
+        )  # fmt: skip
+        for leaf, y in zip(leaves, outputs, strict=True):
+            if leaf._id > self.mark and leaf._data is not y._data:
+                leaf._data, leaf._id = y._data, y._id
+        return self.rebuild(list(outputs))
+
+    def given(self, dys: tuple[Tensor, ...]) -> Any:
+        """The gradients that arrive, in the structure of the value."""
+        return self.rebuild(list(dys))
 
     def adopted(self, y: Tensor) -> Tensor:
         """The tensor that f returned, as the output of the custom op.
@@ -310,10 +339,10 @@ class CustomCall(Rule):
     def pull_only(self, record: Any, dy: Any) -> Any:
         """The gradient by the only input."""
         answer = self.answer(dy)
-        return answer if type(answer) is Tensor else self.per_input(answer)[0]
+        return answer if isinstance(answer, Tensor) else self.per_input(answer)[0]
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        answer = self.answer(dy if type(dy) is Tensor else self.rebuild(dy))
+        answer = self.answer(dy if isinstance(dy, Tensor) else self.rebuild(dy))
         return enumerate(self.per_input(answer))
 
     def per_input(self, answer: Any) -> Sequence[Any]:
@@ -328,6 +357,103 @@ class CustomCall(Rule):
                 "gradient per input, in order, or None for an input without one."
             )
         return given
+
+
+# -- in a graph ----------------------------------------------------------------------------------
+
+
+def _is_in_graph(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return is_symbolic(value)
+    return any(is_symbolic(leaf) for leaf in containers.flatten(value)[0])
+
+
+# The values go in beside the inputs, so that the op runs after what computes them; the gradient
+# goes by the inputs alone.
+IN_GRAPH = Op(
+    "IdentityN",
+    "identity_n",
+    lambda xp, ys, xs: tuple(ys),
+    [Input("ys", "many"), Input("xs", "many")],
+    several=True,
+)
+
+
+class InGraph(Rule):
+    """The rule of a custom op in a graph."""
+
+    def __init__(
+        self, name: str, answer: Callable[[tuple[Tensor, ...]], Sequence[Any]], closed: list[Symbol]
+    ) -> None:
+        self.name = name
+        self.answer = answer
+        self.closed = closed  # what f used without taking it as an input
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # nobody can know
+
+    def sources(self, node: Any) -> list[Symbol]:
+        """What the gradient depends on: the inputs, and what must not be differentiated by."""
+        places = node.layout[1]
+        return [node.xs[i]._data for i in places] + self.closed
+
+    def check_path(self, node: Any, watched: set[int]) -> None:
+        """Refuse to differentiate by what f closes over (its gradient would be lost)."""
+        for symbol in self.closed:
+            if symbol.id in watched:
+                raise GradientError(
+                    f"custom gradient: {self.name} (the op {node.name!r}) closes over "
+                    f"{symbol.name!r}, which is being differentiated; its gradient would be lost. "
+                    "Pass it as an input of its own, for which the gradient function gives a "
+                    "gradient too, or use stop_gradient on it."
+                )
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        return [(0, None), (1, list(self.answer(dy)))]
+
+
+def custom_node(
+    name: str,
+    ys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    answer: Callable[[tuple[Tensor, ...]], Sequence[Any]],
+    mark: int,
+) -> tuple[Tensor, ...]:
+    """Values computed from inputs, as outputs of one node with a gradient of its own.
+
+    What has an id above `mark` was made by the function itself.
+    """
+    graph = home([*ys, *xs])
+    leaves = tuple([graph.entering(x) for x in (*ys, *xs)])
+    given = leaves[len(ys) :]
+    rule = InGraph(name, answer, _closed_over(leaves[: len(ys)], given, mark))
+    specs = [
+        Spec(None if _unranked(y) else y._data.shape, y._data.dtype) for y in leaves[: len(ys)]
+    ]
+    layout = tuple(range(len(ys))), tuple(range(len(ys), len(leaves)))
+    return graph.add(IN_GRAPH, rule, leaves, {}, layout, specs)
+
+
+def _unranked(y: Tensor) -> bool:
+    return isinstance(y._data.shape, UnknownRank)
+
+
+def _closed_over(ys: Sequence[Tensor], xs: Sequence[Tensor], mark: int) -> list[Symbol]:
+    """The symbols that the function used, but neither made nor was given."""
+    given = {x._data.id for x in xs}
+    found: dict[int, Symbol] = {}
+    seen: set[int] = set()
+    stack: list[Symbol] = [y._data for y in ys]
+    while stack:
+        symbol = stack.pop()
+        if symbol.id in seen or symbol.id in given:
+            continue
+        seen.add(symbol.id)
+        if symbol.id > mark:
+            stack += symbol.node.sources()
+        else:
+            found[symbol.id] = symbol
+    return list(found.values())
 
 
 def _name_of(f: Any, x: Tensor) -> str | None:
@@ -361,7 +487,10 @@ def unpack(answer: Any, name: str) -> tuple[Any, Callable[..., Any]]:
         raise _not_a_pair(name, f"its grad_func is {kind(grad_func)}")
     if type(value) is Tensor:
         return value, grad_func
-    leaves = containers.flatten(value)[0]
+    leaves, rebuild = containers.flatten(value)
+    if any(hasattr(type(leaf), "_symbolic") for leaf in leaves):  # TensorFlow's view
+        leaves = [leaf._symbolic() for leaf in leaves]
+        value = rebuild(leaves)
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise _not_a_pair(name, f"its value holds {kind(leaf)}")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from regrad import namespaces
+from regrad.dims import Dim
 from regrad.errors import (
     ArgumentError,
     DTypeError,
@@ -22,6 +23,7 @@ from regrad.errors import (
     ShapeError,
     kind,
 )
+from regrad.graph import Symbolic, defer, size_tensor
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.recording import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
@@ -67,6 +69,8 @@ def lift(value: Any, integers: bool = False) -> Tensor:
         return read(value)
     if isinstance(value, np.generic):
         value = np.asarray(value)
+    if isinstance(value, Dim):
+        return size_tensor(value)
     if is_array(value):
         return wrap(BACKENDS[type(value)].own(value))
     if isinstance(value, list | tuple):
@@ -231,6 +235,8 @@ def run(
     """Compute an op on Tensors, and record it where a tape watches."""
     arrays: Any = [x._data for x in xs]
     array_type = type(arrays[0])
+    if Symbolic in map(type, xs):
+        return defer(op, xs, attrs, layout)
     if any(type(a) is not array_type for a in arrays):
         arrays = _one_library(arrays)
         array_type = next((type(a) for a in arrays if type(a) is not ndarray), ndarray)
@@ -433,7 +439,7 @@ PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
 
 def alias_of(x: Tensor) -> Tensor:
     """The same value under a new id, with no history."""
-    y = Tensor()
+    y = type(x)()
     y._data = x._data
     y._id = next_id()
     return y

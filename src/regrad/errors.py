@@ -19,6 +19,10 @@ class ShapeError(RegradError, ValueError):
     """Shapes that do not fit each other, or do not fit what was asked."""
 
 
+class UnknownShapeError(ShapeError):
+    """A size or rank was asked for that only the run of a graph can tell."""
+
+
 class IndexRangeError(RegradError, IndexError):
     """An index that is out of range, or more indices than axes."""
 
@@ -48,6 +52,14 @@ class RegistrationError(RegradError, KeyError):
 
     def __str__(self) -> str:  # KeyError shows the repr of its message
         return str(self.args[0])
+
+
+class GraphError(RegradError, ValueError):
+    """A graph was misused: tensors of two graphs, a bad name, a value before the run."""
+
+
+class FinalizedError(GraphError, RuntimeError):
+    """An op for a graph that has been finalized, or for a session that is closed."""
 
 
 class NotFiredError(RegradError, AssertionError):

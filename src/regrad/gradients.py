@@ -221,7 +221,7 @@ def _differentiated(
         for i, x in enumerate(aliases):
             dx = found.get(x._id, UNUSED)
             gradients.append(
-                dx if type(dx) is Tensor else without(dx, x, unconnected, api, args, i)
+                dx if isinstance(dx, Tensor) else without(dx, x, unconnected, api, args, i)
             )
         return y, gradients if close is None else list(close(gradients))
 

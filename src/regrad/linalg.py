@@ -10,6 +10,7 @@ import math
 from typing import Any, Literal, NamedTuple
 
 from regrad import dispatch
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops import decompositions, reduction
 from regrad.ops.array import concat, expand_dims, reshape, split
@@ -58,6 +59,7 @@ def slogdet(x: Any, /) -> SlogdetResult:
     return SlogdetResult(*decompositions.slogdet(x))
 
 
+@deferrable
 def solve(a: Any, b: Any, /) -> Tensor:
     """The y with `a @ y = b`, for square matrices a; stacks of matrices broadcast.
 
@@ -73,6 +75,7 @@ def solve(a: Any, b: Any, /) -> Tensor:
     return _solved("solve", decompositions.solve, a, b)
 
 
+@deferrable
 def triangular_solve(a: Any, b: Any, /, *, lower: bool = True, adjoint: bool = False) -> Tensor:
     """The y with `a @ y = b`, where only the lower (or upper) triangle of a is read.
 
@@ -105,6 +108,7 @@ def _solved(name: str, solver: Any, a: Any, b: Any) -> Tensor:
     return reshape(y, y.shape[:-1])
 
 
+@deferrable
 def cholesky(x: Any, /, *, upper: bool = False) -> Tensor:
     """The lower triangular y with `y @ adjoint(y) = x`, or its adjoint (`upper`).
 
@@ -127,6 +131,7 @@ class QRResult(NamedTuple):
     R: Tensor
 
 
+@deferrable
 def qr(x: Any, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """Q with orthonormal columns and an upper triangular R, with `Q @ R = x`.
 
@@ -196,6 +201,7 @@ def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
 # -- norms and powers ----------------------------------------------------------------------------
 
 
+@deferrable
 def matrix_norm(
     x: Any, /, *, keepdims: bool = False, ord: float | Literal["fro", "nuc"] | None = "fro"
 ) -> Tensor:
@@ -222,6 +228,7 @@ def matrix_norm(
     return expand_dims(y, (-2, -1)) if keepdims else y
 
 
+@deferrable
 def matrix_power(x: Any, n: int, /) -> Tensor:
     """The product of n times the square matrix x; of its inverse, if n is negative.
 

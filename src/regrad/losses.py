@@ -16,8 +16,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from regrad.deferral import deferrable
+from regrad.dims import at_least, differ, same
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, DTypeError, ShapeError, near
+from regrad.graph import of_shape
 from regrad.namespaces import FLOAT, is_inexact
 from regrad.nn import log_sigmoid, log_softmax, relu
 from regrad.ops.array import reshape
@@ -33,6 +36,7 @@ REDUCTIONS = (BY_NONZERO, "mean", "sum", "none")
 # -- weights and reductions ----------------------------------------------------------------------
 
 
+@deferrable
 def compute_weighted_loss(losses: Any, weights: Any = None, reduction: str = BY_NONZERO) -> Tensor:
     """The losses, weighted and reduced, as every loss here does it.
 
@@ -69,7 +73,7 @@ def _divisor(losses: Tensor, weights: Tensor | None, reduction: str) -> Tensor |
         return losses.size
     if reduction == BY_NONZERO:
         weights = astype(not_equal(weights, 0), losses.dtype)
-    return sum(weights) * (losses.size / max(weights.size, 1))
+    return sum(weights) * (losses.size // at_least(weights.size, 1))
 
 
 def _check_reduction(reduction: str) -> None:
@@ -83,7 +87,9 @@ def _check_reduction(reduction: str) -> None:
 def _check_weights(losses: Tensor, weights: Tensor) -> None:
     new = losses.ndim - weights.ndim
     tail = losses.shape[max(new, 0) :]
-    if new < 0 or any(w not in (1, n) for w, n in zip(weights.shape, tail, strict=True)):
+    if new < 0 or any(
+        differ(w, 1) and differ(w, n) for w, n in zip(weights.shape, tail, strict=True)
+    ):
         raise ShapeError(
             f"weights of the shape {weights.shape} do not broadcast to the losses' shape "
             f"{losses.shape}; one weight per example needs an axis of size 1 for each other axis"
@@ -93,11 +99,13 @@ def _check_weights(losses: Tensor, weights: Tensor) -> None:
 def _pair(loss: str, labels: Any, predictions: Any) -> tuple[Tensor, Tensor]:
     """Labels and predictions as Tensors of one shape; integers become floats."""
     labels, predictions = lift(labels), lift(predictions)
-    if labels.shape != predictions.shape:
+    if differ(labels.shape, predictions.shape):
         raise ShapeError(
             f"{loss}: labels and predictions must have one shape, got labels {labels.shape} and "
             f"predictions {predictions.shape}"
         )
+    if not same(labels.shape, predictions.shape):  # the run must see
+        labels = of_shape(labels, predictions.shape, f"{loss}: the labels are not as predictions:")
     predictions = _float(predictions, like=labels)
     return _float(labels, like=predictions), predictions
 
@@ -111,6 +119,7 @@ def _float(x: Tensor, like: Tensor) -> Tensor:
 # -- losses of predictions -----------------------------------------------------------------------
 
 
+@deferrable
 def absolute_difference(
     labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
 ) -> Tensor:
@@ -122,6 +131,7 @@ def absolute_difference(
     return compute_weighted_loss(abs(labels - predictions), weights, reduction)
 
 
+@deferrable
 def mean_squared_error(
     labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
 ) -> Tensor:
@@ -138,6 +148,7 @@ def mean_squared_error(
     return compute_weighted_loss(squared_difference(labels, predictions), weights, reduction)
 
 
+@deferrable
 def huber_loss(
     labels: Any,
     predictions: Any,
@@ -157,6 +168,7 @@ def huber_loss(
     return compute_weighted_loss(quadratic * (error - 0.5 * quadratic), weights, reduction)
 
 
+@deferrable
 def hinge_loss(
     labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
 ) -> Tensor:
@@ -168,6 +180,7 @@ def hinge_loss(
     return compute_weighted_loss(relu(1 - (2 * labels - 1) * predictions), weights, reduction)
 
 
+@deferrable
 def log_loss(
     labels: Any,
     predictions: Any,
@@ -188,6 +201,7 @@ def log_loss(
     return compute_weighted_loss(-yes - no, weights, reduction)
 
 
+@deferrable
 def cosine_distance(
     labels: Any,
     predictions: Any,
@@ -210,6 +224,7 @@ def cosine_distance(
 # -- losses of logits ----------------------------------------------------------------------------
 
 
+@deferrable
 def sigmoid_cross_entropy(
     labels: Any,
     logits: Any,
@@ -230,6 +245,7 @@ def sigmoid_cross_entropy(
     return compute_weighted_loss(losses, weights, reduction)
 
 
+@deferrable
 def softmax_cross_entropy(
     labels: Any,
     logits: Any,
@@ -257,6 +273,7 @@ def softmax_cross_entropy(
     return compute_weighted_loss(losses, weights, reduction)
 
 
+@deferrable
 def sparse_softmax_cross_entropy(
     labels: Any, logits: Any, weights: Any = None, reduction: str = BY_NONZERO
 ) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.deferral import deferrable
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, DTypeError, ShapeError
 from regrad.namespaces import is_inexact
@@ -59,6 +60,7 @@ from regrad.shapes import Shape
 from regrad.tensor import Tensor
 
 
+@deferrable
 def dropout(x: Any, rate: float, key: Any, noise_shape: Shape | None = None) -> Tensor:
     """x with elements set to 0 at random, and the others scaled up so that the mean stays.
 
@@ -85,6 +87,7 @@ def dropout(x: Any, rate: float, key: Any, noise_shape: Shape | None = None) -> 
     return where(keep, x / (1 - rate), 0)
 
 
+@deferrable
 def embedding(table: Any, ids: Any) -> Tensor:
     """The rows of `table` with the numbers `ids`: shape `(*ids.shape, *table.shape[1:])`.
 
@@ -97,6 +100,7 @@ def embedding(table: Any, ids: Any) -> Tensor:
     return take(table, ids, axis=0)
 
 
+@deferrable
 def scaled_dot_product_attention(
     q: Any,
     k: Any,

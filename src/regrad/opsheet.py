@@ -91,6 +91,7 @@ def op(
                 to_float=to_float,
                 holomorphic=holomorphic,
                 real=real,
+                several=_annotation(kernel.__annotations__.get("return")).startswith("tuple"),
             )
         )
         function = _public(entry, kernel)

@@ -60,9 +60,10 @@ class Counted(Rule):
 class Binding:
     """One entry of a map: a rule bound to an op type, and its hits by source line."""
 
-    def __init__(self, op: Op, rule: Rule) -> None:
+    def __init__(self, op: Op, rule: Rule, depth: int) -> None:
         self.op = op
         self.rule = rule
+        self.depth = depth  # how many scopes are around; the innermost wins
         self.by_line: dict[str, Counted] = {}
 
     def hit(self, op: Op) -> Rule:
@@ -136,18 +137,32 @@ class gradient_override_map:
             raise ArgumentError(
                 "this gradient_override_map is open already; make a new one for an inner scope"
             )
+        state = current() or State()
+        around = state.overrides or {}
+        depth = 1 + max((b.depth for b in around.values()), default=0)
         ops = {key: find_op(key) for key in self._rules}
-        new = {op.type: Binding(op, resolve(self._rules[key], op)) for key, op in ops.items()}
+        new = {
+            op.type: Binding(op, self._resolve(self._rules[key], op), depth)
+            for key, op in ops.items()
+        }
         if len(new) < len(ops):
             raise ArgumentError(
                 f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
                 f"{', '.join(sorted({repr(op.type) for op in ops.values()}))}"
             )
-        state = current() or State()
         self._bindings = new
-        self._state = State(state.tapes, {**(state.overrides or {}), **new}, state.guard)
+        inside = {**around, **{self._key(op_type): b for op_type, b in new.items()}}
+        self._state = State(state.tapes, inside, state.guard)
         self._token = STATE.set(self._state)
         return self
+
+    def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
+        """The rule that an entry of the map stands for."""
+        return resolve(value, op)
+
+    def _key(self, op_type: str) -> Any:
+        """Under what key a binding is found; a graph's own scope is found for its ops only."""
+        return op_type
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         token, state = self._token, self._state

@@ -31,15 +31,35 @@ def record(
     state = current()
     if state is None:
         return
-    rule = op.rule
-    if state.guard is not None:
-        state.guard.check(op, xs)
-    if state.overrides is not None:
-        binding = state.overrides.get(op.type)
-        if binding is not None:
-            rule = binding.hit(op)
+    rule = rule_in_force(state, op, xs)
     if state.tapes:
         put(state, op, rule, xs, attrs, y, layout)
+
+
+def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Any = None) -> Rule:
+    """The rule for an op that is being created (in a graph, or at once), which counts the hit."""
+    if state.guard is not None:
+        state.guard.check(op, xs)
+    if state.overrides is None:
+        return op.rule
+    binding = state.overrides.get(op.type)
+    if graph is not None:
+        own = state.overrides.get((graph, op.type))
+        if own is not None and (binding is None or own.depth > binding.depth):
+            binding = own
+    return op.rule if binding is None else binding.hit(op)
+
+
+def cuts(rule: Rule, attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:
+    """Whether no gradient passes an op under this rule."""
+    return not rule.watches or (rule.unless is not None and rule.unless(attrs, xs))
+
+
+def effective(op: Op, rule: Rule, specs: Sequence[tuple[Any, Any]], y: Any) -> Rule:
+    """The rule itself, or for complex numbers the conjugated rule of a holomorphic op."""
+    if rule is op.rule and op.holomorphic and specs and specs[0][1] not in REAL and _is_complex(y):
+        return Conjugated(rule, OPS["Conj"].function)
+    return rule
 
 
 def put(
@@ -59,16 +79,17 @@ def put(
         tapes = state.tapes
     else:
         tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
-        cut = rule.unless is not None and rule.unless(attrs, xs)
-        for tape in tapes:
-            tape.admit(op, CUT if cut else rule, _wanted([tape], ids, layout))
         if not tapes:
             return
-    if not rule.watches or (rule.unless is not None and rule.unless(attrs, xs)):
+    if cuts(rule, attrs, xs):
+        rule = CUT
+    if state.tape is None:
+        for tape in tapes:
+            tape.admit(op, rule, _wanted([tape], ids, layout))
+    if not rule.watches:
         return
     specs = [(x._data.shape, x._data.dtype) for x in xs]
-    if rule is op.rule and op.holomorphic and specs[0][1] not in REAL and _is_complex(y):
-        rule = Conjugated(rule, OPS["Conj"].function)
+    rule = effective(op, rule, specs, y)
     kept, keeps_y = rule.keeps(_wanted(tapes, ids, layout))
     if state.tape is None and any(tape.keeps_all for tape in tapes):
         kept, keeps_y = frozenset(range(len(layout or xs))), True
@@ -129,7 +150,8 @@ def _grouped(
         op, rule, attrs, ids, specs, saved, ids_out if several else y._id, y if keeps_y else None
     )
     entry.layout = layout
-    entry.output_specs = [(t.shape, t.dtype) for t in outputs]
+    entry.output_specs = [(t._data.shape, t.dtype) for t in outputs]
+    entry.symbolic = outputs if outputs and type(outputs[0]) is not Tensor else None
     # of several outputs, those of integers have no gradient, unless a rule was put in force
     floats = [t._id for t in outputs if is_inexact(t.dtype)]
     return entry, floats if floats and several and rule is op.rule else list(ids_out)

@@ -33,7 +33,7 @@ from regrad.ruleforms import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 OPS: dict[str, Op] = {}
-RULES: dict[str, Callable[..., Any]] = {}  # registered under a free name, for maps
+RULES: dict[str, Callable[..., Any] | Rule] = {}  # registered under a free name, for maps
 
 ALIASES = {
     "Add": "AddV2",
@@ -95,7 +95,9 @@ class Op:
         "promotes",
         "real",
         "rule",
+        "several",
         "single",
+        "stateful",
         "to_float",
         "type",
     )
@@ -113,6 +115,8 @@ class Op:
         to_float: bool = False,
         holomorphic: bool = True,
         real: bool = False,
+        several: bool = False,
+        stateful: bool = False,
     ) -> None:
         self.type = type
         self.name = name
@@ -128,6 +132,8 @@ class Op:
         self.to_float = to_float
         self.holomorphic = holomorphic
         self.real = real
+        self.several = several  # its kernel returns a tuple
+        self.stateful = stateful  # its kernel takes the state of the run first (graphs only)
         # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
         self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
         self.rule: Rule = Missing(self)
@@ -256,15 +262,23 @@ def RegisterGradient(name: str) -> Callable[[F], F]:
                 f"the rule registered as {name!r} must be callable, got {function!r}"
             )
         if name in RULES or name in OPS:
-            former = f" by {place(RULES[name])}" if name in RULES else " by an op type"
-            raise RegistrationError(
-                f"the name {name!r} is taken already{former}. Choose another name, or give "
-                "gradient_override_map the function itself, which needs no name."
-            )
+            raise name_is_taken(name)
         RULES[name] = function
         return function
 
     return register
+
+
+def name_is_taken(name: str) -> RegistrationError:
+    """A second registration under one name."""
+    former = RULES.get(name)
+    by = " by an op type" if former is None else ""
+    if callable(former):
+        by = f" by {place(former)}"
+    return RegistrationError(
+        f"the name {name!r} is taken already{by}. Choose another name, or give "
+        "gradient_override_map the function itself, which needs no name."
+    )
 
 
 def not_differentiable(*op_types: str) -> None:
@@ -296,7 +310,8 @@ def resolve(value: str | Callable[..., Any], op: Op) -> Rule:
             f"or a function is due, got {value!r}"
         )
     if value in RULES:
-        return bind(RULES[value], op, value)
+        registered = RULES[value]
+        return registered if isinstance(registered, Rule) else bind(registered, op, value)
     if canonical(value) in OPS:
         return _borrowed(OPS[canonical(value)], op)
     raise UnknownOpError(

@@ -252,8 +252,8 @@ class TensorFlowForm(Rule):
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         grads = dy if isinstance(dy, tuple) else (dy,)
-        view = OpView(record)
-        answer = as_many(self.call(view, *grads), len(view.inputs), self, self.op.type)
+        view = record.view()
+        answer = view.own(self.call(view, *map(view.shown, grads)), self)
         return record.by_parameter(answer)
 
 
@@ -266,6 +266,14 @@ class OpView:
         self.name: str = record.op.name
         self.inputs: tuple[Any, ...] = tuple(record.xs)
         self.outputs: list[Any] = list(record.y) if isinstance(record.y, tuple) else [record.y]
+
+    def shown(self, tensor: Any) -> Any:
+        """A gradient as the rule is to see it."""
+        return tensor
+
+    def own(self, answer: Any, rule: Rule) -> Sequence[Any]:
+        """A rule's answer as one gradient per leaf of the record."""
+        return as_many(answer, len(self.inputs), rule, self.type)
 
     def get_attr(self, name: str) -> Any:
         """The attribute `name` (`axis`, `keepdims`, …); ValueError if the op has none such."""
@@ -281,12 +289,15 @@ class OpView:
         return f"<op {self.name!r} type={self.type}>"
 
 
-def as_many(answer: Any, count: int, rule: Rule, op_type: str) -> Sequence[Any]:
+def as_many(
+    answer: Any, count: int, rule: Rule, op_type: str, op_name: str | None = None
+) -> Sequence[Any]:
     """A rule's answer as one gradient per input."""
     answer = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(answer) != count:
         raise RuleError(
-            f"wrong number of gradients: {label(rule)} for the op type {op_type!r} returned "
+            f"wrong number of gradients: {label(rule)} for the op type {op_type!r}"
+            f"{f' (the op {op_name!r})' if op_name else ''} returned "
             f"{len(answer)}, and the op has {count} input{'s' if count != 1 else ''}. "
             "Return one gradient per input, in order, or None for an input without one."
         )

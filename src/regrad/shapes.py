@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from operator import index
+from typing import Any
 
 import numpy as np
 
-from regrad.errors import ArgumentError, ShapeError
+from regrad import dims
+from regrad.errors import ArgumentError, ShapeError, UnknownShapeError
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
@@ -15,9 +18,11 @@ Shape = int | tuple[int, ...]
 
 def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     """A shape from an int or a sequence of ints."""
-    if isinstance(shape, int):
-        return (shape,)
-    return tuple(int(n) for n in shape)
+    if isinstance(shape, int | dims.Dim):
+        return (shape,)  # pyright: ignore[reportReturnType]
+    if isinstance(shape, dims.UnknownRank):
+        return shape  # pyright: ignore[reportReturnType]
+    return tuple(n if isinstance(n, dims.Dim) else int(n) for n in shape)
 
 
 def normalized_axes(axis: Axis, ndim: int, what: str = "axis") -> tuple[int, ...]:
@@ -53,23 +58,48 @@ def spread_axes(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ..
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape to which tensors of these shapes broadcast together."""
     try:
-        return np.broadcast_shapes(*shapes)
+        if all(map(dims.is_known, shapes)):
+            return np.broadcast_shapes(*shapes)
+        return tuple(reversed([_common_size(sizes) for sizes in _from_the_end(shapes)]))
+    except UnknownShapeError:
+        raise
     except ValueError:
         raise ShapeError(
             f"the shapes {' and '.join(map(str, shapes))} cannot be broadcast together"
         ) from None
 
 
+def _from_the_end(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    return zip_longest(*[shape[::-1] for shape in shapes], fillvalue=1)
+
+
+def _common_size(sizes: Sequence[Any]) -> Any:
+    """The size to which sizes broadcast; UnknownShapeError if only the run can tell."""
+    found: Any = 1
+    for n in sizes:
+        if isinstance(n, int) and n == 1:
+            continue
+        if (isinstance(found, int) and found == 1) or found == n:  # (a Dim may ask here)
+            found = n
+        else:
+            raise ValueError
+    return found
+
+
 def part_sizes(sections_or_sizes: int | tuple[int, ...] | list[int], n: int) -> tuple[int, ...]:
     """The sizes of the parts of an axis of size n."""
     if not isinstance(sections_or_sizes, tuple | list):
         count = index(sections_or_sizes)
+        if count > 0 and isinstance(n, dims.Dim):
+            return (n // count,) * count  # the kernel checks that they fill the axis
         if count < 1 or n % count:
             raise ShapeError(f"split: an axis of size {n} cannot be cut into {count} equal parts")
         return (n // count,) * count
     sizes = [index(s) for s in sections_or_sizes]
     if sizes.count(-1) == 1:
         sizes[sizes.index(-1)] = n - sum(sizes) - 1
+    if isinstance(n, dims.Dim) and sizes:
+        return tuple(sizes)
     if not sizes or min(sizes) < 0 or sum(sizes) != n:
         raise ShapeError(
             f"split: the sizes {list(sections_or_sizes)} do not add up to the axis' size {n}"
@@ -92,6 +122,8 @@ Window = tuple[int, int, int]
 
 def window(entry: slice, length: int) -> Window:
     """What a slice selects of an axis of this length."""
+    if entry.start is None is entry.stop and entry.step is None:
+        return 0, length, 1
     if entry.step is not None and index(entry.step) == 0:
         raise ArgumentError(f"the step of the slice {entry} is 0")
     first, stop, step = entry.indices(length)

@@ -36,7 +36,7 @@ class State:
     def __init__(
         self,
         tapes: tuple[Tape, ...] = (),
-        overrides: Mapping[str, Binding] | None = None,
+        overrides: Mapping[Any, Binding] | None = None,
         guard: Any = None,
     ) -> None:
         self.tapes = tapes

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from regrad.registry import OPS
+from regrad.ruleforms import OpView
+from regrad.tensor import wrap
+
 if TYPE_CHECKING:
     from regrad.registry import Op
     from regrad.ruleforms import Rule
@@ -53,6 +59,10 @@ class Record:
         """The shape (0) or dtype (1) of a parameter; a list of them for a sequence."""
         return self.specs[parameter][which]
 
+    def view(self) -> OpView:
+        """What a rule in TensorFlow's form sees."""
+        return OpView(self)
+
     def wanted(self, watched: set[int]) -> list[int]:
         """The parameters through which a watched input is reached."""
         return [p for p, i in enumerate(self.inputs) if i in watched]
@@ -65,12 +75,13 @@ class Record:
 class GroupedRecord(Record):
     """A record of an op with several outputs, or with sequences or optional tensors as inputs."""
 
-    __slots__ = ("layout", "output_specs")
+    __slots__ = ("layout", "output_specs", "symbolic")
 
     plain = False
 
     layout: tuple[Place, ...]
     output_specs: Sequence[tuple[Any, Any]]
+    symbolic: Sequence[Any] | None  # the outputs, of a graph
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         place = self.layout[parameter]
@@ -81,6 +92,12 @@ class GroupedRecord(Record):
     def detail(self, parameter: int, which: int) -> Any:
         spec = self.argument(self.specs, parameter)
         return [s[which] for s in spec] if isinstance(spec, list) else spec and spec[which]
+
+    def unused(self, index: int) -> Any:
+        """The gradient that arrives at an output which nobody used: zeros."""
+        if self.symbolic is not None:
+            return OPS["ZerosLike"].function(self.symbolic[index])
+        return wrap(np.zeros(*self.output_specs[index]))
 
     def wanted(self, watched: set[int]) -> list[int]:
         return [

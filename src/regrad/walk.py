@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from regrad import dims, graph
+from regrad.dims import differ
 from regrad.dispatch import as_dtype, lift
-from regrad.errors import RuleError, kind
+from regrad.errors import RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
 from regrad.ruleforms import label
@@ -88,16 +90,23 @@ def _walk(
         for leaf, key in enumerate(record.inputs):
             if key not in watched:
                 continue
-            dx = pulls[leaf](record, dy) if pulls else found[leaf]
+            if pulls:
+                try:
+                    dx = pulls[leaf](record, dy)
+                except UnknownShapeError:
+                    dx = leaf_gradients(record, dy, watched)[leaf]
+            else:
+                dx = found[leaf]
             if inspect is not None:
                 inspect(record, dy, leaf, dx)
             if dx is not None:
                 shape, dtype = record.specs[leaf]
-                if (
-                    type(dx) is not Tensor
-                    or (data := dx._data).shape != shape
-                    or data.dtype is not dtype
-                ):
+                try:
+                    data = dx._data if type(dx) is Tensor else None
+                    fits = data is not None and data.dtype is dtype and data.shape == shape
+                except UnknownShapeError:
+                    fits = False
+                if not fits:
                     dx = checked(record, leaf, dx, dy)
             old = get(key, UNUSED)
             if old is UNUSED or old is None:
@@ -106,10 +115,26 @@ def _walk(
                 grads[key] = add(old, dx)
 
 
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two shapes are equal for certain."""
+    try:
+        return a == b
+    except UnknownShapeError:
+        return False
+
+
 def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
-    """What the rule gives, by leaf."""
-    pulled = record.rule.pull(record, dy, record.wanted(watched))
-    return dict(pulled if record.plain else opened(record, pulled))
+    """What the rule gives, by leaf.
+
+    A rule that asks for a size which only the run of the graph can tell, runs in the run.
+    """
+    try:
+        pulled = record.rule.pull(record, dy, record.wanted(watched))
+        return dict(pulled if record.plain else opened(record, pulled))
+    except UnknownShapeError:
+        from regrad.deferral import pull_later
+
+        return pull_later(record, dy, watched)
 
 
 def arriving(record: Record, grads: Grads) -> Any:
@@ -127,10 +152,7 @@ def arriving(record: Record, grads: Grads) -> Any:
     if all(dy is None for dy in dys):
         return None
     assert isinstance(record, GroupedRecord)
-    return tuple(
-        wrap(np.zeros(shape, dtype)) if dy is None else dy
-        for dy, (shape, dtype) in zip(dys, record.output_specs, strict=True)
-    )
+    return tuple(record.unused(i) if dy is None else dy for i, dy in enumerate(dys))
 
 
 def opened(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
@@ -154,7 +176,9 @@ def opened(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[
 
 def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
     """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
-    if type(dx) is not Tensor and not isinstance(dx, Tensor):
+    if hasattr(type(dx), "_symbolic"):  # TensorFlow's view of a symbolic Tensor
+        dx = dx._symbolic()
+    if not isinstance(dx, Tensor):
         hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
         if callable(dx):
             hint = "Was a function that makes rules given without its parentheses: triangle()?"
@@ -169,8 +193,8 @@ def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
             f"{where(record, leaf)} returned the dtype {dx.dtype}, expected {dtype}. "
             "Convert it with astype(dx, x.dtype)."
         )
-    if data.shape != shape:
-        return fitted(record, leaf, dx, tuple(shape), dy)
+    if not is_same(data.shape, shape):
+        return fitted(record, leaf, dx, shape, dy)
     return dx
 
 
@@ -180,23 +204,36 @@ def wrong_dtype(dx: Tensor, dtype: Any) -> bool:
     return is_inexact(dtype) and dx.dtype != dtype
 
 
-def fitted(record: Record, leaf: int, dx: Tensor, shape: tuple[int, ...], dy: Any) -> Tensor:
-    """A gradient of another shape: summed down where the op broadcasts, an error elsewhere."""
-    if record.op.broadcasts and _was_spread(shape, dx.shape, dy.shape):
+def fitted(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor:
+    """A gradient of another shape: summed down where the op broadcasts, an error elsewhere.
+
+    Where only the run of a graph can tell, the run sums, or checks.
+    """
+    got = dx._data.shape
+    certain = dims.same(got, shape) is not None
+    if record.op.broadcasts and (not certain or _was_spread(shape, got, dy._data.shape)):
         return OPS["SumTo"].function(dx, shape)
-    raise RuleError(
-        f"{where(record, leaf)} returned the shape {dx.shape}, expected {shape}. "
-        "A gradient has the shape of its input."
-    )
+    message = f"{where(record, leaf)} returned the shape {got}, expected {tuple_of(shape)}. "
+    if certain:
+        raise RuleError(message + "A gradient has the shape of its input.")
+    return graph.of_shape(dx, shape, where(record, leaf) + " whose gradient has its shape,")
 
 
-def _was_spread(small: tuple[int, ...], large: tuple[int, ...], y: tuple[int, ...]) -> bool:
-    """Whether `large` is `small`, spread along axes along which the op spread it to make y."""
+def tuple_of(shape: Any) -> Any:
+    """A shape as messages show it (torch has a class of its own)."""
+    return shape if isinstance(shape, dims.UnknownRank) else tuple(shape)
+
+
+def _was_spread(small: Any, large: Any, y: Any) -> bool:
+    """Whether `large` may be `small`, spread along axes along which the op spread it to make y."""
     if len(small) > len(large):
         return False
-    small = (1,) * (len(large) - len(small)) + small
-    y = (0,) * (len(large) - len(y)) + y[max(len(y) - len(large), 0) :]
-    return all(s == n or (s == 1 and n == m) for s, n, m in zip(small, large, y, strict=True))
+    small = (1,) * (len(large) - len(small)) + tuple(small)
+    y = (0,) * (len(large) - len(y)) + tuple(y[max(len(y) - len(large), 0) :])
+    return not any(
+        differ(s, n) and (differ(s, 1) or differ(n, m))
+        for s, n, m in zip(small, large, y, strict=True)
+    )
 
 
 def where(record: Record, leaf: int) -> str:

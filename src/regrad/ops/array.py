@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch
+from regrad import dims, dispatch
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.rows import _zeros
 from regrad.opsheet import TensorLike, op
@@ -109,13 +110,15 @@ def _(dy, x_shape):
     return broadcast_to(dy, x_shape)
 
 
+@deferrable
 def broadcast_arrays(*arrays: Any) -> list[Tensor]:
     """The tensors, each broadcast to their common shape."""
     xs = [dispatch.lift(a) for a in arrays]
     shape = broadcast_shapes(*[x.shape for x in xs])
-    return [x if x.shape == shape else broadcast_to(x, shape) for x in xs]
+    return [x if dims.same(x.shape, shape) else broadcast_to(x, shape) for x in xs]
 
 
+@deferrable
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
     """Coordinate tensors of the grid that vectors span.
 
@@ -183,6 +186,7 @@ def _(dy, axes):
     return permute_dims(dy, tuple(positive.index(i) for i in range(len(axes))))
 
 
+@deferrable
 def matrix_transpose(x: Any, /) -> Tensor:
     """x with its last two axes exchanged."""
     x = dispatch.lift(x)
@@ -192,6 +196,7 @@ def matrix_transpose(x: Any, /) -> Tensor:
     return permute_dims(x, (*rest, j, i))
 
 
+@deferrable
 def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
     """x with two axes exchanged."""
     x = dispatch.lift(x)
@@ -201,6 +206,7 @@ def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
     return permute_dims(x, tuple(axes))
 
 
+@deferrable
 def moveaxis(
     x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
@@ -266,6 +272,7 @@ def _(dy, xs_shape, axis):
     return split(dy, [shape[axis] for shape in xs_shape], axis=axis)
 
 
+@deferrable
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
     """Tensors joined along an axis that they have (`None` joins them flat); dtypes promote.
 
@@ -294,6 +301,10 @@ def _split(xp, x: TensorLike, /, *, sizes: tuple[int, ...], axis: int) -> tuple[
     for size in sizes:
         parts.append(x[(*before, slice(start, start + size))])
         start += size
+    if start != x.shape[axis]:
+        raise ShapeError(
+            f"split: the sizes {sizes} do not add up to the size {x.shape[axis]} of axis {axis}"
+        )
     return tuple(parts)
 
 
@@ -302,6 +313,7 @@ def _(dy, axis):
     return concat(dy, axis=axis)
 
 
+@deferrable
 def split(
     x: Any, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
 ) -> tuple[Tensor, ...]:
@@ -331,13 +343,14 @@ def _(dy, axis):
     return unstack(dy, axis=axis)
 
 
+@deferrable
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis; dtypes promote.
 
     Op type: `Pack`.
     """
     xs = _lifted("stack", arrays)
-    if len({x.shape for x in xs}) > 1:
+    if any(dims.differ(x.shape, xs[0].shape) for x in xs):
         raise ShapeError(
             f"stack: all tensors must have one shape, got {', '.join(str(x.shape) for x in xs)}"
         )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from regrad.deferral import deferrable
 from regrad.dispatch import lift
 from regrad.errors import ShapeError
 from regrad.ops import windows
@@ -305,6 +306,7 @@ def _convolve(
     return windows.without_batch(convolve(x, w, strides, pad, dilations), single)
 
 
+@deferrable
 def conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
     """Convolve images with a filter (no flip: a correlation, as in every neural network).
 
@@ -340,6 +342,7 @@ def conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) 
     return _convolve(_conv2d, "conv2d", x, w, 2, strides, pad, dilations)
 
 
+@deferrable
 def conv3d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
     """Convolve volumes, (batch, depth, height, width, in); see `conv2d`.
 
@@ -350,6 +353,7 @@ def conv3d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) 
     return _convolve(_conv3d, "conv3d", x, w, 3, strides, pad, dilations)
 
 
+@deferrable
 def conv1d(x: Any, w: Any, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
     """Convolve sequences, (batch, width, in) or (width, in), with a filter (width, in, out).
 
@@ -374,6 +378,7 @@ def conv1d(x: Any, w: Any, /, stride: int, pad: Padding, dilation: int = 1) -> T
     return windows.without_batch(squeeze(y, axis=1), single)
 
 
+@deferrable
 def depthwise_conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
     """Convolve each channel with its own filters, (height, width, in, multiplier).
 
@@ -386,6 +391,7 @@ def depthwise_conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: 
     return _convolve(_depthwise_conv2d, name, x, w, 2, strides, pad, dilations)
 
 
+@deferrable
 def separable_conv2d(
     x: Any,
     depthwise: Any,
@@ -410,6 +416,7 @@ def separable_conv2d(
     return conv2d(depthwise_conv2d(x, depthwise, strides, pad, dilations), pointwise, 1, "valid")
 
 
+@deferrable
 def conv2d_transpose(
     x: Any, w: Any, /, output_shape: Sequence[int], strides: Ints, pad: Padding, dilations: Ints = 1
 ) -> Tensor:
@@ -430,6 +437,7 @@ def conv2d_transpose(
     return _transpose(_conv2d_input, "conv2d", x, w, 2, output_shape, strides, pad, dilations)
 
 
+@deferrable
 def conv3d_transpose(
     x: Any, w: Any, /, output_shape: Sequence[int], strides: Ints, pad: Padding, dilations: Ints = 1
 ) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad import dispatch
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError, kind
 from regrad.namespaces import is_inexact
 from regrad.ops.array import (
@@ -150,6 +151,7 @@ def _known(x: Tensor, what: str) -> np.ndarray:
         ) from error
 
 
+@deferrable
 def getitem(x: Any, index: Any, /) -> Tensor:
     """`x[index]`, by NumPy's rules.
 
@@ -207,6 +209,7 @@ def _order(ndim: int, plan: _Plan) -> list[int]:
 # -- x[...] = y ----------------------------------------------------------------------------------
 
 
+@deferrable
 def at_set(x: Any, index: Any, y: Any, /) -> Tensor:
     """x with y in the place of `x[index]`, to which y broadcasts: `x[index] = y` as a function.
 
@@ -236,6 +239,7 @@ def at_set(x: Any, index: Any, y: Any, /) -> Tensor:
     return part if plan.trivial else _strided_slice_update(x, part, index=plan.basic)
 
 
+@deferrable
 def at_add(x: Any, index: Any, y: Any, /) -> Tensor:
     """x with y added to `x[index]`: `x[index] += y` as a function, except that repeats add up.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.deferral import deferrable
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops import windows
@@ -130,6 +131,7 @@ def _(dy, tap, size, strides, pad, dilations):
     return _tap_gather(dy, tap, size, strides, pad, dilations)
 
 
+@deferrable
 def dilation2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
     """The maximum over each window of `x + w`: grey-scale dilation.
 
@@ -209,6 +211,7 @@ def _(dy, block_shape, crops):
     return _space_to_batch(dy, block_shape, crops)
 
 
+@deferrable
 def space_to_batch(x: Any, /, block_shape: Sequence[int], paddings: Any) -> Tensor:
     """Move blocks of the spatial axes into the batch.
 
@@ -237,6 +240,7 @@ def space_to_batch(x: Any, /, block_shape: Sequence[int], paddings: Any) -> Tens
     return _space_to_batch(*_blocked("space_to_batch", x, block_shape, paddings, "paddings"))
 
 
+@deferrable
 def batch_to_space(x: Any, /, block_shape: Sequence[int], crops: Any) -> Tensor:
     """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`.
 
@@ -389,6 +393,7 @@ def _(dy, size, align, half):
     return _resize_nearest(dy, size, align, half)
 
 
+@deferrable
 def resize_bilinear(
     x: Any,
     /,
@@ -423,6 +428,7 @@ def resize_bilinear(
     return _resize(_resize_bilinear, "resize_bilinear", x, *options)
 
 
+@deferrable
 def resize_nearest(
     x: Any,
     /,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch, namespaces
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, IndexRangeError, ShapeError
 from regrad.ops.array import (
     broadcast_to,
@@ -90,6 +91,7 @@ def _(dy, indices, axis):
     return _take_along_axis(dy, indices, axis=axis)
 
 
+@deferrable
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
     """Elements of x, picked along `axis` by indices of x's rank.
 
@@ -171,6 +173,7 @@ def _(dy, indices, axis, batch_dims):
     return _take(dy, indices, axis=axis, batch_dims=batch_dims)
 
 
+@deferrable
 def take(x: Any, indices: Any, /, *, axis: int | None = None, batch_dims: int = 0) -> Tensor:
     """Slices of x along `axis`, picked by integers.
 
@@ -200,6 +203,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None, batch_dims: int = 
     return _take(x, indices, axis=axis, batch_dims=batch_dims)
 
 
+@deferrable
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     """x with each element along `axis` repeated (of x flattened, by default).
 
@@ -435,6 +439,7 @@ def _index_vectors(xp, x: TensorLike, /) -> Tensor:
     return xp.stack(xp.nonzero(x), axis=-1)
 
 
+@deferrable
 def nonzero(x: Any, /) -> tuple[Tensor, ...]:
     """The indices of the elements that are not 0: one vector per axis.
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch
+from regrad import dims, dispatch
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.array import broadcast_to, diag, expand_dims, moveaxis, permute_dims, reshape
 from regrad.ops.elementwise import astype, conj, multiply
@@ -66,6 +67,7 @@ def _side_by_side(x: Tensor) -> Tensor:
     return reshape(moved, (rows, math.prod(batch) * columns))
 
 
+@deferrable
 def matmul(a: Any, b: Any, /, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product over the last two axes; earlier axes broadcast.
 
@@ -107,7 +109,7 @@ def matmul(a: Any, b: Any, /, transpose_a: bool = False, transpose_b: bool = Fal
 
 def _check_inner(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> None:
     left, right = a.shape[-2 if transpose_a else -1], b.shape[-1 if transpose_b else -2]
-    if left != right:
+    if dims.differ(left, right):
         how = f" with transpose_a={transpose_a}, transpose_b={transpose_b}"
         raise ShapeError(
             f"matmul: the inner sizes differ, {left} and {right}: got {a.shape} and {b.shape}"
@@ -118,6 +120,7 @@ def _check_inner(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> 
 # -- products made of others -------------------------------------------------------------------
 
 
+@deferrable
 def tensordot(a: Any, b: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
     """The sum of products over `axes`: the last of a with the first of b, or two lists of axes.
 
@@ -163,6 +166,7 @@ def _as_matrix(x: Tensor, rows: list[int], columns: list[int]) -> Tensor:
     return reshape(moved, tuple(sizes))
 
 
+@deferrable
 def vecdot(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
     """The sum of `conj(a) * b` over `axis`, counted from the end; other axes broadcast.
 
@@ -185,6 +189,7 @@ def _common_axis(name: str, a: Any, b: Any, axis: int) -> int:
     return from_end
 
 
+@deferrable
 def outer(a: Any, b: Any, /) -> Tensor:
     """The matrix of products of the elements of two vectors.
 
@@ -196,6 +201,7 @@ def outer(a: Any, b: Any, /) -> Tensor:
     return multiply(expand_dims(a, 1), b)
 
 
+@deferrable
 def kron(a: Any, b: Any, /) -> Tensor:
     """The Kronecker product: every element of a times the whole of b, in blocks.
 
@@ -227,6 +233,7 @@ def _(dy, a, axis):
     return _cross(dy, a, axis=axis)
 
 
+@deferrable
 def cross(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of three elements along `axis`; other axes broadcast.
 
@@ -321,6 +328,7 @@ def _steps(
     return steps
 
 
+@deferrable
 def einsum(subscripts: str, /, *operands: Any) -> Tensor:
     """Einstein's sum: products of tensors, their axes named by letters, summed over the rest.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from regrad import dims
+from regrad.deferral import deferrable
 from regrad.dispatch import lift
 from regrad.errors import ShapeError
 from regrad.ops.elementwise import maximum, rsqrt, square
@@ -12,6 +14,7 @@ from regrad.shapes import Axis
 from regrad.tensor import Tensor
 
 
+@deferrable
 def batch_norm(
     x: Any,
     mean: Any,
@@ -57,13 +60,17 @@ def _fitting(name: str, value: Any, x: Tensor) -> Tensor:
     """A parameter as a Tensor, if it broadcasts to the shape of x."""
     value = lift(value)
     new = x.ndim - value.ndim
-    if new < 0 or any(s not in (1, n) for s, n in zip(value.shape, x.shape[new:], strict=True)):
+    if new < 0 or any(
+        dims.differ(s, 1) and dims.differ(s, n)
+        for s, n in zip(value.shape, x.shape[new:], strict=True)
+    ):
         raise ShapeError(
             f"batch_norm: {name} must broadcast to the shape of x, {x.shape}; got {value.shape}"
         )
     return value
 
 
+@deferrable
 def layer_norm(
     x: Any,
     *,

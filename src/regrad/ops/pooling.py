@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops import windows
 from regrad.ops.elementwise import pow, square
@@ -207,6 +208,7 @@ def _pool(pool: Any, name: str, x: Any, n: int, size: Any, strides: Any, pad: An
     return windows.without_batch(pool(x, size, strides, pad), single)
 
 
+@deferrable
 def max_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """The maximum of each window of images.
 
@@ -239,6 +241,7 @@ def max_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tenso
     return _pool(_max_pool, "max_pool", x, 2, filter_size, strides, pad)
 
 
+@deferrable
 def max_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """The maximum of each window of volumes; see `max_pool`.
 
@@ -249,6 +252,7 @@ def max_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Ten
     return _pool(_max_pool3d, "max_pool3d", x, 3, filter_size, strides, pad)
 
 
+@deferrable
 def avg_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """The mean of each window of images; arguments and errors are those of `max_pool`.
 
@@ -268,6 +272,7 @@ def avg_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tenso
     return _pool(_avg_pool, "avg_pool", x, 2, filter_size, strides, pad)
 
 
+@deferrable
 def avg_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """The mean of each window of volumes; see `avg_pool` and `max_pool3d`.
 
@@ -311,6 +316,7 @@ def _(dy, x, depth_radius, bias, alpha, beta):
     return dy * pow(norm, -beta) - (2 * alpha * beta) * x * dnorm
 
 
+@deferrable
 def local_response_normalization(
     x: Any,
     /,

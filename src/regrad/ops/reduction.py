@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch, namespaces
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import FLOAT, is_inexact
 from regrad.ops.array import squeeze
@@ -273,6 +274,7 @@ def _sqrt_or_zero(x: Any) -> Tensor:
     return where(zero, 0, sqrt(where(zero, 1, x)))
 
 
+@deferrable
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """The variance over `axis` (all axes by default).
 
@@ -295,6 +297,7 @@ def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
     return total / left if left > 0 else total * math.nan
 
 
+@deferrable
 def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """The standard deviation over `axis`, the square root of `var`; gradient where it is 0: 0.
 
@@ -303,6 +306,7 @@ def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
     return _sqrt_or_zero(var(x, axis=axis, correction=correction, keepdims=keepdims))
 
 
+@deferrable
 def moments(x: Any, axis: Axis = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
     """The mean and the variance over `axis` (all axes by default).
 
@@ -324,6 +328,7 @@ def _without(x: Tensor, axis: Axis) -> Tensor:
     return squeeze(x, normalized_axes(axis, x.ndim))
 
 
+@deferrable
 def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """`log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
 
@@ -345,12 +350,13 @@ def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor
 
 def _finite_top(x: Any, axis: Axis) -> Any:
     """The largest elements as constants; 0 where they are infinite or there are none."""
-    if 0 in x.shape:
+    if builtins.any(type(n) is int and n == 0 for n in x.shape):
         return 0.0
     top = max(stop_gradient(x), axis=axis, keepdims=True)
     return where(isfinite(top), top, 0)
 
 
+@deferrable
 def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
     """The `ord`-norm of vectors along `axis` (of all elements by default).
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops.array import concat
 from regrad.ops.elementwise import astype
@@ -99,6 +100,7 @@ def _(dy, axis, exclusive, reverse):
     return _cumulative_sum(dy, axis=axis, exclusive=exclusive, reverse=not reverse)
 
 
+@deferrable
 def cumulative_sum(
     x: Any,
     /,
@@ -141,6 +143,7 @@ def _(dy, x, axis, exclusive, reverse):
     return before * linear_recurrence(dy, links, axis=axis, reverse=not reverse)
 
 
+@deferrable
 def cumulative_prod(
     x: Any,
     /,
@@ -220,6 +223,7 @@ def _(dy, decay, y, axis, reverse):
     return dx * _shift(y, axis=axis, forward=True)
 
 
+@deferrable
 def diff(
     x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
 ) -> Tensor:
@@ -289,6 +293,7 @@ gradient("CumulativeMax")(_to_run_starts)
 gradient("CumulativeMin")(_to_run_starts)
 
 
+@deferrable
 def cumulative_max(x: Any, /, *, axis: int | None = None) -> Tensor:
     """The largest element so far along `axis` (which only vectors may leave out).
 
@@ -305,6 +310,7 @@ def cumulative_max(x: Any, /, *, axis: int | None = None) -> Tensor:
     return _cumulative_max(x, axis=_scan_axis("cumulative_max", x, axis))
 
 
+@deferrable
 def cumulative_min(x: Any, /, *, axis: int | None = None) -> Tensor:
     """The smallest element so far along `axis`; see `cumulative_max`.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from regrad import dispatch
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from regrad.ops.creation import zeros_like
 from regrad.ops.rows import _add_rows, _is_jax, _put
@@ -120,6 +121,7 @@ def _(dy, x_shape, begin, size):
     return _pad(dy, paddings=tuple(spare), constant_value=0)
 
 
+@deferrable
 def slice(x: Any, begin: int | Sequence[int], size: int | Sequence[int] | None = None) -> Tensor:
     """The block of x that begins at `begin` and has the shape `size`; -1 means to the end.
 
@@ -207,6 +209,7 @@ def _(dy, paddings, mode):
     return _mirror_pad(dy, paddings=paddings, mode=mode)
 
 
+@deferrable
 def pad(
     x: Any,
     paddings: int | Sequence[tuple[int, int]],
@@ -235,7 +238,7 @@ def pad(
     if mode == "constant":
         _check_kind("pad", "constant_value", _number_dtype(constant_value), x)
         return _pad(x, paddings=pairs, constant_value=constant_value)
-    if any(n == 0 and any(pair) for n, pair in zip(x.shape, pairs, strict=True)):
+    if any(any(pair) and n == 0 for n, pair in zip(x.shape, pairs, strict=True)):
         raise ShapeError(f"pad: an empty axis of {x.shape} has no elements to repeat ({mode})")
     return _mirror_pad(x, paddings=pairs, mode=mode)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
+from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops.indexing import scatter_along_axis, take
 from regrad.ops.scan import _between
@@ -113,6 +114,7 @@ def _searchsorted(xp, x1: TensorLike, x2: TensorLike, /, *, side: str) -> Tensor
     return places.astype(int) if xp.__name__ == "jax.numpy" else places
 
 
+@deferrable
 def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Tensor:
     """The places in the ascending vector x1 at which the elements of x2 keep it in order.
 

@@ -1,0 +1,287 @@
+"""What cannot be put down op by op, because it asks for a size that only the run can tell.
+
+Such a rule, or such a function of the library, becomes one node: in the run it is given values
+and does its work at once, as in eager mode. The gradient of that node is another such node.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from regrad import containers
+from regrad.dims import UnknownRank
+from regrad.dispatch import alias, is_array, lift
+from regrad.errors import DTypeError, UnknownShapeError
+from regrad.graph import defer, is_symbolic
+from regrad.inference import Spec
+from regrad.namespaces import is_inexact
+from regrad.registry import OPS, Input, Op
+from regrad.ruleforms import Rule
+from regrad.state import State, current, in_state
+from regrad.tape import GroupedRecord, Record, Tape
+from regrad.tensor import Tensor, wrap
+from regrad.walk import checked, drained, leaf_gradients, walk
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# A function of Tensors, and of the sizes that the run has resolved, to a list of Tensors.
+Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
+
+
+def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any) -> Any:
+    with in_state(State((), overrides) if overrides else None):
+        return tuple(y._data for y in call([wrap(np.asarray(x)) for x in xs], sizes))
+
+
+LATER = Op(
+    "_Deferred", "deferred", _kernel, [Input("xs", "many")], ["call", "sizes", "overrides"],
+    several=True,
+)  # fmt: skip
+
+
+def later(
+    call: Later, xs: Sequence[Tensor], sizes: Any, overrides: Any, specs: Sequence[Spec] | None
+) -> tuple[Tensor, ...]:
+    """A node that makes the call when the graph runs."""
+    attrs = {"call": call, "sizes": sizes, "overrides": overrides}
+    return defer(LATER, tuple(xs), attrs, (tuple(range(len(xs))),), specs)
+
+
+class LaterRule(Rule):
+    """The gradient of a deferred call: a deferred call that differentiates it."""
+
+    name = "deferred"
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return frozenset({0}), False
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # nobody can know before the run
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        attrs, xs = record.attrs, list(record.xs)
+        places = [i for i, x in enumerate(xs) if is_inexact(x.dtype)]
+        specs = [spec_of_record(*record.specs[i]) for i in places]
+        call = differentiated(attrs["call"], len(xs), places)
+        found = later(call, [*xs, *dy], attrs["sizes"], attrs["overrides"], specs)
+        dxs: list[Any] = [None] * len(xs)
+        for i, dx in zip(places, found, strict=True):
+            dxs[i] = dx
+        return [(0, dxs)]
+
+
+LATER.rule = LaterRule()
+
+
+def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
+    """The gradients of a call by the inputs at these places; zeros where nothing is connected."""
+
+    def gradients(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
+        xs, dys = list(tensors[:count]), tensors[count:]
+        tape = Tape()
+        state = current() or State()
+        with in_state(State((*state.tapes, tape), state.overrides)):
+            for i in places:
+                xs[i] = alias(xs[i])
+                tape.watched.add(xs[i]._id)
+            ys = call(xs, sizes)
+        watched = tape.close()
+        grads: dict[int, Any] = {}
+        for y, dy in zip(ys, dys, strict=True):
+            if y._id in watched:
+                grads[y._id] = dy if y._id not in grads else grads[y._id] + dy
+        found = walk(drained(tape.records), grads, watched)
+        zeros = OPS["ZerosLike"].function
+        return [zeros(xs[i]) if (dx := found.get(xs[i]._id)) is None else dx for i in places]
+
+    return gradients
+
+
+def spec_of_record(shape: Any, dtype: Any) -> Spec:
+    """A shape and dtype as records hold them, as a Spec."""
+    return Spec(None if isinstance(shape, UnknownRank) else tuple(shape), dtype)
+
+
+# -- rules ---------------------------------------------------------------------------------------
+
+
+def pull_later(record: Record, dy: Any, watched: set[int]) -> dict[int, Any]:
+    """The gradients by leaf of a record whose rule must wait for the run."""
+    leaves = [i for i, key in enumerate(record.inputs) if key in watched]
+    dys = dy if isinstance(dy, tuple) else (dy,)
+    ys = record.y if isinstance(record.y, tuple) else (record.y,)
+    slots = [*dys, *record.xs, *ys]
+    shapes = [shape for shape, _ in record.specs]
+    attrs = [record.attrs[name] for name in record.attrs]
+    call = _Pull(record, leaves, [x is not None for x in slots], len(dys))
+    specs = [spec_of_record(*record.specs[i]) for i in leaves]
+    given = [x for x in slots if x is not None]
+    found = later(call, given, (shapes, attrs), None, specs)
+    return dict(zip(leaves, found, strict=True))
+
+
+class _Pull:
+    """A record's rule, called on values: what arrives, the inputs kept, the outputs kept.
+
+    It holds nothing of the record that is symbolic.
+    """
+
+    def __init__(self, record: Record, leaves: list[int], present: list[bool], dys: int) -> None:
+        self.op, self.rule, self.attrs = record.op, record.rule, list(record.attrs)
+        self.inputs, self.outputs = record.inputs, record.outputs
+        self.dtypes = [dtype for _, dtype in record.specs]
+        self.grouped = isinstance(record, GroupedRecord)
+        self.layout = getattr(record, "layout", None)
+        self.output_specs = getattr(record, "output_specs", None)
+        self.leaves, self.present, self.dys = leaves, present, dys
+        self.kept = len(record.xs)
+
+    def __call__(self, tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
+        values = iter(tensors)
+        slots = [next(values) if there else None for there in self.present]
+        dys, xs = slots[: self.dys], slots[self.dys : self.dys + self.kept]
+        record = self._record(sizes, xs, slots[self.dys + self.kept :])
+        dy = tuple(dys) if isinstance(self.outputs, tuple) else dys[0]
+        found = leaf_gradients(record, dy, {self.inputs[i] for i in self.leaves})
+        return [
+            wrap(np.zeros(*record.specs[i]))
+            if found.get(i) is None
+            else checked(record, i, found[i], dy)
+            for i in self.leaves
+        ]
+
+    def _record(self, sizes: Any, xs: Sequence[Any], ys: Sequence[Any]) -> Record:
+        shapes, values = sizes
+        attrs = dict(zip(self.attrs, values, strict=True))
+        specs = list(zip(shapes, self.dtypes, strict=True))
+        y = tuple(ys) if isinstance(self.outputs, tuple) else ys[0]
+        kind = GroupedRecord if self.grouped else Record
+        made = kind(self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y)
+        if isinstance(made, GroupedRecord):
+            assert self.layout is not None and self.output_specs is not None
+            made.layout, made.output_specs, made.symbolic = self.layout, self.output_specs, None
+        return made
+
+
+# -- functions of the library --------------------------------------------------------------------
+
+
+def deferrable(f: Callable[P, R]) -> Callable[P, R]:
+    """A function that may ask for sizes: where only the run can tell, the run calls it."""
+
+    @wraps(f)
+    def function(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return f(*args, **kwargs)
+        except UnknownShapeError:
+            return _call_later(f, args, kwargs)
+
+    return function
+
+
+def _call_later(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    leaves, rebuild = containers.flatten((args, kwargs))
+    read = [_as_tensor(leaf) for leaf in leaves]
+    places = [i for i, x in enumerate(read) if x is not None]
+    xs = [x for x in read if x is not None]
+    if not any(is_symbolic(x) for x in xs):
+        raise  # the error that led here: there is no graph to wait for
+    shape_of_result: list[Any] = []
+    due: list[np.dtype] = []
+
+    def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
+        full = list(sizes)
+        for i, x in zip(places, tensors, strict=True):
+            full[i] = x
+        a, k = rebuild(full)
+        results, close = containers.flatten(f(*a, **k))
+        shape_of_result[:] = [close]
+        got = [y.dtype for y in results]
+        if due and got != due:
+            raise DTypeError(f"{f.__name__}: the dtypes {due} were foreseen, got {got}")
+        return results
+
+    def call_as_given(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return call(tensors, [None if x is not None else leaf for leaf, x in
+                              zip(leaves, read, strict=True)])  # fmt: skip
+
+    sizes = [None if x is not None else leaf for leaf, x in zip(leaves, read, strict=True)]
+    state = current()
+    with in_state(State((), state.overrides) if state and state.overrides else None):
+        specs = _tried(f, call_as_given, xs)
+    due += [spec.dtype for spec in specs]
+    found = later(call, xs, sizes, state.overrides if state else None, specs)
+    return shape_of_result[0](list(found)) if shape_of_result else found[0]
+
+
+RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
+SIZES = (4, 6)  # that stand for unknown ones
+
+
+def _tried(
+    f: Callable[..., Any],
+    call: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    xs: Sequence[Tensor],
+) -> list[Spec]:
+    """How many results there are and of which dtypes: as the function answers to small inputs."""
+    unranked = [i for i, x in enumerate(xs) if is_symbolic(x) and _unranked(x)]
+    for ranks in itertools.product(RANKS, repeat=len(unranked)):
+        of_rank = dict(zip(unranked, ranks, strict=True))
+        try:
+            answers = [
+                call([_stand_in(x, of_rank.get(i), size) for i, x in enumerate(xs)])
+                for size in SIZES
+            ]
+        except Exception:  # of the wrong rank, say; another may do
+            continue
+        known = not unranked
+        return [_compared(a, b, known) for a, b in zip(*answers, strict=True)]
+    if str(f.__annotations__.get("return")) == "Tensor":
+        floats = [x.dtype for x in xs if is_inexact(x.dtype)]
+        return [Spec(None, (floats or [xs[0].dtype])[0])]
+    raise UnknownShapeError(
+        f"{f.__name__} asks for sizes that only the run of the graph can tell, and its results "
+        "cannot be foreseen. Give the placeholders shapes, or call set_shape."
+    )
+
+
+def _unranked(x: Tensor) -> bool:
+    return isinstance(x._data.shape, UnknownRank)
+
+
+def _compared(a: Tensor, b: Tensor, known: bool) -> Spec:
+    """What two answers, to inputs of different sizes, have in common: the rank, not more.
+
+    (A size that is the difference of two unknown ones would seem to be known.)
+    """
+    return Spec((None,) * a.ndim if known and a.ndim == b.ndim else None, a.dtype)
+
+
+def _stand_in(x: Tensor, rank: int | None, size: int) -> Tensor:
+    """A small Tensor for a symbolic one (of floats: a matrix that can be inverted)."""
+    if not is_symbolic(x):
+        return x
+    shape = (size,) * rank if rank is not None else tuple(
+        n if isinstance(n, int) else size for n in x._data.shape
+    )  # fmt: skip
+    values = np.zeros(shape, x.dtype)
+    if x.dtype.kind == "b":
+        values = ~values
+    elif is_inexact(x.dtype):
+        values += 0.1
+        if values.ndim > 1:
+            values += 4 * np.eye(*shape[-2:], dtype=x.dtype)
+    return wrap(values)
+
+
+def _as_tensor(leaf: Any) -> Tensor | None:
+    """A leaf that is a tensor: those go in as inputs, all else as it is."""
+    if isinstance(leaf, Tensor) or hasattr(type(leaf), "_read") or is_array(leaf):
+        return lift(leaf)
+    return None

@@ -1,0 +1,271 @@
+"""Sizes that are known only when a graph runs, and the shapes made of them.
+
+A `Dim` is arithmetic over such sizes. It may be handed on (to `reshape`, to an attribute of an
+op) and computed with, and it is equal to itself; a question that only the run can answer (is it
+1? is it larger than 3?) is an UnknownShapeError, never a guess.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+from regrad.errors import UnknownShapeError
+
+# What a leaf refers to: a symbol of a graph, which says its name and, in a run, its array.
+Source = Any
+
+
+class Dim:
+    """A size that is known only when the graph runs: a leaf, or arithmetic on others."""
+
+    __slots__ = ("args", "compute", "key")
+
+    def __init__(self, compute: Callable[..., int], args: tuple[Any, ...], key: Any) -> None:
+        self.compute = compute
+        self.args = args  # Dims, ints, and (in a leaf) the symbol
+        self.key = key  # two Dims with one key are equal whatever the run will be
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Dim) and self.key == other.key:
+            return True
+        if isinstance(other, Dim | int):
+            self._ask(f"whether it is {other}")
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def _ask(self, what: str = "its value") -> NoReturn:
+        raise UnknownShapeError(
+            f"{what} is known only when the graph runs: {self}. Use tf.shape(x)[i] for "
+            "computations, or give the placeholder a shape."
+        )
+
+    def __bool__(self) -> bool:
+        self._ask()
+
+    __int__ = __index__ = __float__ = __bool__  # pyright: ignore[reportAssignmentType]
+
+    def _compare(self, other: Any) -> bool:
+        self._ask(f"how it compares to {other}")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compare
+
+    def __add__(self, other: Any) -> Any:
+        return _arithmetic(operator.add, "+", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _arithmetic(operator.add, "+", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _arithmetic(operator.sub, "-", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _arithmetic(operator.sub, "-", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _arithmetic(operator.mul, "*", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _arithmetic(operator.mul, "*", other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _arithmetic(operator.floordiv, "//", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _arithmetic(operator.floordiv, "//", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return (
+            _arithmetic(operator.truediv, "/", self, float(other))
+            if _is_number(other)
+            else (NotImplemented)
+        )
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return (
+            _arithmetic(operator.truediv, "/", float(other), self)
+            if _is_number(other)
+            else (NotImplemented)
+        )
+
+    def __mod__(self, other: Any) -> Any:
+        return _arithmetic(operator.mod, "%", self, other)
+
+    def __neg__(self) -> Any:
+        return 0 - self
+
+    @property
+    def value(self) -> None:
+        """None: not known yet (TensorFlow's `Dimension.value`)."""
+        return None
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
+
+
+def _arithmetic(compute: Callable[[int, int], int], sign: str, a: Any, b: Any) -> Any:
+    """`a sign b`; neutral elements vanish, so that equal sizes stay recognisable."""
+    if isinstance(a, float) or isinstance(b, float):
+        raise UnknownShapeError(f"a fraction of a size that only the run can tell: {a} {sign} {b}")
+    if not isinstance(a, Dim | int) or not isinstance(b, Dim | int):
+        return NotImplemented
+    if (sign, b) in NEUTRAL if isinstance(b, int) else False:
+        return a
+    if isinstance(a, int) and sign in "+*" and (sign, a) in NEUTRAL:
+        return b
+    if sign == "*" and (type(a) is int or type(b) is int) and 0 in (_plain(a), _plain(b)):
+        return 0
+    return Dim(compute, (a, b), (sign, _key(a), _key(b)))
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float)
+
+
+def _plain(x: Any) -> Any:
+    return x if isinstance(x, int) else None
+
+
+def _key(x: Any) -> Any:
+    return x.key if isinstance(x, Dim) else x
+
+
+class UnknownRank:
+    """The shape of a symbol of which not even the rank is known."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def _ask(self, *args: Any) -> NoReturn:
+        raise UnknownShapeError(
+            f"the rank of {self.source} is known only when the graph runs. Give the placeholder a "
+            "shape (None for the sizes that vary), or call set_shape."
+        )
+
+    __iter__ = __len__ = __getitem__ = __contains__ = __bool__ = _ask  # pyright: ignore
+    __add__ = __radd__ = _ask  # pyright: ignore
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, UnknownRank):
+            if self.source is other.source:
+                return True
+            self._ask()
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(id(self.source))
+
+    def __repr__(self) -> str:
+        return "<unknown>"
+
+
+Shape = tuple[Any, ...] | UnknownRank  # of ints and Dims
+
+
+def size_of(source: Source, axis: int) -> Dim:
+    """The size of an axis of a symbol."""
+    return Dim(lambda array: array.shape[axis], (source,), ("size", source.id, axis))
+
+
+def entry_of(source: Source, place: int | None) -> Dim:
+    """An element of a symbol of integers (of rank 1, or of rank 0 if `place` is None)."""
+
+    def compute(array: Any) -> int:
+        return int(array if place is None else array[place])
+
+    return Dim(compute, (source,), ("entry", source.id, place))
+
+
+def same(a: Shape, b: Shape) -> bool | None:
+    """Whether two shapes are equal; None if only the run can tell."""
+    if isinstance(a, UnknownRank) or isinstance(b, UnknownRank):
+        return True if a is b or (type(a) is type(b) and a.source is b.source) else None  # pyright: ignore
+    if len(a) != len(b):
+        return False
+    answer: bool | None = True
+    for m, n in zip(a, b, strict=True):
+        if isinstance(m, Dim) or isinstance(n, Dim):
+            if _key(m) != _key(n):
+                answer = None
+        elif m != n:
+            return False
+    return answer
+
+
+def differ(a: Any, b: Any) -> bool:
+    """Whether two sizes (or shapes) are certainly different."""
+    if type(a) is int is type(b):
+        return a != b
+    pair = (a, b) if isinstance(a, tuple | UnknownRank) else ((a,), (b,))
+    return same(*pair) is False
+
+
+def at_least(size: Any, low: int) -> Any:
+    """The larger of a size and a number."""
+    if isinstance(size, Dim):
+        return Dim(max, (size, low), ("max", size.key, low))
+    return max(size, low)
+
+
+def is_known(shape: Shape) -> bool:
+    """Whether rank and all sizes are plain numbers."""
+    return not isinstance(shape, UnknownRank) and not any(isinstance(n, Dim) for n in shape)
+
+
+# -- in attributes -------------------------------------------------------------------------------
+
+
+def leaves(value: Any) -> Iterator[Source]:
+    """The symbols on which an attribute depends."""
+    if isinstance(value, UnknownRank):
+        yield value.source
+    elif isinstance(value, Dim):
+        for arg in value.args:
+            if isinstance(arg, Dim):
+                yield from leaves(arg)
+            elif not isinstance(arg, int):
+                yield arg
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, slice):
+        yield from leaves((value.start, value.stop, value.step))
+
+
+def resolved(value: Any, arrays: Callable[[Source], Any]) -> Any:
+    """An attribute with each Dim and unknown shape replaced by what it is in this run."""
+    if isinstance(value, UnknownRank):
+        return tuple(arrays(value.source).shape)
+    if isinstance(value, Dim):
+        return value.compute(
+            *[
+                resolved(a, arrays)
+                if isinstance(a, Dim)
+                else a
+                if isinstance(a, int)
+                else arrays(a)
+                for a in value.args
+            ]
+        )
+    if isinstance(value, tuple | list):
+        return type(value)([resolved(item, arrays) for item in value])
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return slice(*[resolved(part, arrays) for part in parts])
+    return value
+
+
+def sources(values: Iterable[Any]) -> list[Source]:
+    """The symbols on which attributes depend, each once, in order."""
+    return list({id(s): s for value in values for s in leaves(value)}.values())

@@ -1,0 +1,540 @@
+"""Graphs: ops put down to be run later, on the same road as those that run at once.
+
+A symbolic Tensor holds a `Symbol` where others hold an array. An op of one is not computed but
+put into the symbol's graph as a `Node`: a record, as tapes have them, with symbolic tensors in
+the place of values. So rules, tapes and the walk treat both alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from regrad import dims
+from regrad.dims import Dim, UnknownRank
+from regrad.errors import (
+    ArgumentError,
+    FinalizedError,
+    GraphError,
+    RuleError,
+    UnknownShapeError,
+)
+from regrad.inference import Spec, infer
+from regrad.namespaces import BACKENDS, Backend
+from regrad.recording import effective, put, rule_in_force
+from regrad.registry import OPS, Input, Op
+from regrad.ruleforms import NoGradient, OpView, PerInput, Rule
+from regrad.state import current, next_id
+from regrad.tape import GroupedRecord, Place
+from regrad.tensor import Tensor
+
+VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+NO_RULE = NoGradient()
+
+
+class Symbol:
+    """An output of a node: what a symbolic Tensor holds in the place of an array.
+
+    `content` are the values of a small integer output as far as they are known when the graph
+    is built (numbers and Dims): shapes are computed by ops, and should stay known.
+    """
+
+    __slots__ = ("content", "dtype", "face", "id", "index", "node", "shape")
+
+    shape: Any  # a tuple of ints and Dims, or an UnknownRank
+
+    def __init__(self, node: Node, index: int, spec: Spec) -> None:
+        self.node = node
+        self.index = index
+        self.dtype = spec.dtype
+        self.id = next_id()
+        self.content: np.ndarray | None = None
+        self.face: Any = None  # TensorFlow's view of it, made by regrad.v1
+        self.shape = UnknownRank(self)
+        self.refine(spec.shape)
+
+    def refine(self, shape: Any) -> None:
+        """Learn more of the shape; None for what is still unknown."""
+        if shape is None or isinstance(shape, UnknownRank):
+            return
+        old = self.shape
+        known: Any = [None] * len(shape) if isinstance(old, UnknownRank) else old
+        self.shape = tuple(
+            self._better(i, a, b) for i, (a, b) in enumerate(zip(known, shape, strict=True))
+        )
+
+    def _better(self, axis: int, old: Any, new: Any) -> Any:
+        if isinstance(old, int) and old is not None:
+            return old
+        if new is not None and (isinstance(new, int) or old is None):
+            return new
+        return dims.size_of(self, axis) if old is None else old
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes; UnknownShapeError if it is unknown."""
+        return len(self.shape)
+
+    @property
+    def name(self) -> str:
+        """`op_name:output`."""
+        return f"{self.node.name}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"<symbol {self.name!r} shape={show(self.shape)} dtype={self.dtype}>"
+
+
+def show(shape: Any) -> str:
+    """A shape in a message: `(?, 3)`."""
+    return str(shape)
+
+
+class SymbolBackend(Backend):
+    """The 'library' of symbols. What needs values is refused."""
+
+    name = "graph"
+    rank = 3
+
+    def own(self, array: Any) -> Any:
+        return array
+
+    def to_numpy(self, array: Symbol) -> np.ndarray:
+        raise GraphError(
+            f"the value of {array.name!r} is known only when the graph runs: fetch it with "
+            "session.run(x). To choose by a value inside the graph use tf.cond or tf.where."
+        )
+
+    def from_numpy(self, array: np.ndarray) -> Any:
+        raise GraphError("an array enters a graph as a constant")
+
+
+BACKENDS[Symbol] = SymbolBackend()
+
+
+class Node(GroupedRecord):
+    """An op of a graph: a record whose inputs and outputs are symbolic."""
+
+    __slots__ = ("control", "face", "face_inputs", "graph", "name", "number", "sized", "symbols")
+
+    graph: Graph
+    name: str
+    number: int  # in order of creation, which is an order in which they can run
+    control: tuple[Node, ...]  # what must have run before
+    sized: list[Symbol]  # of which attributes want the shape (or the value) in a run
+    symbols: tuple[Symbol, ...]  # the outputs
+    face: Any  # TensorFlow's view of it, made by regrad.v1
+    face_inputs: Any
+
+    def view(self) -> Any:
+        return self.graph.root.view_of(self)
+
+    def sources(self) -> Iterator[Symbol]:
+        """The symbols that the op reads."""
+        return (x._data for x in self.xs)
+
+    def __repr__(self) -> str:
+        return f"<node {self.name!r} type={self.op.type}>"
+
+
+class Symbolic(Tensor):
+    """A Tensor whose value a graph will compute; its data is a Symbol."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        symbol = self._data
+        return f"<symbolic Tensor {symbol.name!r} shape={symbol.shape} dtype={symbol.dtype}>"
+
+    __str__ = __repr__
+
+
+def tensor_of(symbol: Symbol) -> Tensor:
+    """The symbolic Tensor of an output."""
+    y = Symbolic()
+    y._data = symbol
+    y._id = symbol.id
+    return y
+
+
+# -- ops that only graphs have -------------------------------------------------------------------
+
+
+def source_op(type: str, attrs: Sequence[str], kernel: Callable[..., Any]) -> Op:
+    """An op type without inputs, and so without a gradient."""
+    op = Op(type, type, kernel, [], attrs)
+    op.rule = NO_RULE
+    OPS[type] = op
+    return op
+
+
+CONST = source_op("Const", ["value"], lambda xp, value: value)
+
+
+def _unfed(xp: Any, spec: Spec) -> Any:
+    raise GraphError("a placeholder must be fed")
+
+
+PLACEHOLDER = source_op("Placeholder", ["spec"], _unfed)
+SHAPE = Op("Shape", "shape", lambda xp, x: np.asarray(x.shape, np.int32), [Input("x", "one")])
+SHAPE.rule = NO_RULE
+OPS["Shape"] = SHAPE
+
+
+def shape_tensor(x: Tensor) -> Tensor:
+    """The shape of a symbolic Tensor as a vector of int32; sizes known now stay known."""
+    shape = x._data.shape
+    rank = None if isinstance(shape, UnknownRank) else len(shape)
+    y = defer(SHAPE, (x,), {}, specs=(Spec((rank,), np.dtype(np.int32)),))
+    if rank is not None:
+        y._data.content = np.array([*shape, None], object)[:-1]
+    return y
+
+
+def _checked_shape(xp: Any, x: Any, shape: tuple[int, ...], what: str) -> Any:
+    if tuple(x.shape) != shape:
+        raise RuleError(f"{what} got the shape {tuple(x.shape)}, expected {shape}")
+    return x
+
+
+ENSURE = Op("_Checked", "checked", _checked_shape, [Input("x", "one")], ["shape", "what"])
+ENSURE.rule = PerInput(ENSURE, "checked")
+ENSURE.rule.add("x", lambda dy: dy)
+
+
+def of_shape(x: Tensor, shape: Any, what: str) -> Tensor:
+    """x, whose shape the run compares with what is due; `what` begins the message if it differs."""
+    known = None if isinstance(shape, UnknownRank) else shape
+    if not is_symbolic(x):
+        x = dims.sources([shape])[0].node.graph.entering(x)
+    return defer(ENSURE, (x,), {"shape": shape, "what": what}, specs=(Spec(known, x._data.dtype),))
+
+
+SIZE = Op("Size", "size", lambda xp, value: np.asarray(value, np.int32), [], ["value"])
+SIZE.rule = NO_RULE
+
+
+def size_tensor(size: Dim) -> Tensor:
+    """A size that only the run can tell as a Tensor (int32, rank 0)."""
+    graph = dims.sources([size])[0].node.graph
+    region = INNERMOST.get()
+    if region is not None and region is not graph and graph in chain(region):
+        raise UnknownShapeError(
+            "a size of an outer tensor is used inside a branch or loop; compute it before, with "
+            "tf.shape(x)"
+        )
+    y = graph.add(SIZE, NO_RULE, (), {"value": size}, specs=(Spec((), np.dtype(np.int32)),))
+    y._data.content = np.full((), size, object)
+    return y
+
+
+# -- the graph -----------------------------------------------------------------------------------
+
+# The graph of the region (a branch, a loop's body) that is being built here, if any.
+INNERMOST: ContextVar[Graph | None] = ContextVar("regrad_region", default=None)
+
+
+class Graph:
+    """Nodes in the order of their making, and the names that they have taken.
+
+    `outer` is the graph around a region; its tensors may be used inside, and are listed in
+    `captures` (outer id -> (outer Tensor, the placeholder that stands for it inside)).
+    """
+
+    def __init__(self, outer: Graph | None = None) -> None:
+        self.outer = outer
+        self.root: Graph = self if outer is None else outer.root
+        self.nodes: list[Node] = []
+        self.captures: dict[int, tuple[Tensor, Tensor]] = {}
+        self.by_name: dict[str, Node] = {}
+        self.finalized = False
+        self.scope = ""
+        self.controls: tuple[Node, ...] = ()
+        self._taken: dict[str, int] = {}
+        self._constants: dict[Any, Tensor] = {}
+        self._pending: tuple[str, str] | None = None
+
+    def view_of(self, node: Node) -> Any:
+        """What a rule in TensorFlow's form sees of a node."""
+        return OpView(node)
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        op: Op,
+        rule: Rule,
+        xs: Sequence[Tensor],
+        attrs: dict[str, Any],
+        layout: tuple[Place, ...] | None = None,
+        specs: Sequence[Spec] | None = None,
+    ) -> Any:
+        """Put an op down; the symbolic Tensors of its outputs, as the op would return them.
+
+        `specs` are shapes and dtypes of the outputs (inferred by default).
+        """
+        if self.finalized:
+            raise FinalizedError("Graph is finalized and cannot be modified.")
+        places = layout or tuple(range(len(xs)))
+        arguments = [_placed([Spec(_shape(x), x._data.dtype) for x in xs], p) for p in places]
+        found = infer(op, arguments, attrs) if specs is None else specs
+        node = Node(
+            op, rule, attrs, tuple([x._data.id for x in xs]),
+            [(x._data.shape, x._data.dtype) for x in xs], xs, (), None,
+        )  # fmt: skip
+        node.layout = places
+        node.graph = self
+        node.name = self._name_for(op)
+        node.number = len(self.nodes)
+        node.control = self.controls
+        node.face = node.face_inputs = None
+        node.sized = dims.sources(attrs.values()) if attrs else []
+        node.symbols = tuple([Symbol(node, i, spec) for i, spec in enumerate(found)])
+        tensors = tuple(map(tensor_of, node.symbols))
+        node.outputs = tuple([t._id for t in tensors]) if op.several else tensors[0]._id
+        node.y = tensors if op.several else tensors[0]
+        node.output_specs = [(s.shape, s.dtype) for s in node.symbols]
+        node.symbolic = tensors
+        self.nodes.append(node)
+        self.by_name[node.name] = node
+        _fold(node)
+        return node.y
+
+    def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
+        """A Const node; constants with one key are shared."""
+        if key is not None and not self.controls and key in self._constants:
+            return self._constants[key]
+        y = self.add(CONST, NO_RULE, (), {"value": value}, specs=(Spec(value.shape, value.dtype),))
+        if key is not None and not self.controls:
+            self._constants[key] = y
+        return y
+
+    def entering(self, x: Tensor) -> Tensor:
+        """A Tensor as one of this graph: arrays become constants, outer tensors captures."""
+        symbol = x._data
+        if type(symbol) is not Symbol:
+            array = BACKENDS[type(symbol)].to_numpy(symbol)
+            small = x._id == 0 and array.ndim == 0
+            return self.constant(array, (array.dtype.str, array.tobytes()) if small else None)
+        if symbol.node.graph is self:
+            return x
+        if self.outer is None or symbol.node.graph not in chain(self.outer):
+            raise GraphError(
+                f"{symbol.name!r} must be from the same graph as the op that is being built; a "
+                "graph cannot use the tensors of another"
+            )
+        if symbol.id not in self.captures:
+            outer = self.outer.entering(x)
+            self.captures[symbol.id] = (
+                outer,
+                self.placeholder(Spec(_shape(x), symbol.dtype), "captured"),
+            )
+        inner = self.captures[symbol.id][1]
+        inner._data.content = symbol.content
+        return inner
+
+    def placeholder(self, spec: Spec, name: str | None = None) -> Tensor:
+        """A value that is given when the graph runs."""
+        with self.naming("Placeholder", name):
+            return self.add(PLACEHOLDER, NO_RULE, (), {"spec": spec}, specs=(spec,))
+
+    # -- names -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def naming(self, op_type: str, name: str | None) -> Iterator[None]:
+        """Within the block, the next op of this type gets the name."""
+        before, self._pending = self._pending, (op_type, name) if name else None
+        try:
+            yield
+        finally:
+            self._pending = before
+
+    def _name_for(self, op: Op) -> str:
+        name = op.type.lstrip("_")
+        if self._pending is not None and self._pending[0] == op.type:
+            name, self._pending = self._pending[1], None
+            if name.endswith("/"):  # a full name, taken already by its scope
+                return name[:-1]
+        return self.unique(name)
+
+    def unique(self, name: str) -> str:
+        """The name in the current scope, numbered if it is taken (`a`, `a_1`, `a_2`, …)."""
+        if not VALID_NAME.fullmatch(name) and not (self.scope and name[:1] in "_-"):
+            raise GraphError(
+                f"{name!r} is not a valid node name: letters, digits and _ . \\ / > - are, "
+                "beginning with a letter, a digit or a dot"
+            )
+        name = self.scope + name
+        taken = self._taken
+        count = taken.get(name.lower(), 0)
+        if not count:
+            taken[name.lower()] = 1
+            return name
+        while (numbered := f"{name}_{count}").lower() in taken:
+            count += 1
+        taken[name.lower()] = count + 1
+        taken[numbered.lower()] = 1
+        return numbered
+
+    @contextmanager
+    def name_scope(self, name: str | None) -> Iterator[str]:
+        """Ops made in the block get names under `name/`; `s/` re-enters a scope, None leaves all.
+
+        The scope with its slash is bound by `as`.
+        """
+        before = self.scope
+        if not name:
+            self.scope = ""
+        elif name.endswith("/"):
+            self.scope = name
+        else:
+            self.scope = self.unique(name) + "/"
+        try:
+            yield self.scope
+        finally:
+            self.scope = before
+
+    @contextmanager
+    def control_dependencies(self, nodes: Sequence[Node] | None) -> Iterator[None]:
+        """Ops made in the block run after these; None clears what outer blocks asked for."""
+        before = self.controls
+        extra = () if nodes is None else tuple(n for n in nodes if n not in before)
+        self.controls = extra if nodes is None else (*before, *extra)
+        try:
+            yield
+        finally:
+            self.controls = before
+
+
+def chain(graph: Graph | None) -> Iterator[Graph]:
+    """A region's graph and those around it."""
+    while graph is not None:
+        yield graph
+        graph = graph.outer
+
+
+def _shape(x: Tensor) -> Any:
+    shape = x._data.shape
+    return None if isinstance(shape, UnknownRank) else shape
+
+
+def _placed(specs: Sequence[Spec], place: Place) -> Any:
+    if isinstance(place, tuple):
+        return [specs[i] for i in place]
+    return None if place is None else specs[place]
+
+
+# -- the way in ----------------------------------------------------------------------------------
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether a Tensor stands for a value that a graph will compute."""
+    return isinstance(x, Symbolic)
+
+
+def home(xs: Sequence[Tensor]) -> Graph:
+    """The graph to which an op of these belongs: theirs, or the region that is being built."""
+    graph = next(x._data.node.graph for x in xs if is_symbolic(x))
+    region = INNERMOST.get()
+    return region if region is not None and graph in chain(region) else graph
+
+
+def defer(
+    op: Op,
+    xs: Sequence[Tensor],
+    attrs: dict[str, Any],
+    layout: tuple[Place, ...] | None = None,
+    specs: Sequence[Spec] | None = None,
+) -> Any:
+    """Put an op of symbolic Tensors into their graph, and on each tape that watches."""
+    graph = home(xs)
+    xs = tuple([graph.entering(x) for x in xs])
+    state = current()
+    rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
+    y = graph.add(op, rule, xs, attrs, layout, specs)
+    node = graph.nodes[-1]
+    node.rule = effective(op, rule, node.specs, y)
+    if state is not None and state.tapes:
+        put(state, op, rule, xs, attrs, y, layout)
+    return y
+
+
+# -- small integers that are known when the graph is built ---------------------------------------
+
+FOLDED = {
+    "AddV2", "Cast", "ConcatV2", "ExpandDims", "FloorDiv", "FloorMod", "GatherV2", "Identity",
+    "Maximum", "Minimum", "Mul", "Neg", "Pack", "Prod", "Reshape", "Slice", "Split", "Squeeze",
+    "StridedSlice", "Sub", "Sum", "Unpack",
+}  # fmt: skip
+SMALL = 64
+
+
+def _fold(node: Node) -> None:
+    """Note the values of a small integer output, where they follow from those of the inputs."""
+    if node.op is CONST:
+        value = node.attrs["value"]
+        if value.dtype.kind in "iu" and value.size <= SMALL:
+            node.symbols[0].content = value.astype(object)
+    elif node.op.type in FOLDED and node.symbols[0].dtype.kind in "iu" and not node.sized:
+        contents = [symbol.content for symbol in node.sources()]
+        if not any(content is None for content in contents):
+            _fold_from(node, contents)
+
+
+def _fold_from(node: Node, contents: Sequence[Any]) -> None:
+    """Run the kernel on the known integers and Dims, as an array of objects."""
+    try:
+        if node.op.type == "Cast":
+            results: Any = contents[0]
+        else:
+            kernel = node.op.kernels[np.ndarray]
+            results = kernel(*[_placed(contents, p) for p in node.layout], **node.attrs)
+    except Exception:  # not every kernel takes objects; then the values are not known, no harm
+        return
+    for symbol, content in zip(
+        node.symbols, results if node.op.several else (results,), strict=True
+    ):
+        symbol.content = _objects(content)
+
+
+def _objects(content: Any) -> np.ndarray | None:
+    """Known values as an array of objects (a Dim alone is one of rank 0)."""
+    if not isinstance(content, np.ndarray):
+        content, value = np.empty((), object), content
+        content[()] = value
+    return content if content.size <= SMALL else None
+
+
+def static_content(x: Tensor) -> np.ndarray | None:
+    """The integers in a symbolic Tensor as far as they are known now: numbers and Dims."""
+    return x._data.content
+
+
+def as_attribute(x: Tensor) -> Any:
+    """A symbolic Tensor of integers as an attribute: numbers where known, else read in the run."""
+    symbol = x._data
+    if symbol.dtype.kind not in "iu":
+        raise ArgumentError(f"sizes are integers, got {symbol.dtype} ({symbol.name!r})")
+    if symbol.content is not None:
+        return _tupled(symbol.content)
+    if isinstance(symbol.shape, UnknownRank) or not dims.is_known(symbol.shape):
+        raise ArgumentError(
+            f"how many sizes {symbol.name!r} holds must be known when the graph is built; its "
+            f"shape is {show(symbol.shape)}"
+        )
+    if not symbol.shape:
+        return dims.entry_of(symbol, None)
+    if len(symbol.shape) > 1:
+        raise ArgumentError(f"sizes are a vector, {symbol.name!r} has shape {show(symbol.shape)}")
+    return tuple(dims.entry_of(symbol, i) for i in range(symbol.shape[0]))
+
+
+def _tupled(content: Any) -> Any:
+    if content.ndim == 0:
+        n = content.item()
+        return n if isinstance(n, Dim) else int(n)
+    return tuple(_tupled(np.asarray(c, object)) for c in content)

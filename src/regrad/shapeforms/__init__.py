@@ -1,0 +1,1 @@
+"""How the shapes and dtypes of results follow from those of inputs, op type by op type."""
