@@ -33,6 +33,7 @@ from regrad.tape import Place, Record
 from regrad.tensor import Tensor, wrap
 
 ndarray = np.ndarray
+TWO = (True, True)
 WEAK = (float, int)  # numbers that take the dtype of a float beside them
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
 
@@ -180,14 +181,28 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
                 f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
                 f"Give a plain Python value: int({name}), float({name}) or {name}.tolist()."
             )
-    if op.single and type(arguments[0]) is Tensor:
-        x = arguments[0]
+    if op.single and isinstance(x := arguments[0], Tensor):
         if op.kinds is None or x._data.dtype in REAL:
             return run(op, arguments, attrs)
+    elif len(arguments) == 2 and type(arguments[0]) is Symbolic and op.promotes == TWO:
+        pair = _alike(*arguments)
+        if pair is not None:
+            return run(op, pair, attrs)
     if op.flat:
         return run(op, prepare(op, arguments, range(len(arguments))), attrs)
     leaves, parameters, layout = _leaves(op, arguments)
     return run(op, prepare(op, leaves, parameters), attrs, layout)
+
+
+def _alike(a: Symbolic, b: Any) -> tuple[Tensor, Tensor] | None:
+    """Two operands that need no promotion."""
+    dtype = a._data.dtype
+    if dtype in REAL:
+        if type(b) is Symbolic and b._data.dtype is dtype:
+            return a, b
+        if type(b) in WEAK:
+            return a, constant(b, dtype)
+    return None
 
 
 def frozen(value: Any) -> Any:

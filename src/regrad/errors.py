@@ -39,6 +39,10 @@ class RuleError(RegradError, ValueError):
     """A rule that does not fit its op, or whose answer does not fit the input."""
 
 
+class SignatureError(RuleError, TypeError):
+    """A rule that does not take the arguments that it would be called with."""
+
+
 class MissingRuleError(RuleError, LookupError):
     """An op on the path has no rule."""
 

@@ -3,7 +3,7 @@
 A plan is made once for each choice of fetches and feeds. It holds just the ops that are needed,
 in the order of their making, written out as the lines of one Python function: each line calls a
 kernel, a value is let go after its last reader, and large results are written over operands that
-nobody reads any more.
+nobody reads any more, or into memory that the plan keeps from run to run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from regrad import dims
 from regrad.dispatch import explained
 from regrad.graph import CONST, PLACEHOLDER, Node, Symbol
 
+FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
 
 
@@ -46,6 +47,17 @@ class Shaped:
 
     def __init__(self, array: Any) -> None:
         self.shape = array.shape
+
+
+class Arena(dict[int, Any]):
+    """Memory for large results within a plan: fresh pages cost more than arithmetic on them."""
+
+    def __call__(self, slot: int, like: Any, dtype: np.dtype) -> Any:
+        """An array of the shape of another, whose contents nobody needs."""
+        array = self.get(slot)
+        if array is None or array.shape != like.shape:
+            array = self[slot] = np.empty(like.shape, dtype)
+        return array
 
 
 def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
@@ -77,16 +89,21 @@ class Plan:
         self.nodes = needed([*wanted, *targets], fed)
         unfed = [n for n in self.nodes if n.op is PLACEHOLDER and n.outputs not in fed]
         self.unfed = unfed[0] if unfed else None
+        self.feeds = list(feeds)
         writer = _Writer(self.nodes, fetches, feeds, fed)
         self.owned = writer.owned
         self.lines = writer.owners
         self.reads = writer.reads
+        self._arenas: list[Arena] = []  # of runs that are over; each run has one to itself
         self.function = writer.function()
 
     def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
+        arena = self._arenas.pop() if self._arenas else Arena()
         try:
             with np.errstate(all="ignore"):  # infinities are values here, as in TensorFlow
-                return self.function(run, *values)
+                found = self.function(run, arena, *values)
+            self._arenas.append(arena)
+            return found
         except Exception as error:
             node, values = self._at_work(error)
             if node is None:
@@ -122,12 +139,15 @@ class _Writer:
         self.names: dict[int, str] = {}  # symbol id -> the variable that holds its value
         self.free: list[str] = []
         self.count = 0
+        self.slots: dict[int, tuple[int, Any]] = {}  # symbol id -> its slot of the arena, and kind
+        self.free_slots: dict[Any, list[int]] = {}
+        self.slot_count = 0
         self.sized = {s.id for node in nodes for s in node.sized}
         self.fed = fed
         self.last = _last_readers(nodes, fetches)
         self.fresh = _fresh(nodes, fetches, fed)
         self.owned = [s.id in self.fresh for s in fetches]
-        parameters = ", ".join(["run", *[self._name(s) for s in feeds]])
+        parameters = ", ".join(["run", "arena", *[self._name(s) for s in feeds]])
         self._line(f"def plan({parameters}):", None)
         for symbol in feeds:
             self._size(symbol)
@@ -181,8 +201,11 @@ class _Writer:
             arguments.append(self.names[over.id])
             dying = [s for s in dying if s is not over]
             self.names[node.symbols[0].id] = self.names[over.id]
+            if over.id in self.slots:
+                self.slots[node.symbols[0].id] = self.slots[over.id]
             target = self.names[over.id]
         else:
+            arguments += self._kept(node)
             made = [s for s in node.symbols if s.id not in self.fed]
             skipped = {s.id for s in node.symbols} - {s.id for s in made}
             target = ", ".join("_" if s.id in skipped else self._name(s) for s in node.symbols)
@@ -231,6 +254,11 @@ class _Writer:
         )
 
     def _release(self, symbols: Iterable[Symbol]) -> None:
+        symbols = list(symbols)
+        for symbol in symbols:
+            if symbol.id in self.slots:
+                slot, kind = self.slots.pop(symbol.id)
+                self.free_slots.setdefault(kind, []).append(slot)
         names = list(dict.fromkeys(self.names[s.id] for s in symbols))
         if names:
             self._line(f"    {' = '.join(names)} = None", None)
@@ -245,6 +273,26 @@ class _Writer:
             if x.id in self.fresh and x.dtype == y.dtype and dims.same(x.shape, y.shape):
                 return x
         return None
+
+
+    def _kept(self, node: Node) -> list[str]:
+        """The memory for a large result that only ufuncs read: `[arena(slot, like, dtype)]`."""
+        if not _is_ufunc(node):
+            return []
+        y = node.symbols[0]
+        if y.id not in self.fresh or self.last.get(y.id) == FETCHED or _elements(y) < LARGE:
+            return []
+        like = [x for x in node.sources() if dims.same(x.shape, y.shape)]
+        if not like:
+            return []
+        kind = tuple(n if isinstance(n, int) else n.key for n in y.shape), y.dtype
+        free = self.free_slots.get(kind)
+        if free:
+            slot = free.pop()
+        else:
+            slot = self.slot_count = self.slot_count + 1
+        self.slots[y.id] = slot, kind
+        return [f"arena({slot}, {self.names[like[0].id]}, {self._constant(y.dtype)})"]
 
 
 def _resolved(attrs: dict[str, Any], ids: Sequence[int], *values: Any) -> dict[str, Any]:
@@ -272,7 +320,7 @@ def _last_readers(nodes: Sequence[Node], fetches: Sequence[Symbol]) -> dict[int,
     for node in nodes:
         for symbol in node.sources():
             last[symbol.id] = node
-    last.update((s.id, "fetched") for s in fetches)
+    last.update((s.id, FETCHED) for s in fetches)
     return last
 
 

@@ -33,6 +33,7 @@ from regrad.state import current, next_id
 from regrad.tape import GroupedRecord, Place
 from regrad.tensor import Tensor
 
+PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
 VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 NO_RULE = NoGradient()
 
@@ -44,9 +45,10 @@ class Symbol:
     is built (numbers and Dims): shapes are computed by ops, and should stay known.
     """
 
-    __slots__ = ("content", "dtype", "face", "id", "index", "node", "shape")
+    __slots__ = ("content", "dtype", "face", "id", "index", "node", "shape", "spec")
 
     shape: Any  # a tuple of ints and Dims, or an UnknownRank
+    spec: Spec  # shape and dtype, as inference takes them
 
     def __init__(self, node: Node, index: int, spec: Spec) -> None:
         self.node = node
@@ -55,18 +57,29 @@ class Symbol:
         self.id = next_id()
         self.content: np.ndarray | None = None
         self.face: Any = None  # TensorFlow's view of it, made by regrad.v1
-        self.shape = UnknownRank(self)
-        self.refine(spec.shape)
+        if spec.shape is not None and None not in spec.shape:
+            self.shape = spec.shape
+            self.spec = spec
+        else:
+            self.shape = UnknownRank(self)
+            self.refine(spec.shape)
 
     def refine(self, shape: Any) -> None:
         """Learn more of the shape; None for what is still unknown."""
         if shape is None or isinstance(shape, UnknownRank):
+            self.spec = Spec(None, self.dtype)
             return
         old = self.shape
         known: Any = [None] * len(shape) if isinstance(old, UnknownRank) else old
         self.shape = tuple(
             self._better(i, a, b) for i, (a, b) in enumerate(zip(known, shape, strict=True))
         )
+        self.spec = Spec(self.shape, self.dtype)
+
+    def loosen(self, sizes: Any) -> None:
+        """Forget what of the shape may change, because another value may be fed here."""
+        self.shape, self.content = UnknownRank(self), None
+        self.refine(sizes)
 
     def _better(self, axis: int, old: Any, new: Any) -> Any:
         if isinstance(old, int) and old is not None:
@@ -279,29 +292,30 @@ class Graph:
         """
         if self.finalized:
             raise FinalizedError("Graph is finalized and cannot be modified.")
-        places = layout or tuple(range(len(xs)))
-        arguments = [_placed([Spec(_shape(x), x._data.dtype) for x in xs], p) for p in places]
-        found = infer(op, arguments, attrs) if specs is None else specs
+        symbols = [x._data for x in xs]
+        if specs is None:
+            known: Any = [symbol.spec for symbol in symbols]
+            specs = infer(op, [_placed(known, p) for p in layout] if layout else known, attrs)
         node = Node(
-            op, rule, attrs, tuple([x._data.id for x in xs]),
-            [(x._data.shape, x._data.dtype) for x in xs], xs, (), None,
+            op, rule, attrs, tuple([symbol.id for symbol in symbols]),
+            [(symbol.shape, symbol.dtype) for symbol in symbols], xs, (), None,
         )  # fmt: skip
-        node.layout = places
+        node.layout = layout or PLACES[len(xs)]
         node.graph = self
         node.name = self._name_for(op)
         node.number = len(self.nodes)
         node.control = self.controls
         node.face = node.face_inputs = None
         node.sized = dims.sources(attrs.values()) if attrs else []
-        node.symbols = tuple([Symbol(node, i, spec) for i, spec in enumerate(found)])
-        tensors = tuple(map(tensor_of, node.symbols))
+        node.symbols = made = tuple([Symbol(node, i, spec) for i, spec in enumerate(specs)])
+        node.symbolic = tensors = tuple([tensor_of(symbol) for symbol in made])
+        node.output_specs = [(symbol.shape, symbol.dtype) for symbol in made]
         node.outputs = tuple([t._id for t in tensors]) if op.several else tensors[0]._id
         node.y = tensors if op.several else tensors[0]
-        node.output_specs = [(s.shape, s.dtype) for s in node.symbols]
-        node.symbolic = tensors
         self.nodes.append(node)
         self.by_name[node.name] = node
-        _fold(node)
+        if made and made[0].dtype.kind in "iu":
+            _fold(node)
         return node.y
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
@@ -331,7 +345,7 @@ class Graph:
             outer = self.outer.entering(x)
             self.captures[symbol.id] = (
                 outer,
-                self.placeholder(Spec(_shape(x), symbol.dtype), "captured"),
+                self.placeholder(symbol.spec, "captured"),
             )
         inner = self.captures[symbol.id][1]
         inner._data.content = symbol.content
@@ -354,12 +368,12 @@ class Graph:
             self._pending = before
 
     def _name_for(self, op: Op) -> str:
-        name = op.type.lstrip("_")
         if self._pending is not None and self._pending[0] == op.type:
             name, self._pending = self._pending[1], None
             if name.endswith("/"):  # a full name, taken already by its scope
                 return name[:-1]
-        return self.unique(name)
+            return self.unique(name)
+        return self._numbered(self.scope + op.type.lstrip("_"))
 
     def unique(self, name: str) -> str:
         """The name in the current scope, numbered if it is taken (`a`, `a_1`, `a_2`, …)."""
@@ -368,15 +382,18 @@ class Graph:
                 f"{name!r} is not a valid node name: letters, digits and _ . \\ / > - are, "
                 "beginning with a letter, a digit or a dot"
             )
-        name = self.scope + name
+        return self._numbered(self.scope + name)
+
+    def _numbered(self, name: str) -> str:
         taken = self._taken
-        count = taken.get(name.lower(), 0)
+        key = name.lower()
+        count = taken.get(key, 0)
         if not count:
-            taken[name.lower()] = 1
+            taken[key] = 1
             return name
         while (numbered := f"{name}_{count}").lower() in taken:
             count += 1
-        taken[name.lower()] = count + 1
+        taken[key] = count + 1
         taken[numbered.lower()] = 1
         return numbered
 
@@ -417,11 +434,6 @@ def chain(graph: Graph | None) -> Iterator[Graph]:
         graph = graph.outer
 
 
-def _shape(x: Tensor) -> Any:
-    shape = x._data.shape
-    return None if isinstance(shape, UnknownRank) else shape
-
-
 def _placed(specs: Sequence[Spec], place: Place) -> Any:
     if isinstance(place, tuple):
         return [specs[i] for i in place]
@@ -438,7 +450,10 @@ def is_symbolic(x: Any) -> bool:
 
 def home(xs: Sequence[Tensor]) -> Graph:
     """The graph to which an op of these belongs: theirs, or the region that is being built."""
-    graph = next(x._data.node.graph for x in xs if is_symbolic(x))
+    for x in xs:
+        if type(x) is Symbolic:
+            break
+    graph = x._data.node.graph  # pyright: ignore[reportPossiblyUnboundVariable] (one is)
     region = INNERMOST.get()
     return region if region is not None and graph in chain(region) else graph
 
@@ -452,7 +467,10 @@ def defer(
 ) -> Any:
     """Put an op of symbolic Tensors into their graph, and on each tape that watches."""
     graph = home(xs)
-    xs = tuple([graph.entering(x) for x in xs])
+    for x in xs:
+        if type(x) is not Symbolic or x._data.node.graph is not graph:
+            xs = tuple([graph.entering(x) for x in xs])
+            break
     state = current()
     rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
     y = graph.add(op, rule, xs, attrs, layout, specs)
@@ -477,9 +495,9 @@ def _fold(node: Node) -> None:
     """Note the values of a small integer output, where they follow from those of the inputs."""
     if node.op is CONST:
         value = node.attrs["value"]
-        if value.dtype.kind in "iu" and value.size <= SMALL:
+        if value.size <= SMALL:
             node.symbols[0].content = value.astype(object)
-    elif node.op.type in FOLDED and node.symbols[0].dtype.kind in "iu" and not node.sized:
+    elif node.op.type in FOLDED and not node.sized:
         contents = [symbol.content for symbol in node.sources()]
         if not any(content is None for content in contents):
             _fold_from(node, contents)

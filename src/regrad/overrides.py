@@ -145,7 +145,8 @@ class gradient_override_map:
             op.type: Binding(op, self._resolve(self._rules[key], op), depth)
             for key, op in ops.items()
         }
-        if len(new) < len(ops):
+        given = {(op.type, self._rules[key]) for key, op in ops.items()}
+        if len(new) < len(given):  # (Add and AddV2 with one rule is what portable code says)
             raise ArgumentError(
                 f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
                 f"{', '.join(sorted({repr(op.type) for op in ops.values()}))}"

@@ -16,6 +16,7 @@ from regrad.errors import (
     MissingRuleError,
     RegistrationError,
     RuleError,
+    SignatureError,
     UnknownOpError,
     near,
 )
@@ -358,11 +359,8 @@ def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
 
 def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> None:
     names = parameters(function)
-    swapped = "dy" in names[1:] and names[0] != "op"
-    meant = swapped or set(names[1:]) & {i.name for i in op.inputs} | set(names[1:]) & {
-        "y",
-        *op.attrs,
-    }
+    ours = {"dy", "y", *op.attrs, *[i.name for i in op.inputs]}  # the native form was meant
+    meant = names[:1] != ["op"] and not ours.isdisjoint(names[1:])
     try:
         inspect.signature(function).bind("op", "grad")
         fits = True
@@ -371,7 +369,7 @@ def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> N
     except ValueError:  # a builtin without a signature: its own call will tell
         fits = True
     if meant or not fits:
-        raise RuleError(
+        raise SignatureError(
             f"the rule {name!r} takes ({', '.join(names)}). A rule's first parameter is dy (native "
             "form: the others name what it needs, as in `def rule(dy, x)`), or else it is in "
             "TensorFlow's form and takes (op, grad, ...)."

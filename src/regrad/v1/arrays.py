@@ -1,0 +1,319 @@
+"""Shapes of tensors, reshaping, joining and splitting, under TensorFlow's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.dims import Dim, is_known
+from regrad.errors import GraphError, ShapeError
+from regrad.graph import shape_tensor
+from regrad.inference import shape_of as shape_form
+from regrad.shapeforms.sizes import broadcast
+from regrad.v1 import dtypes
+from regrad.v1.forms import (
+    as_sizes,
+    axes_of,
+    dtype_of,
+    is_eager,
+    one_op,
+    rank_of,
+    renamed,
+    scope,
+    shape_of,
+)
+from regrad.v1.forms import tensor as as_tensor
+from regrad.v1.graphs import current_graph
+from regrad.v1.math import cast
+from regrad.v1.reductions import reduce_prod
+from regrad.v1.static_shapes import TensorShape
+from regrad.v1.tensors import IndexedSlices, constant
+
+# -- identity --------------------------------------------------------------------------------------
+
+
+def identity(input: Any, name: str | None = None) -> Any:
+    """The input, as an op that a rule can be put on."""
+    return one_op("Identity", name or "Identity", rg.identity, input)
+
+
+def guarantee_const(input: Any, name: str | None = None) -> Any:
+    """As `identity`."""
+    return identity(input, name or "GuaranteeConst")
+
+
+def stop_gradient(input: Any, name: str | None = None) -> Any:
+    """The input, as a constant: no gradient flows back through it."""
+    return one_op("StopGradient", name or "StopGradient", rg.stop_gradient, input)
+
+
+@rg.op("IdentityN")
+def _identities(xp: Any, xs: Sequence[rg.Tensor], /) -> tuple[rg.Tensor, ...]:
+    """The tensors themselves."""
+    return tuple(xs)
+
+
+rg.gradient("IdentityN", "xs")(lambda dy: list(dy))
+
+
+@shape_form("IdentityN")
+def _as_they_are(arguments: Any, attrs: Any) -> Any:
+    return list(arguments[0])
+
+
+def identity_n(input: Sequence[Any], name: str | None = None) -> list[Any]:
+    """A list of tensors as it is, as the outputs of one op."""
+    name = name or "IdentityN"
+    return list(one_op("IdentityN", name, _all_identities, *input, same=False))
+
+
+def _all_identities(*xs: Any) -> Any:
+    return _identities(xs)
+
+
+def convert_to_tensor_or_indexed_slices(
+    value: Any, dtype: Any = None, name: str | None = None
+) -> Any:
+    """A value as a tensor; IndexedSlices come back as they are."""
+    return value if isinstance(value, IndexedSlices) else as_tensor(value, dtype, name)
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+def shape(input: Any, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+    """The shape as a vector of integers: a constant where it is known when the graph is built.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     known = tf.shape(tf.zeros([2, 3]))
+    ...     late = tf.shape(tf.placeholder(tf.float32, [None, 3]))
+    >>> known.op.type, late.op.type
+    ('Const', 'Shape')
+    """
+    x, due, name = as_tensor(input), dtypes.to_numpy(out_type), name or "Shape"
+    if is_known(known := shape_of(x)):
+        return _fixed(np.asarray(known, due), name, x)
+    if due == np.int32:
+        return one_op("Shape", name, shape_tensor, x)
+    with scope(name) as whole:
+        return cast(one_op("Shape", "Shape", shape_tensor, x), due, name=whole)
+
+
+def _fixed(value: np.ndarray, name: str, like: Any) -> Any:
+    """A value as a constant of the graph, or at once if `like` is of eager mode."""
+    return rg.asarray(value) if is_eager(like) else constant(value, name=name)
+
+
+def rank(input: Any, name: str | None = None) -> Any:
+    """The number of axes."""
+    x, name = as_tensor(input), name or "Rank"
+    if (known := rank_of(x)) is not None:
+        return _fixed(np.asarray(known, np.int32), name, x)
+    with scope(name) as whole:
+        return reshape(shape(shape(x)), [], name=whole)
+
+
+def size(input: Any, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+    """The number of elements."""
+    x, name = as_tensor(input), name or "Size"
+    if is_known(known := shape_of(x)):
+        return _fixed(np.asarray(np.prod(known, dtype=int), dtypes.to_numpy(out_type)), name, x)
+    with scope(name) as whole:
+        return reduce_prod(shape(x, out_type=out_type), name=whole)
+
+
+def dimension_tensor(size: Any, name: str = "dimension") -> Any:
+    """A size, also one that is known only in the run, as an int32 tensor of rank 0."""
+    if not isinstance(size, Dim):
+        return constant(int(size), dtypes.int32, name=name)
+    with current_graph().name_scope(name) as whole:
+        lined = one_op("BroadcastTo", "line", rg.broadcast_to, np.int32(0), shape=(size,))
+        return reshape(shape(lined), [], name=whole)
+
+
+def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
+    """The static shape to which two broadcast; ValueError if they do not."""
+    return TensorShape(broadcast(TensorShape(shape_x)._sizes, TensorShape(shape_y)._sizes))
+
+
+# -- reshaping -------------------------------------------------------------------------------------
+
+
+def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
+    """The tensor with another shape of the same size; one size may be -1."""
+    return one_op("Reshape", name or "Reshape", rg.reshape, tensor, shape=as_sizes(shape))
+
+
+def expand_dims(input: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
+    """The input with a new axis of size 1. `dim` is the old name of `axis`."""
+    axis = axes_of(renamed("axis", axis, "dim", dim))
+    if axis is None:
+        raise GraphError("Must specify an axis argument to tf.expand_dims()")
+    return one_op("ExpandDims", name or "ExpandDims", rg.expand_dims, input, axis=axis)
+
+
+def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None) -> Any:
+    """The input without its axes of size 1, or without those given.
+
+    `squeeze_dims` is the old name of `axis`.
+    """
+    axis = axes_of(renamed("axis", axis, "squeeze_dims", squeeze_dims))
+    axis = None if axis == () else axis
+    return one_op("Squeeze", name or "Squeeze", rg.squeeze, input, axis=axis)
+
+
+def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: bool = False) -> Any:
+    """The tensor with its axes in another order (reversed by default).
+
+    `conjugate` takes the complex conjugate as well.
+    """
+    name = name or "transpose"
+    return one_op("Transpose", name, _permuted, a, axes=axes_of(perm, "perm"), conjugate=conjugate)
+
+
+def _permuted(x: Any, axes: Any, conjugate: bool) -> Any:
+    return rg.permute_dims(rg.conj(x) if conjugate else x, axes)
+
+
+def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
+    """The input repeated along axes of size 1, and new leading ones, to the given shape."""
+    shape, name = as_sizes(shape), name or "BroadcastTo"
+    return one_op("BroadcastTo", name, rg.broadcast_to, input, shape=shape)
+
+
+def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
+    """The input laid side by side, `multiples[i]` times along axis i."""
+    x, counts = as_tensor(input), as_sizes(multiples)
+    if rank_of(x) not in (None, len(counts)):
+        raise ShapeError(f"tile: one multiple per axis is due for {x}, got {counts}")
+    return one_op("Tile", name or "Tile", _tiled, x, counts=counts)
+
+
+def _tiled(x: Any, counts: Any) -> Any:
+    return rg.tile(x, counts)
+
+
+def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
+    """The tensor with the order of its elements reversed along the axes of a list."""
+    return one_op("ReverseV2", name or "ReverseV2", rg.flip, tensor, axis=axes_of(axis))
+
+
+reverse_v2 = reverse
+
+
+def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
+    """The input rolled along axes; what leaves at one end enters at the other."""
+    attrs = {"shift": as_sizes(shift), "axis": axes_of(axis)}
+    return one_op("Roll", name or "Roll", rg.roll, input, **attrs)
+
+
+def pad(
+    tensor: Any, paddings: Any, mode: str = "CONSTANT", name: str | None = None,
+    constant_values: Any = 0,
+) -> Any:  # fmt: skip
+    """The tensor with `(before, after)` elements more along each axis.
+
+    `mode` is "CONSTANT", "REFLECT" (mirrored without the edge) or "SYMMETRIC" (with it).
+
+    Op types: `PadV2`, `MirrorPad`. Source: `tf.pad`.
+    """
+    if mode.upper() not in ("CONSTANT", "REFLECT", "SYMMETRIC"):
+        raise GraphError(f"Unknown padding mode: {mode}")
+    x, op_type = as_tensor(tensor), "PadV2" if mode.upper() == "CONSTANT" else "MirrorPad"
+    value = np.asarray(constant_values, dtype_of(x)).item()
+    attrs = {"paddings": as_sizes(paddings), "mode": mode.lower(), "constant_value": value}
+    return one_op(op_type, name or op_type.removesuffix("V2"), rg.pad, x, **attrs)
+
+
+# -- joining and splitting -------------------------------------------------------------------------
+
+
+def concat(values: Any, axis: Any, name: str = "concat") -> Any:
+    """Tensors of one dtype joined along an axis that they have."""
+    values = values if isinstance(values, list | tuple) else [values]
+    if len(values) == 1:
+        return identity(values[0], name=name)
+    return one_op("ConcatV2", name, _joined, *values, axis=axes_of(axis))
+
+
+def _joined(*xs: Any, axis: int) -> Any:
+    return rg.concat(xs, axis=axis)
+
+
+def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
+    """Tensors of one shape and dtype joined along a new axis."""
+    return one_op("Pack", name, _stacked, *values, axis=axes_of(axis))
+
+
+def _stacked(*xs: Any, axis: int) -> Any:
+    return rg.stack(xs, axis=axis)
+
+
+def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
+    """The slices along an axis, which they lose. `num` is needed where its size is unknown.
+
+    Raises ValueError if the size is unknown, or is not `num`.
+    """
+    return list(one_op("Unpack", name, _unstacked, value, num=num, axis=axes_of(axis)))
+
+
+def _unstacked(x: Any, num: int | None, axis: int) -> Any:
+    n = x.shape[axis]
+    if num is not None and isinstance(n, Dim):
+        sizes = list(x.shape)
+        sizes[axis] = n = num
+        x = rg.reshape(x, tuple(sizes))
+    if num not in (None, n):
+        raise ShapeError(f"unstack: num is {num}, but axis {axis} of {x.shape} has the size {n}")
+    return rg.unstack(x, axis=axis)
+
+
+def split(
+    value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = None, name: str = "split"
+) -> list[Any]:
+    """The tensor cut along an axis into so many equal parts, or into parts of the given sizes.
+
+    One of the sizes may be -1.
+    """
+    attrs = {"parts": as_sizes(num_or_size_splits), "axis": axes_of(axis)}
+    return list(one_op("Split", name, _split, value, **attrs))
+
+
+def _split(x: Any, parts: Any, axis: int) -> Any:
+    return rg.split(x, parts, axis=axis)
+
+
+def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
+    """Coordinate tensors of the grid that vectors span."""
+    return list(one_op(None, name, rg.meshgrid, *args, indexing=indexing))
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> Any:
+    """Blocks of the spatial axes moved into the batch."""
+    attrs = {"block_shape": as_sizes(block_shape), "paddings": as_sizes(paddings)}
+    name = name or "SpaceToBatchND"
+    return one_op("SpaceToBatchND", name, rg.nn.space_to_batch, input, **attrs)
+
+
+def batch_to_space_nd(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> Any:
+    """The batch moved into blocks of the spatial axes, and cropped."""
+    attrs = {"block_shape": as_sizes(block_shape), "crops": as_sizes(crops)}
+    name = name or "BatchToSpaceND"
+    return one_op("BatchToSpaceND", name, rg.nn.batch_to_space, input, **attrs)
+
+
+def space_to_batch(input: Any, paddings: Any, block_size: int, name: str | None = None) -> Any:
+    """As `space_to_batch_nd`, for images and square blocks."""
+    return space_to_batch_nd(input, [block_size] * 2, paddings, name or "SpaceToBatch")
+
+
+def batch_to_space(input: Any, crops: Any, block_size: int, name: str | None = None) -> Any:
+    """As `batch_to_space_nd`, for images and square blocks."""
+    return batch_to_space_nd(input, [block_size] * 2, crops, name or "BatchToSpace")

@@ -1,0 +1,243 @@
+"""Tensors of given values: `tf.zeros`, `tf.range`, `tf.one_hot`, … under TensorFlow's names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.dims import Dim, is_known
+from regrad.graph import CONST, NO_RULE, defer
+from regrad.inference import Spec
+from regrad.registry import OPS, Input, Op
+from regrad.v1 import dtypes
+from regrad.v1.arrays import broadcast_to, dimension_tensor, expand_dims
+from regrad.v1.forms import (
+    FLOATS,
+    as_sizes,
+    dtype_of,
+    is_eager,
+    one_op,
+    scope,
+)
+from regrad.v1.forms import tensor as as_tensor
+from regrad.v1.math import cast, equal, less, where
+from regrad.v1.reductions import reduce_max
+from regrad.v1.tensors import as_array, constant, is_tensor
+
+# -- one value -------------------------------------------------------------------------------------
+
+LARGE = 1000  # elements from which a constant is not written out
+
+
+def fill(dims: Any, value: Any, name: str | None = None) -> Any:
+    """A tensor with the value everywhere."""
+    return broadcast_to(value, dims, name or "Fill")
+
+
+def zeros(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> Any:
+    """Zeros."""
+    return _full(0, shape, dtype, name or "zeros")
+
+
+def ones(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> Any:
+    """Ones."""
+    return _full(1, shape, dtype, name or "ones")
+
+
+def _full(value: int, shape: Any, dtype: Any, name: str) -> Any:
+    eager, number = is_eager(shape), np.asarray(value, dtypes.to_numpy(dtype))
+    shape = as_sizes(shape)
+    shape = (shape,) if isinstance(shape, int | Dim) else shape
+    if eager:
+        return rg.asarray(np.full(shape, number))
+    if is_known(shape) and math.prod(shape) < LARGE:
+        return constant(np.full(shape, number), name=name)
+    return broadcast_to(number, shape, name)
+
+
+def zeros_like(
+    tensor: Any, dtype: Any = None, name: str | None = None, optimize: bool = True
+) -> Any:
+    """Zeros of the shape of a tensor, and of its dtype unless one is given."""
+    return _like("ZerosLike", rg.zeros_like, tensor, dtype, name or "zeros_like")
+
+
+def ones_like(
+    tensor: Any, dtype: Any = None, name: str | None = None, optimize: bool = True
+) -> Any:
+    """Ones of the shape of a tensor, and of its dtype unless one is given."""
+    return _like("OnesLike", rg.ones_like, tensor, dtype, name or "ones_like")
+
+
+def _like(op_type: str, function: Any, tensor: Any, dtype: Any, name: str) -> Any:
+    due = None if dtype is None else dtypes.to_numpy(dtype)
+    return one_op(op_type, name, function, tensor, dtype=due)
+
+
+# -- sequences -------------------------------------------------------------------------------------
+
+
+def _source(op_type: str, kernel: Any, inputs: str, attrs: tuple[str, ...] = ()) -> Op:
+    """An op that makes values of numbers, which have no gradient."""
+    op = Op(op_type, op_type, kernel, [Input(n, "one") for n in inputs.split()], attrs)
+    op.rule = NO_RULE
+    OPS[op_type] = op
+    return op
+
+
+def _count_up(xp: Any, start: Any, limit: Any, delta: Any) -> Any:
+    return np.arange(start, limit, delta, dtype=start.dtype)
+
+
+def _spread(xp: Any, start: Any, stop: Any, num: int) -> Any:
+    return np.linspace(start, stop, num, dtype=start.dtype)
+
+
+RANGE = _source("Range", _count_up, "start limit delta")
+LIN_SPACE = _source("LinSpace", _spread, "start stop", ("num",))
+WIDTHS = [np.dtype(d) for d in (np.int32, np.int64, np.float32, np.float64)]
+
+
+def range(
+    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range"
+) -> Any:
+    """The numbers from `start` (0 if it is the only one) up to, without, `limit`.
+
+    The dtype is the widest of int32, int64, float32 and float64 among the arguments.
+
+    Op type: `Range`. Source: `tf.range`.
+    """
+    start, limit = (0, start) if limit is None else (start, limit)
+    values = [dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)]
+    kinds = [dtype_of(v) if is_tensor(v) else as_array(v).dtype for v in values]
+    due = max(kinds, key=WIDTHS.index) if dtype is None else dtypes.to_numpy(dtype)
+    if is_eager(*values):
+        first, last, step = [v.item() if is_tensor(v) else v for v in values]
+        return rg.arange(first, last, step, dtype=due)
+    with scope(name) as whole:
+        names = ("start", "limit", "delta")
+        xs = [
+            cast(v, due) if is_tensor(v) else constant(np.asarray(v, due), name=n)
+            for v, n in zip(values, names, strict=True)
+        ]
+        return one_op("Range", whole, _range, *xs)
+
+
+def _range(start: Any, limit: Any, delta: Any) -> Any:
+    known = [_known(x) for x in (start, limit, delta)]
+    content = None
+    if any(n is None for n in known):
+        count = None
+    elif not any(isinstance(n, Dim) for n in known):
+        content = np.arange(*known)
+        count = len(content)
+    else:  # the size of an axis is no less than 0
+        count = known[1] if known[::2] == [0, 1] and known[1].key[0] == "size" else None
+    y = defer(RANGE, (start, limit, delta), {}, specs=(Spec((count,), start.dtype),))
+    if content is not None and content.dtype.kind == "i" and content.size <= 64:
+        y._data.content = content.astype(object)
+    return y
+
+
+def _known(x: Any) -> Any:
+    """The number in a tensor of rank 0, a Dim, or None if nothing is known."""
+    symbol = x._data
+    content = symbol.content
+    if content is None and symbol.node.op is CONST:
+        content = symbol.node.attrs["value"]
+    return None if content is None else content.item()
+
+
+def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
+    """`num` evenly spaced numbers from `start` to `stop`, both of them included.
+
+    Op type: `LinSpace`. Source: `tf.lin_space`.
+    """
+    attrs = {"num": as_sizes(num), "kinds": FLOATS}
+    return one_op("LinSpace", name or "LinSpace", _lin_space, start, stop, **attrs)
+
+
+linspace = lin_space
+
+
+def _lin_space(start: Any, stop: Any, num: Any) -> Any:
+    return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
+
+
+# -- matrices, masks -------------------------------------------------------------------------------
+
+
+def eye(
+    num_rows: Any,
+    num_columns: Any = None,
+    batch_shape: Any = None,
+    dtype: Any = dtypes.float32,
+    name: str | None = None,
+) -> Any:
+    """Ones on the diagonal of a matrix, or of as many as `batch_shape` says."""
+    rows, columns = as_sizes(num_rows), as_sizes(num_rows if num_columns is None else num_columns)
+    with scope(name or "eye") as whole:
+        if isinstance(rows, int) and isinstance(columns, int):
+            matrix = np.eye(rows, columns, dtype=dtypes.to_numpy(dtype))
+        else:
+            on = equal(expand_dims(range(rows), 1), range(columns))
+            matrix = cast(on, dtype, name=whole if batch_shape is None else "matrix")
+        if batch_shape is None:
+            return as_tensor(matrix, name=whole)
+        return broadcast_to(matrix, (*as_sizes(batch_shape), rows, columns), name=whole)
+
+
+def sequence_mask(
+    lengths: Any, maxlen: Any = None, dtype: Any = dtypes.bool, name: str | None = None
+) -> Any:
+    """For each length a row of so many Trues, followed by Falses up to `maxlen`.
+
+    `maxlen` is the largest length by default.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.sequence_mask([1, 3], dtype=tf.int32)))
+    [[1 0 0]
+     [1 1 1]]
+    """
+    with scope(name or "SequenceMask", lengths) as whole:
+        lengths = as_tensor(lengths, name="lengths")
+        row = range(reduce_max(lengths) if maxlen is None else maxlen, dtype=dtype_of(lengths))
+        return cast(less(row, expand_dims(lengths, -1)), dtype, name=whole)
+
+
+def one_hot(
+    indices: Any,
+    depth: Any,
+    on_value: Any = None,
+    off_value: Any = None,
+    axis: int | None = None,
+    dtype: Any = None,
+    name: str | None = None,
+) -> Any:
+    """`on_value` (1) where the index is, `off_value` (0) elsewhere, along a new axis.
+
+    The dtype is float32, or that of the values if they are given.
+
+    Op type: `OneHot`. Source: `tf.one_hot`.
+    """
+    on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
+    due = _dtype_of_values(on_value, off_value) if dtype is None else dtypes.to_numpy(dtype)
+    attrs = {"depth": as_sizes(depth), "axis": -1 if axis is None else axis}
+    if not is_tensor(on) and not is_tensor(off):
+        attrs |= {"on_value": on, "off_value": off, "dtype": due}
+        return one_op("OneHot", name or "one_hot", rg.one_hot, indices, **attrs)
+    with scope(name or "one_hot", indices, on, off) as whole:
+        hot = one_op("OneHot", "hot", rg.one_hot, indices, dtype=np.dtype(bool), **attrs)
+        return where(hot, cast(on, due), cast(off, due), name=whole)
+
+
+def _dtype_of_values(*values: Any) -> np.dtype:
+    """The dtype of the first value that is given; float32 if there is none."""
+    for value in values:
+        if value is not None:
+            return dtype_of(value) if is_tensor(value) else as_array(value).dtype
+    return np.dtype(np.float32)

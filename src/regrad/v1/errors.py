@@ -1,0 +1,96 @@
+"""The errors of runs, under TensorFlow's names; they are RegradErrors too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regrad import dims
+from regrad.errors import IndexRangeError, RegradError, ShapeError
+from regrad.graph import Node
+
+
+class OpError(RegradError):
+    """An op failed in a run. `op` is the op, `message` what went wrong."""
+
+    op: Any = None
+
+    def __init__(self, node_def: Any, op: Any = None, message: str = "") -> None:
+        # TensorFlow's argument order; a message alone will do
+        self.message = message or str(node_def)
+        self.node_def = node_def if message else None
+        self.op = op
+        super().__init__(self.message)
+
+
+class InvalidArgumentError(OpError, ValueError):
+    """Shapes that clash in the run, an index out of range, a placeholder without a value."""
+
+
+class FailedPreconditionError(OpError):
+    """A variable was read before it was given a value."""
+
+
+class UnknownError(OpError):
+    """A Python function (`py_func`) raised."""
+
+
+class NotFoundError(OpError):
+    """A file, or something in it, that does not exist."""
+
+
+class OutOfRangeError(OpError):
+    """The end of a sequence was reached."""
+
+
+class UnimplementedError(OpError):
+    """Something that is not offered."""
+
+
+class InternalError(OpError):
+    """A mistake of the library."""
+
+
+class DataLossError(OpError):
+    """A file that cannot be read."""
+
+
+class AlreadyExistsError(OpError):
+    """Something that exists already."""
+
+
+class AbortedError(OpError):
+    """The run was broken off."""
+
+
+class CancelledError(OpError):
+    """The run was broken off."""
+
+
+class ClosedError(RegradError, RuntimeError):
+    """A session that is closed, or whose graph is empty."""
+
+
+def unfed(node: Node) -> InvalidArgumentError:
+    """A placeholder without a value."""
+    symbol = node.symbols[0]
+    shape = symbol.shape
+    known = dims.is_known(shape) and shape
+    sizes = f" and shape [{','.join(map(str, shape))}]" if known else ""
+    dtype = {"float32": "float", "float64": "double"}.get(symbol.dtype.name, symbol.dtype.name)
+    return InvalidArgumentError(
+        None,
+        node,
+        f"You must feed a value for placeholder tensor {node.name!r} with dtype {dtype}{sizes}",
+    )
+
+
+def of_run(error: Exception) -> Exception:
+    """A failure of an op as TensorFlow classes it; errors of rules and of users stay."""
+    node = getattr(error, "node", None)
+    if node is None or not isinstance(error, ShapeError | IndexRangeError):
+        return error
+    shapes = str(error)
+    made = InvalidArgumentError(None, node, f"Incompatible shapes: {shapes} (the op {node.name!r})")
+    if isinstance(error, IndexRangeError):
+        made = InvalidArgumentError(None, node, f"{shapes} (the op {node.name!r})")
+    return made

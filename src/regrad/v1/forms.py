@@ -1,0 +1,160 @@
+"""The form that most of TensorFlow's functions have: one of regrad's, in a scope of the op's name.
+
+Numbers and arrays among the arguments become constants in that scope (`add/y`). Where all
+tensors are regrad's eager ones, its function is called as it is: so what is written with `tf.`
+functions, a rule for example, works in eager mode too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.dims import UnknownRank
+from regrad.errors import ArgumentError, DTypeError
+from regrad.graph import SHAPE, is_symbolic
+from regrad.v1 import dtypes
+from regrad.v1.graphs import current_graph
+from regrad.v1.tensors import (
+    build,
+    convert_to_tensor,
+    is_tensor,
+    rg_read,
+    same_dtype,
+    sizes,
+    static_value,
+)
+
+# Kinds of dtypes (as NumPy has them) that an op takes, as TensorFlow registers them.
+ANY, BOOLS, INTEGERS, FLOATS = "", "b", "iu", "f"
+REALS, INEXACT, NUMBERS = "iuf", "fc", "iufc"
+SPELT = {"b": "bools", "iu": "integers", "f": "real floats", "iuf": "real numbers", "fc": "floats"}
+
+
+def is_eager(*values: Any) -> bool:
+    """Whether there are tensors among the values, all of them regrad's eager ones."""
+    known = [v for v in values if is_tensor(v)]
+    return bool(known) and all(isinstance(v, rg.Tensor) and not is_symbolic(v) for v in known)
+
+
+def scope(name: str, *values: Any) -> Any:
+    """A name scope for an op of these values; `as` binds the name that the op itself shall have."""
+    return nullcontext(name) if is_eager(*values) else current_graph().name_scope(name)
+
+
+def tensor(value: Any, dtype: Any = None, name: str | None = None) -> Any:
+    """A value as a tensor; one of regrad's eager ones stays what it is."""
+    return value if is_eager(value) else convert_to_tensor(value, dtype, name)
+
+
+def dtype_of(x: Any) -> np.dtype:
+    """NumPy's dtype of a tensor of either kind."""
+    return rg_read(x).dtype
+
+
+def shape_of(x: Any) -> Any:
+    """The shape of a tensor of either kind: ints and Dims, or an UnknownRank."""
+    return rg_read(x)._data.shape
+
+
+def rank_of(x: Any) -> int | None:
+    """The rank of a tensor, if it is known."""
+    shape = shape_of(x)
+    return None if isinstance(shape, UnknownRank) else len(shape)
+
+
+def check_kinds(op_type: str, kinds: str, *xs: Any) -> None:
+    """Refuse tensors of dtypes that TensorFlow's op does not take."""
+    for x in xs:
+        dtype = dtype_of(x)
+        if kinds and dtype.kind not in kinds:
+            raise DTypeError(
+                f"{op_type} takes {SPELT.get(kinds, 'numbers')}, got {dtypes.of(dtype).name}: {x}. "
+                "Use tf.cast."
+            )
+
+
+def one_op(
+    op_type: str | None,
+    name: str,
+    function: Callable[..., Any],
+    *values: Any,
+    kinds: str = ANY,
+    same: bool = True,
+    **attrs: Any,
+) -> Any:
+    """Call one of regrad's functions on values as tensors; the op of this type gets the name.
+
+    With `same` they are brought to one dtype, strictly. For compositions, where no op is the
+    function's own, `op_type` is None, and the name is just that of the scope.
+    """
+    if is_eager(*values):
+        return function(*values, **attrs)
+    with scope(name) as whole:
+        said = op_type or name
+        xs = same_dtype(said, *values) if same else [v if v is None else tensor(v) for v in values]
+        check_kinds(said, kinds, *xs)
+        return build(op_type or "", whole if op_type else None, function, *xs, **attrs)
+
+
+def axes_of(axis: Any, what: str = "axis") -> Any:
+    """An axis, or a tuple of them, from what TensorFlow takes; None stays None."""
+    return static_value(list(axis) if isinstance(axis, range) else axis, what)
+
+
+def as_sizes(value: Any) -> Any:
+    """Sizes, from numbers and tensors, as an attribute: what only the run can tell is a Dim."""
+    if is_eager(value):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return tuple([as_sizes(v) for v in value])
+    if is_tensor(value):
+        symbol = rg_read(tensor(value))._data
+        if symbol.content is None and symbol.node.op is SHAPE:
+            return symbol.node.xs[0]._data.shape  # of a tensor of unknown rank
+    return sizes(value)
+
+
+def renamed(new_name: str, new: Any, old_name: str, old: Any) -> Any:
+    """The value of an argument that has an old name too; ValueError if both are given."""
+    if new is not None and old is not None:
+        raise BothNamesError(f"Cannot specify both {new_name!r} and {old_name!r}: they are one.")
+    return old if new is None else new
+
+
+class BothNamesError(ArgumentError, ValueError):
+    """An argument given twice, under its old and its new name."""
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def unary(op_type: str, name: str, function: Any, kinds: str, default: str | None = None) -> Any:
+    """One row of a table of functions `(x, name=None)`."""
+
+    def made(x: Any, name: str | None = None) -> Any:
+        return one_op(op_type, name or default or op_type, function, x, kinds=kinds)
+
+    return _dressed(made, op_type, name, function)
+
+
+def binary(op_type: str, name: str, function: Any, kinds: str, default: str | None = None) -> Any:
+    """One row of a table of functions `(x, y, name=None)`."""
+
+    def made(x: Any, y: Any, name: str | None = None) -> Any:
+        return one_op(op_type, name or default or op_type, function, x, y, kinds=kinds)
+
+    return _dressed(made, op_type, name, function)
+
+
+def _dressed(made: Any, op_type: str, name: str, function: Any) -> Any:
+    first = (function.__doc__ or "").partition("\n")[0]
+    made.__name__ = made.__qualname__ = name
+    made.__module__ = sys._getframe(2).f_globals["__name__"]
+    made.__doc__ = f"{first}\n\n    Op type: `{op_type}`. Source: `tf.{name}`."
+    return made

@@ -1,0 +1,138 @@
+"""Placeholders, and the smaller namespaces of `tf`: `tf.math`, `tf.linalg`, `tf.random`, …"""
+
+from __future__ import annotations
+
+import logging as python_logging
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from regrad.dims import Dim
+from regrad.inference import Spec
+from regrad.v1 import clipping, creation, dtypes, random_ops, reductions, uncovered
+from regrad.v1 import indexing as _indexing
+from regrad.v1 import linalg as _linalg
+from regrad.v1 import math as _math
+from regrad.v1 import nn as _nn
+from regrad.v1.arrays import identity
+from regrad.v1.graphs import current_graph
+from regrad.v1.static_shapes import TensorShape
+from regrad.v1.tensors import Tensor, convert_to_tensor, face
+
+
+def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Tensor:
+    """A tensor that is fed in each run.
+
+    Args:
+        dtype: Its dtype.
+        shape: Its static shape, None for sizes that vary; without it even the rank may.
+
+    Source: `tf.placeholder`.
+    """
+    sizes = TensorShape(shape)
+    known = None if sizes.ndims is None else tuple(sizes.as_list())
+    spec = Spec(known, dtypes.to_numpy(dtype))
+    return face(current_graph().placeholder(spec, name or "Placeholder"))
+
+
+def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> Tensor:
+    """A tensor that may be fed in a run; otherwise it is `input`.
+
+    Source: `tf.placeholder_with_default`.
+    """
+    given = convert_to_tensor(input)
+    made = identity(given, name=name or "PlaceholderWithDefault")
+    wanted = TensorShape(shape)
+    wanted.assert_is_compatible_with(given.shape)
+    made._symbol.loosen(None if wanted.ndims is None else wanted.as_list())
+    return made
+
+
+def get_static_value(tensor: Any, partial: bool = False) -> np.ndarray | None:
+    """The value of a tensor if it is known while the graph is built, else None.
+
+    Source: `tf.get_static_value` (`tf.contrib.util.constant_value`).
+    """
+    if not isinstance(tensor, Tensor):
+        return None if hasattr(type(tensor), "_read") else np.asarray(tensor)
+    symbol = tensor._symbol
+    if symbol.node.op.type == "Const":
+        return np.array(symbol.node.attrs["value"])
+    content = symbol.content
+    if content is None or any(isinstance(n, Dim) for n in content.flat):
+        return None
+    return content.astype(symbol.dtype)
+
+
+class Namespace(ModuleType):
+    """Functions under another name than that of their module."""
+
+    def __init__(self, name: str, *modules: ModuleType, **more: Any) -> None:
+        super().__init__(f"regrad.v1.{name}", f"The functions of `tf.{name}`.")
+        self._label = f"tf.{name}"
+        for module in modules:
+            public = {k: v for k, v in vars(module).items() if _is_own(module, k, v)}
+            self.__dict__.update(public)
+        self.__dict__.update(more)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        uncovered.refuse(self._label, name, [n for n in vars(self) if not n.startswith("_")])
+
+
+def _is_own(module: ModuleType, name: str, value: Any) -> bool:
+    if name.startswith("_") or not callable(value):
+        return False
+    return name.islower() and getattr(value, "__module__", "").startswith("regrad.v1")
+
+
+math = Namespace(
+    "math",
+    _math,
+    reductions,
+    clipping,
+    confusion_matrix=_indexing.confusion_matrix,
+    l2_normalize=_nn.l2_normalize,
+    softplus=_nn.softplus,
+    softsign=_nn.softsign,
+    top_k=_nn.top_k,
+    in_top_k=_nn.in_top_k,
+    zero_fraction=_nn.zero_fraction,
+)
+linalg = Namespace(
+    "linalg", _linalg, eye=creation.eye,
+    l2_normalize=_nn.l2_normalize, global_norm=clipping.global_norm,
+)  # fmt: skip
+random = Namespace(
+    "random",
+    normal=random_ops.random_normal,
+    uniform=random_ops.random_uniform,
+    truncated_normal=random_ops.truncated_normal,
+    shuffle=random_ops.random_shuffle,
+    multinomial=random_ops.multinomial,
+    categorical=random_ops.categorical,
+    set_random_seed=random_ops.set_random_seed,
+)
+
+_LOG = python_logging.getLogger("regrad.v1")
+logging = SimpleNamespace(
+    DEBUG=10, INFO=20, WARN=30, ERROR=40, FATAL=50,
+    set_verbosity=_LOG.setLevel, get_verbosity=_LOG.getEffectiveLevel,
+    debug=_LOG.debug, info=_LOG.info, warn=_LOG.warning, warning=_LOG.warning,
+    error=_LOG.error, fatal=_LOG.critical, log=_LOG.log,
+)  # fmt: skip
+
+
+def disable_v2_behavior() -> None:
+    """Nothing: this is TensorFlow 1's graph mode already."""
+
+
+def disable_eager_execution() -> None:
+    """Nothing: this is TensorFlow 1's graph mode already."""
+
+
+def executing_eagerly() -> bool:
+    """False: regrad's eager mode is `import regrad`."""
+    return False

@@ -1,0 +1,568 @@
+"""`tf.nn`: TensorFlow 1's names, argument orders and defaults on `regrad.nn`.
+
+What one op computes in TensorFlow is here one op of the same type where regrad has it, and a
+composition of public ops elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import regrad as rg
+from regrad.deferral import deferrable
+from regrad.dims import UnknownRank
+from regrad.errors import ArgumentError, GraphError, ShapeError
+from regrad.shapeforms.sizes import differ
+from regrad.v1 import random_ops
+from regrad.v1.convolution import atrous_conv2d as atrous_conv2d
+from regrad.v1.convolution import avg_pool as avg_pool
+from regrad.v1.convolution import avg_pool3d as avg_pool3d
+from regrad.v1.convolution import channels_last, to_first, to_last
+from regrad.v1.convolution import conv1d as conv1d
+from regrad.v1.convolution import conv2d as conv2d
+from regrad.v1.convolution import conv2d_transpose as conv2d_transpose
+from regrad.v1.convolution import conv3d as conv3d
+from regrad.v1.convolution import conv3d_transpose as conv3d_transpose
+from regrad.v1.convolution import convolution as convolution
+from regrad.v1.convolution import depthwise_conv2d as depthwise_conv2d
+from regrad.v1.convolution import depthwise_conv2d_native as depthwise_conv2d_native
+from regrad.v1.convolution import max_pool as max_pool
+from regrad.v1.convolution import max_pool3d as max_pool3d
+from regrad.v1.convolution import separable_conv2d as separable_conv2d
+from regrad.v1.forms import (
+    FLOATS,
+    INEXACT,
+    REALS,
+    axes_of,
+    one_op,
+    renamed,
+    scope,
+    shape_of,
+    tensor,
+)
+from regrad.v1.math import sigmoid as sigmoid
+from regrad.v1.math import tanh as tanh
+from regrad.v1.tensors import build, convert_to_tensor, is_tensor, sizes, static_value
+from regrad.v1.values import alike, constant_value, ensure, floats
+
+# -- activations ---------------------------------------------------------------------------------
+
+
+def _activation(
+    op_type: str, name: str, function: Callable[..., Any], kinds: str = FLOATS
+) -> Callable[..., Any]:
+    def activation(features: Any, name: str | None = None) -> Any:
+        return one_op(op_type, name or op_type, function, features, kinds=kinds)
+
+    activation.__name__ = activation.__qualname__ = name
+    first = (function.__doc__ or "").partition("\n")[0]
+    activation.__doc__ = f"{first}\n\n    Op type: `{op_type}`. Source: `tf.nn.{name}`."
+    return activation
+
+
+relu = _activation("Relu", "relu", rg.nn.relu, REALS)
+relu6 = _activation("Relu6", "relu6", rg.nn.relu6, REALS)
+elu = _activation("Elu", "elu", rg.nn.elu)
+selu = _activation("Selu", "selu", rg.nn.selu)
+swish = _activation("Silu", "swish", rg.nn.silu)
+softplus = _activation("Softplus", "softplus", rg.nn.softplus)
+softsign = _activation("Softsign", "softsign", rg.nn.softsign)
+
+
+def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
+    """x where x > 0, `alpha * x` elsewhere. Op type: `LeakyRelu` (`Prelu` if alpha is a tensor)."""
+    name = name or "LeakyRelu"
+    if is_tensor(alpha):
+        return one_op("Prelu", name, rg.nn.prelu, features, alpha, kinds=FLOATS)
+    return one_op("LeakyRelu", name, rg.nn.leaky_relu, features, kinds=FLOATS, alpha=alpha)
+
+
+def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
+    """`relu` of x and of -x, side by side along `axis`."""
+
+    def both_signs(x: Any, axis: int) -> Any:
+        return rg.nn.relu(rg.concat([x, -x], axis=axis))
+
+    axis = axes_of(axis)
+    return one_op("ConcatV2", name or "CRelu", both_signs, features, kinds=FLOATS, axis=axis)
+
+
+def _along(op_type: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def along(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
+        axis = _last_by_default(axis, dim)
+        return one_op(op_type, name or op_type, function, logits, kinds=FLOATS, axis=axis)
+
+    along.__name__ = along.__qualname__ = name
+    first = (function.__doc__ or "").partition("\n")[0]
+    along.__doc__ = (
+        f"{first}\n\n    The axis (or `dim`) is the last by default.\n\n"
+        f"    Op type: `{op_type}`. Source: `tf.nn.{name}`."
+    )
+    return along
+
+
+def _last_by_default(axis: Any, dim: Any) -> int:
+    found = axes_of(renamed("axis", axis, "dim", dim))
+    return -1 if found is None else found
+
+
+softmax = _along("Softmax", "softmax", rg.nn.softmax)
+log_softmax = _along("LogSoftmax", "log_softmax", rg.nn.log_softmax)
+
+
+# -- losses of logits ----------------------------------------------------------------------------
+
+
+def _check_named(function: str, sentinel: Any, labels: Any, logits: Any) -> None:
+    """The order of labels and logits is easily mistaken, so TensorFlow wants them by name."""
+    if sentinel is not None:
+        raise GraphError(
+            f"Only call `{function}` with named arguments (labels=..., logits=..., ...)"
+        )
+    if labels is None or logits is None:
+        raise GraphError("Both labels and logits must be provided.")
+
+
+def softmax_cross_entropy_with_logits(
+    _sentinel: Any = None,
+    labels: Any = None,
+    logits: Any = None,
+    dim: Any = -1,
+    name: str | None = None,
+    axis: Any = None,
+) -> Any:
+    """`-sum(labels * log_softmax(logits))` along an axis, without a gradient by the labels.
+
+    The arguments are given by name. Op types: `StopGradient`, `LogSoftmax`, `Mul`, `Sum`, `Neg`.
+    """
+    _check_named("softmax_cross_entropy_with_logits", _sentinel, labels, logits)
+    name = name or "softmax_cross_entropy_with_logits_sg"
+    return _of_distributions(name, labels, logits, dim if axis is None else axis, fixed=True)
+
+
+def softmax_cross_entropy_with_logits_v2(
+    labels: Any, logits: Any, axis: Any = None, name: str | None = None, dim: Any = None
+) -> Any:
+    """`-sum(labels * log_softmax(logits))` along `axis`, with a gradient by the labels, too.
+
+    Source: `tf.nn.softmax_cross_entropy_with_logits_v2`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     labels, logits = [[0.0, 1.0]], [[5.0, 5.0]]
+    ...     print(sess.run(tf.nn.softmax_cross_entropy_with_logits_v2(labels, logits)))
+    [0.6931472]
+    """
+    _check_named("softmax_cross_entropy_with_logits_v2", None, labels, logits)
+    name = name or "softmax_cross_entropy_with_logits"
+    return _of_distributions(name, labels, logits, _last_by_default(axis, dim), fixed=False)
+
+
+def _of_distributions(name: str, labels: Any, logits: Any, axis: Any, fixed: bool) -> Any:
+    (logits,) = floats("softmax_cross_entropy_with_logits", logits)
+    attrs = {"axis": axes_of(axis), "fixed": fixed}
+    return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
+
+
+@deferrable
+def _cross_entropy(labels: Any, logits: Any, axis: int, fixed: bool) -> Any:
+    if labels.dtype != logits.dtype:
+        labels = rg.astype(labels, logits.dtype)
+    if fixed:
+        labels = rg.stop_gradient(labels)
+    labels, logits = alike("softmax_cross_entropy_with_logits", labels, logits)
+    if axis != -1:
+        labels, logits = rg.moveaxis(labels, axis, -1), rg.moveaxis(logits, axis, -1)
+    return rg.losses.softmax_cross_entropy(labels, logits, None, "none")
+
+
+def sparse_softmax_cross_entropy_with_logits(
+    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
+) -> Any:
+    """`-log_softmax(logits)` at the class of each example, whose number is its label.
+
+    The arguments are given by name. A label out of range is an InvalidArgumentError of the run.
+    """
+    what = "sparse_softmax_cross_entropy_with_logits"
+    _check_named(what, _sentinel, labels, logits)
+    (logits,) = floats(what, logits)
+    name = name or "SparseSoftmaxCrossEntropyWithLogits"
+    return one_op(None, name, sparse_cross_entropy, labels, logits, same=False)
+
+
+@deferrable
+def sparse_cross_entropy(labels: Any, logits: Any) -> Any:
+    """`-log_softmax(logits)` at the labels, which must have the shape of the examples."""
+    labels = ensure("sparse_softmax_cross_entropy_with_logits", labels, logits.shape[:-1])
+    return rg.losses.sparse_softmax_cross_entropy(labels, logits, None, "none")
+
+
+def sigmoid_cross_entropy_with_logits(
+    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
+) -> Any:
+    """The cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
+
+    The arguments are given by name.
+    """
+    what = "sigmoid_cross_entropy_with_logits"
+    _check_named(what, _sentinel, labels, logits)
+
+    @deferrable
+    def cross_entropy(labels: Any, logits: Any) -> Any:
+        return rg.losses.sigmoid_cross_entropy(*alike(what, labels, logits), None, "none")
+
+    return one_op(None, name or "logistic_loss", cross_entropy, labels, logits, kinds=FLOATS)
+
+
+def weighted_cross_entropy_with_logits(
+    labels: Any = None,
+    logits: Any = None,
+    pos_weight: Any = None,
+    name: str | None = None,
+    targets: Any = None,
+) -> Any:
+    """`sigmoid_cross_entropy_with_logits` with the positive examples weighted by `pos_weight`."""
+    labels = renamed("labels", labels, "targets", targets)
+
+    @deferrable
+    def cross_entropy(labels: Any, logits: Any, weight: Any) -> Any:
+        labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
+        yes = weight * labels * rg.nn.log_sigmoid(logits)
+        return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
+
+    tensors = labels, logits, pos_weight
+    return one_op(None, name or "logistic_loss", cross_entropy, *tensors, kinds=FLOATS)
+
+
+def log_poisson_loss(
+    targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None
+) -> Any:
+    """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss."""
+    name = name or "log_poisson_loss"
+    return one_op(None, name, _poisson, targets, log_input, kinds=FLOATS, full=compute_full_loss)
+
+
+@deferrable
+def _poisson(z: Any, c: Any, full: bool) -> Any:
+    z, c = alike("log_poisson_loss", z, c)
+    y = rg.exp(c) - z * c
+    if not full:
+        return y
+    some = rg.greater(z, 1)
+    n = rg.where(some, z, 1)
+    stirling = n * rg.log(n) - n + 0.5 * rg.log(2 * math.pi * n)
+    return y + rg.where(some, stirling, 0)
+
+
+def l2_loss(t: Any, name: str | None = None) -> Any:
+    """`sum(t ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow)."""
+    return one_op("RealDiv", name or "L2Loss", _half_square, t, kinds=FLOATS)
+
+
+def _half_square(x: Any) -> Any:
+    return rg.sum(rg.square(x)) / 2
+
+
+# -- normalisation -------------------------------------------------------------------------------
+
+
+def l2_normalize(
+    x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None, dim: Any = None
+) -> Any:
+    """`x / sqrt(max(sum(x ** 2), epsilon))`: x with norm 1 along `axis`."""
+    attrs = {"axis": axes_of(renamed("axis", axis, "dim", dim)), "epsilon": epsilon}
+    return one_op("Mul", name or "l2_normalize", rg.nn.l2_normalize, x, kinds=FLOATS, **attrs)
+
+
+def moments(
+    x: Any,
+    axes: Any,
+    shift: Any = None,
+    name: str | None = None,
+    keep_dims: bool | None = None,
+    keepdims: bool | None = None,
+) -> tuple[Any, Any]:
+    """The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)"""
+    keep = bool(renamed("keepdims", keepdims, "keep_dims", keep_dims))
+    attrs = {"axis": axes_of(axes), "keepdims": keep}
+    return one_op(None, name or "moments", rg.nn.moments, x, kinds=INEXACT, **attrs)
+
+
+def batch_normalization(
+    x: Any,
+    mean: Any,
+    variance: Any,
+    offset: Any,
+    scale: Any,
+    variance_epsilon: float,
+    name: str | None = None,
+) -> Any:
+    """`(x - mean) / sqrt(variance + variance_epsilon) * scale + offset` (both may be None)."""
+    given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
+    present = {k: v for k, v in given.items() if v is not None}
+
+    def normalized(x: Any, *values: Any) -> Any:
+        tensors = dict(zip(present, values, strict=True))
+        return rg.nn.batch_norm(x, **tensors, epsilon=variance_epsilon)
+
+    return one_op(None, name or "batchnorm", normalized, x, *present.values(), kinds=FLOATS)
+
+
+class FusedBatchNorm(NamedTuple):
+    """What `fused_batch_norm` returns."""
+
+    y: Any
+    batch_mean: Any
+    batch_var: Any
+
+
+def fused_batch_norm(
+    x: Any,
+    scale: Any,
+    offset: Any,
+    mean: Any = None,
+    variance: Any = None,
+    epsilon: float = 0.001,
+    data_format: str = "NHWC",
+    is_training: bool = True,
+    name: str | None = None,
+) -> FusedBatchNorm:
+    """Images normalised by their own moments, or by given ones, and these moments.
+
+    In training the variance that comes back is the unbiased estimate (of n - 1), as in TensorFlow.
+    """
+    last = channels_last(data_format, 2)
+    with scope(name or "FusedBatchNorm", x):
+        x = x if last else build("Transpose", None, rg.permute_dims, x, axes=to_last(2))
+        unbiased = variance
+        if is_training:
+            mean, variance = moments(x, (0, 1, 2))
+            unbiased = variance * bessel(x, (0, 1, 2))
+        y = batch_normalization(x, mean, variance, offset, scale, epsilon)
+        y = y if last else build("Transpose", None, rg.permute_dims, y, axes=to_first(2))
+    return FusedBatchNorm(y, mean, unbiased)
+
+
+def bessel(x: Any, axes: tuple[int, ...]) -> Any:
+    """n / (n - 1) for the n elements along the axes: the factor of an unbiased variance."""
+
+    def factor(x: Any) -> Any:
+        n = rg.sum(rg.ones_like(x), axis=axes)
+        return n / rg.maximum(n - 1, 1)
+
+    return one_op(None, "bessel", factor, x)
+
+
+def local_response_normalization(
+    input: Any,
+    depth_radius: int = 5,
+    bias: float = 1,
+    alpha: float = 1,
+    beta: float = 0.5,
+    name: str | None = None,
+) -> Any:
+    """x over `(bias + alpha * s) ** beta`, s summing `x²` over neighbouring channels.
+
+    Op type: `LRN`.
+    """
+    settings = {"depth_radius": depth_radius, "bias": bias, "alpha": alpha, "beta": beta}
+    function = rg.nn.local_response_normalization
+    return one_op("LRN", name or "LRN", function, input, kinds=FLOATS, **settings)
+
+
+lrn = local_response_normalization
+
+
+def zero_fraction(value: Any, name: str | None = None) -> Any:
+    """The fraction of elements that are 0."""
+    return one_op(None, name or "zero_fraction", _zero_fraction, value)
+
+
+def _zero_fraction(x: Any) -> Any:
+    return rg.mean(rg.astype(rg.equal(x, 0), rg.float32))
+
+
+# -- affine --------------------------------------------------------------------------------------
+
+
+def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
+    """`value + bias`, with one number per channel. Op type: `AddV2` (`BiasAdd` in TensorFlow)."""
+    if data_format is not None and not data_format.startswith("N"):
+        raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
+    first = (data_format or "").startswith("NC")
+    return one_op("AddV2", name or "BiasAdd", _with_bias, value, bias, first=first)
+
+
+@deferrable
+def _with_bias(value: Any, bias: Any, first: bool) -> Any:
+    if bias.ndim != 1:
+        raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {bias.shape}")
+    if not isinstance(value.shape, UnknownRank):
+        channels = value.shape[1 if first else -1]
+        if differ(channels, bias.shape[0]):
+            raise ShapeError(f"bias_add: {bias.shape[0]} biases for {channels} channels")
+    return value + (rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
+
+
+def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+    """`matmul(x, weights) + biases`."""
+
+    def affine(x: Any, weights: Any, biases: Any) -> Any:
+        return _with_bias(rg.matmul(x, weights), biases, False)
+
+    return one_op("AddV2", name or "xw_plus_b", affine, x, weights, biases, kinds=FLOATS)
+
+
+def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+    """`relu(matmul(x, weights) + biases)`."""
+
+    def layer(x: Any, weights: Any, biases: Any) -> Any:
+        return rg.nn.relu(_with_bias(rg.matmul(x, weights), biases, False))
+
+    return one_op("Relu", name or "relu_layer", layer, x, weights, biases, kinds=FLOATS)
+
+
+# -- dropout, lookups ----------------------------------------------------------------------------
+
+
+def dropout(
+    x: Any,
+    keep_prob: Any = None,
+    noise_shape: Any = None,
+    seed: int | None = None,
+    name: str | None = None,
+    rate: Any = None,
+) -> Any:
+    """x with elements set to 0 at random in each run, and the others scaled up by `1 / keep_prob`.
+
+    Args:
+        x: The input, floats.
+        keep_prob: The probability with which an element is kept: a number, or a tensor such as a
+            placeholder. If it is known to be 1, x comes back.
+        noise_shape: A shape that broadcasts to x's, if elements are to be dropped together;
+            None in it stands for x's size.
+        seed: See `tf.set_random_seed`.
+        name: The name scope.
+        rate: `1 - keep_prob`, in its place.
+
+    Source: `tf.nn.dropout`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sorted(set(sess.run(tf.nn.dropout(tf.ones([100]), 0.5)).tolist())))
+    [0.0, 2.0]
+    """
+    (x,) = floats("dropout", tensor(x, name="x"))
+    keep = _keep_probability(keep_prob, rate)
+    if constant_value(keep) == 1:
+        return x
+    with scope(name or "dropout"):
+        x = convert_to_tensor(x)
+        keep = convert_to_tensor(keep, x.dtype.base_dtype, name="keep_prob")
+        shape = _noise_shape(shape_of(x), noise_shape)
+        noise = random_ops.noise(random_ops.UNIFORM, None, shape, x.dtype.base_dtype, seed)
+        return build("SelectV2", None, _dropped, x, keep, noise)
+
+
+def _dropped(x: Any, keep: Any, noise: Any) -> Any:
+    return rg.where(rg.less(noise, keep), x / keep, 0)
+
+
+def _keep_probability(keep_prob: Any, rate: Any) -> Any:
+    if rate is not None and keep_prob is None:
+        known = constant_value(rate)
+        keep_prob = 1 - (rate if known is None else known)
+    elif keep_prob is None or rate is not None:
+        raise GraphError("dropout takes keep_prob, or rate, which is 1 - keep_prob")
+    known = constant_value(keep_prob)
+    if known is not None and not 0 < known <= 1:
+        raise GraphError(
+            f"keep_prob must be a scalar tensor or a float in the range (0, 1], got {known}"
+        )
+    return keep_prob
+
+
+def _noise_shape(shape: Any, noise_shape: Any) -> Any:
+    if noise_shape is None:
+        return shape
+    if not isinstance(noise_shape, list | tuple):
+        return noise_shape
+    return [shape[i] if n is None else n for i, n in enumerate(noise_shape)]
+
+
+def embedding_lookup(
+    params: Any,
+    ids: Any,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    validate_indices: bool = True,
+    max_norm: float | None = None,
+) -> Any:
+    """The rows of a table with the numbers `ids`. Op type: `GatherV2`.
+
+    A list of tables is one table, whose rows are dealt out in turns (`"mod"`) or lie one after
+    the other (`"div"`).
+    """
+    if max_norm is not None:
+        raise ArgumentError("embedding_lookup: max_norm is not offered; call tf.clip_by_norm")
+    tables = list(params) if isinstance(params, list | tuple) else [params]
+    name = name or "embedding_lookup"
+    if len(tables) == 1:
+        return one_op("GatherV2", name, rg.nn.embedding, tables[0], ids, same=False)
+    counts = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
+    starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
+    strategy = {"mod": _dealt, "div": _in_order}[partition_strategy]
+
+    def looked_up(ids: Any, *tables: Any) -> Any:
+        return rg.nn.embedding(rg.concat(tables), strategy(ids, starts))
+
+    return one_op(None, name, looked_up, ids, *tables, same=False)
+
+
+def _dealt(ids: Any, starts: np.ndarray) -> Any:
+    """The row numbers in the joined tables of rows that were dealt out in turns."""
+    n = len(starts)
+    first = rg.astype(rg.take(rg.asarray(starts), ids % n), ids.dtype)
+    return first + rg.floor_divide(ids, n)
+
+
+def _in_order(ids: Any, starts: np.ndarray) -> Any:
+    return ids
+
+
+class TopKV2(NamedTuple):
+    """What `top_k` returns."""
+
+    values: Any
+    indices: Any
+
+
+def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopKV2:
+    """The k largest elements of each row, largest first, and their places (int32).
+
+    Op type: `TopKV2`. Source: `tf.nn.top_k`.
+    """
+
+    return one_op("TopKV2", name or "TopKV2", _largest, input, kinds=REALS, k=sizes(k))
+
+
+def _largest(x: Any, k: Any) -> TopKV2:
+    values, indices = rg.top_k(x, k)
+    return TopKV2(values, rg.astype(indices, rg.int32))
+
+
+def in_top_k(predictions: Any, targets: Any, k: Any, name: str | None = None) -> Any:
+    """For each row, whether fewer than k classes are predicted above the target's class."""
+
+    (predictions,) = floats("in_top_k", predictions)
+    return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
+
+
+def _is_in(predictions: Any, targets: Any, k: Any) -> Any:
+    chosen = rg.take_along_axis(predictions, rg.expand_dims(targets, -1), axis=-1)
+    above = rg.sum(rg.astype(rg.greater(predictions, chosen), rg.int32), axis=-1)
+    return rg.logical_and(rg.less(above, k), rg.isfinite(rg.squeeze(chosen, axis=-1)))

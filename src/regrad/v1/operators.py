@@ -1,0 +1,110 @@
+"""Operators of tensors and Variables, with TensorFlow's names: `x + 1.0` is `add`, with `add/y`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from regrad.v1 import bitwise, linalg, math
+from regrad.v1.forms import dtype_of, tensor
+from regrad.v1.indexing import getitem
+from regrad.v1.tensors import Tensor
+
+Operator = Callable[..., Any]
+
+
+def _pair(function: Operator, name: str) -> tuple[Operator, Operator]:
+    """An operator and its reflection."""
+
+    def operator(self: Any, other: Any) -> Any:
+        return function(self, other, name=name)
+
+    def reflected(self: Any, other: Any) -> Any:
+        return function(other, self, name=name)
+
+    return operator, reflected
+
+
+def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
+    """An operator that is another op for bools than for integers."""
+
+    def function(x: Any, y: Any, name: str) -> Any:
+        own = x if isinstance(x, Tensor) or hasattr(type(x), "_read") else y
+        return (for_bools if dtype_of(own).kind == "b" else for_integers)(x, y, name=name)
+
+    return function
+
+
+TWO_SIDED = {
+    "add": (math.add, "add"),
+    "sub": (math.subtract, "sub"),
+    "mul": (math.multiply, "mul"),
+    "truediv": (math.truediv, "truediv"),
+    "floordiv": (math.floordiv, "floordiv"),
+    "mod": (math.floormod, "mod"),
+    "pow": (math.pow, "pow"),
+    "matmul": (linalg.matmul, "matmul"),
+    "and": (_logical(math.logical_and, bitwise.bitwise_and), "and"),
+    "or": (_logical(math.logical_or, bitwise.bitwise_or), "or"),
+    "xor": (_logical(math.logical_xor, bitwise.bitwise_xor), "xor"),
+}
+COMPARISONS = {
+    "lt": math.less,
+    "le": math.less_equal,
+    "gt": math.greater,
+    "ge": math.greater_equal,
+}
+
+
+def _compared(function: Operator) -> Operator:
+    def operator(self: Any, other: Any) -> Any:
+        return function(self, other)
+
+    return operator
+
+
+def _equal(self: Any, other: Any) -> Any:
+    return False if other is None else math.equal(self, other)
+
+
+def _not_equal(self: Any, other: Any) -> Any:
+    return True if other is None else math.not_equal(self, other)
+
+
+def _inverted(self: Any) -> Any:
+    x = tensor(self)
+    return math.logical_not(x) if dtype_of(x).kind == "b" else bitwise.invert(x)
+
+
+def _item(self: Any, index: Any) -> Any:
+    return getitem(self, index)
+
+
+def _absolute(self: Any) -> Any:
+    return math.abs(self)
+
+
+def _negated(self: Any) -> Any:
+    return math.negative(self)
+
+
+def install_operators(cls: type) -> None:
+    """Give a class of tensors TensorFlow's operators.
+
+    `==` and `!=` compare element by element; no tensor equals None.
+    """
+    for name, (function, op_name) in TWO_SIDED.items():
+        operator, reflected = _pair(function, op_name)
+        setattr(cls, f"__{name}__", operator)
+        setattr(cls, f"__r{name}__", reflected)
+    for name, function in COMPARISONS.items():
+        setattr(cls, f"__{name}__", _compared(function))
+    others = {
+        "eq": _equal, "ne": _not_equal, "invert": _inverted, "getitem": _item, "abs": _absolute,
+        "neg": _negated,
+    }  # fmt: skip
+    for name, function in others.items():
+        setattr(cls, f"__{name}__", function)
+
+
+install_operators(Tensor)

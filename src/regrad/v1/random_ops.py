@@ -1,0 +1,284 @@
+"""Random tensors of a graph, drawn anew in each run: `tf.random_normal` and its kin.
+
+Each op has a generator of its own in the session. With a seed (the graph's, the op's, or both)
+every new session repeats the same numbers; without one they are fresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.dims import UnknownRank
+from regrad.errors import DTypeError, GraphError
+from regrad.graph import NO_RULE, chain, defer
+from regrad.inference import Spec
+from regrad.random import NumpySource
+from regrad.registry import OPS, Input, Op
+from regrad.state import next_id
+from regrad.v1 import dtypes
+from regrad.v1.errors import InvalidArgumentError
+from regrad.v1.graphs import current_graph, get_default_graph
+from regrad.v1.tensors import Tensor, build, convert_to_tensor, face, sizes
+
+# -- seeds ---------------------------------------------------------------------------------------
+
+DEFAULT_GRAPH_SEED = 87654321
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Set the seed of the default graph, for the random ops that are made from here on.
+
+    Source: `tf.set_random_seed`.
+
+    >>> import regrad.v1 as tf
+    >>> def draw():
+    ...     with tf.Graph().as_default(), tf.Session() as sess:
+    ...         tf.set_random_seed(1)
+    ...         return sess.run(tf.random_uniform([]))
+    >>> draw() == draw()
+    True
+    """
+    get_default_graph().seed = seed
+
+
+def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
+    """The graph's seed and the op's for an op made now: both None if there is no seed at all."""
+    graph_seed = get_default_graph().seed
+    if graph_seed is None:
+        return (None, None) if op_seed is None else (DEFAULT_GRAPH_SEED, op_seed)
+    if op_seed is None:  # the number of ops tells ops of one graph apart
+        op_seed = sum(len(graph.nodes) for graph in chain(current_graph()))
+    return graph_seed, op_seed
+
+
+def _generator(run: Any, seed: int | None, seed2: int | None, stream: int) -> NumpySource:
+    """The generator of an op in a session."""
+    found = run.others.get(stream)
+    if found is None:
+        seeds = None if seed is None or seed2 is None else (seed % 2**64, seed2 % 2**64)
+        found = run.others[stream] = NumpySource(np.random.default_rng(seeds))
+    return found
+
+
+# -- the ops -------------------------------------------------------------------------------------
+
+STREAM = ["seed", "seed2", "stream"]
+
+
+def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *attrs: str) -> Op:
+    """An op type whose kernel is given the session's generator first."""
+
+    def draw(
+        run: Any, *arrays: Any, seed: Any, seed2: Any, stream: int, **attributes: Any
+    ) -> np.ndarray:
+        return kernel(_generator(run, seed, seed2, stream), *arrays, **attributes)
+
+    entries = [Input(name, "one") for name in inputs]
+    op = Op(type, type, draw, entries, [*attrs, *STREAM], stateful=True)
+    return OPS.setdefault(type, op)
+
+
+def _noise(type: str, distribution: str) -> Op:
+    def kernel(source: NumpySource, shape: Any, dtype: np.dtype) -> np.ndarray:
+        return source.draw(distribution, shape, dtype)
+
+    return _random_op(type, kernel, [], "shape", "dtype")
+
+
+def _integers(source: NumpySource, low: Any, high: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
+    if low >= high:
+        raise InvalidArgumentError(None, None, f"Need minval < maxval, got {low} >= {high}")
+    return source.integers(shape, int(low), int(high), dtype)
+
+
+def _shuffled(source: NumpySource, value: np.ndarray) -> np.ndarray:
+    return value[source.permutation(len(value))]
+
+
+def _classes(source: NumpySource, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
+    batch, classes = logits.shape
+    noise = source.draw("gumbel", (batch, count, classes), logits.dtype)
+    return (logits[:, None, :] + noise).argmax(axis=-1).astype(dtype)
+
+
+NORMAL = _noise("RandomStandardNormal", "normal")
+TRUNCATED = _noise("TruncatedNormal", "truncated_normal")
+UNIFORM = _noise("RandomUniform", "uniform")
+INTEGERS = _random_op("RandomUniformInt", _integers, ["minval", "maxval"], "shape", "dtype")
+SHUFFLE = _random_op("RandomShuffle", _shuffled, ["value"])
+MULTINOMIAL = _random_op("Multinomial", _classes, ["logits"], "count", "dtype")
+for _op in (NORMAL, TRUNCATED, UNIFORM, INTEGERS, MULTINOMIAL):
+    _op.rule = NO_RULE
+
+
+def draw(
+    op: Op, name: str | None, spec: Spec, seed: int | None, *inputs: Tensor, **attrs: Any
+) -> Tensor:
+    """A random op in the graph that is being built."""
+    graph = current_graph()
+    graph_seed, op_seed = get_seed(seed)
+    attrs.update(seed=graph_seed, seed2=op_seed, stream=next_id())
+    xs = tuple([x._read() for x in inputs])
+    with graph.naming(op.type, name):
+        if xs:
+            return face(defer(op, xs, attrs, specs=[spec]))
+        return face(graph.add(op, op.rule, (), attrs, specs=[spec]))
+
+
+def noise(op: Op, name: str | None, shape: Any, dtype: Any, seed: int | None) -> Tensor:
+    """Numbers of a standard distribution; the shape may be a tensor."""
+    dtype = dtypes.to_numpy(dtype)
+    if dtype.kind != "f":
+        raise DTypeError(f"{op.type} draws floats (or ints, by tf.random_uniform), got {dtype}")
+    shape = shape_attribute(shape)
+    known = None if isinstance(shape, UnknownRank) else shape
+    return draw(op, name, Spec(known, dtype), seed, shape=shape, dtype=dtype)
+
+
+def shape_attribute(shape: Any) -> Any:
+    """A shape, or a tensor of sizes, as an attribute; ValueError for a single number."""
+    found = shape if isinstance(shape, UnknownRank) else sizes(shape)
+    if not isinstance(found, tuple | UnknownRank):
+        raise GraphError(f"Shape must be rank 1 but is rank 0: give [{shape}], not {shape}")
+    return found
+
+
+# -- what users call -----------------------------------------------------------------------------
+
+
+def _normal(
+    op: Op, default: str, shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any, name: Any
+) -> Tensor:
+    with current_graph().name_scope(name or default) as scope:
+        mean = convert_to_tensor(mean, dtype, name="mean")
+        stddev = convert_to_tensor(stddev, dtype, name="stddev")
+        return _moved(scope, noise(op, None, shape, dtype, seed), stddev, mean)
+
+
+def _moved(scope: str, y: Tensor, scale: Any, offset: Any) -> Tensor:
+    scaled = build("Mul", "mul", rg.multiply, y, scale)
+    return build("AddV2", scope, rg.add, scaled, offset)
+
+
+def random_normal(
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = dtypes.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.
+
+    Source: `tf.random_normal`.
+    """
+    return _normal(NORMAL, "random_normal", shape, mean, stddev, dtype, seed, name)
+
+
+def truncated_normal(
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = dtypes.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """Normal numbers that are at most two standard deviations away from the mean."""
+    return _normal(TRUNCATED, "truncated_normal", shape, mean, stddev, dtype, seed, name)
+
+
+def random_uniform(
+    shape: Any,
+    minval: Any = 0,
+    maxval: Any = None,
+    dtype: Any = dtypes.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """Numbers from `[minval, maxval)`, all equally likely: floats, or integers of an int dtype.
+
+    `maxval` is 1 by default for floats, and must be given for integers (else ValueError).
+
+    Source: `tf.random_uniform`.
+    """
+    dtype = dtypes.as_dtype(dtype)
+    if maxval is None and dtype.is_integer:
+        raise GraphError(f"Must specify maxval for integer dtype {dtype!r}")
+    with current_graph().name_scope(name or "random_uniform") as scope:
+        low = convert_to_tensor(minval, dtype, name="min")
+        high = convert_to_tensor(1 if maxval is None else maxval, dtype, name="max")
+        if dtype.is_integer:
+            attrs = {"shape": shape_attribute(shape), "dtype": dtypes.to_numpy(dtype)}
+            return draw(INTEGERS, scope, Spec(*attrs.values()), seed, low, high, **attrs)
+        y = noise(UNIFORM, None, shape, dtype, seed)
+        return _moved(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
+
+
+def random_shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
+    """The rows of a tensor in random order. It has no gradient, as in TensorFlow.
+
+    To differentiate, shuffle the row numbers: `tf.gather(x, tf.random_shuffle(tf.range(n)))`.
+    """
+    value = convert_to_tensor(value)
+    spec = Spec(value._symbol.shape, value._symbol.dtype)
+    return draw(SHUFFLE, name, _without_rank(spec), seed, value)
+
+
+def multinomial(
+    logits: Any,
+    num_samples: Any,
+    seed: int | None = None,
+    name: str | None = None,
+    output_dtype: Any = None,
+) -> Tensor:
+    """For each row of logits, `num_samples` classes drawn from `softmax(logits)`."""
+    return _categorical("multinomial", logits, num_samples, output_dtype, seed, name)
+
+
+def categorical(
+    logits: Any,
+    num_samples: Any,
+    dtype: Any = None,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """`multinomial`. Source: `tf.random.categorical`."""
+    return _categorical("categorical", logits, num_samples, dtype, seed, name)
+
+
+def _categorical(
+    default: str, logits: Any, count: Any, dtype: Any, seed: Any, name: str | None
+) -> Tensor:
+    with current_graph().name_scope(name or default):
+        logits = convert_to_tensor(logits, name="logits")
+        attrs = {"count": sizes(count), "dtype": dtypes.to_numpy(dtype or dtypes.int64)}
+        shape = logits._symbol.shape
+        batch = None if isinstance(shape, UnknownRank) else shape[0]
+        spec = Spec((batch, attrs["count"]), attrs["dtype"])
+        return draw(MULTINOMIAL, None, spec, seed, logits, **attrs)
+
+
+def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Tensor:
+    """A block of this size from a random place of a tensor."""
+    from regrad.v1.arrays import shape
+    from regrad.v1.indexing import slice
+
+    with current_graph().name_scope(name or "random_crop"):
+        value = convert_to_tensor(value, name="value")
+        size = convert_to_tensor(size, dtypes.int32, name="size")
+        rank = [len(value._symbol.shape)]
+        anywhere = random_uniform(rank, maxval=dtypes.int32.max, dtype=dtypes.int32, seed=seed)
+        offset = build("FloorMod", "mod", _inside, anywhere, shape(value), size)
+        return slice(value, offset, size)
+
+
+def _inside(anywhere: Any, shape: Any, size: Any) -> Any:
+    return rg.remainder(anywhere, shape - size + 1)
+
+
+def _without_rank(spec: Spec) -> Spec:
+    return Spec(None, spec.dtype) if isinstance(spec.shape, UnknownRank) else spec

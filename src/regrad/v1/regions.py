@@ -1,0 +1,344 @@
+"""Branches and loops: graphs inside an op, which the run chooses or repeats.
+
+A region is built once, in a graph of its own, under the overrides in force around it. Tensors of
+the outer graph that it uses become its inputs. Its gradient is built in the same inner graph, so
+what that needs of the forward pass is computed again, where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import regrad as rg
+from regrad import dims, recording
+from regrad.deferral import later, spec_of_record
+from regrad.dispatch import alias_of
+from regrad.dispatch import run as run_eagerly
+from regrad.errors import GraphError
+from regrad.executor import Plan, needed
+from regrad.graph import CONST, INNERMOST, Graph, Node
+from regrad.inference import Spec
+from regrad.namespaces import is_inexact
+from regrad.registry import OPS, Input, Op
+from regrad.ruleforms import Rule
+from regrad.state import current, in_state
+from regrad.v1.gradients import pull_within
+from regrad.v1.graphs import current_graph
+
+Values = Sequence[Any]
+
+
+class Region:
+    """A part of a graph that runs as a whole: `outputs`, given values for the `inputs`.
+
+    The inputs are its own arguments (placeholders) and, after them, what stands inside for
+    tensors of the outer graph (see `share_captures`).
+    """
+
+    def __init__(
+        self, graph: Graph, arguments: Sequence[rg.Tensor], outputs: Sequence[rg.Tensor],
+        targets: Sequence[Node] = (),
+    ) -> None:  # fmt: skip
+        self.graph = graph
+        self.arguments = list(arguments)
+        self.captured: list[rg.Tensor] = []
+        self.outputs = list(outputs)
+        self.targets = list(targets)
+        self._plan: Plan | None = None
+
+    @property
+    def inputs(self) -> list[rg.Tensor]:
+        """The arguments, and then what is captured."""
+        return self.arguments + self.captured
+
+    def __call__(self, values: Values, run: Any) -> list[Any]:
+        """The outputs in a run."""
+        if self._plan is None:
+            symbols = [y._data for y in self.outputs]
+            self._plan = Plan(symbols, self.targets, [x._data for x in self.inputs])
+        return self._plan(values, run)
+
+    def at_once(self, values: Sequence[rg.Tensor]) -> list[rg.Tensor]:
+        """The outputs op by op in eager mode; open tapes record under the rules of the graph."""
+        known = {x._data.id: v for x, v in zip(self.inputs, values, strict=True)}
+        for node in needed([y._data.node for y in self.outputs], set(known)):
+            if not all(s.id in known for s in node.symbols):
+                ys = _at_once(node, known)
+                known.update(zip((s.id for s in node.symbols), ys, strict=True))
+        return [known[y._data.id] for y in self.outputs]
+
+
+def _at_once(node: Node, known: dict[int, rg.Tensor]) -> Sequence[rg.Tensor]:
+    if node.op is CONST:
+        return [rg.asarray(node.attrs["value"])]
+    if node.op.stateful:
+        raise GraphError(
+            f"a second derivative of tf.while_loop cannot pass {node.name!r}: an op of type "
+            f"{node.op.type}, which has state, or a branch or loop inside. Read variables before "
+            "the loop, and use tf.where for branches."
+        )
+    xs = tuple([known[s.id] for s in node.sources()])
+    attrs = {k: dims.resolved(v, lambda s: known[s.id]._data) for k, v in node.attrs.items()}
+    with in_state(None):
+        y = run_eagerly(node.op, xs, attrs, node.layout)
+    y = tuple(map(alias_of, y)) if isinstance(y, tuple) else alias_of(y)
+    state = current()
+    if state is not None and state.tapes:
+        recording.put(state, node.op, node.rule, xs, attrs, y, node.layout)
+    return y if isinstance(y, tuple) else [y]
+
+
+@contextmanager
+def inside(graph: Graph) -> Iterator[Graph]:
+    """Ops made in the block go into the inner graph."""
+    token = INNERMOST.set(graph)
+    try:
+        yield graph
+    finally:
+        INNERMOST.reset(token)
+
+
+def new_graph(name: str) -> Graph:
+    """A graph for a region of the current one."""
+    outer = current_graph()
+    made = Graph(outer)
+    made.scope = f"{outer.scope}{name}/"
+    return made
+
+
+def share_captures(*regions: Region) -> list[rg.Tensor]:
+    """Give the regions the same captured inputs; the outer tensors for them."""
+    outer = {
+        key: tensor for region in regions for key, (tensor, _) in region.graph.captures.items()
+    }
+    for region in regions:
+        region.captured = [region.graph.entering(x) for x in outer.values()]
+    return list(outer.values())
+
+
+def spec_of(x: rg.Tensor) -> Spec:
+    """The static shape and dtype of a symbolic Tensor."""
+    return spec_of_record(x._data.shape, x._data.dtype)
+
+
+def _is_float(x: rg.Tensor) -> bool:
+    return is_inexact(x._data.dtype)
+
+
+def _zeros_for_none(wrt: Sequence[rg.Tensor], found: Sequence[Any]) -> list[rg.Tensor]:
+    zeros = OPS["ZerosLike"].function
+    return [zeros(x) if dx is None else dx for x, dx in zip(wrt, found, strict=True)]
+
+
+def gradient_region(region: Region, wrt: Sequence[rg.Tensor]) -> Region:
+    """The gradients by `wrt`, given the region's arguments and the gradients that arrive.
+
+    Only float outputs have one arriving.
+    """
+    with inside(region.graph) as graph:
+        ys = [y for y in region.outputs if _is_float(y)]
+        arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in ys]
+        dxs = _zeros_for_none(wrt, pull_within(ys, wrt, arriving))
+    return Region(graph, [*region.arguments, *arriving], dxs)
+
+
+def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[Any]) -> list[Any]:
+    """Gradients of the float inputs in their places, None elsewhere."""
+    found = iter(dxs)
+    return [next(found) if _is_float(x) else None for x in xs]
+
+
+# -- cond ----------------------------------------------------------------------------------------
+
+
+def _if(run: Any, pred: Any, xs: Values, branches: Sequence[Region]) -> Any:
+    return tuple(branches[0 if bool(pred) else 1](xs, run))
+
+
+IF = Op(
+    "If", "cond", _if, [Input("pred", "one"), Input("xs", "many")], ["branches"],
+    several=True, stateful=True,
+)  # fmt: skip
+
+
+def cond_node(
+    pred: rg.Tensor, branches: tuple[Region, Region], given: Sequence[rg.Tensor]
+) -> tuple[rg.Tensor, ...]:
+    """A node that runs one of two regions on the arguments given and on what both capture."""
+    captured = share_captures(*branches)
+    graph = current_graph()
+    xs = [graph.entering(x) for x in (pred, *given, *captured)]
+    specs = [_merged(a, b) for a, b in zip(*[b.outputs for b in branches], strict=True)]
+    layout = 0, tuple(range(1, len(xs)))
+    with graph.naming("If", "cond"):
+        return graph.add(IF, IF.rule, xs, {"branches": branches}, layout, specs)
+
+
+def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
+    """What is known of a result that comes from one of two branches."""
+    m, n = spec_of(a), spec_of(b)
+    if m.shape is None or n.shape is None or len(m.shape) != len(n.shape):
+        return Spec(None, m.dtype)
+    pairs = zip(m.shape, n.shape, strict=True)
+    return Spec(tuple([p if dims.same((p,), (q,)) is True and type(p) is int else None
+                       for p, q in pairs]), m.dtype)  # fmt: skip
+
+
+class CondRule(Rule):
+    """The gradient is a choice between the gradients of the branches."""
+
+    name = "cond"
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        xs = list(record.xs[1:])
+        made = []
+        for branch in record.attrs["branches"]:
+            wrt = [x for x in branch.inputs if _is_float(x)]
+            made.append(gradient_region(branch, wrt))
+        first = len(record.attrs["branches"][0].arguments)
+        arriving = [d for d, y in zip(dy, record.y, strict=True) if _is_float(y)]
+        found = cond_node(record.xs[0], (made[0], made[1]), [*xs[:first], *arriving])
+        return [(0, None), (1, _placed(xs, found))]
+
+
+IF.rule = CondRule()
+
+
+# -- while_loop ----------------------------------------------------------------------------------
+
+Call = Callable[[Region, Values], Sequence[Any]]
+
+
+class Loop:
+    """A loop: regions for the condition and the body, and for the body's gradient."""
+
+    def __init__(self, cond: Region, body: Region, limit: int | None) -> None:
+        self.cond = cond
+        self.body = body
+        self.limit = limit
+        self.count = len(body.arguments)
+        self.wrt = [_is_float(x) for x in body.captured]  # whether a capture has a gradient
+        self.gradient: Region | None = None
+
+    def steps(self, call: Call, values: Values, captured: Values) -> Iterator[Values]:
+        """The loop variables at the beginning of each iteration, and at the end."""
+        number = 0
+        while True:
+            yield values
+            inputs = [*values, *captured]
+            if (self.limit is not None and number >= self.limit) or not bool(
+                call(self.cond, inputs)[0]
+            ):
+                return
+            values, number = call(self.body, inputs), number + 1
+
+    def pull(self, call: Call, xs: Values, floats: int) -> list[Any]:
+        """The gradients by the float variables at the start, and by the float captures.
+
+        `xs` are the variables, the gradients that arrive at their final values, the captures.
+        """
+        assert self.gradient is not None
+        values, dys, captured = (
+            xs[: self.count], xs[self.count : self.count + floats], xs[self.count + floats :]
+        )  # fmt: skip
+        *steps, _ = self.steps(call, values, captured)
+        dvars, dcaptured = list(dys), None
+        for values in reversed(steps):
+            found = call(self.gradient, [*values, *dvars, *captured])
+            dvars, more = list(found[:floats]), found[floats:]
+            dcaptured = (
+                more if dcaptured is None
+                else [a + b for a, b in zip(dcaptured, more, strict=True)]
+            )  # fmt: skip
+        if dcaptured is None:  # no iteration
+            known = zip(captured, self.wrt, strict=False)
+            dcaptured = [0 * x for x, is_float in known if is_float]
+        return [*dvars, *dcaptured]
+
+
+def _while(run: Any, xs: Values, loop: Loop) -> Any:
+    values: Values = ()
+    for values in loop.steps(lambda region, v: region(v, run), xs[: loop.count], xs[loop.count :]):
+        pass
+    return tuple(values)
+
+
+WHILE = Op("While", "while", _while, [Input("xs", "many")], ["loop"], several=True, stateful=True)
+
+
+def while_node(
+    cond: Region, body: Region, start: Sequence[rg.Tensor], specs: Sequence[Spec], limit: int | None
+) -> tuple[rg.Tensor, ...]:
+    """A node that repeats the body, on its own results, as long as the condition holds."""
+    captured = share_captures(cond, body)
+    graph = current_graph()
+    xs = [graph.entering(x) for x in (*start, *captured)]
+    attrs = {"loop": Loop(cond, body, limit)}
+    with graph.naming("While", "while"):
+        return graph.add(WHILE, WHILE.rule, xs, attrs, (tuple(range(len(xs))),), specs)
+
+
+class WhileRule(Rule):
+    """The gradient runs the loop again, and then back over its iterations."""
+
+    name = "while_loop"
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        old: Loop = record.attrs["loop"]
+        start, xs = list(record.xs[: old.count]), list(record.xs)
+        loop = Loop(old.cond, old.body, old.limit)
+        wrt = [x for x in old.body.inputs if _is_float(x)]
+        loop.gradient = gradient_region(old.body, wrt)
+        arriving = [d for d, y in zip(dy, record.y, strict=True) if _is_float(y)]
+        captured = share_captures(loop.cond, loop.body, loop.gradient)
+        graph = current_graph()
+        given = [graph.entering(x) for x in (*start, *arriving, *captured)]
+        with graph.naming("WhileGrad", "while_grad"):
+            found = graph.add(
+                WHILE_GRAD, WHILE_GRAD.rule, given, {"loop": loop, "floats": len(arriving)},
+                (tuple(range(len(given))),), [spec_of(x) for x in xs if _is_float(x)],
+            )  # fmt: skip
+        return [(0, _placed(xs, found))]
+
+
+WHILE.rule = WhileRule()
+
+
+def _while_grad(run: Any, xs: Values, loop: Loop, floats: int) -> Any:
+    return tuple(loop.pull(lambda region, v: region(v, run), xs, floats))
+
+
+WHILE_GRAD = Op(
+    "WhileGrad", "while_grad", _while_grad, [Input("xs", "many")], ["loop", "floats"],
+    several=True, stateful=True,
+)  # fmt: skip
+
+
+class WhileGradRule(Rule):
+    """Higher orders: the run differentiates the passes over the loop, op by op."""
+
+    name = "while_loop"
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        loop, floats = record.attrs["loop"], record.attrs["floats"]
+
+        def call(tensors: Sequence[rg.Tensor], sizes: Any) -> Sequence[rg.Tensor]:
+            return loop.pull(lambda region, v: region.at_once(v), tensors, floats)
+
+        return later_gradients(call, record, dy)
+
+
+WHILE_GRAD.rule = WhileGradRule()
+
+
+def later_gradients(call: Any, record: Any, dy: Any) -> list[tuple[int, Any]]:
+    """The gradients of a call, which the run makes in eager mode."""
+    from regrad.deferral import differentiated
+
+    xs = list(record.xs)
+    places = [i for i, x in enumerate(xs) if _is_float(x)]
+    specs = [spec_of(xs[i]) for i in places]
+    found = later(differentiated(call, len(xs), places), [*xs, *dy], None, None, specs)
+    return [(0, _placed(xs, found))]

@@ -1,0 +1,458 @@
+"""Checkpoints: the values of variables in files.
+
+A checkpoint `model-7` is one file, `model-7.npz`, which `numpy.load` reads too; a text file
+named `checkpoint` beside it says which is the latest, as in TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from regrad.errors import ArgumentError, GraphError
+from regrad.v1 import errors
+from regrad.v1.session import Session
+from regrad.v1.tensors import is_tensor
+from regrad.v1.variables import Variable, global_variables, variable_of
+
+SUFFIX = ".npz"
+
+
+class MissingCheckpointError(errors.NotFoundError, GraphError):
+    """A checkpoint that does not exist (TensorFlow 1.15 raises ValueError here)."""
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _replace(path: str, write: Callable[[IO[bytes]], None]) -> None:
+    """Write a file so that the old one is there, whole, until the new one is."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+        raise
+
+
+def _write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
+    def write(file: IO[bytes]) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, _storable(name, array), allow_pickle=False)
+
+    _replace(path, write)
+
+
+def _storable(name: str, array: np.ndarray) -> np.ndarray:
+    """An array as NumPy's format holds it without pickling: strings get a fixed length."""
+    array = np.asarray(array)
+    if array.dtype.kind != "O":
+        return array
+    fixed = array.astype(bytes)
+    if (fixed.astype(object) != array).any():
+        raise ArgumentError(f"the strings of {name!r} end in zero bytes and cannot be saved")
+    return fixed
+
+
+def _read_arrays(path: Any) -> dict[str, np.ndarray]:
+    path = os.fspath(path)
+    if not checkpoint_exists(path):
+        raise MissingCheckpointError(
+            f"The passed save_path is not a valid checkpoint: {path} (there is no file "
+            f"{path}{SUFFIX})"
+        )
+    try:
+        with np.load(path + SUFFIX, allow_pickle=False) as archive:
+            return {name: _stored(archive[name]) for name in archive.files}
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise errors.DataLossError(f"{path}{SUFFIX} is damaged: {error}") from error
+
+
+def _stored(array: np.ndarray) -> np.ndarray:
+    return array.astype(object) if array.dtype.kind == "S" else array
+
+
+def checkpoint_exists(checkpoint_prefix: Any) -> bool:
+    """Whether there is a checkpoint of this path (as `save` returned it)."""
+    return os.path.exists(os.fspath(checkpoint_prefix) + SUFFIX)
+
+
+def remove_checkpoint(checkpoint_prefix: Any) -> None:
+    """Delete a checkpoint, if it exists."""
+    if checkpoint_exists(checkpoint_prefix):
+        os.remove(os.fspath(checkpoint_prefix) + SUFFIX)
+
+
+# -- the file that names the latest ---------------------------------------------------------------
+
+
+class CheckpointState(NamedTuple):
+    """The paths of the latest checkpoint and of all that are kept."""
+
+    model_checkpoint_path: str
+    all_model_checkpoint_paths: list[str]
+
+
+def update_checkpoint_state(
+    save_dir: Any,
+    model_checkpoint_path: Any,
+    all_model_checkpoint_paths: Sequence[Any] | None = None,
+    latest_filename: str | None = None,
+) -> None:
+    """Write the file that names the latest checkpoint of a folder; paths in it are relative."""
+    latest, paths = os.fspath(model_checkpoint_path), list(all_model_checkpoint_paths or [])
+    if latest not in paths:
+        paths.append(latest)
+    lines = [f"model_checkpoint_path: {_quoted(latest, save_dir)}"]
+    lines += [f"all_model_checkpoint_paths: {_quoted(path, save_dir)}" for path in paths]
+    text = "\n".join(lines) + "\n"
+    state = os.path.join(os.fspath(save_dir), latest_filename or "checkpoint")
+    _replace(state, lambda file: _write(file, text.encode()))
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    file.write(data)
+
+
+def _quoted(path: Any, folder: Any) -> str:
+    return json.dumps(os.path.relpath(os.fspath(path), os.fspath(folder) or "."))
+
+
+def get_checkpoint_state(
+    checkpoint_dir: Any, latest_filename: str | None = None
+) -> CheckpointState | None:
+    """The checkpoints of a folder; None if none was saved there."""
+    folder = os.fspath(checkpoint_dir)
+    state = os.path.join(folder, latest_filename or "checkpoint")
+    if not os.path.exists(state):
+        return None
+    with open(state, encoding="utf-8") as file:
+        found = list(_entries(file, folder))
+    latest = [path for key, path in found if key == "model_checkpoint_path"]
+    if not latest:
+        return None
+    return CheckpointState(
+        latest[0], [path for key, path in found if key == "all_model_checkpoint_paths"]
+    )
+
+
+def _entries(lines: Iterable[str], folder: str) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        match = re.fullmatch(r'\s*(\w+):\s*(".*")\s*', line)
+        if match:
+            yield match[1], os.path.join(folder, json.loads(match[2]))
+
+
+def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
+    """The path of the latest checkpoint in a folder, None if there is none.
+
+    Source: `tf.train.latest_checkpoint`.
+    """
+    state = get_checkpoint_state(checkpoint_dir, latest_filename)
+    if state is None or not checkpoint_exists(state.model_checkpoint_path):
+        return None
+    return state.model_checkpoint_path
+
+
+# -- looking into a checkpoint --------------------------------------------------------------------
+
+
+class CheckpointReader:
+    """The variables in a checkpoint, by name.
+
+    Source: `tf.train.NewCheckpointReader`.
+    """
+
+    def __init__(self, filepattern: Any) -> None:
+        self._arrays = _read_arrays(filepattern)
+
+    def has_tensor(self, tensor_name: str) -> bool:
+        """Whether it has a variable of this name."""
+        return tensor_name in self._arrays
+
+    def get_tensor(self, tensor_name: str) -> np.ndarray:
+        """The value of a variable; `tf.errors.NotFoundError` if there is none of this name."""
+        if tensor_name not in self._arrays:
+            raise errors.NotFoundError(
+                f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._arrays)}"
+            )
+        return self._arrays[tensor_name]
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """The shapes by name."""
+        return {name: list(array.shape) for name, array in self._arrays.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, Any]:
+        """The dtypes by name."""
+        from regrad.v1 import dtypes
+
+        return {name: dtypes.of(array.dtype) for name, array in self._arrays.items()}
+
+
+NewCheckpointReader = CheckpointReader
+
+
+def load_checkpoint(ckpt_dir_or_file: Any) -> CheckpointReader:
+    """A reader of a checkpoint, or of the latest one in a folder."""
+    path = os.fspath(ckpt_dir_or_file)
+    if os.path.isdir(path):
+        latest = latest_checkpoint(path)
+        if latest is None:
+            raise MissingCheckpointError(f"no checkpoint was saved in the folder {path!r}")
+        path = latest
+    return CheckpointReader(path)
+
+
+def list_variables(ckpt_dir_or_file: Any) -> list[tuple[str, list[int]]]:
+    """The names and shapes of the variables in a checkpoint, sorted."""
+    return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
+
+
+def load_variable(ckpt_dir_or_file: Any, name: str) -> np.ndarray:
+    """The value of a variable in a checkpoint."""
+    return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"
+
+
+# -- Saver ----------------------------------------------------------------------------------------
+
+
+class Saver:
+    """Saves and restores the values that variables have in a session.
+
+    Args:
+        var_list: Variables, or a dict of names to variables (by default all of the graph).
+        reshape: Whether a value may be restored to a variable of another shape of its size.
+        max_to_keep: How many checkpoints to keep; None or 0 keeps all.
+        keep_checkpoint_every_n_hours: Of those that would be deleted, one in so many hours stays.
+        pad_step_number: Whether step numbers in paths get leading zeros.
+
+    The graph itself is not saved: build it again, then restore. Restoring needs no initializing.
+
+    Source: `tf.train.Saver`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     saver = tf.train.Saver()
+    ...     sess.run(v.initializer)
+    ...     path = saver.save(sess, d + "/model", global_step=7)
+    ...     v.load([0.0, 0.0], sess)
+    ...     saver.restore(sess, path)
+    ...     print(sess.run(v), path == d + "/model-7", tf.train.list_variables(d))
+    [1. 2.] True [('v', [2])]
+    """
+
+    def __init__(
+        self,
+        var_list: Any = None,
+        reshape: bool = False,
+        sharded: bool = False,
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000.0,
+        name: str | None = None,
+        restore_sequentially: bool = False,
+        saver_def: Any = None,
+        builder: Any = None,
+        defer_build: bool = False,
+        allow_empty: bool = False,
+        write_version: Any = None,
+        pad_step_number: bool = False,
+        save_relative_paths: bool = False,
+        filename: str | None = None,
+    ) -> None:
+        self._var_list = var_list
+        self._allow_empty = allow_empty
+        self._reshape = reshape
+        self._keep = max_to_keep or 0
+        self._interval = keep_checkpoint_every_n_hours * 3600
+        self._next_kept = time.time() + self._interval
+        self._pad = pad_step_number
+        self._kept: list[tuple[str, float]] = []  # oldest first, with when they were saved
+        self._variables: dict[str, Variable] | None = None
+        if not defer_build:
+            self.build()
+
+    def build(self) -> None:
+        """Settle which variables are saved."""
+        if self._variables is not None:
+            return
+        listed = global_variables() if self._var_list is None else self._var_list
+        self._variables = _by_name(listed)
+        if not self._variables and not self._allow_empty:
+            raise GraphError("No variables to save")
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def save(
+        self,
+        sess: Session,
+        save_path: Any,
+        global_step: Any = None,
+        latest_filename: str | None = None,
+        meta_graph_suffix: str = "meta",
+        write_meta_graph: bool = True,
+        write_state: bool = True,
+        strip_default_attrs: bool = False,
+        save_debug_info: bool = False,
+    ) -> str:
+        """Save the variables; the path to give to `restore`, which is `save_path-global_step`.
+
+        The file appears whole or not at all. Checkpoints beyond `max_to_keep` are deleted, the
+        oldest first.
+
+        Raises FailedPreconditionError for a variable without a value, ValueError if the folder
+        does not exist.
+        """
+        path = os.fspath(save_path)
+        state = latest_filename or "checkpoint"
+        folder = _checked_folder(path, state)
+        if global_step is not None:
+            path = f"{path}-{self._step(sess, global_step)}"
+        _write_arrays(path + SUFFIX, self._values(sess))
+        self._keep_latest(path)
+        if write_state:
+            update_checkpoint_state(folder, path, self.last_checkpoints, state)
+        return path
+
+    def _step(self, sess: Session, global_step: Any) -> str:
+        step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
+        return f"{step:08d}" if self._pad else str(step)
+
+    def _values(self, sess: Session) -> dict[str, np.ndarray]:
+        variables = self._of(sess)
+        unset = [v for v in variables.values() if v.op.name not in sess._variables]
+        if unset:
+            names = [v.op.name for v in unset]
+            raise errors.FailedPreconditionError(
+                f"Attempting to use uninitialized value {', '.join(names)}: run "
+                "tf.global_variables_initializer() in this session before it is saved"
+            )
+        return {name: sess._variables[v.op.name] for name, v in variables.items()}
+
+    def _of(self, sess: Session) -> dict[str, Variable]:
+        """The variables by name, in a session that can be used."""
+        if not isinstance(sess, Session):
+            raise ArgumentError(f"'sess' must be a Session; {sess!r:.60}")
+        if sess._closed:
+            raise errors.ClosedError("Attempted to use a closed Session.")
+        if self._variables is None:
+            raise GraphError("the Saver was made with defer_build=True: call build() first")
+        strange = [v.name for v in self._variables.values() if v.graph is not sess.graph]
+        if strange:
+            raise GraphError(
+                f"the Saver's variables {', '.join(strange)} are of another graph than the session"
+            )
+        return self._variables
+
+    def _keep_latest(self, path: str) -> None:
+        """Put a path last, and delete the oldest beyond `max_to_keep`."""
+        self._kept = [(p, t) for p, t in self._kept if p != path]
+        self._kept.append((path, time.time()))
+        while self._keep and len(self._kept) > self._keep:
+            oldest, saved = self._kept.pop(0)
+            if saved > self._next_kept:
+                self._next_kept += self._interval
+            else:
+                remove_checkpoint(oldest)
+
+    @property
+    def last_checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that are kept, oldest first."""
+        return [path for path, _ in self._kept]
+
+    def set_last_checkpoints(self, last_checkpoints: Sequence[str]) -> None:
+        """Take these for the checkpoints that were saved before, oldest first."""
+        self._kept = [(path, float("inf")) for path in last_checkpoints]
+
+    def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
+        """Take those of these that exist for the checkpoints saved before, as after a restart."""
+        found = [p for p in checkpoint_paths if checkpoint_exists(p)]
+        self._kept = [(p, os.path.getmtime(p + SUFFIX)) for p in found]
+
+    # -- restoring -------------------------------------------------------------------------------
+
+    def restore(self, sess: Session, save_path: Any) -> None:
+        """Give the variables the values that were saved; they need not be initialized.
+
+        Nothing is changed unless all names, shapes and dtypes fit. Raises
+        `tf.errors.NotFoundError` for a checkpoint or a name in it that does not exist,
+        `tf.errors.InvalidArgumentError` for values of another shape or dtype.
+        """
+        if save_path is None:
+            raise GraphError("Can't load save_path when it is None.")
+        variables = self._of(sess)
+        arrays = _read_arrays(save_path)
+        missing = [name for name in variables if name not in arrays]
+        if missing:
+            raise errors.NotFoundError(
+                f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which has "
+                f"{_names(arrays)}. Give Saver the variables that it has, or a dict of its names "
+                "to variables."
+            )
+        values = {v.op.name: self._fitted(name, v, arrays[name]) for name, v in variables.items()}
+        sess._variables.update(values)
+
+    def _fitted(self, name: str, variable: Variable, array: np.ndarray) -> np.ndarray:
+        due = variable.dtype.base_dtype
+        if due != array.dtype:
+            raise errors.InvalidArgumentError(
+                f"{name!r} was saved as {array.dtype}, and the variable {variable.name!r} is "
+                f"{due.name}"
+            )
+        if variable.shape.is_compatible_with(array.shape):
+            return array
+        if self._reshape and variable.shape.num_elements() == array.size:
+            sizes: Any = variable.shape.as_list()
+            return array.reshape(sizes)
+        raise errors.InvalidArgumentError(
+            f"Assign requires shapes of both tensors to match: {name!r} was saved with the shape "
+            f"{array.shape}, and the variable {variable.name!r} has {variable.shape}"
+        )
+
+
+def _by_name(listed: Any) -> dict[str, Variable]:
+    """Variables by the names under which they are saved."""
+    if isinstance(listed, Mapping):
+        return {str(name): variable_of(v) for name, v in listed.items()}
+    if isinstance(listed, Variable) or not isinstance(listed, Iterable):
+        raise ArgumentError(f"var_list is a list of variables or a dict, got {listed!r:.60}")
+    variables = [variable_of(v) for v in listed]
+    found = {v.op.name: v for v in variables}
+    if len(found) < len(variables):
+        names = [v.op.name for v in variables]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        raise GraphError(f"At least two variables have the same name: {', '.join(twice)}")
+    return found
+
+
+def _checked_folder(path: str, state: str) -> str:
+    """The folder of a path, which must exist, beside a state file of another name."""
+    folder, file = os.path.split(path)
+    if os.path.split(state)[0]:
+        raise GraphError(f"'latest_filename' must not contain path components: {state!r}")
+    if file == state:
+        raise GraphError(f"'latest_filename' collides with 'save_path': {state!r} and {path!r}")
+    if not file:
+        raise GraphError(f"save_path must name a file, not only the folder {path!r}")
+    if not os.path.isdir(folder or "."):
+        raise GraphError(f"Parent directory of {path} doesn't exist, can't save.")
+    return folder

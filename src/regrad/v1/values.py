@@ -1,0 +1,67 @@
+"""What the functions of `tf.nn`, `tf.layers` and `tf.losses` ask of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regrad import dims
+from regrad.errors import ShapeError
+from regrad.graph import CONST, defer
+from regrad.inference import Spec
+from regrad.registry import OPS, Input, Op
+from regrad.ruleforms import PerInput
+from regrad.tensor import Tensor
+from regrad.v1.forms import INEXACT, check_kinds
+from regrad.v1.tensors import convert_to_tensor, is_tensor, same_dtype
+
+
+def floats(what: str, *values: Any) -> list[Any]:
+    """Values as tensors of one dtype, which must be one of floats."""
+    tensors = same_dtype(what, *values)
+    check_kinds(what, INEXACT, tensors[0])
+    return tensors
+
+
+def constant_value(value: Any) -> Any:
+    """A Python value or a constant's, as a number; None for what only the run can tell."""
+    if not is_tensor(value):
+        return value
+    node = convert_to_tensor(value)._symbol.node
+    return node.attrs["value"].item() if node.op is CONST and not node.attrs["value"].ndim else None
+
+
+# -- shapes that must agree ------------------------------------------------------------------------
+
+
+def _of_shape(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
+    if tuple(x.shape) != tuple(shape):
+        raise ShapeError(f"the shape {tuple(shape)} is due, got {tuple(x.shape)}")
+    return x
+
+
+ENSURE_SHAPE = OPS.setdefault(
+    "EnsureShape", Op("EnsureShape", "ensure_shape", _of_shape, [Input("x", "one")], ["shape"])
+)
+ENSURE_SHAPE.rule = PerInput(ENSURE_SHAPE, "EnsureShape")
+ENSURE_SHAPE.rule.add("x", lambda dy: dy)
+
+
+def ensure(what: str, x: Tensor, shape: Any) -> Tensor:
+    """x, if it has the shape; where only the run can tell, an op that asks then."""
+    answer = dims.same(x.shape, shape)
+    if answer is False:
+        raise ShapeError(f"{what}: the shape {shape} is due, got {x.shape}")
+    if answer:
+        return x
+    known = None if isinstance(shape, dims.UnknownRank) else shape
+    return defer(ENSURE_SHAPE, (x,), {"shape": shape}, specs=[Spec(known, x.dtype)])
+
+
+def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels and predictions, which must have one shape."""
+    if dims.same(labels.shape, predictions.shape) is False:
+        raise ShapeError(
+            f"{what}: labels and predictions must have one shape, got {labels.shape} and "
+            f"{predictions.shape}"
+        )
+    return ensure(what, labels, predictions.shape), predictions

@@ -1,0 +1,300 @@
+"""`get_variable`: variables by name, in scopes that make or share them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from regrad.errors import ArgumentError, GraphError, ShapeError
+from regrad.v1 import dtypes
+from regrad.v1.graphs import GraphKeys, get_default_graph
+from regrad.v1.tensors import TensorShape, convert_to_tensor, is_tensor
+from regrad.v1.variables import Variable, global_variables, trainable_variables
+
+
+class AutoReuse:
+    """The value of `reuse` by which get_variable makes a variable, or finds the one it made."""
+
+    def __repr__(self) -> str:
+        return "AUTO_REUSE"
+
+
+AUTO_REUSE = AutoReuse()
+
+
+class VariableScope:
+    """A scope of variable names, and what get_variable does in it by default."""
+
+    def __init__(self, name: str, reuse: Any, defaults: dict[str, Any], name_scope: str) -> None:
+        self.name = name
+        self.reuse = reuse
+        self.defaults = defaults
+        self.original_name_scope = name_scope
+
+    initializer = property(lambda self: self.defaults.get("initializer"))
+    regularizer = property(lambda self: self.defaults.get("regularizer"))
+    dtype = property(lambda self: self.defaults.get("dtype") or dtypes.float32)
+
+    def reuse_variables(self) -> None:
+        """Only find variables from here on."""
+        self.reuse = True
+
+    def set_initializer(self, initializer: Any) -> None:
+        """The initializer for variables that are given none."""
+        self.defaults["initializer"] = initializer
+
+    def trainable_variables(self) -> list[Any]:
+        """The trainable variables whose names are in the scope."""
+        return trainable_variables(self.name + "/")
+
+    def global_variables(self) -> list[Any]:
+        """The variables whose names are in the scope."""
+        return global_variables(self.name + "/")
+
+    def __repr__(self) -> str:
+        return f"<VariableScope {self.name!r} reuse={self.reuse}>"
+
+
+def get_variable_scope() -> VariableScope:
+    """The innermost open variable scope; the root's name is empty."""
+    graph = get_default_graph()
+    if not graph.variable_scopes:
+        graph.variable_scopes.append(VariableScope("", False, {}, ""))
+    return graph.variable_scopes[-1]
+
+
+@contextlib.contextmanager
+def variable_scope(
+    name_or_scope: Any,
+    default_name: str | None = None,
+    values: Any = None,
+    initializer: Any = None,
+    regularizer: Any = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    custom_getter: Any = None,
+    reuse: Any = None,
+    dtype: Any = None,
+    use_resource: Any = None,
+    constraint: Any = None,
+    auxiliary_name_scope: bool = True,
+) -> Iterator[VariableScope]:
+    """Variables that get_variable makes in the block are named under the scope, and shared by it.
+
+    `reuse=True` finds variables that exist, `tf.AUTO_REUSE` makes those that do not.
+    `default_name` is numbered if it was used before. Ops get the scope as a name scope too.
+
+    Source: `tf.variable_scope`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     with tf.variable_scope("net"):
+    ...         w = tf.get_variable("w", [2])
+    ...     with tf.variable_scope("net", reuse=True):
+    ...         print(tf.get_variable("w") is w, w.name)
+    True net/w:0
+    """
+    graph = get_default_graph()
+    outer = get_variable_scope()
+    if isinstance(name_or_scope, VariableScope):
+        name = name_or_scope.name
+        around, short = name_or_scope, name.rpartition("/")[2]
+    else:
+        if name_or_scope is None and default_name is None:
+            raise ArgumentError("variable_scope needs a name_or_scope or a default_name")
+        short = name_or_scope or _unused_scope(graph, outer.name, str(default_name))
+        if name_or_scope == "":
+            short = ""
+        name = f"{outer.name}/{short}" if outer.name and short else outer.name or short
+        around = outer
+    given = {
+        "initializer": initializer,
+        "regularizer": regularizer,
+        "dtype": dtype,
+        "custom_getter": custom_getter,
+    }
+    defaults = {**around.defaults, **{k: v for k, v in given.items() if v is not None}}
+    reuse = around.reuse if reuse is None else reuse or outer.reuse
+    opened = graph.name_scope(short) if auxiliary_name_scope and short else None
+    with opened or contextlib.nullcontext(graph.scope) as name_scope:
+        scope = VariableScope(name, reuse, defaults, str(name_scope))
+        graph.variable_scopes.append(scope)
+        counts = graph.scope_counts
+        counts[name] = counts.get(name, 0) + 1
+        before = {k: v for k, v in counts.items() if k.startswith(name + "/")}
+        for key in before:
+            del counts[key]
+        try:
+            yield scope
+        finally:
+            graph.variable_scopes.pop()
+            counts.update(before)
+
+
+def _unused_scope(graph: Any, outer: str, name: str) -> str:
+    """`conv`, `conv_1`, …: the first that has not been opened in this scope."""
+    prefix = f"{outer}/" if outer else ""
+    count, found = 0, name
+    while graph.scope_counts.get(prefix + found):
+        count += 1
+        found = f"{name}_{count}"
+    return found
+
+
+def get_variable(
+    name: str,
+    shape: Any = None,
+    dtype: Any = None,
+    initializer: Any = None,
+    regularizer: Any = None,
+    trainable: bool | None = None,
+    collections: Any = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    validate_shape: bool = True,
+    use_resource: Any = None,
+    custom_getter: Any = None,
+    constraint: Any = None,
+) -> Variable:
+    """The variable of a name in the current scope: made, or found where the scope says reuse.
+
+    Args:
+        name: The name, under that of the variable scope.
+        shape: The shape, unless the initializer is a tensor or an array.
+        initializer: A function of (shape, dtype), a tensor or an array; by default Glorot's
+            uniform one for floats, zeros for integers.
+        regularizer: A function of the variable, whose result joins REGULARIZATION_LOSSES.
+
+    Raises ValueError if the variable exists and is not to be reused, if it does not exist and
+    is, or if it has another shape or dtype than asked for.
+
+    Source: `tf.get_variable`.
+    """
+    scope = get_variable_scope()
+    getter = custom_getter or scope.defaults.get("custom_getter")
+    options = {
+        "shape": shape, "dtype": dtype, "initializer": initializer, "regularizer": regularizer,
+        "trainable": trainable, "collections": collections, "validate_shape": validate_shape,
+        "constraint": constraint,
+    }  # fmt: skip
+    full = f"{scope.name}/{name}" if scope.name else name
+    if getter is None:
+        return _get(full, **options)
+    return getter(lambda name, **changed: _get(name, **{**options, **changed}), full, **options)
+
+
+def _get(full: str, **options: Any) -> Variable:
+    scope = get_variable_scope()
+    graph = get_default_graph()
+    found = graph.variables_by_name.get(full)
+    if found is not None:
+        if not scope.reuse:
+            raise GraphError(
+                f"Variable {full} already exists, disallowed. Did you mean to set reuse=True or "
+                "reuse=tf.AUTO_REUSE in variable_scope?"
+            )
+        return _checked(found, full, options["shape"], options["dtype"])
+    if scope.reuse is True:
+        raise GraphError(
+            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
+            "mean to set reuse=tf.AUTO_REUSE in variable_scope?"
+        )
+    return _made(graph, scope, full, **options)
+
+
+def _checked(found: Variable, full: str, shape: Any, dtype: Any) -> Variable:
+    if shape is not None and not found.shape.is_compatible_with(shape):
+        raise GraphError(
+            f"Trying to share variable {full}, but specified shape {TensorShape(shape)} and found "
+            f"shape {found.shape}."
+        )
+    if dtype is not None and dtypes.as_dtype(dtype) != found.dtype.base_dtype:
+        raise GraphError(
+            f"Trying to share variable {full}, but specified dtype "
+            f"{dtypes.as_dtype(dtype).name} and found dtype {found.dtype.name}."
+        )
+    return found
+
+
+def _made(
+    graph: Any,
+    scope: VariableScope,
+    full: str,
+    shape: Any,
+    dtype: Any,
+    initializer: Any,
+    regularizer: Any,
+    trainable: bool | None,
+    collections: Any,
+    validate_shape: bool,
+    constraint: Any,
+) -> Variable:
+    initializer = initializer if initializer is not None else scope.initializer
+    regularizer = regularizer or scope.regularizer
+    value = _initial(full, shape, dtype or scope.dtype, initializer, dtype is not None)
+    before, graph.scope = graph.scope, ""  # the variable's scope is in its name already
+    try:
+        variable = Variable(
+            value, trainable is not False, collections, validate_shape, name=full,
+            constraint=constraint,
+        )  # fmt: skip
+    finally:
+        graph.scope = before
+    graph.variables_by_name[full] = variable
+    if regularizer is not None:
+        with graph.name_scope(f"{full}/Regularizer/"):
+            loss = regularizer(variable)
+        if loss is not None:
+            graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
+    return variable
+
+
+def _initial(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -> Any:
+    """The initial value, or a function that makes it."""
+    from regrad.v1 import initializers
+
+    dtype = dtypes.as_dtype(dtype)
+    if initializer is not None and not callable(initializer):
+        if shape is not None and not is_tensor(initializer):
+            due = tuple(TensorShape(shape).as_list())
+            if np.shape(initializer) != due:
+                raise ShapeError(
+                    f"Shape of the initial value of {full}, {np.shape(initializer)}, is not the "
+                    f"shape asked for, {due}"
+                )
+        return lambda: convert_to_tensor(
+            initializer, dtype if fixed else None, preferred_dtype=dtype
+        )
+    if shape is None:
+        raise GraphError(
+            f"Shape of a new variable ({full}) must be fully defined, but instead was <unknown>."
+        )
+    sizes = TensorShape(shape)
+    if not sizes.is_fully_defined():
+        raise GraphError(
+            f"Shape of a new variable ({full}) must be fully defined, but instead was {sizes}."
+        )
+    if isinstance(initializer, type):
+        initializer = initializer(dtype=dtype)
+    if initializer is None:
+        floats = dtype.is_floating or dtype.is_complex
+        initializer = (
+            initializers.glorot_uniform_initializer()
+            if floats
+            else initializers.zeros_initializer()
+        )
+    return lambda: initializer(sizes.as_list(), dtype=dtype)
+
+
+@contextlib.contextmanager
+def variable_op_scope(values: Any, name_or_scope: Any, **options: Any) -> Iterator[VariableScope]:
+    """`variable_scope` with the arguments in an older order."""
+    with variable_scope(name_or_scope, **options) as scope:
+        yield scope
+
+
+def no_regularizer(_: Any) -> None:
+    """A regularizer that adds nothing."""

@@ -1,0 +1,398 @@
+"""Variables: state that lives in a session, read and written by ops of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from regrad.dims import is_known
+from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from regrad.graph import INNERMOST, NO_RULE, chain
+from regrad.inference import Spec
+from regrad.recording import effective, rule_in_force
+from regrad.registry import OPS, Input, Op
+from regrad.state import current
+from regrad.v1 import errors
+from regrad.v1.dtypes import DType
+from regrad.v1.graphs import GraphKeys, current_graph, get_default_graph
+from regrad.v1.operators import install_operators
+from regrad.v1.tensors import (
+    Operation,
+    Tensor,
+    TensorShape,
+    convert_to_tensor,
+    face,
+    operation,
+)
+
+# -- the ops: what they read and write is the state of the run -----------------------------------
+
+
+def _read(run: Any, ref: Any, key: str) -> Any:
+    try:
+        return run.read(key)
+    except KeyError:
+        raise errors.FailedPreconditionError(
+            None,
+            None,
+            f"Attempting to use uninitialized value {key}. Run tf.global_variables_initializer() "
+            "in this session first.",
+        ) from None
+
+
+def _write(run: Any, ref: Any, value: Any, key: str, shape: Any) -> Any:
+    value = np.asarray(value)
+    if shape is not None and value.shape != shape:
+        raise ShapeError(f"assign to {key!r}: the shape {shape} is due, got {value.shape}")
+    run.written[key] = value
+    return value
+
+
+def _add(run: Any, ref: Any, value: Any, key: str) -> Any:
+    return _write(run, ref, _read(run, ref, key) + value, key, None)
+
+
+def _subtract(run: Any, ref: Any, value: Any, key: str) -> Any:
+    return _write(run, ref, _read(run, ref, key) - value, key, None)
+
+
+def _state_op(type: str, kernel: Callable[..., Any], inputs: list[str], attrs: list[str]) -> Op:
+    op = Op(type, type, kernel, [Input(n, "one") for n in inputs], attrs, stateful=True)
+    op.rule = NO_RULE
+    return OPS.setdefault(type, op)
+
+
+VARIABLE = _state_op("VariableV2", lambda run, dtype, shape: None, [], ["dtype", "shape"])
+ASSIGN = _state_op("Assign", _write, ["ref", "value"], ["key", "shape"])
+ASSIGN_ADD = _state_op("AssignAdd", _add, ["ref", "value"], ["key"])
+ASSIGN_SUB = _state_op("AssignSub", _subtract, ["ref", "value"], ["key"])
+IS_INITIALIZED = _state_op(
+    "IsVariableInitialized",
+    lambda run, ref, key: np.asarray(key in run.written or key in run.variables),
+    ["ref"],
+    ["key"],
+)
+# A read is an Identity to rules and overrides, as in TensorFlow; only its kernel is another.
+READ = Op("Identity", "identity", _read, [Input("x", "one")], ["key"], stateful=True)
+READ.rule = OPS["Identity"].rule
+
+
+# -- Variable ------------------------------------------------------------------------------------
+
+
+class Variable:
+    """A variable of the graph, whose value lives in a session.
+
+    Args:
+        initial_value: A value or tensor, or a function that gives one; ints are int32, floats
+            float32.
+        trainable: Whether optimizers change it (it is put in TRAINABLE_VARIABLES).
+        collections: The collections to be in (by default GLOBAL_VARIABLES).
+        validate_shape: Whether its shape is that of the initial value for good.
+        name: The name of its op; `Variable`, `Variable_1`, … by default.
+        dtype: The dtype, if not that of the initial value.
+
+    It makes the ops `name/initial_value`, `name`, `name/Assign` and `name/read`; the last is an
+    Identity, which an override in force at the time is bound to. It is read when used: the value
+    at the beginning of a run, or, within `tf.control_dependencies`, after these ops have run.
+
+    Source: `tf.Variable` (of reference kind).
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(3)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run([v, v * 2]), v)
+    [3, 6] <tf.Variable 'Variable:0' shape=() dtype=int32_ref>
+    """
+
+    __array_ufunc__ = None
+    __array_priority__ = 100
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool = True,
+        collections: Any = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        name: str | None = None,
+        variable_def: Any = None,
+        dtype: Any = None,
+        expected_shape: Any = None,
+        import_scope: Any = None,
+        constraint: Any = None,
+        use_resource: Any = None,
+        synchronization: Any = None,
+        aggregation: Any = None,
+        shape: Any = None,
+    ) -> None:
+        if initial_value is None:
+            raise GraphError("initial_value must be specified.")
+        if INNERMOST.get() is not None:
+            raise GraphError(
+                "a Variable cannot be made inside a branch or a loop; make it before and use it "
+                "inside"
+            )
+        self.graph = graph = get_default_graph()
+        self.trainable = trainable
+        self.constraint = constraint
+        self._validate = validate_shape
+        with graph.name_scope(name or "Variable") as scope:
+            value = initial_value() if callable(initial_value) else initial_value
+            self.initial_value = convert_to_tensor(value, dtype, name="initial_value")
+            symbol = self.initial_value._symbol
+            spec = Spec(symbol.shape if validate_shape else None, symbol.dtype)
+            with graph.naming("VariableV2", scope):
+                attrs = {"dtype": symbol.dtype, "shape": symbol.shape}
+                self._variable = face(graph.add(VARIABLE, NO_RULE, (), attrs, specs=[spec]))
+            self._key = self._variable._symbol.node.name
+            operation(self._variable._symbol.node).variable = self
+            self.initializer = self._assign(self.initial_value, "Assign").op
+            self._snapshot = self._new_read("read")
+        self._controls = graph.controls
+        for key in collections or (GraphKeys.GLOBAL_VARIABLES,):
+            graph.add_to_collection(key, self)
+        if trainable and GraphKeys.TRAINABLE_VARIABLES not in (collections or ()):
+            graph.add_to_collection(GraphKeys.TRAINABLE_VARIABLES, self)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _read(self) -> Any:
+        return self.value()._tensor
+
+    def _ref(self) -> Tensor:
+        """The op's own output, which stands for the variable and not for a value."""
+        return self._variable
+
+    def _new_read(self, name: str) -> Tensor:
+        graph = current_graph()
+        region = graph if self.graph in chain(graph) else self.graph
+        ref = region.entering(self._variable._tensor)
+        state = current()
+        rule = READ.rule if state is None else rule_in_force(state, READ, (ref,), self.graph)
+        spec = Spec(self._variable._symbol.shape, self._variable._symbol.dtype)
+        with region.naming("Identity", name):
+            y = region.add(READ, rule, (ref,), {"key": self._key}, specs=[spec])
+        node = region.nodes[-1]
+        node.rule = effective(READ, rule, node.specs, y)
+        return face(y)
+
+    def value(self) -> Tensor:
+        """The value as a tensor: as it is at this point, if control dependencies are open."""
+        graph = current_graph()
+        if graph.controls and graph.controls != self._controls:
+            return self.read_value()
+        return self._snapshot
+
+    def read_value(self) -> Tensor:
+        """A new op that reads the value, after the control dependencies that are open."""
+        return self._new_read("read")
+
+    def initialized_value(self) -> Tensor:
+        """The initial value, for the initial values of other variables."""
+        return self.initial_value
+
+    def eval(self, session: Any = None) -> Any:
+        """The value in a session (the default one)."""
+        return self.value().eval(session=session)
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """Give the variable a value in a session."""
+        from regrad.v1.session import default_session
+
+        session = session or default_session("load")
+        session.run(self.initializer, {self.initializer.inputs[1]: value})
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def assign(self, value: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+        """An op that gives the variable a value; fetched, it is the new value."""
+        return self._assign(value, name or "Assign")
+
+    def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+        """An op that adds to the variable; fetched, it is the new value."""
+        return self._update(ASSIGN_ADD, delta, name)
+
+    def assign_sub(self, delta: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+        """An op that subtracts from the variable; fetched, it is the new value."""
+        return self._update(ASSIGN_SUB, delta, name)
+
+    def _assign(self, value: Any, name: str) -> Tensor:
+        value = self._converted(value, "assign")
+        if self._validate and not self.shape.is_compatible_with(value.shape):
+            raise ShapeError(
+                f"assign to {self.name!r}: its shape is {self.shape}, got {value.shape}. Pass "
+                "validate_shape=False when making the variable if its shape may change."
+            )
+        known = is_known(self._variable._symbol.shape) and self._validate
+        shape = self._variable._symbol.shape if known else None
+        return self._write(ASSIGN, value, {"key": self._key, "shape": shape}, name)
+
+    def _update(self, op: Op, delta: Any, name: str | None) -> Tensor:
+        delta = self._converted(delta, op.type)
+        if not self.shape.is_compatible_with(delta.shape):
+            raise ShapeError(
+                f"{op.type} to {self.name!r}: its shape is {self.shape}, got {delta.shape}"
+            )
+        return self._write(op, delta, {"key": self._key}, name or op.type)
+
+    def _converted(self, value: Any, what: str) -> Tensor:
+        try:
+            return convert_to_tensor(value, self.dtype.base_dtype)
+        except DTypeError as error:
+            raise DTypeError(f"{what} to {self.name!r}: {error}") from None
+
+    def _write(self, op: Op, value: Tensor, attrs: dict[str, Any], name: str) -> Tensor:
+        graph = current_graph()
+        xs = graph.entering(self._variable._tensor), graph.entering(value._tensor)
+        spec = Spec(self._variable._symbol.shape, self._variable._symbol.dtype)
+        with graph.naming(op.type, name):
+            return face(graph.add(op, NO_RULE, xs, attrs, specs=[spec]))
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """`Variable:0`."""
+        return self._variable.name
+
+    @property
+    def op(self) -> Operation:
+        """The op that holds it."""
+        return self._variable.op
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype, of reference kind (`float32_ref`)."""
+        return self._variable.dtype
+
+    @property
+    def shape(self) -> TensorShape:
+        """The static shape."""
+        return self._variable.shape
+
+    def get_shape(self) -> TensorShape:
+        """The static shape."""
+        return self.shape
+
+    def set_shape(self, shape: Any) -> None:
+        """Make more of the static shape known."""
+        self._variable.set_shape(shape)
+        self._snapshot.set_shape(shape)
+
+    device = ""
+
+    def __repr__(self) -> str:
+        return f"<tf.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ArgumentError("'Variable' object is not iterable.")
+
+    def __bool__(self) -> bool:
+        return bool(self.value())
+
+    __hash__ = object.__hash__
+
+
+install_operators(Variable)
+Variable.__eq__ = lambda self, other: self is other  # type: ignore[method-assign]
+Variable.__ne__ = lambda self, other: self is not other  # type: ignore[method-assign]
+Variable.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def variable_of(x: Any) -> Variable:
+    """The Variable that x is, or whose op's output x is; TypeError for anything else."""
+    if isinstance(x, Variable):
+        return x
+    if isinstance(x, Tensor) and x.op.variable is not None:
+        return x.op.variable
+    raise ArgumentError(f"a Variable is due, got {x!r:.80}")
+
+
+def assign(
+    ref: Any, value: Any, validate_shape: Any = None, use_locking: Any = None, name: Any = None
+) -> Tensor:
+    """An op that gives a variable a value; fetched, it is the new value, its `.op` None.
+
+    Raises TypeError for another dtype, ValueError for a shape that cannot be the variable's.
+    """
+    variable = variable_of(ref)
+    if validate_shape is False:
+        value = variable._converted(value, "assign")
+        attrs = {"key": variable._key, "shape": None}
+        return variable._write(ASSIGN, value, attrs, name or "Assign")
+    return variable.assign(value, name=name)
+
+
+def assign_add(ref: Any, value: Any, use_locking: Any = None, name: Any = None) -> Tensor:
+    """An op that adds to a variable; fetched, it is the new value."""
+    return variable_of(ref).assign_add(value, name=name)
+
+
+def assign_sub(ref: Any, value: Any, use_locking: Any = None, name: Any = None) -> Tensor:
+    """An op that subtracts from a variable; fetched, it is the new value."""
+    return variable_of(ref).assign_sub(value, name=name)
+
+
+# -- all of them ---------------------------------------------------------------------------------
+
+
+def global_variables(scope: str | None = None) -> list[Any]:
+    """The variables of the default graph, in the order of their making."""
+    return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
+
+
+def trainable_variables(scope: str | None = None) -> list[Any]:
+    """The variables that optimizers change."""
+    return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
+
+
+def local_variables(scope: str | None = None) -> list[Any]:
+    """The variables in the collection LOCAL_VARIABLES."""
+    return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES, scope)
+
+
+def model_variables(scope: str | None = None) -> list[Any]:
+    """The variables in the collection MODEL_VARIABLES."""
+    return get_default_graph().get_collection(GraphKeys.MODEL_VARIABLES, scope)
+
+
+all_variables = global_variables
+
+
+def variables_initializer(var_list: Any, name: str = "init") -> Operation:
+    """An op that gives these variables their initial values."""
+    from regrad.v1.control import group
+
+    return group(*[v.initializer for v in var_list], name=name)
+
+
+def global_variables_initializer() -> Operation:
+    """An op that gives all variables their initial values.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     print(tf.global_variables_initializer().name)
+    init
+    """
+    return variables_initializer(global_variables())
+
+
+initialize_all_variables = global_variables_initializer
+
+
+def local_variables_initializer() -> Operation:
+    """An op that gives the local variables their initial values."""
+    return variables_initializer(local_variables(), name="init")
+
+
+def is_variable_initialized(variable: Any) -> Tensor:
+    """Whether a variable has a value in the session."""
+    variable = variable_of(variable)
+    graph = current_graph()
+    xs = (graph.entering(variable._variable._tensor),)
+    spec = Spec((), np.dtype(bool))
+    return face(graph.add(IS_INITIALIZED, NO_RULE, xs, {"key": variable._key}, specs=[spec]))

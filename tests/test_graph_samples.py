@@ -1,0 +1,127 @@
+"""Every sample through graph mode: with static shapes, with sizes hidden, with the rank hidden.
+
+What a graph computes is what eager NumPy computes: values, gradients, second derivatives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regrad as rg
+import regrad.v1 as tf
+from regrad.errors import UnknownShapeError
+from tests import test_ops as eager
+from tests.samples import Sample
+
+SHAPES = {  # how much of an input's shape the graph is told
+    "static": lambda array: list(array.shape),
+    "sizes hidden": lambda array: [None] * array.ndim,
+    "rank hidden": lambda array: None,
+}
+
+# Hidden → sample → why it needs to know what is hidden. Each raises an UnknownShapeError.
+NEEDS: dict[str, dict[str, str]] = {"static": {}, "sizes hidden": {}, "rank hidden": {}}
+
+
+def over(rows: list[Sample]) -> Any:
+    chosen = [(row, hidden) for hidden in SHAPES for row in rows if str(row) not in NEEDS[hidden]]
+    return pytest.mark.parametrize(("row", "hidden"), chosen, ids=str)
+
+
+class Built:
+    """A sample as a graph, and the arrays to feed."""
+
+    def __init__(self, row: Sample, hidden: str) -> None:
+        self.arrays = eager.given(row, "numpy")
+        self.xs = [tf.placeholder(a.dtype, SHAPES[hidden](a)) for a in self.arrays]
+        self.feed = dict(zip(self.xs, self.arrays, strict=True))
+        self.ys = eager.outputs(row.f(*self.xs))
+
+    def run(self, tensors: list[Any]) -> list[np.ndarray]:
+        with tf.Session() as session:
+            return [np.asarray(y) for y in session.run(list(tensors), self.feed)]
+
+    def gradients(self, values: list[Any], order: int) -> list[np.ndarray]:
+        """As `test_ops.gradients`: `values` are what `ys` are when they run."""
+        floats = [x for x, a in zip(self.xs, self.arrays, strict=True) if eager.is_float(a)]
+        ys, kept = self.ys, values
+        for _ in range(order):
+            parts, weights = weighed(ys, kept)
+            ys = tf.gradients(parts, floats, grad_ys=weights, unconnected_gradients="zero")
+            kept = [a for a in self.arrays if eager.is_float(a)]
+        return self.run(ys)
+
+
+def weighed(ys: list[Any], values: list[Any]) -> tuple[list[Any], list[np.ndarray]]:
+    """The real parts of the outputs, and the weights that `test_ops.weighed` gives them."""
+    parts, weights = [], []
+    for y, value in zip(ys, values, strict=True):
+        if value.dtype.kind == "f":
+            parts.append(y)
+            weights.append(np.cos(np.arange(value.size, dtype=value.dtype)).reshape(value.shape))
+        elif value.dtype.kind == "c":
+            real = value.real.dtype
+            parts += [rg.real(y), rg.imag(y)]
+            weights += [np.full(value.shape, 0.7, real), np.full(value.shape, 0.3, real)]
+    return parts, weights
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def eager_values(row: Sample) -> list[np.ndarray]:
+    return eager.numbers(row.f(*[rg.asarray(a) for a in eager.given(row, "numpy")]))
+
+
+@over(eager.ROWS)
+def test_values_are_those_of_eager_mode(row: Sample, hidden: str) -> None:
+    built, due = Built(row, hidden), eager_values(row)
+    assert len(built.ys) == len(due)
+    for y, got, expected in zip(built.ys, built.run(built.ys), due, strict=True):
+        assert isinstance(y, rg.Tensor)
+        assert got.shape == expected.shape
+        assert y.dtype == got.dtype == expected.dtype
+        assert fits(y.shape, expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def fits(shape: Any, due: tuple[int, ...]) -> bool:
+    """Whether what the graph knows of a shape is true."""
+    known = tf.TensorShape(shape)
+    if known.ndims is None:
+        return True
+    sizes = known.as_list()
+    return len(sizes) == len(due) and all(n in (None, m) for n, m in zip(sizes, due, strict=True))
+
+
+@over([row for row in eager.ROWS if row.order])
+def test_gradients_are_those_of_eager_mode(row: Sample, hidden: str) -> None:
+    built, values = Built(row, hidden), eager_values(row)
+    for order in range(1, min(row.order, 2) + 1):
+        due = eager.gradients(row, eager.given(row, "numpy"), order)
+        got = built.gradients(values, order)
+        for a, b in zip(got, due, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * (1 + np.abs(b).max(initial=0)))
+
+
+@pytest.mark.parametrize(
+    ("row", "hidden"),
+    [(r, hidden) for hidden, names in NEEDS.items() for r in eager.ROWS if str(r) in names],
+    ids=str,
+)
+def test_what_must_be_known_is_asked_for(row: Sample, hidden: str) -> None:
+    with pytest.raises(UnknownShapeError, match="known only when the graph runs"):
+        built = Built(row, hidden)
+        if row.order:
+            built.gradients(eager_values(row), min(row.order, 2))
+
+
+def test_every_exception_is_a_sample() -> None:
+    known = {str(row) for row in eager.ROWS}
+    assert [name for names in NEEDS.values() for name in names if name not in known] == []

@@ -1,0 +1,187 @@
+"""The table and the picture of a graph."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import regrad.v1 as tf
+from regrad.v1 import views
+
+
+def clipped(dy, x):
+    return tf.where(tf.abs(x) <= 1.0, dy, tf.zeros_like(dy))
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def net(graph):
+    x = tf.placeholder(tf.float32, [None, 4], name="x")
+    for name, size in (("hidden", 3), ("logits", 2)):
+        with tf.name_scope(name):
+            w = tf.Variable(np.ones((x.shape[1], size), np.float32), name="w")
+            x = tf.matmul(x, w)
+            with graph.gradient_override_map({"Sign": clipped}):
+                x = tf.sign(x)
+    return x
+
+
+def rows(text):
+    """The cells of a table: two spaces or more part them."""
+    return [re.split(r" {2,}", line) for line in text.splitlines()]
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def test_a_row_tells_name_type_output_and_rule(graph, net):
+    found = {row[0]: row[1:] for row in rows(views.summary(graph))}
+    assert found["x"] == ["Placeholder", "float32 (?, 4)", "none"]
+    assert found["hidden/MatMul"] == ["MatMul", "float32 (?, 3)", "built in"]
+    assert found["logits/Sign"] == ["Sign", "float32 (?, 2)", "* clipped"]
+    assert views.summary(graph).splitlines()[-1].endswith(" ops, 2 overridden (*)")
+
+
+def test_columns_are_aligned(graph, net):
+    *table, _ = views.summary(graph).splitlines()
+    starts = {re.search(r"(?<=  )(none|built in|\* clipped|rule)$", line).start() for line in table}
+    assert len(starts) == 1
+    assert all(line == line.rstrip() for line in table)
+
+
+def test_several_outputs_no_output_and_no_rule(graph):
+    x = tf.constant([1.0, 2.0], name="x")
+    tf.split(x, 2, name="halves")
+    tf.no_op(name="nothing")
+    with graph.gradient_override_map({"Round": "Identity"}):
+        tf.round(x)
+    found = {row[0]: row[1:] for row in rows(views.summary(graph))}
+    assert found["halves"] == ["Split", "float32 (1,), float32 (1,)", "built in"]
+    assert found["nothing"] == ["NoOp", "none"]
+    assert found["Round"][-1] == "* Identity"
+
+
+def test_a_long_graph_is_cut(graph):
+    for _ in range(20):
+        tf.constant(1.0)
+    lines = views.summary(graph, limit=3).splitlines()
+    assert len(lines) == 1 + 3 + 2
+    assert lines[-2:] == ["… 17 more", "20 ops, 0 overridden (*)"]
+
+
+def test_only_what_a_tensor_needs(graph, net):
+    names = {row[0] for row in rows(views.summary(graph, of=net))}
+    assert "logits/Sign" in names
+    assert "hidden/w/Assign" not in names
+    assert "hidden/w/Assign" not in views.to_dot(graph, of=[net])
+
+
+def test_an_empty_graph(graph):
+    assert views.summary(graph).splitlines()[-1] == "0 ops, 0 overridden (*)"
+    assert views.to_dot(graph).startswith("digraph {")
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+
+def statement(dot, name):
+    """The line that draws an op."""
+    (line,) = [line.strip() for line in dot.splitlines() if line.strip().startswith(f'"{name}" [')]
+    return line
+
+
+def test_an_op_shows_its_name_type_and_output(graph, net):
+    line = statement(views.to_dot(graph), "hidden/MatMul")
+    assert r'label="MatMul\nfloat32 (?, 3)"' in line
+    assert 'tooltip="hidden/MatMul"' in line
+    tf.square(net, name="squared")
+    assert r'label="squared\nSquare\nfloat32 (?, 2)"' in statement(views.to_dot(graph), "squared")
+
+
+def test_a_constant_of_one_element_shows_it(graph):
+    tf.constant(2.5, name="c")
+    tf.constant([1.0, 2.0], name="d")
+    dot = views.to_dot(graph)
+    assert r'label="c\nConst\nfloat32 ()\n= 2.5"' in statement(dot, "c")
+    assert r'label="d\nConst\nfloat32 (2,)"' in statement(dot, "d")
+
+
+def test_an_override_has_a_colour_and_a_name(graph, net):
+    dot = views.to_dot(graph)
+    assert r'\nrule: clipped"' in statement(dot, "hidden/Sign")
+    assert views.OVERRIDDEN in statement(dot, "hidden/Sign")
+    assert "rule:" not in statement(dot, "hidden/MatMul")
+
+
+def test_scopes_are_boxes_within_boxes(graph, net):
+    dot = views.to_dot(graph)
+    assert dot.count("subgraph") == 4  # two layers, and the variable of each
+    assert dot.index('"cluster_hidden"') < dot.index('"cluster_hidden/w"')
+    inner = dot[dot.index('"cluster_hidden/w"') :]
+    assert inner.index('"hidden/w" [') < inner.index("}")  # the variable is in its own box
+
+
+def test_edges_have_shapes_and_control_edges_are_dashed(graph, net):
+    with tf.control_dependencies([net]):
+        tf.no_op(name="after")
+    dot = views.to_dot(graph)
+    assert '"x" -> "hidden/MatMul" [label=" (?, 4) "];' in dot
+    assert '"logits/Sign" -> "after" [style=dashed];' in dot
+
+
+def test_a_name_with_backslashes_is_escaped(graph):
+    a = tf.constant(1.0, name="a\\b>c")
+    tf.identity(a, name="d")
+    dot = views.to_dot(graph)
+    assert '"a\\\\b>c" -> "d"' in dot
+    assert views.quoted('a "b"\n\\') == r'"a \"b\"\n\\"'
+
+
+# -- drawing -------------------------------------------------------------------------------------
+
+
+def test_without_the_package_the_error_says_what_to_install(graph, monkeypatch):
+    monkeypatch.setitem(sys.modules, "graphviz", None)
+    with pytest.raises(ImportError, match=r"regrad\[viz\].*dot"):
+        views.to_svg(graph)
+
+
+def test_without_the_program_the_error_says_what_to_install(graph, monkeypatch):
+    graphviz = pytest.importorskip("graphviz")
+    monkeypatch.setattr(graphviz.backend.dot_command, "DOT_BINARY", "no-such-program")
+    with pytest.raises(ImportError, match="apt-get install graphviz"):
+        views.to_svg(graph)
+
+
+def test_a_picture_is_drawn_and_written(graph, net, tmp_path):
+    graphviz = pytest.importorskip("graphviz")
+    try:
+        svg = views.to_svg(graph, tmp_path / "net.svg")
+    except ImportError:
+        pytest.skip("the program dot is not installed")
+    assert "<svg" in svg
+    assert "hidden/Sign" in svg
+    assert (tmp_path / "net.svg").read_text(encoding="utf-8") == svg
+    assert graphviz.__version__
+
+
+def test_dot_takes_every_source(graph, net, tmp_path):
+    a = tf.constant(1.0, name="a\\")
+    tf.identity(a, name="b.c-d>e")
+    try:
+        subprocess.run(["dot", "-V"], check=True, capture_output=True)
+    except OSError:
+        pytest.skip("the program dot is not installed")
+    done = subprocess.run(
+        ["dot", "-Tplain"], input=views.to_dot(graph), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    drawn = [line for line in done.stdout.splitlines() if line.startswith("node")]
+    assert len(drawn) == len(graph.get_operations())
