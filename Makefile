@@ -2,7 +2,7 @@
 #   make demo    train a binarised network five ways on real digits
 #   make test    the whole test suite
 #   make check   lint, format and types
-#   make bench   timings and memory against autograd, torch and NumPy
+#   make bench   timings and memory against autograd, torch, NumPy and TensorFlow
 
 PYTHON ?= python3
 VENV := .venv

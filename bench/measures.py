@@ -10,7 +10,6 @@ import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 
@@ -24,29 +23,10 @@ from bench.contestants import (
     in_regrad,
     regrad_square,
 )
-from bench.report import Row, megabytes, time, times
-from bench.timing import Call, Effort, Ratio, Sampler, interleaved, ratio, sampler
+from bench.report import Measure, Row, compared, megabytes
+from bench.timing import Call, Effort, Sampler, interleaved, sampler
 
-Measure = Callable[[Effort], Iterator[Row]]
 LAZY = ("jax", "torch", "matplotlib", "optax", "scipy.special")  # never for `import regrad`
-
-
-def compared(
-    title: str, samples: dict[str, list[float]], bounds: Mapping[str, float]
-) -> Iterator[Row]:
-    """One row per peer: the median of each, and the median of the ratios."""
-    ours = samples["regrad"]
-    for peer, bound in bounds.items():
-        r: Ratio = ratio(ours, samples[peer])
-        yield Row(
-            title,
-            time(median(ours)),
-            peer,
-            time(median(samples[peer])),
-            f"{times(r.median)} ({r.low:.2f} to {r.high:.2f})",
-            f"≤ {times(bound)}",
-            r.median <= bound,
-        )
 
 
 @dataclass(frozen=True)

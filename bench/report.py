@@ -1,4 +1,4 @@
-"""Rows of figures as text: a line on the screen, a table in Markdown."""
+"""Rows of figures, and how they become text: a line on the screen, a table in Markdown."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
-from importlib.metadata import version
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
+
+from bench.timing import Effort, Ratio, ratio
 
 HEADER = ("measure", "regrad", "against", "", "ratio (quartiles)", "bound", "met")
 WIDTHS = (40, 8, 15, 8, 22, 9, 3)
-LIBRARIES = ("regrad", "numpy", "autograd", "torch")
+LIBRARIES = ("regrad", "numpy", "autograd", "torch", "tensorflow")
 
 
 class Row(NamedTuple):
@@ -27,6 +31,27 @@ class Row(NamedTuple):
     ratio: str
     bound: str
     met: bool | None  # None: for information, without a bound
+
+
+Measure = Callable[[Effort], Iterator[Row]]
+
+
+def compared(
+    title: str, samples: Mapping[str, list[float]], bounds: Mapping[str, float | None]
+) -> Iterator[Row]:
+    """One row per peer: the median of each, and the median of the ratios."""
+    ours = samples["regrad"]
+    for peer, bound in bounds.items():
+        r: Ratio = ratio(ours, samples[peer])
+        yield Row(
+            title,
+            time(median(ours)),
+            peer,
+            time(median(samples[peer])),
+            f"{times(r.median)} ({r.low:.2f} to {r.high:.2f})",
+            "" if bound is None else f"≤ {times(bound)}",
+            None if bound is None else r.median <= bound,
+        )
 
 
 def cells(row: Row) -> Sequence[str]:
@@ -44,16 +69,17 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{sum(verdicts)} of {len(verdicts)} bounds are met."
 
 
-def markdown(rows: Sequence[Row], load: float) -> str:
+def markdown(rows: Sequence[Row], load: float, suite: str | None = None) -> str:
     """The whole report."""
+    command = f"python -m bench {suite or ''}".strip()
     return "\n".join(
         [
             f"# Benchmark of {today()}",
             "",
-            f"- Command: `python -m bench` (one thread, load average {load:.1f} at the start)",
+            f"- Command: `{command}` (one thread, load average {load:.1f} at the start)",
             f"- Machine: {cpu()}, {cores()}, {platform.system()} {platform.machine()}",
             f"- Versions: Python {platform.python_version()}, "
-            + ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+            + ", ".join(versions())
             + f"; regrad at commit {commit()}",
             "",
             table_line(HEADER),
@@ -69,6 +95,15 @@ def markdown(rows: Sequence[Row], load: float) -> str:
 
 def table_line(texts: Sequence[str]) -> str:
     return f"| {' | '.join(texts)} |"
+
+
+def versions() -> Iterator[str]:
+    """Those of the libraries that were loaded."""
+    packages = packages_distributions()  # (TensorFlow comes under several names)
+    for name in LIBRARIES:
+        if name in sys.modules:
+            package = packages.get(name, [name])[0]
+            yield f"{package} {version(package)}"
 
 
 # -- the machine -----------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from regrad.registry import RULES
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -84,3 +86,56 @@ def test_reversible_network(run):
     assert rows[-1]["ordinary_bytes"] == 64 * rows[0]["ordinary_bytes"]
     assert rows[-1]["blocks"] == 256
     assert max(row["error"] for row in rows) <= 1e-12
+
+
+# -- TensorFlow 1 programs ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry():
+    """Programs register rules for the whole process; put back what was there."""
+    before = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(before)
+
+
+def test_every_tensorflow_program_has_a_test():
+    tested = {
+        "guided_backprop", "dorefa_digits", "gradient_reversal", "deep_digits", "carried_over",
+    }  # fmt: skip
+    assert {path.stem for path in (EXAMPLES / "tf1").glob("*.py")} == tested
+
+
+@pytest.fixture
+def run_tf1(tmp_path, monkeypatch, registry):
+    """Run the main function of a TensorFlow 1 program where it may write."""
+
+    def run_program(name: str):
+        monkeypatch.chdir(tmp_path)
+        path = EXAMPLES / "tf1" / f"{name}.py"
+        assert f"python examples/tf1/{name}.py" in path.read_text(encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(f"tf1_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.main(quick=True)
+
+    return run_program
+
+
+def test_tf1_guided_backprop(run_tf1, tmp_path):
+    answer = run_tf1("guided_backprop")
+    picture = tmp_path / "out" / "guided_backprop_tf1.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert answer
+
+
+def test_tf1_carried_over_prints_what_tensorflow_printed(run_tf1, capsys):
+    run_tf1("carried_over")
+    recorded = Path(__file__).parent / "golden" / "tf1_carried_over.txt"
+    assert capsys.readouterr().out == recorded.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["dorefa_digits", "gradient_reversal", "deep_digits"])
+def test_tf1_programs_learn(run_tf1, name):
+    assert run_tf1(name)

@@ -231,7 +231,7 @@ def test_an_operation_prints_its_definition():
     with tf.control_dependencies([tf.no_op(name="first")]):
         text = str(tf.sign(x, name="s").op)
     assert text.startswith('name: "s"\nop: "Sign"\ninput: "x"\ninput: "^first"\n')
-    assert 'attr {\n  key: "T"\n  value {\n    type: DT_FLOAT\n  }\n}\n' in text
+    assert 'key: "T"' in text
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_scalars_are_numpy_scalars_and_print_plainly(session, value, kind, shown
 
 
 def test_bools_and_strings_are_fetched(session):
-    assert str(session.run([tf.constant(True)])) == "[True]"
+    assert session.run([tf.constant(True), tf.constant(False)]) == [True, False]
     assert session.run(tf.constant("abc")) == b"abc"
     assert session.run(tf.constant(["a", "bc"])).tolist() == [b"a", b"bc"]
 
@@ -116,7 +116,8 @@ def test_only_what_is_needed_runs(session):
 
 
 class Foreign:
-    pass
+    def __repr__(self):  # ids of tests must not vary
+        return "a foreign object"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_none_in_a_float_feed_is_nan(session):
     [
         ([1.0, 2.0, 3.0], ValueError, r"\(3,\).*p:0.*\(2,\)"),
         (1.0, ValueError, r"\(\).*p:0.*\(2,\)"),
-        ("text", ValueError, ""),
+        ("text", ValueError, "p:0"),
         (["a", "b"], ValueError, "could not convert"),
     ],
 )
@@ -234,7 +235,7 @@ def test_a_missing_feed_names_the_placeholder(session):
 
 def test_shapes_that_clash_in_the_run(session):
     a, b = tf.placeholder(tf.float32), tf.placeholder(tf.float32)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[3\] vs. \[2\]"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Incompatible shapes"):
         session.run(a + b, {a: [1.0, 2.0, 3.0], b: [1.0, 2.0]})
 
 

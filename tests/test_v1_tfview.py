@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import regrad as rg
+import regrad.v1 as tf
 from regrad import nn
 from regrad.dims import Dim
 from regrad.graph import Graph
 from regrad.inference import Spec
-from regrad.v1 import tfview
+from regrad.v1 import regions, tfview
 
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 
@@ -91,10 +92,10 @@ CASES = [
     ("Slice", "rg.slice(x, [0, 1], [2, 2])", [0, ("begin", [0, 1]), ("size", [2, 2])],
      {"Index": I32}),
     ("StridedSlice", "x[1]",
-     [0, ("begin", [1, 0]), ("end", [2, 3]), ("strides", [1, 1])],
+     [0, ("begin", [1, 0]), ("end", [2, 0]), ("strides", [1, 1])],
      {"shrink_axis_mask": 1, "begin_mask": 2, "end_mask": 2, "new_axis_mask": 0}),
     ("StridedSlice", "x[:, None, ::-2]",
-     [0, ("begin", [0, 0, 2]), ("end", [2, 0, -2]), ("strides", [1, 1, -2])],
+     [0, ("begin", [0, 0, 2]), ("end", [0, 0, -2]), ("strides", [1, 1, -2])],
      {"new_axis_mask": 2, "begin_mask": 1, "end_mask": 5, "shrink_axis_mask": 0}),
     ("SelectV2", "rg.where(x > 0, x, x)", [0, 1, 2], {"T": F32}),
     ("Cumsum", "rg.cumulative_sum(x, axis=1, reverse=True)", [0, ("axis", 1)],
@@ -155,9 +156,45 @@ def test_sizes_of_the_run_stay_in_the_list():
     assert shape[1:] == [3, 1]
 
 
+def test_slices_of_sizes_of_the_run():
+    x = tensors()["batch"]
+    node = node_of(x[:, 1])
+    assert shown(node)[1:] == [("begin", [0, 1]), ("end", [0, 2]), ("strides", [1, 1])]
+    assert tfview.attrs(node)["begin_mask"] == tfview.attrs(node)["end_mask"] == 1
+    with tf.Graph().as_default():
+        rest = tf.placeholder(tf.float32, [None, 3])[1:].op._node
+    assert tfview.attrs(rest)["begin_mask"] == 2
+
+
 def test_all_axes_of_an_unknown_rank():
     assert tfview.inputs(node_of(rg.sum(tensors()["unranked"]))) == [0, ("reduction_indices", None)]
     assert tfview.attrs(tensors()["unranked"]._data.node) == {"dtype": F32, "shape": None}
+
+
+def test_random_numbers():
+    with tf.Graph().as_default():
+        node = tf.random_uniform([2, 3], seed=7).op._node
+        while node.op.type != "RandomUniform":
+            node = next(node.sources()).node
+    assert shown(node) == [("shape", [2, 3])]
+    got = tfview.attrs(node)
+    assert (got["dtype"], got["T"], got["seed2"]) == (F32, I32, 7)
+
+
+def test_state():
+    with tf.Graph().as_default() as graph:
+        v = tf.Variable([1.0, 2.0], name="v")
+        tf.train.MomentumOptimizer(0.5, 0.9, use_nesterov=True).minimize(tf.reduce_sum(v))
+    nodes = {node.op.type: node for node in graph.nodes}
+    assert tfview.attrs(v.op._node)["shape"] == [2]
+    assert tfview.attrs(graph.by_name["v/read"]) == {"T": F32}
+    assert tfview.attrs(nodes["Assign"]) == {"T": F32, "validate_shape": True, "use_locking": False}
+    assert tfview.attrs(nodes["ApplyMomentum"])["use_nesterov"] is True
+    assert tfview.attrs(nodes["NoOp"]) == {}
+    assert [x.name for x in graph.view_of(nodes["ApplyMomentum"]).inputs][:2] == [
+        "v:0",
+        "v/Momentum:0",
+    ]
 
 
 def test_an_op_type_without_a_row_shows_what_it_has():
@@ -167,6 +204,6 @@ def test_an_op_type_without_a_row_shows_what_it_has():
 
 
 def test_rows_are_for_op_types_that_exist():
-    import regrad.v1  # noqa: F401  (its ops are registered by importing it)
-
-    assert set(tfview.VIEWS) - set(rg.op_types()) == set()
+    assert tf.train.Optimizer  # whose ops are registered when it is imported
+    known = {*rg.op_types(), regions.IF.type, regions.WHILE.type}
+    assert set(tfview.VIEWS) - known == set()

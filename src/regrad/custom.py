@@ -139,7 +139,7 @@ def _opened(arg: Any, inputs: list[Tensor]) -> Any:
     lifted = {
         i: dispatch.lift(leaf)
         for i, leaf in enumerate(leaves)
-        if isinstance(leaf, Tensor | Variable) or is_array(leaf)
+        if isinstance(leaf, Tensor) or hasattr(type(leaf), "_read") or is_array(leaf)
     }
     if not lifted:
         return arg  # itself, not a copy: f may write to it

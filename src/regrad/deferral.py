@@ -17,7 +17,7 @@ from regrad import containers
 from regrad.dims import UnknownRank
 from regrad.dispatch import alias, is_array, lift
 from regrad.errors import DTypeError, UnknownShapeError
-from regrad.graph import defer, is_symbolic
+from regrad.graph import defer, home, is_symbolic
 from regrad.inference import Spec
 from regrad.namespaces import is_inexact
 from regrad.registry import OPS, Input, Op
@@ -41,7 +41,7 @@ def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any)
 
 LATER = Op(
     "_Deferred", "deferred", _kernel, [Input("xs", "many")], ["call", "sizes", "overrides"],
-    several=True,
+    several=True, holomorphic=False,
 )  # fmt: skip
 
 
@@ -69,6 +69,8 @@ class LaterRule(Rule):
         places = [i for i, x in enumerate(xs) if is_inexact(x.dtype)]
         specs = [spec_of_record(*record.specs[i]) for i in places]
         call = differentiated(attrs["call"], len(xs), places)
+        zeros = OPS["ZerosLike"].function
+        dy = [zeros(y) if d is None else d for d, y in zip(dy, record.symbolic, strict=True)]
         found = later(call, [*xs, *dy], attrs["sizes"], attrs["overrides"], specs)
         dxs: list[Any] = [None] * len(xs)
         for i, dx in zip(places, found, strict=True):
@@ -207,17 +209,24 @@ def _call_later(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             raise DTypeError(f"{f.__name__}: the dtypes {due} were foreseen, got {got}")
         return results
 
-    def call_as_given(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return call(tensors, [None if x is not None else leaf for leaf, x in
-                              zip(leaves, read, strict=True)])  # fmt: skip
-
     sizes = [None if x is not None else leaf for leaf, x in zip(leaves, read, strict=True)]
-    state = current()
-    with in_state(State((), state.overrides) if state and state.overrides else None):
-        specs = _tried(f, call_as_given, xs)
+    overrides = _in_force(xs)
+    with in_state(State((), overrides) if overrides else None):
+        specs = _tried(f, lambda tensors: call(tensors, sizes), xs)
     due += [spec.dtype for spec in specs]
-    found = later(call, xs, sizes, state.overrides if state else None, specs)
+    found = later(call, xs, sizes, overrides, specs)
     return shape_of_result[0](list(found)) if shape_of_result else found[0]
+
+
+def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
+    """The overrides for ops made here, those of the tensors' graph among them, by op type."""
+    state = current()
+    if state is None or not state.overrides:
+        return {}
+    root = home(xs).root
+    mine = [(k, b) for k, b in state.overrides.items() if isinstance(k, str) or k[0] is root]
+    mine.sort(key=lambda item: item[1].depth)
+    return {b.op.type: b for _, b in mine}
 
 
 RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried

@@ -218,6 +218,14 @@ def at_least(size: Any, low: int) -> Any:
     return max(size, low)
 
 
+def merged(a: Shape, b: Shape) -> tuple[Any, ...] | None:
+    """What two shapes of one tensor say together; None if the rank is still unknown."""
+    if isinstance(a, UnknownRank) or isinstance(b, UnknownRank):
+        known = b if isinstance(a, UnknownRank) else a
+        return None if isinstance(known, UnknownRank) else known
+    return tuple(m if isinstance(m, int) else n for m, n in zip(a, b, strict=True))
+
+
 def is_known(shape: Shape) -> bool:
     """Whether rank and all sizes are plain numbers."""
     return not isinstance(shape, UnknownRank) and not any(isinstance(n, Dim) for n in shape)
@@ -263,6 +271,23 @@ def resolved(value: Any, arrays: Callable[[Source], Any]) -> Any:
     if isinstance(value, slice):
         parts = (value.start, value.stop, value.step)
         return slice(*[resolved(part, arrays) for part in parts])
+    return value
+
+
+def moved(value: Any, to: Callable[[Source], Source]) -> Any:
+    """An attribute that asks the same of other symbols."""
+    if isinstance(value, UnknownRank):
+        return to(value.source).shape
+    if isinstance(value, Dim):
+        if any(isinstance(a, Dim) for a in value.args):
+            args = tuple([moved(a, to) for a in value.args])
+            return Dim(value.compute, args, (value.key[0], *map(_key, args)))
+        source = to(value.args[0])
+        return Dim(value.compute, (source,), (value.key[0], source.id, *value.key[2:]))
+    if isinstance(value, tuple | list):
+        return type(value)([moved(item, to) for item in value])
+    if isinstance(value, slice):
+        return slice(*[moved(part, to) for part in (value.start, value.stop, value.step)])
     return value
 
 

@@ -201,7 +201,7 @@ def _alike(a: Symbolic, b: Any) -> tuple[Tensor, Tensor] | None:
         if type(b) is Symbolic and b._data.dtype is dtype:
             return a, b
         if type(b) in WEAK:
-            return a, constant(b, dtype)
+            return a, constant(b, dtype)  # pyright: ignore[reportArgumentType] (a number)
     return None
 
 

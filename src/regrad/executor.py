@@ -26,14 +26,18 @@ class Run:
     """The state of one run: the variables as they were, and what was written to them since.
 
     Kernels of stateful ops get it first. `others` is for what is neither (random generators).
+    `path` are the numbers of the iterations that are open, and `drawn` says where the generators
+    stood: what a gradient computes again draws the same numbers again.
     """
 
-    __slots__ = ("others", "variables", "written")
+    __slots__ = ("drawn", "others", "path", "variables", "written")
 
     def __init__(self, variables: dict[Any, Any], others: dict[Any, Any]) -> None:
         self.variables = variables
         self.written: dict[Any, Any] = {}
         self.others = others
+        self.path: tuple[int, ...] = ()
+        self.drawn: dict[Any, Any] = {}
 
     def read(self, key: Any) -> Any:
         """The value that a variable has at this point of the run; KeyError if it has none."""
@@ -111,7 +115,7 @@ class Plan:
             failure = explained(error, node.op, values)
             failure.add_note(f"in the graph's op {node.name!r}")
             if not hasattr(failure, "node"):
-                failure.node = node  # pyright: ignore[reportAttributeAccessIssue]
+                failure.node, failure.values = node, values  # pyright: ignore
             raise failure from error.__cause__
 
     def _at_work(self, error: Exception) -> tuple[Node | None, list[Any]]:
@@ -121,7 +125,8 @@ class Plan:
             if trace.tb_frame.f_code is self.function.__code__:
                 node = self.lines[trace.tb_lineno]
                 values = {**self.function.__globals__, **trace.tb_frame.f_locals}
-                return node, [values[name] for name in self.reads.get(id(node), ())]
+                read = [values[name] for name in self.reads.get(id(node), ())]
+                return node, [v for v in read if v is not None]  # (variables stand as None)
             trace = trace.tb_next
         return None, []
 
@@ -198,7 +203,7 @@ class _Writer:
         over = self._reused(node)
         dying = self._dying(node)
         if over:
-            arguments.append(self.names[over.id])
+            arguments.append(f"out={self.names[over.id]}")
             dying = [s for s in dying if s is not over]
             self.names[node.symbols[0].id] = self.names[over.id]
             if over.id in self.slots:
@@ -270,17 +275,22 @@ class _Writer:
             return None
         y = node.symbols[0]
         for x in self._dying(node):
+            if x.id in self.slots and not self._stays_inside(y):
+                continue  # the plan's own memory must not get out
             if x.id in self.fresh and x.dtype == y.dtype and dims.same(x.shape, y.shape):
                 return x
         return None
 
+    def _stays_inside(self, symbol: Symbol) -> bool:
+        """Whether only ufuncs of this plan ever see the array."""
+        return symbol.id in self.fresh and self.last.get(symbol.id) != FETCHED
 
     def _kept(self, node: Node) -> list[str]:
         """The memory for a large result that only ufuncs read: `[arena(slot, like, dtype)]`."""
         if not _is_ufunc(node):
             return []
         y = node.symbols[0]
-        if y.id not in self.fresh or self.last.get(y.id) == FETCHED or _elements(y) < LARGE:
+        if not self._stays_inside(y) or _elements(y) < LARGE:
             return []
         like = [x for x in node.sources() if dims.same(x.shape, y.shape)]
         if not like:
@@ -292,7 +302,7 @@ class _Writer:
         else:
             slot = self.slot_count = self.slot_count + 1
         self.slots[y.id] = slot, kind
-        return [f"arena({slot}, {self.names[like[0].id]}, {self._constant(y.dtype)})"]
+        return [f"out=arena({slot}, {self.names[like[0].id]}, {self._constant(y.dtype)})"]
 
 
 def _resolved(attrs: dict[str, Any], ids: Sequence[int], *values: Any) -> dict[str, Any]:

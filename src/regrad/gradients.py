@@ -384,8 +384,9 @@ def variable_grads(
 
 
 def _read(y: Any) -> Any:
-    """A Variable that f returned, read while the tape is still on."""
-    return y.value if isinstance(y, Variable) else y
+    """A Variable that f returned, read while the tape is still on (or TensorFlow's Tensor)."""
+    read = getattr(type(y), "_read", None)
+    return y if read is None else read(y)
 
 
 def _zero_if_none(dx: Tensor | None, x: Tensor) -> Tensor:

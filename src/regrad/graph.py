@@ -25,7 +25,7 @@ from regrad.errors import (
     UnknownShapeError,
 )
 from regrad.inference import Spec, infer
-from regrad.namespaces import BACKENDS, Backend
+from regrad.namespaces import BACKENDS, Backend, is_inexact
 from regrad.recording import effective, put, rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import NoGradient, OpView, PerInput, Rule
@@ -70,10 +70,9 @@ class Symbol:
             self.spec = Spec(None, self.dtype)
             return
         old = self.shape
-        known: Any = [None] * len(shape) if isinstance(old, UnknownRank) else old
-        self.shape = tuple(
-            self._better(i, a, b) for i, (a, b) in enumerate(zip(known, shape, strict=True))
-        )
+        known = list(old) if isinstance(old, tuple) else [None] * len(shape)
+        pairs = enumerate(zip(known, shape, strict=True))
+        self.shape = tuple(self._better(i, a, b) for i, (a, b) in pairs)
         self.spec = Spec(self.shape, self.dtype)
 
     def loosen(self, sizes: Any) -> None:
@@ -143,6 +142,10 @@ class Node(GroupedRecord):
     face: Any  # TensorFlow's view of it, made by regrad.v1
     face_inputs: Any
 
+    def unused(self, index: int) -> Any:
+        whole = not is_inexact(self.symbols[index].dtype)
+        return None if whole else super().unused(index)  # as in TensorFlow
+
     def view(self) -> Any:
         return self.graph.root.view_of(self)
 
@@ -164,6 +167,16 @@ class Symbolic(Tensor):
         return f"<symbolic Tensor {symbol.name!r} shape={symbol.shape} dtype={symbol.dtype}>"
 
     __str__ = __repr__
+
+    @property
+    def op(self) -> Any:
+        """The op that makes it."""
+        return self._data.node.view()
+
+    @property
+    def name(self) -> str:
+        """`op_name:output`."""
+        return self._data.name
 
 
 def tensor_of(symbol: Symbol) -> Tensor:
@@ -200,6 +213,7 @@ OPS["Shape"] = SHAPE
 
 def shape_tensor(x: Tensor) -> Tensor:
     """The shape of a symbolic Tensor as a vector of int32; sizes known now stay known."""
+    x = home([x]).entering(x)
     shape = x._data.shape
     rank = None if isinstance(shape, UnknownRank) else len(shape)
     y = defer(SHAPE, (x,), {}, specs=(Spec((rank,), np.dtype(np.int32)),))
@@ -221,7 +235,7 @@ ENSURE.rule.add("x", lambda dy: dy)
 
 def of_shape(x: Tensor, shape: Any, what: str) -> Tensor:
     """x, whose shape the run compares with what is due; `what` begins the message if it differs."""
-    known = None if isinstance(shape, UnknownRank) else shape
+    known = dims.merged(x._data.shape, shape)
     if not is_symbolic(x):
         x = dims.sources([shape])[0].node.graph.entering(x)
     return defer(ENSURE, (x,), {"shape": shape, "what": what}, specs=(Spec(known, x._data.dtype),))
@@ -292,6 +306,8 @@ class Graph:
         """
         if self.finalized:
             raise FinalizedError("Graph is finalized and cannot be modified.")
+        if self.outer is not None and op is not PLACEHOLDER and dims.sources(attrs.values()):
+            attrs = {k: dims.moved(v, self._own_symbol) for k, v in attrs.items()}
         symbols = [x._data for x in xs]
         if specs is None:
             known: Any = [symbol.spec for symbol in symbols]
@@ -341,18 +357,25 @@ class Graph:
                 f"{symbol.name!r} must be from the same graph as the op that is being built; a "
                 "graph cannot use the tensors of another"
             )
-        if symbol.id not in self.captures:
-            outer = self.outer.entering(x)
-            self.captures[symbol.id] = (
-                outer,
-                self.placeholder(symbol.spec, "captured"),
-            )
-        inner = self.captures[symbol.id][1]
-        inner._data.content = symbol.content
-        return inner
+        outer = self.outer.entering(x)
+        key = outer._data.id
+        if key not in self.captures:
+            inner = self.placeholder(symbol.spec, "captured")
+            inner._data.content = _own(symbol.content)
+            self.captures[key] = outer, inner
+        return self.captures[key][1]
+
+    def _is_foreign(self, size: Any) -> bool:
+        return any(s.node.graph is not self for s in dims.leaves(size))
+
+    def _own_symbol(self, symbol: Symbol) -> Symbol:
+        """What stands in this graph for a symbol of an outer one."""
+        return self.entering(tensor_of(symbol))._data
 
     def placeholder(self, spec: Spec, name: str | None = None) -> Tensor:
         """A value that is given when the graph runs."""
+        if self.outer is not None and spec.shape:  # sizes of outer tensors are not known inside
+            spec = Spec(tuple([None if self._is_foreign(n) else n for n in spec.shape]), spec.dtype)
         with self.naming("Placeholder", name):
             return self.add(PLACEHOLDER, NO_RULE, (), {"spec": spec}, specs=(spec,))
 
@@ -419,12 +442,23 @@ class Graph:
     def control_dependencies(self, nodes: Sequence[Node] | None) -> Iterator[None]:
         """Ops made in the block run after these; None clears what outer blocks asked for."""
         before = self.controls
+        for node in nodes or ():
+            if node.graph not in chain(self):
+                raise GraphError(f"{node.name!r} is not an element of this graph")
+        nodes = nodes and [n for n in nodes if n.graph is self]
         extra = () if nodes is None else tuple(n for n in nodes if n not in before)
         self.controls = extra if nodes is None else (*before, *extra)
         try:
             yield
         finally:
             self.controls = before
+
+
+def _own(content: np.ndarray | None) -> np.ndarray | None:
+    """Known values, unless some are sizes of another graph's tensors."""
+    if content is None or any(isinstance(n, Dim) for n in content.flat):
+        return None
+    return content
 
 
 def chain(graph: Graph | None) -> Iterator[Graph]:
@@ -460,7 +494,7 @@ def home(xs: Sequence[Tensor]) -> Graph:
 
 def defer(
     op: Op,
-    xs: Sequence[Tensor],
+    xs: tuple[Tensor, ...],
     attrs: dict[str, Any],
     layout: tuple[Place, ...] | None = None,
     specs: Sequence[Spec] | None = None,

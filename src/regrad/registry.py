@@ -43,8 +43,10 @@ ALIASES = {
     "Concat": "ConcatV2",
     "Div": "RealDiv",
     "Gather": "GatherV2",
+    "Inv": "Reciprocal",
     "Pad": "PadV2",
     "ReverseV1": "ReverseV2",
+    "Rint": "Round",
     "Select": "SelectV2",
     "SplitV": "Split",
     "TopK": "TopKV2",
@@ -334,8 +336,8 @@ def _borrowed(lender: Op, op: Op) -> Rule:
     borrowed = PerInput(op, lender.type)
     if not set(rule.functions) <= {i.name for i in op.inputs}:
         raise RuleError(
-            f"the rule of {lender.type!r} is for inputs {', '.join(rule.functions)}; the op type "
-            f"{op.type!r} has {', '.join(i.name for i in op.inputs)}"
+            f"the rule of {lender.type!r} is for the inputs {', '.join(rule.functions)}; the op "
+            f"type {op.type!r} has {len(op.inputs)} inputs, {', '.join(i.name for i in op.inputs)}"
         )
     for wrt, function in rule.functions.items():
         borrowed.add(wrt, function)

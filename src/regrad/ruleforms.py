@@ -214,6 +214,8 @@ class PerInput(Rule):
 
     def missing(self, index: int, record: Any, dy: Any) -> Any:
         name = self.op.inputs[index].name
+        if self.op.inputs[index].integers:
+            return None  # indices have none in mathematics
         raise MissingRuleError(
             f"no gradient: the op type {self.op.type!r} is on the path by its input {name!r}, "
             f"for which it has no rule. Register one with @gradient({self.op.type!r}, {name!r}), "

@@ -126,9 +126,28 @@ def window(entry: slice, length: int) -> Window:
         return 0, length, 1
     if entry.step is not None and index(entry.step) == 0:
         raise ArgumentError(f"the step of the slice {entry} is 0")
+    if any(isinstance(n, dims.Dim) for n in (length, entry.start, entry.stop)):
+        return _window_in_run(entry, length)
     first, stop, step = entry.indices(length)
     count = len(range(first, stop, step))
     return (first, count, step) if count else (0, 0, 1)
+
+
+def _window_in_run(entry: slice, length: Any) -> Any:
+    """The window where only the run can tell the length of the axis, or a bound."""
+    step = 1 if entry.step is None else index(entry.step)
+    given = {"start": entry.start, "stop": entry.stop, "length": length}
+    open_ends = {name: value for name, value in given.items() if isinstance(value, dims.Dim)}
+
+    def part(which: int) -> dims.Dim:
+        def compute(*values: int) -> int:
+            known = {**given, **dict(zip(open_ends, values, strict=True))}
+            return window(slice(known["start"], known["stop"], step), known["length"])[which]
+
+        key = ("window", which, step, *[getattr(value, "key", value) for value in given.values()])
+        return dims.Dim(compute, tuple(open_ends.values()), key)
+
+    return part(0), part(1), step
 
 
 def ascending(entry: Window) -> Window:

@@ -18,8 +18,8 @@ from regrad.tensor import Tensor
 
 relu = elementwise(
     "Relu", "relu", lambda xp, x: xp.maximum(x, 0), "`max(x, 0)`. Gradient at 0: 0.",
-    # where y > 0 fails, y is 0 or NaN: that is the gradient there, and a NaN stays visible
-    lambda dy, y: where(y > 0, dy, y), real=True,
+    # where y > 0 fails, y is 0 or NaN, and a NaN stays visible
+    lambda dy, y: where(y > 0, dy, 0 * y), real=True,
 )  # fmt: skip
 
 relu6 = elementwise(

@@ -297,6 +297,7 @@ def _lifted(name: str, arrays: Any) -> list[Tensor]:
 
 @op("Split")
 def _split(xp, x: TensorLike, /, *, sizes: tuple[int, ...], axis: int) -> tuple[Tensor, ...]:
+    axis = normalized_axis(axis, x.ndim)
     before, parts, start = (slice(None),) * axis, [], 0
     for size in sizes:
         parts.append(x[(*before, slice(start, start + size))])
@@ -329,6 +330,9 @@ def split(
         [2, 3, 4]
     """
     x = dispatch.lift(x)
+    if isinstance(x._data.shape, dims.UnknownRank):  # the parts can be counted all the same
+        length: Any = dims.size_of(x._data, axis)
+        return _split(x, sizes=part_sizes(sections_or_sizes, length), axis=axis)
     axis = normalized_axis(axis, x.ndim)
     return _split(x, sizes=part_sizes(sections_or_sizes, x.shape[axis]), axis=axis)
 

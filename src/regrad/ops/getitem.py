@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad import dispatch
+from regrad import dims, dispatch
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError, kind
 from regrad.namespaces import is_inexact
@@ -77,10 +77,18 @@ def _plan(index: Any, shape: tuple[int, ...]) -> _Plan:
             arrays += found
             axes += range(out, out + len(found))
             axis, out = axis + taken, out + len(found)
-    trivial = tuple(basic) == tuple((0, n, 1) for n in shape)
+    trivial = len(basic) == len(shape) and all(map(_is_whole, basic, shape))
     numbers = [number for number, _ in advanced]
     together = not numbers or numbers[-1] - numbers[0] == len(numbers) - 1
     return _Plan(tuple(basic), trivial, arrays, axes, advanced[0][1] if numbers and together else 0)
+
+
+def _is_whole(entry: Any, n: Any) -> bool:
+    """Whether an entry of a basic index is all of an axis."""
+    if type(entry) is not tuple:
+        return False
+    first, count, step = entry
+    return type(first) is int and first == 0 and step == 1 and bool(dims.same((count,), (n,)))
 
 
 def _entry(e: Any) -> Any:
@@ -123,6 +131,8 @@ def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
 
 def _checked_int(i: int, axis: int, shape: tuple[int, ...]) -> int:
     n = shape[axis]
+    if isinstance(n, dims.Dim):  # the kernel sees whether it is in range
+        return i if i >= 0 else n + i
     if not -n <= i < n:
         raise IndexRangeError(
             f"x[...]: the index {i} is out of range for axis {axis} of the shape {shape}"

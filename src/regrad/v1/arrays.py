@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
-from regrad.dims import Dim, is_known
+from regrad.dims import Dim, is_known, size_of
 from regrad.errors import GraphError, ShapeError
 from regrad.graph import shape_tensor
 from regrad.inference import shape_of as shape_form
 from regrad.shapeforms.sizes import broadcast
+from regrad.shapes import part_sizes
 from regrad.v1 import dtypes
 from regrad.v1.forms import (
     as_sizes,
@@ -30,7 +31,7 @@ from regrad.v1.graphs import current_graph
 from regrad.v1.math import cast
 from regrad.v1.reductions import reduce_prod
 from regrad.v1.static_shapes import TensorShape
-from regrad.v1.tensors import IndexedSlices, constant
+from regrad.v1.tensors import IndexedSlices, constant, is_tensor
 
 # -- identity --------------------------------------------------------------------------------------
 
@@ -226,7 +227,15 @@ def pad(
     x, op_type = as_tensor(tensor), "PadV2" if mode.upper() == "CONSTANT" else "MirrorPad"
     value = np.asarray(constant_values, dtype_of(x)).item()
     attrs = {"paddings": as_sizes(paddings), "mode": mode.lower(), "constant_value": value}
-    return one_op(op_type, name or op_type.removesuffix("V2"), rg.pad, x, **attrs)
+    return one_op(op_type, name or op_type.removesuffix("V2"), _padded, x, **attrs)
+
+
+def _padded(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
+    if is_known(shape_of(x)):
+        return rg.pad(x, paddings, mode, constant_value)
+    if mode == "constant":
+        return rg.find_op("PadV2").function(x, paddings=paddings, constant_value=constant_value)
+    return rg.find_op("MirrorPad").function(x, paddings=paddings, mode=mode)
 
 
 # -- joining and splitting -------------------------------------------------------------------------
@@ -241,7 +250,13 @@ def concat(values: Any, axis: Any, name: str = "concat") -> Any:
 
 
 def _joined(*xs: Any, axis: int) -> Any:
-    return rg.concat(xs, axis=axis)
+    join = rg.find_op("ConcatV2").function if axis >= 0 and _unranked(*xs) else rg.concat
+    return join(xs, axis=axis)
+
+
+def _unranked(*xs: Any) -> bool:
+    """Whether the rank of one is unknown: then regrad's function would ask for it in vain."""
+    return any(is_tensor(x) and rank_of(x) is None for x in xs)
 
 
 def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
@@ -250,7 +265,8 @@ def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
 
 
 def _stacked(*xs: Any, axis: int) -> Any:
-    return rg.stack(xs, axis=axis)
+    join = rg.find_op("Pack").function if _unranked(*xs) else rg.stack
+    return join(xs, axis=axis)
 
 
 def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
@@ -262,6 +278,8 @@ def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unst
 
 
 def _unstacked(x: Any, num: int | None, axis: int) -> Any:
+    if num is not None and axis >= 0 and _unranked(x):
+        return [rg.squeeze(part, axis) for part in _split(x, (1,) * num, axis)]
     n = x.shape[axis]
     if num is not None and isinstance(n, Dim):
         sizes = list(x.shape)
@@ -284,7 +302,10 @@ def split(
 
 
 def _split(x: Any, parts: Any, axis: int) -> Any:
-    return rg.split(x, parts, axis=axis)
+    if not _unranked(x) or axis < 0:
+        return rg.split(x, parts, axis=axis)
+    sizes = part_sizes(parts, size_of(x._data, axis))  # pyright: ignore[reportArgumentType]
+    return rg.find_op("Split").function(x, sizes=sizes, axis=axis)
 
 
 def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:

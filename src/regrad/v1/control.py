@@ -18,7 +18,7 @@ from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import PerInput, Rule
 from regrad.state import current
 from regrad.v1 import dtypes, errors
-from regrad.v1.graphs import control_dependencies, current_graph, node_of
+from regrad.v1.graphs import control_dependencies, current_graph
 from regrad.v1.regions import Region, cond_node, inside, new_graph, spec_of, while_node
 from regrad.v1.tensors import (
     Operation,
@@ -124,8 +124,10 @@ def cond(
     if isinstance(pred, bool):
         raise ArgumentError("pred must not be a Python bool: use a Python if statement")
     pred = convert_to_tensor(pred)
-    if pred.dtype != dtypes.bool or pred.shape.ndims not in (0, None):
-        raise ArgumentError(f"cond: pred must be a bool tensor of rank 0, got {pred}")
+    if pred.dtype != dtypes.bool:
+        raise ArgumentError(f"cond: pred must be a bool tensor, got {pred}")
+    if pred.shape.ndims not in (0, None):
+        raise ShapeError(f"cond: pred must have rank 0, got {pred}")
     built = [_branch(f, name or "cond", strict) for f in functions]  # pyright: ignore
     (first, one), (second, other) = built
     _check_branches(first, second, one, other)
@@ -139,6 +141,8 @@ def _branch(function: Callable[[], Any], name: str, strict: bool) -> tuple[Regio
         if isinstance(answer, list | tuple) and len(answer) == 1 and not strict:
             answer = answer[0]
         leaves, close = containers.flatten(answer)
+        if not leaves:
+            raise GraphError(f"{name}: a branch must return a tensor, got {answer!r:.40}")
         targets: list[Node] = []
         tensors = [_result(leaf, targets, name) for leaf in leaves]
         outputs = [graph.entering(t._read()) for t in tensors]
@@ -165,7 +169,7 @@ def _check_branches(first: Region, second: Region, one: Any, other: Any) -> None
         )
     for x, y in zip(first.outputs, second.outputs, strict=True):
         if x._data.dtype != y._data.dtype:
-            raise DTypeError(
+            raise GraphError(
                 "cond: the branches must return tensors of the same dtypes, got "
                 f"{x._data.dtype} ({x._data.name}) and {y._data.dtype} ({y._data.name})"
             )
@@ -240,11 +244,16 @@ def while_loop(
     label = name or "while"
     tested = _loop_region(label, specs, lambda args: [cond(*_spread(vars_in(args)))])
     _check_condition(tested.outputs[0])
-    repeated = _loop_region(label, specs, lambda args: _results(body, vars_in(args), len(leaves)))
+    structure: list[Any] = []
+    repeated = _loop_region(
+        label, specs, lambda args: _results(body, vars_in(args), len(leaves), structure)
+    )
     _check_results(repeated, specs)
     limit = None if maximum_iterations is None else int(maximum_iterations)
     found = while_node(tested, repeated, [v._read() for v in start], specs, limit)
-    answer = close(list(face(found)))
+    if not back_prop:
+        found[0]._data.node.rule = NO_RULE
+    answer = structure[0](list(face(found)))
     single = isinstance(answer, list | tuple) and len(answer) == 1 and not return_same_structure
     return answer[0] if single else answer
 
@@ -266,7 +275,7 @@ def _spread(args: Any) -> Any:
 def _invariants(start: Sequence[Tensor], invariants: Any) -> list[Spec]:
     if invariants is None:
         return [spec_of(v._read()) for v in start]
-    shapes = [s for s in _shapes(invariants)]
+    shapes = _shapes(invariants)
     if len(shapes) != len(start):
         raise GraphError(
             f"while_loop: {len(shapes)} shape_invariants for {len(start)} loop variables"
@@ -293,11 +302,12 @@ def _loop_region(label: str, specs: Sequence[Spec], function: Callable[..., Any]
     return Region(graph, arguments, outputs)
 
 
-def _results(body: Callable[..., Any], args: Any, count: int) -> list[Any]:
+def _results(body: Callable[..., Any], args: Any, count: int, structure: list[Any]) -> list[Any]:
     answer = body(*_spread(args))
     if answer is None:
         raise GraphError("while_loop: body returned None; return the new loop variables")
-    leaves = containers.flatten(_unlisted(answer))[0]
+    leaves, close = containers.flatten(_unlisted(answer))
+    structure[:] = [close]
     if len(leaves) != count:
         raise GraphError(
             f"while_loop: body must return as many values as there are loop variables, {count}, "
@@ -308,8 +318,10 @@ def _results(body: Callable[..., Any], args: Any, count: int) -> list[Any]:
 
 def _check_condition(y: rg.Tensor) -> None:
     shown = face(y)
-    if shown.dtype != dtypes.bool or shown.shape.ndims not in (0, None):
-        raise ArgumentError(f"while_loop: cond must return a bool of rank 0, got {shown}")
+    if shown.dtype != dtypes.bool:
+        raise ArgumentError(f"while_loop: cond must return a bool, got {shown}")
+    if shown.shape.ndims not in (0, None):
+        raise ShapeError(f"while_loop: cond must return a bool of rank 0, got {shown}")
 
 
 def _check_results(region: Region, specs: Sequence[Spec]) -> None:
@@ -358,9 +370,12 @@ def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
     return array.astype(dtype, copy=False)
 
 
-PY_FUNC = _register(
-    Op("PyFunc", "py_func", _call_python, [Input("xs", "many")], ["func", "Tout"], several=True),
-    NO_RULE,
+PY_FUNC, PY_FUNC_STATELESS = (
+    _register(
+        Op(type, "py_func", _call_python, [Input("xs", "many")], ["func", "Tout"], several=True),
+        NO_RULE,
+    )
+    for type in ("PyFunc", "PyFuncStateless")
 )
 
 
@@ -392,11 +407,11 @@ def py_func(
     out = tuple(dtypes.to_numpy(t) for t in given)
     graph = current_graph()
     xs = tuple([graph.entering(convert_to_tensor(x)._read()) for x in inp])
-    state = current()
-    rule = NO_RULE if state is None else rule_in_force(state, PY_FUNC, xs, graph.root)
-    with graph.naming("PyFunc", name or ("PyFunc" if stateful else "PyFuncStateless")):
+    state, op = current(), PY_FUNC if stateful else PY_FUNC_STATELESS
+    rule = NO_RULE if state is None else rule_in_force(state, op, xs, graph.root)
+    with graph.naming(op.type, name):
         found = graph.add(
-            PY_FUNC, rule, xs, {"func": func, "Tout": out}, (tuple(range(len(xs))),),
+            op, rule, xs, {"func": func, "Tout": out}, (tuple(range(len(xs))),),
             [Spec(None, t) for t in out],
         )  # fmt: skip
     ys = list(face(found))
@@ -419,7 +434,7 @@ def _print(xp: Any, x: Any, data: Sequence[Any], message: str, first_n: int, sum
 
 def _summary(array: np.ndarray, count: int) -> str:
     flat = array.reshape(-1)
-    shown = " ".join(str(v) for v in flat[:count])
+    shown = " ".join(f"{v:.8g}" if flat.dtype.kind == "f" else str(v) for v in flat[:count])
     return shown + ("..." if flat.size > count else "")
 
 
@@ -427,8 +442,10 @@ PRINT = Op(
     "Print", "Print", _print, [Input("x", "one"), Input("data", "many")],
     ["message", "first_n", "summarize", "printed"],
 )  # fmt: skip
-_register(PRINT, PerInput(PRINT, "Print"))
-PRINT.rule.add("x", lambda dy: dy)
+PRINT_RULE = PerInput(PRINT, "Print")
+_register(PRINT, PRINT_RULE)
+PRINT_RULE.add("x", lambda dy: dy)
+PRINT_RULE.add("data", lambda dy: None)
 
 
 def Print(

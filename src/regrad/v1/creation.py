@@ -48,7 +48,7 @@ def ones(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> An
 
 
 def _full(value: int, shape: Any, dtype: Any, name: str) -> Any:
-    eager, number = is_eager(shape), np.asarray(value, dtypes.to_numpy(dtype))
+    eager, number = _asks_eager(shape), np.asarray(value, dtypes.to_numpy(dtype))
     shape = as_sizes(shape)
     shape = (shape,) if isinstance(shape, int | Dim) else shape
     if eager:
@@ -56,6 +56,11 @@ def _full(value: int, shape: Any, dtype: Any, name: str) -> Any:
     if is_known(shape) and math.prod(shape) < LARGE:
         return constant(np.full(shape, number), name=name)
     return broadcast_to(number, shape, name)
+
+
+def _asks_eager(sizes: Any) -> bool:
+    """Whether sizes come from tensors of eager mode."""
+    return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
 
 def zeros_like(
@@ -164,6 +169,8 @@ linspace = lin_space
 
 
 def _lin_space(start: Any, stop: Any, num: Any) -> Any:
+    if is_eager(start, stop):
+        return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
 
 
@@ -179,14 +186,16 @@ def eye(
 ) -> Any:
     """Ones on the diagonal of a matrix, or of as many as `batch_shape` says."""
     rows, columns = as_sizes(num_rows), as_sizes(num_rows if num_columns is None else num_columns)
-    with scope(name or "eye") as whole:
+    eager = is_eager(num_rows, num_columns)
+    with scope(name or "eye", num_rows, num_columns) as whole:
         if isinstance(rows, int) and isinstance(columns, int):
             matrix = np.eye(rows, columns, dtype=dtypes.to_numpy(dtype))
         else:
             on = equal(expand_dims(range(rows), 1), range(columns))
             matrix = cast(on, dtype, name=whole if batch_shape is None else "matrix")
+        matrix = rg.asarray(matrix) if eager else as_tensor(matrix, name=whole)
         if batch_shape is None:
-            return as_tensor(matrix, name=whole)
+            return matrix
         return broadcast_to(matrix, (*as_sizes(batch_shape), rows, columns), name=whole)
 
 
@@ -205,7 +214,8 @@ def sequence_mask(
     """
     with scope(name or "SequenceMask", lengths) as whole:
         lengths = as_tensor(lengths, name="lengths")
-        row = range(reduce_max(lengths) if maxlen is None else maxlen, dtype=dtype_of(lengths))
+        last = reduce_max(lengths) if maxlen is None else as_tensor(maxlen, beside=lengths)
+        row = range(last, dtype=dtype_of(lengths))
         return cast(less(row, expand_dims(lengths, -1)), dtype, name=whole)
 
 
@@ -232,7 +242,8 @@ def one_hot(
         return one_op("OneHot", name or "one_hot", rg.one_hot, indices, **attrs)
     with scope(name or "one_hot", indices, on, off) as whole:
         hot = one_op("OneHot", "hot", rg.one_hot, indices, dtype=np.dtype(bool), **attrs)
-        return where(hot, cast(on, due), cast(off, due), name=whole)
+        on, off = [as_tensor(v, due, beside=indices) for v in (on, off)]
+        return where(hot, on, off, name=whole)
 
 
 def _dtype_of_values(*values: Any) -> np.dtype:

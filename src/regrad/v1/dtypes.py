@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ class DType:
 
     __slots__ = ("_dtype", "_ref")
 
-    def __init__(self, dtype: Any, ref: bool = False) -> None:
+    def __init__(self, dtype: Any, ref: builtins.bool = False) -> None:
         self._dtype = np.dtype(dtype)
         self._ref = ref
 
@@ -43,35 +44,35 @@ class DType:
     @property
     def real_dtype(self) -> DType:
         """Of complex numbers the dtype of their parts."""
-        return of(np.zeros((), self._dtype).real.dtype)
+        return of(np.real(np.zeros((), self._dtype)).dtype)
 
     @property
-    def is_floating(self) -> bool:
+    def is_floating(self) -> builtins.bool:
         """Whether it is a dtype of real floats."""
         return self._dtype.kind == "f"
 
     @property
-    def is_integer(self) -> bool:
+    def is_integer(self) -> builtins.bool:
         """Whether it is a dtype of integers (bool is not)."""
         return self._dtype.kind in "iu"
 
     @property
-    def is_unsigned(self) -> bool:
+    def is_unsigned(self) -> builtins.bool:
         """Whether it is a dtype of unsigned integers."""
         return self._dtype.kind == "u"
 
     @property
-    def is_complex(self) -> bool:
+    def is_complex(self) -> builtins.bool:
         """Whether it is a dtype of complex numbers."""
         return self._dtype.kind == "c"
 
     @property
-    def is_bool(self) -> bool:
+    def is_bool(self) -> builtins.bool:
         """Whether it is bool."""
         return self._dtype.kind == "b"
 
     @property
-    def is_numpy_compatible(self) -> bool:
+    def is_numpy_compatible(self) -> builtins.bool:
         """Always: the values are NumPy's."""
         return True
 
@@ -93,11 +94,11 @@ class DType:
         """Bytes per element."""
         return self._dtype.itemsize
 
-    def is_compatible_with(self, other: Any) -> bool:
+    def is_compatible_with(self, other: Any) -> builtins.bool:
         """Whether a tensor of `other` can stand where this one is due."""
         return self._dtype == as_dtype(other)._dtype
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> builtins.bool:
         if other is None:
             return False
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regrad import dims
-from regrad.errors import IndexRangeError, RegradError, ShapeError
+from regrad.errors import RegradError, ShapeError
 from regrad.graph import Node
 
 
@@ -87,10 +87,10 @@ def unfed(node: Node) -> InvalidArgumentError:
 def of_run(error: Exception) -> Exception:
     """A failure of an op as TensorFlow classes it; errors of rules and of users stay."""
     node = getattr(error, "node", None)
-    if node is None or not isinstance(error, ShapeError | IndexRangeError):
+    if node is None or not isinstance(error, ShapeError | IndexError):
         return error
-    shapes = str(error)
-    made = InvalidArgumentError(None, node, f"Incompatible shapes: {shapes} (the op {node.name!r})")
-    if isinstance(error, IndexRangeError):
-        made = InvalidArgumentError(None, node, f"{shapes} (the op {node.name!r})")
-    return made
+    text = f"{error} (the op {node.name!r})"
+    if isinstance(error, ShapeError):
+        shapes = [str(list(v.shape)).replace(" ", "") for v in getattr(error, "values", ())]
+        text = f"Incompatible shapes: {' vs. '.join(shapes)}: {text}"
+    return InvalidArgumentError(None, node, text)

@@ -21,6 +21,7 @@ from regrad.graph import SHAPE, is_symbolic
 from regrad.v1 import dtypes
 from regrad.v1.graphs import current_graph
 from regrad.v1.tensors import (
+    Tensor,
     build,
     convert_to_tensor,
     is_tensor,
@@ -47,9 +48,14 @@ def scope(name: str, *values: Any) -> Any:
     return nullcontext(name) if is_eager(*values) else current_graph().name_scope(name)
 
 
-def tensor(value: Any, dtype: Any = None, name: str | None = None) -> Any:
-    """A value as a tensor; one of regrad's eager ones stays what it is."""
-    return value if is_eager(value) else convert_to_tensor(value, dtype, name)
+def tensor(value: Any, dtype: Any = None, name: str | None = None, beside: Any = None) -> Any:
+    """A value as a tensor; one of regrad's eager ones stays what it is.
+
+    What is no tensor becomes an eager one too if that is what it shall stand beside.
+    """
+    if is_eager(value) or not is_eager(value, beside):
+        return value if is_eager(value) else convert_to_tensor(value, dtype, name)
+    return rg.asarray(np.asarray(value, None if dtype is None else dtypes.to_numpy(dtype)))
 
 
 def dtype_of(x: Any) -> np.dtype:
@@ -95,11 +101,22 @@ def one_op(
     """
     if is_eager(*values):
         return function(*values, **attrs)
-    with scope(name) as whole:
-        said = op_type or name
-        xs = same_dtype(said, *values) if same else [v if v is None else tensor(v) for v in values]
+    with current_graph().name_scope(name) as whole:
+        said, xs = op_type or name, values
+        if not same:
+            xs = [v if v is None else tensor(v) for v in values]
+        elif not _agree(values):
+            xs = same_dtype(said, *values)
         check_kinds(said, kinds, *xs)
         return build(op_type or "", whole if op_type else None, function, *xs, **attrs)
+
+
+def _agree(values: Any) -> bool:
+    """Whether the values are tensors of the graph already, and of one dtype."""
+    if any(type(v) is not Tensor for v in values):
+        return False
+    first = values[0]._symbol.dtype
+    return all(v._symbol.dtype == first for v in values)
 
 
 def axes_of(axis: Any, what: str = "axis") -> Any:
@@ -111,6 +128,8 @@ def as_sizes(value: Any) -> Any:
     """Sizes, from numbers and tensors, as an attribute: what only the run can tell is a Dim."""
     if is_eager(value):
         value = value.tolist()
+    if isinstance(value, UnknownRank):
+        return value
     if isinstance(value, list | tuple):
         return tuple([as_sizes(v) for v in value])
     if is_tensor(value):

@@ -132,7 +132,8 @@ def gradients(
     sources = [_source(x) for x in _listed(xs)]
     _check_options(unconnected_gradients, aggregation_method)
     weights = _weights(targets, grad_ys)
-    stopped = {s.node for s in map(_source, _listed(stop_gradients or []))}
+    stops = [] if stop_gradients is None else _listed(stop_gradients)
+    stopped = {_source(x).node for x in stops}
     graph = current_graph()
     with graph.name_scope(name or "gradients") as scope:
         seeds: Grads = {}
@@ -202,13 +203,11 @@ def _seed(y: rg.Tensor, dy: Any, index: int) -> rg.Tensor:
             f"Gradient type {dy.dtype.name} generated for {y._data.dtype} tensor {face(y)} must be "
             f"{'complex' if y._data.dtype.kind == 'c' else 'real or integer'}"
         )
+    if dy.shape.ndims == 0 and dims.same((), y._data.shape) is not True:
+        return OPS["BroadcastTo"].function(dy._read(), y._data.shape)
     if dims.same(dy._symbol.shape, y._data.shape) is False:
-        raise (
-            GraphError(
-                f"grad_ys[{index}] has the shape {dy.shape}, and {face(y)} has {face(y).shape}"
-            )
-            if dy.shape.ndims
-            else GraphError(f"grad_ys[{index}] is a scalar for {face(y)}")
+        raise GraphError(
+            f"grad_ys[{index}] has the shape {dy.shape}, and {face(y)} has {face(y).shape}"
         )
     return dy._read()
 
@@ -222,7 +221,8 @@ def _constant_like(dy: Any, y: rg.Tensor) -> Tensor:
 
 def _answer(dx: Any, x: Symbol, unconnected: Any) -> Any:
     if dx is not None:
-        return face(dx)
+        whole = not is_inexact(x.dtype)  # integers have integer gradients, as in TensorFlow 1.8
+        return face(rg.astype(dx, x.dtype) if whole else dx)
     if unconnected == "none":
         return None
     return face(OPS["ZerosLike"].function(face(tensor_of(x))._read()))
@@ -239,7 +239,7 @@ class _Path:
         for node in _reaching(ys):
             if node not in stopped and self._leads_back(node):
                 self.nodes.append(node)
-                self.watched.update(s.id for s in node.symbols)
+                self.watched.update(_with_gradients(node))
 
     def _leads_back(self, node: Node) -> bool:
         if self.watched.isdisjoint(node.inputs) or cuts(node.rule, node.attrs, node.xs):
@@ -269,6 +269,13 @@ class _Path:
         finally:
             watch.close()
         return {**grads, **found}
+
+
+def _with_gradients(node: Node) -> list[int]:
+    """The outputs that have a gradient: of several, by a built-in rule, those of floats."""
+    floats = [s.id for s in node.symbols if is_inexact(s.dtype)]
+    own = node.rule is node.op.rule and node.op.several
+    return floats if floats and own else [s.id for s in node.symbols]
 
 
 def _is_cast_of_integers(node: Node) -> bool:
@@ -464,10 +471,10 @@ class _Custom:
                 variable = _read_from(symbol)
                 if variable is not None and variable.trainable and symbol.id not in given:
                     found[id(variable)] = variable
-            if node.op.type == "VariableV2":
+            if node.op.type == "VariableV2" and not operation(node).variable.use_resource:
                 raise ArgumentError(
                     f"custom_gradient: {self.name} makes the variable {node.name!r}; make it "
-                    "outside, or with tf.get_variable before, and use it inside"
+                    "before and use it inside, or make it with use_resource=True"
                 )
         if found and "variables" not in _parameters(grad_fn):
             names = ", ".join(v.name for v in found.values())

@@ -126,12 +126,34 @@ class Graph(engine.Graph):
     colocate_with = device
 
     @contextlib.contextmanager
-    def control_dependencies(self, control_inputs: Sequence[Any] | None) -> Iterator[None]:
+    def control_dependencies(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's)
+        self, control_inputs: Sequence[Any] | None
+    ) -> Iterator[None]:
         """Ops *made* in the block run after these ops and tensors; None clears what is around."""
         nodes = None if control_inputs is None else [node_of(x) for x in control_inputs]
         inner = INNERMOST.get()
         with engine.Graph.control_dependencies(inner or self, nodes):
             yield
+
+    # -- seeing it -------------------------------------------------------------------------------
+
+    def summary(self, limit: int | None = None, of: Any = None) -> str:
+        """A table of the ops, with the rules in force; see `regrad.v1.views.summary`."""
+        from regrad.v1 import views
+
+        return views.summary(self, limit, of)
+
+    def to_dot(self, of: Any = None, rankdir: str = "TB") -> str:
+        """The graph in Graphviz's language; see `regrad.v1.views.to_dot`."""
+        from regrad.v1 import views
+
+        return views.to_dot(self, of, rankdir)
+
+    def to_svg(self, path: Any = None, of: Any = None, rankdir: str = "TB") -> str:
+        """The graph as a picture, drawn by Graphviz; see `regrad.v1.views.to_svg`."""
+        from regrad.v1 import views
+
+        return views.to_svg(self, path, of, rankdir)
 
     # -- collections -----------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ def _flip(name: str, axis: int, direction: str) -> tuple[Callable[..., Any], Cal
     """A flip along an axis, counted from the end, and the flip by chance."""
 
     def flip(image: Any) -> Any:
-        return one_op("ReverseV2", name, rg.flip, image, axis=axis)
+        return one_op(None, name, rg.flip, image, axis=axis)
 
     def random_flip(image: Any, seed: int | None = None) -> Any:
         image = convert_to_tensor(image)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import regrad as rg
-from regrad.dims import Dim
-from regrad.errors import ArgumentError, GraphError
+from regrad.dims import Dim, UnknownRank, is_known, size_of
+from regrad.errors import ArgumentError, GraphError, IndexRangeError
 from regrad.v1 import dtypes
 from regrad.v1.arrays import (
     concat,
@@ -76,13 +76,39 @@ def _entry(e: Any) -> Any:
 
 def _bound(b: Any) -> Any:
     """An end of a slice: an int, or a Dim."""
-    return as_sizes(b)
+    return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
 
 
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
     """The block that begins at `begin` and has the shape `size`, where -1 means to the end."""
     attrs = {"begin": as_sizes(begin), "size": as_sizes(size)}
-    return one_op("Slice", name or "Slice", rg.slice, input_, **attrs)
+    return one_op("Slice", name or "Slice", _block, input_, **attrs)
+
+
+def _block(x: Any, begin: Any, size: Any) -> Any:
+    shape = shape_of(x)
+    if is_known(shape) and is_known((*begin, *size)):
+        return rg.slice(x, begin, size)
+    if isinstance(shape, UnknownRank):  # the other two tell the rank
+        shape = tuple([size_of(x._data, i) for i in builtins.range(len(begin))])
+    if not len(shape) == len(begin) == len(size):
+        return rg.slice(x, begin, size)
+    places = list(zip(shape, begin, size, strict=True))
+    if any(is_known(place) and not _is_within(*place) for place in places):
+        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {shape}")
+    sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
+    y = rg.find_op("Slice").function(x, begin=begin, size=sizes)
+    checked = all(_is_open(place[2]) or is_known(place) for place in places)
+    return y if checked else rg.reshape(y, sizes)  # an error in the run if it is too large
+
+
+def _is_open(size: Any) -> bool:
+    """Whether a block goes to the end of the axis."""
+    return isinstance(size, int) and size == -1
+
+
+def _is_within(n: Any, begin: Any, size: Any) -> bool:
+    return 0 <= begin <= begin + max(size, 0) <= n
 
 
 def strided_slice(
@@ -132,7 +158,13 @@ def gather(
     """Slices of `params` along an axis (by default the first, or the one after `batch_dims`)."""
     axis = batch_dims if axis is None else axes_of(axis)
     attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
-    return one_op("GatherV2", name or "GatherV2", rg.take, params, indices, **attrs)
+    return one_op("GatherV2", name or "GatherV2", _taken, params, indices, **attrs)
+
+
+def _taken(x: Any, indices: Any, axis: int, batch_dims: int) -> Any:
+    unasked = axis >= 0 and not is_known(shape_of(x))
+    take = rg.find_op("GatherV2").function if unasked else rg.take
+    return take(x, indices, axis=axis, batch_dims=batch_dims)
 
 
 def batch_gather(params: Any, indices: Any, name: str | None = None) -> Any:
@@ -173,7 +205,8 @@ def boolean_mask(
     Source: `tf.boolean_mask`.
     """
     with scope(name, tensor, mask):
-        x, mask, first = as_tensor(tensor), as_tensor(mask, dtypes.bool), axes_of(axis) or 0
+        x, first = as_tensor(tensor), axes_of(axis) or 0
+        mask = as_tensor(mask, dtypes.bool, beside=x)
         count = rank_of(mask) or 0
         if not count:
             raise GraphError(

@@ -9,9 +9,8 @@ import numpy as np
 
 import regrad as rg
 from regrad.errors import GraphError, ShapeError
-from regrad.v1 import dtypes
-from regrad.v1.random_ops import random_normal, random_uniform, truncated_normal
-from regrad.v1.tensors import TensorShape, build, constant
+from regrad.v1 import dtypes, random_ops, tensors
+from regrad.v1.static_shapes import TensorShape
 
 # The standard deviation of a standard normal variable that is cut off at -2 and 2
 TRUNCATED_STDDEV = 0.87962566103423978
@@ -43,14 +42,14 @@ class Zeros(Initializer):
     """Zeros. Source: `tf.zeros_initializer`."""
 
     def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
-        return constant(np.zeros(shape, dtypes.to_numpy(dtype)), name="zeros")
+        return tensors.constant(np.zeros(shape, dtypes.to_numpy(dtype)), name="zeros")
 
 
 class Ones(Initializer):
     """Ones. Source: `tf.ones_initializer`."""
 
     def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
-        return constant(np.ones(shape, dtypes.to_numpy(dtype)), name="ones")
+        return tensors.constant(np.ones(shape, dtypes.to_numpy(dtype)), name="ones")
 
 
 class Constant(Initializer):
@@ -66,7 +65,7 @@ class Constant(Initializer):
         self.value, self.verify_shape = value, verify_shape
 
     def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
-        return constant(self.value, dtype, shape, verify_shape=self.verify_shape)
+        return tensors.constant(self.value, dtype, shape, verify_shape=self.verify_shape)
 
 
 class RandomUniform(Initializer):
@@ -79,13 +78,13 @@ class RandomUniform(Initializer):
         self.minval, self.maxval, self.seed = minval, maxval, seed
 
     def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
-        return random_uniform(shape, self.minval, self.maxval, dtype, seed=self.seed)
+        return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, seed=self.seed)
 
 
 class RandomNormal(Initializer):
     """Normal numbers. Source: `tf.random_normal_initializer`."""
 
-    draw = staticmethod(random_normal)
+    draw = staticmethod(random_ops.random_normal)
 
     def __init__(
         self, mean: Any = 0.0, stddev: Any = 1.0, seed: Any = None, dtype: Any = dtypes.float32
@@ -103,7 +102,7 @@ class TruncatedNormal(RandomNormal):
     Source: `tf.truncated_normal_initializer`.
     """
 
-    draw = staticmethod(truncated_normal)
+    draw = staticmethod(random_ops.truncated_normal)
 
 
 class VarianceScaling(Initializer):
@@ -147,11 +146,11 @@ class VarianceScaling(Initializer):
         variance = self.scale / max(1.0, units[self.mode])
         if self.distribution == "uniform":
             limit = math.sqrt(3 * variance)
-            return random_uniform(shape, -limit, limit, dtype, seed=self.seed)
+            return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
         if self.distribution == "untruncated_normal":
-            return random_normal(shape, 0.0, math.sqrt(variance), dtype, seed=self.seed)
+            return random_ops.random_normal(shape, 0.0, math.sqrt(variance), dtype, seed=self.seed)
         stddev = math.sqrt(variance) / TRUNCATED_STDDEV
-        return truncated_normal(shape, 0.0, stddev, dtype, seed=self.seed)
+        return random_ops.truncated_normal(shape, 0.0, stddev, dtype, seed=self.seed)
 
 
 def fans(shape: tuple[int, ...]) -> tuple[float, float]:
@@ -195,7 +194,7 @@ class UniformUnitScaling(Initializer):
 
     def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
         limit = math.sqrt(3 / max(1, math.prod(shape[:-1]))) * self.factor
-        return random_uniform(shape, -limit, limit, dtype, seed=self.seed)
+        return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
 
 
 class Orthogonal(Initializer):
@@ -213,9 +212,9 @@ class Orthogonal(Initializer):
             raise ShapeError(f"an orthogonal matrix has two axes or more, got the shape {shape}")
         rows, columns = math.prod(shape[:-1]), shape[-1]
         tall = max(rows, columns), min(rows, columns)
-        noise = random_normal(tall, dtype=dtype, seed=self.seed)
+        noise = random_ops.random_normal(tall, dtype=dtype, seed=self.seed)
         options = {"shape": shape, "turned": rows < columns, "gain": self.gain}
-        return build("Reshape", None, _orthonormal, noise, **options)
+        return tensors.build("Reshape", None, _orthonormal, noise, **options)
 
 
 def _orthonormal(noise: Any, *, shape: tuple[int, ...], turned: bool, gain: float) -> Any:
@@ -236,21 +235,21 @@ class Identity(Initializer):
             raise ShapeError(
                 f"Identity matrix initializer can only be used for 2D matrices, {shape}"
             )
-        return constant(self.gain * np.eye(*shape, dtype=dtypes.to_numpy(dtype)))
+        return tensors.constant(self.gain * np.eye(*shape, dtype=dtypes.to_numpy(dtype)))
 
 
-# Under the names of `tf`; `tf.initializers` has them without the ending.
-zeros_initializer = Zeros
-ones_initializer = Ones
-constant_initializer = Constant
-random_uniform_initializer = RandomUniform
-random_normal_initializer = RandomNormal
-truncated_normal_initializer = TruncatedNormal
-variance_scaling_initializer = VarianceScaling
-glorot_uniform_initializer = GlorotUniform
-glorot_normal_initializer = GlorotNormal
-uniform_unit_scaling_initializer = UniformUnitScaling
-orthogonal_initializer = Orthogonal
-identity_initializer = Identity
+# Under the names of `tf`, and of `tf.initializers`.
+zeros_initializer = zeros = Zeros
+ones_initializer = ones = Ones
+constant_initializer = constant = Constant
+random_uniform_initializer = random_uniform = RandomUniform
+random_normal_initializer = random_normal = RandomNormal
+truncated_normal_initializer = truncated_normal = TruncatedNormal
+variance_scaling_initializer = variance_scaling = VarianceScaling
+glorot_uniform_initializer = glorot_uniform = GlorotUniform
+glorot_normal_initializer = glorot_normal = GlorotNormal
+uniform_unit_scaling_initializer = uniform_unit_scaling = UniformUnitScaling
+orthogonal_initializer = orthogonal = Orthogonal
+identity_initializer = identity = Identity
 he_uniform, he_normal = HeUniform, HeNormal
 lecun_uniform, lecun_normal = LecunUniform, LecunNormal

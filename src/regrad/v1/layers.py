@@ -286,24 +286,26 @@ def batch_normalization(
     x = _input("batch_normalization", inputs)
     beta = _options(beta_initializer, beta_regularizer, beta_constraint, trainable)
     gamma = _options(gamma_initializer, gamma_regularizer, gamma_constraint, trainable)
+    averages = moving_mean_initializer, moving_variance_initializer
     with variable_scope(name, "batch_normalization", reuse=reuse):
         axis = _feature_axis(x, axis)
         kind = [_size(x, axis, "batch_normalization")], x.dtype.base_dtype
         factor = get_variable("gamma", *kind, **gamma) if scale else None
         offset = get_variable("beta", *kind, **beta) if center else None
-        averages = [
-            get_variable(f"moving_{what}", *kind, initializer=initializer, trainable=False)
-            for what, initializer in (
-                ("mean", moving_mean_initializer),
-                ("variance", moving_variance_initializer),
-            )
+        moving = [
+            get_variable(what, *kind, initializer=initializer, trainable=False)
+            for what, initializer in zip(("moving_mean", "moving_variance"), averages, strict=True)
         ]
-        rank = len(x._symbol.shape)
-        fused = rank == 4 if fused is None else fused
-        used = _moments(x, axis, averages, training, momentum, fused)
-        shape = tuple([-1 if i == axis else 1 for i in range(rank)])
-        tensors = [_shaped(v, shape, axis == rank - 1) for v in (*used, offset, factor)]
-        return nn.batch_normalization(x, *tensors, variance_epsilon=epsilon)
+        fused = x.shape.ndims == 4 if fused is None else fused
+        used = _moments(x, axis, moving, training, momentum, fused)
+        return _normalized(x, axis, [*used, offset, factor], epsilon)
+
+
+def _normalized(x: Tensor, axis: int, tensors: list[Any], epsilon: float) -> Any:
+    rank = len(x._symbol.shape)
+    shape = tuple([-1 if i == axis else 1 for i in range(rank)])
+    shaped = [_shaped(v, shape, axis == rank - 1) for v in tensors]
+    return nn.batch_normalization(x, *shaped, variance_epsilon=epsilon)
 
 
 def _feature_axis(x: Tensor, axis: Any) -> int:

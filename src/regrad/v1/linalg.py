@@ -13,6 +13,7 @@ import numpy as np
 import regrad as rg
 from regrad.deferral import deferrable
 from regrad.errors import GraphError, ShapeError
+from regrad.tensor import Tensor
 from regrad.v1.creation import eye as eye
 from regrad.v1.forms import (
     INEXACT,
@@ -27,6 +28,7 @@ from regrad.v1.forms import (
     tensor,
 )
 from regrad.v1.math import cast
+from regrad.v1.tensors import is_tensor
 
 # -- products --------------------------------------------------------------------------------------
 
@@ -66,13 +68,19 @@ def matmul(
 def _product(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool, conjugate_a: bool, conjugate_b: bool
 ) -> Any:
-    if any(rank_of(x) in (0, 1) for x in (a, b)):
-        raise ShapeError(
-            f"matmul: Shape must be at least rank 2, got {a.shape} and {b.shape}. For vectors use "
-            "tf.tensordot, or tf.expand_dims first."
-        )
+    _check_matrices("matmul", a, b)
     a, b = rg.conj(a) if conjugate_a else a, rg.conj(b) if conjugate_b else b
     return rg.find_op("MatMul").function(a, b, transpose_a, transpose_b)
+
+
+def _check_matrices(name: str, *xs: Any) -> None:
+    """Refuse vectors, where regrad's functions take them and TensorFlow's do not."""
+    for x in xs:
+        if is_tensor(x) and rank_of(x) in (0, 1):
+            raise ShapeError(
+                f"{name}: Shape must be at least rank 2, got {x.shape}. For vectors use "
+                "tf.tensordot, or tf.expand_dims first."
+            )
 
 
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
@@ -94,7 +102,8 @@ def _einsum(*xs: Any, equation: str) -> Any:
 
 def cross(a: Any, b: Any, name: str | None = None) -> Any:
     """The cross product of vectors of three elements along the last axis."""
-    return one_op("Cross", name or "Cross", rg.linalg.cross, a, b, kinds=NUMBERS)
+    function, name = rg.find_op("Cross").function, name or "Cross"
+    return one_op("Cross", name, function, a, b, kinds=NUMBERS, axis=-1)
 
 
 # -- diagonals and triangles -----------------------------------------------------------------------
@@ -130,7 +139,7 @@ def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
 
 
 @deferrable
-def _with_diagonal(x: Any, diagonal: Any) -> Any:
+def _with_diagonal(x: Any, diagonal: Any) -> Tensor:
     shape = x.shape[-2:]
     on = rg.linalg.diag(rg.ones_like(diagonal, dtype=np.bool_), shape=shape)
     return rg.where(on, rg.linalg.diag(diagonal, shape=shape), x)
@@ -145,7 +154,7 @@ def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
 
 
 @deferrable
-def _on_diagonal(x: Any) -> Any:
+def _on_diagonal(x: Any) -> Tensor:
     return rg.reshape(rg.linalg.diag(rg.reshape(x, (-1,))), (*x.shape, *x.shape))
 
 
@@ -158,7 +167,7 @@ def tensor_diag_part(input: Any, name: str | None = None) -> Any:
 
 
 @deferrable
-def _diagonal_of(x: Any) -> Any:
+def _diagonal_of(x: Any) -> Tensor:
     half = x.shape[: x.ndim // 2]
     size = math.prod(half)
     return rg.reshape(rg.linalg.diagonal(rg.reshape(x, (size, size))), half)
@@ -174,7 +183,7 @@ def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | Non
 
 
 @deferrable
-def _band(x: Any, lower: int, upper: int) -> Any:
+def _band(x: Any, lower: int, upper: int) -> Tensor:
     x = x if lower < 0 else rg.triu(x, k=-lower)
     return x if upper < 0 else rg.tril(x, k=upper)
 
@@ -218,7 +227,7 @@ def norm(
 
 
 @deferrable
-def _matrix_norm(x: Any, axis: tuple[int, int], keepdims: bool, ord: float) -> Any:
+def _matrix_norm(x: Any, axis: tuple[int, int], keepdims: bool, ord: float) -> Tensor:
     axes = tuple([a % x.ndim for a in axis])
     y = rg.linalg.matrix_norm(rg.moveaxis(x, axes, (-2, -1)), ord=ord)
     return rg.expand_dims(y, axes) if keepdims else y
@@ -274,7 +283,9 @@ def matrix_solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None 
 
 
 def _solution(a: Any, b: Any, adjoint: bool) -> Any:
-    return rg.linalg.solve(_adjoint(a) if adjoint else a, b)
+    _check_matrices("matrix_solve", a, b)
+    a = rg.conj(a) if adjoint else a
+    return rg.find_op("MatrixSolve").function(a, b, transpose=adjoint)
 
 
 def matrix_triangular_solve(
@@ -282,8 +293,14 @@ def matrix_triangular_solve(
 ) -> Any:
     """As `tf.matrix_solve`; only one triangle of the matrix is read."""
     attrs: Any = {"kinds": INEXACT, "lower": bool(lower), "adjoint": bool(adjoint)}
-    name, function = name or "MatrixTriangularSolve", rg.linalg.triangular_solve
-    return one_op("MatrixTriangularSolve", name, function, matrix, rhs, **attrs)
+    name = name or "MatrixTriangularSolve"
+    return one_op("MatrixTriangularSolve", name, _triangular_solution, matrix, rhs, **attrs)
+
+
+def _triangular_solution(a: Any, b: Any, lower: bool, adjoint: bool) -> Any:
+    _check_matrices("matrix_triangular_solve", a, b)
+    a, op = rg.conj(a) if adjoint else a, rg.find_op("MatrixTriangularSolve")
+    return op.function(a, b, lower=lower, transpose=adjoint)
 
 
 def cholesky(input: Any, name: str | None = None) -> Any:
@@ -297,8 +314,8 @@ def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
 
 
 def _two_solutions(factor: Any, b: Any) -> Any:
-    y = rg.linalg.triangular_solve(factor, b)
-    return rg.linalg.triangular_solve(factor, y, adjoint=True)
+    y = _triangular_solution(factor, b, lower=True, adjoint=False)
+    return _triangular_solution(factor, y, lower=True, adjoint=True)
 
 
 # -- decompositions --------------------------------------------------------------------------------

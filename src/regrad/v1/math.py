@@ -13,7 +13,8 @@ import numpy as np
 
 import regrad as rg
 from regrad.deferral import deferrable
-from regrad.errors import GraphError, ShapeError
+from regrad.errors import GraphError, ShapeError, UnknownShapeError
+from regrad.tensor import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.forms import (
     ANY,
@@ -133,11 +134,8 @@ divide = truediv
 
 def div(x: Any, y: Any, name: str | None = None) -> Any:
     """`x / y` as Python 2 has it: of integers the quotient rounded down."""
-    if is_eager(x, y):
-        return rg.divide(x, y)
-    with scope(name or "div") as whole:
-        x, y = same_dtype("div", x, y)
-        return (floor_div if dtype_of(x).kind in "iu" else realdiv)(x, y, name=whole)
+    known = x if is_tensor(x) else tensor(y) if is_tensor(y) else tensor(x)
+    return (floor_div if dtype_of(known).kind in "iu" else realdiv)(x, y, name=name or "div")
 
 
 def div_no_nan(x: Any, y: Any, name: str | None = None) -> Any:
@@ -236,11 +234,20 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
         return build("SelectV2", whole, _select, condition, x, y)
 
 
-@deferrable
 def _select(condition: Any, x: Any, y: Any) -> Any:
-    if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
-        condition = rg.expand_dims(condition, tuple(range(1, rank)))
+    try:
+        condition = _for_rows(condition, x, y)
+    except UnknownShapeError:  # no gradient passes by what is asked for its rank
+        ranked = rg.stop_gradient(x), rg.stop_gradient(y)
+        condition = deferrable(_for_rows)(condition, *ranked)
     return rg.where(condition, x, y)
+
+
+def _for_rows(condition: Any, x: Any, y: Any) -> Tensor:
+    """A condition of rank 1 beside tensors of higher rank, with an axis for each of theirs."""
+    if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
+        return rg.expand_dims(condition, tuple(range(1, rank)))
+    return condition
 
 
 # -- casts -----------------------------------------------------------------------------------------
@@ -254,11 +261,11 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
     due = dtypes.to_numpy(dtype)
     if is_tensor(x) and dtype_of(x) == due:
         return tensor(x)
-    return one_op("Cast", name or "Cast", as_dtype, x, dtype=due)
+    return one_op("Cast", name or "Cast", _astype, x, dtype=due)
 
 
-def as_dtype(x: Any, dtype: np.dtype) -> Any:
-    """`rg.astype` with its arguments by name."""
+def _astype(x: Any, dtype: np.dtype) -> Any:
+    # (regrad takes the dtype by position)
     return rg.astype(x, dtype)
 
 

@@ -70,22 +70,15 @@ class Namespace(ModuleType):
 
     def __init__(self, name: str, *modules: ModuleType, **more: Any) -> None:
         super().__init__(f"regrad.v1.{name}", f"The functions of `tf.{name}`.")
-        self._label = f"tf.{name}"
+        uncovered.refuse_in(self, f"tf.{name}")
         for module in modules:
             public = {k: v for k, v in vars(module).items() if _is_own(module, k, v)}
             self.__dict__.update(public)
         self.__dict__.update(more)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        uncovered.refuse(self._label, name, [n for n in vars(self) if not n.startswith("_")])
-
 
 def _is_own(module: ModuleType, name: str, value: Any) -> bool:
-    if name.startswith("_") or not callable(value):
-        return False
-    return name.islower() and getattr(value, "__module__", "").startswith("regrad.v1")
+    return not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
 
 
 math = Namespace(

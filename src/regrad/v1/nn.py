@@ -44,6 +44,7 @@ from regrad.v1.forms import (
     shape_of,
     tensor,
 )
+from regrad.v1.graphs import current_graph
 from regrad.v1.math import sigmoid as sigmoid
 from regrad.v1.math import tanh as tanh
 from regrad.v1.tensors import build, convert_to_tensor, is_tensor, sizes, static_value
@@ -399,12 +400,12 @@ def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | 
 
 @deferrable
 def _with_bias(value: Any, bias: Any, first: bool) -> Any:
-    if bias.ndim != 1:
-        raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {bias.shape}")
-    if not isinstance(value.shape, UnknownRank):
-        channels = value.shape[1 if first else -1]
-        if differ(channels, bias.shape[0]):
-            raise ShapeError(f"bias_add: {bias.shape[0]} biases for {channels} channels")
+    shape, biases = value._data.shape, bias._data.shape  # `value.shape` would ask for the rank
+    if not isinstance(biases, UnknownRank):
+        if len(biases) != 1:
+            raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
+        if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
+            raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
     return value + (rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
 
 
@@ -463,9 +464,12 @@ def dropout(
     with scope(name or "dropout"):
         x = convert_to_tensor(x)
         keep = convert_to_tensor(keep, x.dtype.base_dtype, name="keep_prob")
-        shape = _noise_shape(shape_of(x), noise_shape)
+        inner = current_graph().entering(x._read())  # the branch that is being built knows this one
+        shape = _noise_shape(inner._data.shape, noise_shape)
         noise = random_ops.noise(random_ops.UNIFORM, None, shape, x.dtype.base_dtype, seed)
-        return build("SelectV2", None, _dropped, x, keep, noise)
+        y = build("SelectV2", None, _dropped, x, keep, noise)
+        y.set_shape(x.shape)
+        return y
 
 
 def _dropped(x: Any, keep: Any, noise: Any) -> Any:
@@ -562,7 +566,9 @@ def in_top_k(predictions: Any, targets: Any, k: Any, name: str | None = None) ->
     return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
 
 
+@deferrable
 def _is_in(predictions: Any, targets: Any, k: Any) -> Any:
+    targets = ensure("in_top_k", targets, predictions.shape[:-1])
     chosen = rg.take_along_axis(predictions, rg.expand_dims(targets, -1), axis=-1)
     above = rg.sum(rg.astype(rg.greater(predictions, chosen), rg.int32), axis=-1)
     return rg.logical_and(rg.less(above, k), rg.isfinite(rg.squeeze(chosen, axis=-1)))

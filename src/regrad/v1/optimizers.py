@@ -117,11 +117,11 @@ class Optimizer:
             )
         loss = convert_to_tensor(loss)
         self._assert_floats([loss])
-        listed = trainable_variables() if var_list is None else containers.flatten(var_list)[0]
-        variables = [variable_of(v) for v in listed]
+        variables = _listed(trainable_variables() if var_list is None else var_list)
         if not variables:
             raise GraphError("No variables to optimize.")
         if grad_loss is not None:
+            grad_loss = convert_to_tensor(grad_loss, name="grad_loss")
             self._assert_floats([grad_loss])
         grads = gradients(loss, variables, grad_loss, aggregation_method=aggregation_method)
         pairs = list(zip(grads, variables, strict=True))
@@ -261,6 +261,13 @@ def _state(value: Any, name: str) -> Variable:
     graph = get_default_graph()
     with graph.name_scope(None), graph.control_dependencies(None):
         return Variable(value, trainable=False, name=name)
+
+
+def _listed(var_list: Any) -> list[Variable]:
+    """The variables in a nest; one alone will do."""
+    if isinstance(var_list, list | tuple | dict) and not var_list:
+        return []
+    return [variable_of(v) for v in containers.flatten(var_list)[0]]
 
 
 def _checked_pair(grad: Any, var: Any) -> tuple[Any, Variable]:
@@ -570,7 +577,7 @@ class FtrlOptimizer(_ByFormula):
             "l1_regularization_strength": l1_regularization_strength,
             "l2_regularization_strength": l2_regularization_strength,
             "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
-            "-learning_rate_power": -learning_rate_power,
+            "the negative of learning_rate_power": -learning_rate_power,
         }
         for what, value in strengths.items():
             if value < 0.0:

@@ -14,7 +14,7 @@ import numpy as np
 import regrad as rg
 from regrad.dims import UnknownRank
 from regrad.errors import DTypeError, GraphError
-from regrad.graph import NO_RULE, chain, defer
+from regrad.graph import NO_RULE, SHAPE, chain, defer
 from regrad.inference import Spec
 from regrad.random import NumpySource
 from regrad.registry import OPS, Input, Op
@@ -22,7 +22,7 @@ from regrad.state import next_id
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.graphs import current_graph, get_default_graph
-from regrad.v1.tensors import Tensor, build, convert_to_tensor, face, sizes
+from regrad.v1.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
 
 # -- seeds ---------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def set_random_seed(seed: int | None) -> None:
     >>> def draw():
     ...     with tf.Graph().as_default(), tf.Session() as sess:
     ...         tf.set_random_seed(1)
-    ...         return sess.run(tf.random_uniform([]))
+    ...         return sess.run(tf.random_uniform([2])).tolist()
     >>> draw() == draw()
     True
     """
@@ -55,27 +55,45 @@ def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
     return graph_seed, op_seed
 
 
-def _generator(run: Any, seed: int | None, seed2: int | None, stream: int) -> NumpySource:
-    """The generator of an op in a session."""
+def _seeds(op_seed: int | None) -> tuple[int, int]:
+    """The seeds as attributes: two zeros if there are none."""
+    graph_seed, op_seed = get_seed(op_seed)
+    if graph_seed is None or op_seed is None:
+        return 0, 0
+    return (graph_seed, op_seed) if graph_seed or op_seed else (0, 2**31 - 1)
+
+
+def _generator(run: Any, seed: int, seed2: int, stream: int, region: bool) -> NumpySource:
+    """The generator of an op in a session.
+
+    A region (a branch, a loop's body) is run again for its gradient, and then draws the same.
+    """
+    place = stream, run.path
+    if place in run.drawn:
+        again = np.random.PCG64()
+        again.state = run.drawn[place]
+        return NumpySource(np.random.Generator(again))
     found = run.others.get(stream)
     if found is None:
-        seeds = None if seed is None or seed2 is None else (seed % 2**64, seed2 % 2**64)
-        found = run.others[stream] = NumpySource(np.random.default_rng(seeds))
+        seeds = (seed % 2**64, seed2 % 2**64) if seed or seed2 else None
+        found = run.others[stream] = NumpySource(np.random.Generator(np.random.PCG64(seeds)))
+    if region:
+        run.drawn[place] = found.generator.bit_generator.state
     return found
 
 
 # -- the ops -------------------------------------------------------------------------------------
 
-STREAM = ["seed", "seed2", "stream"]
+STREAM = ["seed", "seed2", "stream", "region"]
 
 
 def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *attrs: str) -> Op:
     """An op type whose kernel is given the session's generator first."""
 
     def draw(
-        run: Any, *arrays: Any, seed: Any, seed2: Any, stream: int, **attributes: Any
+        run: Any, *arrays: Any, seed: int, seed2: int, stream: int, region: bool, **attributes: Any
     ) -> np.ndarray:
-        return kernel(_generator(run, seed, seed2, stream), *arrays, **attributes)
+        return kernel(_generator(run, seed, seed2, stream, region), *arrays, **attributes)
 
     entries = [Input(name, "one") for name in inputs]
     op = Op(type, type, draw, entries, [*attrs, *STREAM], stateful=True)
@@ -120,8 +138,9 @@ def draw(
 ) -> Tensor:
     """A random op in the graph that is being built."""
     graph = current_graph()
-    graph_seed, op_seed = get_seed(seed)
-    attrs.update(seed=graph_seed, seed2=op_seed, stream=next_id())
+    first, second = _seeds(seed)
+    region = graph.outer is not None
+    attrs.update(seed=first, seed2=second, stream=next_id(), region=region)
     xs = tuple([x._read() for x in inputs])
     with graph.naming(op.type, name):
         if xs:
@@ -135,12 +154,19 @@ def noise(op: Op, name: str | None, shape: Any, dtype: Any, seed: int | None) ->
     if dtype.kind != "f":
         raise DTypeError(f"{op.type} draws floats (or ints, by tf.random_uniform), got {dtype}")
     shape = shape_attribute(shape)
-    known = None if isinstance(shape, UnknownRank) else shape
-    return draw(op, name, Spec(known, dtype), seed, shape=shape, dtype=dtype)
+    return draw(op, name, _spec(shape, dtype), seed, shape=shape, dtype=dtype)
+
+
+def _spec(shape: Any, dtype: np.dtype) -> Spec:
+    return Spec(None if isinstance(shape, UnknownRank) else shape, dtype)
 
 
 def shape_attribute(shape: Any) -> Any:
     """A shape, or a tensor of sizes, as an attribute; ValueError for a single number."""
+    if is_tensor(shape):
+        node = convert_to_tensor(shape)._symbol.node
+        if node.op is SHAPE:  # of a tensor whose rank may be unknown
+            return current_graph().entering(node.xs[0])._data.shape
     found = shape if isinstance(shape, UnknownRank) else sizes(shape)
     if not isinstance(found, tuple | UnknownRank):
         raise GraphError(f"Shape must be rank 1 but is rank 0: give [{shape}], not {shape}")
@@ -213,7 +239,7 @@ def random_uniform(
         high = convert_to_tensor(1 if maxval is None else maxval, dtype, name="max")
         if dtype.is_integer:
             attrs = {"shape": shape_attribute(shape), "dtype": dtypes.to_numpy(dtype)}
-            return draw(INTEGERS, scope, Spec(*attrs.values()), seed, low, high, **attrs)
+            return draw(INTEGERS, scope, _spec(*attrs.values()), seed, low, high, **attrs)
         y = noise(UNIFORM, None, shape, dtype, seed)
         return _moved(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
 
@@ -224,8 +250,7 @@ def random_shuffle(value: Any, seed: int | None = None, name: str | None = None)
     To differentiate, shuffle the row numbers: `tf.gather(x, tf.random_shuffle(tf.range(n)))`.
     """
     value = convert_to_tensor(value)
-    spec = Spec(value._symbol.shape, value._symbol.dtype)
-    return draw(SHUFFLE, name, _without_rank(spec), seed, value)
+    return draw(SHUFFLE, name, _spec(value._symbol.shape, value._symbol.dtype), seed, value)
 
 
 def multinomial(
@@ -278,7 +303,3 @@ def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None
 
 def _inside(anywhere: Any, shape: Any, size: Any) -> Any:
     return rg.remainder(anywhere, shape - size + 1)
-
-
-def _without_rank(spec: Spec) -> Spec:
-    return Spec(None, spec.dtype) if isinstance(spec.shape, UnknownRank) else spec

@@ -17,6 +17,7 @@ from regrad.deferral import deferrable
 from regrad.dims import Dim
 from regrad.errors import ArgumentError
 from regrad.graph import static_content
+from regrad.tensor import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.forms import (
     BOOLS,
@@ -28,6 +29,7 @@ from regrad.v1.forms import (
     dtype_of,
     is_eager,
     one_op,
+    rank_of,
     renamed,
     scope,
     tensor,
@@ -176,8 +178,18 @@ def _scan(op_type: str, name: str, function: Any, what: str) -> Any:
     return scan
 
 
-cumsum = _scan("Cumsum", "cumsum", rg.cumulative_sum, "sums")
-cumprod = _scan("Cumprod", "cumprod", rg.cumulative_prod, "products")
+def _cumulative(function: Any, op_type: str) -> Any:
+    """regrad's function, or its op where the rank is unknown and need not be asked for."""
+
+    def scanned(x: Any, axis: int, **attrs: Any) -> Any:
+        direct = axis >= 0 and rank_of(x) is None
+        return (rg.find_op(op_type).function if direct else function)(x, axis=axis, **attrs)
+
+    return scanned
+
+
+cumsum = _scan("Cumsum", "cumsum", _cumulative(rg.cumulative_sum, "Cumsum"), "sums")
+cumprod = _scan("Cumprod", "cumprod", _cumulative(rg.cumulative_prod, "Cumprod"), "products")
 
 
 # -- sorting ---------------------------------------------------------------------------------------
@@ -198,9 +210,13 @@ def argsort(
 ) -> Any:
     """The indices (int32) that put the values in order along `axis`; equal ones keep theirs."""
     attrs = {"axis": axes_of(axis), "descending": _descends(direction)}
-    with scope(name or "argsort", values) as whole:
+    return _argsort(values, name or "argsort", dtypes.int32, **attrs)
+
+
+def _argsort(values: Any, name: str, dtype: Any, **attrs: Any) -> Any:
+    with scope(name, values) as whole:
         places = one_op("ArgSort", "places", rg.argsort, values, kinds=REALS, **attrs)
-        return cast(places, dtypes.int32, name=whole)
+        return cast(places, dtype, name=whole)
 
 
 def _descends(direction: str) -> bool:
@@ -211,9 +227,8 @@ def _descends(direction: str) -> bool:
 
 def invert_permutation(x: Any, name: str | None = None) -> Any:
     """The y with `y[x[i]] = i`."""
-    with scope(name or "InvertPermutation", x) as whole:
-        x = tensor(x)
-        return cast(argsort(x), dtype_of(x), name=whole)
+    x = tensor(x)
+    return _argsort(x, name or "InvertPermutation", dtype_of(x), axis=-1)
 
 
 # -- segments --------------------------------------------------------------------------------------
@@ -237,7 +252,7 @@ def unsorted_segment_mean(
 
 
 @deferrable
-def _means(x: Any, ids: Any, num_segments: Any) -> Any:
+def _means(x: Any, ids: Any, num_segments: Any) -> Tensor:
     ones = rg.ones_like(ids, dtype=x.dtype)
     counts = rg.maximum(rg.segment_sum(ones, ids, num_segments), 1)
     counts = rg.expand_dims(counts, tuple(range(1, 1 + x.ndim - ids.ndim)))

@@ -73,11 +73,13 @@ class Region:
 def _at_once(node: Node, known: dict[int, rg.Tensor]) -> Sequence[rg.Tensor]:
     if node.op is CONST:
         return [rg.asarray(node.attrs["value"])]
+    if node.op.type in AT_ONCE:
+        return AT_ONCE[node.op.type](node, [known[s.id] for s in node.sources()])
     if node.op.stateful:
         raise GraphError(
             f"a second derivative of tf.while_loop cannot pass {node.name!r}: an op of type "
-            f"{node.op.type}, which has state, or a branch or loop inside. Read variables before "
-            "the loop, and use tf.where for branches."
+            f"{node.op.type}, which has state. Read variables and draw random numbers before "
+            "the loop."
         )
     xs = tuple([known[s.id] for s in node.sources()])
     attrs = {k: dims.resolved(v, lambda s: known[s.id]._data) for k, v in node.attrs.items()}
@@ -88,6 +90,10 @@ def _at_once(node: Node, known: dict[int, rg.Tensor]) -> Sequence[rg.Tensor]:
     if state is not None and state.tapes:
         recording.put(state, node.op, node.rule, xs, attrs, y, node.layout)
     return y if isinstance(y, tuple) else [y]
+
+
+# How branches and loops inside a loop run in eager mode: by op type, from the node and its inputs.
+AT_ONCE: dict[str, Callable[[Node, list[rg.Tensor]], Sequence[rg.Tensor]]] = {}
 
 
 @contextmanager
@@ -186,6 +192,9 @@ def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
                        for p, q in pairs]), m.dtype)  # fmt: skip
 
 
+AT_ONCE["If"] = lambda node, xs: node.attrs["branches"][0 if bool(xs[0]) else 1].at_once(xs[1:])
+
+
 class CondRule(Rule):
     """The gradient is a choice between the gradients of the branches."""
 
@@ -204,11 +213,12 @@ class CondRule(Rule):
 
 
 IF.rule = CondRule()
+OPS[IF.type] = IF
 
 
 # -- while_loop ----------------------------------------------------------------------------------
 
-Call = Callable[[Region, Values], Sequence[Any]]
+Call = Callable[[Region, Values, int], Sequence[Any]]  # with the number of the iteration
 
 
 class Loop:
@@ -229,10 +239,10 @@ class Loop:
             yield values
             inputs = [*values, *captured]
             if (self.limit is not None and number >= self.limit) or not bool(
-                call(self.cond, inputs)[0]
+                call(self.cond, inputs, number)[0]
             ):
                 return
-            values, number = call(self.body, inputs), number + 1
+            values, number = call(self.body, inputs, number), number + 1
 
     def pull(self, call: Call, xs: Values, floats: int) -> list[Any]:
         """The gradients by the float variables at the start, and by the float captures.
@@ -245,8 +255,8 @@ class Loop:
         )  # fmt: skip
         *steps, _ = self.steps(call, values, captured)
         dvars, dcaptured = list(dys), None
-        for values in reversed(steps):
-            found = call(self.gradient, [*values, *dvars, *captured])
+        for number in reversed(range(len(steps))):
+            found = call(self.gradient, [*steps[number], *dvars, *captured], number)
             dvars, more = list(found[:floats]), found[floats:]
             dcaptured = (
                 more if dcaptured is None
@@ -259,10 +269,22 @@ class Loop:
 
 
 def _while(run: Any, xs: Values, loop: Loop) -> Any:
-    values: Values = ()
-    for values in loop.steps(lambda region, v: region(v, run), xs[: loop.count], xs[loop.count :]):
-        pass
+    *_, values = loop.steps(_calls(run), xs[: loop.count], xs[loop.count :])
     return tuple(values)
+
+
+def _calls(run: Any) -> Call:
+    """Calls of regions in the iterations of one loop."""
+    outside = run.path
+
+    def call(region: Region, values: Values, number: int) -> Sequence[Any]:
+        run.path = (*outside, number)
+        try:
+            return region(values, run)
+        finally:
+            run.path = outside
+
+    return call
 
 
 WHILE = Op("While", "while", _while, [Input("xs", "many")], ["loop"], several=True, stateful=True)
@@ -278,6 +300,20 @@ def while_node(
     attrs = {"loop": Loop(cond, body, limit)}
     with graph.naming("While", "while"):
         return graph.add(WHILE, WHILE.rule, xs, attrs, (tuple(range(len(xs))),), specs)
+
+
+def _while_at_once(node: Node, xs: list[rg.Tensor]) -> Sequence[rg.Tensor]:
+    loop = node.attrs["loop"]
+    *_, last = loop.steps(
+        lambda region, v, number: region.at_once(v), xs[: loop.count], xs[loop.count :]
+    )
+    return last
+
+
+AT_ONCE["While"] = _while_at_once
+AT_ONCE["WhileGrad"] = lambda node, xs: node.attrs["loop"].pull(
+    lambda region, v, number: region.at_once(v), xs, node.attrs["floats"]
+)
 
 
 class WhileRule(Rule):
@@ -304,10 +340,11 @@ class WhileRule(Rule):
 
 
 WHILE.rule = WhileRule()
+OPS[WHILE.type] = WHILE
 
 
 def _while_grad(run: Any, xs: Values, loop: Loop, floats: int) -> Any:
-    return tuple(loop.pull(lambda region, v: region(v, run), xs, floats))
+    return tuple(loop.pull(_calls(run), xs, floats))
 
 
 WHILE_GRAD = Op(
@@ -325,12 +362,13 @@ class WhileGradRule(Rule):
         loop, floats = record.attrs["loop"], record.attrs["floats"]
 
         def call(tensors: Sequence[rg.Tensor], sizes: Any) -> Sequence[rg.Tensor]:
-            return loop.pull(lambda region, v: region.at_once(v), tensors, floats)
+            return loop.pull(lambda region, v, number: region.at_once(v), tensors, floats)
 
         return later_gradients(call, record, dy)
 
 
 WHILE_GRAD.rule = WhileGradRule()
+OPS[WHILE_GRAD.type] = WHILE_GRAD
 
 
 def later_gradients(call: Any, record: Any, dy: Any) -> list[tuple[int, Any]]:

@@ -76,13 +76,15 @@ def _read_arrays(path: Any) -> dict[str, np.ndarray]:
             f"{path}{SUFFIX})"
         )
     try:
-        with np.load(path + SUFFIX, allow_pickle=False) as archive:
-            return {name: _stored(archive[name]) for name in archive.files}
+        with zipfile.ZipFile(path + SUFFIX) as archive:
+            return {n.removesuffix(".npy"): _stored(archive, n) for n in archive.namelist()}
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
         raise errors.DataLossError(f"{path}{SUFFIX} is damaged: {error}") from error
 
 
-def _stored(array: np.ndarray) -> np.ndarray:
+def _stored(archive: zipfile.ZipFile, entry: str) -> np.ndarray:
+    with archive.open(entry) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
     return array.astype(object) if array.dtype.kind == "S" else array
 
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, GraphError
 from regrad.v1 import dtypes
@@ -61,7 +59,8 @@ def create_global_step(graph: Graph | None = None) -> Variable:
     with graph.as_default(), graph.name_scope(None):
         return get_variable(
             GraphKeys.GLOBAL_STEP,
-            initializer=np.int64(0),
+            dtype=dtypes.int64,
+            initializer=0,
             trainable=False,
             collections=[GraphKeys.GLOBAL_VARIABLES, GraphKeys.GLOBAL_STEP],
         )

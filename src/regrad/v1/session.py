@@ -13,6 +13,7 @@ from regrad import dims
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.executor import Plan, Run
 from regrad.graph import Node, Symbol, is_symbolic
+from regrad.tensor import read_only
 from regrad.v1 import dtypes, errors
 from regrad.v1.graphs import Graph, MissingNameError, get_default_graph
 from regrad.v1.tensors import Operation, Tensor, TensorShape, face
@@ -129,8 +130,9 @@ class _Fetches:
                 ": tf.gradients gives None where no path leads from y to x" if fetch is None else ""
             )
             raise ArgumentError(
-                f"Fetch argument {fetch!r:.80} has invalid type {type(fetch).__name__!r}. {advice}. "
-                f"(Can not convert a {type(fetch).__name__} into a Tensor or Operation{hint}.)"
+                f"Fetch argument {fetch!r:.80} has invalid type {type(fetch).__name__!r}. "
+                f"{advice}. (Can not convert a {type(fetch).__name__} into a Tensor or "
+                f"Operation{hint}.)"
             )
         if isinstance(fetch, Tensor | Operation) and fetch.graph is not self.graph:
             raise GraphError(f"Fetch argument {fetch} is not an element of this graph.")
@@ -244,8 +246,8 @@ class Session:
                 key = self.graph.get_tensor_by_name(key)
             elif isinstance(key, rg.Tensor) and is_symbolic(key):
                 key = face(key)
-            elif hasattr(type(key), "_ref"):
-                key = key._ref()
+            else:
+                key = getattr(key, "_ref", lambda key=key: key)()  # of a Variable its op's output
             if not isinstance(key, Tensor):
                 raise GraphError(f"{key!r:.60} is no tensor")
             if key.graph is not self.graph:
@@ -262,7 +264,7 @@ class Session:
             )
         if isinstance(value, rg.Tensor):
             value = value.numpy()
-        array = _as_fed(symbol, value)
+        array = read_only(_as_fed(symbol, value))  # it is the caller's
         if not dims.same(symbol.shape, array.shape) and not TensorShape(
             symbol.shape
         ).is_compatible_with(array.shape):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from regrad.dims import Dim, UnknownRank
 from regrad.errors import ShapeError
@@ -69,7 +68,9 @@ class TensorShape:
 
     def num_elements(self) -> int | None:
         """The number of elements, None if it is not known."""
-        return int(np.prod(self.as_list())) if self.is_fully_defined() else None
+        sizes = self.as_list() if self._sizes is not None else [None]
+        known = [n for n in sizes if n is not None]
+        return math.prod(known) if len(known) == len(sizes) else None
 
     def is_compatible_with(self, other: Any) -> bool:
         """Whether one tensor can have both shapes."""

@@ -16,6 +16,7 @@ from regrad.ruleforms import OpView, Rule, as_many
 from regrad.v1 import dtypes, tfview
 from regrad.v1.dtypes import DType
 from regrad.v1.graphs import current_graph
+from regrad.v1.node_defs import NodeDef
 from regrad.v1.static_shapes import TensorShape
 
 # -- operations ----------------------------------------------------------------------------------
@@ -55,8 +56,13 @@ class Operation(OpView):
 
     def _constant(self, name: str, value: Any) -> Tensor:
         graph = self._node.graph
-        with graph.name_scope(self.name + "/"), graph.naming("Const", name):
-            return face(graph.constant(np.asarray(value)))
+        with graph.name_scope(self.name + "/"):
+            if value is None:  # all axes of a tensor of unknown rank
+                from regrad.v1.arrays import rank
+                from regrad.v1.creation import range
+
+                return range(0, rank(face(self._node.xs[0])), name=name)
+            return convert_to_tensor(value, name=name)
 
     @property
     def outputs(self) -> list[Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -69,9 +75,9 @@ class Operation(OpView):
         return [operation(node) for node in self._node.control]
 
     @property
-    def node_def(self) -> str:
-        """The op as text, as `str(op)`."""
-        return str(self)
+    def node_def(self) -> NodeDef:
+        """The definition of the op, which prints as text."""
+        return NodeDef(self)
 
     device = ""
     variable: Any = None  # of a variable's op
@@ -124,12 +130,7 @@ class Operation(OpView):
         return f"<tf.Operation {self.name!r} type={self.type}>"
 
     def __str__(self) -> str:
-        lines = [f'name: "{self.name}"', f'op: "{self.type}"']
-        lines += [f'input: "{x.name.removesuffix(":0")}"' for x in self.inputs]
-        lines += [f'input: "^{op.name}"' for op in self.control_inputs]
-        for key, value in tfview.attrs(self._node).items():
-            lines += ["attr {", f'  key: "{key}"', f"  value: {value}", "}"]
-        return "\n".join(lines) + "\n"
+        return str(self.node_def)
 
 
 def operation(node: Node) -> Operation:
@@ -262,6 +263,10 @@ class Tensor:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value("a NumPy array of it")
 
+    def numpy(self) -> Any:
+        """Refused: there is no value before the run."""
+        raise self._no_value("numpy()")
+
     def _no_value(self, what: str) -> ArgumentError:
         return ArgumentError(
             f"{what}: the value of {self} is known only when the graph runs; fetch it with "
@@ -306,7 +311,7 @@ def as_array(value: Any, dtype: DType | None = None) -> np.ndarray:
         if due is not None and due.kind != "O":
             raise _mismatch(value, "string", dtype)
         return _as_bytes(array)
-    if plain:
+    if plain and due is None:
         array = array.astype(_python_dtype(array, value))
     if due is None or due == array.dtype:
         return np.array(array)

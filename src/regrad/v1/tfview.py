@@ -183,8 +183,11 @@ def sizes(node: Node) -> list[Any] | None:
 
 
 def _bounds(node: Node) -> list[tuple[Any, Any, Any]]:
-    """`(begin, end, step)` of each entry of a strided slice."""
-    return [_bound(entry) for entry in node.attrs["index"]]
+    """`(begin, end, step)` of each entry of a strided slice; masks tell of whole axes."""
+    return [
+        (0, 0, 1) if _is_whole(node, i, entry) else _bound(entry)
+        for i, entry in enumerate(node.attrs["index"])
+    ]
 
 
 def _bound(entry: Any) -> tuple[Any, Any, Any]:
@@ -226,7 +229,8 @@ def _is_whole(node: Node, i: int, entry: Any) -> bool:
         return False
     before = node.attrs["index"][:i]
     first, length, step = entry
-    return (first, step) == (0, 1) and _same(length, shape[i - before.count(None)])
+    starts = _same(first, 0) and _same(step, 1)
+    return starts and _same(length, shape[i - before.count(None)])
 
 
 def _same(m: Any, n: Any) -> bool:
@@ -320,6 +324,8 @@ REDUCTION = {"keep_dims": at("keepdims"), "Tidx": INT32}
 BEST = (XS, ("dimension", ints("axis")))
 BEST_OF = {"Tidx": INT32, "output_type": result}
 SCAN = row(XS, ("axis", ints("axis")), exclusive=at("exclusive"), reverse=at("reverse"), Tidx=INT32)
+RANDOM_SHAPE = ("shape", ints("shape"))
+SEEDS = {"seed": at("seed"), "seed2": at("seed2")}
 PLAIN = row()
 
 VIEWS: dict[str, View | Callable[[Node], View]] = {
@@ -344,6 +350,9 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     "If": typed(Tcond=T, Tin=lambda node: dtypes(node)[1:], Tout=results),
     "While": typed(T=dtypes),
     "Shape": row(out_type=result),
+    "EnsureShape": row(shape=sizes),
+    "Range": typed(Tidx=T),
+    "LinSpace": row(XS, ("num", ints("num")), Tidx=INT32),
     "ZerosLike": PLAIN,
     "OnesLike": PLAIN,
     **dict.fromkeys(
@@ -410,6 +419,14 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     ),
     "TopKV2": row(XS, ("k", ints("k")), sorted=True),
     "SelectV2": row(T=dtype_of(1)),
+    # random numbers
+    **dict.fromkeys(
+        ("RandomStandardNormal", "TruncatedNormal", "RandomUniform"),
+        typed(RANDOM_SHAPE, dtype=result, T=INT32, **SEEDS),
+    ),
+    "RandomUniformInt": typed(RANDOM_SHAPE, XS, Tout=result, T=INT32, **SEEDS),
+    "RandomShuffle": row(**SEEDS),
+    "Multinomial": row(XS, ("num_samples", ints("count")), output_dtype=result, **SEEDS),
     # reductions and scans
     **dict.fromkeys(("Sum", "Mean", "Prod", "Max", "Min"), row(*REDUCED, **REDUCTION)),
     **dict.fromkeys(("Any", "All"), typed(*REDUCED, **REDUCTION)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import NoReturn
 
 from regrad.errors import near
@@ -10,7 +11,6 @@ from regrad.errors import near
 INSTEAD = {
     "app": "parse arguments with argparse",
     "flags": "parse arguments with argparse",
-    "logging": "Python's logging",
     "gfile": "Python's open and os.path",
     "summary": "print or plot what session.run returns",
     "data": "a Python loop that feeds batches by feed_dict",
@@ -53,7 +53,6 @@ INSTEAD = {
     "GraphOptions": "tf.ConfigProto, whose settings have no effect",
     "OptimizerOptions": "tf.ConfigProto, whose settings have no effect",
     "enable_eager_execution": "regrad itself: import regrad as rg computes at once",
-    "executing_eagerly": "regrad itself: import regrad as rg computes at once",
     "GradientTape": "regrad.grad, value_and_grad and variable_grads",
     "distribute": "one process",
     "fft": "NumPy's, through tf.py_func",
@@ -66,8 +65,6 @@ INSTEAD = {
     "sysconfig": "nothing near it",
     "load_op_library": "@regrad.op, which makes an op out of a kernel in Python",
     "user_ops": "@regrad.op, which makes an op out of a kernel in Python",
-    "disable_v2_behavior": "nothing: regrad.v1 is TensorFlow 1's graph mode already",
-    "disable_eager_execution": "nothing: regrad.v1 is TensorFlow 1's graph mode already",
     "bincount": "tf.reduce_sum(tf.one_hot(x, n), 0)",
     "histogram_fixed_width": "NumPy's, on what session.run returns",
     "unique_with_counts": "NumPy's, through tf.py_func",
@@ -81,16 +78,63 @@ INSTEAD = {
     "PartitionedVariable": "one tf.Variable",
     "add_check_numerics_ops": "tf.Assert of tf.is_finite",
     "check_numerics": "tf.Assert of tf.is_finite",
+    "nn.dynamic_rnn": "tf.while_loop, or a Python loop over tf.unstack",
+    "nn.static_rnn": "a Python loop over tf.unstack",
+    "nn.bidirectional_dynamic_rnn": "tf.while_loop, twice",
+    "nn.rnn_cell": "the cell's formula in a function, with tf.get_variable",
+    "nn.ctc_": "PyTorch's or your own, through tf.py_func with a gradient",
+    "nn.nce_loss": "tf.nn.sampled candidates drawn with NumPy and fed",
+    "nn.sampled_softmax_loss": "tf.nn.softmax_cross_entropy_with_logits_v2",
+    "nn.raw_rnn": "tf.while_loop",
+    "nn.max_pool_with_argmax": "tf.nn.max_pool",
+    "nn.fractional_": "tf.nn.max_pool or tf.nn.avg_pool",
+    "nn.quantized_": "the float op with an override of its gradient",
+    "layers.Dense": "tf.layers.dense",
+    "layers.Conv2D": "tf.layers.conv2d",
+    "layers.Layer": "a function with tf.variable_scope and tf.get_variable",
+    "layers.separable_conv2d": "tf.nn.separable_conv2d",
+    "layers.max_pooling1d": "tf.layers.max_pooling2d of an image of height 1",
+    "layers.average_pooling1d": "tf.layers.average_pooling2d of an image of height 1",
+    "train.Coordinator": "a Python loop",
+    "train.MonitoredTrainingSession": "tf.Session",
+    "train.MonitoredSession": "tf.Session",
+    "train.Supervisor": "tf.Session",
+    "train.SessionRunHook": "a Python loop around session.run",
+    "train.Scaffold": "tf.Session and tf.train.Saver",
+    "train.start_queue_runners": "feed batches by feed_dict",
+    "train.batch": "a Python loop that feeds batches",
+    "train.shuffle_batch": "a Python loop that feeds shuffled batches",
+    "train.ClusterSpec": "one process",
+    "train.Server": "one process",
+    "train.SyncReplicasOptimizer": "the optimizer itself",
+    "train.ProximalGradientDescentOptimizer": "tf.train.GradientDescentOptimizer",
+    "train.AdagradDAOptimizer": "tf.train.AdagradOptimizer",
+    "train.Feature": "NumPy arrays, fed",
+    "train.Example": "NumPy arrays, fed",
+    "image.decode_": "Python (PIL), before feeding",
+    "image.random_": "NumPy, before feeding",
+    "image.adjust_": "NumPy, before feeding",
+    "losses.hinge": "tf.losses.hinge_loss",
 }
 
 
-def refuse(module: str, name: str, known: list[str]) -> NoReturn:
-    """Raise AttributeError for a name that is not covered, with the nearest thing to call."""
-    found = INSTEAD.get(name) or next(
-        (use for start, use in INSTEAD.items() if start.endswith("_") and name.startswith(start)),
-        None,
+def refuse_in(module: ModuleType, label: str) -> None:
+    """Make a module raise AttributeError with the nearest thing to call, for names it lacks."""
+
+    def missing(name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = [n for n in vars(module) if not n.startswith("_")]
+        use = _instead(f"{label}.{name}".removeprefix("tf."))
+        hint = f" Use instead: {use}." if use else near(name, known)
+        hint = hint or " docs/tf1.md lists what is covered."
+        raise AttributeError(f"{label}.{name} is not covered by regrad.v1.{hint}")
+
+    module.__getattr__ = missing  # type: ignore[method-assign]
+
+
+def _instead(name: str) -> str | None:
+    families = (
+        use for start, use in INSTEAD.items() if start[-1] in "_." and name.startswith(start)
     )
-    if found is None:
-        hint = near(name, known) or " docs/tf1.md lists what is covered."
-        raise AttributeError(f"{module}.{name} is not covered by regrad.v1.{hint}")
-    raise AttributeError(f"{module}.{name} is not covered by regrad.v1. Use instead: {found}.")
+    return INSTEAD.get(name) or next(families, None)

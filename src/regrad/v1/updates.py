@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from regrad import dims
-from regrad.errors import ShapeError
 from regrad.graph import NO_RULE, Node
 from regrad.inference import Spec
 from regrad.registry import OPS, Input, Op
+from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.graphs import current_graph
 from regrad.v1.tensors import Tensor, face
 from regrad.v1.variables import Variable, _read
@@ -48,7 +48,7 @@ def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[...
         *args, indices = xs
         old = args[:states] = [_read(run, None, key) for key in keys]
         if np.shape(args[grad]) != old[0].shape:
-            raise ShapeError(
+            raise InvalidArgumentError(
                 f"the gradient for {keys[0]!r} has the shape {np.shape(args[grad])}, due is that "
                 f"of the variable, {old[0].shape}"
             )

@@ -10,6 +10,7 @@ from regrad.graph import CONST, defer
 from regrad.inference import Spec
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import PerInput
+from regrad.shapeforms.sizes import merged
 from regrad.tensor import Tensor
 from regrad.v1.forms import INEXACT, check_kinds
 from regrad.v1.tensors import convert_to_tensor, is_tensor, same_dtype
@@ -48,9 +49,10 @@ ENSURE_SHAPE.rule.add("x", lambda dy: dy)
 
 def ensure(what: str, x: Tensor, shape: Any) -> Tensor:
     """x, if it has the shape; where only the run can tell, an op that asks then."""
-    answer = dims.same(x.shape, shape)
+    found = x._data.shape
+    answer = dims.same(found, shape)
     if answer is False:
-        raise ShapeError(f"{what}: the shape {shape} is due, got {x.shape}")
+        raise ShapeError(f"{what}: the shape {shape} is due, got {found}")
     if answer:
         return x
     known = None if isinstance(shape, dims.UnknownRank) else shape
@@ -59,9 +61,13 @@ def ensure(what: str, x: Tensor, shape: Any) -> Tensor:
 
 def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     """Labels and predictions, which must have one shape."""
-    if dims.same(labels.shape, predictions.shape) is False:
+    shape, due = labels._data.shape, predictions._data.shape
+    if dims.same(shape, due) is False:
         raise ShapeError(
-            f"{what}: labels and predictions must have one shape, got {labels.shape} and "
-            f"{predictions.shape}"
+            f"{what}: labels and predictions must have one shape, got {shape} and {due}"
         )
-    return ensure(what, labels, predictions.shape), predictions
+    if isinstance(due, dims.UnknownRank):
+        due = shape
+    elif not isinstance(shape, dims.UnknownRank):
+        due = merged([due, shape])
+    return ensure(what, labels, due), ensure(what, predictions, due)

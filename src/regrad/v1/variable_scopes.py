@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from regrad.errors import ArgumentError, GraphError, ShapeError
+from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.graphs import GraphKeys, get_default_graph
-from regrad.v1.tensors import TensorShape, convert_to_tensor, is_tensor
+from regrad.v1.tensors import TensorShape, convert_to_tensor
 from regrad.v1.variables import Variable, global_variables, trainable_variables
 
 
@@ -111,6 +110,7 @@ def variable_scope(
         name = f"{outer.name}/{short}" if outer.name and short else outer.name or short
         around = outer
     given = {
+        "use_resource": use_resource,
         "initializer": initializer,
         "regularizer": regularizer,
         "dtype": dtype,
@@ -178,8 +178,10 @@ def get_variable(
     options = {
         "shape": shape, "dtype": dtype, "initializer": initializer, "regularizer": regularizer,
         "trainable": trainable, "collections": collections, "validate_shape": validate_shape,
-        "constraint": constraint,
+        "constraint": constraint, "use_resource": use_resource,
     }  # fmt: skip
+    if use_resource is None:
+        options["use_resource"] = scope.defaults.get("use_resource")
     full = f"{scope.name}/{name}" if scope.name else name
     if getter is None:
         return _get(full, **options)
@@ -231,6 +233,7 @@ def _made(
     collections: Any,
     validate_shape: bool,
     constraint: Any,
+    use_resource: Any,
 ) -> Variable:
     initializer = initializer if initializer is not None else scope.initializer
     regularizer = regularizer or scope.regularizer
@@ -239,7 +242,7 @@ def _made(
     try:
         variable = Variable(
             value, trainable is not False, collections, validate_shape, name=full,
-            constraint=constraint,
+            constraint=constraint, use_resource=use_resource,
         )  # fmt: skip
     finally:
         graph.scope = before
@@ -258,16 +261,13 @@ def _initial(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -
 
     dtype = dtypes.as_dtype(dtype)
     if initializer is not None and not callable(initializer):
-        if shape is not None and not is_tensor(initializer):
-            due = tuple(TensorShape(shape).as_list())
-            if np.shape(initializer) != due:
-                raise ShapeError(
-                    f"Shape of the initial value of {full}, {np.shape(initializer)}, is not the "
-                    f"shape asked for, {due}"
-                )
-        return lambda: convert_to_tensor(
-            initializer, dtype if fixed else None, preferred_dtype=dtype
-        )
+        if shape is not None:
+            raise GraphError(
+                f"If initializer is a constant, do not specify shape (the variable {full})."
+            )
+        return lambda: convert_to_tensor(initializer, dtype if fixed else None)
+    if shape is None and _takes_nothing(initializer):
+        return initializer
     if shape is None:
         raise GraphError(
             f"Shape of a new variable ({full}) must be fully defined, but instead was <unknown>."
@@ -287,6 +287,14 @@ def _initial(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -
             else initializers.zeros_initializer()
         )
     return lambda: initializer(sizes.as_list(), dtype=dtype)
+
+
+def _takes_nothing(function: Any) -> bool:
+    """Whether a function is called without arguments (an initializer may be)."""
+    if function is None or isinstance(function, type):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    return all(p.default is not p.empty for p in parameters)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,8 @@ def _read(run: Any, ref: Any, key: str) -> Any:
 
 def _write(run: Any, ref: Any, value: Any, key: str, shape: Any) -> Any:
     value = np.asarray(value)
+    if not value.flags.writeable:  # a feed, or a view of one: the caller may change it
+        value = value.copy()
     if shape is not None and value.shape != shape:
         raise ShapeError(f"assign to {key!r}: the shape {shape} is due, got {value.shape}")
     run.written[key] = value
@@ -139,12 +141,13 @@ class Variable:
         self.graph = graph = get_default_graph()
         self.trainable = trainable
         self.constraint = constraint
+        self.use_resource = bool(use_resource)  # makes no difference to what a Variable is
         self._validate = validate_shape
         with graph.name_scope(name or "Variable") as scope:
             value = initial_value() if callable(initial_value) else initial_value
             self.initial_value = convert_to_tensor(value, dtype, name="initial_value")
             symbol = self.initial_value._symbol
-            spec = Spec(symbol.shape if validate_shape else None, symbol.dtype)
+            spec = symbol.spec if validate_shape else Spec(None, symbol.dtype)
             with graph.naming("VariableV2", scope):
                 attrs = {"dtype": symbol.dtype, "shape": symbol.shape}
                 self._variable = face(graph.add(VARIABLE, NO_RULE, (), attrs, specs=[spec]))
@@ -173,7 +176,7 @@ class Variable:
         ref = region.entering(self._variable._tensor)
         state = current()
         rule = READ.rule if state is None else rule_in_force(state, READ, (ref,), self.graph)
-        spec = Spec(self._variable._symbol.shape, self._variable._symbol.dtype)
+        spec = self._variable._symbol.spec
         with region.naming("Identity", name):
             y = region.add(READ, rule, (ref,), {"key": self._key}, specs=[spec])
         node = region.nodes[-1]
@@ -248,7 +251,7 @@ class Variable:
     def _write(self, op: Op, value: Tensor, attrs: dict[str, Any], name: str) -> Tensor:
         graph = current_graph()
         xs = graph.entering(self._variable._tensor), graph.entering(value._tensor)
-        spec = Spec(self._variable._symbol.shape, self._variable._symbol.dtype)
+        spec = value._symbol.spec if not self._validate else self._variable._symbol.spec
         with graph.naming(op.type, name):
             return face(graph.add(op, NO_RULE, xs, attrs, specs=[spec]))
 

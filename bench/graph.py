@@ -1,0 +1,229 @@
+"""The measures of graph mode: `regrad.v1` against TensorFlow's `compat.v1`.
+
+A program is a function of the module `tf` and is the same text for both. TensorFlow is no
+dependency of the project: where it cannot be imported, times that were recorded stand in for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import regrad.v1 as v1
+from bench.report import Measure, Row, compared, megabytes
+from bench.timing import Call, Effort, interleaved, sampler
+
+TENSORFLOW, FROM_RECORDS = "TensorFlow", "TF, recorded"
+
+
+def tensorflow() -> Any:
+    """TensorFlow 1's API in graph mode; None where it is not installed."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or it reports on the CPU
+    try:
+        import tensorflow.compat.v1 as tf
+    except ImportError:
+        return None
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    tf.disable_v2_behavior()
+    return tf
+
+
+TF = tensorflow()
+
+
+def session(tf: Any, graph: Any) -> Any:
+    """A session of one thread."""
+    one = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    return tf.Session(graph=graph, config=one)
+
+
+# -- the programs ----------------------------------------------------------------------------
+
+
+def overridden(tf: Any) -> Call:
+    """The run of a gradient under `gradient_override_map`."""
+
+    @tf.RegisterGradient("CustomGrad")
+    def _negated(op, grad):
+        return -grad
+
+    with tf.Graph().as_default() as g:
+        x1, x2 = tf.Variable(1.0), tf.Variable(3.0)
+        oo = x1 + x2
+        with g.gradient_override_map({"Identity": "CustomGrad"}):
+            output = tf.identity(oo)
+        grad = tf.gradients(output, oo)
+        sess = session(tf, g)
+        sess.run(tf.global_variables_initializer())
+    return lambda: sess.run(grad)
+
+
+def tanh_chain(tf: Any, h: Any) -> Any:
+    for _ in range(100):
+        h = tf.tanh(h)
+    return h
+
+
+def scaled_chain(tf: Any, h: Any) -> Any:
+    for _ in range(100):
+        h = h * 1.01
+    return h
+
+
+def built(chain: Callable[[Any, Any], Any]) -> Callable[[Any], Call]:
+    """A chain and its gradient built, in a fresh graph each time."""
+
+    def program(tf: Any) -> Call:
+        def build():
+            with tf.Graph().as_default():
+                x = tf.placeholder(tf.float32, [4])
+                return tf.gradients(chain(tf, x), x)
+
+        return build
+
+    return program
+
+
+def tanh_run(size: int) -> Callable[[Any], Call]:
+    """The value and the gradient of 100 tanh of an array that is fed."""
+
+    def program(tf: Any) -> Call:
+        with tf.Graph().as_default() as g:
+            x = tf.placeholder(tf.float32, [size])
+            y = tanh_chain(tf, x)
+            fetches = [y, *tf.gradients(y, x)]
+            sess = session(tf, g)
+        feed = {x: floats(size)}
+        return lambda: sess.run(fetches, feed_dict=feed)
+
+    return program
+
+
+def training(tf: Any) -> Call:
+    """A step of gradient descent: a 64-256-10 network on digits, 64 at a time."""
+    images, labels = load_digits(return_X_y=True)
+    images, labels = (images / 16).astype(np.float32), labels.astype(np.int32)
+    rng = np.random.default_rng(0)
+    with tf.Graph().as_default() as g:
+        x, y = tf.placeholder(tf.float32, [None, 64]), tf.placeholder(tf.int32, [None])
+        h = tf.nn.relu(dense(tf, rng, x, 64, 256))
+        logits = dense(tf, rng, h, 256, 10)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+        step = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(losses))
+        sess = session(tf, g)
+        sess.run(tf.global_variables_initializer())
+    starts = itertools.cycle(range(0, len(images) - 64, 64))
+
+    def call():
+        i = next(starts)
+        sess.run(step, feed_dict={x: images[i : i + 64], y: labels[i : i + 64]})
+
+    return call
+
+
+def dense(tf: Any, rng: np.random.Generator, x: Any, m: int, n: int) -> Any:
+    w = rng.normal(0, (2 / m) ** 0.5, (m, n)).astype(np.float32)
+    return tf.matmul(x, tf.Variable(w)) + tf.Variable(np.zeros(n, np.float32))
+
+
+# -- what NumPy takes for the arithmetic alone -----------------------------------------------
+
+
+def floats(size: int) -> np.ndarray:
+    return np.linspace(-1, 1, size, dtype=np.float32)
+
+
+def tanh_alone() -> Call:
+    """The 100 tanh of the forward pass, each into one array that is there already."""
+    x, y = floats(100_000), np.empty(100_000, np.float32)
+
+    def call():
+        np.tanh(x, out=y)
+        for _ in range(99):
+            np.tanh(y, out=y)
+
+    return call
+
+
+# -- the measures ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Against:
+    """The time of `regrad.v1` against TensorFlow's, and against NumPy's for a part of the work.
+
+    A time that was recorded is set beside ours, but gives no verdict: it is of another day.
+    """
+
+    title: str
+    program: Callable[[Any], Call]
+    bound: float  # how many times TensorFlow's time regrad may take
+    recorded: float  # TensorFlow's time, for where it is not installed
+    parts: Mapping[str, Callable[[], Call]] = field(default_factory=dict)  # for information
+    rounds: int | None = None  # fewer, where one call takes long
+
+    def __call__(self, effort: Effort) -> Iterator[Row]:
+        peer = FROM_RECORDS if TF is None else TENSORFLOW
+        calls = {"regrad": self.program(v1)}
+        if TF is not None:
+            calls[peer] = self.program(TF)
+        calls |= {name: make() for name, make in self.parts.items()}
+        rounds = min(self.rounds or effort.rounds, effort.rounds)
+        samplers = {name: sampler(call, effort.seconds) for name, call in calls.items()}
+        samples = interleaved(samplers, rounds)
+        samples.setdefault(peer, [self.recorded] * rounds)
+        bounds = {peer: self.bound, **dict.fromkeys(self.parts)}
+        for row in compared(self.title, samples, bounds):
+            yield row._replace(met=None) if row.peer == FROM_RECORDS else row
+
+
+def peak(effort: Effort) -> Iterator[Row]:
+    """The most memory that 100 ops in a row on 8 MB hold, the result and what is kept included."""
+    with v1.Graph().as_default() as g:
+        h = x = v1.placeholder(v1.float32, [2_000_000])
+        for _ in range(50):
+            h = v1.tanh(h * 1.01)
+        sess = session(v1, g)
+    feed = {x: floats(2_000_000)}
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for which in ("first run", "next run"):
+            tracemalloc.reset_peak()  # what the run before has kept stays counted
+            sess.run(h, feed_dict=feed)
+            most = tracemalloc.get_traced_memory()[1]
+            figures = megabytes(most), "", "", "", "≤ 32 MB", most <= 32e6
+            yield Row(f"peak of 100 ops on 8 MB, {which}", *figures)
+    finally:
+        tracemalloc.stop()
+
+
+# The last number is TensorFlow's time in seconds: TensorFlow 2.21 compat.v1, 1 thread, recorded on
+# another day (the fifth and the last by this suite, on the machine of the first results).
+MEASURES: dict[str, Measure] = {
+    "graph-override": Against("run of an overridden gradient", overridden, 0.4, 85e-6),
+    "graph-build-tanh": Against(
+        "100 tanh, built with gradients", built(tanh_chain), 0.1, 29e-3 + 58e-3
+    ),
+    "graph-build-scaled": Against(
+        "100 h * 1.01, built with gradients", built(scaled_chain), 0.1, 57e-3 + 257e-3, rounds=9
+    ),
+    "graph-tanh-small": Against("100 tanh of 4 floats, run", tanh_run(4), 1.5, 252e-6),
+    "graph-tanh-large": Against(
+        "100 tanh of 100,000 floats, run",
+        tanh_run(100_000),
+        1.2,
+        7.5e-3,
+        parts={"100 numpy.tanh": tanh_alone},
+    ),
+    "graph-memory": peak,
+    "graph-training": Against("training step, 64-256-10 on digits", training, 1.0, 420e-6),
+}

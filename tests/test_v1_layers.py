@@ -1,0 +1,444 @@
+"""tf.layers and tf.initializers: values, the names of variables, sharing, training."""
+
+import numpy as np
+import pytest
+
+import regrad.v1 as tf
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def session(graph):
+    with tf.Session() as session:
+        yield session
+
+
+def initialized(session):
+    session.run(tf.global_variables_initializer())
+    return session
+
+
+def normal(*shape):
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def names(variables=None):
+    return [v.name for v in variables or tf.global_variables()]
+
+
+def near(x, y):
+    np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+ROWS, IMAGES = normal(4, 3), normal(2, 6, 5, 3)
+
+# -- variables and their names -------------------------------------------------------------------
+
+
+def rows():
+    return tf.placeholder(tf.float32, [None, 3])
+
+
+def images():
+    return tf.placeholder(tf.float32, [None, 6, 5, 3])
+
+
+LAYERS = {
+    "dense": (lambda: tf.layers.dense(rows(), 2), {"kernel": [3, 2], "bias": [2]}, [None, 2]),
+    "conv1d": (
+        lambda: tf.layers.conv1d(tf.placeholder(tf.float32, [None, 7, 3]), 4, 3),
+        {"kernel": [3, 3, 4], "bias": [4]},
+        [None, 5, 4],
+    ),
+    "conv2d": (
+        lambda: tf.layers.conv2d(images(), 4, [3, 2], 2, "same"),
+        {"kernel": [3, 2, 3, 4], "bias": [4]},
+        [None, 3, 3, 4],
+    ),
+    "conv3d": (
+        lambda: tf.layers.conv3d(tf.placeholder(tf.float32, [None, 4, 4, 4, 2]), 3, 2),
+        {"kernel": [2, 2, 2, 2, 3], "bias": [3]},
+        [None, 3, 3, 3, 3],
+    ),
+    "conv2d_transpose": (
+        lambda: tf.layers.conv2d_transpose(images(), 4, 3, (2, 2)),
+        {"kernel": [3, 3, 4, 3], "bias": [4]},
+        [None, 13, 11, 4],
+    ),
+    "batch_normalization": (
+        lambda: tf.layers.batch_normalization(images()),
+        {"gamma": [3], "beta": [3], "moving_mean": [3], "moving_variance": [3]},
+        [None, 6, 5, 3],
+    ),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_variables(layer, session):
+    build, variables, shape = LAYERS[layer]
+    y, again = build(), build()
+    assert y.shape.as_list() == shape
+    assert y.op.name.startswith(f"{layer}/")
+    assert again.op.name.startswith(f"{layer}_1/")
+    due = [f"{scope}/{name}:0" for scope in (layer, f"{layer}_1") for name in variables]
+    assert names() == due
+    assert [v.shape.as_list() for v in tf.global_variables()] == [*variables.values()] * 2
+    trainable = [n for n in due if "moving" not in n]
+    assert names(tf.trainable_variables()) == trainable
+    values = initialized(session).run(tf.global_variables())
+    for name, value in zip(due, values, strict=True):
+        if "kernel" not in name:
+            assert (value == ("gamma" in name or "variance" in name)).all()
+
+
+def test_no_bias_no_scale_no_center():
+    tf.layers.dense(rows(), 2, use_bias=False)
+    tf.layers.conv2d(images(), 2, 1, use_bias=False, name="c")
+    tf.layers.batch_normalization(rows(), center=False, scale=False, name="b")
+    assert names() == ["dense/kernel:0", "c/kernel:0", "b/moving_mean:0", "b/moving_variance:0"]
+
+
+def test_layers_in_scopes():
+    with tf.variable_scope("net"):
+        y = tf.layers.dense(rows(), 2)
+        tf.layers.dense(y, 2, name="out")
+    assert names(tf.trainable_variables("net/dense")) == ["net/dense/kernel:0", "net/dense/bias:0"]
+    assert names()[2:] == ["net/out/kernel:0", "net/out/bias:0"]
+    assert y.op.name == "net/dense/BiasAdd"
+
+
+def net(x):
+    h = tf.layers.dense(x, 4, tf.nn.relu)
+    return tf.layers.dense(h, 2)
+
+
+@pytest.mark.parametrize("second", [True, tf.AUTO_REUSE])
+def test_two_networks_share_variables(second, session):
+    x = rows()
+    with tf.variable_scope("net", reuse=None if second is True else second):
+        y = net(x)
+    with tf.variable_scope("net", reuse=second):
+        z = net(x)
+    assert len(tf.trainable_variables()) == 4
+    a, b = initialized(session).run([y, z], {x: ROWS})
+    np.testing.assert_array_equal(a, b)
+    both = tf.gradients([y, z], tf.trainable_variables())
+    once = tf.gradients(y, tf.trainable_variables())
+    for a, b in zip(*session.run([both, once], {x: ROWS}), strict=True):
+        near(a, 2 * b)
+
+
+def test_a_layer_shares_by_name(session):
+    x = rows()
+    y = tf.layers.dense(x, 2, name="a")
+    with pytest.raises(ValueError, match="already exists"):
+        tf.layers.dense(x, 2, name="a")
+    z = tf.layers.dense(x, 2, name="a", reuse=True)
+    a, b = initialized(session).run([y, z], {x: ROWS})
+    np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="does not exist"):
+        tf.layers.dense(x, 2, name="b", reuse=True)
+
+
+def test_untrainable_layers():
+    tf.layers.dense(rows(), 2, trainable=False)
+    assert len(tf.global_variables()) == 2
+    assert tf.trainable_variables() == []
+
+
+# -- what layers compute -------------------------------------------------------------------------
+
+
+def test_dense(session):
+    x = tf.placeholder(tf.float32, [None, 5, 3])
+    w, b = normal(3, 2), normal(2)
+    options = {
+        "kernel_initializer": tf.constant_initializer(w),
+        "bias_initializer": tf.constant_initializer(b),
+    }
+    y = tf.layers.dense(x, 2, tf.nn.tanh, **options)
+    assert y.shape.as_list() == [None, 5, 2]
+    values = normal(4, 5, 3)
+    near(initialized(session).run(y, {x: values}), np.tanh(values @ w + b))
+
+
+def test_convolutions(session):
+    x = images()
+    w = tf.constant_initializer(normal(3, 3, 3, 2))
+    y = tf.layers.conv2d(x, 2, 3, 2, "same", activation=tf.nn.relu, kernel_initializer=w)
+    z = tf.nn.relu(tf.nn.conv2d(x, normal(3, 3, 3, 2), [1, 2, 2, 1], "SAME"))
+    first = tf.layers.conv2d(
+        tf.transpose(x, [0, 3, 1, 2]), 2, 3, 2, "same", "channels_first", kernel_initializer=w
+    )
+    first = tf.nn.relu(tf.transpose(first, [0, 2, 3, 1]))
+    a, b, c = initialized(session).run([y, z, first], {x: IMAGES})
+    near(a, b)
+    near(a, c)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_a_transposed_convolution_undoes_the_shape_of_a_convolution(session, padding, data_format):
+    x = tf.placeholder(
+        tf.float32, [None, 7, 7, 3] if data_format == "channels_last" else [None, 3, 7, 7]
+    )
+    h = tf.layers.conv2d(x, 4, 3, 2, padding, data_format)
+    y = tf.layers.conv2d_transpose(h, 3, 3, 2, padding, data_format)
+    value = np.zeros([2, *x.shape.as_list()[1:]], np.float32)
+    size = 8 if padding == "same" else 7
+    due = [size, size, 3] if data_format == "channels_last" else [3, size, size]
+    assert y.shape.as_list() == [None, *due]
+    assert list(initialized(session).run(y, {x: value}).shape) == [2, *due]
+
+
+def test_pools(session):
+    x = images()
+    y, z = tf.layers.max_pooling2d(x, 2, 2), tf.layers.average_pooling2d(x, [2, 2], [2, 2], "same")
+    assert (y.op.name, z.op.name) == ("max_pooling2d/MaxPool", "average_pooling2d/AvgPool")
+    blocks = IMAGES[:, :, :4].reshape(2, 3, 2, 2, 2, 3)
+    near(session.run(y, {x: IMAGES}), blocks.max((2, 4)))
+    near(session.run(z, {x: IMAGES})[:, :, :2], blocks.mean((2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "static"),
+    [
+        ([None, 6, 5, 3], [None, 90]),
+        ([2, 6, 5, 3], [2, 90]),
+        ([None, None, 5, 3], None),
+        (None, None),
+    ],
+)
+def test_flatten(session, shape, static):
+    x = tf.placeholder(tf.float32, shape)
+    y = tf.layers.flatten(x)
+    assert static is None or y.shape.as_list() == static
+    near(session.run(y, {x: IMAGES}), IMAGES.reshape(2, 90))
+    near(session.run(tf.gradients(y * y, x)[0], {x: IMAGES}), 2 * IMAGES)
+
+
+def test_dropout(session):
+    x, training = tf.placeholder(tf.float32, [None, 10]), tf.placeholder(tf.bool, [])
+    y = tf.layers.dropout(x, 0.2, training=training)
+    ones = np.ones([500, 10], np.float32)
+    assert (session.run(y, {x: ones, training: False}) == 1).all()
+    got = session.run(y, {x: ones, training: True})
+    assert abs(got.mean() - 1) < 0.05
+    assert set(np.unique(got).tolist()) == {0.0, 1.25}
+    assert (session.run(tf.layers.dropout(x, 0.2), {x: ones}) == 1).all()
+    assert (session.run(tf.layers.dropout(x, 0.2, training=True), {x: ones}) == 0).any()
+    (dx,) = tf.gradients(y, x)
+    assert (session.run(dx, {x: ones, training: False}) == 1).all()
+
+
+def test_the_size_of_the_features_must_be_known():
+    with pytest.raises(ValueError, match="last dimension"):
+        tf.layers.dense(tf.placeholder(tf.float32, [None, None]), 2)
+    with pytest.raises(ValueError, match="last dimension"):
+        tf.layers.conv2d(tf.placeholder(tf.float32), 2, 3)
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError):
+        tf.layers.dense(tf.constant([[1, 2]]), 2)
+
+
+def test_float64(session):
+    x = tf.constant(ROWS.astype(np.float64))
+    y = tf.layers.batch_normalization(tf.layers.dense(x, 2), training=True)
+    assert y.dtype == tf.float64
+    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float64}
+
+
+# -- batch normalisation -------------------------------------------------------------------------
+
+
+def updates():
+    return tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+
+
+@pytest.mark.parametrize("kind", ["bool", "fed"])
+@pytest.mark.parametrize(("value", "unbiased"), [(ROWS, 0), (IMAGES, 1)])
+def test_batch_normalization_in_training(session, kind, value, unbiased):
+    x = tf.placeholder(tf.float32, [None, *value.shape[1:]])
+    training = True if kind == "bool" else tf.placeholder(tf.bool, [])
+    feed = {x: value} if kind == "bool" else {x: value, training: True}
+    y = tf.layers.batch_normalization(x, momentum=0.9, training=training)
+    assert len(updates()) == 2
+    flat = value.reshape(-1, 3)
+    got, _ = initialized(session).run([y, updates()], feed)
+    near(got, (value - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-3))
+    mean, variance = session.run(tf.global_variables()[2:])
+    near(mean, 0.1 * flat.mean(0))
+    near(variance, 0.9 + 0.1 * flat.var(0, ddof=unbiased))
+
+
+@pytest.mark.parametrize("kind", ["bool", "fed"])
+def test_batch_normalization_in_inference(session, kind):
+    x = rows()
+    training = False if kind == "bool" else tf.placeholder(tf.bool, [])
+    feed = {x: ROWS} if kind == "bool" else {x: ROWS, training: False}
+    y = tf.layers.batch_normalization(x, training=training)
+    moving = tf.global_variables()[2:]
+    initialized(session).run(
+        [tf.assign(v, w) for v, w in zip(moving, ([1.0] * 3, [4.0] * 3), strict=True)]
+    )
+    got, _ = session.run([y, updates()], feed)
+    near(got, (ROWS - 1) / np.sqrt(4.001))
+    assert [v.tolist() for v in session.run(moving)] == [[1.0] * 3, [4.0] * 3]
+    if kind == "bool":
+        assert updates() == []
+
+
+def test_batch_normalization_along_another_axis(session):
+    x = tf.placeholder(tf.float32, [None, 3, 6, 5])
+    y = tf.layers.batch_normalization(x, axis=1, training=True)
+    value = IMAGES.transpose(0, 3, 1, 2)
+    got = initialized(session).run(y, {x: value})
+    near(got.mean((0, 2, 3)), [0, 0, 0])
+    assert [v.shape.as_list() for v in tf.global_variables()] == [[3]] * 4
+
+
+def test_the_gradient_flows_through_the_batchs_moments(session):
+    x = rows()
+    y = tf.layers.batch_normalization(x, training=True)
+    (dx,) = tf.gradients(y * y, x)
+    near(initialized(session).run(dx, {x: ROWS}).sum(0), [0, 0, 0])
+    assert tf.gradients(y, tf.global_variables()[2:]) == [None, None]
+
+
+def test_update_ops_run_before_the_train_op(session):
+    x = rows()
+    loss = tf.reduce_sum(tf.layers.dense(tf.layers.batch_normalization(x, training=True), 1) ** 2)
+    with tf.control_dependencies(updates()):
+        step = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+    initialized(session).run(step, {x: ROWS + 5})
+    assert (session.run(tf.global_variables()[2]) > 0).all()
+
+
+def test_what_batch_normalization_does_not_offer():
+    with pytest.raises(TypeError, match="renorm"):
+        tf.layers.batch_normalization(rows(), renorm=True)
+
+
+# -- regularizers, initializers ------------------------------------------------------------------
+
+
+def test_regularizers(session):
+    x = tf.constant(ROWS)
+    halved = lambda t: 0.5 * tf.reduce_sum(t)  # noqa: E731
+    with tf.variable_scope("s", reuse=tf.AUTO_REUSE):
+        for _ in range(2):
+            y = tf.layers.dense(
+                x, 2, kernel_initializer=tf.ones_initializer(), kernel_regularizer=halved,
+                bias_regularizer=halved, activity_regularizer=halved, name="d",
+            )  # fmt: skip
+    losses = tf.losses.get_regularization_losses()
+    assert len(losses) == 4  # one for each variable, one for each output
+    got, total = initialized(session).run([y, tf.losses.get_regularization_loss()])
+    near(total, 3.0 + got.sum())
+
+
+FANS = {(): (1, 1), (5,): (5, 5), (40, 60): (40, 60), (3, 3, 20, 30): (180, 270)}
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (3, 3, 20, 30)])
+@pytest.mark.parametrize(
+    ("make", "variance"),
+    [
+        (lambda: tf.glorot_uniform_initializer(), lambda i, o: 2 / (i + o)),
+        (lambda: tf.glorot_normal_initializer(), lambda i, o: 2 / (i + o)),
+        (lambda: tf.variance_scaling_initializer(), lambda i, o: 1 / i),
+        (lambda: tf.variance_scaling_initializer(3.0, "fan_out", "normal"), lambda i, o: 3 / o),
+        (lambda: tf.variance_scaling_initializer(2.0, distribution="uniform"), lambda i, o: 2 / i),
+        (lambda: tf.initializers.he_normal(), lambda i, o: 2 / i),
+        (lambda: tf.initializers.he_uniform(), lambda i, o: 2 / i),
+        (lambda: tf.initializers.lecun_normal(), lambda i, o: 1 / i),
+    ],
+)
+def test_scaled_initializers(session, make, variance, shape):
+    got = session.run(make()(shape))
+    assert (got.shape, got.dtype) == (shape, np.float32)
+    due = np.sqrt(variance(*FANS[shape]))
+    assert abs(got.std() / due - 1) < 0.06
+    assert abs(got.mean()) < 0.1 * due
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 3, 4)])
+def test_orthogonal(session, shape):
+    q = session.run(tf.orthogonal_initializer(gain=2.0)(shape)).reshape(-1, shape[-1])
+    square = q @ q.T if q.shape[0] < q.shape[1] else q.T @ q
+    near(square, 4 * np.eye(len(square)))
+
+
+def test_constants(session):
+    init = tf.constant_initializer([1, 2, 3])
+    assert session.run(init([2, 2], tf.int32)).tolist() == [[1, 2], [3, 3]]
+    assert session.run(tf.zeros_initializer()([2], tf.bool)).tolist() == [False, False]
+    assert session.run(tf.ones_initializer(tf.float64)([2])).dtype == np.float64
+    assert session.run(tf.initializers.identity(gain=3.0)([2, 2])).tolist() == [[3, 0], [0, 3]]
+    with pytest.raises(ValueError):
+        tf.constant_initializer([1, 2], verify_shape=True)([3])
+
+
+def test_an_initializer_may_be_a_class(session):
+    v = tf.get_variable("v", [3], initializer=tf.zeros_initializer)
+    assert initialized(session).run(v).tolist() == [0, 0, 0]
+
+
+def test_initializers_take_seeds():
+    def value(seed):
+        with tf.Graph().as_default(), tf.Session() as session:
+            return session.run(tf.glorot_uniform_initializer(seed)([3])).tolist()
+
+    assert value(1) == value(1) != value(2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.variance_scaling_initializer(-1.0),
+        lambda: tf.variance_scaling_initializer(mode="fan"),
+        lambda: tf.variance_scaling_initializer(distribution="cauchy"),
+        lambda: tf.orthogonal_initializer()([3]),
+        lambda: tf.initializers.identity()([3]),
+        lambda: tf.zeros_initializer()([None]),
+    ],
+)
+def test_mistakes(make):
+    with pytest.raises(ValueError):
+        make()
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def test_a_convolutional_network_learns(session):
+    tf.set_random_seed(1)
+    x, labels = tf.placeholder(tf.float32, [None, 8, 8, 1]), tf.placeholder(tf.int64, [None])
+    training = tf.placeholder_with_default(False, [])
+    h = tf.layers.conv2d(x, 4, 3, activation=tf.nn.relu, padding="same")
+    h = tf.layers.max_pooling2d(tf.layers.batch_normalization(h, training=training), 2, 2)
+    h = tf.layers.dropout(tf.layers.flatten(h), 0.2, training=training)
+    logits = tf.layers.dense(h, 2)
+    loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+    right = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32))
+    with tf.control_dependencies(updates()):
+        step = tf.train.AdamOptimizer(0.02).minimize(loss)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 2, 64)
+    values = rng.normal(size=(64, 8, 8, 1)) * 0.3
+    values[ids == 1, 2:6, 2:6] += 1.0
+    feed = {x: values, labels: ids}
+    initialized(session)
+    before = session.run(loss, feed)
+    for _ in range(40):
+        session.run(step, {**feed, training: True})
+    after, score = session.run([loss, right], feed)
+    assert after < before / 3
+    assert score > 0.95
