@@ -11,6 +11,7 @@ import itertools
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,24 @@ def session(tf: Any, graph: Any) -> Any:
     """A session of one thread."""
     one = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
     return tf.Session(graph=graph, config=one)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this thread and those that it starts on one core, where the system can.
+
+    TensorFlow hands a run over to another thread. To wake that one on another core doubles
+    the time of a small run or more, and how long it takes depends on what else the machine does.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 # -- the programs ----------------------------------------------------------------------------
@@ -172,17 +191,21 @@ class Against:
 
     def __call__(self, effort: Effort) -> Iterator[Row]:
         peer = FROM_RECORDS if TF is None else TENSORFLOW
-        calls = {"regrad": self.program(v1)}
-        if TF is not None:
-            calls[peer] = self.program(TF)
-        calls |= {name: make() for name, make in self.parts.items()}
         rounds = min(self.rounds or effort.rounds, effort.rounds)
-        samplers = {name: sampler(call, effort.seconds) for name, call in calls.items()}
-        samples = interleaved(samplers, rounds)
+        with one_core():
+            samples = self.samples(effort, rounds)
         samples.setdefault(peer, [self.recorded] * rounds)
         bounds = {peer: self.bound, **dict.fromkeys(self.parts)}
         for row in compared(self.title, samples, bounds):
             yield row._replace(met=None) if row.peer == FROM_RECORDS else row
+
+    def samples(self, effort: Effort, rounds: int) -> dict[str, list[float]]:
+        calls = {"regrad": self.program(v1)}
+        if TF is not None:
+            calls[TENSORFLOW] = self.program(TF)
+        calls |= {name: make() for name, make in self.parts.items()}
+        samplers = {name: sampler(call, effort.seconds) for name, call in calls.items()}
+        return interleaved(samplers, rounds)
 
 
 def peak(effort: Effort) -> Iterator[Row]:

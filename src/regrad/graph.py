@@ -214,10 +214,10 @@ OPS["Shape"] = SHAPE
 def shape_tensor(x: Tensor) -> Tensor:
     """The shape of a symbolic Tensor as a vector of int32; sizes known now stay known."""
     x = home([x]).entering(x)
-    shape = x._data.shape
-    rank = None if isinstance(shape, UnknownRank) else len(shape)
+    shape: Any = x._data.shape
+    rank = len(shape) if isinstance(shape, tuple) else None
     y = defer(SHAPE, (x,), {}, specs=(Spec((rank,), np.dtype(np.int32)),))
-    if rank is not None:
+    if isinstance(shape, tuple):
         y._data.content = np.array([*shape, None], object)[:-1]
     return y
 
