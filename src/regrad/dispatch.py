@@ -184,7 +184,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     if op.single and isinstance(x := arguments[0], Tensor):
         if op.kinds is None or x._data.dtype in REAL:
             return run(op, arguments, attrs)
-    elif len(arguments) == 2 and type(arguments[0]) is Symbolic and op.promotes == TWO:
+    elif op.promotes == TWO:
         pair = _alike(*arguments)
         if pair is not None:
             return run(op, pair, attrs)
@@ -194,14 +194,15 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     return run(op, prepare(op, leaves, parameters), attrs, layout)
 
 
-def _alike(a: Symbolic, b: Any) -> tuple[Tensor, Tensor] | None:
-    """Two operands that need no promotion."""
-    dtype = a._data.dtype
-    if dtype in REAL:
+def _alike(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
+    """Two operands that need no promotion, one of them symbolic at least."""
+    if type(a) is Symbolic and (dtype := a._data.dtype) in REAL:
         if type(b) is Symbolic and b._data.dtype is dtype:
             return a, b
         if type(b) in WEAK:
             return a, constant(b, dtype)  # pyright: ignore[reportArgumentType] (a number)
+    elif type(b) is Symbolic and type(a) in WEAK and (dtype := b._data.dtype) in REAL:
+        return constant(a, dtype), b  # pyright: ignore[reportArgumentType] (a number)
     return None
 
 

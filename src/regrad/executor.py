@@ -240,10 +240,15 @@ class _Writer:
         if fixed:
             kernel = partial(kernel, **fixed)  # (of a partial, partial makes one, not two)
         options = []
+        for name in list(varying):
+            text = _written(varying[name])
+            if text is not None:
+                options.append(f"{name}={text}")
+                del varying[name]
         if varying:
             resolve = self._constant(partial(_resolved, varying, [s.id for s in node.sized]))
             values = ", ".join(f"s{s.id}" for s in node.sized)
-            options = [f"**{resolve}({values})"]
+            options.append(f"**{resolve}({values})")
         return self._constant(kernel), options
 
     def _dying(self, node: Node) -> list[Symbol]:
@@ -303,6 +308,20 @@ class _Writer:
             slot = self.slot_count = self.slot_count + 1
         self.slots[y.id] = slot, kind
         return [f"out=arena({slot}, {self.names[like[0].id]}, {self._constant(y.dtype)})"]
+
+
+def _written(value: Any) -> str | None:
+    """An attribute as Python text, if it is made of numbers and of sizes of what was computed."""
+    if type(value) is int:
+        return repr(value)
+    if isinstance(value, dims.UnknownRank):
+        return f"s{value.source.id}.shape"
+    if isinstance(value, dims.Dim):
+        return f"s{value.key[1]}.shape[{value.key[2]}]" if value.key[0] == "size" else None
+    if type(value) is tuple:
+        parts = [_written(item) for item in value]
+        return None if None in parts else f"({''.join(f'{part}, ' for part in parts)})"
+    return None
 
 
 def _resolved(attrs: dict[str, Any], ids: Sequence[int], *values: Any) -> dict[str, Any]:

@@ -283,7 +283,7 @@ class Graph:
         self.controls: tuple[Node, ...] = ()
         self._taken: dict[str, int] = {}
         self._constants: dict[Any, Tensor] = {}
-        self._pending: tuple[str, str] | None = None
+        self.pending: tuple[str, str] | None = None
 
     def view_of(self, node: Node) -> Any:
         """What a rule in TensorFlow's form sees of a node."""
@@ -384,15 +384,15 @@ class Graph:
     @contextmanager
     def naming(self, op_type: str, name: str | None) -> Iterator[None]:
         """Within the block, the next op of this type gets the name."""
-        before, self._pending = self._pending, (op_type, name) if name else None
+        before, self.pending = self.pending, (op_type, name) if name else None
         try:
             yield
         finally:
-            self._pending = before
+            self.pending = before
 
     def _name_for(self, op: Op) -> str:
-        if self._pending is not None and self._pending[0] == op.type:
-            name, self._pending = self._pending[1], None
+        if self.pending is not None and self.pending[0] == op.type:
+            name, self.pending = self.pending[1], None
             if name.endswith("/"):  # a full name, taken already by its scope
                 return name[:-1]
             return self.unique(name)

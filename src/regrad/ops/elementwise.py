@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, ShapeError
 from regrad.namespaces import is_inexact, special
@@ -348,7 +350,27 @@ def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
     here. It may still make one further back (`0 * inf`); then guard the input as well:
     `where(x > 0, log(where(x > 0, x, 1)), 0)`.
     """
-    return xp.where(condition if condition.dtype == xp.bool else condition != 0, a, b)
+    mask = condition if condition.dtype == xp.bool else condition != 0
+    if xp is np and mask.shape == a.shape == b.shape and a.dtype in BITS and a.size >= 8192:
+        return _chosen_bits(mask, a, b)
+    return xp.where(mask, a, b)
+
+
+BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
+
+
+def _chosen_bits(mask: Any, a: Any, b: Any) -> Any:
+    """`where` for large arrays of one shape.
+
+    NumPy's goes to and fro with the mask, and processors cannot guess which way: this takes the
+    bits of one or the other without asking (a third of the time for a mask like relu's).
+    """
+    whole = BITS[a.dtype]
+    left, right = a.view(whole), b.view(whole)
+    bits = left ^ right
+    bits &= np.negative(mask.view(np.int8), dtype=whole)  # all ones where the mask is set
+    bits ^= right
+    return bits.view(a.dtype)
 
 
 @gradient("SelectV2", "a")

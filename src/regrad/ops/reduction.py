@@ -56,7 +56,10 @@ def _count(shape: tuple[int, ...], axis: Axis) -> int:
 
 @op("Sum")
 def _sum(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    return xp.sum(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
+    axes = normalized_axes(axis, x.ndim)
+    if xp is np:  # what np.sum calls, after a while
+        return np.add.reduce(x, axes, keepdims=keepdims)
+    return xp.sum(x, axis=axes, keepdims=keepdims)
 
 
 @gradient("Sum")
@@ -97,7 +100,10 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
 def mean(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean over `axis` (all axes by default); NaN for no elements. Integers give float32."""
     axes = normalized_axes(axis, x.ndim)
-    if _count(tuple(x.shape), axes):
+    count = _count(tuple(x.shape), axes)
+    if count and xp is np and x.dtype.itemsize > 2:  # (np.mean sums halves in single precision)
+        return np.add.reduce(x, axes, keepdims=keepdims) / count
+    if count:
         return xp.mean(x, axis=axes, keepdims=keepdims)
     return xp.full_like(xp.sum(x, axis=axes, keepdims=keepdims), math.nan)
 

@@ -24,6 +24,7 @@ from regrad.v1.tensors import (
     Tensor,
     build,
     convert_to_tensor,
+    face,
     is_tensor,
     rg_read,
     same_dtype,
@@ -99,6 +100,10 @@ def one_op(
     With `same` they are brought to one dtype, strictly. For compositions, where no op is the
     function's own, `op_type` is None, and the name is just that of the scope.
     """
+    if len(values) == 1 and type(values[0]) is Tensor and not attrs:
+        short = _short(op_type, name, function, values[0], kinds)
+        if short is not None:
+            return short
     if is_eager(*values):
         return function(*values, **attrs)
     with current_graph().name_scope(name) as whole:
@@ -109,6 +114,22 @@ def one_op(
             xs = same_dtype(said, *values)
         check_kinds(said, kinds, *xs)
         return build(op_type or "", whole if op_type else None, function, *xs, **attrs)
+
+
+def _short(
+    op_type: str | None, name: str, function: Callable[..., Any], x: Tensor, kinds: str
+) -> Any:
+    """The same for one tensor of the current graph and a default name, without the detours."""
+    symbol = x._symbol
+    graph = symbol.node.graph
+    if (
+        name != op_type
+        or graph is not current_graph()
+        or (kinds and symbol.dtype.kind not in kinds)
+        or symbol.node.op.type == "VariableV2"
+    ):
+        return None
+    return face(function(x._tensor))
 
 
 def _agree(values: Any) -> bool:

@@ -265,9 +265,7 @@ class Session:
         if isinstance(value, rg.Tensor):
             value = value.numpy()
         array = read_only(_as_fed(symbol, value))  # it is the caller's
-        if not dims.same(symbol.shape, array.shape) and not TensorShape(
-            symbol.shape
-        ).is_compatible_with(array.shape):
+        if dims.differ(symbol.shape, array.shape):
             raise ShapeError(
                 f"Cannot feed value of shape {array.shape} for Tensor {symbol.name}, which has "
                 f"shape {TensorShape(symbol.shape)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -519,8 +518,12 @@ def build(
     if any(_is_eager(t) for t in tensors) and all(_is_eager(t) or t is None for t in tensors):
         return function(*tensors, **attrs)
     xs = [t if t is None else convert_to_tensor(t)._read() for t in tensors]
-    with current_graph().naming(op_type, name) if name else ExitStack():
+    graph = current_graph()
+    before, graph.pending = graph.pending, (op_type, name) if name else None
+    try:
         return face(function(*xs, **attrs))
+    finally:
+        graph.pending = before
 
 
 def static_value(value: Any, what: str) -> Any:

@@ -24,7 +24,6 @@ INSTEAD = {
     "SparseTensor": "dense tensors, with tf.scatter_nd and tf.gather_nd",
     "sparse_": "dense tensors, with tf.scatter_nd and tf.gather_nd",
     "SparseTensorValue": "dense tensors",
-    "string": "Python strings, before feeding",
     "strings": "Python strings, before feeding",
     "string_": "Python strings, before feeding",
     "decode_": "Python (PIL, csv, ...), before feeding",
