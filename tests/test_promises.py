@@ -171,9 +171,12 @@ def test_the_librarys_own_plumbing_is_masked():
 
 def test_two_keys_for_one_op_type():
     with pytest.raises(ArgumentError, match="name one op type"):  # noqa: SIM117
-        with rg.gradient_override_map({"Add": "AddV2", "AddV2": "AddV2"}):
+        with rg.gradient_override_map({"Add": "AddV2", "AddV2": "Sub"}):
             pass
     assert current() is None
+    with rg.gradient_override_map({"Add": "Sub", "AddV2": "Sub"}) as used:  # for any TensorFlow
+        rg.add(1.0, 2.0)
+    assert [hit.op_type for hit in used.hits] == ["AddV2"]
 
 
 @pytest.mark.parametrize(

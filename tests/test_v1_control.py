@@ -293,3 +293,25 @@ def test_dependencies_reach_into_branches():
     with tf.control_dependencies([v.assign_add(1.0)]):
         y = tf.cond(tf.constant(True), lambda: x * v.read_value(), lambda: x)
     assert run(y) == 4.0
+
+
+def test_a_rule_inside_a_loop_may_use_what_the_loop_does_not():
+    x, scale = tf.constant(2.0), tf.Variable(3.0)
+    with tf.get_default_graph().gradient_override_map({"Square": lambda op, dy: dy * scale}):
+        _, y = tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, tf.square(y)), [0, x])
+    (dx,) = tf.gradients(y, x)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run([y, dx]) == [16.0, 9.0]
+
+
+def test_a_rule_inside_a_branch_may_use_what_the_branch_does_not():
+    x, scale = tf.constant(2.0), tf.Variable(3.0)
+    p = tf.placeholder(tf.bool, [])
+    with tf.get_default_graph().gradient_override_map({"Square": lambda op, dy: dy * scale}):
+        y = tf.cond(p, lambda: tf.square(x), lambda: -x)
+    (dx,) = tf.gradients(y, x)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run([y, dx], {p: True}) == [4.0, 3.0]
+        assert session.run([y, dx], {p: False}) == [-2.0, -1.0]

@@ -12,7 +12,7 @@ from regrad import containers, dispatch, recording
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
-from regrad.graph import Symbol, home, is_symbolic
+from regrad.graph import PLACEHOLDER, Symbol, home, is_symbolic, put_down
 from regrad.inference import Spec
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op
@@ -418,10 +418,13 @@ def custom_node(
     xs: Sequence[Tensor],
     answer: Callable[[tuple[Tensor, ...]], Sequence[Any]],
     mark: int,
+    *,
+    taped: bool = False,
 ) -> tuple[Tensor, ...]:
     """Values computed from inputs, as outputs of one node with a gradient of its own.
 
-    What has an id above `mark` was made by the function itself.
+    What has an id above `mark` was made by the function itself. With `taped` the node goes on
+    the open tapes too.
     """
     graph = home([*ys, *xs])
     leaves = tuple([graph.entering(x) for x in (*ys, *xs)])
@@ -431,6 +434,8 @@ def custom_node(
         Spec(None if _unranked(y) else y._data.shape, y._data.dtype) for y in leaves[: len(ys)]
     ]
     layout = tuple(range(len(ys))), tuple(range(len(ys), len(leaves)))
+    if taped:
+        return put_down(graph, IN_GRAPH, rule, leaves, {}, layout, specs)
     return graph.add(IN_GRAPH, rule, leaves, {}, layout, specs)
 
 
@@ -449,7 +454,7 @@ def _closed_over(ys: Sequence[Tensor], xs: Sequence[Tensor], mark: int) -> list[
         if symbol.id in seen or symbol.id in given:
             continue
         seen.add(symbol.id)
-        if symbol.id > mark:
+        if symbol.id > mark and symbol.node.op is not PLACEHOLDER:
             stack += symbol.node.sources()
         else:
             found[symbol.id] = symbol

@@ -16,7 +16,7 @@ import numpy as np
 from regrad import containers
 from regrad.dims import UnknownRank
 from regrad.dispatch import alias, is_array, lift
-from regrad.errors import DTypeError, UnknownShapeError
+from regrad.errors import DTypeError, GraphError, UnknownShapeError
 from regrad.graph import defer, home, is_symbolic
 from regrad.inference import Spec
 from regrad.namespaces import is_inexact
@@ -36,7 +36,14 @@ Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 
 def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any) -> Any:
     with in_state(State((), overrides) if overrides else None):
-        return tuple(y._data for y in call([wrap(np.asarray(x)) for x in xs], sizes))
+        ys = call([wrap(np.asarray(x)) for x in xs], sizes)
+    if any(is_symbolic(y) for y in ys):
+        raise GraphError(
+            "a rule or function that waits for the run, because it asks for sizes, gave a tensor "
+            "of the graph. Let it use what it is given only, and not tensors from outside or "
+            "tf.constant; or give the placeholders shapes, so that it need not wait."
+        )
+    return tuple(y._data for y in ys)
 
 
 LATER = Op(
@@ -49,6 +56,10 @@ def later(
     call: Later, xs: Sequence[Tensor], sizes: Any, overrides: Any, specs: Sequence[Spec] | None
 ) -> tuple[Tensor, ...]:
     """A node that makes the call when the graph runs."""
+    if not any(is_symbolic(x) for x in xs):  # the run has come
+        state = current() or State()
+        with in_state(State(state.tapes, overrides or None, state.guard)):
+            return tuple(call(list(xs), sizes))
     attrs = {"call": call, "sizes": sizes, "overrides": overrides}
     return defer(LATER, tuple(xs), attrs, (tuple(range(len(xs))),), specs)
 
@@ -70,7 +81,7 @@ class LaterRule(Rule):
         specs = [spec_of_record(*record.specs[i]) for i in places]
         call = differentiated(attrs["call"], len(xs), places)
         zeros = OPS["ZerosLike"].function
-        dy = [zeros(y) if d is None else d for d, y in zip(dy, record.symbolic, strict=True)]
+        dy = [zeros(record.symbolic[i]) if d is None else d for i, d in enumerate(dy)]
         found = later(call, [*xs, *dy], attrs["sizes"], attrs["overrides"], specs)
         dxs: list[Any] = [None] * len(xs)
         for i, dx in zip(places, found, strict=True):

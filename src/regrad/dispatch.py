@@ -184,7 +184,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     if op.single and isinstance(x := arguments[0], Tensor):
         if op.kinds is None or x._data.dtype in REAL:
             return run(op, arguments, attrs)
-    elif op.promotes == TWO:
+    elif op.flat and op.promotes == TWO:
         pair = _alike(*arguments)
         if pair is not None:
             return run(op, pair, attrs)

@@ -8,6 +8,7 @@ nobody reads any more, or into memory that the plan keeps from run to run.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from regrad import dims
 from regrad.dispatch import explained
 from regrad.graph import CONST, PLACEHOLDER, Node, Symbol
 
+_HERE = os.path.dirname(__file__) + os.sep
 FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
 
@@ -94,6 +96,7 @@ class Plan:
         unfed = [n for n in self.nodes if n.op is PLACEHOLDER and n.outputs not in fed]
         self.unfed = unfed[0] if unfed else None
         self.feeds = list(feeds)
+        self.stateful = any(node.op.stateful for node in self.nodes)
         writer = _Writer(self.nodes, fetches, feeds, fed)
         self.owned = writer.owned
         self.lines = writer.owners
@@ -102,7 +105,10 @@ class Plan:
         self.function = writer.function()
 
     def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
-        arena = self._arenas.pop() if self._arenas else Arena()
+        try:
+            arena = self._arenas.pop()
+        except IndexError:  # none is free: this is the first run, or others are running
+            arena = Arena()
         try:
             with np.errstate(all="ignore"):  # infinities are values here, as in TensorFlow
                 found = self.function(run, arena, *values)
@@ -161,7 +167,8 @@ class _Writer:
         self._line(f"    return [{', '.join(self.names[s.id] for s in fetches)}]", None)
 
     def function(self) -> Callable[..., list[Any]]:
-        exec(compile("\n".join(self.text), "<plan>", "exec"), self.scope)
+        # a file name of ours, so that hits and warnings name the line of the caller
+        exec(compile("\n".join(self.text), f"{_HERE}<plan>", "exec"), self.scope)
         return self.scope["plan"]
 
     def _line(self, text: str, node: Node | None) -> None:

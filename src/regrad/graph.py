@@ -45,7 +45,7 @@ class Symbol:
     is built (numbers and Dims): shapes are computed by ops, and should stay known.
     """
 
-    __slots__ = ("content", "dtype", "face", "id", "index", "node", "shape", "spec")
+    __slots__ = ("content", "dtype", "face", "id", "index", "node", "relied", "shape", "spec")
 
     shape: Any  # a tuple of ints and Dims, or an UnknownRank
     spec: Spec  # shape and dtype, as inference takes them
@@ -56,6 +56,7 @@ class Symbol:
         self.dtype = spec.dtype
         self.id = next_id()
         self.content: np.ndarray | None = None
+        self.relied = False  # whether the content was used for a shape
         self.face: Any = None  # TensorFlow's view of it, made by regrad.v1
         if spec.shape is not None and None not in spec.shape:
             self.shape = spec.shape
@@ -281,6 +282,7 @@ class Graph:
         self.finalized = False
         self.scope = ""
         self.controls: tuple[Node, ...] = ()
+        self.waits_for: list[Node] = []  # nodes around a region that must run before it
         self._taken: dict[str, int] = {}
         self._constants: dict[Any, Tensor] = {}
         self.pending: tuple[str, str] | None = None
@@ -358,7 +360,7 @@ class Graph:
                 "graph cannot use the tensors of another"
             )
         outer = self.outer.entering(x)
-        key = outer._data.id
+        key = outer._id  # (of an alias, under which a tape may watch it)
         if key not in self.captures:
             inner = self.placeholder(symbol.spec, "captured")
             inner._data.content = _own(symbol.content)
@@ -445,6 +447,7 @@ class Graph:
         for node in nodes or ():
             if node.graph not in chain(self):
                 raise GraphError(f"{node.name!r} is not an element of this graph")
+        self.waits_for += [n for n in nodes or () if n.graph is not self]
         nodes = nodes and [n for n in nodes if n.graph is self]
         extra = () if nodes is None else tuple(n for n in nodes if n not in before)
         self.controls = extra if nodes is None else (*before, *extra)
@@ -507,9 +510,23 @@ def defer(
             break
     state = current()
     rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
+    return put_down(graph, op, rule, xs, attrs, layout, specs)
+
+
+def put_down(
+    graph: Graph,
+    op: Op,
+    rule: Rule,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    layout: tuple[Place, ...] | None = None,
+    specs: Sequence[Spec] | None = None,
+) -> Any:
+    """Put an op under a rule into a graph, and on each tape that watches one of its inputs."""
     y = graph.add(op, rule, xs, attrs, layout, specs)
     node = graph.nodes[-1]
     node.rule = effective(op, rule, node.specs, y)
+    state = current()
     if state is not None and state.tapes:
         put(state, op, rule, xs, attrs, y, layout)
     return y
@@ -550,7 +567,16 @@ def _fold_from(node: Node, contents: Sequence[Any]) -> None:
     for symbol, content in zip(
         node.symbols, results if node.op.several else (results,), strict=True
     ):
-        symbol.content = _objects(content)
+        symbol.content = _in_range(_objects(content), symbol.dtype)
+
+
+def _in_range(content: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
+    """Known values, unless the dtype cannot hold them (then the run decides)."""
+    if content is None:
+        return None
+    limits = np.iinfo(dtype)
+    fits = all(isinstance(n, Dim) or limits.min <= n <= limits.max for n in content.flat)
+    return content if fits else None
 
 
 def _objects(content: Any) -> np.ndarray | None:
@@ -572,6 +598,7 @@ def as_attribute(x: Tensor) -> Any:
     if symbol.dtype.kind not in "iu":
         raise ArgumentError(f"sizes are integers, got {symbol.dtype} ({symbol.name!r})")
     if symbol.content is not None:
+        rely(symbol)
         return _tupled(symbol.content)
     if isinstance(symbol.shape, UnknownRank) or not dims.is_known(symbol.shape):
         raise ArgumentError(
@@ -583,6 +610,17 @@ def as_attribute(x: Tensor) -> Any:
     if len(symbol.shape) > 1:
         raise ArgumentError(f"sizes are a vector, {symbol.name!r} has shape {show(symbol.shape)}")
     return tuple(dims.entry_of(symbol, i) for i in range(symbol.shape[0]))
+
+
+def rely(symbol: Symbol) -> None:
+    """Note that a value known when the graph is built was used: it cannot be fed any more."""
+    stack = [symbol]
+    while stack:
+        here = stack.pop()
+        if not here.relied and here.content is not None:
+            here.relied = True
+            if here.node.op is not SHAPE:
+                stack += here.node.sources()
 
 
 def _tupled(content: Any) -> Any:

@@ -274,8 +274,14 @@ class OpView:
         return tensor
 
     def own(self, answer: Any, rule: Rule) -> Sequence[Any]:
-        """A rule's answer as one gradient per leaf of the record."""
-        return as_many(answer, len(self.inputs), rule, self.type)
+        """A rule's answer as one gradient per leaf of the record.
+
+        None at the end is for what TensorFlow has as an input and regrad as an attribute.
+        """
+        count = len(self.inputs)
+        if isinstance(answer, list | tuple) and not any(dx is not None for dx in answer[count:]):
+            answer = answer[:count]
+        return as_many(answer, count, rule, self.type)
 
     def get_attr(self, name: str) -> Any:
         """The attribute `name` (`axis`, `keepdims`, …); ValueError if the op has none such."""

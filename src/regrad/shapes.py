@@ -95,11 +95,14 @@ def part_sizes(sections_or_sizes: int | tuple[int, ...] | list[int], n: int) -> 
         if count < 1 or n % count:
             raise ShapeError(f"split: an axis of size {n} cannot be cut into {count} equal parts")
         return (n // count,) * count
-    sizes = [index(s) for s in sections_or_sizes]
+    sizes = [s if isinstance(s, dims.Dim) else index(s) for s in sections_or_sizes]
+    if any(isinstance(s, dims.Dim) for s in (*sizes, n)):
+        rest = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
+        for i in rest[:1]:
+            sizes[i] = n - sum(s for k, s in enumerate(sizes) if k != i)
+        return tuple(sizes)  # the kernel checks that they fill the axis
     if sizes.count(-1) == 1:
         sizes[sizes.index(-1)] = n - sum(sizes) - 1
-    if isinstance(n, dims.Dim) and sizes:
-        return tuple(sizes)
     if not sizes or min(sizes) < 0 or sum(sizes) != n:
         raise ShapeError(
             f"split: the sizes {list(sections_or_sizes)} do not add up to the axis' size {n}"

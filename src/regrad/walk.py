@@ -16,7 +16,7 @@ import numpy as np
 from regrad import dims, graph
 from regrad.dims import differ
 from regrad.dispatch import as_dtype, lift
-from regrad.errors import RuleError, UnknownShapeError, kind
+from regrad.errors import RegradError, RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
 from regrad.ruleforms import label
@@ -135,6 +135,15 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
         from regrad.deferral import pull_later
 
         return pull_later(record, dy, watched)
+    except RegradError:
+        raise
+    except Exception as error:
+        name = getattr(record, "name", "")
+        error.add_note(
+            f"in {label(record.rule)} for the op type {record.op.type!r}"
+            + (f" (the op {name!r})" if name else "")
+        )
+        raise
 
 
 def arriving(record: Record, grads: Grads) -> Any:

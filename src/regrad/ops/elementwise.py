@@ -350,7 +350,7 @@ def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
     here. It may still make one further back (`0 * inf`); then guard the input as well:
     `where(x > 0, log(where(x > 0, x, 1)), 0)`.
     """
-    mask = condition if condition.dtype == xp.bool else condition != 0
+    mask: Any = condition if condition.dtype == xp.bool else condition != 0
     if xp is np and mask.shape == a.shape == b.shape and a.dtype in BITS and a.size >= 8192:
         return _chosen_bits(mask, a, b)
     return xp.where(mask, a, b)

@@ -30,6 +30,7 @@ from regrad.ops.elementwise import (
     stop_gradient,
     where,
 )
+from regrad.ops.rows import _sums
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Axis, normalized_axes, normalized_axis
@@ -56,10 +57,7 @@ def _count(shape: tuple[int, ...], axis: Axis) -> int:
 
 @op("Sum")
 def _sum(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    axes = normalized_axes(axis, x.ndim)
-    if xp is np:  # what np.sum calls, after a while
-        return np.add.reduce(x, axes, keepdims=keepdims)
-    return xp.sum(x, axis=axes, keepdims=keepdims)
+    return _sums(xp, x, normalized_axes(axis, x.ndim), keepdims)
 
 
 @gradient("Sum")
@@ -102,7 +100,7 @@ def mean(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> 
     axes = normalized_axes(axis, x.ndim)
     count = _count(tuple(x.shape), axes)
     if count and xp is np and x.dtype.itemsize > 2:  # (np.mean sums halves in single precision)
-        return np.add.reduce(x, axes, keepdims=keepdims) / count
+        return _sums(xp, x, axes, keepdims) / count
     if count:
         return xp.mean(x, axis=axes, keepdims=keepdims)
     return xp.full_like(xp.sum(x, axis=axes, keepdims=keepdims), math.nan)

@@ -62,6 +62,13 @@ def _at(xp: Any, x: Any, index: Any) -> Any:
     return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
 
 
+def _sums(xp: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """The sums over axes (of NumPy's arrays without the detour that `np.sum` takes)."""
+    if xp is np:
+        return np.add.reduce(x, axes, keepdims=keepdims)
+    return xp.sum(x, axis=axes, keepdims=keepdims)
+
+
 def _put(xp: Any, x: Any, index: Any, values: Any) -> Any:
     """A copy of x with other values at an index."""
     if _is_jax(xp):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
-from regrad import containers
+from regrad import containers, dims
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph import NO_RULE, Node
+from regrad.graph import NO_RULE, Node, put_down
 from regrad.inference import Spec
 from regrad.recording import rule_in_force
 from regrad.registry import OPS, Input, Op
@@ -249,6 +249,7 @@ def while_loop(
         label, specs, lambda args: _results(body, vars_in(args), len(leaves), structure)
     )
     _check_results(repeated, specs)
+    specs = _at_the_end(repeated, specs)
     limit = None if maximum_iterations is None else int(maximum_iterations)
     found = while_node(tested, repeated, [v._read() for v in start], specs, limit)
     if not back_prop:
@@ -340,12 +341,34 @@ def _check_results(region: Region, specs: Sequence[Spec]) -> None:
             )
 
 
+def _at_the_end(region: Region, specs: Sequence[Spec]) -> list[Spec]:
+    """What is known of the loop variables after the loop: what every iteration preserves."""
+    found = []
+    for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
+        before, after = x._data.shape, y._data.shape
+        known = isinstance(before, tuple) and isinstance(after, tuple) and spec.shape is not None
+        if not known or len(before) != len(after):
+            found.append(Spec(None, spec.dtype))
+            continue
+        same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
+        for m, kept in zip(before, same, strict=True):
+            if isinstance(m, int) and not kept:
+                raise ShapeError(
+                    f"while_loop: a loop variable enters with shape {TensorShape(before)}, and "
+                    f"after one iteration only {TensorShape(after)} is known. Give "
+                    "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
+                )
+        shape = tuple(n if kept else None for n, kept in zip(spec.shape or (), same, strict=True))
+        found.append(Spec(shape, spec.dtype))
+    return found
+
+
 # -- Python in the graph -------------------------------------------------------------------------
 
 
 def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any) -> Any:
     try:
-        answer = func(*xs)
+        answer = func(*[np.array(x) for x in xs])  # func may write to them
     except Exception as error:
         raise errors.UnknownError(None, None, f"{type(error).__name__}: {error}") from error
     values = list(answer) if isinstance(answer, list | tuple) else [answer]
@@ -367,7 +390,7 @@ def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
             None,
             f"py_func: the {index}-th value returned has the type {array.dtype}, expected {dtype}",
         )
-    return array.astype(dtype, copy=False)
+    return array.astype(dtype)  # a copy: func may keep its own
 
 
 PY_FUNC, PY_FUNC_STATELESS = (
@@ -410,8 +433,8 @@ def py_func(
     state, op = current(), PY_FUNC if stateful else PY_FUNC_STATELESS
     rule = NO_RULE if state is None else rule_in_force(state, op, xs, graph.root)
     with graph.naming(op.type, name):
-        found = graph.add(
-            op, rule, xs, {"func": func, "Tout": out}, (tuple(range(len(xs))),),
+        found = put_down(
+            graph, op, rule, xs, {"func": func, "Tout": out}, (tuple(range(len(xs))),),
             [Spec(None, t) for t in out],
         )  # fmt: skip
     ys = list(face(found))
@@ -473,7 +496,7 @@ def Print(
     rule = PRINT.rule if state is None else rule_in_force(state, PRINT, xs, graph.root)
     layout = 0, tuple(range(1, len(xs)))
     with graph.naming("Print", name or "Print"):
-        return face(graph.add(PRINT, rule, xs, attrs, layout, [spec_of(xs[0])]))
+        return face(put_down(graph, PRINT, rule, xs, attrs, layout, [spec_of(xs[0])]))
 
 
 def _assert(xp: Any, condition: Any, data: Sequence[Any], summarize: int) -> Any:

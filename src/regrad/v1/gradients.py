@@ -129,7 +129,7 @@ def gradients(
     [6.0]
     """
     targets = [_target(y) for y in _listed(ys)]
-    sources = [_source(x) for x in _listed(xs)]
+    sources = [_inside(_source(x), x) for x in _listed(xs)]
     _check_options(unconnected_gradients, aggregation_method)
     weights = _weights(targets, grad_ys)
     stops = [] if stop_gradients is None else _listed(stop_gradients)
@@ -164,6 +164,15 @@ def _source(x: Any) -> Symbol:
     if isinstance(x, Tensor):
         return x._symbol
     return convert_to_tensor(x)._symbol
+
+
+def _inside(symbol: Symbol, x: Any) -> Symbol:
+    """What stands for x in the branch or loop that is being built, if one is."""
+    graph = current_graph()
+    if graph.outer is None or symbol.node.graph is graph:
+        return symbol
+    own = x.value() if hasattr(type(x), "_ref") else face(tensor_of(symbol))
+    return graph.entering(own._read())._data
 
 
 def _check_options(unconnected: Any, aggregation: Any) -> None:
@@ -242,13 +251,11 @@ class _Path:
                 self.watched.update(_with_gradients(node))
 
     def _leads_back(self, node: Node) -> bool:
-        if self.watched.isdisjoint(node.inputs) or cuts(node.rule, node.attrs, node.xs):
-            return False
-        if _is_cast_of_integers(node):
-            return False
         if isinstance(node.rule, InGraph):
             node.rule.check_path(node, self.watched)
-        return True
+        if self.watched.isdisjoint(node.inputs) or cuts(node.rule, node.attrs, node.xs):
+            return False
+        return not _is_cast_of_integers(node)
 
     def pull(self, seeds: Grads, scope: str) -> Grads:
         """The gradients that arrive at xs."""
@@ -444,6 +451,7 @@ class _Custom:
             [t._read() for t in (*args, *refs)],
             grad_func,
             mark,
+            taped=True,
         )
         return face(close(list(made)))
 

@@ -13,11 +13,11 @@ import numpy as np
 
 import regrad as rg
 from regrad.dims import UnknownRank
-from regrad.errors import DTypeError, GraphError
+from regrad.errors import DTypeError, GraphError, MissingRuleError
 from regrad.graph import NO_RULE, SHAPE, chain, defer
 from regrad.inference import Spec
 from regrad.random import NumpySource
-from regrad.registry import OPS, Input, Op
+from regrad.registry import OPS, Input, Op, bind
 from regrad.state import next_id
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
@@ -131,6 +131,16 @@ SHUFFLE = _random_op("RandomShuffle", _shuffled, ["value"])
 MULTINOMIAL = _random_op("Multinomial", _classes, ["logits"], "count", "dtype")
 for _op in (NORMAL, TRUNCATED, UNIFORM, INTEGERS, MULTINOMIAL):
     _op.rule = NO_RULE
+
+
+def _not_through_a_shuffle(dy: Any) -> Any:
+    raise MissingRuleError(
+        "tf.random_shuffle has no gradient, as in TensorFlow; shuffle the row numbers: "
+        "tf.gather(x, tf.random_shuffle(tf.range(n)))"
+    )
+
+
+SHUFFLE.rule = bind(_not_through_a_shuffle, SHUFFLE, "RandomShuffle")
 
 
 def draw(

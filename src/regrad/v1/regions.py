@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 import regrad as rg
 from regrad import dims, recording
 from regrad.deferral import later, spec_of_record
 from regrad.dispatch import alias_of
 from regrad.dispatch import run as run_eagerly
-from regrad.errors import GraphError
+from regrad.errors import GradientError, GraphError
 from regrad.executor import Plan, needed
-from regrad.graph import CONST, INNERMOST, Graph, Node
+from regrad.graph import CONST, INNERMOST, Graph, Node, put_down
 from regrad.inference import Spec
 from regrad.namespaces import is_inexact
 from regrad.registry import OPS, Input, Op
@@ -52,6 +54,10 @@ class Region:
     def inputs(self) -> list[rg.Tensor]:
         """The arguments, and then what is captured."""
         return self.arguments + self.captured
+
+    def again(self) -> Region:
+        """The same part of the graph, for an op that gives it more captured inputs."""
+        return Region(self.graph, self.arguments, self.outputs, self.targets)
 
     def __call__(self, values: Values, run: Any) -> list[Any]:
         """The outputs in a run."""
@@ -147,7 +153,21 @@ def gradient_region(region: Region, wrt: Sequence[rg.Tensor]) -> Region:
         ys = [y for y in region.outputs if _is_float(y)]
         arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in ys]
         dxs = _zeros_for_none(wrt, pull_within(ys, wrt, arriving))
-    return Region(graph, [*region.arguments, *arriving], dxs)
+    made = Region(graph, [*region.arguments, *arriving], dxs)
+    _refuse_writers(made)
+    return made
+
+
+def _refuse_writers(region: Region) -> None:
+    """The gradient computes again what it needs; it must not write again."""
+    known = {x._data.id for x in region.arguments}
+    for node in needed([y._data.node for y in region.outputs], known):
+        if node.op.type.startswith(("Assign", "Apply")):
+            raise GradientError(
+                f"the gradient of a branch or loop would run {node.name!r} (type "
+                f"{node.op.type}) again, which writes to a variable. Assign after the branch or "
+                "loop, to what it returns, or use tf.stop_gradient inside."
+            )
 
 
 def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[Any]) -> list[Any]:
@@ -178,8 +198,9 @@ def cond_node(
     xs = [graph.entering(x) for x in (pred, *given, *captured)]
     specs = [_merged(a, b) for a, b in zip(*[b.outputs for b in branches], strict=True)]
     layout = 0, tuple(range(1, len(xs)))
-    with graph.naming("If", "cond"):
-        return graph.add(IF, IF.rule, xs, {"branches": branches}, layout, specs)
+    waits = [n for b in branches for n in b.graph.waits_for]
+    with Graph.control_dependencies(graph, waits), graph.naming("If", "cond"):
+        return put_down(graph, IF, IF.rule, tuple(xs), {"branches": branches}, layout, specs)
 
 
 def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
@@ -195,7 +216,17 @@ def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
 AT_ONCE["If"] = lambda node, xs: node.attrs["branches"][0 if bool(xs[0]) else 1].at_once(xs[1:])
 
 
-class CondRule(Rule):
+class RegionRule(Rule):
+    """A rule that needs all that its op read and made."""
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return wanted | {0}, True
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # nobody can know before the run
+
+
+class CondRule(RegionRule):
     """The gradient is a choice between the gradients of the branches."""
 
     name = "cond"
@@ -264,8 +295,15 @@ class Loop:
             )  # fmt: skip
         if dcaptured is None:  # no iteration
             known = zip(captured, self.wrt, strict=False)
-            dcaptured = [0 * x for x, is_float in known if is_float]
+            dcaptured = [_blank(x) for x, is_float in known if is_float]
         return [*dvars, *dcaptured]
+
+
+def _blank(x: Any) -> Any:
+    """Zeros for a value (of a variable itself, which stands as None, there is none)."""
+    if isinstance(x, rg.Tensor):
+        return rg.zeros_like(x)
+    return None if x is None else np.zeros_like(x)
 
 
 def _while(run: Any, xs: Values, loop: Loop) -> Any:
@@ -298,8 +336,10 @@ def while_node(
     graph = current_graph()
     xs = [graph.entering(x) for x in (*start, *captured)]
     attrs = {"loop": Loop(cond, body, limit)}
-    with graph.naming("While", "while"):
-        return graph.add(WHILE, WHILE.rule, xs, attrs, (tuple(range(len(xs))),), specs)
+    waits = [*cond.graph.waits_for, *body.graph.waits_for]
+    with Graph.control_dependencies(graph, waits), graph.naming("While", "while"):
+        places = (tuple(range(len(xs))),)
+        return put_down(graph, WHILE, WHILE.rule, tuple(xs), attrs, places, specs)
 
 
 def _while_at_once(node: Node, xs: list[rg.Tensor]) -> Sequence[rg.Tensor]:
@@ -316,7 +356,7 @@ AT_ONCE["WhileGrad"] = lambda node, xs: node.attrs["loop"].pull(
 )
 
 
-class WhileRule(Rule):
+class WhileRule(RegionRule):
     """The gradient runs the loop again, and then back over its iterations."""
 
     name = "while_loop"
@@ -324,15 +364,17 @@ class WhileRule(Rule):
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         old: Loop = record.attrs["loop"]
         start, xs = list(record.xs[: old.count]), list(record.xs)
-        loop = Loop(old.cond, old.body, old.limit)
+        loop = Loop(old.cond.again(), old.body.again(), old.limit)
+        loop.wrt = old.wrt
         wrt = [x for x in old.body.inputs if _is_float(x)]
         loop.gradient = gradient_region(old.body, wrt)
         arriving = [d for d, y in zip(dy, record.y, strict=True) if _is_float(y)]
         captured = share_captures(loop.cond, loop.body, loop.gradient)
         graph = current_graph()
-        given = [graph.entering(x) for x in (*start, *arriving, *captured)]
+        given = tuple([graph.entering(x) for x in (*start, *arriving, *captured)])
         with graph.naming("WhileGrad", "while_grad"):
-            found = graph.add(
+            found = put_down(
+                graph,
                 WHILE_GRAD, WHILE_GRAD.rule, given, {"loop": loop, "floats": len(arriving)},
                 (tuple(range(len(given))),), [spec_of(x) for x in xs if _is_float(x)],
             )  # fmt: skip
@@ -353,7 +395,7 @@ WHILE_GRAD = Op(
 )  # fmt: skip
 
 
-class WhileGradRule(Rule):
+class WhileGradRule(RegionRule):
     """Higher orders: the run differentiates the passes over the loop, op by op."""
 
     name = "while_loop"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -169,6 +171,7 @@ class Session:
         self._variables: dict[Any, Any] = {}
         self._others: dict[Any, Any] = {}
         self._plans: dict[Any, Plan] = {}
+        self._lock = threading.RLock()
         self._closed = False
         self._entered: list[Any] = []
 
@@ -217,12 +220,14 @@ class Session:
             values = [v for s, v in feeds.items() if s.node.name not in fed]
             variables = {**variables, **fed}
         run = Run(variables, self._others)
-        try:
-            found = plan(values, run)
-        except Exception as error:
-            raise errors.of_run(error) from error.__cause__
-        self._variables.update(run.written)
-        return [_handed_out(v, own) for v, own in zip(found, plan.owned, strict=True)]
+        with self._lock if plan.stateful else nullcontext():  # one after the other
+            try:
+                found = plan(values, run)
+            except Exception as error:
+                raise errors.of_run(error) from error.__cause__
+            self._variables.update(run.written)
+        once = len(set(key[0])) == len(found)
+        return [_handed_out(v, own and once) for v, own in zip(found, plan.owned, strict=True)]
 
     def _feeds(self, feed_dict: Any) -> dict[Symbol, Any]:
         if not isinstance(feed_dict, dict):
@@ -264,6 +269,11 @@ class Session:
             )
         if isinstance(value, rg.Tensor):
             value = value.numpy()
+        if symbol.relied:
+            raise ArgumentError(
+                f"{symbol.name!r} cannot be fed: its value was known when the graph was built, "
+                "and shapes were made of it. Use a placeholder for what varies."
+            )
         array = read_only(_as_fed(symbol, value))  # it is the caller's
         if dims.differ(symbol.shape, array.shape):
             raise ShapeError(

@@ -10,7 +10,7 @@ import numpy as np
 import regrad as rg
 from regrad.dims import Dim
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, near
-from regrad.graph import Node, Symbol, as_attribute, is_symbolic, tensor_of
+from regrad.graph import Node, Symbol, as_attribute, is_symbolic, rely, tensor_of
 from regrad.ruleforms import OpView, Rule, as_many
 from regrad.v1 import dtypes, tfview
 from regrad.v1.dtypes import DType
@@ -534,6 +534,7 @@ def static_value(value: Any, what: str) -> Any:
             raise GraphError(
                 f"{what} must be known when the graph is built; {value} is known only in the run"
             )
+        rely(value._symbol)
         value = content
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()

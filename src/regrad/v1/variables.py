@@ -53,11 +53,13 @@ def _write(run: Any, ref: Any, value: Any, key: str, shape: Any) -> Any:
 
 
 def _add(run: Any, ref: Any, value: Any, key: str) -> Any:
-    return _write(run, ref, _read(run, ref, key) + value, key, None)
+    old = _read(run, ref, key)
+    return _write(run, ref, old + value, key, old.shape)
 
 
 def _subtract(run: Any, ref: Any, value: Any, key: str) -> Any:
-    return _write(run, ref, _read(run, ref, key) - value, key, None)
+    old = _read(run, ref, key)
+    return _write(run, ref, old - value, key, old.shape)
 
 
 def _state_op(type: str, kernel: Callable[..., Any], inputs: list[str], attrs: list[str]) -> Op:
@@ -170,8 +172,8 @@ class Variable:
         """The op's own output, which stands for the variable and not for a value."""
         return self._variable
 
-    def _new_read(self, name: str) -> Tensor:
-        graph = current_graph()
+    def _new_read(self, name: str, graph: Any = None) -> Tensor:
+        graph = graph or current_graph()
         region = graph if self.graph in chain(graph) else self.graph
         ref = region.entering(self._variable._tensor)
         state = current()
@@ -185,9 +187,9 @@ class Variable:
 
     def value(self) -> Tensor:
         """The value as a tensor: as it is at this point, if control dependencies are open."""
-        graph = current_graph()
-        if graph.controls and graph.controls != self._controls:
-            return self.read_value()
+        for graph in chain(current_graph()):
+            if graph.controls and graph.controls != self._controls:
+                return self._new_read("read", graph)
         return self._snapshot
 
     def read_value(self) -> Tensor:
