@@ -260,3 +260,89 @@ def test_the_same_fetch_twice_gives_two_arrays(session):
     a, b = session.run([tf.sin(x)] * 2, {x: [1.0, 2.0]})
     a[0] = 9
     assert b[0] != 9
+
+
+# -- where NumPy would answer and TensorFlow refuses ---------------------------------------------
+
+REFUSED_IN_THE_RUN = {
+    "a label below 0": lambda i: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=i, logits=tf.ones([1, 3])
+    ),
+    "gather": lambda i: tf.gather(tf.ones([3]), i),
+    "embedding_lookup": lambda i: tf.nn.embedding_lookup(tf.ones([3, 2]), i),
+    "gather_nd": lambda i: tf.gather_nd(tf.ones([3]), tf.expand_dims(i, 0)),
+    "scatter_nd": lambda i: tf.scatter_nd(tf.expand_dims(i, 0), tf.ones([1]), [3]),
+    "a quotient": lambda i: 5 // (i + 1),
+    "a remainder": lambda i: 5 % (i + 1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_IN_THE_RUN)
+def test_the_run_refuses(session, name):
+    i = tf.placeholder(tf.int32, [1])
+    y = REFUSED_IN_THE_RUN[name](i)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"negative|division by zero"):
+        session.run(y, {i: [-1]})
+    session.run(y, {i: [1]})
+
+
+def test_a_variable_of_another_graph_is_refused(session):
+    v = tf.Variable(1.0, name="v")
+    session.run(v.initializer)
+    with tf.Graph().as_default():
+        w = tf.Variable(2.0, name="v")
+    with pytest.raises(ValueError, match="not an element of this graph"):
+        session.run(w)
+
+
+def test_an_old_order_of_arguments_is_refused():
+    a = tf.ones([2, 2])
+    with pytest.raises(ValueError, match="first and then the axis"):
+        tf.concat(1, [a, a])
+    with pytest.raises(ValueError, match="None for a size that varies"):
+        tf.placeholder(tf.float32, [-1, 3])
+
+
+def test_old_names_of_dtypes():
+    assert tf.placeholder("float", [2]).dtype == tf.float32
+    with pytest.raises(TypeError, match="int32"):
+        tf.placeholder("int", [2])
+
+
+def test_the_average_of_what_is_fed_starts_without_it(session):
+    x = tf.placeholder(tf.float32, [None, 2])
+    mean, _ = tf.nn.moments(x, [0])
+    averages = tf.train.ExponentialMovingAverage(0.5)
+    update = averages.apply([mean])
+    session.run(tf.global_variables_initializer())
+    session.run(update, {x: [[2.0, 4.0]]})
+    assert session.run(averages.average(mean)).tolist() == [1.0, 2.0]
+
+
+def test_attributes_go_back_into_functions(graph, session):
+    x, w = tf.ones([1, 4, 4, 1]), tf.ones([2, 2, 1, 3])
+
+    def rule(op, dy):
+        args = op.get_attr("strides"), op.get_attr("padding")
+        return tf.nn.conv2d_transpose(dy, op.inputs[1], tf.shape(op.inputs[0]), *args), None
+
+    with graph.gradient_override_map({"Conv2D": rule}):
+        y = tf.nn.conv2d(x, w, [1, 1, 1, 1], "SAME")
+    due = tf.gradients(tf.nn.conv2d(x, w, [1, 1, 1, 1], "SAME"), x)[0]
+    got, expected = session.run([tf.gradients(y, x)[0], due])
+    np.testing.assert_allclose(got, expected)
+
+
+def test_images_of_unknown_size_are_resized(session):
+    x = tf.placeholder(tf.float32, [None, None, None, 3])
+    y, z = (tf.image.resize_bilinear(x, size) for size in ([6, 6], tf.shape(x)[1:3] * 2))
+    assert y.shape.as_list() == [None, 6, 6, 3]
+    shapes = [v.shape for v in session.run([y, z], {x: np.ones((1, 2, 4, 3))})]
+    assert shapes == [(1, 6, 6, 3), (1, 4, 8, 3)]
+
+
+def test_bias_add_can_be_overridden(graph, session):
+    x, b = tf.ones([2, 3]), tf.zeros([3])
+    with graph.gradient_override_map({"BiasAdd": lambda op, dy: (dy, -tf.reduce_sum(dy, 0))}):
+        y = tf.nn.bias_add(x, b)
+    assert session.run(tf.gradients(y, b)[0]).tolist() == [-2.0] * 3

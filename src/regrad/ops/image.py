@@ -451,6 +451,6 @@ def _resize(resize: Any, name: str, x: Any, size: Any, align: bool, half: bool) 
         raise ArgumentError(f"{name}: choose align_corners or half_pixel_centers, not both")
     size = windows.spread(size, 2, f"{name}: size")
     x, single = windows.as_batch(name, x, 2)
-    if 0 in x.shape[1:3]:
+    if any(type(n) is int and n == 0 for n in x.shape[1:3]):
         raise ShapeError(f"{name}: images of shape {x.shape} have no pixels to resize")
     return windows.without_batch(resize(x, size, bool(align), bool(half)), single)

@@ -77,10 +77,11 @@ def _(dy, axis, keepdims):
 
 
 def _spread_back(xp: Any, x: Any, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Any:
+    shape = tuple(shape)
     if not keepdims:
-        for i in normalized_axes(axis, len(shape)):
-            x = xp.expand_dims(x, axis=i)
-    return xp.broadcast_to(x, tuple(shape))
+        reduced = normalized_axes(axis, len(shape))
+        x = xp.reshape(x, tuple([1 if i in reduced else n for i, n in enumerate(shape)]))
+    return xp.broadcast_to(x, shape)
 
 
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:

@@ -319,6 +319,7 @@ from regrad.v1.variables import variables_initializer as variables_initializer
 
 # names that stand for others, older ones among them
 tuple = control.tuple_
+newaxis = None
 diag, diag_part = matrices.tensor_diag, matrices.tensor_diag_part
 NoGradient = no_gradient = NotDifferentiable
 mul, sub, neg = multiply, subtract, negative

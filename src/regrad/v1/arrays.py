@@ -243,6 +243,8 @@ def _padded(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
 
 def concat(values: Any, axis: Any, name: str = "concat") -> Any:
     """Tensors of one dtype joined along an axis that they have."""
+    if isinstance(axis, list | tuple):
+        raise ShapeError("concat takes the tensors first and then the axis: tf.concat([a, b], 1)")
     values = values if isinstance(values, list | tuple) else [values]
     if len(values) == 1:
         return identity(values[0], name=name)

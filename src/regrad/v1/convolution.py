@@ -57,6 +57,8 @@ def spatial(values: Any, n: int, last: bool, what: str) -> tuple[int, ...]:
 
 def padding_of(padding: Any, n: int, last: bool) -> Any:
     """`"SAME"`, `"VALID"`, or pairs for the spatial axes from pairs for all axes."""
+    if isinstance(padding, bytes):  # as op.get_attr gives it
+        padding = padding.decode()
     if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
         return padding.lower()
     pairs = static_value(padding, "padding") if isinstance(padding, list | tuple) else ()

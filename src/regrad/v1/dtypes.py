@@ -151,8 +151,10 @@ def as_dtype(value: Any) -> DType:
         return value
     if value is str or value is bytes or value == "string":
         return string
-    if value is float:
+    if value is float or (isinstance(value, str) and value == "float"):
         return float32
+    if isinstance(value, str) and value == "int":
+        raise TypeError("'int' is no dtype of TensorFlow; say 'int32' or 'int64'")
     try:
         dtype = np.dtype(value)
     except TypeError:

@@ -7,9 +7,9 @@ from typing import Any
 
 import regrad as rg
 from regrad.errors import GraphError
-from regrad.v1.forms import axes_of, one_op, scope
+from regrad.v1.forms import one_op, scope
 from regrad.v1.random_ops import random_uniform
-from regrad.v1.tensors import build, convert_to_tensor
+from regrad.v1.tensors import build, convert_to_tensor, sizes
 
 
 class ResizeMethod:
@@ -40,7 +40,7 @@ def resize_bilinear(
 
     Op type: `ResizeBilinear`.
     """
-    options = {"align": align_corners, "half": half_pixel_centers, "size": axes_of(size, "size")}
+    options = {"align": align_corners, "half": half_pixel_centers, "size": sizes(size)}
     return one_op("ResizeBilinear", name or "ResizeBilinear", _resized, images, **options)
 
 
@@ -57,7 +57,7 @@ def resize_nearest_neighbor(
     """
     op_type, function = "ResizeNearestNeighbor", rg.nn.resize_nearest
     options: dict[str, Any] = {
-        "size": axes_of(size, "size"),
+        "size": sizes(size),
         "align_corners": align_corners,
         "half_pixel_centers": half_pixel_centers,
     }

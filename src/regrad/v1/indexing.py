@@ -32,6 +32,7 @@ from regrad.v1.reductions import (
 )
 from regrad.v1.static_shapes import TensorShape
 from regrad.v1.tensors import is_tensor, rg_read
+from regrad.v1.values import indices_from_zero
 
 # -- tensor[…] -------------------------------------------------------------------------------------
 
@@ -162,6 +163,7 @@ def gather(
 
 
 def _taken(x: Any, indices: Any, axis: int, batch_dims: int) -> Any:
+    indices = indices_from_zero("gather", indices)
     unasked = axis >= 0 and not is_known(shape_of(x))
     take = rg.find_op("GatherV2").function if unasked else rg.take
     return take(x, indices, axis=axis, batch_dims=batch_dims)
@@ -177,13 +179,21 @@ def batch_gather(params: Any, indices: Any, name: str | None = None) -> Any:
 
 def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
     """Slices of `params` at index vectors, which the last axis of `indices` holds."""
-    return one_op("GatherNd", name or "GatherNd", rg.gather_nd, params, indices, same=False)
+    return one_op("GatherNd", name or "GatherNd", _taken_nd, params, indices, same=False)
+
+
+def _taken_nd(x: Any, indices: Any) -> Any:
+    return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
 
 
 def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
     """Zeros of the given shape with `updates` added at index vectors."""
     attrs = {"same": False, "shape": as_sizes(shape)}
-    return one_op("ScatterNd", name or "ScatterNd", rg.scatter_nd, indices, updates, **attrs)
+    return one_op("ScatterNd", name or "ScatterNd", _scattered, indices, updates, **attrs)
+
+
+def _scattered(indices: Any, updates: Any, shape: Any) -> Any:
+    return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
 
 
 def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:

@@ -54,7 +54,7 @@ def _finished(
         variable = get_variable("bias", [units], y.dtype.base_dtype, **bias)
         y = nn.bias_add(y, variable, data_format)
     if activation is not None:
-        y = activation(y)
+        y = (getattr(nn, activation) if isinstance(activation, str) else activation)(y)
     if activity_regularizer is not None:
         add_to_collection(GraphKeys.REGULARIZATION_LOSSES, activity_regularizer(y))
     return y

@@ -34,6 +34,7 @@ from regrad.v1.forms import (
     unary,
 )
 from regrad.v1.tensors import build, is_tensor, same_dtype
+from regrad.v1.values import whole_divisor
 
 # -- one tensor ------------------------------------------------------------------------------------
 
@@ -82,8 +83,13 @@ subtract = binary("Sub", "subtract", rg.subtract, NUMBERS)
 multiply = binary("Mul", "multiply", rg.multiply, NUMBERS)
 realdiv = binary("RealDiv", "realdiv", rg.divide, INEXACT)
 floor_div = binary("FloorDiv", "floor_div", rg.floor_divide, REALS)
-floordiv = binary("FloorDiv", "floordiv", rg.floor_divide, REALS, default="floordiv")
-floormod = binary("FloorMod", "floormod", rg.remainder, REALS)
+floordiv = binary(
+    "FloorDiv", "floordiv", lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
+    default="floordiv",
+)  # fmt: skip
+floormod = binary(
+    "FloorMod", "floormod", lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS
+)
 mod = floormod
 pow = binary("Pow", "pow", rg.pow, NUMBERS)
 maximum = binary("Maximum", "maximum", rg.maximum, REALS)

@@ -16,7 +16,10 @@ import regrad as rg
 from regrad.deferral import deferrable
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, GraphError, ShapeError
+from regrad.opsheet import TensorLike, op
+from regrad.registry import gradient
 from regrad.shapeforms.sizes import differ
+from regrad.shapeforms.table import shape_of as shape_form
 from regrad.v1 import random_ops
 from regrad.v1.convolution import atrous_conv2d as atrous_conv2d
 from regrad.v1.convolution import avg_pool as avg_pool
@@ -48,7 +51,7 @@ from regrad.v1.graphs import current_graph
 from regrad.v1.math import sigmoid as sigmoid
 from regrad.v1.math import tanh as tanh
 from regrad.v1.tensors import build, convert_to_tensor, is_tensor, sizes, static_value
-from regrad.v1.values import alike, constant_value, ensure, floats
+from regrad.v1.values import alike, constant_value, ensure, floats, indices_from_zero
 
 # -- activations ---------------------------------------------------------------------------------
 
@@ -198,7 +201,8 @@ def sparse_softmax_cross_entropy_with_logits(
 @deferrable
 def sparse_cross_entropy(labels: Any, logits: Any) -> Any:
     """`-log_softmax(logits)` at the labels, which must have the shape of the examples."""
-    labels = ensure("sparse_softmax_cross_entropy_with_logits", labels, logits.shape[:-1])
+    what = "sparse_softmax_cross_entropy_with_logits"
+    labels = indices_from_zero(what, ensure(what, labels, logits.shape[:-1]))
     return rg.losses.sparse_softmax_cross_entropy(labels, logits, None, "none")
 
 
@@ -391,11 +395,29 @@ def _zero_fraction(x: Any) -> Any:
 
 
 def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
-    """`value + bias`, with one number per channel. Op type: `AddV2` (`BiasAdd` in TensorFlow)."""
+    """`value + bias`, with one number per channel. Op type: `BiasAdd`."""
     if data_format is not None and not data_format.startswith("N"):
         raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
     first = (data_format or "").startswith("NC")
-    return one_op("AddV2", name or "BiasAdd", _with_bias, value, bias, first=first)
+    return one_op("BiasAdd", name or "BiasAdd", _with_bias, value, bias, first=first)
+
+
+@op("BiasAdd", broadcasts=True)
+def _bias_added(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
+    return a + b
+
+
+shape_form("BiasAdd")(lambda arguments, attrs: arguments[0].shape)
+
+
+@gradient("BiasAdd", "a")
+def _(dy: Any) -> Any:
+    return dy
+
+
+@gradient("BiasAdd", "b")
+def _(dy: Any) -> Any:
+    return dy
 
 
 @deferrable
@@ -406,7 +428,7 @@ def _with_bias(value: Any, bias: Any, first: bool) -> Any:
             raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
         if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
             raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
-    return value + (rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
+    return _bias_added(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
 
 
 def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
@@ -415,7 +437,7 @@ def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any
     def affine(x: Any, weights: Any, biases: Any) -> Any:
         return _with_bias(rg.matmul(x, weights), biases, False)
 
-    return one_op("AddV2", name or "xw_plus_b", affine, x, weights, biases, kinds=FLOATS)
+    return one_op("BiasAdd", name or "xw_plus_b", affine, x, weights, biases, kinds=FLOATS)
 
 
 def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
@@ -516,7 +538,7 @@ def embedding_lookup(
     tables = list(params) if isinstance(params, list | tuple) else [params]
     name = name or "embedding_lookup"
     if len(tables) == 1:
-        return one_op("GatherV2", name, rg.nn.embedding, tables[0], ids, same=False)
+        return one_op("GatherV2", name, _embedded, tables[0], ids, same=False)
     counts = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
     starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
     strategy = {"mod": _dealt, "div": _in_order}[partition_strategy]
@@ -525,6 +547,10 @@ def embedding_lookup(
         return rg.nn.embedding(rg.concat(tables), strategy(ids, starts))
 
     return one_op(None, name, looked_up, ids, *tables, same=False)
+
+
+def _embedded(table: Any, ids: Any) -> Any:
+    return rg.nn.embedding(table, indices_from_zero("embedding_lookup", ids))
 
 
 def _dealt(ids: Any, starts: np.ndarray) -> Any:

@@ -10,7 +10,7 @@ import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.control import group
-from regrad.v1.creation import zeros_like
+from regrad.v1.creation import zeros
 from regrad.v1.graphs import Graph, GraphKeys, current_graph, get_default_graph
 from regrad.v1.math import (
     add,
@@ -277,6 +277,14 @@ def piecewise_constant(
 # -- moving averages ------------------------------------------------------------------------------
 
 
+def _zeros_for(v: Any) -> Any:
+    """Zeros of the shape of a tensor, which need not be computed for them."""
+    x = convert_to_tensor(v)
+    if not x.shape.is_fully_defined():
+        raise GraphError(f"the shape of {x} must be known for its moving average")
+    return zeros(x.shape.as_list(), x.dtype)
+
+
 class ExponentialMovingAverage:
     """Averages of variables in which the past weighs less and less.
 
@@ -340,7 +348,7 @@ class ExponentialMovingAverage:
         if isinstance(v, Variable):
             graph.add_to_collections([GraphKeys.MOVING_AVERAGE_VARIABLES], v)
         with graph.name_scope(None), graph.control_dependencies(None):
-            begin = v.initialized_value() if isinstance(v, Variable) else zeros_like(v)
+            begin = v.initialized_value() if isinstance(v, Variable) else _zeros_for(v)
             return Variable(begin, trainable=False, name=self.average_name(v))
 
     def _update(self, v: Any) -> Tensor:

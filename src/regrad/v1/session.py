@@ -129,14 +129,16 @@ class _Fetches:
         if not isinstance(fetch, Tensor | Operation) and not hasattr(type(fetch), "_read"):
             advice = "Cannot be None" if fetch is None else "must be a string or Tensor"
             hint = (
-                ": tf.gradients gives None where no path leads from y to x" if fetch is None else ""
+                ": tf.gradients gives None where no path leads from y to x, or a rule gave None"
+                if fetch is None
+                else ""
             )
             raise ArgumentError(
                 f"Fetch argument {fetch!r:.80} has invalid type {type(fetch).__name__!r}. "
                 f"{advice}. (Can not convert a {type(fetch).__name__} into a Tensor or "
                 f"Operation{hint}.)"
             )
-        if isinstance(fetch, Tensor | Operation) and fetch.graph is not self.graph:
+        if getattr(fetch, "graph", self.graph) is not self.graph:
             raise GraphError(f"Fetch argument {fetch} is not an element of this graph.")
         return fetch
 

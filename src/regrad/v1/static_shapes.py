@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 from regrad.dims import Dim, UnknownRank
-from regrad.errors import ShapeError
+from regrad.errors import ArgumentError, ShapeError
 
 
 class Dimension(int):
@@ -42,7 +43,7 @@ class TensorShape:
         elif isinstance(sizes, int | Dim):
             self._sizes = (sizes,)
         else:
-            self._sizes = tuple([n if n is None or isinstance(n, Dim) else int(n) for n in sizes])
+            self._sizes = tuple([_size(n) for n in sizes])
 
     @property
     def ndims(self) -> int | None:
@@ -153,6 +154,19 @@ class TensorShape:
         if self._sizes is None:
             return "TensorShape(None)"
         return f"TensorShape([{', '.join(f'Dimension({n})' for n in self.as_list())}])"
+
+
+def _size(n: Any) -> Any:
+    """A size as an int; None, and what only the run can tell, stay."""
+    if n is None or isinstance(n, Dim | UnknownDimension):
+        return getattr(n, "value", n) if isinstance(n, UnknownDimension) else n
+    try:
+        size = operator.index(n)
+    except TypeError:
+        raise ArgumentError(f"a shape is made of ints and None, got {n!r}") from None
+    if size < 0:
+        raise ShapeError(f"Dimension {size} must be >= 0; write None for a size that varies")
+    return size
 
 
 class UnknownDimension:

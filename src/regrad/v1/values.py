@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from regrad import dims
-from regrad.errors import ShapeError
-from regrad.graph import CONST, defer
+from regrad.errors import IndexRangeError, ShapeError
+from regrad.graph import CONST, defer, is_symbolic
 from regrad.inference import Spec
 from regrad.registry import OPS, Input, Op
-from regrad.ruleforms import PerInput
+from regrad.ruleforms import NoGradient, PerInput
 from regrad.shapeforms.sizes import merged
 from regrad.tensor import Tensor
 from regrad.v1.forms import INEXACT, check_kinds
@@ -57,6 +57,50 @@ def ensure(what: str, x: Tensor, shape: Any) -> Tensor:
         return x
     known = None if isinstance(shape, dims.UnknownRank) else shape
     return defer(ENSURE_SHAPE, (x,), {"shape": shape}, specs=[Spec(known, x.dtype)])
+
+
+def _counted(xp: Any, x: Any, what: str) -> Any:
+    if x.size and x.min() < 0:
+        raise IndexRangeError(f"{what}: the index {x.min()} is negative")
+    return x
+
+
+def _divisor(xp: Any, x: Any, what: str) -> Any:
+    if not x.all():
+        raise ShapeError(f"{what}: Integer division by zero")
+    return x
+
+
+def _check(type: str, kernel: Any) -> Op:
+    """A private op that passes its input on if it may."""
+    op = Op(type, type.lstrip("_"), kernel, [Input("x", "one")], ["what"])
+    op.rule = NoGradient()
+    return op
+
+
+INDICES, DIVISOR = _check("_Indices", _counted), _check("_Divisor", _divisor)
+
+
+def indices_from_zero(what: str, x: Any) -> Any:
+    """Indices, if none is negative (regrad counts those from the end; TensorFlow refuses them)."""
+    if not is_symbolic(x):
+        return x
+    content = x._data.content
+    if content is not None and all(isinstance(n, int) and n >= 0 for n in content.flat):
+        return x
+    y = defer(INDICES, (x,), {"what": what}, specs=[x._data.spec])
+    y._data.content = content
+    return y
+
+
+def whole_divisor(what: str, x: Any) -> Any:
+    """A divisor; of integers it must not be 0."""
+    if not is_symbolic(x) or x._data.dtype.kind not in "iu":
+        return x
+    content = x._data.content
+    if content is not None and all(isinstance(n, int) and n for n in content.flat):
+        return x
+    return defer(DIVISOR, (x,), {"what": what}, specs=[x._data.spec])
 
 
 def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
