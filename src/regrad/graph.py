@@ -132,7 +132,17 @@ BACKENDS[Symbol] = SymbolBackend()
 class Node(GroupedRecord):
     """An op of a graph: a record whose inputs and outputs are symbolic."""
 
-    __slots__ = ("control", "face", "face_inputs", "graph", "name", "number", "sized", "symbols")
+    __slots__ = (
+        "control",
+        "face",
+        "face_inputs",
+        "graph",
+        "name",
+        "number",
+        "plain",
+        "sized",
+        "symbols",
+    )
 
     graph: Graph
     name: str
@@ -319,6 +329,7 @@ class Graph:
             [(symbol.shape, symbol.dtype) for symbol in symbols], xs, (), None,
         )  # fmt: skip
         node.layout = layout or PLACES[len(xs)]
+        node.plain = layout is None and not op.several and op.flat
         node.graph = self
         node.name = self._name_for(op)
         node.number = len(self.nodes)
