@@ -346,3 +346,19 @@ def test_bias_add_can_be_overridden(graph, session):
     with graph.gradient_override_map({"BiasAdd": lambda op, dy: (dy, -tf.reduce_sum(dy, 0))}):
         y = tf.nn.bias_add(x, b)
     assert session.run(tf.gradients(y, b)[0]).tolist() == [-2.0] * 3
+
+
+def test_what_is_made_inside_a_branch_stays_there(session):
+    x, leaked = tf.placeholder(tf.float32, []), []
+
+    def inside():
+        leaked.append(x * 2.0)
+        return leaked[0] + 1.0
+
+    tf.cond(x > 0.0, inside, lambda: x)
+    with pytest.raises(ValueError, match="inside a branch or loop"):
+        leaked[0] + x
+    with pytest.raises(ValueError, match="inside a branch or loop"):
+        tf.tanh(leaked[0])
+    with pytest.raises(ValueError, match="inside a branch or loop"):
+        session.run(leaked[0], {x: 1.0})

@@ -7,14 +7,25 @@ op) and computed with, and it is equal to itself; a question that only the run c
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from regrad.errors import UnknownShapeError
 
 # What a leaf refers to: a symbol of a graph, which says its name and, in a run, its array.
 Source = Any
+
+
+@lru_cache(maxsize=1 << 16)
+def _numbered(key: Any) -> int:
+    """One number for each key (a key that was forgotten gets a new one, which does no harm)."""
+    return next(_numbers)
+
+
+_numbers = itertools.count()
 
 
 class Dim:
@@ -25,7 +36,10 @@ class Dim:
     def __init__(self, compute: Callable[..., int], args: tuple[Any, ...], key: Any) -> None:
         self.compute = compute
         self.args = args  # Dims, ints, and (in a leaf) the symbol
-        self.key = key  # two Dims with one key are equal whatever the run will be
+        # Two Dims with one key are equal whatever the run will be. The key of arithmetic is its
+        # kind and a number, so that keys do not grow with what they stand for.
+        made = any(isinstance(arg, Dim) for arg in args)
+        self.key: tuple[Any, ...] = (key[0], _numbered(key)) if made else key
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Dim) and self.key == other.key:
@@ -109,6 +123,7 @@ class Dim:
         return "?"
 
 
+SIGNS = ("+", "-", "*", "//", "%", "/")
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
@@ -122,6 +137,12 @@ def _arithmetic(compute: Callable[[int, int], int], sign: str, a: Any, b: Any) -
         return a
     if isinstance(a, int) and sign in "+*" and (sign, a) in NEUTRAL:
         return b
+    if sign == "-" and isinstance(b, int):
+        return a + -b
+    if sign == "+" and isinstance(a, Dim) and isinstance(b, int) and a.key[0] == "+":
+        first, second = a.args
+        if isinstance(second, int):  # (n + 2) - 2 is n
+            return first + (second + b)
     if sign == "*" and (type(a) is int or type(b) is int) and 0 in (_plain(a), _plain(b)):
         return 0
     return Dim(compute, (a, b), (sign, _key(a), _key(b)))
@@ -239,11 +260,7 @@ def leaves(value: Any) -> Iterator[Source]:
     if isinstance(value, UnknownRank):
         yield value.source
     elif isinstance(value, Dim):
-        for arg in value.args:
-            if isinstance(arg, Dim):
-                yield from leaves(arg)
-            elif not isinstance(arg, int):
-                yield arg
+        yield from _leaves_of(value)
     elif isinstance(value, tuple | list):
         for item in value:
             yield from leaves(item)
@@ -251,21 +268,46 @@ def leaves(value: Any) -> Iterator[Source]:
         yield from leaves((value.start, value.stop, value.step))
 
 
+def _leaves_of(dim: Dim) -> Iterator[Source]:
+    seen: set[int] = set()
+    stack: list[Any] = [dim]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, Dim):
+            if id(here) not in seen:
+                seen.add(id(here))
+                stack += reversed(here.args)
+        elif not isinstance(here, int):
+            yield here
+
+
+def _computed(dim: Dim, arrays: Callable[[Source], Any]) -> int:
+    """The size in a run; each part of the arithmetic is computed once."""
+    known: dict[int, int] = {}
+    stack = [dim]
+    while stack:
+        here = stack[-1]
+        missing = [a for a in here.args if isinstance(a, Dim) and id(a) not in known]
+        if missing:
+            stack += missing
+            continue
+        stack.pop()
+        known[id(here)] = here.compute(
+            *[known[id(a)] if isinstance(a, Dim) else _given(a, arrays) for a in here.args]
+        )
+    return known[id(dim)]
+
+
+def _given(arg: Any, arrays: Callable[[Source], Any]) -> Any:
+    return arg if isinstance(arg, int) else arrays(arg)
+
+
 def resolved(value: Any, arrays: Callable[[Source], Any]) -> Any:
     """An attribute with each Dim and unknown shape replaced by what it is in this run."""
     if isinstance(value, UnknownRank):
         return tuple(arrays(value.source).shape)
     if isinstance(value, Dim):
-        return value.compute(
-            *[
-                resolved(a, arrays)
-                if isinstance(a, Dim)
-                else a
-                if isinstance(a, int)
-                else arrays(a)
-                for a in value.args
-            ]
-        )
+        return _computed(value, arrays)
     if isinstance(value, tuple | list):
         return type(value)([resolved(item, arrays) for item in value])
     if isinstance(value, slice):
@@ -281,7 +323,9 @@ def moved(value: Any, to: Callable[[Source], Source]) -> Any:
     if isinstance(value, Dim):
         if any(isinstance(a, Dim) for a in value.args):
             args = tuple([moved(a, to) for a in value.args])
-            return Dim(value.compute, args, (value.key[0], *map(_key, args)))
+            sign = value.key[0]
+            plain = (sign,) if sign in SIGNS else value.key  # others have more in their keys
+            return Dim(value.compute, args, (*plain, *map(_key, args)))
         source = to(value.args[0])
         return Dim(value.compute, (source,), (value.key[0], source.id, *value.key[2:]))
     if isinstance(value, tuple | list):

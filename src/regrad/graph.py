@@ -498,12 +498,26 @@ def is_symbolic(x: Any) -> bool:
 
 def home(xs: Sequence[Tensor]) -> Graph:
     """The graph to which an op of these belongs: theirs, or the region that is being built."""
+    symbol: Any = None
     for x in xs:
         if type(x) is Symbolic:
+            symbol = x._data
             break
-    graph = x._data.node.graph  # pyright: ignore[reportPossiblyUnboundVariable] (one is)
+    graph = symbol.node.graph
     region = INNERMOST.get()
-    return region if region is not None and graph in chain(region) else graph
+    if region is not None and graph in chain(region):
+        return region
+    if graph.outer is not None:
+        raise made_inside(symbol)
+    return graph
+
+
+def made_inside(symbol: Symbol) -> GraphError:
+    """A tensor of a branch or loop was used outside of it."""
+    return GraphError(
+        f"{symbol.name!r} was made inside a branch or loop and cannot be used outside; let the "
+        "function return it"
+    )
 
 
 def defer(

@@ -14,7 +14,7 @@ import regrad as rg
 from regrad import dims
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.executor import Plan, Run
-from regrad.graph import Node, Symbol, is_symbolic
+from regrad.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.tensor import read_only
 from regrad.v1 import dtypes, errors
 from regrad.v1.graphs import Graph, MissingNameError, get_default_graph
@@ -113,7 +113,10 @@ class _Fetches:
             self.nodes.append(element._node)
             return lambda values: None
         index = len(self.symbols)
-        self.symbols.append(element._read()._data)
+        symbol = element._read()._data
+        if symbol.node.graph is not self.graph:
+            raise made_inside(symbol)
+        self.symbols.append(symbol)
         return lambda values: values[index]
 
     def _element(self, fetch: Any) -> Any:
