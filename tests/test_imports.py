@@ -38,8 +38,8 @@ def test_work_on_numpy_loads_no_jax():
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
     "errors", "state", "dims", "shapes", "namespaces", "ruleforms", "registry", "tensor", "tape",
-    "recording", "printing", "shapeforms", "inference", "graph", "dispatch", "walk", "executor",
-    "opsheet", "containers", "deferral", "overrides", "numpy_protocol", "ops",
+    "recording", "printing", "shapeforms", "inference", "static_values", "graph", "dispatch",
+    "walk", "executor", "opsheet", "containers", "deferral", "overrides", "numpy_protocol", "ops",
     "dtypes", "variable", "gradients", "custom", "transforms", "rules", "testing", "linalg",
     "random", "nn", "losses",
 ]  # fmt: skip

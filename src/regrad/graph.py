@@ -17,19 +17,14 @@ import numpy as np
 
 from regrad import dims
 from regrad.dims import Dim, UnknownRank
-from regrad.errors import (
-    ArgumentError,
-    FinalizedError,
-    GraphError,
-    RuleError,
-    UnknownShapeError,
-)
+from regrad.errors import FinalizedError, GraphError, RuleError, UnknownShapeError
 from regrad.inference import Spec, infer
 from regrad.namespaces import BACKENDS, Backend, is_inexact
 from regrad.recording import effective, put, rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import NoGradient, OpView, PerInput, Rule
 from regrad.state import current, next_id
+from regrad.static_values import fold, placed
 from regrad.tape import GroupedRecord, Place
 from regrad.tensor import Tensor
 
@@ -323,7 +318,7 @@ class Graph:
         symbols = [x._data for x in xs]
         if specs is None:
             known: Any = [symbol.spec for symbol in symbols]
-            specs = infer(op, [_placed(known, p) for p in layout] if layout else known, attrs)
+            specs = infer(op, [placed(known, p) for p in layout] if layout else known, attrs)
         node = Node(
             op, rule, attrs, tuple([symbol.id for symbol in symbols]),
             [(symbol.shape, symbol.dtype) for symbol in symbols], xs, (), None,
@@ -344,7 +339,7 @@ class Graph:
         self.nodes.append(node)
         self.by_name[node.name] = node
         if made and made[0].dtype.kind in "iu":
-            _fold(node)
+            fold(node)
         return node.y
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
@@ -482,12 +477,6 @@ def chain(graph: Graph | None) -> Iterator[Graph]:
         graph = graph.outer
 
 
-def _placed(specs: Sequence[Spec], place: Place) -> Any:
-    if isinstance(place, tuple):
-        return [specs[i] for i in place]
-    return None if place is None else specs[place]
-
-
 # -- the way in ----------------------------------------------------------------------------------
 
 
@@ -555,101 +544,3 @@ def put_down(
     if state is not None and state.tapes:
         put(state, op, rule, xs, attrs, y, layout)
     return y
-
-
-# -- small integers that are known when the graph is built ---------------------------------------
-
-FOLDED = {
-    "AddV2", "Cast", "ConcatV2", "ExpandDims", "FloorDiv", "FloorMod", "GatherV2", "Identity",
-    "Maximum", "Minimum", "Mul", "Neg", "Pack", "Prod", "Reshape", "Slice", "Split", "Squeeze",
-    "StridedSlice", "Sub", "Sum", "Unpack",
-}  # fmt: skip
-SMALL = 64
-
-
-def _fold(node: Node) -> None:
-    """Note the values of a small integer output, where they follow from those of the inputs."""
-    if node.op is CONST:
-        value = node.attrs["value"]
-        if value.size <= SMALL:
-            node.symbols[0].content = value.astype(object)
-    elif node.op.type in FOLDED and not node.sized:
-        contents = [symbol.content for symbol in node.sources()]
-        if not any(content is None for content in contents):
-            _fold_from(node, contents)
-
-
-def _fold_from(node: Node, contents: Sequence[Any]) -> None:
-    """Run the kernel on the known integers and Dims, as an array of objects."""
-    try:
-        if node.op.type == "Cast":
-            results: Any = contents[0]
-        else:
-            kernel = node.op.kernels[np.ndarray]
-            results = kernel(*[_placed(contents, p) for p in node.layout], **node.attrs)
-    except Exception:  # not every kernel takes objects; then the values are not known, no harm
-        return
-    for symbol, content in zip(
-        node.symbols, results if node.op.several else (results,), strict=True
-    ):
-        symbol.content = _in_range(_objects(content), symbol.dtype)
-
-
-def _in_range(content: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
-    """Known values, unless the dtype cannot hold them (then the run decides)."""
-    if content is None:
-        return None
-    limits = np.iinfo(dtype)
-    fits = all(isinstance(n, Dim) or limits.min <= n <= limits.max for n in content.flat)
-    return content if fits else None
-
-
-def _objects(content: Any) -> np.ndarray | None:
-    """Known values as an array of objects (a Dim alone is one of rank 0)."""
-    if not isinstance(content, np.ndarray):
-        content, value = np.empty((), object), content
-        content[()] = value
-    return content if content.size <= SMALL else None
-
-
-def static_content(x: Tensor) -> np.ndarray | None:
-    """The integers in a symbolic Tensor as far as they are known now: numbers and Dims."""
-    return x._data.content
-
-
-def as_attribute(x: Tensor) -> Any:
-    """A symbolic Tensor of integers as an attribute: numbers where known, else read in the run."""
-    symbol = x._data
-    if symbol.dtype.kind not in "iu":
-        raise ArgumentError(f"sizes are integers, got {symbol.dtype} ({symbol.name!r})")
-    if symbol.content is not None:
-        rely(symbol)
-        return _tupled(symbol.content)
-    if isinstance(symbol.shape, UnknownRank) or not dims.is_known(symbol.shape):
-        raise ArgumentError(
-            f"how many sizes {symbol.name!r} holds must be known when the graph is built; its "
-            f"shape is {show(symbol.shape)}"
-        )
-    if not symbol.shape:
-        return dims.entry_of(symbol, None)
-    if len(symbol.shape) > 1:
-        raise ArgumentError(f"sizes are a vector, {symbol.name!r} has shape {show(symbol.shape)}")
-    return tuple(dims.entry_of(symbol, i) for i in range(symbol.shape[0]))
-
-
-def rely(symbol: Symbol) -> None:
-    """Note that a value known when the graph is built was used: it cannot be fed any more."""
-    stack = [symbol]
-    while stack:
-        here = stack.pop()
-        if not here.relied and here.content is not None:
-            here.relied = True
-            if here.node.op is not SHAPE:
-                stack += here.node.sources()
-
-
-def _tupled(content: Any) -> Any:
-    if content.ndim == 0:
-        n = content.item()
-        return n if isinstance(n, Dim) else int(n)
-    return tuple(_tupled(np.asarray(c, object)) for c in content)

@@ -16,7 +16,7 @@ import regrad as rg
 from regrad.deferral import deferrable
 from regrad.dims import Dim
 from regrad.errors import ArgumentError
-from regrad.graph import static_content
+from regrad.static_values import static_content
 from regrad.tensor import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.forms import (

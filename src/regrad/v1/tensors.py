@@ -10,8 +10,9 @@ import numpy as np
 import regrad as rg
 from regrad.dims import Dim
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, near
-from regrad.graph import Node, Symbol, as_attribute, is_symbolic, rely, tensor_of
+from regrad.graph import Node, Symbol, is_symbolic, tensor_of
 from regrad.ruleforms import OpView, Rule, as_many
+from regrad.static_values import as_attribute, rely
 from regrad.v1 import dtypes, tfview
 from regrad.v1.dtypes import DType
 from regrad.v1.graphs import current_graph
