@@ -9,11 +9,9 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from regrad import containers, dispatch, recording
-from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.graph import PLACEHOLDER, Symbol, home, is_symbolic, put_down
-from regrad.inference import Spec
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
@@ -139,7 +137,7 @@ def _opened(arg: Any, inputs: list[Tensor]) -> Any:
     lifted = {
         i: dispatch.lift(leaf)
         for i, leaf in enumerate(leaves)
-        if isinstance(leaf, Tensor) or hasattr(type(leaf), "_read") or is_array(leaf)
+        if dispatch.is_tensor(leaf) or is_array(leaf)
     }
     if not lifted:
         return arg  # itself, not a copy: f may write to it
@@ -430,17 +428,11 @@ def custom_node(
     leaves = tuple([graph.entering(x) for x in (*ys, *xs)])
     given = leaves[len(ys) :]
     rule = InGraph(name, answer, _closed_over(leaves[: len(ys)], given, mark))
-    specs = [
-        Spec(None if _unranked(y) else y._data.shape, y._data.dtype) for y in leaves[: len(ys)]
-    ]
+    specs = [y._data.spec for y in leaves[: len(ys)]]
     layout = tuple(range(len(ys))), tuple(range(len(ys), len(leaves)))
     if taped:
         return put_down(graph, IN_GRAPH, rule, leaves, {}, layout, specs)
     return graph.add(IN_GRAPH, rule, leaves, {}, layout, specs)
-
-
-def _unranked(y: Tensor) -> bool:
-    return isinstance(y._data.shape, UnknownRank)
 
 
 def _closed_over(ys: Sequence[Tensor], xs: Sequence[Tensor], mark: int) -> list[Symbol]:

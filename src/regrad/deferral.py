@@ -15,11 +15,11 @@ import numpy as np
 
 from regrad import containers
 from regrad.dims import UnknownRank
-from regrad.dispatch import alias, is_array, lift
+from regrad.dispatch import alias, is_tensor, lift
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
 from regrad.graph import defer, home, is_symbolic
 from regrad.inference import Spec
-from regrad.namespaces import is_inexact
+from regrad.namespaces import is_array, is_inexact
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state
@@ -250,7 +250,7 @@ def _tried(
     xs: Sequence[Tensor],
 ) -> list[Spec]:
     """How many results there are and of which dtypes: as the function answers to small inputs."""
-    unranked = [i for i, x in enumerate(xs) if is_symbolic(x) and _unranked(x)]
+    unranked = [i for i, x in enumerate(xs) if is_symbolic(x) and x._data.spec.shape is None]
     for ranks in itertools.product(RANKS, repeat=len(unranked)):
         of_rank = dict(zip(unranked, ranks, strict=True))
         try:
@@ -269,10 +269,6 @@ def _tried(
         f"{f.__name__} asks for sizes that only the run of the graph can tell, and its results "
         "cannot be foreseen. Give the placeholders shapes, or call set_shape."
     )
-
-
-def _unranked(x: Tensor) -> bool:
-    return isinstance(x._data.shape, UnknownRank)
 
 
 def _compared(a: Tensor, b: Tensor, known: bool) -> Spec:
@@ -302,6 +298,4 @@ def _stand_in(x: Tensor, rank: int | None, size: int) -> Tensor:
 
 def _as_tensor(leaf: Any) -> Tensor | None:
     """A leaf that is a tensor: those go in as inputs, all else as it is."""
-    if isinstance(leaf, Tensor) or hasattr(type(leaf), "_read") or is_array(leaf):
-        return lift(leaf)
-    return None
+    return lift(leaf) if is_tensor(leaf) or is_array(leaf) else None

@@ -95,18 +95,10 @@ class Dim:
         return _arithmetic(operator.floordiv, "//", other, self)
 
     def __truediv__(self, other: Any) -> Any:
-        return (
-            _arithmetic(operator.truediv, "/", self, float(other))
-            if _is_number(other)
-            else (NotImplemented)
-        )
+        return _fraction("/", self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return (
-            _arithmetic(operator.truediv, "/", float(other), self)
-            if _is_number(other)
-            else (NotImplemented)
-        )
+        return _fraction("/", other, self)
 
     def __mod__(self, other: Any) -> Any:
         return _arithmetic(operator.mod, "%", self, other)
@@ -123,17 +115,15 @@ class Dim:
         return "?"
 
 
-SIGNS = ("+", "-", "*", "//", "%", "/")
+SIGNS = ("+", "-", "*", "//", "%")
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def _arithmetic(compute: Callable[[int, int], int], sign: str, a: Any, b: Any) -> Any:
     """`a sign b`; neutral elements vanish, so that equal sizes stay recognisable."""
-    if isinstance(a, float) or isinstance(b, float):
-        raise UnknownShapeError(f"a fraction of a size that only the run can tell: {a} {sign} {b}")
     if not isinstance(a, Dim | int) or not isinstance(b, Dim | int):
-        return NotImplemented
-    if (sign, b) in NEUTRAL if isinstance(b, int) else False:
+        return _fraction(sign, a, b)
+    if isinstance(b, int) and (sign, b) in NEUTRAL:
         return a
     if isinstance(a, int) and sign in "+*" and (sign, a) in NEUTRAL:
         return b
@@ -143,17 +133,16 @@ def _arithmetic(compute: Callable[[int, int], int], sign: str, a: Any, b: Any) -
         first, second = a.args
         if isinstance(second, int):  # (n + 2) - 2 is n
             return first + (second + b)
-    if sign == "*" and (type(a) is int or type(b) is int) and 0 in (_plain(a), _plain(b)):
+    if sign == "*" and any(isinstance(n, int) and n == 0 for n in (a, b)):
         return 0
     return Dim(compute, (a, b), (sign, _key(a), _key(b)))
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float)
-
-
-def _plain(x: Any) -> Any:
-    return x if isinstance(x, int) else None
+def _fraction(sign: str, a: Any, b: Any) -> Any:
+    """What is no arithmetic of sizes: an error for numbers, another's business for the rest."""
+    if isinstance(a, Dim | int | float) and isinstance(b, Dim | int | float):
+        raise UnknownShapeError(f"a fraction of a size that only the run can tell: {a} {sign} {b}")
+    return NotImplemented
 
 
 def _key(x: Any) -> Any:

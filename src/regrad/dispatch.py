@@ -23,19 +23,20 @@ from regrad.errors import (
     ShapeError,
     kind,
 )
-from regrad.graph import Symbolic, defer, size_tensor
+from regrad.graph import Symbol, Symbolic, defer, size_tensor
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.recording import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
 from regrad.ruleforms import PerInput
 from regrad.state import LIVE, current, next_id
-from regrad.tape import Place, Record
+from regrad.tape import Place, Record, placed
 from regrad.tensor import Tensor, wrap
 
 ndarray = np.ndarray
 TWO = (True, True)
 WEAK = (float, int)  # numbers that take the dtype of a float beside them
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
+PLAIN = frozenset({*NUMBERS, str, tuple, type(None)})  # attributes that are taken as they are
 
 
 # -- lift ----------------------------------------------------------------------------------
@@ -81,6 +82,11 @@ def lift(value: Any, integers: bool = False) -> Tensor:
     raise ArgumentError(f"a Tensor, an array or a number is due, got {kind(value)}: {value!r:.80}")
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a Tensor, or stands for one (a Variable, TensorFlow's view of one)."""
+    return isinstance(value, Tensor) or hasattr(type(value), "_read")
+
+
 def is_plain(value: Any) -> bool:
     """Whether a value is a Python number or a list of them, which has no dtype of its own."""
     return type(value) in NUMBERS or isinstance(value, list | tuple)
@@ -96,7 +102,7 @@ def number_dtype(value: complex, integers: bool = False) -> np.dtype:
 
 
 def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
-    if any(isinstance(v, Tensor) or hasattr(type(v), "_read") for v in values):
+    if any(map(is_tensor, values)):
         raise ArgumentError(
             "a list that holds Tensors is no list of numbers: join them with stack([a, b, ...]) or "
             "concat([a, b, ...]), which have a gradient"
@@ -172,15 +178,8 @@ def as_dtype(x: Any, dtype: np.dtype) -> Tensor:
 def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     """Run an op on whatever the user gave."""
     for name, value in attrs.items():
-        if isinstance(value, np.generic):
-            attrs[name] = value.item()  # NumPy's scalars are not weak, Python's are
-        if isinstance(value, list):
-            attrs[name] = frozen(value)  # the record keeps it, the caller may change it
-        if isinstance(value, Tensor) or hasattr(type(value), "_read"):
-            raise ArgumentError(
-                f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
-                f"Give a plain Python value: int({name}), float({name}) or {name}.tolist()."
-            )
+        if type(value) not in PLAIN:
+            attrs[name] = _attribute(op, name, value)
     if op.single and isinstance(x := arguments[0], Tensor):
         if op.kinds is None or x._data.dtype in REAL:
             return run(op, arguments, attrs)
@@ -204,6 +203,19 @@ def _alike(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
     elif type(b) is Symbolic and type(a) in WEAK and (dtype := b._data.dtype) in REAL:
         return constant(a, dtype), b  # pyright: ignore[reportArgumentType] (a number)
     return None
+
+
+def _attribute(op: Op, name: str, value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()  # NumPy's scalars are not weak, Python's are
+    if isinstance(value, list):
+        return frozen(value)  # the record keeps it, the caller may change it
+    if is_tensor(value):
+        raise ArgumentError(
+            f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
+            f"Give a plain Python value: int({name}), float({name}) or {name}.tolist()."
+        )
+    return value
 
 
 def frozen(value: Any) -> Any:
@@ -250,28 +262,22 @@ def run(
 ) -> Any:
     """Compute an op on Tensors, and record it where a tape watches."""
     arrays: Any = [x._data for x in xs]
-    array_type = type(arrays[0])
-    if Symbolic in map(type, xs):
+    types = {*map(type, arrays)}
+    if Symbol in types:
         return defer(op, xs, attrs, layout)
-    if any(type(a) is not array_type for a in arrays):
+    if len(types) > 1:
         arrays = _one_library(arrays)
-        array_type = next((type(a) for a in arrays if type(a) is not ndarray), ndarray)
-    kernel = op.kernels[array_type]
+        types = {*map(type, arrays)} - {ndarray}
+    kernel = op.kernels[types.pop()]
     try:
         if layout is not None:
-            arrays = [_placed(arrays, place) for place in layout]
+            arrays = [placed(arrays, place) for place in layout]
         y = _wrapped(kernel(*arrays, **attrs))
     except Exception as error:
         raise explained(error, op, xs) from error.__cause__
     if LIVE:
         record(op, xs, attrs, y, layout)
     return y
-
-
-def _placed(arrays: Sequence[Any], place: Place) -> Any:
-    if isinstance(place, tuple):
-        return [arrays[i] for i in place]
-    return None if place is None else arrays[place]
 
 
 def _one_library(arrays: Sequence[Any]) -> list[Any]:

@@ -24,8 +24,8 @@ from regrad.recording import effective, put, rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import NoGradient, OpView, PerInput, Rule
 from regrad.state import current, next_id
-from regrad.static_values import fold, placed
-from regrad.tape import GroupedRecord, Place
+from regrad.static_values import fold
+from regrad.tape import GroupedRecord, Place, placed
 from regrad.tensor import Tensor
 
 PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
@@ -94,12 +94,7 @@ class Symbol:
         return f"{self.node.name}:{self.index}"
 
     def __repr__(self) -> str:
-        return f"<symbol {self.name!r} shape={show(self.shape)} dtype={self.dtype}>"
-
-
-def show(shape: Any) -> str:
-    """A shape in a message: `(?, 3)`."""
-    return str(shape)
+        return f"<symbol {self.name!r} shape={self.shape} dtype={self.dtype}>"
 
 
 class SymbolBackend(Backend):

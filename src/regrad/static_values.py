@@ -14,7 +14,7 @@ import numpy as np
 from regrad import dims
 from regrad.dims import Dim, UnknownRank
 from regrad.errors import ArgumentError
-from regrad.tape import Place
+from regrad.tape import placed
 from regrad.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -114,10 +114,3 @@ def _tupled(content: Any) -> Any:
         n = content.item()
         return n if isinstance(n, Dim) else int(n)
     return tuple(_tupled(np.asarray(c, object)) for c in content)
-
-
-def placed(specs: Sequence[Any], place: Place) -> Any:
-    """What stands in one parameter's place: one, several or none."""
-    if isinstance(place, tuple):
-        return [specs[i] for i in place]
-    return None if place is None else specs[place]

@@ -84,10 +84,7 @@ class GroupedRecord(Record):
     symbolic: Sequence[Any] | None  # the outputs, of a graph
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
-        place = self.layout[parameter]
-        if isinstance(place, tuple):
-            return [leaves[i] for i in place]
-        return None if place is None else leaves[place]
+        return placed(leaves, self.layout[parameter])
 
     def detail(self, parameter: int, which: int) -> Any:
         spec = self.argument(self.specs, parameter)
@@ -115,6 +112,13 @@ def positions(place: Place) -> tuple[int, ...]:
     if isinstance(place, tuple):
         return place
     return () if place is None else (place,)
+
+
+def placed(leaves: Sequence[Any], place: Place) -> Any:
+    """What of the leaves one parameter gets: one, a list of them, or None."""
+    if isinstance(place, tuple):
+        return [leaves[i] for i in place]
+    return None if place is None else leaves[place]
 
 
 class Tape:

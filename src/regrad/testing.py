@@ -256,8 +256,8 @@ def _fail(
         + (
             f"Wrong: {culprit}."
             if culprit
-            else "No single op is wrong "
-            "by itself; look at custom gradients, overrides, and kinks near the arguments."
+            else "No single op is wrong by itself; look at custom gradients, overrides, and kinks "
+            "near the arguments."
         )
     )
 

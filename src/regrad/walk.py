@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from regrad import dims, graph
-from regrad.dims import differ
 from regrad.dispatch import as_dtype, lift
 from regrad.errors import RegradError, RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
@@ -115,14 +114,6 @@ def _walk(
                 grads[key] = add(old, dx)
 
 
-def is_same(a: Any, b: Any) -> bool:
-    """Whether two shapes are equal for certain."""
-    try:
-        return a == b
-    except UnknownShapeError:
-        return False
-
-
 def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
     """What the rule gives, by leaf.
 
@@ -202,7 +193,7 @@ def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
             f"{where(record, leaf)} returned the dtype {dx.dtype}, expected {dtype}. "
             "Convert it with astype(dx, x.dtype)."
         )
-    if not is_same(data.shape, shape):
+    if not dims.same(data.shape, shape):
         return fitted(record, leaf, dx, shape, dy)
     return dx
 
@@ -240,7 +231,7 @@ def _was_spread(small: Any, large: Any, y: Any) -> bool:
     small = (1,) * (len(large) - len(small)) + tuple(small)
     y = (0,) * (len(large) - len(y)) + tuple(y[max(len(y) - len(large), 0) :])
     return not any(
-        differ(s, n) and (differ(s, 1) or differ(n, m))
+        dims.differ(s, n) and (dims.differ(s, 1) or dims.differ(n, m))
         for s, n, m in zip(small, large, y, strict=True)
     )
 

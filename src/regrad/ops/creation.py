@@ -165,7 +165,7 @@ def asarray(
 
 
 def _taken(obj: Any, copy: bool | None) -> Tensor:
-    if isinstance(obj, Tensor) or hasattr(type(obj), "_read"):
+    if dispatch.is_tensor(obj):
         return dispatch.lift(obj)
     if namespaces.is_array(obj) and not isinstance(obj, np.generic):
         return wrap(obj if copy is False else namespaces.BACKENDS[type(obj)].own(obj))

@@ -307,14 +307,9 @@ def _pow_b(dy, a, y):
     return dy * (y * log(where(a > 0, a, 1)))
 
 
-pow = _binary(
-    "Pow",
-    "pow",
-    "pow",
-    "`a` to the power `b`. The gradient by b is 0 where a <= 0.",
-    _pow_a,
-    _pow_b,
-)
+pow = _binary("Pow", "pow", "pow",
+              "`a` to the power `b`. The gradient by b is 0 where a <= 0.",
+              _pow_a, _pow_b)  # fmt: skip
 
 equal = _binary("Equal", "equal", "equal", "`a == b`.")
 not_equal = _binary("NotEqual", "not_equal", "not_equal", "`a != b`.")

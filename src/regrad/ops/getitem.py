@@ -88,7 +88,8 @@ def _is_whole(entry: Any, n: Any) -> bool:
     if type(entry) is not tuple:
         return False
     first, count, step = entry
-    return type(first) is int and first == 0 and step == 1 and bool(dims.same((count,), (n,)))
+    whole = count is n or dims.same((count,), (n,))
+    return type(first) is int and first == 0 and step == 1 and bool(whole)
 
 
 def _entry(e: Any) -> Any:
