@@ -38,6 +38,7 @@ from regrad.gradients import grads as grads
 from regrad.gradients import value_and_grad as value_and_grad
 from regrad.gradients import value_and_grads as value_and_grads
 from regrad.gradients import variable_grads as variable_grads
+from regrad.jitted import jit as jit
 from regrad.ops.array import broadcast_arrays as broadcast_arrays
 from regrad.ops.array import broadcast_shapes as broadcast_shapes
 from regrad.ops.array import broadcast_to as broadcast_to

@@ -28,12 +28,15 @@ def only(leaves: Sequence[Any]) -> Any:
 
 def flatten(value: Any) -> tuple[list[Any], Rebuild]:
     """The leaves of a container, and the function that puts others in their places."""
-    if type(value) is Tensor:
-        return [value], only
+    return ([value], only) if type(value) is Tensor else opened(value)[:2]
+
+
+def opened(value: Any) -> tuple[list[Any], Rebuild, Any]:
+    """As `flatten`, with the structure, which can be compared and hashed."""
     import optree
 
     leaves, spec = optree.tree_flatten(value, is_leaf=is_number_list)
-    return leaves, lambda new: optree.tree_unflatten(spec, new)
+    return leaves, lambda new: optree.tree_unflatten(spec, new), spec
 
 
 def paths(value: Any, name: str) -> list[str]:

@@ -205,7 +205,7 @@ class CustomCall(Rule):
         """Refuse inputs of an op that f closes over while a tape watches them."""
         for x in xs:
             i = x._id
-            if i >= self.mark or not i:
+            if i >= self.mark or i <= 0:
                 continue
             for given in self.inputs:
                 if x is given:

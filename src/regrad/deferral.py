@@ -58,7 +58,7 @@ def later(
     """A node that makes the call when the graph runs."""
     if not any(is_symbolic(x) for x in xs):  # the run has come
         state = current() or State()
-        with in_state(State(state.tapes, overrides or None, state.guard)):
+        with in_state(state.overriding(overrides or None)):
             return tuple(call(list(xs), sizes))
     attrs = {"call": call, "sizes": sizes, "overrides": overrides}
     return defer(LATER, tuple(xs), attrs, (tuple(range(len(xs))),), specs)

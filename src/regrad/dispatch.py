@@ -21,6 +21,7 @@ from regrad.errors import (
     GradientError,
     RegradError,
     ShapeError,
+    TraceError,
     kind,
 )
 from regrad.graph import Symbol, Symbolic, defer, size_tensor
@@ -30,7 +31,7 @@ from regrad.registry import Op
 from regrad.ruleforms import PerInput
 from regrad.state import LIVE, current, next_id
 from regrad.tape import Place, Record, placed
-from regrad.tensor import Tensor, wrap
+from regrad.tensor import OURS, Tensor, wrap
 
 ndarray = np.ndarray
 TWO = (True, True)
@@ -47,7 +48,7 @@ def _constant(value: complex, dtype: np.dtype, key: str = "") -> Tensor:
     array = np.asarray(value, dtype=dtype)
     array.flags.writeable = False
     shared = wrap(array)
-    shared._id = 0
+    shared._id = OURS
     return shared
 
 
@@ -74,6 +75,9 @@ def lift(value: Any, integers: bool = False) -> Tensor:
     if isinstance(value, Dim):
         return size_tensor(value)
     if is_array(value):
+        state = current() if LIVE else None
+        if state is not None and state.region is not None:
+            return state.region.array(value)
         return wrap(BACKENDS[type(value)].own(value))
     if isinstance(value, list | tuple):
         return wrap(_from_list(value, integers))
@@ -261,6 +265,8 @@ def run(
     layout: tuple[Place, ...] | None = None,
 ) -> Any:
     """Compute an op on Tensors, and record it where a tape watches."""
+    if LIVE and (state := current()) is not None and state.region is not None:
+        xs = tuple(map(state.region.enter, xs))
     arrays: Any = [x._data for x in xs]
     types = {*map(type, arrays)}
     if Symbol in types:
@@ -319,6 +325,12 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
     inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
     if isinstance(error, RegradError):
         return error
+    if type(error).__name__ == "UnexpectedTracerError":
+        return TraceError(
+            f"{op.type}: a Tensor that was made while a function was traced is used after the "
+            "trace has ended; it never had a value. Return it from the compiled function, or "
+            "assign it to a Variable, and do not keep it in a list, an attribute or a global."
+        )
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
@@ -349,7 +361,10 @@ def unary(op: Op) -> Callable[..., Any]:
     def function(x, /):
         if type(x) is Tensor:
             p = x._data
-            if kinds is None or (type(p) is ndarray and p.dtype.kind in kinds):
+            state = current() if LIVE else None
+            if (kinds is None or (type(p) is ndarray and p.dtype.kind in kinds)) and (
+                state is None or state.region is None
+            ):
                 try:
                     result = kernels[type(p)](p)
                 except Exception as error:
@@ -364,7 +379,6 @@ def unary(op: Op) -> Callable[..., Any]:
                     y._id = 0
                     return y
                 y._id = n = next_id()
-                state = current()
                 if state is not None:
                     tape = state.tape
                     if tape is None or p.dtype not in REAL:
@@ -392,10 +406,12 @@ def binary(op: Op) -> Callable[..., Any]:
         if type(a) is Tensor is type(b):
             p = a._data
             q = b._data
+            state = current() if LIVE else None
             if (
                 type(p) is type(q)
                 and p.dtype is q.dtype
                 and (kinds is None or (type(p) is ndarray and p.dtype.kind in kinds))
+                and (state is None or state.region is None)
             ):
                 try:
                     result = kernels[type(p)](p, q)
@@ -407,7 +423,6 @@ def binary(op: Op) -> Callable[..., Any]:
                     y._id = 0
                     return y
                 y._id = n = next_id()
-                state = current()
                 if state is not None:
                     tape = state.tape
                     if tape is None or p.dtype not in REAL:
@@ -461,21 +476,29 @@ PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
 
 def alias_of(x: Tensor) -> Tensor:
     """The same value under a new id, with no history."""
-    y = type(x)()
-    y._data = x._data
-    y._id = next_id()
-    return y
+    state = current()
+    return _again(x if state is None or state.region is None else state.region.enter(x))
 
 
 def alias(x: Tensor) -> Tensor:
     """The same value under a new id: what a gradient function differentiates by."""
-    y = alias_of(x)
     state = current()
-    if state is not None:
-        if state.guard is not None:
-            state.guard.check(ALIAS, (x,))
-        if state.tapes:
-            put(state, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
+    if state is None:
+        return _again(x)
+    if state.region is not None:
+        x = state.region.enter(x)
+    y = _again(x)
+    if state.guard is not None:
+        state.guard.check(ALIAS, (x,))
+    if state.tapes:
+        put(state, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
+    return y
+
+
+def _again(x: Tensor) -> Tensor:
+    y = type(x)()
+    y._data = x._data
+    y._id = next_id()
     return y
 
 

@@ -66,12 +66,20 @@ class FinalizedError(GraphError, RuntimeError):
     """An op for a graph that has been finalized, or for a session that is closed."""
 
 
+class TraceError(RegradError, TypeError):
+    """A compiled function asked for something that only exists while it runs, or let it leak."""
+
+
 class NotFiredError(RegradError, AssertionError):
     """`assert_fired()` found a rule that never ran."""
 
 
 class UnusedOverrideWarning(UserWarning):
     """A `gradient_override_map` scope in which no op of the named types was created."""
+
+
+class RetraceWarning(UserWarning):
+    """A compiled function that is traced again and again."""
 
 
 def near(name: str, names: Iterable[str]) -> str:

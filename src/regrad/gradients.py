@@ -42,11 +42,7 @@ class VariableGrads(NamedTuple):
 def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
     """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
     state = current()
-    if state is None:
-        new = State((tape,))
-    else:
-        new = State((*state.tapes, tape), state.overrides, state.guard)
-    token = STATE.set(new)
+    token = STATE.set(State((tape,)) if state is None else state.taping(tape))
     try:
         return f(*args)
     finally:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.errors import ArgumentError, DTypeError
+from regrad.errors import ArgumentError, DTypeError, TraceError
 
 FLOAT = np.dtype("float32")  # the dtype of Python numbers
 KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types
@@ -91,6 +91,19 @@ class JaxBackend(Backend):
     def from_numpy(self, array: np.ndarray) -> Any:
         self.native_dtype(array.dtype)
         return self.xp.asarray(array)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        import jax.core
+
+        if isinstance(array, jax.core.Tracer):
+            raise TraceError(
+                f"the value of a traced Tensor ({array.dtype}, shape {tuple(array.shape)}) was "
+                "asked for, by bool(), float(), .numpy(), an if or the like; inside jit, vmap, "
+                "scan, cond and while_loop it exists only when the compiled program runs. Choose "
+                "with where(condition, a, b) or cond, repeat with while_loop, fori_loop or scan, "
+                "return what is to be looked at, or name a Python argument in static_argnames."
+            )
+        return np.asarray(array)
 
     def native_dtype(self, dtype: Any) -> Any:
         import jax
@@ -182,7 +195,8 @@ class _Backends(dict[type, Backend]):
         return backend
 
 
-_ALL = {"jax": JaxBackend(), "torch": TorchBackend()}
+JAX = JaxBackend()
+_ALL = {"jax": JAX, "torch": TorchBackend()}
 BACKENDS = _Backends({np.ndarray: NUMPY})
 
 

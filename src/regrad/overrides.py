@@ -76,9 +76,43 @@ class Binding:
         counted.told.count += 1
         return counted
 
+    def fresh(self) -> Binding:
+        """The same rule, with hits of its own: those of a program while it is traced."""
+        return Binding(self.op, self.rule, self.depth)
+
+    def absorb(self, traced: Binding, created: bool, ran: bool) -> None:
+        """Count the hits of a compiled program that runs."""
+        for where, counted in traced.by_line.items():
+            mine = self.by_line.get(where)
+            if mine is None:
+                mine = Counted(self.rule, Hit(self.op.type, self.rule.name, where))
+                self.by_line[where] = mine
+            mine.told.count += counted.told.count * created
+            mine.told.ran += counted.told.ran * ran
+
+    def again(self) -> Binding:
+        """The same rule for ops that are created again: they tell when it runs, and no more."""
+        return Repeated(self)
+
     @property
     def hits(self) -> list[Hit]:
         return [counted.told for counted in self.by_line.values()]
+
+
+class Repeated(Binding):
+    """A binding under which ops are created that were counted before."""
+
+    def __init__(self, first: Binding) -> None:
+        super().__init__(first.op, first.rule, first.depth)
+        self.first = first
+
+    def hit(self, op: Op) -> Rule:
+        rule = self.first.hit(op)
+        rule.told.count -= 1  # pyright: ignore[reportAttributeAccessIssue] (a Counted)
+        return rule
+
+    def again(self) -> Binding:
+        return self
 
 
 def caller() -> str:
@@ -153,7 +187,7 @@ class gradient_override_map:
             )
         self._bindings = new
         inside = {**around, **{self._key(op_type): b for op_type, b in new.items()}}
-        self._state = State(state.tapes, inside, state.guard)
+        self._state = state.overriding(inside)
         self._token = STATE.set(self._state)
         return self
 

@@ -36,6 +36,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 OPS: dict[str, Op] = {}
 RULES: dict[str, Callable[..., Any] | Rule] = {}  # registered under a free name, for maps
 
+version = 0  # counts the changes of rules, which compiled programs have built in
+
 ALIASES = {
     "Add": "AddV2",
     "BatchMatMul": "MatMul",
@@ -215,9 +217,15 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
                 "overwrite=True."
             )
         op.rule = _extended(op, wrt, function) if wrt else bind(function, op, op.type)
+        _changed()
         return function
 
     return register
+
+
+def _changed() -> None:
+    global version
+    version += 1
 
 
 def _lacks(rule: Rule, wrt: str) -> bool:
@@ -288,6 +296,7 @@ def not_differentiable(*op_types: str) -> None:
     """Declare that these op types have no gradient; what they return is free of any tape."""
     for op_type in op_types:
         find_op(op_type).rule = NoGradient()
+        _changed()
 
 
 def op_types() -> list[str]:

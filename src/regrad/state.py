@@ -25,23 +25,27 @@ next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on 
 
 
 class State:
-    """The tapes that record (outermost first), the overrides in force, and the guard.
+    """The tapes that record (outermost first), the overrides in force, the guard, the region.
 
+    The guard watches over what a custom function closes over; the region (see `regions`) knows
+    what a compiled or repeated body takes from outside.
     `tape` is the common case in one word: the only tape, where nothing else is in force.
     `inner` is kept for the calls of custom functions under this state (see `guarded`).
     """
 
-    __slots__ = ("__weakref__", "guard", "inner", "left", "overrides", "tape", "tapes")
+    __slots__ = ("__weakref__", "guard", "inner", "left", "overrides", "region", "tape", "tapes")
 
     def __init__(
         self,
         tapes: tuple[Tape, ...] = (),
         overrides: Mapping[Any, Binding] | None = None,
         guard: Any = None,
+        region: Any = None,
     ) -> None:
         self.tapes = tapes
         self.overrides = overrides
         self.guard = guard
+        self.region = region
         self.inner: State | None = None
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
         if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
@@ -49,6 +53,14 @@ class State:
         else:
             self.tape = None
         LIVE.add(id(self))
+
+    def taping(self, *tapes: Tape) -> State:
+        """The same state with more tapes, which are the innermost."""
+        return State((*self.tapes, *tapes), self.overrides, self.guard, self.region)
+
+    def overriding(self, overrides: Mapping[Any, Binding] | None) -> State:
+        """The same state with other overrides."""
+        return State(self.tapes, overrides, self.guard, self.region)
 
     def guarded(self, outer: tuple[Tape, ...], guard: Any) -> State:
         """The state in which a custom function runs: fewer tapes, and a guard.
@@ -58,7 +70,7 @@ class State:
         """
         inner = self.inner
         if inner is None or inner.tapes is not outer:
-            inner = self.inner = State(outer, self.overrides, guard)
+            inner = self.inner = State(outer, self.overrides, guard, self.region)
         inner.guard = guard
         return inner
 
@@ -87,7 +99,7 @@ def masked() -> Iterator[None]:
     if state is None or state.overrides is None:
         yield
     else:
-        with in_state(State(state.tapes, None, state.guard)):
+        with in_state(state.overriding(None)):
             yield
 
 

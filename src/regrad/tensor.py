@@ -16,6 +16,9 @@ else:
     Methods = object  # regrad.ops.methods puts the methods on Tensor when it is imported
 
 
+OURS = -1  # the id of the library's own constants, which no tape and no region asks about
+
+
 class Tensor(Methods):
     """An n-dimensional array whose gradients are yours to define, to see and to check.
 

@@ -38,7 +38,7 @@ class Variable(Methods):
         [4, 6]
     """
 
-    __slots__ = ("__weakref__", "_serial", "_tensor", "name", "trainable")
+    __slots__ = ("__weakref__", "_lent", "_serial", "_tensor", "name", "trainable")
 
     def __init__(
         self,
@@ -47,8 +47,12 @@ class Variable(Methods):
         name: str | None = None,
         dtype: Any = None,
     ) -> None:
+        state = current()
+        if state is not None and state.region is not None:
+            state.region.refuse_variable(name)
         self._serial = _serial()
         self._tensor: Tensor = tensor(initial, dtype=dtype)
+        self._lent = True  # somebody else may hold the Tensor: a program must not write over it
         self.trainable = trainable
         self.name = name or f"Variable_{self._serial}"
 
@@ -67,11 +71,20 @@ class Variable(Methods):
         """The current value; inside `variable_grads`, a read that is differentiated."""
         return self._read()
 
+    def _set(self, tensor: Tensor, lent: bool) -> None:
+        """Hold a Tensor that fits."""
+        state = current()
+        if state is not None and state.region is not None:
+            state.region.assign(self, tensor)
+        else:
+            self._tensor, self._lent = tensor, lent
+
     def _read(self) -> Tensor:
-        value = self._tensor
+        self._lent = True
         state = current()
         if state is None:
-            return value
+            return self._tensor
+        value = self._tensor if state.region is None else state.region.read(self)
         if state.guard is not None:
             state.guard.check_variable(self)
         for tape in state.tapes:
@@ -120,7 +133,7 @@ class Variable(Methods):
                 f"assign to the variable {self.name!r}: its shape is {before.shape}, got "
                 f"{new.shape}. A variable keeps its shape; make a new Variable."
             )
-        self._tensor = new
+        self._set(new, lent=True)
 
     def assign_add(self, value: Any) -> None:
         """`v = v + value`."""

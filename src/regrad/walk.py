@@ -21,7 +21,7 @@ from regrad.registry import OPS
 from regrad.ruleforms import label
 from regrad.state import current, masked
 from regrad.tape import GroupedRecord, Record, positions
-from regrad.tensor import Tensor, wrap
+from regrad.tensor import OURS, Tensor, wrap
 
 # Gradients by id. None says that a path leads here, but a rule on it answered None.
 Grads = dict[int, Tensor | None]
@@ -275,5 +275,5 @@ def _ones(shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
     ones = np.ones(shape, dtype)
     ones.flags.writeable = False
     shared = wrap(ones)
-    shared._id = 0
+    shared._id = OURS
     return shared

@@ -1,0 +1,221 @@
+"""What a function reaches without being given it: closure cells, globals, defaults, attributes.
+
+A compiled program has these values baked in. So they are looked at before each call: numbers,
+strings and functions are part of the key under which a program is found; Tensors and arrays are
+inputs of the program, read again each time.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from regrad.namespaces import is_array
+from regrad.tensor import Tensor
+from regrad.variable import Variable
+
+_HERE = os.path.dirname(__file__) + os.sep
+_LIBRARIES = tuple(
+    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
+)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+MISSING: Any = object()
+LARGEST = 256  # entries of a container that are looked at
+
+Read = Callable[[], Any]
+
+
+class Closure:
+    """The values that some functions reach, by the places where they were found.
+
+    `key` tells two states of these values apart; `tensors` are the places of Tensors and arrays.
+    `names` say what each entry of the key is, for messages.
+    """
+
+    def __init__(self, *functions: Any) -> None:
+        self.places: list[tuple[Read, Any]] = []
+        self.key: tuple[Any, ...] = ()
+        self.names: list[str] = []
+        self.tensors: list[Read] = []
+        walk = _Walk(self)
+        for function in functions:
+            walk.value(function, getattr(function, "__name__", "f"), MISSING)
+        self.key = tuple(walk.entries)
+
+    def arrays(self) -> list[int]:
+        """The places of arrays, which anybody can write to."""
+        return [i for i, read in enumerate(self.tensors) if not isinstance(read(), Tensor)]
+
+    def is_current(self) -> bool:
+        """Whether every place holds the very object that it held."""
+        try:
+            for read, value in self.places:
+                if read() is not value:
+                    return False
+        except (LookupError, ValueError):  # the place is gone
+            return False
+        return True
+
+
+class _Walk:
+    """Looks through functions and containers, each once."""
+
+    def __init__(self, closure: Closure) -> None:
+        self.closure = closure
+        self.entries: list[Any] = []
+        self.seen: dict[int, int] = {}
+        self.kept: list[Any] = []  # so that no id() is used twice
+        self.asked: set[str] = set()  # attributes that the code asks for
+        self.objects: list[tuple[Any, str]] = []
+
+    def value(self, value: Any, name: str, read: Any) -> None:
+        if read is not MISSING:
+            self.closure.places.append((read, value))
+        if type(value) in PLAIN:
+            self.entry(name, (type(value), repr(value) if type(value) is float else value))
+        elif id(value) in self.seen:
+            self.entry(name, ("the same as", self.seen[id(value)]))
+        else:
+            self.seen[id(value)] = len(self.entries)
+            self.kept.append(value)
+            self.open(value, name, read)
+
+    def entry(self, name: str, value: Any) -> None:
+        self.entries.append(value)
+        self.closure.names.append(name)
+
+    def open(self, value: Any, name: str, read: Any) -> None:
+        """What is no plain value."""
+        if isinstance(value, Tensor) or (is_array(value) and not isinstance(value, Variable)):
+            if read is not MISSING:
+                self.entry(name, Tensor)
+                self.closure.tensors.append(read)
+        elif isinstance(value, types.FunctionType):
+            self.function(value, name)
+        elif isinstance(value, types.MethodType):
+            self.value(value.__func__, name, MISSING)
+            self.value(value.__self__, f"{name}.__self__", MISSING)
+        elif isinstance(value, functools.partial):
+            for part in ("func", "args", "keywords"):
+                self.value(getattr(value, part), f"{name}.{part}", MISSING)
+        elif type(value) in (list, tuple, dict, set, frozenset) and len(value) <= LARGEST:
+            self.container(value, name)
+        elif hasattr(value, "__wrapped__"):
+            self.entry(name, Identity(value))
+            self.value(value.__wrapped__, name, MISSING)
+        else:
+            self.entry(name, Identity(value))
+            if hasattr(value, "__dict__") and not _is_library(type(value)):
+                self.object(value, name)
+
+    def container(self, value: Any, name: str) -> None:
+        self.entry(name, (type(value), len(value)))
+        self.closure.places.append((functools.partial(_size, value), len(value)))
+        if isinstance(value, dict):
+            for k in value:
+                self.value(k, f"a key of {name}", MISSING)
+                self.value(value[k], f"{name}[{k!r}]", functools.partial(value.__getitem__, k))
+        elif isinstance(value, list | tuple):
+            for i, item in enumerate(value):
+                self.value(item, f"{name}[{i}]", functools.partial(value.__getitem__, i))
+        else:
+            self.entry(name, frozenset(Identity(v) if _mutable(v) else v for v in value))
+
+    def function(self, function: types.FunctionType, name: str) -> None:
+        """A function: its code, its cells and defaults, and the globals that it names."""
+        code = function.__code__
+        self.entry(name, code)
+        for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            read = functools.partial(getattr, cell, "cell_contents")
+            self.value(_content(cell), free, read)
+        for part in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, part) is not None:
+                self.value(getattr(function, part), f"{name}.{part}", MISSING)
+        if "__wrapped__" in vars(function):
+            self.value(vars(function)["__wrapped__"], name, MISSING)
+        if _is_library_file(code.co_filename):
+            return
+        for global_name in _names(code):
+            if global_name in function.__globals__:
+                read = functools.partial(function.__globals__.get, global_name, MISSING)
+                self.value(function.__globals__[global_name], global_name, read)
+        new = set(_names(code)) - self.asked
+        self.asked |= new
+        for value, path in list(self.objects) if new else ():
+            self.attributes(value, path, new)
+
+    def object(self, value: Any, name: str) -> None:
+        """An object of the user's: the attributes that some code found here asks for."""
+        self.objects.append((value, name))
+        call = getattr(type(value), "__call__", None)  # noqa: B004 (its code is wanted)
+        if isinstance(call, types.FunctionType):
+            self.value(call, f"{name}.__call__", MISSING)
+        self.attributes(value, name, self.asked)
+
+    def attributes(self, value: Any, name: str, asked: set[str]) -> None:
+        for attribute in sorted(asked):
+            path = f"{name}.{attribute}"
+            if attribute in vars(value):
+                read = functools.partial(vars(value).get, attribute, MISSING)
+                self.value(vars(value)[attribute], path, read)
+            elif isinstance(method := getattr(type(value), attribute, None), types.FunctionType):
+                self.value(method, path, MISSING)
+
+
+class Identity:
+    """An object as part of a key: equal only to itself, and kept alive."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__name__}>"
+
+
+def _mutable(value: Any) -> bool:
+    return type(value) not in PLAIN
+
+
+def _size(container: Any) -> Any:
+    return len(container)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet filled
+        return None
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The globals and attributes that a function names, the functions inside it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _is_library(cls: type) -> bool:
+    """Whether a class comes from a library, whose objects are told apart by identity only."""
+    import sys
+
+    module = sys.modules.get(cls.__module__)
+    return _is_library_file(getattr(module, "__file__", None) or _HERE)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library_file(path: str) -> bool:
+    path = os.path.realpath(path)
+    return path.startswith((_HERE, *_LIBRARIES)) and not path.startswith("<")

@@ -1,0 +1,400 @@
+"""Programs: flat functions of Tensors, compiled by XLA through JAX.
+
+The body is traced by this very engine, with JAX's tracers inside the Tensors. What it takes from
+outside is found on the way and becomes inputs; so a first call may trace twice. For gradients the
+forward program gives, beside its results, what the rules keep, and the backward program takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.closures import Closure
+from regrad.errors import ArgumentError
+from regrad.namespaces import JAX
+from regrad.regions import (
+    Again,
+    Overrides,
+    Region,
+    RegionRule,
+    RegionTape,
+    check_guard,
+    in_region,
+    pull_through,
+    pullback,
+    record_region,
+    run_inside,
+    watched_places,
+)
+from regrad.state import State, current
+from regrad.tensor import Tensor, wrap
+from regrad.variable import Variable
+
+Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
+ndarray = np.ndarray
+
+
+class Traced:
+    """What one trace of a body found out: it travels with the compiled program.
+
+    `reached` are the outputs to which the wanted inputs lead, `found` those inputs that lead to
+    one; `kept` says where the backward program finds what the rules keep.
+    """
+
+    note: Any = None  # what the body said about its results
+    count = 0  # how many results there are; after them come new values of Variables
+    assigned: Sequence[Variable] = ()
+    shared: Sequence[Variable] = ()  # whose new value is also something else
+    bindings: Overrides = None  # with the hits of the trace
+    reached: Sequence[int] = ()
+    found: Sequence[int] = ()
+    kept: Sequence[tuple[str, Any]] = ()
+    backward: Any = None
+
+
+class Found(Exception):
+    """A trace came upon something from outside that was not an input yet."""
+
+
+class _Results(list[Any]):
+    """The arrays that a program returns, and what was found out when it was traced."""
+
+    traced: Traced
+
+
+def find_jax() -> Any:
+    """JAX itself, or an error that says how to get it."""
+    try:
+        import jax
+    except ImportError:
+        raise ArgumentError(
+            "compiling needs JAX, which is not installed: pip install 'regrad[jax]'. Without it "
+            "the same function runs eagerly, on NumPy."
+        ) from None
+    if not _KNOWN:
+        jax.tree_util.register_pytree_node(_Results, _opened, _closed)
+        _KNOWN.append(True)
+    return jax
+
+
+_KNOWN: list[bool] = []
+
+
+def _opened(results: _Results) -> tuple[list[Any], Traced]:
+    return list(results), results.traced
+
+
+def _closed(traced: Traced, arrays: Any) -> _Results:
+    results = _Results(arrays)
+    results.traced = traced
+    return results
+
+
+def to_jax(data: Any) -> Any:
+    """An array of NumPy or JAX as JAX's."""
+    if type(data) is ndarray:
+        return JAX.from_numpy(data)
+    if hasattr(data, "detach"):
+        raise ArgumentError(
+            "a compiled function takes Tensors of NumPy or JAX data, got PyTorch's; convert it "
+            "with rg.tensor(t.numpy())"
+        )
+    return data
+
+
+def _given(x: Tensor) -> Any:
+    """An argument as compiled programs take it: small NumPy arrays go in as they are."""
+    data = x._data
+    return to_jax(data) if type(data) is ndarray and data.dtype.itemsize > 4 else data
+
+
+class Program:
+    """A body compiled, for one state of what its closure reaches and of the overrides in force.
+
+    Shapes and dtypes are told apart by JAX. `sources` are what the body takes from outside
+    beside its arguments: Tensors, Variables, or places of the closure (ints).
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        name: str,
+        *,
+        donated: Sequence[int] = (),
+        traces: Callable[[Sequence[Any]], None] = lambda arrays: None,
+        derived: bool = False,
+    ) -> None:
+        self.jax = find_jax()
+        self.body = body
+        self.name = name
+        self.donated = donated
+        self.traces = traces
+        self.derived = derived  # the gradient of another program: its ops are no new hits
+        self.closure: Closure | None = None
+        self.overrides: Overrides = None
+        self.sources: list[Any] = []
+        self.assigned: list[Variable] = []
+        self.runs: dict[Any, Run] = {}
+        self.derivatives: dict[Any, Program] = {}
+
+    def __call__(
+        self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
+    ) -> tuple[list[Tensor], Any]:
+        """The results as Tensors, and the note; assignments are made, and tapes record."""
+        self.closure, self.overrides = closure, overrides
+        if closure is not None and not self.runs:
+            self.sources = closure.arrays()
+        while True:
+            try:
+                return self._call(xs, current())
+            except Found:
+                self.runs.clear()
+
+    def alone(self, xs: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+        """The same where nothing is in force, with the turns taken out that are not needed then."""
+        run = self.runs.get(((), False))
+        if run is None or self.sources or run.places:
+            return self(xs, self.closure)
+        results = run.compiled([_given(x) for x in xs], [])
+        traced = results.traced
+        return [wrap(array) for array in results], traced.note
+
+    def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
+        wanted, strict = (), False
+        if state is None:
+            inputs = [*xs, *[self._value(s) for s in self.sources]]
+        else:
+            inputs = [in_region(x) for x in (*xs, *map(self._read, self.sources))]
+            check_guard(inputs)
+            wanted = watched_places(inputs)
+            strict = bool(wanted) and not all(tape.plain for tape in state.tapes)
+        run = self.runs.get((wanted, strict))
+        if run is None:
+            run = self.runs[wanted, strict] = Run(self, len(xs), wanted)
+        results = run(inputs)
+        traced = results.traced
+        if traced.bindings:
+            self._count(traced, self.overrides, created=not self.derived, ran=not wanted)
+        n = traced.count + len(traced.assigned)
+        ys = [wrap(array) for array in results[:n]]
+        if wanted:
+            self._record(inputs, len(xs), wanted, ys, results)
+        for variable, y in zip(traced.assigned, ys[traced.count :], strict=True):
+            variable._set(y, lent=bool(wanted) or variable in traced.shared)
+        return ys[: traced.count], traced.note
+
+    def source(self, source: Any) -> Any:
+        """What stands at a place of the closure, or the source itself."""
+        if type(source) is not int:
+            return source
+        assert self.closure is not None
+        return self.closure.tensors[source]()
+
+    def _read(self, source: Any) -> Tensor:
+        """A source as the open tapes see it."""
+        value = self.source(source)
+        if isinstance(value, Variable):
+            return value._read()
+        return value if isinstance(value, Tensor) else wrap(np.asarray(value))
+
+    def _value(self, source: Any) -> Tensor:
+        """A source where no tape is open: a Variable's Tensor is not lent to anybody."""
+        return source._tensor if isinstance(source, Variable) else self._read(source)
+
+    def find(self, region: Region) -> None:
+        """Note what a trace took from outside, and end it if that is news."""
+        news = [v for v in region.assigned if v not in self.assigned]
+        self.assigned += news
+        if region.captured:
+            tensors = self.closure.tensors if self.closure is not None else ()
+            places = {id(read()): i for i, read in enumerate(tensors)}
+            self.sources += [places.get(id(source), source) for source in region.captured]
+        if news or region.captured:
+            raise Found
+
+    def _count(self, traced: Traced, overrides: Overrides, *, created: bool, ran: bool) -> None:
+        for key, binding in (traced.bindings or {}).items():
+            if overrides and key in overrides:
+                overrides[key].absorb(binding, created, ran)
+
+    # -- gradients ---------------------------------------------------------------------------
+
+    def _record(
+        self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], ys: list[Tensor],
+        results: _Results,
+    ) -> None:  # fmt: skip
+        """Put the program on the tapes; it is differentiated by its own backward program."""
+        traced, closure, overrides = results.traced, self.closure, self.overrides
+        found, reached = [wanted[i] for i in traced.found], traced.reached
+        pools = {
+            "input": lambda i: to_jax(inputs[i]._data),
+            "result": lambda i: results[i],
+            "constant": lambda array: array,
+        }
+        kept = [pools[pool](i) for pool, i in traced.kept]
+
+        def answer(inputs: Sequence[Tensor], dys: Sequence[Tensor]) -> Sequence[Tensor]:
+            given = [*inputs, *dys]
+            if watched_places(given):
+                return self._derivative(n, found, reached)(given, closure, overrides)[0]
+            self._count(traced, overrides, created=False, ran=True)
+            dxs = traced.backward(kept, [to_jax(dy._data) for dy in dys])
+            return [wrap(dx) for dx in dxs]
+
+        record_region(RegionRule(self.name, inputs, found, reached, answer), ys)
+
+    def _derivative(self, n: int, found: Sequence[int], reached: Sequence[int]) -> Program:
+        """The program of the gradient, by which gradients of gradients go."""
+        key = n, tuple(found), tuple(reached)
+        if key not in self.derivatives:
+            self.derivatives[key] = made = Program(
+                lambda xs: (pull(xs), None), f"the gradient of {self.name}", derived=True
+            )
+
+            def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+                sources = [made.source(s) for s in self.sources]
+                overrides = current().overrides  # pyright: ignore[reportOptionalMemberAccess]
+                again = Again(self._values, n, sources, overrides, self.name)
+                return pullback(again, n + len(sources), found, reached)(tensors)
+
+        return self.derivatives[key]
+
+    def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results, and then what was assigned, as the record has its outputs."""
+        ys = list(self.body(xs)[0])
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        return [*ys, *[region.read(v) for v in self.assigned]]
+
+
+class Run:
+    """A program for one choice of inputs that tapes watch."""
+
+    def __init__(self, program: Program, n: int, wanted: tuple[int, ...]) -> None:
+        self.program = program
+        self.n = n
+        self.wanted = wanted
+        variables = [(i, s) for i, s in enumerate(program.sources, n) if isinstance(s, Variable)]
+        self.donated = [] if wanted else [i for i, v in variables if v in program.assigned]
+        self.lent = [] if wanted else list(program.donated)
+        places = {*self.donated, *self.lent}
+        self.places = [*self.donated, *self.lent]
+        self.kept = [i for i in range(n + len(program.sources)) if i not in places]
+        self.converted: dict[int, tuple[Tensor, Any]] = {}
+        self.compiled = program.jax.jit(self._trace, donate_argnums=1)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> _Results:
+        kept = [
+            _given(inputs[i]) if i < self.n else self._converted(i, inputs[i]) for i in self.kept
+        ]
+        given = [self._given_away(i, inputs[i]) for i in self.places]
+        return self.compiled(kept, given)
+
+    def _converted(self, i: int, x: Tensor) -> Any:
+        """A source as JAX's; what stays the same from call to call is converted once."""
+        if type(x._data) is not ndarray:
+            return x._data
+        known = self.converted.get(i)
+        if known is None or known[0] is not x:
+            known = self.converted[i] = x, to_jax(x._data)
+        return known[1]
+
+    def _given_away(self, i: int, x: Tensor) -> Any:
+        """An array that the program may write over: a copy, if somebody else may hold it."""
+        if i < self.n:
+            return to_jax(x._data)
+        variable: Variable = self.program.sources[i - self.n]
+        data = to_jax(x._data)
+        return data.copy() if variable._lent or data is not x._data else data
+
+    # -- tracing -----------------------------------------------------------------------------
+
+    def _trace(self, kept: list[Any], given: list[Any]) -> _Results:
+        program = self.program
+        arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
+        tape = RegionTape(current()) if self.wanted else None
+        region = Region(program.name, traced=True, around=None)
+        inputs = [region.given(wrap(arrays[i])) for i in range(len(arrays))]
+        for source, x in zip(program.sources, inputs[self.n :], strict=True):
+            self._stand_in(region, program.source(source), x)
+        traced = Traced()
+        traced.bindings = {k: b.fresh() for k, b in (program.overrides or {}).items()} or None
+        if tape is not None:
+            tape.watched.update(inputs[i]._id for i in self.wanted)
+        tapes = () if tape is None else (tape,)
+        ys, traced.note = run_inside(
+            lambda: program.body(inputs[: self.n]), region, traced.bindings, tapes
+        )
+        traced.count, traced.assigned = len(ys), tuple(region.assigned)
+        ys = [*ys, *[region.values[v] for v in traced.assigned]]
+        results = _Results(to_jax(y._data) for y in ys)
+        results.traced = traced
+        if tape is not None:
+            run_inside(
+                lambda: self._linearized(tape, inputs, ys, results, arrays), region, traced.bindings
+            )
+        program.find(region)
+        program.traces([arrays[i] for i in range(self.n)])
+        traced.shared = _shared(traced, results, arrays)
+        return results
+
+    def _stand_in(self, region: Region, source: Any, x: Tensor) -> None:
+        if isinstance(source, Variable):
+            region.values[source] = x
+        else:
+            region.stand_ins[id(source)] = x
+            region.kept.append(source)
+
+    def _linearized(
+        self, tape: Any, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: _Results,
+        arrays: dict[int, Any],
+    ) -> None:  # fmt: skip
+        """Trace the backward program; what it takes from the forward one becomes results."""
+        jax, traced = self.program.jax, results.traced
+        keys = [inputs[i]._id for i in self.wanted]
+        reached = [i for i, y in enumerate(ys) if y._id in tape.watched]
+        found: list[int] = []
+
+        def back(*dys: Any) -> list[Any]:
+            found.clear()
+            grads = pull_through(tape, [ys[i] for i in reached], [wrap(dy) for dy in dys])
+            found.extend(i for i, key in enumerate(keys) if key in grads)
+            dxs = [(inputs[self.wanted[i]], grads[keys[i]]) for i in found]
+            zeros = jax.numpy.zeros_like
+            return [zeros(x._data) if dx is None else to_jax(dx._data) for x, dx in dxs]
+
+        specs = [jax.ShapeDtypeStruct(results[i].shape, results[i].dtype) for i in reached]
+        closed = jax.make_jaxpr(back)(*specs)
+        traced.reached, traced.found = reached, found
+        places = {id(array): ("input", i) for i, array in arrays.items()}
+        places.update((id(array), ("result", i)) for i, array in enumerate(results))
+        kept: list[tuple[str, Any]] = []
+        for array in closed.consts:
+            if not isinstance(array, jax.core.Tracer):
+                kept.append(("constant", array))
+                continue
+            if id(array) not in places:
+                places[id(array)] = "result", len(results)
+                results.append(array)
+            kept.append(places[id(array)])
+        traced.kept = kept
+        traced.backward = jax.jit(_evaluator(closed.jaxpr))
+
+
+def _evaluator(jaxpr: Any) -> Callable[[list[Any], list[Any]], Any]:
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    return lambda kept, dys: jaxpr_as_fun(ClosedJaxpr(jaxpr, kept))(*dys)
+
+
+def _shared(traced: Traced, results: _Results, arrays: dict[int, Any]) -> list[Variable]:
+    """The Variables whose new value is an input as it was, or another result as well."""
+    inputs = {id(array) for array in arrays.values()}
+    ids = [id(array) for array in results]
+    return [
+        v
+        for v, key in zip(traced.assigned, ids[traced.count :], strict=False)
+        if key in inputs or ids.count(key) > 1
+    ]
