@@ -40,7 +40,7 @@ LAYERS = [
     "errors", "state", "dims", "shapes", "namespaces", "ruleforms", "registry", "tensor", "tape",
     "recording", "printing", "shapeforms", "inference", "static_values", "graph", "dispatch",
     "walk", "executor", "opsheet", "containers", "deferral", "overrides", "numpy_protocol", "ops",
-    "dtypes", "variable", "gradients", "custom", "regions", "closures", "compiled", "jitted",
+    "dtypes", "variable", "gradients", "custom", "arguments", "regions", "closures", "compiled", "jitted",
     "batching", "recompute", "control", "transforms", "rules", "testing", "linalg",
     "random", "nn", "losses",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from regrad import losses as losses
 from regrad import nn as nn
 from regrad import random as random
 from regrad import rules as rules
+from regrad.batching import vmap as vmap
 from regrad.custom import custom_grad as custom_grad
 from regrad.dtypes import bool as bool
 from regrad.dtypes import can_cast as can_cast
@@ -201,6 +202,7 @@ from regrad.ops.sorting import top_k as top_k
 from regrad.opsheet import Indices as Indices
 from regrad.opsheet import op as op
 from regrad.overrides import gradient_override_map as gradient_override_map
+from regrad.recompute import checkpoint as checkpoint
 from regrad.registry import RegisterGradient as RegisterGradient
 from regrad.registry import find_op as find_op
 from regrad.registry import gradient as gradient

@@ -56,6 +56,10 @@ class Backend:
         """The dtype under its NumPy name."""
         return array.dtype
 
+    def is_traced(self, array: Any) -> bool:
+        """Whether this is a tracer, which has no value."""
+        return False
+
     def native_dtype(self, dtype: Any) -> Any:
         """The library's own object for a dtype."""
         return np.dtype(dtype)
@@ -92,10 +96,13 @@ class JaxBackend(Backend):
         self.native_dtype(array.dtype)
         return self.xp.asarray(array)
 
-    def to_numpy(self, array: Any) -> np.ndarray:
+    def is_traced(self, array: Any) -> bool:
         import jax.core
 
-        if isinstance(array, jax.core.Tracer):
+        return isinstance(array, jax.core.Tracer)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        if self.is_traced(array):
             raise TraceError(
                 f"the value of a traced Tensor ({array.dtype}, shape {tuple(array.shape)}) was "
                 "asked for, by bool(), float(), .numpy(), an if or the like; inside jit, vmap, "
