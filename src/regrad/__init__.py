@@ -3,6 +3,8 @@
 Array operations carry the names and signatures of the Array API standard.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from regrad import linalg as linalg
 from regrad import losses as losses
 from regrad import nn as nn
@@ -215,12 +217,19 @@ from regrad.transforms import jvp as jvp
 from regrad.transforms import vjp as vjp
 from regrad.variable import Variable as Variable
 
+if _TYPE_CHECKING:
+    from regrad import train as train
+
 variable = Variable
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Say what a misspelt or foreign name (`valueAndGrad`, `oneHot`) is called here."""
+    """Import `train` when it is first used; say what a misspelt or foreign name is called here."""
+    if name == "train":
+        from importlib import import_module
+
+        return import_module("regrad.train")
     from regrad.errors import near, snake_case
 
     known = [n for n in globals() if not n.startswith("_")]
