@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -188,6 +189,21 @@ def test_var_list_limits_what_is_trained():
     assert b.item() != 0
 
 
+def test_parts_of_optax_that_go_by_names():
+    w, b = model()
+    parts = {"moved": optax.sgd(1.0), "kept": optax.set_to_zero()}
+    labels = {"w": "moved", "b": "kept"}
+    train.Optimizer(optax.multi_transform(parts, labels)).minimize(lambda: w.sum() + b)
+    assert (w.tolist(), b.item()) == ([-0.5, -0.5, -0.5], 0)
+
+
+def test_complex_variables_go_downhill():
+    z = rg.Variable(np.complex64([1 + 2j]), name="z")
+    optimizer = train.Optimizer(optax.sgd(0.25))
+    losses = [optimizer.minimize(lambda: rg.square(rg.abs(z)).sum()).item() for _ in range(3)]
+    np.testing.assert_allclose(losses, [5.0, 1.25, 0.3125], rtol=1e-6)
+
+
 def test_a_rate_is_changed_by_hand():
     w = rg.Variable([1.0], name="w")
     optimizer = train.Optimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
@@ -363,6 +379,15 @@ def test_float64_is_never_truncated():
     assert w.tolist() == [1.0, 1.0]
 
 
+def test_float64_data_need_no_x64_mode():
+    w = rg.Variable([1.0, 1.0], name="w")
+    optimizer = train.Optimizer(optax.adam(0.1))
+    with jax.enable_x64(False):
+        loss = optimizer.minimize(lambda: (w * np.float64([1.0, 2.0])).sum())
+    assert loss.dtype == np.float64
+    np.testing.assert_allclose(w.numpy(), [0.9, 0.9], rtol=1e-6)
+
+
 # -- checkpoints -----------------------------------------------------------------------------------
 
 DTYPES = [
@@ -502,8 +527,9 @@ def test_what_save_refuses(tmp_path):
         train.save(path, [w], {"epoch": 3})
     with pytest.raises(GradientError, match="being differentiated"):
         rg.variable_grads(lambda: train.save(path, [w]) or w.sum())
-    with pytest.raises(StateError, match="inside a compiled function"):
-        jax.jit(lambda x: train.save(path, [rg.Variable(wrap(x), name="x")]))(1.0)
+    for use in [train.save, train.restore]:
+        with pytest.raises(StateError, match=f"{use.__name__} inside a compiled function"):
+            jax.jit(lambda x, use=use: use(path, [rg.Variable(wrap(x), name="x")]))(1.0)
     assert not path.exists()
 
 
@@ -541,6 +567,38 @@ def test_sharding_is_kept(tmp_path):
         env={**os.environ, **flags}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["[True, True, True]", "True"], done.stderr
+
+
+HOSTS = """
+import sys, jax, numpy as np, regrad as rg
+from jax.sharding import NamedSharding, PartitionSpec as P
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+rows = NamedSharding(jax.make_mesh((2,), ("d",)), P("d"))
+def spread(values):
+    return rg.tensor(jax.make_array_from_callback((4,), rows, lambda part: values[part]))
+w = rg.Variable(spread(np.float32([1, 2, 3, 4])), name="w")
+rg.train.save(sys.argv[1], [w])
+w.assign(spread(np.zeros(4, np.float32)))
+rg.train.restore(sys.argv[1], [w])
+print([shard.data.tolist() for shard in w.value.data.addressable_shards])
+print(w.value.data.is_fully_addressable)
+"""
+
+
+def test_two_hosts_save_one_file(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOSTS, str(tmp_path / "a"), address, str(host)],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    said = [host.communicate(timeout=120)[0].splitlines()[-2:] for host in hosts]
+    assert said == [["[[1.0, 2.0]]", "False"], ["[[3.0, 4.0]]", "False"]]
+    assert os.listdir(tmp_path) == ["a"]
 
 
 # -- the loop --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.errors import MissingPackageError, StateError
+from regrad.errors import MissingPackageError
 from regrad.namespaces import BACKENDS
 from regrad.tensor import Tensor, wrap
 
@@ -36,23 +36,19 @@ def is_traced(data: Any) -> bool:
 
 
 def to_jax(x: Tensor) -> Any:
-    """The values in JAX; float64 raises while JAX's x64 mode is off."""
+    """The values as JAX's functions take them; float64 raises while JAX's x64 mode is off."""
     data = x.data  # refused while x is differentiated: the gradient would be lost
     if is_jax(x):
         return data
     import jax
 
-    return BACKENDS[jax.Array].from_numpy(BACKENDS[type(data)].to_numpy(data))
+    BACKENDS[jax.Array].native_dtype(x.dtype)
+    return BACKENDS[type(data)].to_numpy(data)
 
 
 def to_host(x: Tensor) -> np.ndarray:
     """The values in NumPy; those of a sharded array are gathered, from other hosts too."""
     data = x.data
-    if is_traced(data):
-        raise StateError(
-            "values are written to a file inside a compiled function, where they are not known "
-            "yet; save after the call"
-        )
     if is_jax(x) and not data.is_fully_addressable:
         from jax.experimental.multihost_utils import process_allgather
 
@@ -63,11 +59,9 @@ def to_host(x: Tensor) -> np.ndarray:
 def as_held(values: np.ndarray, old: Tensor) -> Tensor:
     """New values in the library and on the devices that hold the old ones."""
     backend = BACKENDS[type(old._data)]
-    new = backend.from_numpy(values)
     if backend.name == "jax" and old._data.committed:
         import jax
 
-        new = jax.device_put(values, old._data.sharding)
-    elif backend.name == "torch":
-        new = new.to(old._data.device)
-    return wrap(new)
+        return wrap(jax.device_put(values, old._data.sharding))
+    new = backend.from_numpy(values)
+    return wrap(new.to(old._data.device) if backend.name == "torch" else new)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from regrad.errors import ArgumentError, CheckpointError, kind
-from regrad.train.arrays import as_held, is_jax, needed, to_host
+from regrad.errors import ArgumentError, CheckpointError, StateError, kind
+from regrad.train.arrays import as_held, is_jax, is_traced, needed, to_host
 from regrad.variable import Variable
 
 Variables = Iterable[Variable] | Mapping[str, Variable]
@@ -45,6 +45,8 @@ def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = N
     Raises:
         MissingPackageError: safetensors is not installed.
         ArgumentError: two variables of one name; no variables, or something else.
+        GradientError: a variable is being differentiated.
+        StateError: called inside a compiled function.
 
     Source: safetensors; `tf.train.Saver`.
 
@@ -86,6 +88,7 @@ def restore(path: Any, variables: Variables) -> dict[str, str]:
         MissingPackageError: safetensors is not installed.
         CheckpointError: the file is damaged; names, shapes or dtypes are not the variables'.
         ArgumentError: two variables of one name; no variables, or something else.
+        StateError: called inside a compiled function.
         FileNotFoundError: there is no such file.
     """
     safetensors = needed("safetensors", "train", "regrad.train.restore")
@@ -195,6 +198,11 @@ def _by_name(variables: Variables, api: str) -> dict[str, Variable]:
             raise ArgumentError(
                 f"{api}: two variables are called {name!r}. Give them names of their own (of "
                 "optimizers: Optimizer(…, name=…)), or a dict from names to variables."
+            )
+        if is_traced(v.value._data):
+            raise StateError(
+                f"{api} inside a compiled function, where the values of {name!r} are not known "
+                "yet; call it outside"
             )
         named[name] = v
     return named

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from regrad import dispatch
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
 from regrad.gradients import variable_pairs
-from regrad.namespaces import is_inexact
+from regrad.namespaces import BACKENDS, is_inexact
 from regrad.tensor import Tensor, wrap
 from regrad.train.arrays import as_held, is_jax, is_traced, needed, to_jax
 from regrad.variable import Variable
@@ -38,19 +37,6 @@ class Slot(NamedTuple):
     variable: Variable
     owner: str | None
     key_type: Any  # of a JAX random key, which is held as its integers
-
-    def read(self) -> Any:
-        """The array for optax."""
-        data = to_jax(self.variable.value)
-        if self.key_type is None:
-            return data
-        import jax
-
-        return jax.random.wrap_key_data(data, impl=self.key_type)
-
-    def write(self, leaf: Any) -> None:
-        """Keep what optax made of it."""
-        self.variable.assign(wrap(_plain(leaf)))
 
 
 class Optimizer:
@@ -98,7 +84,7 @@ class Optimizer:
             raise _no_transformation(transformation)
         self.name = name
         self._optax = optax.with_extra_args_support(transformation)
-        self._step = jax.jit(partial(_step, self._optax.update, optax.apply_updates))
+        self._compiled = jax.jit(self._step)
         self._trained: dict[str, Variable] = {}
         self._slots: list[Slot] = []
         self._structure: Any = None
@@ -141,8 +127,8 @@ class Optimizer:
             _check_dtype(v)
         import jax
 
-        state = self._optax.init({Name(n): to_jax(v.value) for n, v in given.items()})
-        found, structure = jax.tree_util.tree_flatten_with_path(state)
+        params = {Name(n): jax.numpy.asarray(to_jax(v.value)) for n, v in given.items()}
+        found, structure = jax.tree_util.tree_flatten_with_path(self._optax.init(params))
         if any(is_traced(leaf) for _, leaf in found):
             raise StateError(
                 f"the optimizer {self.name!r} would make its state inside a compiled function, "
@@ -165,13 +151,13 @@ class Optimizer:
             var_list: The variables to train; by default all trainable ones that it reads.
 
         The loss is the one before the step. Overrides in force count, as in `variable_grads`.
-        It is also given to optax as `value`, which some of its parts use
-        (`optax.contrib.reduce_on_plateau`).
+        It is also given to optax as `value` (float32, unless a variable has 64 bits), which some
+        of its parts use: `optax.contrib.reduce_on_plateau`.
 
         Raises: what `variable_grads`, `init` and `apply_gradients` raise.
         """
         loss, pairs = self.compute_gradients(loss_fn, var_list)
-        self.apply_gradients(pairs, value=loss)
+        self.apply_gradients(pairs, value=_as_value(loss, [v for _, v in pairs]))
         return loss
 
     def compute_gradients(
@@ -239,13 +225,25 @@ class Optimizer:
         params = {Name(n): to_jax(v.value) for n, v in self._trained.items()}
         # What has no gradient gets zeros, which no norm over all of them sees, and keeps its state.
         grads = {n: given[n] if n in given else jax.numpy.zeros_like(x) for n, x in params.items()}
-        state = jax.tree.unflatten(self._structure, [slot.read() for slot in self._slots])
-        params, state = self._step(grads, state, params, extra)
+        leaves = [to_jax(slot.variable.value) for slot in self._slots]
+        params, leaves = self._compiled(grads, leaves, params, extra)
         for n in given:
-            self._trained[n].assign(_back(params[Name(n)], self._trained[n].value))
-        for slot, leaf in zip(self._slots, jax.tree.leaves(state), strict=True):
+            self._trained[n].assign(_back(params[n], self._trained[n].value))
+        for slot, leaf in zip(self._slots, leaves, strict=True):
             if slot.owner is None or slot.owner in given:
-                slot.write(leaf)
+                slot.variable.assign(wrap(leaf))
+
+    def _step(self, grads: Any, leaves: Any, params: Any, extra: Any) -> tuple[Any, list[Any]]:
+        """The pure function: new parameters and state from old ones."""
+        import jax
+        import optax
+
+        leaves = [
+            _keyed(leaf, slot.key_type) for slot, leaf in zip(self._slots, leaves, strict=True)
+        ]
+        state = jax.tree.unflatten(self._structure, leaves)
+        updates, state = self._optax.update(grads, state, params, **extra)
+        return optax.apply_updates(params, updates), [_plain(x) for x in jax.tree.leaves(state)]
 
     def _pairs(self, grads: Any, var_list: Iterable[Variable] | None) -> Pairs:
         if isinstance(grads, Mapping):
@@ -287,11 +285,11 @@ class Optimizer:
             )
 
 
-def _step(
-    update: Any, apply_updates: Any, grads: Any, state: Any, params: Any, extra: Any
-) -> tuple[Any, Any]:
-    updates, state = update(grads, state, params, **extra)
-    return apply_updates(params, updates), state
+def _as_value(loss: Tensor, variables: Sequence[Variable]) -> Tensor:
+    """The loss for optax: float64 data must not ask for JAX's x64 mode if no variable does."""
+    data, wide = loss.data, (np.float64, np.complex128)
+    dtype = np.float64 if any(v.dtype in wide for v in variables) else np.float32
+    return wrap(BACKENDS[type(data)].astype(data, dtype))
 
 
 def _back(new: Any, old: Tensor) -> Tensor:
@@ -316,6 +314,12 @@ def _key_type(leaf: Any) -> Any:
 
     typed = jax.numpy.issubdtype(jax.numpy.asarray(leaf).dtype, jax.dtypes.prng_key)
     return jax.random.key_impl(leaf) if typed else None
+
+
+def _keyed(leaf: Any, key_type: Any) -> Any:
+    import jax
+
+    return leaf if key_type is None else jax.random.wrap_key_data(leaf, impl=key_type)
 
 
 def _plain(leaf: Any) -> Any:
