@@ -35,7 +35,8 @@ def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = N
         path: The file, `model.safetensors` say. If there is one, it stays, whole, until the new
             one is complete.
         variables: Variables, which are stored under their names, or a dict from names of your
-            choice. To go on with training later, save the optimizer's too:
+            choice. (Default names count the variables of a program; name those that another
+            program is to restore.) To go on with training later, save the optimizer's too:
             `[*model, *optimizer.variables]`.
         metadata: Strings to keep beside them, such as `{"epoch": "3"}`; `restore` returns them.
 

@@ -334,15 +334,16 @@ def _plain(leaf: Any) -> Any:
 
 def _short_names(paths: Sequence[Sequence[Any]]) -> list[str]:
     """`mu/w` for each path: places in tuples are left out, except where names would be equal."""
-    import jax
-
-    full = [[jax.tree_util.keystr((k,), simple=True) for k in path] for path in paths]
-    short = [
-        "/".join(n for n, k in zip(names, path, strict=True) if not hasattr(k, "idx"))
-        for names, path in zip(full, paths, strict=True)
-    ]
+    short = ["/".join(_part(k) for k in path if not hasattr(k, "idx")) for path in paths]
+    full = ["/".join(map(_part, path)) for path in paths]
     times = Counter(short)
-    return [s if s and times[s] == 1 else "/".join(f) for s, f in zip(short, full, strict=True)]
+    return [s if s and times[s] == 1 else f for s, f in zip(short, full, strict=True)]
+
+
+def _part(key: Any) -> str:
+    """What one step of a path in a tree is called: a name, a key of a dict or a place."""
+    found = (getattr(key, a) for a in ("name", "key", "idx") if hasattr(key, a))
+    return str(next(found, key))
 
 
 # -- checks ----------------------------------------------------------------------------------------
