@@ -11,6 +11,11 @@ from regrad import nn as nn
 from regrad import random as random
 from regrad import rules as rules
 from regrad.batching import vmap as vmap
+from regrad.control import cond as cond
+from regrad.control import fori_loop as fori_loop
+from regrad.control import map as map
+from regrad.control import scan as scan
+from regrad.control import while_loop as while_loop
 from regrad.custom import custom_grad as custom_grad
 from regrad.dtypes import bool as bool
 from regrad.dtypes import can_cast as can_cast

@@ -24,6 +24,19 @@ class Note:
         self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
         self.rebuild = rebuild
 
+    def is_like(self, other: Note) -> bool:
+        """Whether two notes put the same structure around as many Tensors."""
+        count = len(self.leaves)
+        return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
+            other.rebuild([0] * count)
+        )
+
+    def __repr__(self) -> str:
+        signs = [
+            "a Tensor" if x is TENSOR else "an array" if x is ARRAY else x for x in self.leaves
+        ]
+        return repr(self.rebuild(signs))
+
     def __call__(self, ys: Sequence[Tensor]) -> Any:
         given = iter(ys)
         leaves = [

@@ -385,13 +385,14 @@ class Run:
                 results.append(array)
             kept.append(places[id(array)])
         traced.kept = kept
-        traced.backward = jax.jit(_evaluator(closed.jaxpr))
+        traced.backward = jax.jit(partial(evaluate, closed.jaxpr))
 
 
-def _evaluator(jaxpr: Any) -> Callable[[list[Any], list[Any]], Any]:
+def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The results of a traced function, given what it had closed over."""
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-    return lambda kept, dys: jaxpr_as_fun(ClosedJaxpr(jaxpr, kept))(*dys)
+    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
 
 
 def _shared(traced: Traced, results: _Results, arrays: dict[int, Any]) -> list[Variable]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from regrad import dispatch
 from regrad.errors import ArgumentError
@@ -192,9 +192,16 @@ class Shadow(Links):
             tape.read_plainly()
 
 
+class Link(NamedTuple):
+    """All that is left of a record."""
+
+    inputs: Any
+    outputs: Any
+
+
 class _Pairs(list[Any]):
     def append(self, record: Any) -> None:
-        super().append((record.inputs, record.outputs))
+        super().append(Link(record.inputs, record.outputs))
 
 
 def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
@@ -221,14 +228,17 @@ class Once:
     one will count (branches). `done` puts the record on the tapes.
     """
 
-    def __init__(self, kind: str, xs: Sequence[Tensor], *, traced: bool) -> None:
+    def __init__(
+        self, kind: str, xs: Sequence[Tensor], *, traced: bool, tape: type[RegionTape] = Links
+    ) -> None:
         self.state = current()
         self.kind = kind
         self.xs = [in_region(x) for x in xs]
         self.overrides = None if self.state is None else self.state.overrides
-        self.tapes = inner_tapes(Links, self.state)
+        self.tapes = inner_tapes(tape, self.state)
         self.region = Region(kind, tapes=self.tapes, traced=traced)
         self.inner = [self.region.given(x) for x in self.xs]
+        self.watched = set() if not self.tapes else self.tapes[0].watched
         self.outputs: list[list[int]] = []  # ids by place, one list for each run
 
     def stand_ins(self, arrays: Sequence[Any]) -> list[Tensor]:
@@ -245,6 +255,11 @@ class Once:
         return ys
 
     @property
+    def inputs(self) -> list[Tensor]:
+        """All that the body took, as Tensors outside: its arguments and its sources."""
+        return [*self.xs, *map(read_source, self.sources)]
+
+    @property
     def sources(self) -> list[Source]:
         """What the body took from outside."""
         return self.region.captured
@@ -253,23 +268,34 @@ class Once:
         """The body as a function of all that it used."""
         return Again(flat, len(self.xs), self.sources, self.overrides, self.kind, self.region.drawn)
 
-    def done(self, ys: Sequence[Any], answer: Callable[..., Sequence[Any]]) -> list[Tensor]:
-        """The results as Tensors outside, recorded; `answer(inputs, found, reached, dys)`."""
+    def done(
+        self,
+        ys: Sequence[Any],
+        answer: Callable[..., Sequence[Any]],
+        loops: Sequence[tuple[int, int]] = (),
+    ) -> list[Tensor]:
+        """The results as Tensors outside, recorded.
+
+        `answer(inputs, found, reached, dys)` gives the gradients by the inputs found of those of
+        the results reached. `loops` are (result, argument): what comes round again.
+        """
         results = [wrap(y) for y in ys]
-        inputs = [*self.xs, *map(read_source, self.sources)]
+        inputs = self.inputs
         check_guard(inputs)
-        if not self.tapes:
+        wanted = watched_places(inputs) if self.tapes else ()
+        if not wanted:
             return results
-        links = self.tapes[0].records
         stand_ins = [self.region.stand_in_for(s) for s in self.sources]
         ids = [x._id for x in (*self.inner, *stand_ins)]
-        wanted = watched_places(inputs)
-        watched = forward(links, {ids[i] for i in wanted})
+        links = [(_ids(r.inputs), _ids(r.outputs)) for r in self.tapes[0].records]
+        links += [((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
+        watched = leads(links, {ids[i] for i in wanted})
         reached = [
             i for i, y in enumerate(results)
             if is_inexact(y.dtype) and any(run[i] in watched for run in self.outputs)
         ]  # fmt: skip
-        leading = backward(links, {run[i] for run in self.outputs for i in reached})
+        back = [(outputs, inputs) for inputs, outputs in reversed(links)]
+        leading = leads(back, {run[i] for run in self.outputs for i in reached})
         found = [i for i in wanted if ids[i] in leading]
         rule = RegionRule(
             self.kind, inputs, found, reached,
@@ -279,22 +305,20 @@ class Once:
         return results
 
 
-def forward(links: Iterable[Any], seeds: set[Any]) -> set[Any]:
-    """The ids to which these lead."""
+def _ids(ids: Any) -> tuple[Any, ...]:
+    return ids if isinstance(ids, tuple) else (ids,)
+
+
+def leads(links: Sequence[tuple[Any, Any]], seeds: set[Any]) -> set[Any]:
+    """All that these lead to; once through is enough where nothing comes round."""
     seeds = set(seeds)
-    for inputs, outputs in links:
-        if not seeds.isdisjoint(inputs):
-            seeds.update(outputs if isinstance(outputs, tuple) else (outputs,))
+    before = -1
+    while len(seeds) != before:
+        before = len(seeds)
+        for inputs, outputs in links:
+            if not seeds.isdisjoint(inputs):
+                seeds.update(outputs)
     return seeds
-
-
-def backward(links: Sequence[Any], ends: set[Any]) -> set[Any]:
-    """The ids that lead to these."""
-    ends = set(ends)
-    for inputs, outputs in reversed(links):
-        if not ends.isdisjoint(outputs if isinstance(outputs, tuple) else (outputs,)):
-            ends.update(inputs)
-    return ends
 
 
 def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:
@@ -330,6 +354,7 @@ class Again:
         self.drawn = list((drawn or {}).values())
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        tensors = [in_region(x) for x in tensors]
         pairs = list(zip(self.captured, tensors[self.count :], strict=True))
         stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
         # an argument that is also captured is another input, with a gradient of its own
