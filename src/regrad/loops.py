@@ -121,10 +121,30 @@ class Scan:
         while True:
             arrays = [to_jax(x._data) for x in self.once.xs]
             m = len(self.carry)
-            first, along = arrays[:m], arrays[m:]
-            last, ys = jax.lax.scan(self._body, first, along, self.length, self.reverse)
+            entry = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in arrays[m:]]
+            closed = jax.make_jaxpr(self._body)(arrays[:m], entry)
             if not self._spread():
-                return [*last, *ys]
+                return self._run(closed, arrays[:m], arrays[m:])
+
+    def _run(self, closed: Any, first: list[Any], along: list[Any]) -> list[Any]:
+        """The loop over the traced step; what is the same in every step is kept once."""
+        import jax
+
+        n = self.outputs
+        same = invariant(closed, n)
+        steps = [i for i, array in enumerate(same) if array is None]
+        for place, (pool, i) in enumerate(self.kept):
+            if pool == "step" and same[i] is None:
+                self.kept[place] = "step", steps.index(i)
+            elif pool == "step":
+                self.kept[place] = "same", same[i]
+
+        def body(carry: Any, x: Any) -> Any:
+            ys = evaluate(closed.jaxpr, closed.consts, [*carry, *x])
+            return ys[: len(first)], ys[len(first) : n] + [ys[n + i] for i in steps]
+
+        last, ys = jax.lax.scan(body, first, along, self.length, self.reverse)
+        return [*last, *ys]
 
     def _spread(self) -> bool:
         """Whether what a strict tape watches has come round to carries that it did not watch."""
@@ -135,7 +155,7 @@ class Scan:
             grown = grown or bool(now)
         return grown
 
-    def _body(self, carry: list[Any], x: list[Any]) -> Any:
+    def _body(self, carry: list[Any], x: list[Any]) -> list[Any]:
         self.once = once = Once(self.kind, self.once.xs, traced=True, tape=self.tape)
         inner = once.stand_ins([*carry, *x])
         places = [self.floats, *self.shadowed]
@@ -150,7 +170,7 @@ class Scan:
             arrays += run_inside(
                 lambda: self._linearized(inner, ys, arrays), once.region, once.overrides
             )
-        return arrays[:m], arrays[m:]
+        return arrays
 
     def _check(self, carry: Sequence[Any]) -> None:
         for x, y in zip(self.carry, carry, strict=True):
@@ -306,6 +326,27 @@ class Scan:
         )  # fmt: skip
         by_input = dict(zip([*self.floats, *summed, *entries], [*last, *dxs], strict=True))
         return [by_input[i] for i in found]
+
+
+def invariant(closed: Any, first: int) -> list[Any]:
+    """The results of a traced step, from `first` on, that are the same in every step; else None."""
+    from jax.extend.core import Literal
+
+    jaxpr = closed.jaxpr
+    varying = set(jaxpr.invars)
+
+    def varies(variable: Any) -> bool:
+        return not isinstance(variable, Literal) and variable in varying
+
+    for eqn in jaxpr.eqns:
+        if any(map(varies, eqn.invars)):
+            varying.update(eqn.outvars)
+    wanted = jaxpr.outvars[first:]
+    if all(map(varies, wanted)):
+        return [None] * len(wanted)
+    # the step once more, on zeros: what does not depend on them is right, and XLA drops the rest
+    ys = evaluate(jaxpr, closed.consts, [_zeros(v) for v in jaxpr.invars])[first:]
+    return [None if varies(v) else y for v, y in zip(wanted, ys, strict=True)]
 
 
 def _zeros(variable: Any) -> Any:
