@@ -310,6 +310,12 @@ def two_values_that_lie_elsewhere():
     np.testing.assert_array_equal(gathered.numpy(), values(64, 16))
 
 
+def two_placed_values_must_agree():
+    for put in (lambda x, s: rg.device_put(x, s), lambda x, s: rg.Variable(x).place(s)):
+        with raises(DeviceError, "float32 (8, 2)", "differ", "make_array_from_process_local_data"):
+            put(values(8, 2, seed=jax.process_index()), on("data", mesh="line"))
+
+
 def two_gradients_of_data_in_parts():
     for f in (lambda x: rg.sum(activate(x)), rg.jit(lambda x: rg.sum(activate(x)))):
         dx = rg.grad(f)(rows_of(values(64, 16)))

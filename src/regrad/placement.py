@@ -67,6 +67,14 @@ def put(x: Tensor, sharding: Any, what: str) -> Any:
         return place(array, sharding)
     except ValueError as error:
         raise DeviceError(f"{what} of {x.dtype} {x.shape}: {error}") from None
+    except AssertionError as error:
+        if "not the same on each process" not in str(error):
+            raise
+        raise DeviceError(
+            f"{what} of {x.dtype} {x.shape}: the values differ between the processes. Give all the "
+            "same, or make one array of their parts, "
+            "jax.make_array_from_process_local_data(sharding, part)."
+        ) from None
 
 
 def moved(x: Tensor, sharding: Any, what: str) -> Tensor:
