@@ -31,7 +31,7 @@ def layout(array: Any) -> Any:
 @lru_cache(maxsize=1024)
 def _plainest(sharding: Any) -> Any:
     """The shortest name of a layout: XLA gives P("model") for what came as P("model", None)."""
-    import jax
+    import jax.core
 
     sizes = sharding.mesh.shape
     entries = [entry if isinstance(entry, tuple) else (entry,) for entry in sharding.spec]
@@ -45,7 +45,7 @@ def _plainest(sharding: Any) -> Any:
 
 def put(x: Tensor, sharding: Any, what: str) -> Any:
     """The array of a Tensor, laid out anew; inside a compiled function, a constraint on it."""
-    import jax
+    import jax.core
 
     if not isinstance(sharding, jax.Device | jax.sharding.Sharding):
         raise ArgumentError(
