@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import traceback
 import warnings
 from pathlib import Path
@@ -250,6 +251,46 @@ def one_containers_are_placed_leaf_by_leaf():
     assert {k: type(x) for k, x in batch.items()} == dict.fromkeys(batch, rg.Tensor)
     assert batch["n"].shape == (2,)
     assert isinstance(v._tensor._data, np.ndarray)
+
+
+def one_an_optimizer_and_its_state():
+    import optax
+
+    def weights(*specs):
+        net = Net(*(on(*spec) for spec in specs)) if specs else Net()
+        adam = rg.train.Optimizer(optax.adam(0.02), name="adam")
+        adam.init([net.w, net.v])
+        count = next(v for v in adam.variables if not v.ndim)
+        if specs:
+            count.place(on())
+
+        @rg.jit
+        def step(x, y):
+            return adam.minimize(lambda: net.loss(x, y))
+
+        put = placed("data") if specs else rg.tensor
+        for _ in range(3):
+            step(put(values(64, 16)), put(values(64, 4, seed=3)))
+        assert step.cache_info().traces == 1
+        layouts = {v.name: v._tensor.device for v in adam.variables}
+        return whole(net.v), layouts
+
+    one, _ = weights()
+    several, layouts = weights((None, "model"), ("model",))
+    assert_close(several, one)
+    assert layouts["adam/mu/w"].spec == layouts["adam/nu/w"].spec == PartitionSpec(None, "model")
+    assert layouts["adam/mu/v"].spec == PartitionSpec("model")
+
+
+def one_checkpoints_come_back_where_they_were():
+    net = Net(on(None, "model"), on("model", None))
+    before = whole(net.w)
+    with tempfile.TemporaryDirectory() as folder:
+        rg.train.save(f"{folder}/w.safetensors", [net.w, net.v])
+        net.w.assign(rg.zeros_like(net.w))
+        rg.train.restore(f"{folder}/w.safetensors", [net.w, net.v])
+    np.testing.assert_array_equal(whole(net.w), before)
+    assert net.w._tensor.device.spec == PartitionSpec(None, "model")
 
 
 def one_mistakes_are_named():

@@ -38,12 +38,11 @@ def test_work_on_numpy_loads_no_jax():
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
     "errors", "state", "dims", "shapes", "namespaces", "ruleforms", "registry", "tensor",
-    "placement", "tape",
-    "recording", "printing", "shapeforms", "inference", "static_values", "graph", "dispatch",
-    "walk", "executor", "opsheet", "containers", "deferral", "overrides", "numpy_protocol", "ops",
-    "dtypes", "variable", "gradients", "custom", "arguments", "regions", "closures", "compiled",
-    "devices", "jitted", "batching", "recompute", "loops", "control", "transforms", "rules", "testing",
-    "linalg", "random", "nn", "losses", "train",
+    "placement", "tape", "recording", "printing", "shapeforms", "inference", "static_values",
+    "graph", "dispatch", "walk", "executor", "opsheet", "containers", "deferral", "overrides",
+    "numpy_protocol", "ops", "dtypes", "variable", "gradients", "custom", "arguments", "regions",
+    "closures", "compiled", "devices", "jitted", "batching", "recompute", "loops", "control",
+    "transforms", "rules", "testing", "linalg", "random", "nn", "losses", "train",
 ]  # fmt: skip
 
 
