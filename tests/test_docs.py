@@ -16,9 +16,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/conventions.md", "docs/tf1.md", "docs/compiled.md"]
-)
+PAGES = ["README.md", *(f"docs/{n}.md" for n in ("conventions", "compiled", "devices", "tf1"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_programs_print_what_the_page_says(page):
     scope = {}
     printed = None

@@ -88,6 +88,15 @@ def test_reversible_network(run):
     assert max(row["error"] for row in rows) <= 1e-12
 
 
+def test_sharded_training(run):
+    losses = run("sharded_training", picture=False)
+    alone = losses.pop("one device")
+    assert alone[-1] < 0.9 * alone[0]
+    assert len(losses) == 3
+    for others in losses.values():
+        assert others == pytest.approx(alone, abs=1e-5)
+
+
 # -- TensorFlow 1 programs ---------------------------------------------------------------------
 
 

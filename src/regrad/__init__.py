@@ -17,6 +17,7 @@ from regrad.control import map as map
 from regrad.control import scan as scan
 from regrad.control import while_loop as while_loop
 from regrad.custom import custom_grad as custom_grad
+from regrad.devices import device_put as device_put
 from regrad.dtypes import bool as bool
 from regrad.dtypes import can_cast as can_cast
 from regrad.dtypes import complex64 as complex64

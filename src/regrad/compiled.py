@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from regrad.closures import Closure
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, DeviceError
 from regrad.namespaces import JAX
+from regrad.placement import layout, trouble
 from regrad.regions import (
     Again,
     Overrides,
@@ -158,10 +159,14 @@ class Program:
 
     def alone(self, xs: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """The same where nothing is in force, with the turns taken out that are not needed then."""
-        run = self.runs.get(((), ()))
+        run = self.runs.get(((), (), ()))
         if run is None or self.sources or run.places:
             return self(xs, self.closure)
-        results = run.compiled([_given(x) for x in xs], [])
+        try:
+            results = run.compiled([_given(x) for x in xs], [])
+        except ValueError as error:
+            self.check_places(error, xs)
+            raise
         traced = results.traced
         return [wrap(array) for array in results], traced.note
 
@@ -176,9 +181,11 @@ class Program:
             wanted = watched_places(inputs)
             if wanted:
                 strict = tuple(watched_by(t, inputs) for t in state.tapes if not t.plain)
-        run = self.runs.get((wanted, strict))
+        # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
+        key = wanted, strict, tuple([layout(v._tensor._data) for v in self.assigned])
+        run = self.runs.get(key)
         if run is None:
-            run = self.runs[wanted, strict] = Run(self, len(xs), wanted)
+            run = self.runs[key] = Run(self, len(xs), wanted)
         results = run(inputs)
         traced = results.traced
         if traced.bindings:
@@ -190,6 +197,16 @@ class Program:
         for variable, y in zip(traced.assigned, ys[traced.count :], strict=True):
             variable._set(y, lent=bool(wanted) or variable in traced.shared)
         return ys[: traced.count], traced.note
+
+    def check_places(self, error: ValueError, inputs: Sequence[Tensor]) -> None:
+        """Raise the error that is due where inputs lie on devices that do not go together."""
+        sources = [self.source(s) for s in self.sources]
+        names = [f"argument {i}" for i in range(len(inputs) - len(sources))]
+        for source in sources:
+            variable = isinstance(source, Variable)
+            names.append(f"the Variable {source.name!r}" if variable else "a Tensor of its closure")
+        if (where := trouble(error, inputs, names)) is not None:
+            raise DeviceError(f"{self.name}: {where}") from None
 
     def source(self, source: Any) -> Any:
         """What stands at a place of the closure, or the source itself."""
@@ -296,7 +313,11 @@ class Run:
             _given(inputs[i]) if i < self.n else self._converted(i, inputs[i]) for i in self.kept
         ]
         given = [self._given_away(i, inputs[i]) for i in self.places]
-        return self.compiled(kept, given)
+        try:
+            return self.compiled(kept, given)
+        except ValueError as error:
+            self.program.check_places(error, inputs)
+            raise
 
     def _converted(self, i: int, x: Tensor) -> Any:
         """A source as JAX's; what stays the same from call to call is converted once."""
@@ -343,6 +364,9 @@ class Run:
         program.find(region)
         program.traces([arrays[i] for i in range(self.n)])
         traced.shared = _shared(traced, results, arrays)
+        for i, variable in enumerate(traced.assigned, traced.count):
+            if (sharding := layout(variable._tensor._data)) is not None:
+                results[i] = program.jax.lax.with_sharding_constraint(results[i], sharding)
         return results
 
     def _stand_in(self, region: Region, source: Any, x: Tensor) -> None:

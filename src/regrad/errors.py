@@ -70,6 +70,10 @@ class TraceError(RegradError, TypeError):
     """A compiled function asked for something that only exists while it runs, or let it leak."""
 
 
+class DeviceError(RegradError, ValueError):
+    """Data that lies, or is to lie, where the call cannot use it."""
+
+
 class NotFiredError(RegradError, AssertionError):
     """`assert_fired()` found a rule that never ran."""
 

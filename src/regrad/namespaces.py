@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.errors import ArgumentError, DTypeError, TraceError
+from regrad.errors import ArgumentError, DeviceError, DTypeError, TraceError
 
 FLOAT = np.dtype("float32")  # the dtype of Python numbers
 KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types
@@ -121,6 +121,14 @@ class JaxBackend(Backend):
                 "scan, cond and while_loop it exists only when the compiled program runs. Choose "
                 "with where(condition, a, b) or cond, repeat with while_loop, fori_loop or scan, "
                 "return what is to be looked at, or name a Python argument in static_argnames."
+            )
+        if not is_here(array):
+            raise DeviceError(
+                f"the values of a Tensor ({array.dtype}, shape {tuple(array.shape)}) were asked "
+                "for whose parts lie with other processes as well. Gather it first, on all "
+                "processes alike: rg.device_put(x, NamedSharding(mesh, PartitionSpec())).numpy(), "
+                "or jax.experimental.multihost_utils.process_allgather(x.data, tiled=True). The "
+                "parts that lie here are x.data.addressable_shards."
             )
         return np.asarray(array)
 
@@ -233,6 +241,11 @@ def _find(array_type: type) -> Backend | None:
 def is_array(value: object) -> bool:
     """Whether `value` is an array (or array scalar) of a library that regrad knows."""
     return type(value) in BACKENDS or _find(type(value)) is not None
+
+
+def is_here(array: Any) -> bool:
+    """Whether this process has all the values; other processes may hold parts of JAX arrays."""
+    return getattr(array, "is_fully_addressable", True) or array.is_fully_replicated
 
 
 def backend_of(*arrays: Any) -> Backend:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regrad.namespaces import is_here
+
 if TYPE_CHECKING:
     from regrad.tensor import Tensor
 
@@ -49,6 +51,8 @@ def _heading(t: Tensor) -> list[str]:
 def _lines(t: Tensor) -> list[str]:
     if is_traced(t):
         return [f"(traced by JAX: {t.dtype} {t.shape}, values come when it runs)"]
+    if not is_here(t._data):
+        return [f"({t.dtype} {t.shape}, in parts on several processes)"]
     values = _plain(t)
     if not t.ndim:
         return [_scalar(values.item())]
@@ -196,6 +200,8 @@ def repr_of(t: Any) -> str:
     t = _held(t)
     if is_traced(t):
         return f"Tensor(<traced by JAX>, shape={t.shape}, dtype={t.dtype})"
+    if not is_here(t._data):
+        return f"Tensor(<in parts on several processes>, shape={t.shape}, dtype={t.dtype})"
     values = _plain(t)
     body = np.array2string(values, separator=", ", prefix="Tensor(", suffix=",")
     options = np.get_printoptions()

@@ -84,7 +84,8 @@ class Region:
         if variable not in self.values:
             with in_state(self.around):
                 value = variable._read()
-            self.values[variable] = self.entries[id(variable)] = self._stand_in(value)
+            # a stand-in always: `enter` would take the value itself for a second, lasting input
+            self.values[variable] = self.entries[id(variable)] = self.given(value)
             self.captured.append(variable)
         return self.values[variable]
 

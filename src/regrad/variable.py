@@ -9,6 +9,7 @@ from regrad import dispatch
 from regrad.errors import ArgumentError, DTypeError, ShapeError
 from regrad.ops.creation import tensor
 from regrad.ops.methods import Methods
+from regrad.placement import kept_in_place, moved
 from regrad.state import current
 from regrad.tape import Tape
 from regrad.tensor import Tensor
@@ -73,11 +74,15 @@ class Variable(Methods):
 
     def _set(self, tensor: Tensor, lent: bool) -> None:
         """Hold a Tensor that fits."""
-        state = current()
-        if state is not None and state.region is not None:
-            state.region.assign(self, tensor)
+        if (region := self._in_region()) is not None:
+            region.assign(self, tensor)
         else:
             self._tensor, self._lent = tensor, lent
+
+    def _in_region(self) -> Any:
+        """The region that is open, if one is: it has values of its own for Variables."""
+        state = current()
+        return None if state is None else state.region
 
     def _read(self) -> Tensor:
         self._lent = True
@@ -117,7 +122,8 @@ class Variable(Methods):
     def assign(self, value: Any) -> None:
         """Set the value; its dtype and shape must be the variable's.
 
-        Inside `variable_grads`, later reads see the assigned tensor with its history.
+        Inside `variable_grads`, later reads see the assigned tensor with its history. A Variable
+        that lies on a mesh of devices stays there, see `place`.
         """
         before = self._read()  # so that open tapes know what the variable was
         new = value if isinstance(value, Tensor) else dispatch.lift(value)
@@ -133,7 +139,22 @@ class Variable(Methods):
                 f"assign to the variable {self.name!r}: its shape is {before.shape}, got "
                 f"{new.shape}. A variable keeps its shape; make a new Variable."
             )
+        if self._in_region() is None:
+            new = kept_in_place(new, self._tensor)
         self._set(new, lent=True)
+
+    def place(self, sharding: Any) -> None:
+        """Move the value to devices: a `jax.sharding.Sharding` or a `jax.Device`.
+
+        From then on what is assigned is laid out in the same way, eagerly and by compiled
+        functions. See `device_put`, which is for Tensors.
+        """
+        if self._in_region() is not None:
+            raise ArgumentError(
+                f"the Variable {self.name!r} is placed inside a compiled or repeated function. "
+                "Place Variables outside, once; what is assigned inside is laid out as they are."
+            )
+        self._set(moved(self._tensor, sharding, f"placing the Variable {self.name!r}"), lent=True)
 
     def assign_add(self, value: Any) -> None:
         """`v = v + value`."""

@@ -279,6 +279,8 @@ def full_like(xp, x: TensorLike, /, fill_value: complex, *, dtype: Any = None) -
 
 def _filled_like(xp: Any, x: Any, value: complex, dtype: Any) -> Any:
     dtype = x.dtype if dtype is None else namespaces.native_dtype(xp, as_numpy_dtype(dtype))
+    if xp.__name__ == "jax.numpy":
+        return xp.full_like(x, value, dtype=dtype)  # which lies where x lies
     return xp.full(tuple(x.shape), value, dtype=dtype)
 
 
