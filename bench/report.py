@@ -18,7 +18,7 @@ from bench.timing import Effort, Ratio, ratio
 
 HEADER = ("measure", "regrad", "against", "", "ratio (quartiles)", "bound", "met")
 WIDTHS = (40, 8, 15, 8, 22, 9, 3)
-LIBRARIES = ("regrad", "numpy", "autograd", "torch", "tensorflow")
+LIBRARIES = ("regrad", "numpy", "autograd", "torch", "tensorflow", "jax")
 
 
 class Row(NamedTuple):

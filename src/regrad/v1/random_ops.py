@@ -113,7 +113,7 @@ def _noise(type: str, distribution: str) -> Op:
 
 def _integers(source: Any, low: Any, high: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
     if isinstance(low, KNOWN) and isinstance(high, KNOWN):
-        if low >= high:
+        if bool(np.greater_equal(low, high)):
             raise InvalidArgumentError(None, None, f"Need minval < maxval, got {low} >= {high}")
         low, high = int(low), int(high)
     return source.integers(shape, low, high, dtype)

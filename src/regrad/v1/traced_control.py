@@ -181,7 +181,7 @@ def _fitted(node: Node, call: Callable[[], Any]) -> Any:
         raise refused(
             node,
             "in a compiled program the branches of a tf.cond give equal shapes, and the variables "
-            f"of a loop keep theirs ({str(error).splitlines()[0]}).",
+            f"of a loop keep theirs ({str(error).splitlines()[0].rstrip('.:')}).",
         ) from error
 
 
