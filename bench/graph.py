@@ -2,7 +2,7 @@
 
 A program is a function of the module `tf` and is the same text for both. TensorFlow is no
 dependency of the project: where it cannot be imported, times that were recorded stand in for it.
-The sessions of `COMPILED` are `Session(jit=True)`; where JAX is missing, their measures are left out.
+The sessions of `COMPILED` are `Session(jit=True)`; without JAX their measures are left out.
 """
 
 from __future__ import annotations
