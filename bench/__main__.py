@@ -1,4 +1,4 @@
-"""Run the measures and write them down: `python -m bench [graph] [--quick] [--only NAME]`."""
+"""Run the measures and write them down: `python -m bench [SUITE] [--quick] [--only NAME]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from bench import report
 from bench.report import Measure, Row
 from bench.timing import Effort
 
-SUITES = {"tape": "bench.measures", "graph": "bench.graph"}
+SUITES = {
+    "tape": "bench.measures",
+    "graph": "bench.graph",
+    "formulations": "bench.formulations",
+}
 RESULTS = Path(__file__).parent / "results"
 FULL = Effort(rounds=31, seconds=0.02, calls=10_000)
 QUICK = Effort(rounds=7, seconds=0.005, calls=1_000)

@@ -53,9 +53,6 @@ class Compiled:
 
 
 COMPILED = Compiled()
-os.environ.setdefault(  # one thread for XLA, read when JAX starts
-    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-)
 
 
 def session(tf: Any, graph: Any) -> Any:

@@ -46,7 +46,8 @@ def test_docstrings(name):
 
 
 def public_functions():
-    for name in ["regrad", "regrad.nn", "regrad.losses", "regrad.linalg", "regrad.random"]:
+    parts = ["nn", "losses", "linalg", "random", "train"]
+    for name in ["regrad", *(f"regrad.{part}" for part in parts)]:
         for key, value in vars(importlib.import_module(name)).items():
             if callable(value) and not key.startswith("_"):
                 yield pytest.param(value, id=f"{name}.{key}")

@@ -9,8 +9,8 @@ import pytest
 
 import regrad
 
-HEAVY = ["jax", "torch", "matplotlib", "optax", "scipy.special", "scipy.linalg", "array_api_compat",
-         "optree", "opt_einsum"]  # fmt: skip
+HEAVY = ["jax", "torch", "matplotlib", "optax", "safetensors", "tqdm", "scipy.special",
+         "scipy.linalg", "array_api_compat", "optree", "opt_einsum"]  # fmt: skip
 SOURCE = pathlib.Path(regrad.__file__).parent
 
 
@@ -40,9 +40,9 @@ LAYERS = [
     "errors", "state", "dims", "shapes", "namespaces", "ruleforms", "registry", "tensor", "tape",
     "recording", "printing", "shapeforms", "inference", "static_values", "graph", "dispatch",
     "walk", "executor", "opsheet", "containers", "deferral", "overrides", "numpy_protocol", "ops",
-    "dtypes", "variable", "gradients", "custom", "regions", "closures", "compiled", "jitted",
-    "batching", "recompute", "control", "transforms", "rules", "testing", "linalg",
-    "random", "nn", "losses",
+    "dtypes", "variable", "gradients", "custom", "arguments", "regions", "closures", "compiled",
+    "jitted", "batching", "recompute", "loops", "control", "transforms", "rules", "testing", "linalg",
+    "random", "nn", "losses", "train",
 ]  # fmt: skip
 
 
@@ -68,6 +68,17 @@ def test_layers(path):
 def test_ops_are_below_the_gradient_functions(path):
     allowed = LAYERS[: LAYERS.index("ops") + 1]
     assert [m for m in imports(path) if m not in allowed] == []
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "train").glob("*.py")), ids=lambda p: p.stem)
+def test_nothing_but_train_knows_train(path):
+    assert [m for m in imports(path) if m not in LAYERS] == []
+
+
+def test_train_is_loaded_when_it_is_used():
+    assert loaded("import regrad as rg; rg.train.Optimizer") == []
+    script = "import sys, regrad; sys.exit('regrad.train' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
 
 
 def functions():

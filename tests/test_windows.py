@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -204,6 +206,54 @@ def in_library(library: str, array: np.ndarray) -> Any:
 
         return torch.from_numpy(array)
     return array
+
+
+@pytest.mark.parametrize(
+    ("convolve", "images", "filter", "strides"),
+    [
+        (cv.conv2d, (6, 40, 40, 16), (3, 3, 16, 4), 1),  # some images at a time
+        (cv.conv2d, (5, 30, 31, 8), (3, 2, 8, 4), 2),
+        (cv.conv2d, (2, 20, 20, 2), (12, 12, 2, 3), 1),  # more taps than are spelt out
+        (cv.depthwise_conv2d, (3, 9, 10, 4), (3, 3, 4, 2), 2),
+        (cv.depthwise_conv2d, (3, 9, 10, 4), (4, 3, 4, 1), 1),
+    ],
+)
+def test_convolutions_agree_on_jax_and_numpy(
+    convolve: Any, images: tuple[int, ...], filter: tuple[int, ...], strides: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in (images, filter))
+    f = rg.value_and_grads(lambda x, w: rg.sum(rg.sin(convolve(x, w, strides, "same"))))
+    expected = f([x, w])
+    found = f([in_library("jax", x), in_library("jax", w)])
+    for a, b in zip((found.value, *found.grads), (expected.value, *expected.grads), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-3)
+
+
+def test_half_floats_are_added_up_in_float32_on_jax() -> None:
+    x, w = (in_library("jax", np.ones(s, np.float16)) for s in ((1, 64, 64, 1), (3, 3, 1, 1)))
+    dw = rg.grad(lambda w: rg.sum(cv.conv2d(x, w, 1, "same")))(w)
+    assert values(dw)[4] == 4096  # in float16 a sum of ones stops at 2048
+
+
+@pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize("pool", [pooling.max_pool, pooling.avg_pool])
+@pytest.mark.parametrize("pad", ["valid", "same", 1])
+def test_tiles_have_the_gradient_of_windows(library: str, pool: Any, pad: Any) -> None:
+    """Windows that do not overlap, on data that they do not cover: each element has its own."""
+    x = np.random.default_rng(0).integers(0, 3, (2, 7, 8, 2)).astype(np.float64)
+    shape = pool(x, 3, 3, pad).shape
+    dy = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    dx = rg.grad(lambda x: pool(x, 3, 3, pad))(in_library(library, x), in_library(library, dy))
+    by_differences = differences(lambda x: values(pool(x, 3, 3, pad)) @ dy.ravel(), x, pool)
+    np.testing.assert_allclose(dx.numpy(), by_differences, atol=1e-6)
+
+
+def differences(f: Callable[[np.ndarray], float], x: np.ndarray, pool: Any) -> np.ndarray:
+    """The slopes of f; a tie is broken for the first in the order of memory."""
+    x = x - 1e-3 * np.arange(x.size).reshape(x.shape) / x.size if pool is pooling.max_pool else x
+    steps = 1e-6 * np.eye(x.size).reshape(x.size, *x.shape)
+    return np.array([(f(x + h) - f(x - h)) / 2e-6 for h in steps]).reshape(x.shape)
 
 
 @pytest.mark.parametrize("library", ["numpy", "jax", "torch"])

@@ -3,11 +3,19 @@
 Array operations carry the names and signatures of the Array API standard.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from regrad import linalg as linalg
 from regrad import losses as losses
 from regrad import nn as nn
 from regrad import random as random
 from regrad import rules as rules
+from regrad.batching import vmap as vmap
+from regrad.control import cond as cond
+from regrad.control import fori_loop as fori_loop
+from regrad.control import map as map
+from regrad.control import scan as scan
+from regrad.control import while_loop as while_loop
 from regrad.custom import custom_grad as custom_grad
 from regrad.dtypes import bool as bool
 from regrad.dtypes import can_cast as can_cast
@@ -201,6 +209,7 @@ from regrad.ops.sorting import top_k as top_k
 from regrad.opsheet import Indices as Indices
 from regrad.opsheet import op as op
 from regrad.overrides import gradient_override_map as gradient_override_map
+from regrad.recompute import checkpoint as checkpoint
 from regrad.registry import RegisterGradient as RegisterGradient
 from regrad.registry import find_op as find_op
 from regrad.registry import gradient as gradient
@@ -213,12 +222,19 @@ from regrad.transforms import jvp as jvp
 from regrad.transforms import vjp as vjp
 from regrad.variable import Variable as Variable
 
+if _TYPE_CHECKING:
+    from regrad import train as train
+
 variable = Variable
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Say what a misspelt or foreign name (`valueAndGrad`, `oneHot`) is called here."""
+    """Import `train` when it is first used; say what a misspelt or foreign name is called here."""
+    if name == "train":
+        from importlib import import_module
+
+        return import_module("regrad.train")
     from regrad.errors import near, snake_case
 
     known = [n for n in globals() if not n.startswith("_")]

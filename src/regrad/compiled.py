@@ -8,6 +8,7 @@ forward program gives, beside its results, what the rules keep, and the backward
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from regrad.regions import (
     RegionTape,
     check_guard,
     in_region,
+    inner_tapes,
     pull_through,
     pullback,
     record_region,
     run_inside,
+    watched_by,
     watched_places,
 )
 from regrad.state import State, current
@@ -155,7 +158,7 @@ class Program:
 
     def alone(self, xs: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """The same where nothing is in force, with the turns taken out that are not needed then."""
-        run = self.runs.get(((), False))
+        run = self.runs.get(((), ()))
         if run is None or self.sources or run.places:
             return self(xs, self.closure)
         results = run.compiled([_given(x) for x in xs], [])
@@ -163,14 +166,16 @@ class Program:
         return [wrap(array) for array in results], traced.note
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
-        wanted, strict = (), False
+        wanted: tuple[int, ...] = ()
+        strict: tuple[Any, ...] = ()
         if state is None:
             inputs = [*xs, *[self._value(s) for s in self.sources]]
         else:
             inputs = [in_region(x) for x in (*xs, *map(self._read, self.sources))]
             check_guard(inputs)
             wanted = watched_places(inputs)
-            strict = bool(wanted) and not all(tape.plain for tape in state.tapes)
+            if wanted:
+                strict = tuple(watched_by(t, inputs) for t in state.tapes if not t.plain)
         run = self.runs.get((wanted, strict))
         if run is None:
             run = self.runs[wanted, strict] = Run(self, len(xs), wanted)
@@ -286,6 +291,7 @@ class Run:
         self.compiled = program.jax.jit(self._trace, donate_argnums=1)
 
     def __call__(self, inputs: Sequence[Tensor]) -> _Results:
+        self.given = inputs  # what the tapes know
         kept = [
             _given(inputs[i]) if i < self.n else self._converted(i, inputs[i]) for i in self.kept
         ]
@@ -314,16 +320,16 @@ class Run:
     def _trace(self, kept: list[Any], given: list[Any]) -> _Results:
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
-        tape = RegionTape(current()) if self.wanted else None
-        region = Region(program.name, traced=True, around=None)
+        tapes = inner_tapes(RegionTape, current()) if self.wanted else ()
+        region = Region(program.name, tapes=tapes, traced=True, around=None)
         inputs = [region.given(wrap(arrays[i])) for i in range(len(arrays))]
         for source, x in zip(program.sources, inputs[self.n :], strict=True):
             self._stand_in(region, program.source(source), x)
         traced = Traced()
         traced.bindings = {k: b.fresh() for k, b in (program.overrides or {}).items()} or None
-        if tape is not None:
-            tape.watched.update(inputs[i]._id for i in self.wanted)
-        tapes = () if tape is None else (tape,)
+        for n, tape in enumerate(tapes):
+            places = watched_by(tape.outer[0], self.given) if n else self.wanted
+            tape.watched.update(inputs[i]._id for i in places)
         ys, traced.note = run_inside(
             lambda: program.body(inputs[: self.n]), region, traced.bindings, tapes
         )
@@ -331,10 +337,9 @@ class Run:
         ys = [*ys, *[region.values[v] for v in traced.assigned]]
         results = _Results(to_jax(y._data) for y in ys)
         results.traced = traced
-        if tape is not None:
-            run_inside(
-                lambda: self._linearized(tape, inputs, ys, results, arrays), region, traced.bindings
-            )
+        if tapes:
+            linearize = partial(self._linearized, tapes[0], inputs, ys, results, arrays)
+            run_inside(linearize, region, traced.bindings)
         program.find(region)
         program.traces([arrays[i] for i in range(self.n)])
         traced.shared = _shared(traced, results, arrays)
@@ -380,13 +385,14 @@ class Run:
                 results.append(array)
             kept.append(places[id(array)])
         traced.kept = kept
-        traced.backward = jax.jit(_evaluator(closed.jaxpr))
+        traced.backward = jax.jit(partial(evaluate, closed.jaxpr))
 
 
-def _evaluator(jaxpr: Any) -> Callable[[list[Any], list[Any]], Any]:
+def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The results of a traced function, given what it had closed over."""
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-    return lambda kept, dys: jaxpr_as_fun(ClosedJaxpr(jaxpr, kept))(*dys)
+    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
 
 
 def _shared(traced: Traced, results: _Results, arrays: dict[int, Any]) -> list[Variable]:

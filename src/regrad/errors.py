@@ -74,6 +74,18 @@ class NotFiredError(RegradError, AssertionError):
     """`assert_fired()` found a rule that never ran."""
 
 
+class StateError(RegradError, RuntimeError):
+    """Something was used before it was made ready: an optimizer without its state, say."""
+
+
+class CheckpointError(RegradError, ValueError):
+    """A file of values that does not fit the variables, or is no such file."""
+
+
+class MissingPackageError(RegradError, ImportError):
+    """An optional package is needed for this, and is not installed."""
+
+
 class UnusedOverrideWarning(UserWarning):
     """A `gradient_override_map` scope in which no op of the named types was created."""
 

@@ -350,6 +350,18 @@ def variable_grads(
     >>> value.item(), grads["a"].tolist()
     (19.0, [1.0, 4.0])
     """
+    y, found = variable_pairs(f, var_list)
+    return VariableGrads(y, _by_name([(v, dx) for v, dx in found if dx is not UNUSED]))
+
+
+def variable_pairs(
+    f: Callable[[], Any], var_list: Iterable[Variable] | None = None
+) -> tuple[Tensor, list[tuple[Variable, Any]]]:
+    """The value of `f()`, and each variable with its gradient.
+
+    UNUSED stands for the gradient of a variable that was read and does not lead to the value,
+    None for that of one that is not trainable.
+    """
     callable_or_raise(f, "variable_grads")
     chosen = None if var_list is None else _variables(var_list)
     tape = VariableTape(None if chosen is None else [v for v in chosen if v.trainable])
@@ -363,20 +375,15 @@ def variable_grads(
             f"of rank {y.ndim}, shape {y.shape}. Reduce it with sum() or mean()."
         )
     found = pull_back(tape, y, None, watched)
-    reads = sorted(tape.reads.items(), key=lambda item: item[0]._serial)
-    pairs = [
-        (variable, _zero_if_none(found[alias._id], alias))
-        for variable, (_, alias) in reads
-        if alias._id in found
-    ]
-    if not pairs:
+    if not any(alias._id in found for _, alias in tape.reads.values()):
         raise GradientError(
             "variable_grads: no path leads from any "
             f"{'variable in var_list' if chosen else 'trainable variable'} to the value of f. "
             "Read the variables inside f, with regrad's ops."
         )
-    frozen = [(v, None) for v in chosen or () if not v.trainable]
-    return VariableGrads(y, _by_name([*pairs, *frozen]))
+    reads = sorted(tape.reads.items(), key=lambda item: item[0]._serial)
+    pairs = [(v, _zero_if_none(found.get(x._id, UNUSED), x)) for v, (_, x) in reads]
+    return y, [*pairs, *((v, None) for v in chosen or () if not v.trainable)]
 
 
 def _read(y: Any) -> Any:
@@ -385,7 +392,7 @@ def _read(y: Any) -> Any:
     return y if read is None else read(y)
 
 
-def _zero_if_none(dx: Tensor | None, x: Tensor) -> Tensor:
+def _zero_if_none(dx: Any, x: Tensor) -> Any:
     return OPS["ZerosLike"].function(x) if dx is None else dx
 
 

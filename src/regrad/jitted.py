@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad import containers, dispatch, registry
+from regrad import registry
+from regrad.arguments import ONE, Given, Static, noted
 from regrad.closures import Closure
 from regrad.compiled import Program, find_jax
-from regrad.errors import ArgumentError, RetraceWarning, kind
+from regrad.errors import ArgumentError, RetraceWarning
 from regrad.gradients import callable_or_raise
 from regrad.graph import Symbol
-from regrad.namespaces import is_array
 from regrad.state import State, current
-from regrad.tensor import Tensor, wrap
-from regrad.variable import Variable
+from regrad.tensor import Tensor
 
 ndarray = np.ndarray
 MANY = 8  # traces after which a function that is traced once more gets a warning
@@ -105,121 +104,6 @@ def _names(f: Callable[..., Any], names: str | Sequence[str], what: str) -> tupl
     return names
 
 
-class Note:
-    """How the results of a trace are put together again, and what there is that is no Tensor."""
-
-    def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
-        self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
-        self.rebuild = rebuild
-
-    def __call__(self, ys: Sequence[Tensor]) -> Any:
-        given = iter(ys)
-        leaves = [
-            next(given) if leaf is TENSOR else next(given)._data if leaf is ARRAY else leaf
-            for leaf in self.leaves
-        ]
-        return self.rebuild(leaves)
-
-
-TENSOR, ARRAY = object(), object()
-ONE = Note([TENSOR], containers.only)
-
-
-def noted(y: Any) -> tuple[Sequence[Tensor], Note]:
-    """The Tensors in what a body returned, and the note that puts the rest around them."""
-    if type(y) is Tensor:
-        return [y], ONE
-    leaves, rebuild = containers.flatten(y)
-    tensors: list[Tensor] = []
-    plain: list[Any] = []
-    for leaf in leaves:
-        if dispatch.is_tensor(leaf):
-            tensors.append(dispatch.lift(leaf))
-            plain.append(TENSOR)
-        elif is_array(leaf):
-            tensors.append(wrap(leaf))
-            plain.append(ARRAY)
-        else:
-            plain.append(leaf)
-    return tensors, Note(plain, rebuild)
-
-
-class Given:
-    """The arguments of one call, opened: the Tensors among them, and the key of all the rest."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.arguments = args, kwargs
-        leaves, self.rebuild, structure = containers.opened(self.arguments)
-        self.tensors: list[Tensor] = []
-        self.leaves: list[Any] = []
-        key: list[Any] = []
-        for i, leaf in enumerate(leaves):
-            x = traceable(leaf)
-            if x is None:
-                key.append(self._hashable(leaf, i))
-                self.leaves.append(leaf.value if type(leaf) is Static else leaf)
-            else:
-                place = ARRAY if is_key(leaf) else TENSOR
-                key.append(place)
-                self.leaves.append(place)
-                self.tensors.append(x)
-        self.key = structure, tuple(key)
-
-    def names(self, parameters: Sequence[str]) -> list[str]:
-        """What each Tensor among the arguments is called: `x`, `batch['labels']`."""
-        paths = containers.paths(self.arguments, "")
-        names = [_called(path, parameters) for path in paths]
-        return [n for n, leaf in zip(names, self.leaves, strict=True) if leaf in (TENSOR, ARRAY)]
-
-    def _hashable(self, leaf: Any, i: int) -> Any:
-        value = leaf.value if type(leaf) is Static else leaf
-        try:
-            hash(value)
-        except TypeError:
-            raise ArgumentError(
-                f"jit: the argument {containers.paths(self.arguments, 'arguments')[i]} is "
-                f"{kind(value)}, neither a Tensor, array or number nor hashable, so no compiled "
-                "program can be found by it. Pass its tensors, make it a tuple or a frozen "
-                "dataclass, or let f reach it by a closure."
-            ) from None
-        return type(value), value
-
-    def close(self, xs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments again, with these Tensors in their places."""
-        return Note(self.leaves, self.rebuild)(xs)
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a key of JAX's for random numbers, which f gets as it is."""
-    return is_array(leaf) and not isinstance(leaf, np.generic) and "key<" in str(leaf.dtype)
-
-
-def traceable(leaf: Any) -> Tensor | None:
-    """A leaf among the arguments as a Tensor; None if it is static."""
-    if isinstance(leaf, Tensor):
-        return leaf
-    if type(leaf) is int:
-        return dispatch.constant(leaf, np.dtype(np.int32))
-    if type(leaf) in dispatch.NUMBERS or isinstance(leaf, list | Variable):
-        return dispatch.lift(leaf)
-    return wrap(leaf) if is_array(leaf) else None
-
-
-class Static:
-    """An argument that is static although it could be traced."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _called(path: str, parameters: Sequence[str]) -> str:
-    """`[0][1]['w']` as `params['w']`: the path of a leaf in (args, kwargs)."""
-    which, _, rest = path[4:].partition("]")
-    if path.startswith("[0]"):
-        return (parameters[int(which)] if int(which) < len(parameters) else f"args[{which}]") + rest
-    return which.strip("'") + rest
-
-
 class Jitted:
     """A compiled function, see `jit`."""
 
@@ -268,7 +152,7 @@ class Jitted:
     def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.static:
             args, kwargs = self._marked(args, kwargs)
-        given = Given(args, kwargs)
+        given = Given(args, kwargs, numbers=True)
         if any(type(x._data) is Symbol for x in given.tensors):
             return self.f(*args, **kwargs)
         overrides = None if state is None else state.overrides

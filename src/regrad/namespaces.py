@@ -56,6 +56,10 @@ class Backend:
         """The dtype under its NumPy name."""
         return array.dtype
 
+    def is_traced(self, array: Any) -> bool:
+        """Whether this is a tracer, which has no value."""
+        return False
+
     def native_dtype(self, dtype: Any) -> Any:
         """The library's own object for a dtype."""
         return np.dtype(dtype)
@@ -90,12 +94,27 @@ class JaxBackend(Backend):
 
     def from_numpy(self, array: np.ndarray) -> Any:
         self.native_dtype(array.dtype)
-        return self.xp.asarray(array)
+        made = self.xp.asarray(array)
+        if made.dtype != array.dtype and made.dtype.itemsize < array.dtype.itemsize:
+            self._check_range(array, np.iinfo(made.dtype))
+        return made
 
-    def to_numpy(self, array: Any) -> np.ndarray:
+    def _check_range(self, array: np.ndarray, limits: np.iinfo) -> None:
+        """Integers become 32 bits while JAX's x64 mode is off; what does not fit is refused."""
+        if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
+            raise DTypeError(
+                f"JAX holds integers of 32 bits while its x64 mode is off, and this {array.dtype} "
+                f"array has values from {array.min()} to {array.max()}. Switch it on with "
+                "jax.config.update('jax_enable_x64', True)."
+            )
+
+    def is_traced(self, array: Any) -> bool:
         import jax.core
 
-        if isinstance(array, jax.core.Tracer):
+        return isinstance(array, jax.core.Tracer)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        if self.is_traced(array):
             raise TraceError(
                 f"the value of a traced Tensor ({array.dtype}, shape {tuple(array.shape)}) was "
                 "asked for, by bool(), float(), .numpy(), an if or the like; inside jit, vmap, "

@@ -28,6 +28,7 @@ from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.elementwise import astype, less
 from regrad.ops.indexing import take
 from regrad.shapes import Shape, as_shape, normalized_axis
+from regrad.state import current
 from regrad.tensor import Tensor, wrap
 
 # -- distributions -------------------------------------------------------------------------------
@@ -230,6 +231,9 @@ def source(key: Any) -> NumpySource | JaxSource:
     if isinstance(key, Tensor):
         key = key._data
     if isinstance(key, np.random.Generator):
+        state = current()
+        if state is not None and state.region is not None:
+            state.region.generator(key)
         _check_not_traced()
         return NumpySource(key)
     if isinstance(key, int | np.integer) and not isinstance(key, bool):

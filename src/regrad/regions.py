@@ -8,8 +8,9 @@ outputs. Outside, the region is one record. Its gradient is the gradient of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 from regrad import dispatch
 from regrad.errors import ArgumentError
@@ -36,7 +37,7 @@ class Region:
 
     `stand_ins` maps outer Tensors, by `id()`, to what stands for them inside; `values` are the
     values of Variables inside. What is not given there is added as it is found, and listed in
-    `captured`. With a tape, what the suspended tapes watch is watched inside as well.
+    `captured`. What the suspended tapes watch, the tapes of the region watch as well.
     """
 
     def __init__(
@@ -44,21 +45,23 @@ class Region:
         kind: str,
         stand_ins: Mapping[int, Tensor] | None = None,
         values: Mapping[Variable, Tensor] | None = None,
-        tape: Tape | None = None,
+        tapes: Sequence[RegionTape] = (),
         traced: bool = False,
         around: State | Literal["here"] | None = "here",
     ) -> None:
         self.kind = kind
         self.around = current() if around == "here" else around
         self.traced = traced or ((outer := self.outer) is not None and outer.traced)
-        self.tape = tape
+        self.tapes = tapes
         self.mark = next_id()
         self.count = 0
         self.stand_ins = dict(stand_ins or {})
         self.values = dict(values or {})
         self.captured: list[Source] = []
         self.assigned: list[Variable] = []
-        self.kept: list[Tensor] = []  # so that no id() in `stand_ins` is used twice
+        self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
+        self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
+        self.kept: list[Any] = []  # so that no id() in `stand_ins` is used twice
 
     @property
     def outer(self) -> Region | None:
@@ -69,12 +72,10 @@ class Region:
         """What stands inside for a Tensor (itself, if it was made inside)."""
         if not 0 <= x._id < self.mark:
             return x
-        if self.outer is not None:
-            x = self.outer.enter(x)
         inner = self.stand_ins.get(id(x))
         if inner is None:
-            inner = self.stand_ins[id(x)] = self._stand_in(x)
-            self.kept.append(x)
+            outside = x if self.outer is None else self.outer.enter(x)
+            inner = self.stand_ins[id(x)] = self.entries[id(x)] = self._stand_in(outside)
             self.captured.append(x)
         return inner
 
@@ -83,7 +84,7 @@ class Region:
         if variable not in self.values:
             with in_state(self.around):
                 value = variable._read()
-            self.values[variable] = self._stand_in(value)
+            self.values[variable] = self.entries[id(variable)] = self._stand_in(value)
             self.captured.append(variable)
         return self.values[variable]
 
@@ -102,19 +103,31 @@ class Region:
             return self.outer.array(value)
         return wrap(BACKENDS[type(value)].own(value))
 
+    def stand_in_for(self, source: Source) -> Tensor:
+        """What stands inside for something captured, before any assignment."""
+        return self.entries[id(source)]
+
+    def generator(self, generator: Any) -> None:
+        """A NumPy Generator is about to be used, which will have moved on when this runs again."""
+        if self.traced:
+            raise ArgumentError(
+                f"a NumPy Generator cannot be used under {self.kind}: its numbers would be drawn "
+                "once, and every call would see the same ones. Pass a JAX key (jax.random.key(0)) "
+                "as an argument, and split it for each draw."
+            )
+        self.drawn.setdefault(id(generator), (generator, generator.bit_generator.state))
+
     def given(self, x: Tensor) -> Tensor:
-        """The stand-in for an argument of the body."""
+        """The stand-in for something from outside."""
         y = type(x)()
         y._data = x._data
         y._id = self._early_id()  # pyright: ignore[reportAttributeAccessIssue]
+        for tape in self.tapes:
+            tape.watch(y, x)
         return y
 
     def _stand_in(self, x: Tensor) -> Tensor:
-        if self.tape is None or self.around is None or not is_watched(x, self.around):
-            return x
-        y = self.given(x)
-        self.tape.watched.add(y._id)
-        return y
+        return self.given(x) if self.tapes else x
 
     def _early_id(self) -> float:
         """An id as old as the region: whatever runs inside sees it as coming from outside."""
@@ -136,14 +149,39 @@ def is_watched(x: Tensor, state: State) -> bool:
 
 
 class RegionTape(Tape):
-    """The tape of a body: as strict as the tapes that are suspended outside."""
+    """The tape of a body: it watches what any of the suspended tapes watches."""
 
-    __slots__ = ("outer", "plain")
+    __slots__ = ("outer",)
 
-    def __init__(self, state: State | None) -> None:
+    def __init__(self, outer: Sequence[Tape]) -> None:
         super().__init__()
-        self.outer = () if state is None else state.tapes
-        self.plain = all(tape.plain for tape in self.outer)
+        self.outer = outer
+
+    def wants(self, variable: Any) -> bool:
+        return any(tape.wants(variable) for tape in self.outer)
+
+    def watch(self, stand_in: Tensor, x: Tensor) -> None:
+        """Watch what stands for x, if x is watched outside."""
+        if any(x._id in tape.watched for tape in self.outer) and is_inexact(x.dtype):
+            self.watched.add(stand_in._id)
+
+
+class Links(RegionTape):
+    """A tape that only notes which ids lead to which, and keeps no value."""
+
+    __slots__ = ()
+
+    def __init__(self, outer: Sequence[Tape]) -> None:
+        super().__init__(outer)
+        self.records = _Pairs()
+
+
+class Shadow(Links):
+    """Stands inside for a suspended tape that does not admit every op."""
+
+    __slots__ = ()
+
+    plain = False
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> None:
         for tape in self.outer:
@@ -153,8 +191,23 @@ class RegionTape(Tape):
         for tape in self.outer:
             tape.read_plainly()
 
-    def wants(self, variable: Any) -> bool:
-        return any(tape.wants(variable) for tape in self.outer)
+
+class Link(NamedTuple):
+    """All that is left of a record."""
+
+    inputs: Any
+    outputs: Any
+
+
+class _Pairs(list[Any]):
+    def append(self, record: Any) -> None:
+        super().append(Link(record.inputs, record.outputs))
+
+
+def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
+    """The tapes of a body in a state: a main one of this kind, and one for each strict one."""
+    outer = () if state is None else state.tapes
+    return (kind(outer), *[Shadow((t,)) for t in outer if not t.plain]) if outer else ()
 
 
 def run_inside(
@@ -163,6 +216,120 @@ def run_inside(
     """Run a body in a region, with these tapes and no others."""
     with in_state(State(tapes, overrides, None, region)):
         return body()
+
+
+# -- a run whose gradient runs it again ------------------------------------------------------------
+
+
+class Once:
+    """One run of a body, with what it took from outside and what leads where.
+
+    `xs` are its arguments as Tensors outside. `run` may be called for several bodies of which
+    one will count (branches). `done` puts the record on the tapes.
+    """
+
+    def __init__(
+        self, kind: str, xs: Sequence[Tensor], *, traced: bool, tape: type[RegionTape] = Links
+    ) -> None:
+        self.state = current()
+        self.kind = kind
+        self.xs = [in_region(x) for x in xs]
+        self.overrides = None if self.state is None else self.state.overrides
+        self.tapes = inner_tapes(tape, self.state)
+        self.region = Region(kind, tapes=self.tapes, traced=traced)
+        self.inner = [self.region.given(x) for x in self.xs]
+        self.watched = set() if not self.tapes else self.tapes[0].watched
+        self.outputs: list[list[int]] = []  # ids by place, one list for each run
+
+    def stand_ins(self, arrays: Sequence[Any]) -> list[Tensor]:
+        """The arguments inside, with these arrays in them (what stands in keeps its id)."""
+        made = [wrap(array) for array in arrays]
+        for y, x in zip(made, self.inner, strict=True):
+            y._id = x._id
+        return made
+
+    def run(self, flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run a body in the region."""
+        ys = run_inside(lambda: list(flat(xs)), self.region, self.overrides, self.tapes)
+        self.outputs.append([y._id for y in ys])
+        return ys
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """All that the body took, as Tensors outside: its arguments and its sources."""
+        return [*self.xs, *map(read_source, self.sources)]
+
+    @property
+    def sources(self) -> list[Source]:
+        """What the body took from outside."""
+        return self.region.captured
+
+    def again(self, flat: Flat) -> Again:
+        """The body as a function of all that it used."""
+        return Again(flat, len(self.xs), self.sources, self.overrides, self.kind, self.region.drawn)
+
+    def done(
+        self,
+        ys: Sequence[Any],
+        answer: Callable[..., Sequence[Any]],
+        loops: Sequence[tuple[int, int]] = (),
+    ) -> list[Tensor]:
+        """The results as Tensors outside, recorded.
+
+        `answer(inputs, found, reached, dys)` gives the gradients by the inputs found of those of
+        the results reached. `loops` are (result, argument): what comes round again.
+        """
+        results = [wrap(y) for y in ys]
+        inputs = self.inputs
+        check_guard(inputs)
+        wanted = watched_places(inputs) if self.tapes else ()
+        if not wanted:
+            return results
+        stand_ins = [self.region.stand_in_for(s) for s in self.sources]
+        ids = [x._id for x in (*self.inner, *stand_ins)]
+        links = [(_ids(r.inputs), _ids(r.outputs)) for r in self.tapes[0].records]
+        links += [((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
+        watched = leads(links, {ids[i] for i in wanted})
+        reached = [
+            i for i, y in enumerate(results)
+            if is_inexact(y.dtype) and any(run[i] in watched for run in self.outputs)
+        ]  # fmt: skip
+        back = [(outputs, inputs) for inputs, outputs in reversed(links)]
+        leading = leads(back, {run[i] for run in self.outputs for i in reached})
+        found = [i for i in wanted if ids[i] in leading]
+        rule = RegionRule(
+            self.kind, inputs, found, reached,
+            lambda inputs, dys: answer(inputs, found, reached, dys),
+        )  # fmt: skip
+        record_region(rule, results)
+        return results
+
+
+def _ids(ids: Any) -> tuple[Any, ...]:
+    return ids if isinstance(ids, tuple) else (ids,)
+
+
+def leads(links: Sequence[tuple[Any, Any]], seeds: set[Any]) -> set[Any]:
+    """All that these lead to; once through is enough where nothing comes round."""
+    seeds = set(seeds)
+    before = -1
+    while len(seeds) != before:
+        before = len(seeds)
+        for inputs, outputs in links:
+            if not seeds.isdisjoint(inputs):
+                seeds.update(outputs)
+    return seeds
+
+
+def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:
+    """A body whose results are followed by what it leaves in these Variables."""
+
+    def more(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        ys = list(flat(xs))
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        return [*ys, *[region.read(v) for v in assigned]]
+
+    return more if assigned else flat
 
 
 # -- running again ---------------------------------------------------------------------------------
@@ -175,24 +342,41 @@ class Again:
     left alone: that has been done.
     """
 
-    def __init__(self, f: Flat, count: int, captured: Sequence[Source], overrides: Overrides,
-                 kind: str) -> None:  # fmt: skip
+    def __init__(
+        self, f: Flat, count: int, captured: Sequence[Source], overrides: Overrides, kind: str,
+        drawn: Mapping[int, tuple[Any, Any]] | None = None,
+    ) -> None:  # fmt: skip
         self.f = f
         self.count = count
         self.captured = list(captured)
         self.overrides = again_in_force(overrides)
         self.kind = kind
+        self.drawn = list((drawn or {}).values())
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        tensors = [in_region(x) for x in tensors]
         pairs = list(zip(self.captured, tensors[self.count :], strict=True))
         stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
         # an argument that is also captured is another input, with a gradient of its own
         xs = [dispatch.alias(x) if id(x) in stand_ins else x for x in tensors[: self.count]]
         values = {s: x for s, x in pairs if isinstance(s, Variable)}
         region = Region(self.kind, stand_ins, values)
-        return run_inside(
-            lambda: self.f(xs), region, self.overrides, () if (s := current()) is None else s.tapes
-        )
+        tapes = () if (state := current()) is None else state.tapes
+        with drawn_again(self.drawn):
+            return run_inside(lambda: self.f(xs), region, self.overrides, tapes)
+
+
+@contextmanager
+def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """NumPy's Generators draw the same numbers again, and then go on from where they were."""
+    now = [(generator, generator.bit_generator.state) for generator, _ in drawn]
+    for generator, then in drawn:
+        generator.bit_generator.state = then
+    try:
+        yield
+    finally:
+        for generator, state in now:
+            generator.bit_generator.state = state
 
 
 def again_in_force(overrides: Overrides) -> Overrides:
@@ -307,15 +491,32 @@ def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(inputs) if is_watched(x, state))
 
 
+def is_traced(x: Tensor) -> bool:
+    """Whether a Tensor stands for a value that only the run of a program will have."""
+    return BACKENDS[type(x._data)].is_traced(x._data)
+
+
+def in_trace(xs: Iterable[Tensor]) -> bool:
+    """Whether this is being traced: a body that JAX compiles is open, or one of these is traced."""
+    state = current()
+    inside = state is not None and state.region is not None and state.region.traced
+    return inside or any(map(is_traced, xs))
+
+
 def in_region(x: Tensor) -> Tensor:
     """What stands for a Tensor in the region that is open, if one is."""
     state = current()
     return x if state is None or state.region is None else state.region.enter(x)
 
 
+def watched_by(tape: Tape, xs: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which of these one tape watches."""
+    return tuple(i for i, x in enumerate(xs) if x._id in tape.watched)
+
+
 def read_source(source: Source) -> Tensor:
     """The Tensor that a body takes from a source, as the tapes outside see it."""
-    return source._read() if isinstance(source, Variable) else source
+    return source._read() if isinstance(source, Variable) else in_region(source)
 
 
 def fresh(y: Tensor) -> Tensor:

@@ -34,6 +34,13 @@ class Rule:
     plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the rule is one of the library's own, for an op of its own."""
+        functions = [self.function, *getattr(self, "functions", {}).values()]
+        modules = {getattr(f, "__module__", None) or "" for f in functions if f is not None}
+        return bool(modules) and all(m.partition(".")[0] == "regrad" for m in modules)
+
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         """The parameters whose tensors a record must keep, and whether it keeps the output."""
         return frozenset(), False

@@ -5,17 +5,21 @@ Where nothing is connected they give zeros: a linear function has a Hessian.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from regrad import containers, dispatch
+from regrad.batching import at_once
 from regrad.errors import ArgumentError, GradientError, ShapeError, kind
 from regrad.gradients import callable_or_raise, run_taped, watchable
-from regrad.namespaces import is_inexact
-from regrad.ops.array import reshape
+from regrad.namespaces import BACKENDS, is_inexact
+from regrad.ops.array import reshape, stack
 from regrad.ops.creation import zeros_like
+from regrad.ops.elementwise import logical_and, where
+from regrad.ops.reduction import any as any_of
+from regrad.regions import is_traced
 from regrad.registry import OPS, Op
 from regrad.ruleforms import Rule, describe, label
 from regrad.state import masked
@@ -128,7 +132,9 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     Returns `(y, dy)`, both in the structure of f's result. The derivative is had by
     transposing the backward pass, so custom gradients and overrides in force count here too.
     That is right where a rule is linear in the gradient that arrives; elsewhere (a guided
-    ReLU's `dy > 0`, a clipped gradient) it raises GradientError, naming rule and op.
+    ReLU's `dy > 0`, a clipped gradient) it raises GradientError, naming rule and op. (That a rule
+    makes 0 of 0 can only be seen where there are values: under jit the result is NaN where one
+    does not.)
 
     Source: `jax.jvp`; the transposition is Townsend's "new trick" (2017).
 
@@ -174,18 +180,31 @@ def _transposed(
             old = grads.get(dx._id)
             grads[dx._id] = direction if old is None else OPS["AddV2"].function(old, direction)
     found = walk(reversed(tape.records), grads, watched)
-    return [_or_zeros(found.get(z._id), z) for z in zeros]
+    return _dispelled([_or_zeros(found.get(z._id), z) for z in zeros], tape.doubts)
+
+
+def _dispelled(dys: list[Tensor], doubts: Sequence[Tensor]) -> list[Tensor]:
+    """NaN for all, if a rule gave a gradient where none arrived: a program cannot raise."""
+    if not doubts:
+        return dys
+    broken = [any_of(logical_and(dx != 0, dx == dx)) for dx in doubts]
+    return [where(any_of(stack(broken)), np.nan, dy) for dy in dys]
 
 
 class LinearTape(Tape):
     """A tape that watches gradients on their way back, and refuses what is not linear in them.
 
     It looks on while the walk runs: it knows which rule is at work, and that it maps 0 to 0.
+    Of traced gradients that cannot be known; `doubts` are what rules of the user's made of 0.
     """
 
-    __slots__ = ("record",)
+    __slots__ = ("doubts", "record")
 
     plain = False
+
+    def __init__(self, watched: Iterable[int]) -> None:
+        super().__init__(watched)
+        self.doubts: list[Tensor] = []
 
     def before(self, record: Record) -> None:
         """A rule is about to run."""
@@ -201,6 +220,10 @@ class LinearTape(Tape):
 
     def __call__(self, record: Record, dy: Any, leaf: int, dx: Any) -> None:
         if not isinstance(dx, Tensor):
+            return
+        if is_traced(dx):
+            if not record.rule.is_ours:
+                self.doubts.append(dx)
             return
         values = dx._values()
         if np.any((values != 0) & ~np.isnan(values)):
@@ -228,7 +251,8 @@ def jacobian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The Jacobian of `f`: a function of x that gives all derivatives of f(x) by x.
 
     For Tensors y = f(x) the result has the shape `y.shape + x.shape`, zeros where nothing is
-    connected. For containers it is y's structure with x's structure in each place.
+    connected. For containers it is y's structure with x's structure in each place. With JAX data
+    (and under `jit`) all rows are computed at once, elsewhere one after another.
 
     Source: `jax.jacrev`.
 
@@ -252,6 +276,14 @@ def _rows(run: Linearized, i: int) -> list[Tensor]:
     """The derivatives of all elements of one output by each input."""
     y = run.ys[i]
     zeros = [zeros_like(t) for t in run.ys]
+    if y.size and BACKENDS[type(y._data)].name == "jax":
+        units = np.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
+
+        def flat(dys: Sequence[Tensor]) -> Sequence[Tensor]:
+            return run.pull([*zeros[:i], *dys, *zeros[i + 1 :]])[0]
+
+        rows = at_once(flat, [dispatch.lift(units)], [True], "jacobian")
+        return [reshape(r, (*y.shape, *x.shape)) for r, x in zip(rows, run.inputs[0], strict=True)]
     rows = []
     for j in range(y.size):
         unit = np.zeros(y.size, y.dtype)

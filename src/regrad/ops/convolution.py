@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache, reduce
+from operator import add
 from typing import Any
 
 from regrad.deferral import deferrable
@@ -22,8 +24,12 @@ from regrad.ops.windows import (
     Plan,
     Sizes,
     Windows,
+    as_rows,
     check_filter,
     plan_of,
+    repeated,
+    summed_copies,
+    taps_of,
 )
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
@@ -81,6 +87,85 @@ class JaxKernels:
             x, dy, axes, win.dilations, padding, rhs_dilation=win.strides,
             batch_group_count=plan.groups,
         )  # fmt: skip
+
+
+class JaxOnCpu(JaxKernels):
+    """What a CPU does faster in another way (bench/formulations.py has the figures)."""
+
+    @staticmethod
+    def forward(x: Any, w: Any, plan: Plan) -> Any:
+        """The convolution. Channel by channel, a sum over the taps, which XLA makes one loop of."""
+        if plan.groups == 1:
+            return JaxKernels.forward(x, w, plan)
+        x = repeated(_jax_padded(x, plan), plan)
+        return reduce(add, [x[place] * tap for place, tap in taps_of(w, plan)])
+
+    @staticmethod
+    def by_images(dy: Any, w: Any, plan: Plan) -> Any:
+        """Its gradient by the images."""
+        if plan.groups == 1:
+            return JaxKernels.by_images(dy, w, plan)
+        import jax.numpy
+
+        parts = [dy * tap for _, tap in taps_of(w, plan)]
+        shape = (plan.images[0], *plan.win.padded, plan.filter[-1])
+        dx = windows.placed(jax.numpy, parts, plan.win.places(), shape)
+        return summed_copies(windows.cropped(dx, plan.win.padding), plan)
+
+    @staticmethod
+    def by_filter(x: Any, dy: Any, plan: Plan) -> Any:
+        """Its gradient by the filter: products of matrices, some images at a time.
+
+        XLA's convolution that sums over the batch takes twice as long, and a matrix of all
+        windows at once leaves the cache.
+        """
+        import jax
+
+        x, places = _jax_padded(x, plan), plan.win.places()
+        if plan.groups > 1:
+            x, axes = repeated(x, plan), tuple(range(x.ndim - 1))
+            return jax.numpy.stack([(x[at] * dy).sum(axes) for at in places]).reshape(plan.filter)
+
+        def step(dw: Any, block: Any) -> Any:
+            columns = jax.numpy.concatenate([block[0][at] for at in places], axis=-1)
+            return dw + as_rows(columns).T @ as_rows(block[1]), None
+
+        each = math.prod(plan.win.outputs) * math.prod(plan.filter[:-1]) * x.dtype.itemsize
+        count = _divisor(len(x), XLA_BLOCK // each)
+        blocks = [a.reshape(-1, count, *a.shape[1:]) for a in (x, dy)]
+        dw = jax.numpy.zeros((math.prod(plan.filter[:-1]), plan.filter[-1]), dy.dtype)
+        return jax.lax.scan(step, dw, blocks)[0].reshape(plan.filter)
+
+
+XLA_BLOCK = 2**21  # bytes of a matrix of windows that is multiplied at once
+MANY_TAPS = 128  # each tap is an instruction to compile
+
+
+def _jax_kernels(x: Any, plan: Plan) -> Any:
+    """XLA's convolution adds half floats up in float32, as a sum over taps would not."""
+    import jax
+
+    few = math.prod(plan.win.size) <= MANY_TAPS and x.dtype.itemsize >= 4
+    return JaxOnCpu if few and jax.default_backend() == "cpu" else JaxKernels
+
+
+@cache
+def _compiled(compute: Any) -> Any:
+    """A kernel as one program, also where nothing else is being compiled."""
+    import jax
+
+    return jax.jit(compute, static_argnums=2)
+
+
+def _jax_padded(x: Any, plan: Plan) -> Any:
+    import jax.numpy
+
+    return windows.padded(jax.numpy, x, plan.win.padding)
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of n of at most `most`, or 1."""
+    return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(most, 1))
 
 
 def _xla(a: Any, b: Any, axes: Sequence[str], strides: Sizes, padding: Any, **options: Any) -> Any:
@@ -161,7 +246,7 @@ def _oi_first(w: Any) -> Any:
 
 # -- the kernels of the ops ----------------------------------------------------------------------
 
-KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "jax": JaxKernels, "torch": TorchKernels}
+KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "torch": TorchKernels}
 
 
 def _compute(xp: Any, kernel: str, a: Any, b: Any, plan: Plan, shape: Sizes) -> Any:
@@ -169,6 +254,8 @@ def _compute(xp: Any, kernel: str, a: Any, b: Any, plan: Plan, shape: Sizes) -> 
     if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
         return xp.zeros(shape, dtype=a.dtype, device=getattr(a, "device", None))
     library = windows.library(xp)
+    if library == "jax":
+        return _compiled(getattr(_jax_kernels(a, plan), kernel))(a, b, plan)
     compute = getattr(KERNELS[library], kernel)
     if library == "torch" and a.is_complex():
         return _complex(xp, compute, a, b, plan)

@@ -73,6 +73,11 @@ def scatter_along_axis(
 
     x and `indices` have one shape, which is `shape` except along `axis`.
     """
+    if _is_jax(xp) and indices.shape[axis] == 1:
+        # one element for each line: a comparison fuses with what comes next, a scatter does not
+        across = [n if i == axis % len(shape) else 1 for i, n in enumerate(shape)]
+        here = _in_range(xp, indices, shape[axis]) == xp.reshape(xp.arange(shape[axis]), across)
+        return xp.where(here, x, xp.zeros_like(x))
     ids, stride = 0, 1
     for i in reversed(range(len(shape))):
         one = [1] * len(shape)

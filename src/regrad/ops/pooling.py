@@ -61,12 +61,44 @@ def _first_maxima(xp: Any, x: Any, win: Windows) -> list[tuple[int, Any]]:
 
 def _to_maxima(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
     """Each element of dy added to where the maximum of its window is in x."""
+    if _in_tiles(xp, win):
+        return _to_maxima_of_tiles(xp, x, dy, win)
     for i, where in reversed(_first_maxima(xp, x, win)):
         taps = win.along(i)
         parts = windows.sorted_out(xp, where, dy, len(taps))
         shape = (*dy.shape[: i + 1], win.padded[i], *dy.shape[i + 2 :])
         dy = windows.placed(xp, parts, windows.axis_places(taps, i + 1), shape)
     return windows.cropped(dy, win.padding)
+
+
+def _to_maxima_of_tiles(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
+    x = windows.padded(xp, x, win.padding, windows.lowest(x))
+    where = windows.first_maximum(xp, (x[at] for at in win.places()))[1]
+    taps = xp.arange(math.prod(win.size), dtype=where.dtype)
+    mine = _upon_tiles(where, win) == xp.reshape(taps, (*(n for k in win.size for n in (1, k)), 1))
+    return _from_tiles(xp, xp.where(mine, _upon_tiles(dy, win), 0), win)
+
+
+# Windows that do not overlap are tiles: what goes to their elements is one broadcast, of which
+# XLA makes one loop, and nothing has to be added up. (bench/formulations.py has the figures.)
+
+
+def _in_tiles(xp: Any, win: Windows) -> bool:
+    return windows.library(xp) == "jax" and win.size == win.strides
+
+
+def _upon_tiles(y: Any, win: Windows) -> Any:
+    """y with an axis of size 1 after each spatial axis, for the elements of its tile."""
+    whole = slice(None)
+    return y[(whole, *(at for _ in win.size for at in (whole, None)))]
+
+
+def _from_tiles(xp: Any, tiles: Any, win: Windows) -> Any:
+    """Tiles side by side, as the data that they were cut from; zero where none lies."""
+    sizes = [n * k for n, k in zip(win.outputs, win.size, strict=True)]
+    x = xp.reshape(tiles, (tiles.shape[0], *sizes, tiles.shape[-1]))
+    rest = tuple((0, n - size) for n, size in zip(win.padded, sizes, strict=True))
+    return windows.cropped(windows.padded(xp, x, rest), win.padding)
 
 
 def _at_maxima(xp: Any, x: Any, values: Any, win: Windows) -> Any:
@@ -146,6 +178,10 @@ def _sums(xp: Any, x: Any, win: Windows) -> Any:
 
 def _spread_sums(xp: Any, dy: Any, win: Windows) -> Any:
     """Each element added to all of its window: the adjoint of `_sums`."""
+    if _in_tiles(xp, win):
+        sizes = [n for pair in zip(win.outputs, win.size, strict=True) for n in pair]
+        tiles = xp.broadcast_to(_upon_tiles(dy, win), (dy.shape[0], *sizes, dy.shape[-1]))
+        return _from_tiles(xp, tiles, win)
     for i in reversed(range(len(win.size))):
         taps = win.along(i)
         shape = (*dy.shape[: i + 1], win.padded[i], *dy.shape[i + 2 :])

@@ -363,15 +363,15 @@ class NumPyKernels:
     @staticmethod
     def forward(x: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
         """The convolution."""
-        x = _repeated(padded(np, x, plan.win.padding), plan)
+        x = repeated(padded(np, x, plan.win.padding), plan)
         y = np.zeros(plan.output, x.dtype)
         for block in _blocks(plan, x.itemsize):
             out = y[block]
             if plan.groups > 1:
-                for place, tap in _taps(w, plan):
+                for place, tap in taps_of(w, plan):
                     out += x[block][place] * tap
             else:
-                np.matmul(_columns(x[block], plan.win), _rows(w), out=_rows(out))
+                np.matmul(_columns(x[block], plan.win), as_rows(w), out=as_rows(out))
         return y
 
     @staticmethod
@@ -380,37 +380,39 @@ class NumPyKernels:
         channels = plan.images[-1] if plan.groups == 1 else plan.filter[-1]
         dx = np.zeros((plan.images[0], *plan.win.padded, channels), dy.dtype)
         for block in _blocks(plan, dy.itemsize):
-            part, rows = dy[block], _rows(dy[block])
-            for place, tap in _taps(w, plan):
+            part, rows = dy[block], as_rows(dy[block])
+            for place, tap in taps_of(w, plan):
                 at = dx[block][place]
                 at += part * tap if plan.groups > 1 else (rows @ tap.T).reshape(at.shape)
-        dx = cropped(dx, plan.win.padding)
-        if channels == plan.images[-1]:
-            return dx
-        return dx.reshape(*plan.images, channels // plan.groups).sum(axis=-1)
+        return summed_copies(cropped(dx, plan.win.padding), plan)
 
     @staticmethod
     def by_filter(x: np.ndarray, dy: np.ndarray, plan: Plan) -> np.ndarray:
         """Its gradient by the filter."""
-        x = _repeated(padded(np, x, plan.win.padding), plan)
+        x = repeated(padded(np, x, plan.win.padding), plan)
         dw = np.zeros((math.prod(plan.filter[:-1]), plan.filter[-1]), dy.dtype)
         for block in _blocks(plan, dy.itemsize):
-            rows = _rows(dy[block])
+            rows = as_rows(dy[block])
             if plan.groups > 1:
                 for i, place in enumerate(plan.win.places()):
-                    dw[i] += np.einsum("rc,rc->c", _rows(x[block][place]), rows)
+                    dw[i] += np.einsum("rc,rc->c", as_rows(x[block][place]), rows)
             else:
                 dw += _columns(x[block], plan.win).T @ rows
         return dw.reshape(plan.filter)
 
 
-def _repeated(x: np.ndarray, plan: Plan) -> np.ndarray:
+def repeated(x: Any, plan: Plan) -> Any:
     """x with as many copies of each channel as it has filters of its own."""
     multiplier = plan.filter[-1] // plan.groups if plan.groups > 1 else 1
-    return x if multiplier == 1 else np.repeat(x, multiplier, axis=-1)
+    return x if multiplier == 1 else x.repeat(multiplier, axis=-1)
 
 
-def _taps(w: np.ndarray, plan: Plan) -> Iterable[tuple[tuple[slice, ...], np.ndarray]]:
+def summed_copies(x: Any, plan: Plan) -> Any:
+    """The sum over the copies of each channel: the adjoint of `repeated`."""
+    return x if x.shape == plan.images else x.reshape(*plan.images, -1).sum(axis=-1)
+
+
+def taps_of(w: Any, plan: Plan) -> Iterable[tuple[tuple[slice, ...], Any]]:
     """Where each tap lies, and its matrix of weights (or, by channel, its row)."""
     last = w.shape[-1:] if plan.groups > 1 else w.shape[-2:]
     return zip(plan.win.places(), w.reshape(-1, *last), strict=True)
@@ -442,6 +444,6 @@ def _columns(x: np.ndarray, win: Windows) -> np.ndarray:
     return view.transpose(axes).reshape(size, count).T
 
 
-def _rows(y: np.ndarray) -> np.ndarray:
+def as_rows(y: Any) -> Any:
     """The last axis of each place as a row."""
     return y.reshape(math.prod(y.shape[:-1]), y.shape[-1])

@@ -1,0 +1,152 @@
+"""The arguments and results of functions that are compiled, batched or run again.
+
+Tensors are taken out of their containers, and put back into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad import containers, dispatch
+from regrad.errors import ArgumentError, kind
+from regrad.namespaces import is_array
+from regrad.tensor import Tensor, wrap
+from regrad.variable import Variable
+
+
+class Note:
+    """How the results of a trace are put together again, and what there is that is no Tensor."""
+
+    def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
+        self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
+        self.rebuild = rebuild
+
+    def is_like(self, other: Note) -> bool:
+        """Whether two notes put the same structure around as many Tensors."""
+        count = len(self.leaves)
+        return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
+            other.rebuild([0] * count)
+        )
+
+    def __repr__(self) -> str:
+        signs = [
+            "a Tensor" if x is TENSOR else "an array" if x is ARRAY else x for x in self.leaves
+        ]
+        return repr(self.rebuild(signs))
+
+    def __call__(self, ys: Sequence[Tensor]) -> Any:
+        given = iter(ys)
+        leaves = [
+            next(given) if leaf is TENSOR else next(given)._data if leaf is ARRAY else leaf
+            for leaf in self.leaves
+        ]
+        return self.rebuild(leaves)
+
+
+TENSOR, ARRAY = object(), object()
+ONE = Note([TENSOR], containers.only)
+
+
+def noted(y: Any) -> tuple[Sequence[Tensor], Note]:
+    """The Tensors in what a body returned, and the note that puts the rest around them."""
+    if type(y) is Tensor:
+        return [y], ONE
+    leaves, rebuild = containers.flatten(y)
+    tensors: list[Tensor] = []
+    plain: list[Any] = []
+    for leaf in leaves:
+        if dispatch.is_tensor(leaf):
+            tensors.append(dispatch.lift(leaf))
+            plain.append(TENSOR)
+        elif is_array(leaf):
+            tensors.append(wrap(leaf))
+            plain.append(ARRAY)
+        else:
+            plain.append(leaf)
+    return tensors, Note(plain, rebuild)
+
+
+class Given:
+    """The arguments of one call, opened: the Tensors among them, and the key of all the rest."""
+
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, numbers: bool = False
+    ) -> None:
+        self.arguments = args, kwargs
+        leaves, self.rebuild, self.structure = containers.opened(self.arguments)
+        self.tensors: list[Tensor] = []
+        self.leaves: list[Any] = []
+        for leaf in leaves:
+            x = traceable(leaf, numbers)
+            if x is None:
+                self.leaves.append(leaf.value if type(leaf) is Static else leaf)
+            else:
+                self.leaves.append(ARRAY if is_key(leaf) else TENSOR)
+                self.tensors.append(x)
+
+    @property
+    def key(self) -> Any:
+        """What of the arguments a compiled program has built in."""
+        return self.structure, tuple(map(self._hashable, self.leaves, range(len(self.leaves))))
+
+    def places(self) -> list[bool]:
+        """Which leaves are Tensors."""
+        return [leaf is TENSOR or leaf is ARRAY for leaf in self.leaves]
+
+    def names(self, parameters: Sequence[str]) -> list[str]:
+        """What each Tensor among the arguments is called: `x`, `batch['labels']`."""
+        paths = containers.paths(self.arguments, "")
+        names = [_called(path, parameters) for path in paths]
+        return [name for name, there in zip(names, self.places(), strict=True) if there]
+
+    def _hashable(self, value: Any, i: int) -> Any:
+        try:
+            hash(value)
+        except TypeError:
+            raise ArgumentError(
+                f"the argument {containers.paths(self.arguments, 'arguments')[i]} is "
+                f"{kind(value)}, neither a Tensor, array or number nor hashable, so no compiled "
+                "program can be found by it. Pass its tensors, make it a tuple or a frozen "
+                "dataclass, or let f reach it by a closure."
+            ) from None
+        return type(value), value
+
+    def close(self, xs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments again, with these Tensors in their places."""
+        return Note(self.leaves, self.rebuild)(xs)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a key of JAX's for random numbers, which f gets as it is."""
+    return is_array(leaf) and not isinstance(leaf, np.generic) and "key<" in str(leaf.dtype)
+
+
+def traceable(leaf: Any, numbers: bool) -> Tensor | None:
+    """A leaf among the arguments as a Tensor, or None; Python numbers only where that is asked."""
+    if isinstance(leaf, Tensor):
+        return leaf
+    if type(leaf) is int:
+        return dispatch.constant(leaf, np.dtype(np.int32)) if numbers else None
+    if type(leaf) in dispatch.NUMBERS:
+        return dispatch.lift(leaf) if numbers else None
+    if isinstance(leaf, list | Variable):
+        return dispatch.lift(leaf)
+    return wrap(leaf) if is_array(leaf) else None
+
+
+class Static:
+    """An argument that is static although it could be traced."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _called(path: str, parameters: Sequence[str]) -> str:
+    """`[0][1]['w']` as `params['w']`: the path of a leaf in (args, kwargs)."""
+    which, _, rest = path[4:].partition("]")
+    if path.startswith("[0]"):
+        return (parameters[int(which)] if int(which) < len(parameters) else f"args[{which}]") + rest
+    return which.strip("'") + rest

@@ -1,0 +1,444 @@
+"""Loops and branches inside what JAX traces: flat functions under `lax.scan` and its kin.
+
+Each is a region with one record outside. Where nobody asks for a gradient of the gradient, the
+backward loop takes what the rules kept of every step; elsewhere it is a loop of this module
+again, over the gradient of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad import dispatch
+from regrad.compiled import evaluate, to_jax
+from regrad.errors import DTypeError, GradientError, ShapeError
+from regrad.namespaces import is_inexact
+from regrad.ops.elementwise import add
+from regrad.regions import (
+    Again,
+    Flat,
+    Links,
+    Once,
+    RegionTape,
+    pull_through,
+    pullback,
+    run_inside,
+    watched_places,
+    with_assigned,
+)
+from regrad.state import current
+from regrad.tensor import Tensor, wrap
+from regrad.variable import Variable
+
+
+def as_jax(xs: Sequence[Tensor]) -> list[Tensor]:
+    """The same Tensors with JAX data, whose dtypes a loop will keep."""
+    ys = []
+    for x in xs:
+        if type(x._data) is np.ndarray:
+            data, x = to_jax(x._data), dispatch.alias(x)
+            x._data = data
+        ys.append(x)
+    return ys
+
+
+# -- scan ----------------------------------------------------------------------------------------
+
+
+def scanned(
+    flat: Flat, carry: Sequence[Tensor], xs: Sequence[Tensor], length: int, reverse: bool,
+    checkpoint: bool, kind: str = "scan",
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:  # fmt: skip
+    """The last carry, and the ys stacked."""
+    assigned: list[Variable] = []
+    tape: type[RegionTape] = RegionTape if watched_places([*carry, *xs]) else Links
+    while True:
+        loop = Scan(flat, carry, xs, length, reverse, checkpoint, kind, assigned, tape)
+        results = loop.run()
+        news = [v for v in loop.once.region.assigned if v not in assigned]
+        if news:
+            assigned += news
+        elif tape is Links and watched_places(loop.inputs):
+            tape = RegionTape  # it takes in something watched: what the rules name is due
+        else:
+            ys = loop.recorded(results)
+            n, m = len(carry), len(loop.carry)
+            for variable, y in zip(assigned, ys[n:m], strict=True):
+                variable._set(y, lent=True)
+            return ys[:n], ys[m:]
+
+
+class Scan:
+    """One loop: its forward pass, what that keeps, and its backward pass."""
+
+    def __init__(
+        self, flat: Flat, carry: Sequence[Tensor], xs: Sequence[Tensor], length: int,
+        reverse: bool, checkpoint: bool, kind: str, assigned: Sequence[Variable],
+        tape: type[RegionTape],
+    ) -> None:  # fmt: skip
+        self.flat = flat
+        self.length = length
+        self.reverse = reverse
+        self.checkpoint = checkpoint
+        self.kind = kind
+        self.assigned = list(assigned)
+        self.tape = tape
+        self.count = len(carry)
+        self.carry = [*carry, *[v._read() for v in assigned]]
+        self.floats = [i for i, x in enumerate(self.carry) if is_inexact(x.dtype)]
+        self.xs = list(xs)
+        self.once = Once(kind, [*self.carry, *self.xs], traced=True, tape=tape)
+        self.shadowed = [set(self._seeds(t)) for t in self.once.tapes[1:]]
+        self.kept: list[tuple[str, Any]] = []
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """All that it takes in, as Tensors outside."""
+        return self.once.inputs
+
+    def _seeds(self, tape: RegionTape) -> list[int]:
+        ids = [x._id for x in self.once.inner[: len(self.carry)]]
+        return [i for i, key in enumerate(ids) if key in tape.watched]
+
+    def step(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One step, with the Variables that it assigns to in the carry."""
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        n, m = self.count, len(self.carry)
+        for variable, value in zip(self.assigned, tensors[n:m], strict=True):
+            region.values[variable] = value
+        ys = list(self.flat([*tensors[:n], *tensors[m:]]))
+        return [*ys[:n], *[region.read(v) for v in self.assigned], *ys[n:]]
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def run(self) -> list[Any]:
+        """The results as arrays, and after them what the backward pass takes."""
+        import jax
+
+        while True:
+            arrays = [to_jax(x._data) for x in self.once.xs]
+            m = len(self.carry)
+            first, along = arrays[:m], arrays[m:]
+            last, ys = jax.lax.scan(self._body, first, along, self.length, self.reverse)
+            if not self._spread():
+                return [*last, *ys]
+
+    def _spread(self) -> bool:
+        """Whether what a strict tape watches has come round to carries that it did not watch."""
+        m, grown = len(self.carry), False
+        for seeds, tape in zip(self.shadowed, self.once.tapes[1:], strict=True):
+            now = {i for i in range(m) if self.once.outputs[-1][i] in tape.watched} - seeds
+            seeds.update(now)
+            grown = grown or bool(now)
+        return grown
+
+    def _body(self, carry: list[Any], x: list[Any]) -> Any:
+        self.once = once = Once(self.kind, self.once.xs, traced=True, tape=self.tape)
+        inner = once.stand_ins([*carry, *x])
+        places = [self.floats, *self.shadowed]
+        for tape, watched in zip(once.tapes, places, strict=False):
+            tape.watched.update(inner[i]._id for i in watched)
+        ys = once.run(self.step, inner)
+        arrays = [to_jax(y._data) for y in ys]
+        m = len(self.carry)
+        self._check(arrays[:m])
+        self.outputs = len(arrays)
+        if self.tape is RegionTape:
+            arrays += run_inside(
+                lambda: self._linearized(inner, ys, arrays), once.region, once.overrides
+            )
+        return arrays[:m], arrays[m:]
+
+    def _check(self, carry: Sequence[Any]) -> None:
+        for x, y in zip(self.carry, carry, strict=True):
+            if x.shape != tuple(y.shape) or x.dtype != y.dtype:
+                raise ShapeError(
+                    f"{self.kind}: the carry must keep its shapes and dtypes; {x.dtype} {x.shape} "
+                    f"came out as {y.dtype} {tuple(y.shape)}"
+                )
+
+    def _linearized(
+        self, inner: Sequence[Tensor], ys: Sequence[Tensor], results: Sequence[Any]
+    ) -> list[Any]:
+        """Trace the backward step; what it takes from the forward one is given out."""
+        import jax
+
+        once, m = self.once, len(self.carry)
+        tape, region = once.tapes[0], once.region
+        stand_ins = [region.stand_in_for(s) for s in once.sources]
+        given = [*inner, *stand_ins]
+        keys = [x._id for x in given]
+        self.wanted = [i for i, key in enumerate(keys) if i in self.floats or key in once.watched]
+        self.active = [
+            i for i, y in enumerate(ys) if i in self.floats or (i >= m and y._id in tape.watched)
+        ]
+        again = Again(self.step, len(inner), once.sources, once.overrides, self.kind)
+        recompute = pullback(again, len(given), self.wanted, self.active)
+
+        def back(*dys: Any) -> list[Any]:
+            arriving = [wrap(dy) for dy in dys]
+            if self.checkpoint:
+                dxs = recompute([*given, *arriving])
+            else:
+                found = pull_through(tape, [ys[i] for i in self.active], arriving)
+                dxs = [found.get(keys[i]) for i in self.wanted]
+            pairs = zip(dxs, self.wanted, strict=True)
+            zeros = jax.numpy.zeros_like
+            return [zeros(given[i]._data) if dx is None else to_jax(dx._data) for dx, i in pairs]
+
+        specs = [jax.ShapeDtypeStruct(results[i].shape, results[i].dtype) for i in self.active]
+        closed = jax.make_jaxpr(back)(*specs)
+        self.jaxpr = closed.jaxpr
+        return self._sorted(closed.consts, inner, stand_ins)
+
+    def _sorted(
+        self, consts: Sequence[Any], inner: Sequence[Tensor], stand_ins: Sequence[Tensor]
+    ) -> list[Any]:
+        """What the backward step takes: entries of xs, what stays the same, and of each step."""
+        import jax.core
+
+        m = len(self.carry)
+        same = {id(x._data) for x in stand_ins}
+        along = {id(x._data): i for i, x in enumerate(inner[m:])}
+        self.kept, stacked = [], []
+        for array in consts:
+            if id(array) in along:
+                self.kept.append(("x", along[id(array)]))
+            elif id(array) in same or not isinstance(array, jax.core.Tracer):
+                self.kept.append(("same", array))
+            else:
+                self.kept.append(("step", len(stacked)))
+                stacked.append(array)
+        return stacked
+
+    # -- backward --------------------------------------------------------------------------------
+
+    def recorded(self, results: Sequence[Any]) -> list[Tensor]:
+        """The results as Tensors, on the tapes."""
+        n = self.outputs
+        stacked = results[n:]
+
+        def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Any]:
+            if watched_places([*inputs, *dys]):
+                return self._again(inputs, found, reached, dys)
+            return self._back(stacked, found, reached, dys)
+
+        m = len(self.carry)
+        return self.once.done(results[:n], answer, [(i, i) for i in range(m)])
+
+    def _back(
+        self, stacked: Sequence[Any], found: Sequence[int], reached: Sequence[int],
+        dys: Sequence[Tensor],
+    ) -> list[Tensor]:  # fmt: skip
+        """The backward loop over what the forward loop kept."""
+        import jax
+
+        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        zeros = jax.numpy.zeros_like
+        arriving = {i: to_jax(dy._data) for i, dy in zip(reached, dys, strict=True)}
+        arrays = [to_jax(x._data) for x in self.once.xs]
+        inputs = [to_jax(x._data) for x in self.inputs]
+        along = [i for i in self.active if i in arriving and i >= m]
+        captured = [i for i in self.wanted if i >= k]
+        first = [arriving[i] if i in arriving else zeros(arrays[i]) for i in self.floats]
+        sums = [zeros(inputs[i]) for i in captured]
+
+        def body(carry: Any, entries: Any) -> Any:
+            dcarry, sums = carry
+            kept, xs, dys = entries
+            pools = {"x": lambda i: xs[i], "same": lambda a: a, "step": lambda i: kept[i]}
+            given = dict(zip([*self.floats, *along], [*dcarry, *dys], strict=True))
+            consts = [pools[pool](i) for pool, i in self.kept]
+            dxs = evaluate(self.jaxpr, consts, [
+                given[i] if i in given else _zeros(self.jaxpr.invars[j])
+                for j, i in enumerate(self.active)
+            ])  # fmt: skip
+            by_input = dict(zip(self.wanted, dxs, strict=True))
+            sums = [a + by_input[i] for a, i in zip(sums, captured, strict=True)]
+            return ([by_input[i] for i in self.floats], sums), [
+                by_input[i] for i in self.wanted if m <= i < k
+            ]
+
+        entries = list(stacked), arrays[m:], [arriving[i] for i in along]
+        (dcarry, sums), dxs = jax.lax.scan(
+            body, (first, sums), entries, self.length, reverse=not self.reverse
+        )
+        places = [*self.floats, *captured, *[i for i in self.wanted if m <= i < k]]
+        by_input = dict(zip(places, [*dcarry, *sums, *dxs], strict=True))
+        return [wrap(by_input[i]) for i in found]
+
+    def _again(
+        self, inputs: Sequence[Tensor], found: Sequence[int], reached: Sequence[int],
+        dys: Sequence[Tensor],
+    ) -> list[Tensor]:  # fmt: skip
+        """The backward loop as a loop of its own, which can be differentiated in its turn."""
+        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
+        again = Again(self.step, k, self.once.sources, self.once.overrides, self.kind)
+        kind = f"the gradient of {self.kind}"
+
+        def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            return [*again([*tensors, *captured])[:m], *tensors[:m]]
+
+        _, carries = scanned(forward, carry, xs, self.length, self.reverse, False, kind)
+        arriving = dict(zip(reached, dys, strict=True))
+        along = [i for i in reached if i >= m]
+        summed, entries = [i for i in found if i >= k], [i for i in found if m <= i < k]
+        pull = pullback(
+            again, len(inputs), [*self.floats, *summed, *entries], [*self.floats, *along]
+        )
+        f, s = len(self.floats), len(summed)
+
+        def backward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            dcarry, sums, rest = tensors[:f], tensors[f : f + s], tensors[f + s :]
+            dxs = pull([*rest[:k], *captured, *dcarry, *rest[k:]])
+            sums = [add(a, dx) for a, dx in zip(sums, dxs[f : f + s], strict=True)]
+            return [*dxs[:f], *sums, *dxs[f + s :]]
+
+        first = [arriving[i] if i in arriving else _zeros_of(inputs[i]) for i in self.floats]
+        sums = [_zeros_of(inputs[i]) for i in summed]
+        last, dxs = scanned(
+            backward, [*first, *sums], [*carries, *xs, *[arriving[i] for i in along]],
+            self.length, not self.reverse, self.checkpoint, kind,
+        )  # fmt: skip
+        by_input = dict(zip([*self.floats, *summed, *entries], [*last, *dxs], strict=True))
+        return [by_input[i] for i in found]
+
+
+def _zeros(variable: Any) -> Any:
+    import jax
+
+    return jax.numpy.zeros(variable.aval.shape, variable.aval.dtype)
+
+
+def _zeros_of(x: Tensor) -> Tensor:
+    import jax
+
+    return wrap(jax.numpy.zeros_like(to_jax(x._data)))
+
+
+# -- branches --------------------------------------------------------------------------------------
+
+
+def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The first function's results where `pred` holds, else the second's."""
+    assigned: list[Variable] = []
+    while True:
+        once = Once("cond", [pred, *xs], traced=True)
+        ys = _branches(once, [with_assigned(_after_first(f), assigned) for f in flats])
+        news = [v for v in once.region.assigned if v not in assigned]
+        if not news:
+            break
+        assigned += news
+    bodies = [once.again(with_assigned(_after_first(f), assigned)) for f in flats]
+
+    def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Tensor]:
+        pulls = [pullback(body, len(inputs), found, reached) for body in bodies]
+        return conditional(inputs[0], pulls, [*inputs, *dys])
+
+    results = once.done(ys, answer)
+    n = len(results) - len(assigned)
+    for variable, y in zip(assigned, results[n:], strict=True):
+        variable._set(y, lent=True)
+    return results[:n]
+
+
+def _after_first(flat: Flat) -> Flat:
+    return lambda xs: flat(xs[1:])
+
+
+def _branches(once: Once, flats: Sequence[Flat]) -> Sequence[Any]:
+    import jax
+
+    ids: dict[int, list[int]] = {}
+    specs: dict[int, list[Any]] = {}
+
+    def branch(k: int) -> Callable[..., list[Any]]:
+        def run(*arrays: Any) -> list[Any]:
+            region = once.region
+            variables = [s for s in once.sources if isinstance(s, Variable)]
+            region.values = {v: region.stand_in_for(v) for v in variables}
+            ys = once.run(flats[k], once.stand_ins(arrays))
+            ids[k] = once.outputs.pop()
+            given = [to_jax(y._data) for y in ys]
+            specs[k] = [(str(a.dtype), tuple(a.shape)) for a in given]
+            if len(specs) == 2:
+                _check_alike(specs[0], specs[1])
+            return given
+
+        return run
+
+    arrays = [to_jax(x._data) for x in once.xs]
+    ys = jax.lax.cond(arrays[0], branch(0), branch(1), *arrays)
+    once.outputs = list(ids.values())
+    return ys
+
+
+def _check_alike(a: list[Any], b: list[Any]) -> None:
+    if len(a) != len(b):
+        raise ShapeError(f"cond: the two functions return {len(a)} and {len(b)} Tensors")
+    for (dtype, shape), (other, other_shape) in zip(a, b, strict=True):
+        if dtype != other:
+            raise DTypeError(f"cond: the two functions return {dtype} and {other}; use astype")
+        if shape != other_shape:
+            raise ShapeError(f"cond: the two functions return the shapes {shape} and {other_shape}")
+
+
+# -- loops of unknown length -----------------------------------------------------------------------
+
+
+def repeated(
+    goes_on: Callable[[Sequence[Tensor]], Tensor], flat: Flat, carry: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """`flat` of the carry as long as `goes_on` of it holds; forward only."""
+    assigned: list[Variable] = []
+    n = len(carry)
+    while True:
+        whole = [*carry, *[v._read() for v in assigned]]
+        once = Once("while_loop", whole, traced=True)
+        ys = _repeat(once, lambda xs: [goes_on(xs[:n])], lambda xs: flat(xs[:n]), n, assigned)
+        news = [v for v in once.region.assigned if v not in assigned]
+        if not news:
+            break
+        assigned += news
+    results = once.done(ys, _refused, [(i, i) for i in range(len(ys))])
+    for variable, y in zip(assigned, results[n:], strict=True):
+        variable._set(y, lent=True)
+    return results[:n]
+
+
+def _repeat(
+    once: Once, test: Flat, step: Flat, n: int, assigned: Sequence[Variable]
+) -> Sequence[Any]:
+    import jax
+
+    step = with_assigned(step, assigned)
+
+    def run(flat: Flat, arrays: Sequence[Any]) -> list[Any]:
+        inner = once.stand_ins(arrays)
+        once.region.values.update(zip(assigned, inner[n:], strict=True))
+        once.watched.update(x._id for x in inner)
+        return [to_jax(y._data) for y in once.run(flat, inner)]
+
+    def goes_on(arrays: Any) -> Any:
+        (y,) = run(test, arrays)
+        once.outputs.pop()
+        return y.reshape(())
+
+    def body(arrays: Any) -> Any:
+        ys = run(step, arrays)
+        del once.outputs[:-1]
+        return ys
+
+    return jax.lax.while_loop(goes_on, body, [to_jax(x._data) for x in once.xs])
+
+
+def _refused(*given: Any) -> Any:
+    raise GradientError(
+        "while_loop: under jit the gradient of a loop of unknown length cannot be had, because XLA "
+        "must know how much to keep. Give the most steps there can be, while_loop(…, max_steps=n), "
+        "or use scan or fori_loop with a fixed number of steps."
+    )

@@ -1,0 +1,11 @@
+"""Training: optax's optimizers over Variables, checkpoints in safetensors, a loop.
+
+Nothing here is needed for gradients, and JAX, optax and safetensors are imported when they are
+first used.
+"""
+
+from regrad.train.checkpoint import restore as restore
+from regrad.train.checkpoint import save as save
+from regrad.train.loop import History as History
+from regrad.train.loop import fit as fit
+from regrad.train.optimizer import Optimizer as Optimizer

@@ -1,0 +1,67 @@
+"""The values of Variables as JAX's and NumPy's arrays, and back to where they were."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from regrad.errors import MissingPackageError
+from regrad.namespaces import BACKENDS
+from regrad.tensor import Tensor, wrap
+
+
+def needed(package: str, extra: str, api: str) -> Any:
+    """An optional package, or the error that says how to install it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{api} needs {package}, which cannot be imported ({error}). Install it: "
+            f"pip install regrad[{extra}]"
+        ) from error
+
+
+def is_jax(x: Tensor) -> bool:
+    """Whether the values are JAX's, concrete or traced."""
+    return BACKENDS[type(x._data)].name == "jax"
+
+
+def is_traced(data: Any) -> bool:
+    """Whether an array of JAX stands for values that a compiled function will have."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(data, jax.core.Tracer)
+
+
+def to_jax(x: Tensor) -> Any:
+    """The values as JAX's functions take them; float64 raises while JAX's x64 mode is off."""
+    data = x.data  # refused while x is differentiated: the gradient would be lost
+    if is_jax(x):
+        return data
+    import jax
+
+    BACKENDS[jax.Array].native_dtype(x.dtype)
+    return BACKENDS[type(data)].to_numpy(data)
+
+
+def to_host(x: Tensor) -> np.ndarray:
+    """The values in NumPy; those of a sharded array are gathered, from other hosts too."""
+    data = x.data
+    if is_jax(x) and not data.is_fully_addressable:
+        from jax.experimental.multihost_utils import process_allgather
+
+        data = process_allgather(data, tiled=True)
+    return BACKENDS[type(data)].to_numpy(data)
+
+
+def as_held(values: np.ndarray, old: Tensor) -> Tensor:
+    """New values in the library and on the devices that hold the old ones."""
+    backend = BACKENDS[type(old._data)]
+    if backend.name == "jax" and old._data.committed:
+        import jax
+
+        return wrap(jax.device_put(values, old._data.sharding))
+    new = backend.from_numpy(values)
+    return wrap(new.to(old._data.device) if backend.name == "torch" else new)

@@ -1,0 +1,412 @@
+"""optax's optimizers over Variables, their state in Variables too.
+
+An optax optimizer is two pure functions, `init` and `update`, over trees of JAX arrays. Here the
+tree of parameters is a dict from names to values, and each array of the state is held by one
+Variable, so that whatever threads Variables through (a checkpoint, a compiled step) threads it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regrad import dispatch
+from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
+from regrad.gradients import variable_pairs
+from regrad.namespaces import BACKENDS, is_inexact
+from regrad.tensor import Tensor, wrap
+from regrad.train.arrays import as_held, is_jax, is_traced, needed, to_jax
+from regrad.variable import Variable
+from regrad.walk import UNUSED
+
+Pairs = Sequence[tuple[Any, Variable]]
+
+
+class Name(str):
+    """The name of a variable as a key, told apart from the keys of optax's own dicts."""
+
+    __slots__ = ()
+
+
+class Slot(NamedTuple):
+    """One array of the state: its Variable, and the trained variable it belongs to, if any."""
+
+    variable: Variable
+    owner: str | None
+    key_type: Any  # of a JAX random key, which is held as its integers
+
+
+class Optimizer:
+    """An optax optimizer that changes Variables.
+
+    Args:
+        transformation: What `optax.adam(1e-3)`, `optax.chain(…)` and the like return. Learning
+            rate schedules are optax's: `optax.adam(optax.cosine_decay_schedule(1e-3, 1000))`.
+        name: The first part of the names of the state's variables, as in `adam/mu/w`. Give one
+            if there are two optimizers in one checkpoint.
+
+    The state is made at the first step, or before by `init(var_list)`. Inside a compiled
+    function no Variable can be made: call `init` before it. A step runs as one compiled function
+    of JAX. A variable keeps its library: NumPy stays NumPy, and JAX keeps its sharding; one that
+    is traced holds what is traced. The state is held in JAX arrays.
+
+    A rate that is changed by hand is state as well: with
+    `optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)`, assign to the variable
+    `optimizer/hyperparams/learning_rate`.
+
+    Raises:
+        MissingPackageError: optax is not installed.
+        ArgumentError: `transformation` is none.
+
+    Source: optax; `tf.train.Optimizer` of TensorFlow.js and TensorFlow 1 for the methods.
+
+    >>> import optax
+    >>> import regrad as rg
+    >>> w = rg.Variable([4.0, -2.0], name="w")
+    >>> sgd = rg.train.Optimizer(optax.sgd(0.25))
+    >>> for _ in range(2):
+    ...     print(sgd.minimize(lambda: w.square().sum()).item())
+    20.0
+    5.0
+    >>> w.print()
+    Tensor
+        [1, -0.5]
+    """
+
+    def __init__(self, transformation: Any, name: str = "optimizer") -> None:
+        optax = needed("optax", "jax", "regrad.train.Optimizer")
+        import jax
+
+        if not all(callable(getattr(transformation, f, None)) for f in ("init", "update")):
+            raise _no_transformation(transformation)
+        self.name = name
+        self._optax = optax.with_extra_args_support(transformation)
+        self._compiled = jax.jit(self._step)
+        self._trained: dict[str, Variable] = {}
+        self._slots: list[Slot] = []
+        self._structure: Any = None
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The state, not trainable, for checkpoints: `save(path, [*model, *optimizer.variables])`.
+
+        Raises StateError before there is one.
+        """
+        if self._structure is None:
+            raise StateError(
+                f"the optimizer {self.name!r} has no state yet: it is made at the first step. "
+                "Call .init(var_list) first, with the variables to train."
+            )
+        return [slot.variable for slot in self._slots]
+
+    def init(self, var_list: Iterable[Variable]) -> None:
+        """Make the state for these variables; once made, it stays.
+
+        Raises:
+            StateError: called inside a compiled function; the state was made for others.
+            ArgumentError: `var_list` is empty, holds something else, or a name twice.
+            DTypeError: a variable is of integers or bools, or of float64 while JAX's x64 mode
+                is off.
+
+        >>> import optax
+        >>> import regrad as rg
+        >>> adam = rg.train.Optimizer(optax.adam(1e-3), name="adam")
+        >>> adam.init([rg.Variable([1.0], name="w")])
+        >>> [v.name for v in adam.variables]
+        ['adam/count', 'adam/mu/w', 'adam/nu/w']
+        """
+        given = _by_name(var_list)
+        if self._structure is not None:
+            for v in given.values():
+                self._known(v)
+            return
+        for v in given.values():
+            _check_dtype(v)
+        import jax
+
+        params = {Name(n): jax.numpy.asarray(to_jax(v.value)) for n, v in given.items()}
+        found, structure = jax.tree_util.tree_flatten_with_path(self._optax.init(params))
+        if any(is_traced(leaf) for _, leaf in found):
+            raise StateError(
+                f"the optimizer {self.name!r} would make its state inside a compiled function, "
+                "where no Variable can be made. Call .init(var_list) first, outside of it."
+            )
+        names = _short_names([path for path, _ in found])
+        self._slots = [
+            _slot(f"{self.name}/{n}", path, leaf)
+            for n, (path, leaf) in zip(names, found, strict=True)
+        ]
+        self._trained, self._structure = given, structure
+
+    def minimize(
+        self, loss_fn: Callable[[], Any], var_list: Iterable[Variable] | None = None
+    ) -> Tensor:
+        """One step: differentiate `loss_fn()`, change the variables, return the loss.
+
+        Args:
+            loss_fn: A function without arguments that returns a scalar Tensor.
+            var_list: The variables to train; by default all trainable ones that it reads.
+
+        The loss is the one before the step. Overrides in force count, as in `variable_grads`.
+        It is also given to optax as `value` (float32, unless a variable has 64 bits), which some
+        of its parts use: `optax.contrib.reduce_on_plateau`.
+
+        Raises: what `variable_grads`, `init` and `apply_gradients` raise.
+        """
+        loss, pairs = self.compute_gradients(loss_fn, var_list)
+        self.apply_gradients(pairs, value=_as_value(loss, [v for _, v in pairs]))
+        return loss
+
+    def compute_gradients(
+        self, loss_fn: Callable[[], Any], var_list: Iterable[Variable] | None = None
+    ) -> tuple[Tensor, list[tuple[Tensor | None, Variable]]]:
+        """The loss, and pairs (gradient, variable) for `apply_gradients`.
+
+        The gradient of a variable that does not lead to the loss is None.
+        """
+        chosen = None if var_list is None else list(_by_name(var_list).values())
+        loss, found = variable_pairs(loss_fn, chosen)
+        gradients = {v: None if dx is UNUSED else dx for v, dx in found}
+        return loss, [(gradients.get(v), v) for v in chosen or gradients]
+
+    def apply_gradients(
+        self,
+        grads: Mapping[str, Any] | Iterable[tuple[Any, Variable]],
+        var_list: Iterable[Variable] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Change the variables by their gradients.
+
+        Args:
+            grads: Pairs (gradient, variable), or a dict from names to gradients, as
+                `variable_grads` gives. Each gradient has the shape and dtype of its variable.
+            var_list: The variables that the names of a dict mean; not needed after `init`.
+            extra: Further arguments of optax's `update`, such as `value`.
+
+        A variable whose gradient is None or absent stays as it is, and so does its state.
+
+        Raises:
+            ArgumentError: a gradient for an unknown variable, or two for one.
+            GradientError: there is no gradient at all; a gradient, or a variable, is being
+                differentiated (the step of an optimizer has no gradient).
+            ShapeError, DTypeError: a gradient does not match its variable.
+            StateError: the state was made for other variables, or there is none yet and this is
+                inside a compiled function.
+
+        >>> import optax
+        >>> import regrad as rg
+        >>> w = rg.Variable([1.0, 2.0], name="w")
+        >>> sgd = rg.train.Optimizer(optax.sgd(0.5))
+        >>> sgd.apply_gradients({"w": rg.tensor([2.0, 0.0])}, [w])
+        >>> w.print()
+        Tensor
+            [0, 2]
+        """
+        pairs = self._pairs(grads, var_list)
+        given = {v.name: _checked(dx, v) for dx, v in pairs if dx is not None}
+        if not given:
+            raise GradientError(
+                f"the optimizer {self.name!r} got no gradient for any variable: "
+                f"{[v.name for _, v in pairs]}. Does the loss depend on them?"
+            )
+        if self._structure is None:
+            self.init([v for dx, v in pairs if dx is not None or _can_train(v)])
+        for dx, v in pairs:
+            if dx is not None:
+                self._known(v)
+        self._run(given, {k: to_jax(x) if isinstance(x, Tensor) else x for k, x in extra.items()})
+
+    def _run(self, given: dict[str, Any], extra: dict[str, Any]) -> None:
+        import jax
+
+        params = {Name(n): to_jax(v.value) for n, v in self._trained.items()}
+        # What has no gradient gets zeros, which no norm over all of them sees, and keeps its state.
+        grads = {n: given[n] if n in given else jax.numpy.zeros_like(x) for n, x in params.items()}
+        leaves = [to_jax(slot.variable.value) for slot in self._slots]
+        params, leaves = self._compiled(grads, leaves, params, extra)
+        for n in given:
+            self._trained[n].assign(_back(params[n], self._trained[n].value))
+        for slot, leaf in zip(self._slots, leaves, strict=True):
+            if slot.owner is None or slot.owner in given:
+                slot.variable.assign(wrap(leaf))
+
+    def _step(self, grads: Any, leaves: Any, params: Any, extra: Any) -> tuple[Any, list[Any]]:
+        """The pure function: new parameters and state from old ones."""
+        import jax
+        import optax
+
+        leaves = [
+            _keyed(leaf, slot.key_type) for slot, leaf in zip(self._slots, leaves, strict=True)
+        ]
+        state = jax.tree.unflatten(self._structure, leaves)
+        updates, state = self._optax.update(grads, state, params, **extra)
+        return optax.apply_updates(params, updates), [_plain(x) for x in jax.tree.leaves(state)]
+
+    def _pairs(self, grads: Any, var_list: Iterable[Variable] | None) -> Pairs:
+        if isinstance(grads, Mapping):
+            return self._pairs_by_name(grads, var_list)
+        if var_list is not None:
+            raise ArgumentError(
+                "apply_gradients: pairs (gradient, variable) name their variables; var_list goes "
+                "with a dict of gradients"
+            )
+        pairs = [_pair(p) for p in grads]
+        if len(_by_name(v for _, v in pairs)) < len(pairs):
+            raise ArgumentError(
+                "apply_gradients: two gradients for one variable, of "
+                f"{[v.name for _, v in pairs]}. Add them up first."
+            )
+        return pairs
+
+    def _pairs_by_name(self, grads: Mapping[str, Any], var_list: Any) -> Pairs:
+        if var_list is None and self._structure is None:
+            raise ArgumentError(
+                "apply_gradients: a dict of gradients goes by names. Give the variables, "
+                "apply_gradients(grads, var_list), or call .init(var_list) first."
+            )
+        known = self._trained if var_list is None else _by_name(var_list)
+        if unknown := [n for n, dx in grads.items() if n not in known and dx is not None]:
+            raise ArgumentError(
+                f"apply_gradients: gradients for unknown variables {unknown}; known are "
+                f"{list(known)}"
+            )
+        return [(grads.get(n), v) for n, v in known.items()]
+
+    def _known(self, v: Variable) -> None:
+        if self._trained.get(v.name) is not v:
+            what = "another variable of the name" if v.name in self._trained else "the variable"
+            raise StateError(
+                f"the optimizer {self.name!r} has state for {list(self._trained)}, and got {what} "
+                f"{v.name!r}. Call .init(var_list) with all variables before the first step, or "
+                "make another Optimizer."
+            )
+
+
+def _as_value(loss: Tensor, variables: Sequence[Variable]) -> Tensor:
+    """The loss for optax: float64 data must not ask for JAX's x64 mode if no variable does."""
+    data, wide = loss.data, (np.float64, np.complex128)
+    dtype = np.float64 if any(v.dtype in wide for v in variables) else np.float32
+    return wrap(BACKENDS[type(data)].astype(data, dtype))
+
+
+def _back(new: Any, old: Tensor) -> Tensor:
+    """A new value in the library that holds the old one; what is traced stays so."""
+    if is_jax(old) or is_traced(new):
+        return wrap(new)
+    return as_held(np.asarray(new), old)
+
+
+# -- the state's variables -------------------------------------------------------------------------
+
+
+def _slot(name: str, path: Sequence[Any], leaf: Any) -> Slot:
+    owner = next((str(k.key) for k in path if isinstance(getattr(k, "key", None), Name)), None)
+    variable = Variable(wrap(_plain(leaf)), trainable=False, name=name)
+    return Slot(variable, owner, _key_type(leaf))
+
+
+def _key_type(leaf: Any) -> Any:
+    """Which of JAX's random generators a key is for; None for numbers."""
+    import jax
+
+    typed = jax.numpy.issubdtype(jax.numpy.asarray(leaf).dtype, jax.dtypes.prng_key)
+    return jax.random.key_impl(leaf) if typed else None
+
+
+def _keyed(leaf: Any, key_type: Any) -> Any:
+    import jax
+
+    return leaf if key_type is None else jax.random.wrap_key_data(leaf, impl=key_type)
+
+
+def _plain(leaf: Any) -> Any:
+    """An array without JAX's weak type, which no file keeps; of a random key, its integers."""
+    import jax
+
+    if _key_type(leaf) is not None:
+        return jax.random.key_data(leaf)
+    leaf = jax.numpy.asarray(leaf)
+    return jax.numpy.asarray(leaf, dtype=leaf.dtype)
+
+
+def _short_names(paths: Sequence[Sequence[Any]]) -> list[str]:
+    """`mu/w` for each path: places in tuples are left out, except where names would be equal."""
+    short = ["/".join(_part(k) for k in path if not hasattr(k, "idx")) for path in paths]
+    full = ["/".join(map(_part, path)) for path in paths]
+    times = Counter(short)
+    return [s if s and times[s] == 1 else f for s, f in zip(short, full, strict=True)]
+
+
+def _part(key: Any) -> str:
+    """What one step of a path in a tree is called: a name, a key of a dict or a place."""
+    found = (getattr(key, a) for a in ("name", "key", "idx") if hasattr(key, a))
+    return str(next(found, key))
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def _no_transformation(got: Any) -> ArgumentError:
+    name = getattr(got, "__name__", None)
+    hint = f" Call it: Optimizer(optax.{name}(…))." if callable(got) and name else ""
+    return ArgumentError(
+        "Optimizer takes an optax GradientTransformation, such as optax.adam(1e-3) or "
+        f"optax.chain(…), got {kind(got)}.{hint}"
+    )
+
+
+def _pair(pair: Any) -> tuple[Any, Variable]:
+    if isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[1], Variable):
+        return pair[0], pair[1]
+    swapped = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Variable)
+    raise ArgumentError(
+        "apply_gradients takes pairs (gradient, variable), or a dict from names to gradients; got "
+        + ("(variable, gradient): swap them" if swapped else f"an entry that is {kind(pair)}")
+    )
+
+
+def _by_name(var_list: Iterable[Variable]) -> dict[str, Variable]:
+    """Variables by name; each once."""
+    variables = [var_list] if isinstance(var_list, Variable) else list(var_list)
+    if not variables:
+        raise ArgumentError("var_list is empty: an optimizer needs at least one variable to train")
+    named: dict[str, Variable] = {}
+    for v in variables:
+        if not isinstance(v, Variable):
+            raise ArgumentError(f"var_list is a list of Variables, got {kind(v)}")
+        if named.setdefault(v.name, v) is not v:
+            raise ArgumentError(
+                f"two different variables are called {v.name!r}; the state goes by names, so give "
+                "them names of their own"
+            )
+    return named
+
+
+def _can_train(v: Variable) -> bool:
+    return v.trainable and is_inexact(v.dtype)
+
+
+def _check_dtype(v: Variable) -> None:
+    if not is_inexact(v.dtype):
+        raise DTypeError(
+            f"the variable {v.name!r} is of {v.dtype}; only floats and complex numbers are trained"
+        )
+
+
+def _checked(dx: Any, v: Variable) -> Any:
+    """A gradient that fits its variable, in JAX."""
+    dx = dispatch.lift(dx)
+    if dx.shape != v.shape:
+        raise ShapeError(
+            f"apply_gradients: the gradient of {v.name!r} must have its shape, {v.shape}, got "
+            f"{dx.shape}"
+        )
+    if dx.dtype != v.dtype:
+        raise DTypeError(
+            f"apply_gradients: the gradient of {v.name!r} must have its dtype, {v.dtype}, got "
+            f"{dx.dtype}. Convert it: astype(dx, v.dtype)."
+        )
+    return to_jax(dx)
