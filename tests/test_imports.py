@@ -41,8 +41,8 @@ LAYERS = [
     "recording", "printing", "shapeforms", "inference", "static_values", "graph", "dispatch",
     "walk", "executor", "opsheet", "containers", "deferral", "overrides", "numpy_protocol", "ops",
     "dtypes", "variable", "gradients", "custom", "arguments", "regions", "closures", "compiled",
-    "jitted", "batching", "recompute", "loops", "control", "transforms", "rules", "testing", "linalg",
-    "random", "nn", "losses", "train",
+    "jitted", "batching", "recompute", "loops", "control", "transforms", "rules", "testing",
+    "linalg", "random", "nn", "losses", "train",
 ]  # fmt: skip
 
 
