@@ -16,7 +16,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/conventions.md", "docs/tf1.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/conventions.md", "docs/tf1.md", "docs/compiled.md"]
+)
 def test_programs_print_what_the_page_says(page):
     scope = {}
     printed = None

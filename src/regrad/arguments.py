@@ -5,8 +5,8 @@ Tensors are taken out of their containers, and put back into them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,14 +39,25 @@ class Note:
 
     def __call__(self, ys: Sequence[Tensor]) -> Any:
         given = iter(ys)
-        leaves = [
-            next(given) if leaf is TENSOR else next(given)._data if leaf is ARRAY else leaf
-            for leaf in self.leaves
-        ]
-        return self.rebuild(leaves)
+        return self.rebuild([_placed(leaf, given) for leaf in self.leaves])
+
+
+class _Traced(NamedTuple):
+    """The place of a Python number that is traced."""
+
+    type: type
+
+
+def _placed(leaf: Any, given: Iterator[Tensor]) -> Any:
+    if leaf is TENSOR:
+        return next(given)
+    if leaf is ARRAY:
+        return next(given)._data
+    return dispatch.Number.of(next(given), NUMBER[leaf.type]) if type(leaf) is _Traced else leaf
 
 
 TENSOR, ARRAY = object(), object()
+NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced number is noted
 ONE = Note([TENSOR], containers.only)
 
 
@@ -73,18 +84,28 @@ class Given:
     """The arguments of one call, opened: the Tensors among them, and the key of all the rest."""
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, numbers: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        numbers: Literal["as they are", "weak", "Tensors"] = "as they are",
     ) -> None:
         self.arguments = args, kwargs
         leaves, self.rebuild, self.structure = containers.opened(self.arguments)
         self.tensors: list[Tensor] = []
         self.leaves: list[Any] = []
         for leaf in leaves:
-            x = traceable(leaf, numbers)
+            if type(leaf) in dispatch.NUMBERS and numbers != "as they are":
+                weak = numbers == "weak"
+                x = dispatch.constant(leaf, _dtype_of(leaf, wide=weak and _x64()))
+                place = _Traced(type(leaf)) if weak and type(leaf) in NUMBER else TENSOR
+            else:
+                x = traceable(leaf)
+                place = ARRAY if is_key(leaf) else TENSOR
             if x is None:
                 self.leaves.append(leaf.value if type(leaf) is Static else leaf)
             else:
-                self.leaves.append(ARRAY if is_key(leaf) else TENSOR)
+                self.leaves.append(place)
                 self.tensors.append(x)
 
     @property
@@ -94,7 +115,7 @@ class Given:
 
     def places(self) -> list[bool]:
         """Which leaves are Tensors."""
-        return [leaf is TENSOR or leaf is ARRAY for leaf in self.leaves]
+        return [leaf is TENSOR or leaf is ARRAY or type(leaf) is _Traced for leaf in self.leaves]
 
     def names(self, parameters: Sequence[str]) -> list[str]:
         """What each Tensor among the arguments is called: `x`, `batch['labels']`."""
@@ -124,17 +145,26 @@ def is_key(leaf: Any) -> bool:
     return is_array(leaf) and not isinstance(leaf, np.generic) and "key<" in str(leaf.dtype)
 
 
-def traceable(leaf: Any, numbers: bool) -> Tensor | None:
-    """A leaf among the arguments as a Tensor, or None; Python numbers only where that is asked."""
+def traceable(leaf: Any) -> Tensor | None:
+    """A leaf among the arguments as a Tensor, or None."""
     if isinstance(leaf, Tensor):
         return leaf
-    if type(leaf) is int:
-        return dispatch.constant(leaf, np.dtype(np.int32)) if numbers else None
-    if type(leaf) in dispatch.NUMBERS:
-        return dispatch.lift(leaf) if numbers else None
     if isinstance(leaf, list | Variable):
         return dispatch.lift(leaf)
     return wrap(leaf) if is_array(leaf) else None
+
+
+def _dtype_of(number: complex, *, wide: bool) -> np.dtype:
+    """The dtype that a Python number is traced with."""
+    names = {bool: ("bool", "bool"), int: ("int32", "int64"), float: ("float32", "float64")}
+    return np.dtype(names.get(type(number), ("complex64", "complex128"))[wide])
+
+
+def _x64() -> bool:
+    """Whether JAX has 64 bits; a weak number is best kept with all of them."""
+    import jax
+
+    return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Static:

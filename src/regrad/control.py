@@ -99,7 +99,7 @@ def scan(
     (6.0, [1.0, 3.0, 6.0])
     """
     callable_or_raise(f, "scan")
-    carry = Given((init,), {}, numbers=True)
+    carry = Given((init,), {}, numbers="Tensors")
     along = Given((xs,), {})
     n = _length(along.tensors, length)
     traced = in_trace([*carry.tensors, *along.tensors])
@@ -143,7 +143,7 @@ def while_loop(
     """
     callable_or_raise(cond_fn, "while_loop")
     callable_or_raise(body_fn, "while_loop")
-    carry = Given((init,), {}, numbers=True)
+    carry = Given((init,), {}, numbers="Tensors")
     traced = in_trace(carry.tensors)
     if traced:
         carry.tensors = as_jax(carry.tensors)
@@ -243,7 +243,7 @@ class _Step:
                 "scan: f must return a pair (carry, y), where y may be None; it returned "
                 f"{type(result).__name__}"
             )
-        last = Given((result[0],), {}, numbers=True)
+        last = Given((result[0],), {}, numbers="Tensors")
         if last.key != self.carry.key:
             raise ArgumentError(
                 "the carry of a loop must keep its structure; it went in as "

@@ -40,6 +40,28 @@ NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array sca
 PLAIN = frozenset({*NUMBERS, str, tuple, type(None)})  # attributes that are taken as they are
 
 
+class Number(Tensor):
+    """A Python number that a compiled function was given: traced, and weak as the number itself."""
+
+    __slots__ = ("example",)  # a number of its Python type
+
+    example: complex
+
+    @classmethod
+    def of(cls, x: Tensor, example: complex) -> Number:
+        """A traced scalar as a number."""
+        y = cls()
+        y._data, y._id, y.example = x._data, x._id, example
+        return y
+
+    def alone(self) -> Tensor:
+        """The number where no Tensor says which dtype is due."""
+        x = Tensor()
+        x._data, x._id = self._data, self._id
+        whole = type(self.example) is int  # (an index, say)
+        return x if whole else as_dtype(x, number_dtype(self.example))
+
+
 # -- lift ----------------------------------------------------------------------------------
 
 
@@ -64,7 +86,7 @@ def constant(value: complex, dtype: np.dtype) -> Tensor:
 def lift(value: Any, integers: bool = False) -> Tensor:
     """Anything that an op accepts for a tensor, as a Tensor; arrays are copied."""
     if isinstance(value, Tensor):
-        return value
+        return value.alone() if type(value) is Number else value
     if type(value) in NUMBERS:
         return constant(value, number_dtype(value, integers))
     read = getattr(type(value), "_read", None)  # a Variable
@@ -128,7 +150,7 @@ def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[T
     """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
     promoted = [op.promotes[p] for p in parameters]
     xs = [
-        x if type(x) is Tensor or (type(x) in NUMBERS and weak) else lift(x, op.inputs[p].integers)
+        x if type(x) is Tensor or (weak and type(x) in WEAKEST) else lift(x, op.inputs[p].integers)
         for x, p, weak in zip(leaves, parameters, promoted, strict=True)
     ]
     _check_dtypes(op, xs, parameters)
@@ -156,9 +178,11 @@ def _check_dtypes(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
 
 def common_dtype(xs: Sequence[Any]) -> np.dtype:
     """The dtype of an expression of Tensors and Python numbers."""
-    return common(
-        [x.dtype for x in xs if isinstance(x, Tensor)], [x for x in xs if type(x) in NUMBERS]
-    )
+    numbers = [x.example if type(x) is Number else x for x in xs if type(x) in WEAKEST]
+    dtypes = [x.dtype for x in xs if type(x) not in WEAKEST]
+    if not dtypes:  # traced integers among themselves stay integers
+        dtypes = [x.dtype for x in xs if type(x) is Number and type(x.example) is int]
+    return common(dtypes, numbers)
 
 
 def common(dtypes: list[np.dtype], numbers: Sequence[complex]) -> np.dtype:
@@ -176,6 +200,9 @@ def as_dtype(x: Any, dtype: np.dtype) -> Tensor:
     return x if x.dtype == dtype else run(PROMOTE, (x,), {"dtype": dtype})
 
 
+WEAKEST = (*NUMBERS, Number)
+
+
 # -- call ----------------------------------------------------------------------------------
 
 
@@ -184,7 +211,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     for name, value in attrs.items():
         if type(value) not in PLAIN:
             attrs[name] = _attribute(op, name, value)
-    if op.single and isinstance(x := arguments[0], Tensor):
+    if op.single and isinstance(x := arguments[0], Tensor) and type(x) is not Number:
         if op.kinds is None or x._data.dtype in REAL:
             return run(op, arguments, attrs)
     elif op.flat and op.promotes == TWO:

@@ -152,7 +152,7 @@ class Jitted:
     def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.static:
             args, kwargs = self._marked(args, kwargs)
-        given = Given(args, kwargs, numbers=True)
+        given = Given(args, kwargs, numbers="weak")
         if any(type(x._data) is Symbol for x in given.tensors):
             return self.f(*args, **kwargs)
         overrides = None if state is None else state.overrides

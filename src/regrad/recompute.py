@@ -36,7 +36,7 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
     >>> import regrad as rg
     >>> f = rg.checkpoint(lambda x: rg.sin(rg.sin(x)))
     >>> round(rg.grad(f)(rg.scalar(1.0)).item(), 4)
-    0.3602
+    0.36
     """
     callable_or_raise(f, "checkpoint")
 
