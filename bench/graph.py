@@ -2,6 +2,7 @@
 
 A program is a function of the module `tf` and is the same text for both. TensorFlow is no
 dependency of the project: where it cannot be imported, times that were recorded stand in for it.
+The sessions of `COMPILED` are `Session(jit=True)`; without JAX their measures are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,18 @@ def tensorflow() -> Any:
 
 
 TF = tensorflow()
+
+
+class Compiled:
+    """The module `regrad.v1`, with sessions that XLA compiles."""
+
+    Session = staticmethod(partial(v1.Session, jit=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(v1, name)
+
+
+COMPILED = Compiled()
 
 
 def session(tf: Any, graph: Any) -> Any:
@@ -188,6 +203,7 @@ class Against:
     recorded: float  # TensorFlow's time, for where it is not installed
     parts: Mapping[str, Callable[[], Call]] = field(default_factory=dict)  # for information
     rounds: int | None = None  # fewer, where one call takes long
+    ours: Any = v1
 
     def __call__(self, effort: Effort) -> Iterator[Row]:
         peer = FROM_RECORDS if TF is None else TENSORFLOW
@@ -200,7 +216,7 @@ class Against:
             yield row._replace(met=None) if row.peer == FROM_RECORDS else row
 
     def samples(self, effort: Effort, rounds: int) -> dict[str, list[float]]:
-        calls = {"regrad": self.program(v1)}
+        calls = {"regrad": self.program(self.ours)}
         if TF is not None:
             calls[TENSORFLOW] = self.program(TF)
         calls |= {name: make() for name, make in self.parts.items()}
@@ -250,3 +266,20 @@ MEASURES: dict[str, Measure] = {
     "graph-memory": peak,
     "graph-training": Against("training step, 64-256-10 on digits", training, 1.0, 405e-6),
 }
+if find_spec("jax") is not None:
+    MEASURES |= {
+        "graph-jit-tanh-small": Against(
+            "100 tanh of 4 floats, run, jit", tanh_run(4), 1.5, 252e-6, ours=COMPILED
+        ),
+        "graph-jit-tanh-large": Against(
+            "100 tanh of 100,000 floats, run, jit",
+            tanh_run(100_000),
+            1.2,
+            7.4e-3,
+            parts={"100 numpy.tanh": tanh_alone},
+            ours=COMPILED,
+        ),
+        "graph-jit-training": Against(
+            "training step, 64-256-10 on digits, jit", training, 1.0, 405e-6, ours=COMPILED
+        ),
+    }

@@ -36,7 +36,7 @@ Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 
 def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any) -> Any:
     with in_state(State((), overrides) if overrides else None):
-        ys = call([wrap(np.asarray(x)) for x in xs], sizes)
+        ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
     if any(is_symbolic(y) for y in ys):
         raise GraphError(
             "a rule or function that waits for the run, because it asks for sizes, gave a tensor "

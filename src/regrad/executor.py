@@ -29,10 +29,12 @@ class Run:
 
     Kernels of stateful ops get it first. `others` is for what is neither (random generators).
     `path` are the numbers of the iterations that are open, and `drawn` says where the generators
-    stood: what a gradient computes again draws the same numbers again.
+    stood: what a gradient computes again draws the same numbers again. `xp` is the namespace of
+    the arrays.
     """
 
     __slots__ = ("drawn", "others", "path", "variables", "written")
+    xp: Any = np
 
     def __init__(self, variables: dict[Any, Any], others: dict[Any, Any]) -> None:
         self.variables = variables
@@ -44,6 +46,18 @@ class Run:
     def read(self, key: Any) -> Any:
         """The value that a variable has at this point of the run; KeyError if it has none."""
         return self.written[key] if key in self.written else self.variables[key]
+
+    def write(self, key: Any, value: Any) -> Any:
+        """Give a variable a value; what is kept of it."""
+        value = np.asarray(value)
+        if not value.flags.writeable:  # a feed, or a view of one: the caller may change it
+            value = value.copy()
+        self.written[key] = value
+        return value
+
+    def through(self, region: Any, values: Sequence[Any]) -> list[Any]:
+        """The outputs of a region, a branch or a loop's body, in this run."""
+        return region.plan(values, self)
 
 
 class Shaped:
@@ -82,6 +96,15 @@ def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
     return sorted(found, key=lambda node: node.number)
 
 
+def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
+    """A kernel's error with the op of the graph in which it happened, and what that had read."""
+    failure = explained(error, node.op, values)
+    failure.add_note(f"in the graph's op {node.name!r}")
+    if not hasattr(failure, "node"):
+        failure.node, failure.values = node, values  # pyright: ignore
+    return failure
+
+
 class Plan:
     """A compiled choice of fetches and feeds: `plan(feeds, run)` gives the fetched values.
 
@@ -97,6 +120,9 @@ class Plan:
         self.unfed = unfed[0] if unfed else None
         self.feeds = list(feeds)
         self.stateful = any(node.op.stateful for node in self.nodes)
+        self._prepare(fetches, feeds, fed)
+
+    def _prepare(self, fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]) -> None:
         writer = _Writer(self.nodes, fetches, feeds, fed)
         self.owned = writer.owned
         self.lines = writer.owners
@@ -118,11 +144,7 @@ class Plan:
             node, values = self._at_work(error)
             if node is None:
                 raise
-            failure = explained(error, node.op, values)
-            failure.add_note(f"in the graph's op {node.name!r}")
-            if not hasattr(failure, "node"):
-                failure.node, failure.values = node, values  # pyright: ignore
-            raise failure from error.__cause__
+            raise at_node(error, node, values) from error.__cause__
 
     def _at_work(self, error: Exception) -> tuple[Node | None, list[Any]]:
         """The node whose line raised, and what it had read."""

@@ -98,7 +98,7 @@ def _count_up(xp: Any, start: Any, limit: Any, delta: Any) -> Any:
 
 
 def _spread(xp: Any, start: Any, stop: Any, num: int) -> Any:
-    return np.linspace(start, stop, num, dtype=start.dtype)
+    return xp.linspace(start, stop, num, dtype=start.dtype)
 
 
 RANGE = _source("Range", _count_up, "start limit delta")

@@ -16,7 +16,8 @@ from regrad.dims import UnknownRank
 from regrad.errors import DTypeError, GraphError, MissingRuleError
 from regrad.graph import NO_RULE, SHAPE, chain, defer
 from regrad.inference import Spec
-from regrad.random import NumpySource
+from regrad.namespaces import BACKENDS
+from regrad.random import JaxSource, NumpySource
 from regrad.registry import OPS, Input, Op, bind
 from regrad.state import next_id
 from regrad.v1 import dtypes
@@ -63,11 +64,13 @@ def _seeds(op_seed: int | None) -> tuple[int, int]:
     return (graph_seed, op_seed) if graph_seed or op_seed else (0, 2**31 - 1)
 
 
-def _generator(run: Any, seed: int, seed2: int, stream: int, region: bool) -> NumpySource:
-    """The generator of an op in a session.
+def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
+    """Where an op in a session gets its numbers: a generator, or a key where the plan is traced.
 
     A region (a branch, a loop's body) is run again for its gradient, and then draws the same.
     """
+    if run.xp is not np:
+        return JaxSource(run.key(stream))
     place = stream, run.path
     if place in run.drawn:
         again = np.random.PCG64()
@@ -85,6 +88,7 @@ def _generator(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Nu
 # -- the ops -------------------------------------------------------------------------------------
 
 STREAM = ["seed", "seed2", "stream", "region"]
+KNOWN = np.ndarray, np.generic  # other arrays are those of a plan that is traced
 
 
 def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *attrs: str) -> Op:
@@ -93,7 +97,7 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *at
     def draw(
         run: Any, *arrays: Any, seed: int, seed2: int, stream: int, region: bool, **attributes: Any
     ) -> np.ndarray:
-        return kernel(_generator(run, seed, seed2, stream, region), *arrays, **attributes)
+        return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
 
     entries = [Input(name, "one") for name in inputs]
     op = Op(type, type, draw, entries, [*attrs, *STREAM], stateful=True)
@@ -101,23 +105,26 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *at
 
 
 def _noise(type: str, distribution: str) -> Op:
-    def kernel(source: NumpySource, shape: Any, dtype: np.dtype) -> np.ndarray:
+    def kernel(source: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
         return source.draw(distribution, shape, dtype)
 
     return _random_op(type, kernel, [], "shape", "dtype")
 
 
-def _integers(source: NumpySource, low: Any, high: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
-    if low >= high:
-        raise InvalidArgumentError(None, None, f"Need minval < maxval, got {low} >= {high}")
-    return source.integers(shape, int(low), int(high), dtype)
+def _integers(source: Any, low: Any, high: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
+    if isinstance(low, KNOWN) and isinstance(high, KNOWN):
+        if bool(np.greater_equal(low, high)):
+            raise InvalidArgumentError(None, None, f"Need minval < maxval, got {low} >= {high}")
+        low, high = int(low), int(high)
+    return source.integers(shape, low, high, dtype)
 
 
-def _shuffled(source: NumpySource, value: np.ndarray) -> np.ndarray:
-    return value[source.permutation(len(value))]
+def _shuffled(source: Any, value: np.ndarray) -> np.ndarray:
+    order = source.permutation(len(value))
+    return BACKENDS[type(order)].xp.take(value, order, axis=0)
 
 
-def _classes(source: NumpySource, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
+def _classes(source: Any, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
     batch, classes = logits.shape
     noise = source.draw("gumbel", (batch, count, classes), logits.dtype)
     return (logits[:, None, :] + noise).argmax(axis=-1).astype(dtype)

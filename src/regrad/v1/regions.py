@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 import regrad as rg
 from regrad import dims, recording
@@ -22,7 +21,7 @@ from regrad.errors import GradientError, GraphError
 from regrad.executor import Plan, needed
 from regrad.graph import CONST, INNERMOST, Graph, Node, put_down
 from regrad.inference import Spec
-from regrad.namespaces import is_inexact
+from regrad.namespaces import backend_of, is_inexact
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import current, in_state
@@ -48,7 +47,6 @@ class Region:
         self.captured: list[rg.Tensor] = []
         self.outputs = list(outputs)
         self.targets = list(targets)
-        self._plan: Plan | None = None
 
     @property
     def inputs(self) -> list[rg.Tensor]:
@@ -59,12 +57,17 @@ class Region:
         """The same part of the graph, for an op that gives it more captured inputs."""
         return Region(self.graph, self.arguments, self.outputs, self.targets)
 
-    def __call__(self, values: Values, run: Any) -> list[Any]:
-        """The outputs in a run."""
-        if self._plan is None:
-            symbols = [y._data for y in self.outputs]
-            self._plan = Plan(symbols, self.targets, [x._data for x in self.inputs])
-        return self._plan(values, run)
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan that NumPy runs."""
+        symbols = [y._data for y in self.outputs]
+        return Plan(symbols, self.targets, [x._data for x in self.inputs])
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The nodes that run, in order."""
+        wanted = [*[y._data.node for y in self.outputs], *self.targets]
+        return needed(wanted, {x._data.id for x in self.inputs})
 
     def at_once(self, values: Sequence[rg.Tensor]) -> list[rg.Tensor]:
         """The outputs op by op in eager mode; open tapes record under the rules of the graph."""
@@ -180,7 +183,7 @@ def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[Any]) -> list[Any]:
 
 
 def _if(run: Any, pred: Any, xs: Values, branches: Sequence[Region]) -> Any:
-    return tuple(branches[0 if bool(pred) else 1](xs, run))
+    return tuple(run.through(branches[0 if bool(pred) else 1], xs))
 
 
 IF = Op(
@@ -303,7 +306,7 @@ def _blank(x: Any) -> Any:
     """Zeros for a value (of a variable itself, which stands as None, there is none)."""
     if isinstance(x, rg.Tensor):
         return rg.zeros_like(x)
-    return None if x is None else np.zeros_like(x)
+    return None if x is None else backend_of(x).xp.zeros_like(x)
 
 
 def _while(run: Any, xs: Values, loop: Loop) -> Any:
@@ -318,7 +321,7 @@ def _calls(run: Any) -> Call:
     def call(region: Region, values: Values, number: int) -> Sequence[Any]:
         run.path = (*outside, number)
         try:
-            return region(values, run)
+            return run.through(region, values)
         finally:
             run.path = outside
 

@@ -348,7 +348,8 @@ class Saver:
                 f"Attempting to use uninitialized value {', '.join(names)}: run "
                 "tf.global_variables_initializer() in this session before it is saved"
             )
-        return {name: sess._variables[v.op.name] for name, v in variables.items()}
+        values = sess._snapshot([v.op.name for v in variables.values()])
+        return dict(zip(variables, values, strict=True))
 
     def _of(self, sess: Session) -> dict[str, Variable]:
         """The variables by name, in a session that can be used."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 import regrad as rg
 from regrad import dims
+from regrad.compiled import find_jax
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.executor import Plan, Run
 from regrad.graph import Node, Symbol, is_symbolic, made_inside
@@ -153,6 +154,9 @@ class Session:
         target: For TensorFlow's sake; must be empty.
         graph: The graph (the default one, if it is left out).
         config: A ConfigProto, which has no effect.
+        jit: Whether XLA compiles what runs, through JAX. The first run of each choice of fetches
+            and shapes of feeds takes the time of compiling. What cannot be compiled is a
+            `tf.errors.UnimplementedError` that names the op.
 
     As a context manager it is the default session, and its graph the default graph.
 
@@ -169,9 +173,12 @@ class Session:
     [array([2., 4.], dtype=float32)]
     """
 
-    def __init__(self, target: str = "", graph: Graph | None = None, config: Any = None) -> None:
+    def __init__(
+        self, target: str = "", graph: Graph | None = None, config: Any = None, jit: bool = False
+    ) -> None:
         if target:
             raise ArgumentError(f"there are no remote sessions: target must be '', got {target!r}")
+        self._plan_type = _compiled_plans() if jit else Plan
         self.graph = get_default_graph() if graph is None else graph
         self._variables: dict[Any, Any] = {}
         self._others: dict[Any, Any] = {}
@@ -216,7 +223,7 @@ class Session:
         plan = self._plans.get(key)
         if plan is None:
             fed = [s for s in feeds if s.node.op.type != "VariableV2"]
-            plan = self._plans[key] = Plan(symbols, nodes, fed)
+            plan = self._plans[key] = self._plan_type(symbols, nodes, fed)
         if plan.unfed is not None:
             raise errors.unfed(plan.unfed)
         variables, values = self._variables, list(feeds.values())
@@ -300,6 +307,11 @@ class Session:
 
         return call
 
+    def _snapshot(self, names: Iterable[str]) -> list[np.ndarray]:
+        """The values of variables as arrays that no later run changes."""
+        with self._lock:
+            return [np.array(self._variables[name]) for name in names]
+
     def close(self) -> None:
         """Free the values of the variables; the session cannot be used again."""
         self._closed = True
@@ -339,6 +351,13 @@ def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
         raise type(error)(f"{symbol.name} is fed as {symbol.dtype}: {error}") from None
 
 
+def _compiled_plans() -> type[Plan]:
+    find_jax()
+    from regrad.v1.compiled_plans import CompiledPlan
+
+    return CompiledPlan
+
+
 class _AsDefault:
     """The block of `session.as_default()`."""
 
@@ -359,8 +378,10 @@ class InteractiveSession(Session):
     Source: `tf.InteractiveSession`.
     """
 
-    def __init__(self, target: str = "", graph: Graph | None = None, config: Any = None) -> None:
-        super().__init__(target, graph, config)
+    def __init__(
+        self, target: str = "", graph: Graph | None = None, config: Any = None, jit: bool = False
+    ) -> None:
+        super().__init__(target, graph, config, jit)
         _DEFAULT.set((*_DEFAULT.get(), self))
 
     def close(self) -> None:

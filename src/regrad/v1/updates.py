@@ -21,8 +21,9 @@ from regrad.v1.tensors import Tensor, face
 from regrad.v1.variables import Variable, _read
 
 # -- the formulas --------------------------------------------------------------------------------
-# A formula takes the old values of a variable and of its slots, then numbers, and the gradient,
-# and returns the new values. The names and their order are those of TensorFlow's ops.
+# A formula takes the namespace of the arrays, the old values of a variable and of its slots, then
+# numbers, and the gradient, and returns the new values. The names and their order are those of
+# TensorFlow's ops.
 
 
 def apply_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
@@ -30,7 +31,7 @@ def apply_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
 
     def make(formula: Callable[..., Any]) -> Op:
         code = formula.__code__
-        names = code.co_varnames[: code.co_argcount]
+        names = code.co_varnames[1 : code.co_argcount]
         inputs = [Input(name, "one") for name in names] + [Input("indices", "many")]
         options = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
         kernel = _kernel(formula, states, names.index("grad"))
@@ -52,12 +53,14 @@ def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[...
                 f"the gradient for {keys[0]!r} has the shape {np.shape(args[grad])}, due is that "
                 f"of the variable, {old[0].shape}"
             )
-        if indices:
+        if not indices:
+            new = formula(run.xp, *args, **options)
+        elif run.xp is np:
             new = _on_rows(formula, old, args, grad, indices, options)
         else:
-            new = [np.asarray(value) for value in formula(*args, **options)]
-        run.written.update(zip(keys, new, strict=True))
-        return new[0]
+            new = _masked(run.xp, formula(run.xp, *args, **options), old, indices)
+        first, *_ = [run.write(key, value) for key, value in zip(keys, new, strict=True)]
+        return first
 
     return kernel
 
@@ -69,73 +72,81 @@ def _on_rows(
     args[: len(old)] = [value[rows] for value in old]
     args[grad] = args[grad][rows]
     new = [value.copy() for value in old]
-    for value, part in zip(new, formula(*args, **options), strict=True):
+    for value, part in zip(new, formula(np, *args, **options), strict=True):
         value[rows] = part
     return new
 
 
+def _masked(xp: Any, new: Sequence[Any], old: Sequence[Any], indices: Sequence[Any]) -> list[Any]:
+    """New values in the rows of the indices alone, where their number must not depend on values."""
+    rows = xp.concatenate([xp.ravel(i) for i in indices])
+    touched = xp.zeros(old[0].shape[0], bool).at[rows].set(True)
+    masks = [xp.expand_dims(touched, tuple(range(1, value.ndim))) for value in old]
+    return [xp.where(m, n, o) for m, n, o in zip(masks, new, old, strict=True)]
+
+
 @apply_op("ApplyGradientDescent", 1)
-def GRADIENT_DESCENT(var, alpha, grad):
+def GRADIENT_DESCENT(xp, var, alpha, grad):
     """`var -= alpha * grad`."""
     return (var - alpha * grad,)
 
 
 @apply_op("ApplyMomentum", 2)
-def MOMENTUM(var, accum, lr, grad, momentum, *, use_nesterov):
+def MOMENTUM(xp, var, accum, lr, grad, momentum, *, use_nesterov):
     """The gradients so far, each smaller by `momentum` per step, are the step."""
     accum = accum * momentum + grad
     return var - lr * (grad + momentum * accum if use_nesterov else accum), accum
 
 
 @apply_op("ApplyAdagrad", 2)
-def ADAGRAD(var, accum, lr, grad):
+def ADAGRAD(xp, var, accum, lr, grad):
     """The gradient over the root of the sum of its squares."""
     accum = accum + grad * grad
-    return var - lr * grad / np.sqrt(accum), accum
+    return var - lr * grad / xp.sqrt(accum), accum
 
 
 @apply_op("ApplyAdadelta", 3)
-def ADADELTA(var, accum, accum_update, lr, rho, epsilon, grad):
+def ADADELTA(xp, var, accum, accum_update, lr, rho, epsilon, grad):
     """The gradient, scaled by the steps so far over the gradients so far."""
     accum = rho * accum + (1 - rho) * grad * grad
-    step = np.sqrt(accum_update + epsilon) / np.sqrt(accum + epsilon) * grad
+    step = xp.sqrt(accum_update + epsilon) / xp.sqrt(accum + epsilon) * grad
     return var - lr * step, accum, rho * accum_update + (1 - rho) * step * step
 
 
 @apply_op("ApplyAdam", 3)
-def ADAM(var, m, v, beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad):
+def ADAM(xp, var, m, v, beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad):
     """The mean gradient over the root of the mean square, both freed of bias."""
-    rate = lr * np.sqrt(1 - beta2_power) / (1 - beta1_power)
+    rate = lr * xp.sqrt(1 - beta2_power) / (1 - beta1_power)
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
-    return var - rate * m / (np.sqrt(v) + epsilon), m, v
+    return var - rate * m / (xp.sqrt(v) + epsilon), m, v
 
 
 @apply_op("ApplyRMSProp", 3)
-def RMSPROP(var, ms, mom, lr, rho, momentum, epsilon, grad):
+def RMSPROP(xp, var, ms, mom, lr, rho, momentum, epsilon, grad):
     """The gradient over the root of its mean square."""
     ms = ms + (grad * grad - ms) * (1 - rho)
-    mom = momentum * mom + lr * grad / np.sqrt(ms + epsilon)
+    mom = momentum * mom + lr * grad / xp.sqrt(ms + epsilon)
     return var - mom, ms, mom
 
 
 @apply_op("ApplyCenteredRMSProp", 4)
-def CENTERED_RMSPROP(var, mg, ms, mom, lr, rho, momentum, epsilon, grad):
+def CENTERED_RMSPROP(xp, var, mg, ms, mom, lr, rho, momentum, epsilon, grad):
     """The gradient over its standard deviation."""
     ms = ms + (grad * grad - ms) * (1 - rho)
     mg = mg + (grad - mg) * (1 - rho)
-    mom = momentum * mom + lr * grad / np.sqrt(ms - mg * mg + epsilon)
+    mom = momentum * mom + lr * grad / xp.sqrt(ms - mg * mg + epsilon)
     return var - mom, mg, ms, mom
 
 
 @apply_op("ApplyFtrlV2", 3)
-def FTRL(var, accum, linear, grad, lr, l1, l2, l2_shrinkage, lr_power):
+def FTRL(xp, var, accum, linear, grad, lr, l1, l2, l2_shrinkage, lr_power):
     """The variable that is best for all gradients so far, regularized."""
     grown = accum + grad * grad
     old_rate, rate = accum**-lr_power / lr, grown**-lr_power / lr
     linear = linear + grad + 2 * l2_shrinkage * var - (rate - old_rate) * var
-    shrunk = (np.sign(linear) * l1 - linear) / (rate + 2 * l2)
-    return np.where(np.abs(linear) > l1, shrunk, 0).astype(var.dtype), grown, linear
+    shrunk = (xp.sign(linear) * l1 - linear) / (rate + 2 * l2)
+    return xp.where(xp.abs(linear) > l1, shrunk, 0).astype(var.dtype), grown, linear
 
 
 # -- the rows that a gradient touches ------------------------------------------------------------

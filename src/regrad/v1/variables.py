@@ -43,13 +43,9 @@ def _read(run: Any, ref: Any, key: str) -> Any:
 
 
 def _write(run: Any, ref: Any, value: Any, key: str, shape: Any) -> Any:
-    value = np.asarray(value)
-    if not value.flags.writeable:  # a feed, or a view of one: the caller may change it
-        value = value.copy()
-    if shape is not None and value.shape != shape:
-        raise ShapeError(f"assign to {key!r}: the shape {shape} is due, got {value.shape}")
-    run.written[key] = value
-    return value
+    if shape is not None and np.shape(value) != shape:
+        raise ShapeError(f"assign to {key!r}: the shape {shape} is due, got {np.shape(value)}")
+    return run.write(key, value)
 
 
 def _add(run: Any, ref: Any, value: Any, key: str) -> Any:

@@ -1,0 +1,242 @@
+"""Branches and loops in compiled plans: XLA's own, with the variables that they write to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.compiled import find_jax
+from regrad.executor import Plan, Run, needed
+from regrad.graph import PLACEHOLDER, Node
+from regrad.v1.errors import UnimplementedError
+from regrad.v1.regions import Loop, Region
+from regrad.v1.tracing import (
+    Trace,
+    Values,
+    is_known,
+    refused,
+    settled,
+    settled_all,
+    touched,
+    traced,
+)
+from regrad.v1.variables import _read
+
+UNROLLED = 256  # iterations of a loop that are written out one by one, if XLA's loop will not do
+COUNTED = 100_000  # iterations that are counted while tracing
+
+
+@traced("If")
+def _if(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+    pred, *xs = values
+    if is_known(pred):
+        return trace.plainly(node, values, attrs)
+    keys = _written(*attrs["branches"])
+
+    def branch(region: Region) -> Callable[[], Any]:
+        def run() -> Any:
+            inner = trace.inside({})
+            ys = inner.through(region, xs)
+            return settled_all(ys, _symbols(region.outputs)), _state(inner, keys)
+
+        return run
+
+    cond = find_jax().lax.cond
+    ys, written = _fitted(node, lambda: cond(pred, *map(branch, attrs["branches"])))
+    trace.written.update(written)
+    return ys
+
+
+@traced("While")
+def _while(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+    loop: Loop = attrs["loop"]
+    start, captured = values[: loop.count], values[loop.count :]
+    keys = _written(loop.body)
+
+    def advance(carry: Any) -> Any:
+        number, xs, state = carry
+        inner = trace.inside(state, number)
+        ys = inner.through(loop.body, [*xs, *captured])
+        return number + 1, settled_all(ys, _symbols(loop.body.arguments)), _state(inner, keys)
+
+    def compiled() -> Values:
+        first = settled_all(start, _symbols(loop.body.arguments))
+        _, ys, written = find_jax().lax.while_loop(
+            _test(trace, loop, captured), advance, (np.int32(0), first, _state(trace, keys))
+        )
+        trace.written.update(written)
+        return ys
+
+    return _or_unrolled(trace, node, values, attrs, compiled, _count(loop, start, captured))
+
+
+@traced("WhileGrad")
+def _while_grad(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+    """The loop again, its variables kept for each iteration, and then back over them."""
+    loop, floats = attrs["loop"], attrs["floats"]
+    start, dys = values[: loop.count], values[loop.count : loop.count + floats]
+    captured = values[loop.count + floats :]
+    count = _count(loop, start, captured)
+    most = loop.limit if count is None else count
+    if most is None:
+        raise refused(
+            node,
+            "the gradient of a loop keeps each iteration, and nothing says how many there can be. "
+            "Give tf.while_loop maximum_iterations, or a condition that follows from constants.",
+        )
+    if _written(loop.body):
+        raise refused(node, "it would write to variables again. Assign after the loop.")
+
+    def compiled() -> Values:
+        number, stacks = _kept(trace, loop, start, captured, most)
+        return _back(trace, loop, dys, captured, number, stacks)
+
+    return _or_unrolled(trace, node, values, attrs, compiled, count)
+
+
+def _kept(
+    trace: Trace, loop: Loop, start: Values, captured: Values, most: int
+) -> tuple[Any, list[Any]]:
+    """How many iterations a loop makes, and its variables at the beginning of each."""
+    jax, symbols = find_jax(), _symbols(loop.body.arguments)
+    first = settled_all(start, symbols)
+    blank = [jax.numpy.zeros((max(most, 1), *x.shape), x.dtype) for x in first]
+    test = _test(trace, loop, captured)
+
+    def advance(carry: Any) -> Any:
+        number, xs, stacks = carry
+        stacks = [s.at[number].set(x) for s, x in zip(stacks, xs, strict=True)]
+        ys = trace.inside({}, number).through(loop.body, [*xs, *captured])
+        return number + 1, settled_all(ys, symbols), stacks
+
+    number, _, stacks = jax.lax.while_loop(
+        lambda carry: test((carry[0], carry[1], {})), advance, (np.int32(0), first, blank)
+    )
+    return number, stacks
+
+
+def _back(
+    trace: Trace, loop: Loop, dys: Values, captured: Values, number: Any, stacks: Values
+) -> Values:
+    """The gradients by the float variables at the start, and by the float captures."""
+    jax, region = find_jax(), loop.gradient
+    assert region is not None
+    symbols = _symbols(region.outputs)
+    wanted = [x for x, is_float in zip(captured, loop.wrt, strict=False) if is_float]
+    zeros = [None if x is None else jax.numpy.zeros_like(x) for x in wanted]
+
+    def retreat(carry: Any) -> Any:
+        number, dxs, dcaptured = carry
+        xs = [s[number] for s in stacks]
+        found = trace.inside({}, number).through(region, [*xs, *dxs, *captured])
+        found = settled_all(found, symbols)
+        more = zip(dcaptured, found[len(dys) :], strict=True)
+        summed = [None if a is None else a + b for a, b in more]
+        return number - 1, found[: len(dys)], summed
+
+    first = settled_all(dys, symbols[: len(dys)]), settled_all(zeros, symbols[len(dys) :])
+    _, dxs, dcaptured = jax.lax.while_loop(
+        lambda carry: carry[0] >= 0, retreat, (number - 1, *first)
+    )
+    return [*dxs, *dcaptured]
+
+
+# -- parts ---------------------------------------------------------------------------------------
+
+
+def _test(trace: Trace, loop: Loop, captured: Values) -> Callable[[Any], Any]:
+    """The condition of a loop on what it carries: the iteration, the variables, the state."""
+
+    def test(carry: Any) -> Any:
+        number, xs, state = carry
+        (go,) = trace.inside(state, number).through(loop.cond, [*xs, *captured])
+        go = settled(go, np.dtype(bool))
+        return go if loop.limit is None else (number < loop.limit) & go
+
+    return test
+
+
+def _or_unrolled(
+    trace: Trace, node: Node, values: Values, attrs: dict[str, Any],
+    compiled: Callable[[], Values], count: int | None,
+) -> Values:  # fmt: skip
+    """XLA's loop; or, where shapes or sizes change on the way, its iterations one by one."""
+    try:
+        return _fitted(node, compiled)
+    except UnimplementedError:
+        if count is None or count > UNROLLED:
+            raise
+        return trace.plainly(node, values, attrs)
+
+
+def _fitted(node: Node, call: Callable[[], Any]) -> Any:
+    """What the call gives; what JAX says of shapes that do not fit names the op."""
+    try:
+        return call()
+    except TypeError as error:
+        if hasattr(error, "node"):  # an op inside
+            raise
+        raise refused(
+            node,
+            "in a compiled program the branches of a tf.cond give equal shapes, and the variables "
+            f"of a loop keep theirs ({str(error).splitlines()[0].rstrip('.:')}).",
+        ) from error
+
+
+def _symbols(tensors: Sequence[Any]) -> list[Any]:
+    return [t._data for t in tensors]
+
+
+def _written(*regions: Region) -> list[str]:
+    """The variables to which regions write."""
+    return sorted({key for region in regions for key in touched(region.nodes).written})
+
+
+def _state(trace: Trace, keys: Sequence[str]) -> dict[str, Any]:
+    """Variables as a branch or an iteration leaves them."""
+    values = {key: _read(trace, None, key) for key in keys}
+    return {key: settled(value, value.dtype) for key, value in values.items()}
+
+
+# -- counting ------------------------------------------------------------------------------------
+
+
+def _count(loop: Loop, start: Values, captured: Values) -> int | None:
+    """How many iterations a loop makes, if that follows from constants; else None."""
+    steering, nodes = _steering(loop)
+    values = [*start, *captured]
+    if any(node.op.stateful for node in nodes) or not all(is_known(values[i]) for i in steering):
+        return None
+    own = [i for i in steering if i < loop.count]
+    feeds = [[region.inputs[i]._data for i in steering] for region in (loop.cond, loop.body)]
+    test = Plan([loop.cond.outputs[0]._data], [], feeds[0])
+    step = Plan([loop.body.outputs[i]._data for i in own], [], feeds[1])
+    run = Run({}, {})
+    for number in range(COUNTED if loop.limit is None else min(loop.limit, COUNTED)):
+        given = [values[i] for i in steering]
+        if not bool(test(given, run)[0]):
+            return number
+        for i, value in zip(own, step(given, run), strict=True):
+            values[i] = value
+    return loop.limit
+
+
+def _steering(loop: Loop) -> tuple[list[int], list[Node]]:
+    """The inputs on which the number of iterations depends, and the nodes in between."""
+    nodes = needed([loop.cond.outputs[0]._data.node], set())
+    found = _places(loop.cond, nodes)
+    open_places = [i for i in found if i < loop.count]
+    while open_places:
+        more = needed([loop.body.outputs[open_places.pop()]._data.node], set())
+        nodes += more
+        new = _places(loop.body, more) - found
+        found |= new
+        open_places += [i for i in new if i < loop.count]
+    return sorted(found), nodes
+
+
+def _places(region: Region, nodes: Sequence[Node]) -> set[int]:
+    read = {node.symbols[0].id for node in nodes if node.op is PLACEHOLDER}
+    return {i for i, x in enumerate(region.inputs) if x._data.id in read}

@@ -1,0 +1,31 @@
+"""What TensorFlow 1 answered, replayed through `Session(jit=True)`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+import regrad.v1 as tf
+from tests import test_tf1_golden as golden
+
+nothing_is_left = golden.nothing_is_left  # between the cases
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """All sessions are compiled."""
+    monkeypatch.setattr(tf, "Session", functools.partial(tf.Session, jit=True))
+
+
+@golden.over("expected")
+def test_answers_as_tensorflow_1_did(case: dict[str, Any]) -> None:
+    result = golden.plain(golden.run(case))
+    assert golden.same(result, golden.due(case)), f"got {result}, due {golden.due(case)}"
+
+
+@golden.over("expected_exception")
+def test_raises_as_tensorflow_1_did(case: dict[str, Any]) -> None:
+    with pytest.raises(golden.exceptions(case)):
+        golden.run(case)
