@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ from regrad.state import State, current
 from regrad.tensor import Tensor, wrap
 from regrad.variable import Variable
 
+# Programs write over what Variables held, and threads may share Variables.
+ONE_AT_A_TIME = RLock()
 Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
 ndarray = np.ndarray
 
@@ -148,14 +151,15 @@ class Program:
         self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
     ) -> tuple[list[Tensor], Any]:
         """The results as Tensors, and the note; assignments are made, and tapes record."""
-        self.closure, self.overrides = closure, overrides
-        if closure is not None and not self.runs:
-            self.sources = closure.arrays()
-        while True:
-            try:
-                return self._call(xs, current())
-            except Found:
-                self.runs.clear()
+        with ONE_AT_A_TIME:
+            self.closure, self.overrides = closure, overrides
+            if closure is not None and not self.runs:
+                self.sources = closure.arrays()
+            while True:
+                try:
+                    return self._call(xs, current())
+                except Found:
+                    self.runs.clear()
 
     def alone(self, xs: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """The same where nothing is in force, with the turns taken out that are not needed then."""
@@ -173,7 +177,7 @@ class Program:
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
         wanted: tuple[int, ...] = ()
         strict: tuple[Any, ...] = ()
-        if state is None:
+        if state is None or not (state.tapes or state.guard or state.region):
             inputs = [*xs, *[self._value(s) for s in self.sources]]
         else:
             inputs = [in_region(x) for x in (*xs, *map(self._read, self.sources))]
