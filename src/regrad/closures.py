@@ -72,8 +72,9 @@ class _Walk:
         self.asked: set[str] = set()  # attributes that the code asks for
         self.objects: list[tuple[Any, str]] = []
 
-    def value(self, value: Any, name: str, read: Any) -> None:
-        if read is not MISSING:
+    def value(self, value: Any, name: str, read: Any, *, fixed: bool = False) -> None:
+        """Note what is found at a place; at a fixed one there will never be anything else."""
+        if read is not MISSING and not fixed:
             self.closure.places.append((read, value))
         if type(value) in PLAIN:
             self.entry(name, (type(value), repr(value) if type(value) is float else value))
@@ -129,9 +130,10 @@ class _Walk:
         """A function: its code, its cells and defaults, and the globals that it names."""
         code = function.__code__
         self.entry(name, code)
+        ours = code.co_filename.startswith(_HERE)
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             read = functools.partial(getattr, cell, "cell_contents")
-            self.value(_content(cell), free, read)
+            self.value(_content(cell), free, read, fixed=ours)
         for part in ("__defaults__", "__kwdefaults__"):
             if getattr(function, part) is not None:
                 self.value(getattr(function, part), f"{name}.{part}", MISSING)

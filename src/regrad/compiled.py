@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from regrad.arguments import ONE
 from regrad.closures import Closure
 from regrad.errors import ArgumentError, DeviceError
 from regrad.namespaces import JAX
@@ -66,9 +67,10 @@ class Found(Exception):
     """A trace came upon something from outside that was not an input yet."""
 
 
-class _Results(list[Any]):
-    """The arrays that a program returns, and what was found out when it was traced."""
+class _Results(NamedTuple):
+    """What a body gives to JAX: arrays, and what was found out when it was traced."""
 
+    arrays: list[Any]
     traced: Traced
 
 
@@ -90,14 +92,12 @@ def find_jax() -> Any:
 _KNOWN: list[bool] = []
 
 
-def _opened(results: _Results) -> tuple[list[Any], Traced]:
-    return list(results), results.traced
+def _opened(results: _Results) -> _Results:
+    return results
 
 
 def _closed(traced: Traced, arrays: Any) -> _Results:
-    results = _Results(arrays)
-    results.traced = traced
-    return results
+    return _Results(arrays, traced)
 
 
 def to_jax(data: Any) -> Any:
@@ -115,7 +115,9 @@ def to_jax(data: Any) -> Any:
 def _given(x: Tensor) -> Any:
     """An argument as compiled programs take it: small NumPy arrays go in as they are."""
     data = x._data
-    return to_jax(data) if type(data) is ndarray and data.dtype.itemsize > 4 else data
+    if type(data) is not ndarray or data.dtype.itemsize <= 4:
+        return data
+    return to_jax(data)
 
 
 class Program:
@@ -146,6 +148,7 @@ class Program:
         self.assigned: list[Variable] = []
         self.runs: dict[Any, Run] = {}
         self.derivatives: dict[Any, Program] = {}
+        self.quick: Any = None  # what is compiled, if it takes nothing from outside
 
     def __call__(
         self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
@@ -160,19 +163,21 @@ class Program:
                     return self._call(xs, current())
                 except Found:
                     self.runs.clear()
+                    self.quick = None
 
-    def alone(self, xs: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        """The same where nothing is in force, with the turns taken out that are not needed then."""
-        run = self.runs.get(((), (), ()))
-        if run is None or self.sources or run.places:
-            return self(xs, self.closure)
+    def alone(self, xs: Sequence[Tensor]) -> Any:
+        """The result where nothing is in force, with the turns out that are not needed then."""
+        if self.quick is None:
+            ys, note = self(xs, self.closure)
+            return note(ys)
         try:
-            results = run.compiled([_given(x) for x in xs], [])
+            results, traced = self.quick([_given(x) for x in xs], ())
         except ValueError as error:
             self.check_places(error, xs)
             raise
-        traced = results.traced
-        return [wrap(array) for array in results], traced.note
+        if traced.note is ONE:
+            return wrap(results[0])
+        return traced.note([wrap(array) for array in results])
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
         wanted: tuple[int, ...] = ()
@@ -190,14 +195,15 @@ class Program:
         run = self.runs.get(key)
         if run is None:
             run = self.runs[key] = Run(self, len(xs), wanted)
-        results = run(inputs)
-        traced = results.traced
+        results, traced = run(inputs)
+        if not wanted and not self.sources and not run.places:
+            self.quick = run.compiled
         if traced.bindings:
             self._count(traced, self.overrides, created=not self.derived, ran=not wanted)
         n = traced.count + len(traced.assigned)
         ys = [wrap(array) for array in results[:n]]
         if wanted:
-            self._record(inputs, len(xs), wanted, ys, results)
+            self._record(inputs, len(xs), wanted, ys, results, traced)
         for variable, y in zip(traced.assigned, ys[traced.count :], strict=True):
             variable._set(y, lent=bool(wanted) or variable in traced.shared)
         return ys[: traced.count], traced.note
@@ -250,10 +256,10 @@ class Program:
 
     def _record(
         self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], ys: list[Tensor],
-        results: _Results,
+        results: Sequence[Any], traced: Traced,
     ) -> None:  # fmt: skip
         """Put the program on the tapes; it is differentiated by its own backward program."""
-        traced, closure, overrides = results.traced, self.closure, self.overrides
+        closure, overrides = self.closure, self.overrides
         found, reached = [wanted[i] for i in traced.found], traced.reached
         pools = {
             "input": lambda i: to_jax(inputs[i]._data),
@@ -316,7 +322,7 @@ class Run:
         kept = [
             _given(inputs[i]) if i < self.n else self._converted(i, inputs[i]) for i in self.kept
         ]
-        given = [self._given_away(i, inputs[i]) for i in self.places]
+        given = tuple([self._given_away(i, inputs[i]) for i in self.places])
         try:
             return self.compiled(kept, given)
         except ValueError as error:
@@ -360,10 +366,9 @@ class Run:
         )
         traced.count, traced.assigned = len(ys), tuple(region.assigned)
         ys = [*ys, *[region.values[v] for v in traced.assigned]]
-        results = _Results(to_jax(y._data) for y in ys)
-        results.traced = traced
+        results = [to_jax(y._data) for y in ys]
         if tapes:
-            linearize = partial(self._linearized, tapes[0], inputs, ys, results, arrays)
+            linearize = partial(self._linearized, tapes[0], inputs, ys, results, arrays, traced)
             run_inside(linearize, region, traced.bindings)
         program.find(region)
         program.traces([arrays[i] for i in range(self.n)])
@@ -371,7 +376,7 @@ class Run:
         for i, variable in enumerate(traced.assigned, traced.count):
             if (sharding := layout(variable._tensor._data)) is not None:
                 results[i] = program.jax.lax.with_sharding_constraint(results[i], sharding)
-        return results
+        return _Results(results, traced)
 
     def _stand_in(self, region: Region, source: Any, x: Tensor) -> None:
         if isinstance(source, Variable):
@@ -381,11 +386,11 @@ class Run:
             region.kept.append(source)
 
     def _linearized(
-        self, tape: Any, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: _Results,
-        arrays: dict[int, Any],
+        self, tape: Any, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: list[Any],
+        arrays: dict[int, Any], traced: Traced,
     ) -> None:  # fmt: skip
         """Trace the backward program; what it takes from the forward one becomes results."""
-        jax, traced = self.program.jax, results.traced
+        jax = self.program.jax
         keys = [inputs[i]._id for i in self.wanted]
         reached = [i for i, y in enumerate(ys) if y._id in tape.watched]
         found: list[int] = []
@@ -423,7 +428,7 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[A
     return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
 
 
-def _shared(traced: Traced, results: _Results, arrays: dict[int, Any]) -> list[Variable]:
+def _shared(traced: Traced, results: Sequence[Any], arrays: dict[int, Any]) -> list[Variable]:
     """The Variables whose new value is an input as it was, or another result as well."""
     inputs = {id(array) for array in arrays.values()}
     ids = [id(array) for array in results]

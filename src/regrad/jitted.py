@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad import registry
-from regrad.arguments import ONE, Given, Static, noted
+from regrad.arguments import Given, Static, noted
 from regrad.closures import Closure
 from regrad.compiled import Program, find_jax
 from regrad.errors import ArgumentError, RetraceWarning
@@ -145,8 +145,7 @@ class Jitted:
             else:
                 program = self.plain.get(len(args))
                 if program is not None and registry.version == self.version:
-                    ys, note = program.alone(args)
-                    return ys[0] if note is ONE else note(ys)
+                    return program.alone(args)
         return self._call(state, args, kwargs)
 
     def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
