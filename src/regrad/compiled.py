@@ -172,7 +172,7 @@ class Program:
             return note(ys)
         try:
             results, traced = self.quick([_given(x) for x in xs], ())
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             self.check_places(error, xs)
             raise
         if traced.note is ONE:
@@ -208,8 +208,10 @@ class Program:
             variable._set(y, lent=bool(wanted) or variable in traced.shared)
         return ys[: traced.count], traced.note
 
-    def check_places(self, error: ValueError, inputs: Sequence[Tensor]) -> None:
-        """Raise the error that is due where inputs lie on devices that do not go together."""
+    def check_places(self, error: Exception, inputs: Sequence[Tensor]) -> None:
+        """Raise the error that is due where inputs are not JAX's, or lie where they do not fit."""
+        for x in inputs:
+            to_jax(x._data)
         sources = [self.source(s) for s in self.sources]
         names = [f"argument {i}" for i in range(len(inputs) - len(sources))]
         for source in sources:
@@ -325,7 +327,7 @@ class Run:
         given = tuple([self._given_away(i, inputs[i]) for i in self.places])
         try:
             return self.compiled(kept, given)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             self.program.check_places(error, inputs)
             raise
 

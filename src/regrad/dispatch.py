@@ -26,7 +26,7 @@ from regrad.errors import (
     kind,
 )
 from regrad.graph import Symbol, Symbolic, defer, size_tensor
-from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
+from regrad.namespaces import BACKENDS, FLOAT, GONE, backend_of, gone, is_array, is_inexact
 from regrad.placement import trouble
 from regrad.recording import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
@@ -360,6 +360,8 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
             "trace has ended; it never had a value. Return it from the compiled function, or "
             "assign it to a Variable, and do not keep it in a list, an attribute or a global."
         )
+    if gone(error):
+        return ArgumentError(f"{op.type}: {GONE}")
     if (where := trouble(error, xs)) is not None:
         return DeviceError(f"{op.type}: {where}")
     if op.broadcasts and not _broadcast([x.shape for x in xs]):

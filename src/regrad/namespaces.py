@@ -20,6 +20,17 @@ FLOAT = np.dtype("float32")  # the dtype of Python numbers
 KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types
 
 
+GONE = (
+    "the data of a Tensor are gone: it was given to a compiled function that names it in donate, "
+    "and has written over its memory. Do not use it after the call, or leave it out of donate."
+)
+
+
+def gone(error: Exception) -> bool:
+    """Whether JAX says that a program has written over an array."""
+    return isinstance(error, RuntimeError) and "has been deleted" in str(error)
+
+
 class Backend:
     """NumPy's answers; the other libraries override what differs."""
 
@@ -130,7 +141,12 @@ class JaxBackend(Backend):
                 "or jax.experimental.multihost_utils.process_allgather(x.data, tiled=True). The "
                 "parts that lie here are x.data.addressable_shards."
             )
-        return np.asarray(array)
+        try:
+            return np.asarray(array)
+        except RuntimeError as error:
+            if gone(error):
+                raise ArgumentError(GONE) from None
+            raise
 
     def native_dtype(self, dtype: Any) -> Any:
         import jax

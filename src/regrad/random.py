@@ -119,6 +119,56 @@ def permutation(key: Any, x: Any, axis: int = 0) -> Tensor:
     return take(x, wrap(source(key).permutation(x.shape[axis])), axis=axis)
 
 
+# -- keys ----------------------------------------------------------------------------------------
+
+
+def key(seed: int) -> Any:
+    """A key of JAX's, the source of randomness to use under `jit`.
+
+    A key never changes: pass it as an argument, and make new ones of it by `split` or `fold_in`.
+
+    Source: `jax.random.key`.
+    """
+    return _jax_random().key(operator.index(seed))
+
+
+def split(key: Any, num: int = 2) -> Any:
+    """`num` new keys from one, which is not to be used again.
+
+    Source: `jax.random.split`.
+
+    >>> import regrad as rg
+    >>> key, noise = rg.random.split(rg.random.key(0))
+    >>> rg.random.normal(noise, (2, 3)).shape
+    (2, 3)
+    """
+    return _jax_random().split(_jax_key(key), num)
+
+
+def fold_in(key: Any, data: Any) -> Any:
+    """A new key from a key and an integer (the number of a step, say), which may be a Tensor.
+
+    Source: `jax.random.fold_in`.
+    """
+    return _jax_random().fold_in(_jax_key(key), data._data if isinstance(data, Tensor) else data)
+
+
+def _jax_key(key: Any) -> Any:
+    found = source(key)
+    if not isinstance(found, JaxSource):
+        raise ArgumentError(
+            f"a key of JAX's is due, regrad.random.key(0), got {kind(key)}; a NumPy Generator "
+            "needs no splitting, because it advances"
+        )
+    return found.key
+
+
+def _jax_random() -> Any:
+    from regrad.compiled import find_jax
+
+    return find_jax().random
+
+
 # -- parameters ----------------------------------------------------------------------------------
 
 
