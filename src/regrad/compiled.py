@@ -7,7 +7,7 @@ forward program gives, beside its results, what the rules keep, and the backward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -57,6 +57,7 @@ class Traced:
     assigned: Sequence[Variable] = ()
     shared: Sequence[Variable] = ()  # whose new value is also something else
     bindings: Overrides = None  # with the hits of the trace
+    ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
     reached: Sequence[int] = ()
     found: Sequence[int] = ()
     kept: Sequence[tuple[str, Any]] = ()
@@ -206,7 +207,7 @@ class Program:
         if not wanted and not self.sources and not run.places:
             self.quick = run.compiled
         if traced.bindings:
-            self._count(traced, self.overrides, created=not self.derived, ran=not wanted)
+            self._count(traced, self.overrides, forward=True)
         n = traced.count + len(traced.assigned)
         ys = [wrap(array) for array in results[:n]]
         if wanted:
@@ -255,10 +256,15 @@ class Program:
             self.sources += [places.get(id(source), source) for source in region.captured]
         return bool(news or region.captured)
 
-    def _count(self, traced: Traced, overrides: Overrides, *, created: bool, ran: bool) -> None:
+    def _count(self, traced: Traced, overrides: Overrides, *, forward: bool) -> None:
+        """Report the hits of a trace to the scopes in which its program runs now."""
         for key, binding in (traced.bindings or {}).items():
-            if overrides and key in overrides:
-                overrides[key].absorb(binding, created, ran)
+            if not overrides or key not in overrides:
+                continue
+            for hit in binding.hits:
+                before = traced.ran.get((key, hit.where), 0)
+                count = 0 if self.derived or not forward else hit.count
+                overrides[key].absorb(hit.where, count, before if forward else hit.ran - before)
 
     # -- gradients ---------------------------------------------------------------------------
 
@@ -280,7 +286,7 @@ class Program:
             given = [*inputs, *dys]
             if watched_places(given):
                 return self._derivative(n, found, reached)(given, closure, overrides)[0]
-            self._count(traced, overrides, created=False, ran=True)
+            self._count(traced, overrides, forward=False)
             dxs = traced.backward(kept, [to_jax(dy._data) for dy in dys])
             return [wrap(dx) for dx in dxs]
 
@@ -392,6 +398,8 @@ class Run:
         traced.count, traced.assigned = len(ys), tuple(region.assigned)
         ys = [*ys, *[region.values[v] for v in traced.assigned]]
         results = [to_jax(y._data) for y in ys]
+        rules = traced.bindings or {}
+        traced.ran = {(key, hit.where): hit.ran for key, b in rules.items() for hit in b.hits}
         if tapes:
             linearize = partial(self._linearized, tapes[0], inputs, ys, results, arrays, traced)
             run_inside(linearize, region, traced.bindings)

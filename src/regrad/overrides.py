@@ -80,15 +80,14 @@ class Binding:
         """The same rule, with hits of its own: those of a program while it is traced."""
         return Binding(self.op, self.rule, self.depth)
 
-    def absorb(self, traced: Binding, created: bool, ran: bool) -> None:
-        """Count the hits of a compiled program that runs."""
-        for where, counted in traced.by_line.items():
-            mine = self.by_line.get(where)
-            if mine is None:
-                mine = Counted(self.rule, Hit(self.op.type, self.rule.name, where))
-                self.by_line[where] = mine
-            mine.told.count += counted.told.count * created
-            mine.told.ran += counted.told.ran * ran
+    def absorb(self, where: str, count: int, ran: int) -> None:
+        """Count hits of a compiled program that runs."""
+        mine = self.by_line.get(where)
+        if mine is None:
+            mine = Counted(self.rule, Hit(self.op.type, self.rule.name, where))
+            self.by_line[where] = mine
+        mine.told.count += count
+        mine.told.ran += ran
 
     def again(self) -> Binding:
         """The same rule for ops that are created again: they tell when it runs, and no more."""
