@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -132,7 +131,7 @@ def test_batched(row: Sample) -> None:
 
 @over([row for row in eager.ROWS if str(row) in NEEDS_VALUES])
 def test_what_a_value_decides_is_refused(row: Sample) -> None:
-    with pytest.raises((RegradError, jax.errors.ConcretizationTypeError)):
+    with pytest.raises(RegradError):
         compiled(row.f, tensors(row))
 
 
