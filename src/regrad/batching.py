@@ -25,7 +25,7 @@ from regrad.regions import (
     run_inside,
 )
 from regrad.shapes import normalized_axis
-from regrad.state import current
+from regrad.state import current, masked
 from regrad.tensor import Tensor
 
 Axes = Any  # an int, None, or containers of these
@@ -121,7 +121,8 @@ def placed_along(result: Any, out_axes: Axes) -> Any:
         elif axis is None:
             raise ArgumentError("vmap: out_axes is None; take y[0] of a result that is the same")
         else:
-            moved.append(moveaxis(y, 0, axis))
+            with masked():
+                moved.append(moveaxis(y, 0, axis))
     return rebuild(moved)
 
 
@@ -129,7 +130,8 @@ def mapped(
     flat: Flat, xs: Sequence[Tensor], axes: Sequence[int | None], kind: str
 ) -> Sequence[Tensor]:
     """A flat function along axes of its arguments; the results have the examples first."""
-    xs = [moveaxis(x, a, 0) if a else x for x, a in zip(xs, axes, strict=True)]
+    with masked():
+        xs = [moveaxis(x, a, 0) if a else x for x, a in zip(xs, axes, strict=True)]
     count = _count([x for x, a in zip(xs, axes, strict=True) if a is not None], kind)
     along = [a is not None for a in axes]
     state = current()
@@ -159,7 +161,8 @@ def one_by_one(
     state = current()
     rows = []
     for i in range(count):
-        example = [getitem(x, i) if a else x for x, a in zip(xs, along, strict=True)]
+        with masked():
+            example = [getitem(x, i) if a else x for x, a in zip(xs, along, strict=True)]
         rows.append(
             run_inside(
                 lambda example=example: list(flat(example)),
@@ -170,7 +173,8 @@ def one_by_one(
         )
     _refuse_assignments(region, kind)
     check_guard([read_source(s) for s in region.captured])
-    return [stack(list(column)) for column in zip(*rows, strict=True)]
+    with masked():
+        return [stack(list(column)) for column in zip(*rows, strict=True)]
 
 
 def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) -> Sequence[Tensor]:

@@ -17,6 +17,7 @@ from regrad.ops.elementwise import astype, logical_not, where
 from regrad.ops.getitem import getitem
 from regrad.recompute import checkpoint as recomputing
 from regrad.regions import in_trace
+from regrad.state import masked
 from regrad.tensor import Tensor
 
 
@@ -178,10 +179,13 @@ def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: 
 
     def step(pair: Any) -> Any:
         i, carry = pair
-        return i + 1, body_fn(i, carry)
+        with masked():
+            after = i + 1
+        return after, body_fn(i, carry)
 
-    first = astype(dispatch.lift(lower, integers=True), np.int32)
-    return while_loop(lambda pair: pair[0] < upper, step, (first, init))[1]
+    with masked():
+        first = astype(dispatch.lift(lower, integers=True), np.int32)
+    return while_loop(masked()(lambda pair: pair[0] < upper), step, (first, init))[1]
 
 
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
@@ -281,12 +285,14 @@ def _in_turn(
     rows: list[Any] = [None] * n
     count = len(carry)
     for i in reversed(range(n)) if reverse else range(n):
-        tensors = [*carry, *[getitem(x, i) for x in xs]]
+        with masked():
+            tensors = [*carry, *[getitem(x, i) for x in xs]]
         ys = step(tensors) if run is None else run(*tensors)
         carry, rows[i] = ys[:count], ys[count:]
     if not n:
         return carry, _no_steps(step, carry, xs)
-    return carry, [stack(list(column)) for column in zip(*rows, strict=True)]
+    with masked():
+        return carry, [stack(list(column)) for column in zip(*rows, strict=True)]
 
 
 def _no_steps(step: _Step, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:
@@ -316,5 +322,7 @@ def _bounded(
         return conditional(goes_on(xs), [step, list], xs)
 
     last, _ = scanned(once, carry, [], max_steps, False, False)
-    over = logical_not(goes_on(last))
-    return [where(over, y, np.nan) if y.dtype.kind == "f" else y for y in last]
+    again = goes_on(last)
+    with masked():
+        over = logical_not(again)
+        return [where(over, y, np.nan) if y.dtype.kind == "f" else y for y in last]

@@ -364,6 +364,12 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
         return ArgumentError(f"{op.type}: {GONE}")
     if (where := trouble(error, xs)) is not None:
         return DeviceError(f"{op.type}: {where}")
+    if any(c.__name__ == "ConcretizationTypeError" for c in type(error).__mro__):  # JAX's
+        return TraceError(
+            f"{op.type}: regrad.{op.name} of {inputs} needs values, for the shape of its result or "
+            "to choose what to do, and what is traced has none. Leave it outside the compiled "
+            "function, or use what keeps the shape (where, a mask that multiplies)."
+        )
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
