@@ -17,6 +17,7 @@ SUITES = {
     "tape": "bench.measures",
     "graph": "bench.graph",
     "formulations": "bench.formulations",
+    "jit": "bench.jit",
 }
 RESULTS = Path(__file__).parent / "results"
 FULL = Effort(rounds=31, seconds=0.02, calls=10_000)
