@@ -137,7 +137,11 @@ class Given:
 
     def close(self, xs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments again, with these Tensors in their places."""
-        return Note(self.leaves, self.rebuild)(xs)
+        return self.closer()(xs)
+
+    def closer(self) -> Note:
+        """`close` for those who outlive the call: it holds none of its Tensors."""
+        return Note(self.leaves, self.rebuild)
 
 
 def is_key(leaf: Any) -> bool:

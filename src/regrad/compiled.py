@@ -162,8 +162,11 @@ class Program:
                 try:
                     return self._call(xs, current())
                 except Found:
-                    self.runs.clear()
-                    self.quick = None
+                    self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.runs.clear()
+        self.quick = None
 
     def alone(self, xs: Sequence[Tensor]) -> Any:
         """The result where nothing is in force, with the turns out that are not needed then."""
@@ -172,6 +175,9 @@ class Program:
             return note(ys)
         try:
             results, traced = self.quick([_given(x) for x in xs], ())
+        except Found:
+            self._begin_anew()
+            return self.alone(xs)
         except (TypeError, ValueError) as error:
             self.check_places(error, xs)
             raise
@@ -238,16 +244,15 @@ class Program:
         """A source where no tape is open: a Variable's Tensor is not lent to anybody."""
         return source._tensor if isinstance(source, Variable) else self._read(source)
 
-    def find(self, region: Region) -> None:
-        """Note what a trace took from outside, and end it if that is news."""
+    def find(self, region: Region) -> bool:
+        """Note what a trace took from outside, and say whether that is news."""
         news = [v for v in region.assigned if v not in self.assigned]
         self.assigned += news
         if region.captured:
             tensors = self.closure.tensors if self.closure is not None else ()
             places = {id(read()): i for i, read in enumerate(tensors)}
             self.sources += [places.get(id(source), source) for source in region.captured]
-        if news or region.captured:
-            raise Found
+        return bool(news or region.captured)
 
     def _count(self, traced: Traced, overrides: Overrides, *, created: bool, ran: bool) -> None:
         for key, binding in (traced.bindings or {}).items():
@@ -317,19 +322,36 @@ class Run:
         self.places = [*self.donated, *self.lent]
         self.kept = [i for i in range(n + len(program.sources)) if i not in places]
         self.converted: dict[int, tuple[Tensor, Any]] = {}
+        self.given: Sequence[Tensor] = ()
+        self.complete = False  # a trace has found nothing that was not an input
+        self.news = False
         self.compiled = program.jax.jit(self._trace, donate_argnums=1)
 
     def __call__(self, inputs: Sequence[Tensor]) -> _Results:
-        self.given = inputs  # what the tapes know
         kept = [
             _given(inputs[i]) if i < self.n else self._converted(i, inputs[i]) for i in self.kept
         ]
         given = tuple([self._given_away(i, inputs[i]) for i in self.places])
+        self.given = inputs  # what the tapes know, if this is traced now
         try:
+            if not self.complete:
+                self._find(kept, given)
             return self.compiled(kept, given)
         except (TypeError, ValueError) as error:
             self.program.check_places(error, inputs)
             raise
+        finally:
+            self.given = ()
+
+    def _find(self, kept: list[Any], given: tuple[Any, ...]) -> None:
+        """Trace to the end, and only then say that the trace came upon news.
+
+        JAX never lets go of a trace that an exception ends, nor of the arrays that it took in.
+        """
+        self.compiled.trace(kept, given)  # which the call after it finds
+        if self.news:
+            raise Found
+        self.complete = True
 
     def _converted(self, i: int, x: Tensor) -> Any:
         """A source as JAX's; what stays the same from call to call is converted once."""
@@ -372,7 +394,11 @@ class Run:
         if tapes:
             linearize = partial(self._linearized, tapes[0], inputs, ys, results, arrays, traced)
             run_inside(linearize, region, traced.bindings)
-        program.find(region)
+        self.news = program.find(region)
+        if self.news and self.complete:  # for other shapes
+            raise Found
+        if self.news:
+            return _Results(results, traced)
         program.traces([arrays[i] for i in range(self.n)])
         traced.shared = _shared(traced, results, arrays)
         for i, variable in enumerate(traced.assigned, traced.count):

@@ -191,9 +191,10 @@ class Jitted:
         key = given.key, closure.key, rules, self.version
         program = self.programs.get(key)
         if program is None:
+            close = given.closer()
 
             def body(xs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
-                args, kwargs = given.close(xs)
+                args, kwargs = close(xs)
                 return noted(self.f(*args, **kwargs))
 
             names = given.names(self.parameters)

@@ -1,0 +1,70 @@
+"""What compiled functions hold on to between calls."""
+
+import gc
+import itertools
+import weakref
+
+import pytest
+
+import regrad as rg
+
+jnp = pytest.importorskip("jax.numpy")
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_arguments_are_let_go(calls):
+    step = rg.jit(lambda batch: (batch["x"] * 2).sum())
+    held = []
+    for _ in range(calls):
+        x = jnp.ones(1000) + 1
+        held.append(weakref.ref(x))
+        step({"x": rg.tensor(x)}).item()
+        del x
+    gc.collect()
+    assert [ref() is None for ref in held] == [True] * calls
+
+
+def test_arguments_are_let_go_by_the_short_road():
+    square = rg.jit(lambda x: x * x)
+    x = jnp.ones(1000) + 1
+    held = weakref.ref(x)
+    square(rg.tensor(x)).numpy()
+    del x
+    gc.collect()
+    assert held() is None
+
+
+def test_former_values_of_variables_are_let_go():
+    w = rg.Variable(jnp.ones(1000))
+    total = rg.jit(lambda: (w * w).sum())
+    loss = rg.variable_grads(lambda: total())
+    held = weakref.ref(w.value.data)
+    w.assign(w.value + 1)
+    del loss
+    gc.collect()
+    assert held() is None
+
+
+def test_a_function_is_traced_once_and_again_for_what_it_takes_from_outside():
+    runs = itertools.count()
+
+    def f(x):
+        next(runs)
+        return x * x
+
+    rg.jit(f)(rg.tensor([1.0]))
+    assert next(runs) == 1
+    w = rg.Variable([2.0])
+    g = rg.jit(lambda x: f(x) * w)
+    assert [g(rg.tensor([1.0])).item() for _ in range(2)] == [2.0, 2.0]
+    assert next(runs) == 4 and g.cache_info().traces == 1
+
+
+@pytest.mark.parametrize("u", [2.0, rg.Variable(2.0)], ids=["a number", "a Variable"])
+def test_what_a_function_takes_for_other_shapes_only_is_found(u):
+    w = rg.Variable(3.0)
+    f = rg.jit(lambda x: x * (u if len(x) == 1 else w))
+    assert f(rg.tensor([1.0])).tolist() == [2.0]
+    assert f(rg.tensor([1.0, 2.0])).tolist() == [3.0, 6.0]
+    w.assign(4.0)
+    assert f(rg.tensor([1.0, 2.0])).tolist() == [4.0, 8.0]
