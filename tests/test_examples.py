@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from regrad.registry import RULES
@@ -17,13 +19,13 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def run(tmp_path, monkeypatch):
     """Run the main function of an example where it may write; it must leave its picture."""
 
-    def run_example(name: str, picture: bool = True):
+    def run_example(name: str, picture: bool = True, **options):
         monkeypatch.chdir(tmp_path)
         spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         quick = {"quick": True} if "quick" in inspect.signature(module.main).parameters else {}
-        answer = module.main(**quick)
+        answer = module.main(**quick, **options)
         if picture:
             png = tmp_path / "out" / f"{name}.png"
             assert png.read_bytes().startswith(b"\x89PNG")
@@ -45,6 +47,48 @@ def test_binarized_digits(run):
     assert accuracies["float"] >= max(signs)
     assert min(signs) > accuracies["true gradient"] + 0.02
     assert accuracies["clipped"] > 0.93
+
+
+def test_binarized_digits_compiled(run):
+    accuracies = run("binarized_digits", jit=True)
+    assert accuracies["clipped"] > max(0.93, accuracies["true gradient"] + 0.02)
+
+
+def test_binarized_cnn(run):
+    rows = run("binarized_cnn", picture=False)
+    fixed, learning = rows["true gradient"], rows["clipped"]
+    assert fixed["changed"] == 0
+    assert learning["changed"] > 0.05
+    assert learning["accuracy"] > max(0.8, fixed["accuracy"] + 0.4)
+    assert fixed["ran"] == learning["ran"] == 2 * 21 * 5  # epochs, steps, signs
+
+
+def test_spiking(run):
+    rows = run("spiking")
+    for row in rows["memory"]:
+        assert row["difference"] == 0
+        assert row["checkpoint"] < row["kept"] / 2
+    plain, again = rows["training"]
+    assert plain["accuracy"] > 0.8
+    assert again["loss"] == pytest.approx(plain["loss"], rel=1e-3)
+    assert again["accuracy"] == pytest.approx(plain["accuracy"], abs=0.01)
+
+
+def test_neural_ode(run):
+    answer = run("neural_ode")
+    assert answer["losses"][-1] < answer["losses"][0] / 5
+    differences = [row["difference"] for row in answer["gradients"]]
+    assert differences[-1] < 1e-5
+    for coarse, fine in itertools.pairwise(differences):
+        assert 10 < coarse / fine < 40
+
+
+def test_transformer(run):
+    answer = run("transformer", picture=False)
+    training, held_out = answer["losses"][-1]
+    assert max(training, held_out) < 0.8 * np.log(answer["letters"])
+    assert answer["same"]
+    assert 0 < answer["clips"] < 1
 
 
 def test_gradient_reversal(run):
