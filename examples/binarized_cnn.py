@@ -111,7 +111,7 @@ def shuffled(rng, x, labels):
 
 
 def accuracy(network: Network, x, labels) -> float:
-    predict = rg.jit(network.__call__)
+    predict = rg.jit(network)
     return float(np.mean(predict(rg.tensor(x)).numpy().argmax(axis=1) == labels))
 
 

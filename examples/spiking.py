@@ -142,7 +142,7 @@ def train(data, epochs: int, checkpoint: bool) -> tuple[Network, dict[str, float
         seconds = time.perf_counter() - start
     used.assert_fired()
 
-    outputs, hidden = (y.numpy() for y in rg.jit(network.__call__)(as_spikes(x_test, rng)))
+    outputs, hidden = (y.numpy() for y in rg.jit(network)(as_spikes(x_test, rng)))
     return network, {
         "loss": losses[-1],
         "accuracy": float(np.mean(outputs.max(axis=0).argmax(axis=1) == labels_test)),

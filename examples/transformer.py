@@ -152,7 +152,7 @@ def resumed(run: Run, half: list, letters: int, steps: int) -> Run:
 
 def write(run: Run, alphabet: str, start: str, letters: int, seed: int = 0) -> str:
     """Letters drawn one by one; the program is compiled once, for a window of one size."""
-    rng, logits = np.random.default_rng(seed), rg.jit(run.model.__call__)
+    rng, logits = np.random.default_rng(seed), rg.jit(run.model)
     ids = [alphabet.index(c) for c in start]
     for _ in range(letters):
         window = np.zeros((1, CONTEXT), np.int64)

@@ -49,9 +49,10 @@ def test_binarized_digits(run):
     assert accuracies["clipped"] > 0.93
 
 
-def test_binarized_digits_compiled(run):
-    accuracies = run("binarized_digits", jit=True)
+def test_binarized_digits_compiled(run, capsys):
+    accuracies = run("binarized_digits", jit=True, ways=["true gradient", "clipped"])
     assert accuracies["clipped"] > max(0.93, accuracies["true gradient"] + 0.02)
+    assert "ms compiled" in capsys.readouterr().out
 
 
 def test_binarized_cnn(run):
