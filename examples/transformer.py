@@ -158,7 +158,7 @@ def write(run: Run, alphabet: str, start: str, letters: int, seed: int = 0) -> s
         window = np.zeros((1, CONTEXT), np.int64)
         recent = ids[-CONTEXT:]
         window[0, : len(recent)] = recent  # what comes after is not seen: attention is causal
-        scores = logits(window).numpy()[0, len(recent) - 1] / 0.7
+        scores = logits(window).numpy()[0, len(recent) - 1] / 0.8  # the temperature
         ids.append(int(np.argmax(scores + rng.gumbel(size=len(scores)))))
     return "".join(alphabet[i] for i in ids)
 
