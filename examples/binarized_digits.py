@@ -181,7 +181,7 @@ def speed(way: str, data, epochs: int = 5) -> str:
     eager, compiled = 1000 * np.median(seconds, axis=0)
     return (
         f"{way}: {eager:.2f} ms per step of 64 digits, {compiled:.2f} ms compiled "
-        f"({eager / compiled:.1f} times as fast on this machine as it was just now)"
+        f"({eager / compiled:.1f} times as fast, with whatever else this machine was doing)"
     )
 
 
