@@ -4,11 +4,14 @@ import gc
 import itertools
 import weakref
 
+import numpy as np
 import pytest
 
 import regrad as rg
+from regrad.tensor import wrap
 
-jnp = pytest.importorskip("jax.numpy")
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
 
 
 @pytest.mark.parametrize("calls", [1, 3])
@@ -67,3 +70,34 @@ def test_what_a_function_takes_for_other_shapes_only_is_found():
     assert f(rg.tensor([1.0, 2.0])).tolist() == [3.0, 6.0]
     w.assign(4.0)
     assert f(rg.tensor([1.0, 2.0])).tolist() == [4.0, 8.0]
+
+
+def looped(w, h, xs):
+    def step(h, x):
+        y = rg.tanh(w * h + x)
+        return y, (x, y)
+
+    last, (_, ys) = rg.scan(step, h, xs, reverse=True)
+    return (ys * ys).sum() + last.sum()
+
+
+def gradients(w, h, xs):
+    return rg.grads(looped)([w, h, xs])
+
+
+GIVEN = (np.float32(0.5), np.ones(3, np.float32), np.linspace(0, 1, 15, dtype="f4").reshape(5, 3))
+
+
+def test_what_a_loop_gives_out_is_not_kept_a_second_time():
+    def traced(*arrays):
+        return [dx._data for dx in gradients(*map(wrap, arrays))]
+
+    equations = jax.make_jaxpr(traced)(*map(jnp.asarray, GIVEN)).jaxpr.eqns
+    forward, _ = [e for e in equations if e.primitive.name == "scan"]
+    stacked = [v for v in forward.outvars if v.aval.shape == (5, 3)]
+    assert len(stacked) == 2  # y, which f gives out, and the h of each step (x is there)
+
+
+def test_its_gradients_are_those_of_eager_mode():
+    for ours, due in zip(rg.jit(gradients)(*GIVEN), gradients(*GIVEN), strict=True):
+        np.testing.assert_allclose(ours.numpy(), due.numpy(), rtol=1e-5)

@@ -212,23 +212,30 @@ class Scan:
         specs = [jax.ShapeDtypeStruct(results[i].shape, results[i].dtype) for i in self.active]
         closed = jax.make_jaxpr(back)(*specs)
         self.jaxpr = closed.jaxpr
-        return self._sorted(closed.consts, inner, stand_ins)
+        return self._sorted(closed.consts, inner, stand_ins, results[m:])
 
     def _sorted(
-        self, consts: Sequence[Any], inner: Sequence[Tensor], stand_ins: Sequence[Tensor]
-    ) -> list[Any]:
-        """What the backward step takes: entries of xs, what stays the same, and of each step."""
+        self, consts: Sequence[Any], inner: Sequence[Tensor], stand_ins: Sequence[Tensor],
+        ys: Sequence[Any],
+    ) -> list[Any]:  # fmt: skip
+        """What the backward step takes: entries of xs or ys, what stays the same, and the rest.
+
+        The rest is returned, to be kept of each step.
+        """
         import jax.core
 
         m = len(self.carry)
         same = {id(x._data) for x in stand_ins}
         along = {id(x._data): i for i, x in enumerate(inner[m:])}
+        given_out = {id(y): i for i, y in enumerate(ys)}
         self.kept, stacked = [], []
         for array in consts:
             if id(array) in along:
                 self.kept.append(("x", along[id(array)]))
             elif id(array) in same or not isinstance(array, jax.core.Tracer):
                 self.kept.append(("same", array))
+            elif id(array) in given_out:
+                self.kept.append(("y", given_out[id(array)]))
             else:
                 self.kept.append(("step", len(stacked)))
                 stacked.append(array)
@@ -238,20 +245,19 @@ class Scan:
 
     def recorded(self, results: Sequence[Any]) -> list[Tensor]:
         """The results as Tensors, on the tapes."""
-        n = self.outputs
-        stacked = results[n:]
+        m, n = len(self.carry), self.outputs
+        ys, stacked = results[m:n], results[n:]
 
         def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Any]:
             if watched_places([*inputs, *dys]):
                 return self._again(inputs, found, reached, dys)
-            return self._back(stacked, found, reached, dys)
+            return self._back(stacked, ys, found, reached, dys)
 
-        m = len(self.carry)
         return self.once.done(results[:n], answer, [(i, i) for i in range(m)])
 
     def _back(
-        self, stacked: Sequence[Any], found: Sequence[int], reached: Sequence[int],
-        dys: Sequence[Tensor],
+        self, stacked: Sequence[Any], ys: Sequence[Any], found: Sequence[int],
+        reached: Sequence[int], dys: Sequence[Tensor],
     ) -> list[Tensor]:  # fmt: skip
         """The backward loop over what the forward loop kept."""
         import jax
@@ -268,8 +274,13 @@ class Scan:
 
         def body(carry: Any, entries: Any) -> Any:
             dcarry, sums = carry
-            kept, xs, dys = entries
-            pools = {"x": lambda i: xs[i], "same": lambda a: a, "step": lambda i: kept[i]}
+            kept, again, xs, dys = entries
+            pools = {
+                "x": lambda i: xs[i],
+                "y": lambda i: again[i],
+                "same": lambda a: a,
+                "step": lambda i: kept[i],
+            }
             given = dict(zip([*self.floats, *along], [*dcarry, *dys], strict=True))
             consts = [pools[pool](i) for pool, i in self.kept]
             dxs = evaluate(self.jaxpr, consts, [
@@ -282,7 +293,8 @@ class Scan:
                 by_input[i] for i in self.wanted if m <= i < k
             ]
 
-        entries = list(stacked), arrays[m:], [arriving[i] for i in along]
+        again = {i: ys[i] for pool, i in self.kept if pool == "y"}
+        entries = list(stacked), again, arrays[m:], [arriving[i] for i in along]
         (dcarry, sums), dxs = jax.lax.scan(
             body, (first, sums), entries, self.length, reverse=not self.reverse
         )
