@@ -222,8 +222,8 @@ def lowered(step: Step) -> Any:
     (program,) = step.compiled.programs.values()
     (run,) = program.runs.values()
     tensors = [*step.given, *map(program._value, program.sources)]
-    arrays = [x.data for x in tensors]
-    return run.compiled.lower([arrays[i] for i in run.kept], [arrays[i] for i in run.places])
+    kept, places = [[tensors[i].data for i in at] for at in (run.kept, run.places)]
+    return run.compiled.lower(kept, tuple(places))
 
 
 MEASURES: dict[str, Measure] = {
