@@ -24,6 +24,8 @@ _LIBRARIES = tuple(
 )
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MISSING: Any = object()
+CONTAINERS = (list, tuple, dict, set, frozenset)
+OPERATORS = ("__call__", "__getitem__")  # which code asks for without naming them
 LARGEST = 256  # entries of a container that are looked at
 
 Read = Callable[[], Any]
@@ -103,15 +105,19 @@ class _Walk:
         elif isinstance(value, functools.partial):
             for part in ("func", "args", "keywords"):
                 self.value(getattr(value, part), f"{name}.{part}", MISSING)
-        elif type(value) in (list, tuple, dict, set, frozenset) and len(value) <= LARGEST:
-            self.container(value, name)
+        elif isinstance(value, CONTAINERS):
+            if len(value) <= LARGEST:
+                self.container(value, name)
+            else:
+                self.entry(name, Identity(value))
         elif hasattr(value, "__wrapped__"):
             self.entry(name, Identity(value))
             self.value(value.__wrapped__, name, MISSING)
         else:
             self.entry(name, Identity(value))
-            if hasattr(value, "__dict__") and not _is_library(type(value)):
-                self.object(value, name)
+            if not isinstance(value, type) and not _is_closed(value):
+                self.objects.append((value, name))
+                self.attributes(value, name, {*self.asked, *OPERATORS})
 
     def container(self, value: Any, name: str) -> None:
         self.entry(name, (type(value), len(value)))
@@ -150,22 +156,31 @@ class _Walk:
         for value, path in list(self.objects) if new else ():
             self.attributes(value, path, new)
 
-    def object(self, value: Any, name: str) -> None:
-        """An object of the user's: the attributes that some code found here asks for."""
-        self.objects.append((value, name))
-        call = getattr(type(value), "__call__", None)  # noqa: B004 (its code is wanted)
-        if isinstance(call, types.FunctionType):
-            self.value(call, f"{name}.__call__", MISSING)
-        self.attributes(value, name, self.asked)
-
     def attributes(self, value: Any, name: str, asked: set[str]) -> None:
+        """The attributes of an object that some code found here asks for."""
+        own = getattr(value, "__dict__", None)
         for attribute in sorted(asked):
             path = f"{name}.{attribute}"
-            if attribute in vars(value):
-                read = functools.partial(vars(value).get, attribute, MISSING)
-                self.value(vars(value)[attribute], path, read)
-            elif isinstance(method := getattr(type(value), attribute, None), types.FunctionType):
-                self.value(method, path, MISSING)
+            if own is not None and attribute not in OPERATORS:
+                read = functools.partial(own.get, attribute, MISSING)
+                if attribute in own:
+                    self.value(own[attribute], path, read)
+                    continue
+                self.closure.places.append((read, MISSING))  # it may hide the class's own one day
+            self.inherited(value, attribute, path)
+
+    def inherited(self, value: Any, attribute: str, path: str) -> None:
+        """What the class says of an attribute: a method, a property, a slot or a default."""
+        found = getattr(type(value), attribute, MISSING)
+        if isinstance(found, property):
+            found = found.fget
+        if isinstance(found, types.MemberDescriptorType):
+            read = functools.partial(getattr, value, attribute, MISSING)
+            self.value(read(), path, read)
+        elif isinstance(found, types.FunctionType):
+            self.value(found, path, MISSING)
+        elif type(found) in (*PLAIN, *CONTAINERS):
+            self.value(found, path, functools.partial(getattr, type(value), attribute, MISSING))
 
 
 class Identity:
@@ -209,12 +224,11 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _is_library(cls: type) -> bool:
-    """Whether a class comes from a library, whose objects are told apart by identity only."""
-    import sys
-
-    module = sys.modules.get(cls.__module__)
-    return _is_library_file(getattr(module, "__file__", None) or _HERE)
+def _is_closed(value: Any) -> bool:
+    """Whether an object is told apart by identity only: regrad's own, and modules of libraries."""
+    if isinstance(value, types.ModuleType):
+        return _is_library_file(getattr(value, "__file__", None) or _HERE)
+    return type(value).__module__.partition(".")[0] in ("regrad", "builtins", "jax", "jaxlib")
 
 
 @functools.lru_cache(maxsize=4096)

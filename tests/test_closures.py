@@ -1,0 +1,125 @@
+"""What a compiled function reaches without being given it is seen to change."""
+
+import argparse
+import functools
+from collections import OrderedDict, defaultdict, deque
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+import regrad as rg
+
+
+class Plain:
+    def __init__(self):
+        self.rate = 2.0
+
+
+class Default:
+    rate = 2.0
+
+
+class Slots:
+    __slots__ = ("rate",)
+
+    def __init__(self):
+        self.rate = 2.0
+
+
+class Behind:
+    def __init__(self):
+        self._hidden = SimpleNamespace(value=2.0)
+
+    @property
+    def rate(self):
+        return self._hidden.value
+
+    @rate.setter
+    def rate(self, value):
+        self._hidden.value = value
+
+
+class Items:
+    def __init__(self):
+        self.values = [2.0]
+
+    def __getitem__(self, i):
+        return self.values[i]
+
+    def __setitem__(self, i, value):
+        self.values[i] = value
+
+
+class Pair(NamedTuple):
+    holder: Plain
+
+
+class Rows(list):
+    pass
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        Plain(),
+        Default(),
+        Slots(),
+        Behind(),
+        SimpleNamespace(rate=2.0),
+        argparse.Namespace(rate=2.0),
+    ],
+    ids=lambda h: type(h).__name__,
+)
+@pytest.mark.parametrize("new", [3.0, rg.tensor(3.0)], ids=["a number", "a Tensor"])
+def test_attributes(holder, new):
+    holder.rate = 2.0
+    f = rg.jit(lambda x: x * holder.rate)
+    assert [f(rg.scalar(1.0)).item() for _ in range(2)] == [2.0, 2.0]
+    holder.rate = new
+    assert f(rg.scalar(1.0)).item() == 3.0
+
+
+def test_an_attribute_of_the_class():
+    class Local(Default):
+        pass
+
+    holder = Local()
+    f = rg.jit(lambda x: x * holder.rate)
+    assert f(rg.scalar(1.0)).item() == 2.0
+    Local.rate = 4.0
+    assert f(rg.scalar(1.0)).item() == 4.0
+    holder.rate = 5.0
+    assert f(rg.scalar(1.0)).item() == 5.0
+
+
+@pytest.mark.parametrize(
+    ("holder", "key"),
+    [({"a": 2.0}, "a"), ([2.0], 0), (OrderedDict(a=2.0), "a"), (defaultdict(int, a=2.0), "a"),
+     (Rows([2.0]), 0), (Items(), 0)],
+    ids=lambda h: type(h).__name__,
+)  # fmt: skip
+def test_items(holder, key):
+    f = rg.jit(lambda x: x * holder[key])
+    assert f(rg.scalar(1.0)).item() == 2.0
+    holder[key] = 3.0
+    assert f(rg.scalar(1.0)).item() == 3.0
+
+
+def test_through_partials_methods_and_tuples():
+    holder = Plain()
+    pair = Pair(holder)
+
+    def scaled(by, x):
+        return x * by.holder.rate
+
+    f = rg.jit(functools.partial(scaled, pair))
+    assert f(rg.scalar(1.0)).item() == 2.0
+    holder.rate = 3.0
+    assert f(rg.scalar(1.0)).item() == 3.0
+
+
+def test_what_is_of_no_known_kind_is_told_apart_by_identity():
+    queue = deque([2.0])
+    f = rg.jit(lambda x: x * len(queue))
+    assert f(rg.scalar(1.0)).item() == 1.0 and f.cache_info().programs == 1
