@@ -26,6 +26,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MISSING: Any = object()
 CONTAINERS = (list, tuple, dict, set, frozenset)
 OPERATORS = ("__call__", "__getitem__")  # which code asks for without naming them
+HEAP_TYPE = 1 << 9  # the flag of classes that Python code has made
 LARGEST = 256  # entries of a container that are looked at
 
 Read = Callable[[], Any]
@@ -106,7 +107,7 @@ class _Walk:
             for part in ("func", "args", "keywords"):
                 self.value(getattr(value, part), f"{name}.{part}", MISSING)
         elif isinstance(value, CONTAINERS):
-            if len(value) <= LARGEST:
+            if len(value) <= LARGEST and not type(value).__module__.startswith("regrad."):
                 self.container(value, name)
             else:
                 self.entry(name, Identity(value))
@@ -228,7 +229,10 @@ def _is_closed(value: Any) -> bool:
     """Whether an object is told apart by identity only: regrad's own, and modules of libraries."""
     if isinstance(value, types.ModuleType):
         return _is_library_file(getattr(value, "__file__", None) or _HERE)
-    return type(value).__module__.partition(".")[0] in ("regrad", "builtins", "jax", "jaxlib")
+    kind = type(value)
+    if kind.__module__ == "builtins":  # also that of classes made by exec in a bare scope
+        return not kind.__flags__ & HEAP_TYPE
+    return kind.__module__.partition(".")[0] in ("regrad", "jax", "jaxlib")
 
 
 @functools.lru_cache(maxsize=4096)
