@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from regrad.namespaces import is_array
-from regrad.tensor import Tensor
+from regrad.tensor import OURS, Tensor
 from regrad.variable import Variable
 
 _HERE = os.path.dirname(__file__) + os.sep
@@ -95,7 +95,9 @@ class _Walk:
     def open(self, value: Any, name: str, read: Any) -> None:
         """What is no plain value."""
         if isinstance(value, Tensor) or (is_array(value) and not isinstance(value, Variable)):
-            if read is not MISSING:
+            if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
+                self.entry(name, Identity(value))
+            elif read is not MISSING:
                 self.entry(name, Tensor)
                 self.closure.tensors.append(read)
         elif isinstance(value, types.FunctionType):
@@ -143,7 +145,8 @@ class _Walk:
             self.value(_content(cell), free, read, fixed=ours)
         for part in ("__defaults__", "__kwdefaults__"):
             if getattr(function, part) is not None:
-                self.value(getattr(function, part), f"{name}.{part}", MISSING)
+                read = functools.partial(getattr, function, part)
+                self.value(getattr(function, part), f"{name}.{part}", read)
         if "__wrapped__" in vars(function):
             self.value(vars(function)["__wrapped__"], name, MISSING)
         if _is_library_file(code.co_filename):

@@ -68,6 +68,9 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             if type(arg) is not Tensor:
                 inputs, args = _inputs(args)
                 break
+        state = current()
+        if state is not None and state.region is not None:  # f is to see what stands in there
+            inputs, args = _inside(state.region, inputs, args)
         if options:
             _check_options(options, name)
         call = CustomCall(f, name, inputs)
@@ -76,7 +79,6 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             options["save"] = call.save
         elif how == "last":
             args = (*args, call.save)
-        state = current()
         if state is None or not state.tapes:
             call.mark = next_id()
             value, call.grad_func = unpack(f(*args, **options), name)
@@ -143,6 +145,24 @@ def _opened(arg: Any, inputs: list[Tensor]) -> Any:
         return arg  # itself, not a copy: f may write to it
     inputs.extend(lifted.values())
     return rebuild([lifted.get(i, leaf) for i, leaf in enumerate(leaves)])
+
+
+def _inside(
+    region: Any, inputs: tuple[Tensor, ...], args: tuple[Any, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    """Inputs and arguments as they are in a region: outer Tensors by their stand-ins."""
+    entered = tuple(map(region.enter, inputs))
+    given = {id(x): y for x, y in zip(inputs, entered, strict=True) if x is not y}
+    if not given:
+        return inputs, args
+
+    def inside(arg: Any) -> Any:
+        leaves, rebuild = containers.flatten(arg)
+        if given.keys().isdisjoint(map(id, leaves)):
+            return arg  # itself, not a copy: f may write to it
+        return rebuild([given.get(id(leaf), leaf) for leaf in leaves])
+
+    return entered, tuple(map(inside, args))
 
 
 def _check_options(options: Mapping[str, Any], name: str) -> None:

@@ -13,7 +13,7 @@ from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import FLOAT
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
-from regrad.tensor import Tensor, wrap
+from regrad.tensor import OURS, Tensor, wrap
 
 Shape = int | tuple[int, ...]
 
@@ -77,14 +77,19 @@ def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -
 def _with_dtype(values: Any, dtype: Any) -> Tensor:
     """Values under a dtype; Python numbers go straight to it, not by way of float32."""
     if dtype is None:
-        return dispatch.lift(values)
+        return _own(dispatch.lift(values))
     dtype = as_numpy_dtype(dtype)
     if dispatch.is_plain(values) and dtype.kind in "fc":
         try:
             return wrap(np.array(values, dtype))
         except (TypeError, ValueError):
             pass  # the general way says what is wrong
-    return _converted(dispatch.lift(values), dtype)
+    return _own(_converted(dispatch.lift(values), dtype))
+
+
+def _own(t: Tensor) -> Tensor:
+    """A Tensor of the caller's own: a compiled function that closes over it must find it."""
+    return wrap(t._data) if t._id == OURS else t
 
 
 def _converted(t: Tensor, dtype: np.dtype) -> Tensor:
@@ -166,7 +171,7 @@ def asarray(
 
 def _taken(obj: Any, copy: bool | None) -> Tensor:
     if dispatch.is_tensor(obj):
-        return dispatch.lift(obj)
+        return _own(dispatch.lift(obj))
     if namespaces.is_array(obj) and not isinstance(obj, np.generic):
         return wrap(obj if copy is False else namespaces.BACKENDS[type(obj)].own(obj))
     if copy is False:
