@@ -6,9 +6,11 @@ from collections import OrderedDict, defaultdict, deque
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 import regrad as rg
+from regrad.errors import ArgumentError
 
 
 class Plain:
@@ -123,3 +125,10 @@ def test_what_is_of_no_known_kind_is_told_apart_by_identity():
     queue = deque([2.0])
     f = rg.jit(lambda x: x * len(queue))
     assert f(rg.scalar(1.0)).item() == 1.0 and f.cache_info().programs == 1
+
+
+def test_numbers_drawn_while_tracing_are_refused():
+    rng = np.random.default_rng(0)
+    f = rg.jit(lambda x: x * rng.normal())
+    with pytest.raises(ArgumentError, match="Generator 'rng' while the function was traced"):
+        f(rg.scalar(1.0))

@@ -12,8 +12,12 @@ import os
 import sysconfig
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from regrad.errors import ArgumentError
 from regrad.namespaces import is_array
 from regrad.tensor import OURS, Tensor
 from regrad.variable import Variable
@@ -44,6 +48,7 @@ class Closure:
         self.key: tuple[Any, ...] = ()
         self.names: list[str] = []
         self.tensors: list[Read] = []
+        self.generators: list[tuple[str, Any]] = []  # of NumPy, by name
         walk = _Walk(self)
         for function in functions:
             walk.value(function, getattr(function, "__name__", "f"), MISSING)
@@ -52,6 +57,20 @@ class Closure:
     def arrays(self) -> list[int]:
         """The places of arrays, which anybody can write to."""
         return [i for i, read in enumerate(self.tensors) if not isinstance(read(), Tensor)]
+
+    @contextmanager
+    def undrawn(self, kind: str) -> Iterator[None]:
+        """Refuse that a body draws numbers while it is traced: every call would see the same."""
+        before = [repr(g.bit_generator.state) for _, g in self.generators]
+        yield
+        for (name, g), state in zip(self.generators, before, strict=True):
+            if repr(g.bit_generator.state) != state:
+                raise ArgumentError(
+                    f"{kind}: numbers were drawn from the NumPy Generator {name!r} while the "
+                    "function was traced; they would be the same at every call. Draw them outside "
+                    "and pass them in, or use rg.random with a key (rg.random.key(0)) that is "
+                    "passed in."
+                )
 
     def is_current(self) -> bool:
         """Whether every place holds the very object that it held."""
@@ -118,6 +137,8 @@ class _Walk:
             self.value(value.__wrapped__, name, MISSING)
         else:
             self.entry(name, Identity(value))
+            if isinstance(value, np.random.Generator):
+                self.closure.generators.append((name, value))
             if not isinstance(value, type) and not _is_closed(value):
                 self.objects.append((value, name))
                 self.attributes(value, name, {*self.asked, *OPERATORS})

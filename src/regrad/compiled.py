@@ -8,6 +8,7 @@ forward program gives, beside its results, what the rules keep, and the backward
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -392,9 +393,10 @@ class Run:
         for n, tape in enumerate(tapes):
             places = watched_by(tape.outer[0], self.given) if n else self.wanted
             tape.watched.update(inputs[i]._id for i in places)
-        ys, traced.note = run_inside(
-            lambda: program.body(inputs[: self.n]), region, traced.bindings, tapes
-        )
+        with nullcontext() if program.closure is None else program.closure.undrawn(program.name):
+            ys, traced.note = run_inside(
+                lambda: program.body(inputs[: self.n]), region, traced.bindings, tapes
+            )
         traced.count, traced.assigned = len(ys), tuple(region.assigned)
         ys = [*ys, *[region.values[v] for v in traced.assigned]]
         results = [to_jax(y._data) for y in ys]
