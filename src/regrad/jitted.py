@@ -18,6 +18,7 @@ from regrad.compiled import Program, find_jax
 from regrad.errors import ArgumentError, RetraceWarning
 from regrad.gradients import callable_or_raise
 from regrad.graph import Symbol
+from regrad.ruleforms import place
 from regrad.state import State, current
 from regrad.tensor import Tensor
 
@@ -91,16 +92,17 @@ def jit(
 
 def _names(f: Callable[..., Any], names: str | Sequence[str], what: str) -> tuple[str, ...]:
     names = (names,) if isinstance(names, str) else tuple(names)
-    try:
-        parameters = inspect.signature(f).parameters.values()
-    except ValueError:
-        return names
-    known = [p.name for p in parameters]
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+    signature = _signature(f)
+    if signature is None or any(
+        p.kind is p.VAR_KEYWORD for p in signature.parameters.values()
+    ):  # it takes any name
         return names
     for name in names:
-        if name not in known:
-            raise ArgumentError(f"jit: {what} names {name!r}; {f!r} has {', '.join(known)}")
+        if name not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            raise ArgumentError(
+                f"jit: {what} names {name!r}, and the parameters of {place(f)} are {known}"
+            )
     return names
 
 
@@ -118,10 +120,12 @@ class Jitted:
         self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
         self.under: tuple[Any, Closure] | None = None  # overrides, and what their rules reach
         self.calls = 0
-        self.history: list[tuple[Any, ...]] = []
+        self.traces = 0
+        self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
         self.signature = _signature(f)
         self.parameters = list(self.signature.parameters) if self.signature is not None else []
-        update_wrapper(self, f) if hasattr(f, "__name__") else None
+        if hasattr(f, "__name__"):
+            update_wrapper(self, f)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A method is compiled for each object that it is called on."""
@@ -213,12 +217,12 @@ class Jitted:
         A program is for one state of closures, overrides and static arguments; JAX keeps one
         executable in it for each combination of shapes and dtypes.
         """
-        traces = len(self.history)
-        return CacheInfo(self.calls - traces, traces, len(self.programs))
+        return CacheInfo(self.calls - self.traces, self.traces, len(self.programs))
 
     def _traced(self, seen: tuple[Any, ...], arrays: Sequence[Any]) -> None:
-        self.history.append((*seen, [f"{a.dtype}{tuple(a.shape)}" for a in arrays]))
-        n = len(self.history)
+        shapes = [f"{a.dtype}{tuple(a.shape)}" for a in arrays]
+        self.last = [*self.last[-1:], (*seen, shapes)]
+        self.traces = n = self.traces + 1
         if n >= MANY and n & (n - 1) == 0:
             warnings.warn(
                 f"{self.name} was traced and compiled for the {n}th time. What changed last: "
@@ -229,7 +233,7 @@ class Jitted:
             )
 
     def _change(self) -> str:
-        (old, _, _, old_shapes), (new, names, paths, shapes) = self.history[-2:]
+        (old, _, _, old_shapes), (new, names, paths, shapes) = self.last
         if old[0] != new[0]:
             return "the structure of the arguments, or a static argument"
         if old[2:] != new[2:]:
