@@ -17,7 +17,8 @@ import numpy as np
 
 from regrad.arguments import ONE
 from regrad.closures import Closure
-from regrad.errors import ArgumentError, DeviceError
+from regrad.dispatch import LEAKED
+from regrad.errors import ArgumentError, DeviceError, TraceError
 from regrad.namespaces import JAX
 from regrad.placement import layout, trouble
 from regrad.regions import (
@@ -219,6 +220,8 @@ class Program:
 
     def check_places(self, error: Exception, inputs: Sequence[Tensor]) -> None:
         """Raise the error that is due where inputs are not JAX's, or lie where they do not fit."""
+        if type(error).__name__ == "UnexpectedTracerError":
+            raise TraceError(f"{self.name}: {LEAKED}") from None
         for x in inputs:
             to_jax(x._data)
         sources = [self.source(s) for s in self.sources]

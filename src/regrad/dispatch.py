@@ -349,17 +349,20 @@ def _array(data: Any) -> Any:
     return np.asarray(data) if isinstance(data, np.generic) else data
 
 
+LEAKED = (
+    "a Tensor that was made while a function was traced is used after the trace has ended; it "
+    "never had a value. Return it from the compiled function, or assign it to a Variable, and do "
+    "not keep it in a list, an attribute or a global."
+)
+
+
 def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
     """A kernel's error, with the op and its inputs."""
     inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
     if isinstance(error, RegradError):
         return error
     if type(error).__name__ == "UnexpectedTracerError":
-        return TraceError(
-            f"{op.type}: a Tensor that was made while a function was traced is used after the "
-            "trace has ended; it never had a value. Return it from the compiled function, or "
-            "assign it to a Variable, and do not keep it in a list, an attribute or a global."
-        )
+        return TraceError(f"{op.type}: {LEAKED}")
     if gone(error):
         return ArgumentError(f"{op.type}: {GONE}")
     if (where := trouble(error, xs)) is not None:

@@ -84,8 +84,12 @@ class Region:
         if variable not in self.values:
             with in_state(self.around):
                 value = variable._read()
-            # a stand-in always: `enter` would take the value itself for a second, lasting input
-            self.values[variable] = self.entries[id(variable)] = self.given(value)
+            if self.traced or self.tapes:
+                value = self.given(value)
+            else:  # the tapes outside go on, and know the value by its id
+                self.stand_ins[id(value)] = value  # so that it is no second, lasting input
+                self.kept.append(value)
+            self.values[variable] = self.entries[id(variable)] = value
             self.captured.append(variable)
         return self.values[variable]
 
