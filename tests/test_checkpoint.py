@@ -63,7 +63,7 @@ def test_it_runs_once_forward_and_once_backward():
     assert len(runs) == 1
     rg.grad(f)(rg.scalar(1.0))
     assert len(runs) == 3
-    value, back = rg.vjp(f, rg.scalar(1.0))
+    _value, back = rg.vjp(f, rg.scalar(1.0))
     assert len(runs) == 4
     assert back(1.0)[0].item() == back(1.0)[0].item()
     assert len(runs) == 6
@@ -163,7 +163,7 @@ def test_overrides_in_force_at_first_count_again(mode):
 
     assert mode(rg.grad(loss))(rg.scalar(2.0)).item() == 9.0
     with rg.gradient_override_map({"Sign": lambda dy: dy * 3.0}) as used:
-        y, back = rg.vjp(f, rg.scalar(2.0))
+        _y, back = rg.vjp(f, rg.scalar(2.0))
     assert back(1.0)[0].item() == 9.0
     assert [(hit.count, hit.ran) for hit in used.hits] == [(2, 2)]
     used.assert_fired()
