@@ -99,16 +99,15 @@ def test_it_runs_again_on_the_values_that_were(mode):
     assert v.item() == 100.0
 
 
-def test_arrays_and_cells_that_changed_before_the_backward_pass():
+def test_names_bound_anew_before_the_backward_pass_are_refused():
     a, w = np.array([1.0, 2.0]), rg.scalar(3.0)
     f = rg.checkpoint(lambda x: rg.sin(x * a) * w)
     y, back = rg.vjp(f, np.array([1.0, 1.0]))
     due = rg.grad(lambda x: rg.sin(x * np.array([1.0, 2.0])) * 3.0)(np.array([1.0, 1.0]))
-    kept, a = a, np.array([5.0, 5.0])
-    found = back(rg.ones_like(y))[0].numpy()
-    # the cell was rebound to another array, which a body that runs again would read
-    assert kept.tolist() == [1.0, 2.0]
-    assert not np.allclose(found, due.numpy()) or np.allclose(found, due.numpy())
+    np.testing.assert_allclose(back(rg.ones_like(y))[0].numpy(), due.numpy())
+    a = np.array([5.0, 5.0])
+    with pytest.raises(GradientError, match="reads 'a'"):
+        back(rg.ones_like(y))
 
 
 @MODES

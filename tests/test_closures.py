@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, GradientError
 
 
 class Plain:
@@ -132,3 +132,30 @@ def test_numbers_drawn_while_tracing_are_refused():
     f = rg.jit(lambda x: x * rng.normal())
     with pytest.raises(ArgumentError, match="Generator 'rng' while the function was traced"):
         f(rg.scalar(1.0))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loop_that_binds_a_name_anew_is_seen(compiled):
+    """A body that runs again would find the last of the weights."""
+    weights = [rg.scalar(2.0), rg.scalar(3.0)]
+
+    def late(x):
+        for w in weights:
+            x = rg.checkpoint(lambda x: rg.sin(x * w))(x)  # noqa: B023 (what is tested)
+        return x
+
+    def bound(x):
+        for w in weights:
+            x = rg.checkpoint(lambda x, w=w: rg.sin(x * w))(x)
+        return x
+
+    def plain(x):
+        for w in weights:
+            x = rg.sin(x * w)
+        return x
+
+    mode = rg.jit if compiled else (lambda f: f)
+    with pytest.raises(GradientError, match=r"reads 'w'; that stood for something else"):
+        mode(rg.grad(late))(rg.scalar(0.5))
+    due = rg.grad(plain)(rg.scalar(0.5)).item()
+    assert mode(rg.grad(bound))(rg.scalar(0.5)).item() == pytest.approx(due, rel=1e-5)

@@ -40,8 +40,8 @@ LAYERS = [
     "errors", "state", "dims", "shapes", "namespaces", "ruleforms", "registry", "tensor",
     "placement", "tape", "recording", "printing", "shapeforms", "inference", "static_values",
     "graph", "dispatch", "walk", "executor", "opsheet", "containers", "deferral", "overrides",
-    "numpy_protocol", "ops", "dtypes", "variable", "gradients", "custom", "arguments", "regions",
-    "closures", "compiled", "devices", "jitted", "batching", "recompute", "loops", "control",
+    "numpy_protocol", "ops", "dtypes", "variable", "gradients", "custom", "arguments", "closures",
+    "regions", "compiled", "devices", "jitted", "batching", "recompute", "loops", "control",
     "transforms", "rules", "testing", "linalg", "random", "nn", "losses", "train",
 ]  # fmt: skip
 

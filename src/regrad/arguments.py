@@ -5,7 +5,7 @@ Tensors are taken out of their containers, and put back into them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -142,6 +142,21 @@ class Given:
     def closer(self) -> Note:
         """`close` for those who outlive the call: it holds none of its Tensors."""
         return Note(self.leaves, self.rebuild)
+
+
+class Body:
+    """A function of containers as a flat function of Tensors; `note` says how its results close."""
+
+    note: Any = None
+
+    def __init__(self, function: Callable[..., Any], given: Given) -> None:
+        self.function = function
+        self.given = given
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        args, kwargs = self.given.close(xs)
+        ys, self.note = noted(self.function(*args, **kwargs))
+        return ys
 
 
 def is_key(leaf: Any) -> bool:

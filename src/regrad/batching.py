@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from regrad import containers
-from regrad.arguments import Given, noted
+from regrad.arguments import Body, Given
 from regrad.compiled import to_jax
 from regrad.errors import ArgumentError, ShapeError, TraceError
 from regrad.gradients import callable_or_raise
@@ -64,15 +64,9 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
     def batched(*args: Any) -> Any:
         given = Given(args, {})
         axes = axes_of(in_axes, args, given)
-        notes: list[Any] = []
-
-        def flat(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-            ys, note = noted(f(*given.close(xs)[0]))
-            notes[:] = [note]
-            return ys
-
-        ys = mapped(flat, given.tensors, axes, "vmap")
-        result = notes[0](ys)
+        body = Body(f, given)
+        ys = mapped(body, given.tensors, axes, "vmap")
+        result = body.note(ys)
         return placed_along(result, out_axes) if out_axes != 0 else result
 
     return batched

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
-from regrad.arguments import Given, noted
+from regrad.arguments import Body, Given, noted
 from regrad.errors import ArgumentError, ShapeError
 from regrad.gradients import callable_or_raise
 from regrad.loops import as_jax, conditional, repeated, scanned
@@ -55,9 +55,13 @@ def cond(
     if pred.ndim:
         raise ArgumentError(f"cond: pred is a Tensor of rank 0, got the shape {pred.shape}")
     given = Given(operands, {})
-    bodies = [_Body(lambda *xs, f=f: f(*xs), given, 0) for f in (true_fn, false_fn)]
+    bodies = [Body(f, given) for f in (true_fn, false_fn)]
     ys = conditional(pred, bodies, given.tensors)
-    bodies[0].check_like(bodies[1])
+    if not bodies[0].note.is_like(bodies[1].note):
+        raise ArgumentError(
+            "cond: the two functions must return the same structure; they returned "
+            f"{bodies[0].note} and {bodies[1].note}"
+        )
     return bodies[0].note(ys)
 
 
@@ -206,42 +210,20 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
 # -- bodies ------------------------------------------------------------------------------------
 
 
-class _Body:
-    """A function of containers as a flat function of Tensors; it remembers its results' shape."""
-
-    note: Any = None
-
-    def __init__(self, f: Callable[..., Any], given: Given, skip: int) -> None:
-        self.f = f
-        self.given = given
-
-    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        ys, self.note = noted(self.f(*self.given.close(xs)[0]))
-        return ys
-
-    def check_like(self, other: _Body) -> None:
-        """Two branches must agree in what is no Tensor, too."""
-        if not self.note.is_like(other.note):
-            raise ArgumentError(
-                "cond: the two functions must return the same structure; they returned "
-                f"{self.note} and {other.note}"
-            )
-
-
 class _Step:
     """One step of a loop as a flat function: carry and entry to carry and y."""
 
     note: Any = None
 
     def __init__(self, f: Callable[[Any, Any], Any], carry: Given, along: Given) -> None:
-        self.f = f
+        self.function = f
         self.carry = carry
         self.along = along
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         n = len(self.carry.tensors)
         (carry,), (x,) = self.carry.close(tensors[:n])[0], self.along.close(tensors[n:])[0]
-        result = self.f(carry, x)
+        result = self.function(carry, x)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise ArgumentError(
                 "scan: f must return a pair (carry, y), where y may be None; it returned "

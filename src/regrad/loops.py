@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
+from regrad.closures import Names
 from regrad.compiled import evaluate, to_jax
 from regrad.errors import DTypeError, GradientError, ShapeError
 from regrad.namespaces import is_inexact
@@ -80,6 +81,7 @@ class Scan:
         tape: type[RegionTape],
     ) -> None:  # fmt: skip
         self.flat = flat
+        self.names = Names(getattr(flat, "function", None))
         self.length = length
         self.reverse = reverse
         self.checkpoint = checkpoint
@@ -195,7 +197,7 @@ class Scan:
         self.active = [
             i for i, y in enumerate(ys) if i in self.floats or (i >= m and y._id in tape.watched)
         ]
-        again = Again(self.step, len(inner), once.sources, once.overrides, self.kind)
+        again = Again(self.step, len(inner), once.sources, once.overrides, self.kind, self.names)
         recompute = pullback(again, len(given), self.wanted, self.active)
 
         def back(*dys: Any) -> list[Any]:
@@ -309,7 +311,7 @@ class Scan:
         """The backward loop as a loop of its own, which can be differentiated in its turn."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
-        again = Again(self.step, k, self.once.sources, self.once.overrides, self.kind)
+        again = Again(self.step, k, self.once.sources, self.once.overrides, self.kind, self.names)
         kind = f"the gradient of {self.kind}"
 
         def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -381,15 +383,16 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
     assigned: list[Variable] = []
     while True:
         once = Once("cond", [pred, *xs], traced=True)
-        ys = _branches(once, [with_assigned(_after_first(f), assigned) for f in flats])
+        bodies = [_Branch(f) for f in flats]
+        ys = _branches(once, [with_assigned(body, assigned) for body in bodies])
         news = [v for v in once.region.assigned if v not in assigned]
         if not news:
             break
         assigned += news
-    bodies = [once.again(with_assigned(_after_first(f), assigned)) for f in flats]
+    agains = [once.again(body, assigned) for body in bodies]
 
     def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Tensor]:
-        pulls = [pullback(body, len(inputs), found, reached) for body in bodies]
+        pulls = [pullback(again, len(inputs), found, reached) for again in agains]
         return conditional(inputs[0], pulls, [*inputs, *dys])
 
     results = once.done(ys, answer)
@@ -399,8 +402,15 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
     return results[:n]
 
 
-def _after_first(flat: Flat) -> Flat:
-    return lambda xs: flat(xs[1:])
+class _Branch:
+    """A branch as a function of the predicate, too, which it does not look at."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        self.function = getattr(flat, "function", None)
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self.flat(xs[1:])
 
 
 def _branches(once: Once, flats: Sequence[Flat]) -> Sequence[Any]:

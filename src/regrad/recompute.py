@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any
 
 from regrad import dispatch
-from regrad.arguments import Given, noted
+from regrad.arguments import Body, Given
 from regrad.gradients import callable_or_raise
-from regrad.regions import Flat, Once, is_traced, pullback, with_assigned
+from regrad.regions import Flat, Once, is_traced, pullback
 from regrad.state import current
 from regrad.tensor import Tensor
 
@@ -46,16 +46,9 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
         if state is None or not state.tapes:
             return f(*args, **kwargs)
         given = Given(args, kwargs)
-        notes = []
-
-        def flat(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-            a, k = given.close(xs)
-            ys, note = noted(f(*a, **k))
-            notes[:] = [note]
-            return ys
-
-        ys = recomputed(flat, given.tensors)
-        return notes[0](ys)
+        body = Body(f, given)
+        ys = recomputed(body, given.tensors)
+        return body.note(ys)
 
     return checkpointed
 
@@ -67,7 +60,7 @@ def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
     assigned = list(once.region.assigned)
     outputs = [*ys, *[once.region.values[v] for v in assigned]]
     once.outputs[-1] = [y._id for y in outputs]
-    again = once.again(with_assigned(flat, assigned))
+    again = once.again(flat, assigned)
 
     def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Tensor]:
         tensors = apart([*inputs, *dys])

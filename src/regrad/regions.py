@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from regrad import dispatch
+from regrad.closures import Names
 from regrad.errors import ArgumentError
 from regrad.gradients import run_taped
 from regrad.namespaces import BACKENDS, is_inexact
@@ -269,9 +270,12 @@ class Once:
         """What the body took from outside."""
         return self.region.captured
 
-    def again(self, flat: Flat) -> Again:
-        """The body as a function of all that it used."""
-        return Again(flat, len(self.xs), self.sources, self.overrides, self.kind, self.region.drawn)
+    def again(self, flat: Flat, assigned: Sequence[Variable] = ()) -> Again:
+        """The body as a function of all that it used; it also gives what it assigned."""
+        return Again(
+            with_assigned(flat, assigned), len(self.xs), self.sources, self.overrides, self.kind,
+            Names(getattr(flat, "function", None)), self.region.drawn,
+        )  # fmt: skip
 
     def done(
         self,
@@ -349,16 +353,19 @@ class Again:
 
     def __init__(
         self, f: Flat, count: int, captured: Sequence[Source], overrides: Overrides, kind: str,
-        drawn: Mapping[int, tuple[Any, Any]] | None = None,
+        names: Names | None = None, drawn: Mapping[int, tuple[Any, Any]] | None = None,
     ) -> None:  # fmt: skip
         self.f = f
         self.count = count
         self.captured = list(captured)
         self.overrides = again_in_force(overrides)
         self.kind = kind
+        self.names = names
         self.drawn = list((drawn or {}).values())
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.names is not None:
+            self.names.check(self.kind)
         tensors = [in_region(x) for x in tensors]
         pairs = list(zip(self.captured, tensors[self.count :], strict=True))
         stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
