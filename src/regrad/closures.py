@@ -174,7 +174,9 @@ class _Walk:
                 self.container(value, name)
             else:
                 self.entry(name, Identity(value))
-        elif hasattr(value, "__wrapped__"):
+        elif isinstance(value, types.ModuleType) and _is_closed(value):
+            self.entry(name, Identity(value))
+        elif "__wrapped__" in getattr(value, "__dict__", ()):
             self.entry(name, Identity(value))
             self.value(value.__wrapped__, name, MISSING)
         else:
