@@ -159,3 +159,25 @@ def test_a_loop_that_binds_a_name_anew_is_seen(compiled):
         mode(rg.grad(late))(rg.scalar(0.5))
     due = rg.grad(plain)(rg.scalar(0.5)).item()
     assert mode(rg.grad(bound))(rg.scalar(0.5)).item() == pytest.approx(due, rel=1e-5)
+
+
+def test_numpy_scalars():
+    k = np.float32(2)
+    f = rg.jit(lambda x: x * k)
+    assert f(rg.scalar(1.0)).item() == 2.0
+    k = np.float32(3)
+    assert f(rg.scalar(1.0)).item() == 3.0
+
+
+def test_names_bound_anew_are_seen_at_the_second_order_and_in_helpers():
+    ws = [2.0, 3.0]
+
+    def f(x):
+        for i in range(2):
+            helper = lambda x: rg.sin(x) * ws[i]  # noqa: B023, E731 (what is tested)
+            x = rg.jit(lambda x: helper(x))(x)  # noqa: B023
+        return x
+
+    with pytest.raises(GradientError, match="stood for something else"):
+        rg.grad(rg.grad(f))(0.3)
+    assert np.isfinite(rg.grad(f)(0.3).item())

@@ -93,14 +93,18 @@ def test_compiled(row: Sample) -> None:
     assert_same(got, ladder(row, row.f, xs, row.order), "jit")
 
 
+THIRD = {str(row) for row in COMPILED[::3]}  # for what is done to all in eager mode, and is slow
+
+
 @over(COMPILED)
 def test_recomputed(row: Sample) -> None:
     xs, f = tensors(row), rg.checkpoint(row.f)
     due = ladder(row, row.f, xs, row.order)
     assert_same(ladder(row, f, xs, row.order), due, "checkpoint")
-    order = min(row.order, 1)
-    got = compiled(lambda *xs: ladder(row, f, xs, order), xs)
-    assert_same(got, due[: order + 1], "checkpoint under jit")
+    if str(row) in THIRD:
+        order = min(row.order, 1)
+        got = compiled(lambda *xs: ladder(row, f, xs, order), xs)
+        assert_same(got, due[: order + 1], "checkpoint under jit")
 
 
 def batches(row: Sample) -> list[rg.Tensor]:
@@ -125,8 +129,9 @@ def test_batched(row: Sample) -> None:
     f = rg.vmap(lambda *xs: eager.outputs(row.f(*xs)))
     due = ladder(row, looped(row.f), xs, order)
     assert_same(ladder(row, f, xs, order), due, "vmap")
-    got = compiled(lambda *xs: ladder(row, f, xs, order), xs)
-    assert_same(got, due, "vmap under jit")
+    if str(row) in THIRD:
+        got = compiled(lambda *xs: ladder(row, f, xs, order), xs)
+        assert_same(got, due, "vmap under jit")
 
 
 @over([row for row in eager.ROWS if str(row) in NEEDS_VALUES])

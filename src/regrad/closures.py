@@ -92,22 +92,29 @@ class Names:
 
     def __init__(self, function: Any) -> None:
         self.places: list[tuple[str, Read, Any]] = []
+        self.seen: set[int] = set()
+        self._look_into(function)
+
+    def _look_into(self, function: Any) -> None:
         while isinstance(function, functools.partial):
             function = function.func
         function = getattr(function, "__func__", function)  # (of a method)
-        if not isinstance(function, types.FunctionType):
+        if not isinstance(function, types.FunctionType) or id(function) in self.seen:
             return
+        self.seen.add(id(function))
         if _is_library_file(function.__code__.co_filename):
             return
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            read = functools.partial(getattr, cell, "cell_contents", MISSING)
-            self.places.append((name, read, read()))
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            self._place(name, functools.partial(getattr, cell, "cell_contents", MISSING))
         for name in _names(function.__code__):
             if name in function.__globals__:
-                read = functools.partial(function.__globals__.get, name, MISSING)
-                self.places.append((name, read, read()))
+                self._place(name, functools.partial(function.__globals__.get, name, MISSING))
+
+    def _place(self, name: str, read: Read) -> None:
+        value = read()
+        self.places.append((name, read, value))
+        self._look_into(value)
 
     def check(self, kind: str) -> None:
         """Raise if a name stands for something else now."""
@@ -142,6 +149,8 @@ class _Walk:
             self.closure.places.append((read, value))
         if type(value) in PLAIN:
             self.entry(name, (type(value), repr(value) if type(value) is float else value))
+        elif isinstance(value, np.generic):
+            self.entry(name, (type(value), repr(value)))
         elif id(value) in self.seen:
             self.entry(name, ("the same as", self.seen[id(value)]))
         else:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad.arguments import ONE
-from regrad.closures import Closure
+from regrad.closures import Closure, Names
 from regrad.dispatch import LEAKED
 from regrad.errors import ArgumentError, DeviceError, TraceError
 from regrad.namespaces import JAX
@@ -135,6 +135,7 @@ class Program:
         body: Body,
         name: str,
         *,
+        function: Any = None,
         donated: Sequence[int] = (),
         traces: Callable[[Sequence[Any]], None] = lambda arrays: None,
         derived: bool = False,
@@ -142,6 +143,7 @@ class Program:
         self.jax = find_jax()
         self.body = body
         self.name = name
+        self.function = function  # what the user wrote
         self.donated = donated
         self.traces = traces
         self.derived = derived  # the gradient of another program: its ops are no new hits
@@ -285,10 +287,12 @@ class Program:
             "constant": lambda array: array,
         }
         kept = [pools[pool](i) for pool, i in traced.kept]
+        names = Names(self.function)
 
         def answer(inputs: Sequence[Tensor], dys: Sequence[Tensor]) -> Sequence[Tensor]:
             given = [*inputs, *dys]
             if watched_places(given):
+                names.check(self.name)
                 return self._derivative(n, found, reached)(given, closure, overrides)[0]
             self._count(traced, overrides, forward=False)
             dxs = traced.backward(kept, [to_jax(dy._data) for dy in dys])

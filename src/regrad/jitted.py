@@ -205,7 +205,11 @@ class Jitted:
             donated = [i for i, n in enumerate(names) if re.match(r"\w*", n)[0] in self.donate]  # pyright: ignore
             seen = key, closure.names, names
             program = self.programs[key] = Program(
-                body, self.name, donated=donated, traces=lambda arrays: self._traced(seen, arrays)
+                body,
+                self.name,
+                function=self.f,
+                donated=donated,
+                traces=lambda arrays: self._traced(seen, arrays),
             )
         return program
 
