@@ -4,14 +4,13 @@ import gc
 import itertools
 import weakref
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import regrad as rg
 from regrad.tensor import wrap
-
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
 
 
 @pytest.mark.parametrize("calls", [1, 3])

@@ -25,7 +25,7 @@ from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state
 from regrad.tape import GroupedRecord, Record, Tape
 from regrad.tensor import Tensor, wrap
-from regrad.walk import checked, drained, leaf_gradients, walk
+from regrad.walk import checked, drained, leaf_gradients, walk_from
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,11 +105,7 @@ def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
                 tape.watched.add(xs[i]._id)
             ys = call(xs, sizes)
         watched = tape.close()
-        grads: dict[int, Any] = {}
-        for y, dy in zip(ys, dys, strict=True):
-            if y._id in watched:
-                grads[y._id] = dy if y._id not in grads else grads[y._id] + dy
-        found = walk(drained(tape.records), grads, watched)
+        found = walk_from(drained(tape.records), ys, dys, watched)
         zeros = OPS["ZerosLike"].function
         return [zeros(xs[i]) if (dx := found.get(xs[i]._id)) is None else dx for i in places]
 

@@ -24,7 +24,7 @@ from regrad.state import State, current, in_state, next_id
 from regrad.tape import GroupedRecord, Tape
 from regrad.tensor import Tensor, wrap
 from regrad.variable import Variable
-from regrad.walk import Grads, walk
+from regrad.walk import Grads, walk_from
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
 Source = Tensor | Variable  # what a body takes from outside
@@ -419,12 +419,7 @@ def pullback(f: Flat, count: int, wanted: Sequence[int], reached: Sequence[int])
 def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Grads:
     """The gradients of `sum(y * dy)` over all ys by what the tape watches."""
     watched = tape.close()
-    grads: Grads = {}
-    for y, dy in zip(ys, dys, strict=True):
-        if y._id in watched:
-            old = grads.get(y._id)
-            grads[y._id] = dy if old is None else OPS["AddV2"].function(old, dy)
-    return walk(reversed(tape.records), grads, watched)
+    return walk_from(reversed(tape.records), ys, dys, watched)
 
 
 # -- the record outside ----------------------------------------------------------------------------

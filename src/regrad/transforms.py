@@ -25,7 +25,7 @@ from regrad.ruleforms import Rule, describe, label
 from regrad.state import masked
 from regrad.tape import Record, Tape
 from regrad.tensor import Tensor
-from regrad.walk import Grads, name_of, walk
+from regrad.walk import name_of, walk_from
 
 VjpFunction = Callable[..., tuple[Any, ...]]
 
@@ -57,12 +57,9 @@ class Linearized:
 
     def pull(self, dys: Sequence[Tensor], inspect: Any = None) -> list[list[Tensor]]:
         """The gradients by all inputs of `sum(y * dy)` over all outputs."""
-        grads: Grads = {}
-        for y, dy in zip(self.ys, dys, strict=True):
-            if y._id in self.watched and is_inexact(y.dtype):
-                old = grads.get(y._id)
-                grads[y._id] = dy if old is None else OPS["AddV2"].function(old, dy)
-        found = walk(reversed(self.tape.records), grads, self.watched, inspect)
+        pairs = [(y, dy) for y, dy in zip(self.ys, dys, strict=True) if is_inexact(y.dtype)]
+        ys, dys = [y for y, _ in pairs], [dy for _, dy in pairs]
+        found = walk_from(reversed(self.tape.records), ys, dys, self.watched, inspect)
         return [[_or_zeros(found.get(x._id), x) for x in group] for group in self.inputs]
 
     def close_inputs(self, groups: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
@@ -174,12 +171,7 @@ def _transposed(
     pulled = run_taped(tape, run.pull, (seeds, tape))
     gradients = [dx for group in pulled for dx in group]
     watched = tape.close()
-    grads: Grads = {}
-    for dx, direction in zip(gradients, directions, strict=True):
-        if dx._id in watched:
-            old = grads.get(dx._id)
-            grads[dx._id] = direction if old is None else OPS["AddV2"].function(old, direction)
-    found = walk(reversed(tape.records), grads, watched)
+    found = walk_from(reversed(tape.records), gradients, directions, watched)
     return _dispelled([_or_zeros(found.get(z._id), z) for z in zeros], tape.doubts)
 
 

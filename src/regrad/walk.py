@@ -7,7 +7,7 @@ shape for ops that declare that they broadcast, and adds where paths meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -67,6 +67,22 @@ def walk(
             with masked():
                 _walk(records, grads, watched, inspect)
     return grads
+
+
+def walk_from(
+    records: Iterable[Record],
+    ys: Sequence[Tensor],
+    dys: Sequence[Tensor],
+    watched: set[int],
+    inspect: Inspector | None = None,
+) -> Grads:
+    """The gradients of `sum(y * dy)` over all ys; one Tensor may stand among them twice."""
+    grads: Grads = {}
+    for y, dy in zip(ys, dys, strict=True):
+        if y._id in watched:
+            old = grads.get(y._id)
+            grads[y._id] = dy if old is None else OPS["AddV2"].function(old, dy)
+    return walk(records, grads, watched, inspect)
 
 
 def _walk(
