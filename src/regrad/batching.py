@@ -76,7 +76,7 @@ def axes_of(in_axes: Axes, args: tuple[Any, ...], given: Given) -> list[int | No
     """The axis for each Tensor among the arguments."""
     if isinstance(in_axes, list | tuple) and len(in_axes) != len(args):
         raise ArgumentError(
-            f"vmap: in_axes needs one entry for each argument, {len(args)}, got {len(in_axes)}"
+            f"vmap: in_axes has {len(in_axes)} entries, and there are {len(args)} arguments"
         )
     each = in_axes if isinstance(in_axes, list | tuple) else [in_axes] * len(args)
     leaves = [axis for axis, arg in zip(each, args, strict=True) for axis in _spread(axis, arg)]
