@@ -37,7 +37,7 @@ def test_work_on_numpy_loads_no_jax():
 # A module imports only from those before it. Imports inside functions are for optional packages,
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
-    "errors", "state", "dims", "shapes", "namespaces", "ruleforms", "registry", "tensor",
+    "errors", "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry", "tensor",
     "placement", "tape", "recording", "printing", "shapeforms", "inference", "static_values",
     "graph", "dispatch", "walk", "executor", "opsheet", "containers", "deferral", "overrides",
     "numpy_protocol", "ops", "dtypes", "variable", "gradients", "custom", "arguments", "closures",

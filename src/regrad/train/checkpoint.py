@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from regrad.errors import ArgumentError, CheckpointError, StateError, kind
+from regrad.files import replace_file
 from regrad.train.arrays import as_held, is_jax, is_traced, needed, to_host
 from regrad.variable import Variable
 
@@ -71,7 +72,7 @@ def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = N
     stored = {n: _stored(a, n in viewed) for n, a in arrays.items()}
     _on_first_host(
         any(is_jax(v.value) for v in named.values()),
-        lambda: _replace(os.fspath(path), lambda new: save_file(stored, new, metadata=notes)),
+        lambda: replace_file(os.fspath(path), lambda new: save_file(stored, new, metadata=notes)),
     )
 
 
@@ -143,20 +144,6 @@ def _check(path: Any, file: Any, named: Mapping[str, Variable], viewed: Mapping[
 
 
 # -- writing ---------------------------------------------------------------------------------------
-
-
-def _replace(path: str, write: Callable[[str], None]) -> None:
-    """Write a file so that the old one is there, whole, until the new one is."""
-    temporary = f"{path}.tmp{os.getpid()}"
-    try:
-        write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-        raise
 
 
 def _on_first_host(shared: bool, write: Callable[[], None]) -> None:

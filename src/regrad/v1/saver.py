@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from regrad.errors import ArgumentError, GraphError
+from regrad.files import replace_file
 from regrad.v1 import errors
 from regrad.v1.session import Session
 from regrad.v1.tensors import is_tensor
@@ -33,18 +34,13 @@ class MissingCheckpointError(errors.NotFoundError, GraphError):
 
 
 def _replace(path: str, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file so that the old one is there, whole, until the new one is."""
-    temporary = f"{path}.tmp{os.getpid()}"
-    try:
+    """Write to a file that takes the place of the old one when it is whole."""
+
+    def opened(temporary: str) -> None:
         with open(temporary, "wb") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-        raise
+
+    replace_file(path, opened)
 
 
 def _write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
