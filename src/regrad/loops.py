@@ -165,22 +165,12 @@ class Scan:
             tape.watched.update(inner[i]._id for i in watched)
         ys = once.run(self.step, inner)
         arrays = [to_jax(y._data) for y in ys]
-        m = len(self.carry)
-        self._check(arrays[:m])
         self.outputs = len(arrays)
         if self.tape is RegionTape:
             arrays += run_inside(
                 lambda: self._linearized(inner, ys, arrays), once.region, once.overrides
             )
         return arrays
-
-    def _check(self, carry: Sequence[Any]) -> None:
-        for x, y in zip(self.carry, carry, strict=True):
-            if x.shape != tuple(y.shape) or x.dtype != y.dtype:
-                raise ShapeError(
-                    f"{self.kind}: the carry must keep its shapes and dtypes; {x.dtype} {x.shape} "
-                    f"came out as {y.dtype} {tuple(y.shape)}"
-                )
 
     def _linearized(
         self, inner: Sequence[Tensor], ys: Sequence[Tensor], results: Sequence[Any]

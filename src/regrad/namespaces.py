@@ -67,10 +67,6 @@ class Backend:
         """The dtype under its NumPy name."""
         return array.dtype
 
-    def is_traced(self, array: Any) -> bool:
-        """Whether this is a tracer, which has no value."""
-        return False
-
     def native_dtype(self, dtype: Any) -> Any:
         """The library's own object for a dtype."""
         return np.dtype(dtype)
@@ -119,13 +115,8 @@ class JaxBackend(Backend):
                 "jax.config.update('jax_enable_x64', True)."
             )
 
-    def is_traced(self, array: Any) -> bool:
-        import jax.core
-
-        return isinstance(array, jax.core.Tracer)
-
     def to_numpy(self, array: Any) -> np.ndarray:
-        if self.is_traced(array):
+        if is_traced(array):
             raise TraceError(
                 f"the value of a traced Tensor ({array.dtype}, shape {tuple(array.shape)}) was "
                 "asked for, by bool(), float(), .numpy(), an if or the like; inside jit, vmap, "
@@ -257,6 +248,12 @@ def _find(array_type: type) -> Backend | None:
 def is_array(value: object) -> bool:
     """Whether `value` is an array (or array scalar) of a library that regrad knows."""
     return type(value) in BACKENDS or _find(type(value)) is not None
+
+
+def is_traced(array: Any) -> bool:
+    """Whether JAX is tracing an array, so that it has no values yet."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.core.Tracer)
 
 
 def is_here(array: Any) -> bool:

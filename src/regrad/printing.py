@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrad.namespaces import is_here
+from regrad.namespaces import is_here, is_traced
 
 if TYPE_CHECKING:
     from regrad.tensor import Tensor
@@ -49,7 +48,7 @@ def _heading(t: Tensor) -> list[str]:
 
 
 def _lines(t: Tensor) -> list[str]:
-    if is_traced(t):
+    if is_traced(t._data):
         return [f"(traced by JAX: {t.dtype} {t.shape}, values come when it runs)"]
     if not is_here(t._data):
         return [f"({t.dtype} {t.shape}, in parts on several processes)"]
@@ -57,12 +56,6 @@ def _lines(t: Tensor) -> list[str]:
     if not t.ndim:
         return [_scalar(values.item())]
     return _block(values, _widths(values), last=True)
-
-
-def is_traced(t: Tensor) -> bool:
-    """Whether JAX is tracing the tensor, so that it has no values yet."""
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(t._data, jax.core.Tracer)
 
 
 def _plain(t: Tensor) -> np.ndarray:
@@ -198,7 +191,7 @@ def repr_of(t: Any) -> str:
     Tensor([0., 1.], dtype=float32)
     """
     t = _held(t)
-    if is_traced(t):
+    if is_traced(t._data):
         return f"Tensor(<traced by JAX>, shape={t.shape}, dtype={t.dtype})"
     if not is_here(t._data):
         return f"Tensor(<in parts on several processes>, shape={t.shape}, dtype={t.dtype})"

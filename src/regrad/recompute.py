@@ -9,7 +9,8 @@ from typing import Any
 from regrad import dispatch
 from regrad.arguments import Body, Given
 from regrad.gradients import callable_or_raise
-from regrad.regions import Flat, Once, is_traced, pullback
+from regrad.namespaces import is_traced
+from regrad.regions import Flat, Once, pullback
 from regrad.state import current
 from regrad.tensor import Tensor
 
@@ -74,7 +75,7 @@ def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def apart(xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """The same Tensors; what is traced is kept from being merged with what was computed before."""
-    places = [i for i, x in enumerate(xs) if is_traced(x)]
+    places = [i for i, x in enumerate(xs) if is_traced(x._data)]
     if not places:
         return xs
     import jax

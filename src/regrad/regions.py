@@ -16,7 +16,7 @@ from regrad import dispatch
 from regrad.closures import Names
 from regrad.errors import ArgumentError
 from regrad.gradients import run_taped
-from regrad.namespaces import BACKENDS, is_inexact
+from regrad.namespaces import BACKENDS, is_inexact, is_traced
 from regrad.overrides import Binding
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
@@ -498,16 +498,11 @@ def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(inputs) if is_watched(x, state))
 
 
-def is_traced(x: Tensor) -> bool:
-    """Whether a Tensor stands for a value that only the run of a program will have."""
-    return BACKENDS[type(x._data)].is_traced(x._data)
-
-
 def in_trace(xs: Iterable[Tensor]) -> bool:
     """Whether this is being traced: a body that JAX compiles is open, or one of these is traced."""
     state = current()
     inside = state is not None and state.region is not None and state.region.traced
-    return inside or any(map(is_traced, xs))
+    return inside or any(is_traced(x._data) for x in xs)
 
 
 def in_region(x: Tensor) -> Tensor:
@@ -524,11 +519,3 @@ def watched_by(tape: Tape, xs: Sequence[Tensor]) -> tuple[int, ...]:
 def read_source(source: Source) -> Tensor:
     """The Tensor that a body takes from a source, as the tapes outside see it."""
     return source._read() if isinstance(source, Variable) else in_region(source)
-
-
-def fresh(y: Tensor) -> Tensor:
-    """A result of a region under an id of the tapes outside."""
-    z = type(y)()
-    z._data = y._data
-    z._id = next_id()
-    return z

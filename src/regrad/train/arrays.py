@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import Any
 
@@ -27,12 +26,6 @@ def needed(package: str, extra: str, api: str) -> Any:
 def is_jax(x: Tensor) -> bool:
     """Whether the values are JAX's, concrete or traced."""
     return BACKENDS[type(x._data)].name == "jax"
-
-
-def is_traced(data: Any) -> bool:
-    """Whether an array of JAX stands for values that a compiled function will have."""
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(data, jax.core.Tracer)
 
 
 def to_jax(x: Tensor) -> Any:

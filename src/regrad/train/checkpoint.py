@@ -15,7 +15,8 @@ import numpy as np
 
 from regrad.errors import ArgumentError, CheckpointError, StateError, kind
 from regrad.files import replace_file
-from regrad.train.arrays import as_held, is_jax, is_traced, needed, to_host
+from regrad.namespaces import is_traced
+from regrad.train.arrays import as_held, is_jax, needed, to_host
 from regrad.variable import Variable
 
 Variables = Iterable[Variable] | Mapping[str, Variable]

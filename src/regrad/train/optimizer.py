@@ -16,9 +16,9 @@ import numpy as np
 from regrad import dispatch
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
 from regrad.gradients import variable_pairs
-from regrad.namespaces import BACKENDS, is_inexact
+from regrad.namespaces import BACKENDS, is_inexact, is_traced
 from regrad.tensor import Tensor, wrap
-from regrad.train.arrays import as_held, is_jax, is_traced, needed, to_jax
+from regrad.train.arrays import as_held, is_jax, needed, to_jax
 from regrad.variable import Variable
 from regrad.walk import UNUSED
 
