@@ -21,12 +21,11 @@ import torch.nn.functional as F
 from jax import lax
 
 import regrad as rg
-from bench import steps
 from bench.contestants import Contestants
 from bench.report import Measure, Row, compared
-from bench.steps import compiled, traced
 from bench.timing import Call, Effort, interleaved, sampler
 from regrad import losses, nn
+from regrad.tensor import wrap
 
 torch.set_num_threads(1)
 
@@ -37,6 +36,21 @@ Arrays = tuple[Any, ...]
 
 
 # -- how they are called -----------------------------------------------------------------------
+
+
+def compiled(f: Callable[..., Any], *arrays: Any) -> Call:
+    """A call of a compiled function that waits for the result."""
+    run = jax.jit(f)
+    return lambda: jax.block_until_ready(run(*arrays))
+
+
+def traced(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Tensors as one of JAX's arrays."""
+
+    def of_arrays(*arrays: Any) -> Any:
+        return jax.tree.map(lambda t: t._data, f(*jax.tree.map(wrap, arrays)))
+
+    return of_arrays
 
 
 def pulled(f: Callable[..., Any], argument: int = 0) -> Callable[..., Any]:
@@ -441,6 +455,4 @@ MEASURES: dict[str, Measure] = {
     "batch-norm": Formulations("gradient of batch_norm with moments", batch_norm),
     "dense": Formulations("a matrix's gradient, rank-3 input", dense),
     "attention": Formulations("gradient of attention", heads),
-    "step-binarised": Formulations("step of a binarised network", steps.binarised),
-    "step-transformer": Formulations("step of a transformer, 4 layers", steps.transformer),
 }

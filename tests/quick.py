@@ -1,7 +1,8 @@
-"""Compiling for tests: programs that run once should be made fast, not fast to run."""
+"""What tests of compiled functions share; programs that run once should be made quickly."""
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import regrad as rg
 from regrad import compiled
 from regrad.compiled import find_jax
+from regrad.state import LIVE, current
 
 # What XLA is told to leave out. Nearly all the time of these tests would go into machine code
 # that runs once; without these passes a program is compiled in a quarter of the time.
@@ -52,3 +55,15 @@ def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "find_jax", lambda: stand_in)
         yield
+
+
+MODES = pytest.mark.parametrize("mode", [lambda f: f, rg.jit], ids=["eager", "jit"])
+
+
+@pytest.fixture
+def nothing_is_left_open():
+    """After each test no tape and no scope is in force, and nobody holds one."""
+    yield
+    assert current() is None
+    gc.collect()
+    assert not LIVE

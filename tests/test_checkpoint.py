@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tracemalloc
 
 import jax
@@ -11,20 +10,10 @@ import pytest
 
 import regrad as rg
 from regrad.errors import GradientError
-from regrad.state import LIVE, current
-from tests.quick import quick
+from regrad.state import current
+from tests.quick import MODES, nothing_is_left_open, quick
 
-pytestmark = pytest.mark.usefixtures(quick.__name__)
-
-MODES = pytest.mark.parametrize("mode", [lambda f: f, rg.jit], ids=["eager", "jit"])
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_open():
-    yield
-    assert current() is None
-    gc.collect()
-    assert not LIVE
+pytestmark = pytest.mark.usefixtures(quick.__name__, nothing_is_left_open.__name__)
 
 
 @MODES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import gc
 import itertools
 import threading
 from typing import NamedTuple
@@ -24,18 +23,10 @@ from regrad.errors import (
     ShapeError,
     TraceError,
 )
-from regrad.state import LIVE, current
-from tests.quick import quick
+from regrad.state import current
+from tests.quick import nothing_is_left_open, quick
 
-pytestmark = pytest.mark.usefixtures(quick.__name__)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_open():
-    yield
-    assert current() is None
-    gc.collect()
-    assert not LIVE
+pytestmark = pytest.mark.usefixtures(quick.__name__, nothing_is_left_open.__name__)
 
 
 class Counting:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, RuleError, ShapeError, TraceError
-from regrad.state import LIVE, current
-from tests.quick import quick
+from tests.quick import nothing_is_left_open, quick
 
-pytestmark = pytest.mark.usefixtures(quick.__name__)
+pytestmark = pytest.mark.usefixtures(quick.__name__, nothing_is_left_open.__name__)
 
 DATA = pytest.mark.parametrize("data", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
 X = np.arange(6.0).reshape(3, 2)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_open():
-    yield
-    assert current() is None
-    gc.collect()
-    assert not LIVE
 
 
 @DATA
