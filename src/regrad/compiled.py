@@ -270,7 +270,7 @@ class Program:
             for hit in binding.hits:
                 before = traced.ran.get((key, hit.where), 0)
                 count = 0 if self.derived or not forward else hit.count
-                overrides[key].absorb(hit.where, count, before if forward else hit.ran - before)
+                overrides[key].absorb(hit, count, before if forward else hit.ran - before)
 
     # -- gradients ---------------------------------------------------------------------------
 

@@ -9,34 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Token
 from typing import Any
 
-from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning
+from regrad.errors import ArgumentError, UnusedOverrideWarning
 from regrad.registry import Op, find_op, resolve
+from regrad.reports import Hit, Report
 from regrad.ruleforms import Rule
 from regrad.state import STATE, State, current
 
 _HERE = os.path.dirname(__file__) + os.sep
-
-
-class Hit:
-    """Ops of one type that one source line created under an override.
-
-    `count` says how many were created, `ran` how often their rule ran.
-    """
-
-    __slots__ = ("count", "op_type", "ran", "rule", "where")
-
-    def __init__(self, op_type: str, rule: str, where: str) -> None:
-        self.op_type = op_type
-        self.rule = rule
-        self.where = where
-        self.count = 0
-        self.ran = 0
-
-    def __repr__(self) -> str:
-        return (
-            f"{self.op_type} <- {self.rule}: {self.count} created, rule ran {self.ran} times "
-            f"({self.where})"
-        )
 
 
 class Counted(Rule):
@@ -66,28 +45,27 @@ class Binding:
         self.depth = depth  # how many scopes are around; the innermost wins
         self.by_line: dict[str, Counted] = {}
 
-    def hit(self, op: Op) -> Rule:
-        """The rule for an op that is being created, counted where its caller stands."""
-        where = caller()
-        counted = self.by_line.get(where)
-        if counted is None:
-            counted = Counted(self.rule, Hit(op.type, self.rule.name, where))
-            self.by_line[where] = counted
-        counted.told.count += 1
+    def hit(self, op: Op, xs: Sequence[Any]) -> Rule:
+        """The rule for an op of `xs` that is being created, counted where its caller stands."""
+        counted = self._counted(caller())
+        counted.told.seen(xs[0]._data.shape if xs else ())
         return counted
+
+    def _counted(self, where: str) -> Counted:
+        if where not in self.by_line:
+            self.by_line[where] = Counted(self.rule, Hit(self.op.type, self.rule.name, where))
+        return self.by_line[where]
 
     def fresh(self) -> Binding:
         """The same rule, with hits of its own: those of a program while it is traced."""
         return Binding(self.op, self.rule, self.depth)
 
-    def absorb(self, where: str, count: int, ran: int) -> None:
-        """Count hits of a compiled program that runs."""
-        mine = self.by_line.get(where)
-        if mine is None:
-            mine = Counted(self.rule, Hit(self.op.type, self.rule.name, where))
-            self.by_line[where] = mine
-        mine.told.count += count
-        mine.told.ran += ran
+    def absorb(self, hit: Hit, count: int, ran: int) -> None:
+        """Count hits of a compiled program that runs, which were `hit` when it was traced."""
+        mine = self._counted(hit.where).told
+        mine.count += count
+        mine.ran += ran
+        mine.shapes.update(hit.shapes)
 
     def again(self) -> Binding:
         """The same rule for ops that are created again: they tell when it runs, and no more."""
@@ -105,8 +83,8 @@ class Repeated(Binding):
         super().__init__(first.op, first.rule, first.depth)
         self.first = first
 
-    def hit(self, op: Op) -> Rule:
-        rule = self.first.hit(op)
+    def hit(self, op: Op, xs: Sequence[Any]) -> Rule:
+        rule = self.first.hit(op, xs)
         rule.told.count -= 1  # pyright: ignore[reportAttributeAccessIssue] (a Counted)
         return rule
 
@@ -122,7 +100,7 @@ def caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class gradient_override_map:
+class gradient_override_map(Report):
     """Within the scope, ops of the given types are differentiated by the given rules.
 
     Args:
@@ -222,28 +200,5 @@ class gradient_override_map:
                 stacklevel=2,
             )
 
-    @property
-    def hits(self) -> list[Hit]:
-        """The ops that this scope bound, by op type, rule and source line."""
-        return [hit for binding in self._bindings.values() for hit in binding.hits]
-
-    def assert_fired(self, *op_types: str) -> None:
-        """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
-        wanted = [find_op(t).type for t in op_types] or list(self._bindings)
-        for op_type in wanted:
-            if op_type not in self._bindings:
-                raise ArgumentError(f"this scope does not override {op_type!r}")
-            hits = self._bindings[op_type].hits
-            if any(hit.ran for hit in hits):
-                continue
-            rule = self._bindings[op_type].rule.name
-            if not hits:
-                why = "no op of that type was created in the scope"
-            else:
-                lines = ", ".join(hit.where for hit in hits)
-                why = f"ops were created ({lines}), but no gradient passed them"
-            raise NotFiredError(f"the rule {rule!r} for the op type {op_type!r} never ran: {why}")
-
-    def __repr__(self) -> str:
-        lines = [repr(hit) for hit in self.hits] or ["no op matched"]
-        return "gradient_override_map:\n  " + "\n  ".join(lines)
+    def _key_of(self, op_type: str) -> str:
+        return find_op(op_type).type

@@ -1,0 +1,115 @@
+"""Ops of other libraries under rules of ours: what `regrad.torch` and `regrad.jax` share.
+
+A foreign op keeps its forward pass and its arrays. Its gradient is pulled through a record, as
+for an op of our own, so rules take the same forms and answers get the same checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regrad.namespaces import is_array
+from regrad.registry import RULES, Op, resolve
+from regrad.ruleforms import Rule
+from regrad.state import in_state
+from regrad.tape import GroupedRecord, Place, Record
+from regrad.tensor import Tensor, wrap
+from regrad.walk import checked, leaf_gradients
+
+Spec = tuple[Any, Any]  # a shape and a dtype, as the array has them
+
+
+class ForeignRule:
+    """A rule, bound to an op type, for arrays of another library.
+
+    A function may be written with regrad's functions or with the other library's. `plain` says
+    which it is: whether it answers with arrays (None until it first ran). A plain rule is
+    differentiated by its own library, any other by regrad.
+    """
+
+    def __init__(self, value: str | Callable[..., Any], op: Op) -> None:
+        self.op = op
+        self.rule: Rule = resolve(value, op)
+        self.name = self.rule.name
+        ours = isinstance(value, str) and value not in RULES
+        self.plain: bool | None = False if ours else None
+
+    def keeps(self, wanted: Sequence[int]) -> tuple[frozenset[int], bool]:
+        """The inputs (by parameter) that the rule names, and whether it names the output."""
+        return self.rule.keeps(frozenset(wanted))
+
+
+class ForeignCall:
+    """One call of a foreign op, without its arrays: enough to pull a gradient through it.
+
+    Args:
+        rule: the rule in force.
+        specs: shape and dtype of each input array.
+        attrs: the attributes, by their names in the op.
+        layout: which inputs belong to which parameter, where these are not one and one.
+        outputs: shape and dtype of each output, where there are several.
+    """
+
+    def __init__(
+        self,
+        rule: ForeignRule,
+        specs: Sequence[Spec],
+        attrs: dict[str, Any],
+        layout: tuple[Place, ...] | None = None,
+        outputs: Sequence[Spec] | None = None,
+    ) -> None:
+        self.rule = rule
+        self.specs = specs
+        self.attrs = attrs
+        self.layout = layout
+        self.outputs = outputs
+
+    def pull(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> list[Any]:
+        """The gradients by the wanted inputs; arrays if given arrays, Tensors if given Tensors.
+
+        `xs` and `y` are what the rule names (None elsewhere). None is for no gradient.
+
+        Raises:
+            RuleError: the rule's answer has the wrong number, kind, shape or dtype.
+        """
+        record = self._record(xs, y, wanted)
+        ids = {i + 1 for i in wanted}
+        with in_state(None):
+            answers = leaf_gradients(record, dy, ids)
+            return [self._checked(record, i, answers.get(i), dy) for i in wanted]
+
+    def settle(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> bool:
+        """Whether the rule is plain, found out by running it on these arrays."""
+        if self.rule.plain is None:
+            record = self._record(xs, y, wanted)
+            with in_state(None):
+                try:
+                    answers = leaf_gradients(record, dy, {i + 1 for i in wanted})
+                    self.rule.plain = not any(isinstance(dx, Tensor) for dx in answers.values())
+                except (AttributeError, TypeError):  # it needs Tensors; or it will say so again
+                    self.rule.plain = False
+        return self.rule.plain
+
+    def _record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int]) -> Record:
+        ids = tuple(i + 1 if i in wanted else 0 for i in range(len(self.specs)))
+        op, rule = self.rule.op, self.rule.rule
+        if self.layout is None and self.outputs is None:
+            return Record(op, rule, self.attrs, ids, self.specs, xs, -1, y)
+        outs = tuple(-1 - i for i in range(len(self.outputs or "1")))
+        record = GroupedRecord(
+            op, rule, self.attrs, ids, self.specs, xs, outs if self.outputs else -1, y
+        )
+        record.layout = self.layout or tuple(range(len(ids)))
+        record.output_specs = self.outputs or ()
+        record.symbolic = None
+        return record
+
+    def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
+        if dx is None:
+            return None
+        first = dy[0] if isinstance(dy, tuple) else dy
+        if isinstance(first, Tensor):
+            return checked(record, leaf, dx, first)
+        made = wrap(dx) if is_array(dx) else dx
+        return checked(record, leaf, made, wrap(first))._data

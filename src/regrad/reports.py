@@ -1,0 +1,169 @@
+"""What an override did: hits by source line, as data, as an assertion and as a table."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from regrad.errors import ArgumentError, NotFiredError
+
+SHAPES = 3  # so many different shapes are shown for a line
+
+
+class Hit:
+    """Ops of one type that one source line created under an override.
+
+    `count` says how many were created, `ran` how often their rule ran, `shapes` which shapes
+    their first inputs had.
+    """
+
+    __slots__ = ("count", "op_type", "ran", "rule", "shapes", "where")
+
+    def __init__(self, op_type: str, rule: str, where: str) -> None:
+        self.op_type = op_type
+        self.rule = rule
+        self.where = where
+        self.count = 0
+        self.ran = 0
+        self.shapes: dict[str, None] = {}  # `2×3`, in the order in which they came
+
+    def seen(self, shape: Any) -> None:
+        """One more op was created, whose first input has this shape."""
+        self.count += 1
+        self.shapes["×".join(map(str, shape)) or "scalar" if isinstance(shape, tuple) else "?"] = (
+            None
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.op_type} <- {self.rule}: {self.count} created, rule ran {self.ran} times "
+            f"({self.where})"
+        )
+
+
+class Bound(Protocol):
+    """One entry of a map, as a report sees it."""
+
+    @property
+    def rule(self) -> Any:
+        """The rule, which has a name."""
+        ...
+
+    @property
+    def hits(self) -> Sequence[Hit]:
+        """Its hits, by source line."""
+        ...
+
+
+class Report:
+    """What an override tells of itself."""
+
+    _bindings: Any  # {op type: Bound}
+
+    @property
+    def hits(self) -> list[Hit]:
+        """The ops that were bound, by op type, rule and source line."""
+        return [hit for binding in self._bindings.values() for hit in binding.hits]
+
+    def table(self) -> Table:
+        """The hits as a table: op type, rule, calls, how often the rule ran, lines, shapes.
+
+        Print it, or give it to `rich`, which draws it.
+        """
+        return Table(
+            ("op type", "rule", "calls", "rule ran", "source line", "shapes"),
+            [
+                (h.op_type, h.rule, str(h.count), str(h.ran), h.where, _shapes(h.shapes))
+                for h in self.hits
+            ],
+        )
+
+    def assert_fired(self, *op_types: Any) -> None:
+        """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
+        bindings: Mapping[str, Bound] = self._bindings
+        for op_type in [self._key_of(t) for t in op_types] or list(bindings):
+            if op_type not in bindings:
+                raise ArgumentError(f"this scope does not override {op_type!r}")
+            binding = bindings[op_type]
+            if not any(hit.ran for hit in binding.hits):
+                raise NotFiredError(
+                    f"the rule {binding.rule.name!r} for the op type {op_type!r} never ran: "
+                    f"{self._why_not(binding)}"
+                )
+
+    def _key_of(self, op_type: Any) -> str:
+        """Under what name a binding is found."""
+        return op_type
+
+    def _why_not(self, binding: Bound) -> str:
+        if not binding.hits:
+            return "no op of that type was created in the scope"
+        lines = ", ".join(hit.where for hit in binding.hits)
+        return f"ops were created ({lines}), but no gradient passed them"
+
+    def __repr__(self) -> str:
+        lines = [repr(hit) for hit in self.hits] or ["no op matched"]
+        return f"{type(self).__name__}:\n  " + "\n  ".join(lines)
+
+
+class Untouched:
+    """Counts the differentiable ops that kept their own gradient, by name and source line."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def note(self, name: str, where: str, count: int = 1) -> None:
+        """An op ran and kept its gradient."""
+        self.counts[name, where] += count
+
+    def table(self) -> Table:
+        """The ops as a table: name, calls, source line."""
+        rows = sorted(self.counts.items(), key=lambda item: (item[0][0].lower(), item[0][1]))
+        return Table(
+            ("op", "calls", "source line"),
+            [(name, str(n), where) for (name, where), n in rows],
+        )
+
+
+class Table:
+    """Rows under headings: plain text when printed, a drawn table in `rich`; `rows` is the data."""
+
+    def __init__(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        self.headings = tuple(headings)
+        self.rows = [tuple(row) for row in rows]
+
+    def __str__(self) -> str:
+        lines = [self.headings, *[(*map(_short, row),) for row in self.rows]]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        rule = tuple("-" * w for w in widths)
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+            for line in (lines[0], rule, *lines[1:])
+        )
+
+    __repr__ = __str__
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table as RichTable
+
+        drawn = RichTable(*self.headings)
+        for row in self.rows:
+            drawn.add_row(*map(_short, row))
+        return drawn
+
+
+def _shapes(shapes: Iterable[str]) -> str:
+    shown = list(shapes)
+    more = [f"and {len(shown) - SHAPES} more"] if len(shown) > SHAPES else []
+    return ", ".join([*shown[:SHAPES], *more])
+
+
+def _short(cell: str) -> str:
+    """A source line relative to the working folder, if it is below it."""
+    folder = os.getcwd() + os.sep
+    return cell.removeprefix(folder)
