@@ -78,6 +78,10 @@ class NotFiredError(RegradError, AssertionError):
     """`assert_fired()` found a rule that never ran."""
 
 
+class PassedOverError(RegradError, RuntimeError):
+    """An op of another library's would keep its own gradient although it is overridden."""
+
+
 class StateError(RegradError, RuntimeError):
     """Something was used before it was made ready: an optimizer without its state, say."""
 

@@ -256,6 +256,18 @@ def is_traced(array: Any) -> bool:
     return jax is not None and isinstance(array, jax.core.Tracer)
 
 
+def has_values(array: Any) -> bool:
+    """Whether the values of an array can be read now: no transformation of its library is at work.
+
+    (torch.func and torch.compile, like JAX, run functions on stand-ins.)
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return not is_traced(array)
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(array)
+    return type(array) in (torch.Tensor, torch.nn.Parameter) and not wrapped
+
+
 def is_here(array: Any) -> bool:
     """Whether this process has all the values; other processes may hold parts of JAX arrays."""
     return getattr(array, "is_fully_addressable", True) or array.is_fully_replicated

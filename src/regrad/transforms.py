@@ -14,7 +14,7 @@ from regrad import containers, dispatch
 from regrad.batching import at_once
 from regrad.errors import ArgumentError, GradientError, ShapeError, kind
 from regrad.gradients import callable_or_raise, run_taped, watchable
-from regrad.namespaces import BACKENDS, is_inexact, is_traced
+from regrad.namespaces import BACKENDS, has_values, is_inexact
 from regrad.ops.array import reshape, stack
 from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import logical_and, where
@@ -212,7 +212,7 @@ class LinearTape(Tape):
     def __call__(self, record: Record, dy: Any, leaf: int, dx: Any) -> None:
         if not isinstance(dx, Tensor):
             return
-        if is_traced(dx._data):
+        if not has_values(dx._data):
             if not record.rule.is_ours:
                 self.doubts.append(dx)
             return

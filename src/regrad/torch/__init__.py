@@ -1,0 +1,20 @@
+"""Gradients of other people's PyTorch models, overridden; custom gradients for torch tensors.
+
+>>> import torch
+>>> import regrad.torch
+>>> with regrad.torch.gradient_override_map({"Sign": "Identity"}):
+...     x = torch.tensor([-2.0, 3.0], requires_grad=True)
+...     x.sign().sum().backward()
+>>> x.grad
+tensor([1., 1.])
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:  # pragma: no cover
+    from regrad.errors import MissingPackageError
+
+    raise MissingPackageError("regrad.torch needs PyTorch: pip install 'regrad[torch]'") from error
+
+from regrad.torch.bridge import from_regrad as from_regrad
+from regrad.torch.overriding import gradient_override_map as gradient_override_map

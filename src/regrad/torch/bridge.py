@@ -1,0 +1,213 @@
+"""regrad functions as torch functions, differentiable to any order.
+
+One `torch.autograd.Function` carries them all. Its backward pass is again a regrad function (the
+gradient of the first), so it is carried by the same Function, and so on for every order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Any
+
+import torch
+
+from regrad import containers
+from regrad.errors import ArgumentError, GradientError, kind
+from regrad.gradients import callable_or_raise
+from regrad.regions import Flat, again_in_force, pullback
+from regrad.state import State, current, in_state
+from regrad.tensor import Tensor, wrap
+from regrad.transforms import jvp
+
+
+def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A regrad function as a function of torch tensors, with its gradient by regrad's rules.
+
+    Args:
+        f: takes and returns Tensors or containers of them. Torch tensors among its arguments
+            (also in containers) are the inputs; all else passes through as it is.
+
+    The result works wherever torch functions do: `backward`, `autograd.grad` of any order,
+    `torch.func`, `torch.compile`, on any device. Data are shared, not copied. Overrides and
+    custom gradients in force when it is called are in force in the gradient as well. regrad
+    Variables that f reads are constants. The backward pass runs f again, and keeps nothing
+    but the inputs until then.
+
+    Raises:
+        ArgumentError: f returns something else than Tensors.
+        GradientError: called while regrad differentiates (call f itself there).
+
+    >>> import torch
+    >>> import regrad as rg
+    >>> import regrad.torch
+    >>> clipped = regrad.torch.from_regrad(lambda x: rg.rules.clip_gradient(x, -1.0, 1.0) ** 2)
+    >>> x = torch.tensor([0.5, -3.0], requires_grad=True)
+    >>> clipped(x).sum().backward()
+    >>> x.grad
+    tensor([ 1., -1.])
+    """
+    callable_or_raise(f, "from_regrad")
+
+    def function(*args: Any, **options: Any) -> Any:
+        state = current()
+        if state is not None and state.tapes:
+            raise GradientError(
+                f"from_regrad: {_name(f)} was called while regrad differentiates, which does not "
+                "see torch tensors; call the regrad function itself there"
+            )
+        leaves, rebuild = containers.flatten((args, options))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        body = Opened(f, leaves, places, rebuild, None if state is None else state.overrides)
+        ys = bridged(body, [leaves[i] for i in places])
+        return body.close(ys)
+
+    return allow_in_graph(update_wrapper(function, f) if hasattr(f, "__name__") else function)
+
+
+def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which torch.compile is to call instead of tracing the Python inside it.
+
+    What a program is compiled for, and its backward pass, see all that it does.
+    """
+    torch.compiler.allow_in_graph(function)
+    return function
+
+
+def _name(f: Callable[..., Any]) -> str:
+    return getattr(f, "__name__", type(f).__name__)
+
+
+class Opened:
+    """A function of containers as a function of a list of Tensors."""
+
+    def __init__(
+        self, f: Callable[..., Any], leaves: Sequence[Any], places: Sequence[int],
+        rebuild: containers.Rebuild, overrides: Any,
+    ) -> None:  # fmt: skip
+        self.f = f
+        self.leaves = list(leaves)
+        self.places = places
+        self.rebuild = rebuild
+        self.overrides = overrides
+        self.close: containers.Rebuild = containers.only
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        leaves = list(self.leaves)
+        for i, x in zip(self.places, xs, strict=True):
+            leaves[i] = x
+        args, options = self.rebuild(leaves)
+        outer = current()
+        tapes = () if outer is None else outer.tapes
+        with in_state(State(tapes, self.overrides)):
+            ys, self.close = containers.flatten(self.f(*args, **options))
+        self.overrides = again_in_force(self.overrides)
+        for y in ys:
+            if not isinstance(y, Tensor):
+                raise ArgumentError(
+                    f"from_regrad: {_name(self.f)} must return Tensors, got {kind(y)}"
+                )
+        return ys
+
+
+def bridged(flat: Flat, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """A flat regrad function of torch tensors, which torch can differentiate."""
+    return Bridge.apply(flat, *xs)  # pyright: ignore[reportReturnType]
+
+
+def run(flat: Flat, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """A flat regrad function of the values of torch tensors."""
+    device = xs[0].device if xs else None
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return tuple([to_torch(y, device) for y in flat([wrap(x.detach()) for x in xs])])
+
+
+def to_torch(y: Any, device: Any) -> torch.Tensor:
+    """The data of a Tensor in torch."""
+    data = y._data
+    if isinstance(data, torch.Tensor):
+        return data
+    return torch.asarray(y._values().copy(), device=device)
+
+
+class Bridge(torch.autograd.Function):
+    """Carries one regrad function: `Bridge.apply(flat, *xs)`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(flat: Flat, *xs: torch.Tensor) -> Any:
+        given = set(map(id, xs))
+        return tuple([y.clone() if id(y) in given else y for y in run(flat, xs)])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.flat, *xs = inputs
+        ctx.count = len(xs)
+        ctx.reached = [i for i, y in enumerate(output) if differentiable(y)]
+        ctx.mark_non_differentiable(*[y for y in output if not differentiable(y)])
+        ctx.save_for_backward(*xs)
+        ctx.save_for_forward(*xs)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        wanted = [i for i in range(ctx.count) if ctx.needs_input_grad[i + 1]]
+        pull = pullback(ctx.flat, ctx.count, wanted, ctx.reached)
+        with unaffected(dys):
+            found = bridged(pull, [*ctx.saved_tensors, *[dys[i] for i in ctx.reached]])
+        return spread(dict(zip(wanted, found, strict=True)), ctx.count)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return pushed(ctx.flat, ctx.saved_tensors, tangents[1:])
+
+
+def pushed(
+    flat: Flat, xs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor, ...]:
+    """The forward-mode derivative of a flat function, by transposition."""
+    places = [i for i, x in enumerate(xs) if differentiable(x)]
+    dxs = [_or_zeros(tangents[i], xs[i]) for i in places]
+
+    def push(given: Sequence[Tensor]) -> Sequence[Tensor]:
+        values, directions = list(given[: len(xs)]), given[len(xs) :]
+
+        def of_floats(*floats: Tensor) -> list[Tensor]:
+            for i, x in zip(places, floats, strict=True):
+                values[i] = x
+            return list(flat(values))
+
+        return jvp(of_floats, [values[i] for i in places], list(directions))[1]
+
+    return tuple(bridged(push, [*xs, *dxs]))
+
+
+def _or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x) if dx is None else dx
+
+
+def differentiable(x: Any) -> bool:
+    """Whether a torch tensor has a gradient at all."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def spread(found: dict[int, Any], count: int) -> tuple[Any, ...]:
+    """Gradients by place as a Function returns them; the first argument is no tensor."""
+    return None, *[found.get(i) for i in range(count)]
+
+
+class unaffected:
+    """A block of a backward pass: no override, no autocast, whatever is in force around."""
+
+    def __init__(self, dys: Sequence[Any]) -> None:
+        device = next((dy.device.type for dy in dys if dy is not None), "cpu")
+        self.functions = torch._C.DisableTorchFunction()
+        self.autocast = torch.autocast(device, enabled=False)
+
+    def __enter__(self) -> None:
+        self.functions.__enter__()
+        self.autocast.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.autocast.__exit__(*error)
+        self.functions.__exit__(*error)

@@ -1,0 +1,389 @@
+"""Torch callables that are made of others: opened, taken apart, or refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import torch.overrides
+
+
+class Fused(NamedTuple):
+    """A callable that computes several ops at once: which, and how to compute them one by one."""
+
+    contains: frozenset[str]
+    parts: Callable[..., Any] | None  # None: it cannot be taken apart here
+    when: Callable[..., bool] | None = None  # only for such arguments
+
+
+def attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """`scaled_dot_product_attention` as its documentation spells it out."""
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    scores = query @ key.transpose(-2, -1) * scale
+    if is_causal:
+        ones = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device)
+        attn_mask = ones.tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    return torch.dropout(weights, dropout_p, dropout_p > 0) @ value
+
+
+def cross_entropy(
+    input: Any, target: Any, weight: Any = None, reduction: Any = 1, ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """`cross_entropy` of class indices or probabilities, by log_softmax."""
+    axis = 0 if input.dim() == 1 else 1
+    logs = torch.log_softmax(input, axis)
+    if not target.is_floating_point() and not label_smoothing:
+        return torch._C._nn.nll_loss_nd(logs, target, weight, reduction, ignore_index)
+    return _of_probabilities(logs, target, weight, reduction, ignore_index, label_smoothing, axis)
+
+
+def _of_probabilities(
+    logs: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float, axis: int
+) -> Any:
+    classes = logs.size(axis)
+    share = torch.ones_like(target, dtype=logs.dtype)
+    if not target.is_floating_point():
+        share = (target != ignored).to(logs.dtype)
+        target = F.one_hot(target.clamp(min=0), classes).movedim(-1, axis).to(logs.dtype)
+        share = share if weight is None else share * weight[target.argmax(axis)]
+        target = target * (target.sum(axis, keepdim=True) * share.unsqueeze(axis) != 0)
+        count = share.sum()
+    else:
+        count = torch.tensor(target.numel() / classes, dtype=logs.dtype)
+    target = target * (1 - smoothing) + smoothing / classes
+    if weight is not None:
+        target = target * weight.reshape([-1 if i == axis else 1 for i in range(logs.dim())])
+    loss = -(logs * target).sum(axis)
+    if share.shape == loss.shape:
+        loss = loss * (share != 0)
+    return (loss, loss.sum() / count, loss.sum())[reduction]
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """`linear` as a matrix product."""
+    y = torch.matmul(input, weight.mT if weight.dim() > 1 else weight)
+    return y if bias is None else y + bias
+
+
+def lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """One step of an LSTM."""
+    h, c = hx
+    i, f, g, o = (linear(input, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """One step of a GRU."""
+    xr, xz, xn = linear(input, w_ih, b_ih).chunk(3, -1)
+    hr, hz, hn = linear(hx, w_hh, b_hh).chunk(3, -1)
+    r, z = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
+    n = torch.tanh(xn + r * hn)
+    return n + z * (hx - n)
+
+
+def rnn_cell(act: Callable[..., Any]) -> Callable[..., Any]:
+    """One step of a plain recurrent network."""
+
+    def step(
+        input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+    ) -> Any:
+        return act(linear(input, w_ih, b_ih) + linear(hx, w_hh, b_hh))
+
+    return step
+
+
+def recurrent(cell: Callable[..., Any], two: bool) -> Callable[..., Any]:
+    """`lstm`, `gru`, … over whole sequences, step by step."""
+
+    def layers(
+        input: Any, hx: Any, params: Any, has_biases: Any, num_layers: Any, dropout: Any,
+        train: Any, bidirectional: Any, batch_first: Any = None,
+    ) -> Any:  # fmt: skip
+        if isinstance(params, bool):  # the form for packed sequences
+            raise NotImplementedError("packed sequences")
+        x = input.transpose(0, 1) if batch_first else input
+        states = list(zip(*hx, strict=True)) if two else list(hx)
+        ways, each = 1 + bidirectional, 4 if has_biases else 2
+        last = []
+        for layer in range(num_layers):
+            found = []
+            for way in range(ways):
+                n = layer * ways + way
+                weights = params[n * each : (n + 1) * each]
+                ys, state = _over(cell, x, states[n], weights, way == 1, two)
+                found.append(ys)
+                last.append(state)
+            x = torch.cat(found, -1) if ways == 2 else found[0]
+            if layer < num_layers - 1:
+                x = torch.dropout(x, dropout, train)
+        y = x.transpose(0, 1) if batch_first else x
+        if two:
+            return y, torch.stack([h for h, _ in last]), torch.stack([c for _, c in last])
+        return y, torch.stack(last)
+
+    return layers
+
+
+def _over(
+    cell: Callable[..., Any], x: Any, state: Any, weights: Any, back: bool, two: bool
+) -> tuple[Any, Any]:
+    ys = []
+    steps = reversed(range(x.size(0))) if back else range(x.size(0))
+    for t in steps:
+        state = cell(x[t], state, *weights)
+        ys.append(state[0] if two else state)
+    return torch.stack(ys[::-1] if back else ys), state
+
+
+def bce_with_logits(
+    input: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: Any = 1
+) -> Any:
+    """`binary_cross_entropy_with_logits` by log(sigmoid(x)) and log(sigmoid(-x))."""
+    positive = 1 if pos_weight is None else pos_weight
+    loss = -(positive * target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
+    loss = loss if weight is None else loss * weight
+    return (loss, loss.mean(), loss.sum())[reduction]
+
+
+def logsigmoid(input: Any) -> Any:
+    """`logsigmoid` by sigmoid."""
+    return torch.log(torch.sigmoid(input))
+
+
+def silu(input: Any, inplace: bool = False) -> Any:
+    """`x * sigmoid(x)`."""
+    y = input * torch.sigmoid(input)
+    return input.copy_(y) if inplace else y
+
+
+def glu(input: Any, dim: int = -1) -> Any:
+    """`a * sigmoid(b)` of two halves."""
+    a, b = input.chunk(2, dim)
+    return a * torch.sigmoid(b)
+
+
+def mish(input: Any, inplace: bool = False) -> Any:
+    """`x * tanh(softplus(x))`."""
+    y = input * torch.tanh(F.softplus(input))
+    return input.copy_(y) if inplace else y
+
+
+def hardswish(input: Any, inplace: bool = False) -> Any:
+    """`x * relu6(x + 3) / 6`."""
+    y = input * F.relu6(input + 3) / 6
+    return input.copy_(y) if inplace else y
+
+
+def hardsigmoid(input: Any, inplace: bool = False) -> Any:
+    """`relu6(x + 3) / 6`."""
+    y = F.relu6(input + 3) / 6
+    return input.copy_(y) if inplace else y
+
+
+def addmm(input: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """`beta * input + alpha * (a @ b)`."""
+    y = torch.matmul(a, b)
+    y = y if alpha == 1 else y * alpha
+    return y + (input if beta == 1 else input * beta)
+
+
+def _softmin(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+    return torch.softmax(-input, dim, dtype=dtype)
+
+
+# -- one callable, several ops --------------------------------------------------------------------
+
+
+def _given(name: str, place: int | None = None) -> Callable[..., bool]:
+    """Whether a call gives an argument (at a place, or by name) that is not None."""
+
+    def when(*args: Any, **options: Any) -> bool:
+        by_place = place is not None and len(args) > place and args[place] is not None
+        return by_place or options.get(name) is not None
+
+    return when
+
+
+def _has_other(*args: Any, **options: Any) -> bool:
+    """Whether this is `max(a, b)`, and not a reduction."""
+    return isinstance(options.get("other", (*args, None)[1]), torch.Tensor)
+
+
+def _has_axis(*args: Any, **options: Any) -> bool:
+    return not _has_other(*args, **options)
+
+
+def _reduced(name: str) -> Callable[..., Any]:
+    """`torch.max(x)`, or `torch.max(x, dim)` with its indices."""
+
+    def parts(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        values = getattr(torch, f"a{name}")
+        if dim is None:
+            return values(input)
+        found = getattr(torch, name)(input.detach(), dim, keepdim)
+        kind = getattr(torch.return_types, name)
+        return kind((values(input, dim, keepdim), found.indices))
+
+    return parts
+
+
+def _scaled(name: str) -> Callable[..., Any]:
+    """`a + alpha * b`."""
+    function = getattr(torch, name)
+    return lambda input, other, *, alpha=1: function(input, torch.mul(other, alpha))
+
+
+def _scaled_in_place(name: str) -> Callable[..., Any]:
+    function = _scaled(name)
+    return lambda input, other, *, alpha=1: input.copy_(function(input, other, alpha=alpha))
+
+
+def _convolution(function: Any, axes: int) -> Callable[..., Any]:
+    """A convolution, and then its bias."""
+
+    def parts(input: Any, weight: Any, bias: Any, *args: Any, **options: Any) -> Any:
+        return function(input, weight, None, *args, **options) + bias.reshape(-1, *[1] * axes)
+
+    return parts
+
+
+def _gates(*more: str) -> frozenset[str]:
+    return frozenset({"MatMul", *more})
+
+
+@cache
+def fused() -> dict[Any, list[Fused]]:
+    """The callables that compute an op type among others."""
+    nn, both = torch._C._nn, _gates("Sigmoid", "Tanh")
+    sigmoid, relu6 = frozenset({"Sigmoid"}), frozenset({"Relu6"})
+    rows = [
+        (nn.scaled_dot_product_attention, _gates("Softmax"), attention),
+        (nn.cross_entropy_loss, frozenset({"LogSoftmax"}), cross_entropy),
+        (nn.linear, _gates(), linear),
+        (torch.lstm_cell, both, lstm_cell),
+        (torch.gru_cell, both, gru_cell),
+        (torch.rnn_tanh_cell, _gates("Tanh"), rnn_cell(torch.tanh)),
+        (torch.rnn_relu_cell, _gates("Relu"), rnn_cell(torch.relu)),
+        (torch.lstm, both, recurrent(lstm_cell, True)),
+        (torch.gru, both, recurrent(gru_cell, False)),
+        (torch.rnn_tanh, _gates("Tanh"), recurrent(rnn_cell(torch.tanh), False)),
+        (torch.rnn_relu, _gates("Relu"), recurrent(rnn_cell(torch.relu), False)),
+        (torch.binary_cross_entropy_with_logits, sigmoid, bce_with_logits),
+        (nn.log_sigmoid, sigmoid, logsigmoid),
+        (F.silu, sigmoid, silu),
+        (nn.silu, sigmoid, silu),
+        (F.glu, sigmoid, glu),
+        (nn.glu, sigmoid, glu),
+        (F.mish, frozenset({"Tanh", "Softplus"}), mish),
+        (F.hardswish, relu6, hardswish),
+        (F.hardsigmoid, relu6, hardsigmoid),
+        (F.softmin, frozenset({"Softmax"}), _softmin),
+        *[(f, _gates(), addmm) for f in _everywhere("addmm baddbmm addmv")],
+        *[(f, _gates(), None) for f in _everywhere("addbmm chain_matmul")],
+        *[(f, _gates(), None) for f in (torch.bilinear, torch.linalg.multi_dot)],
+        (torch._native_multi_head_attention, _gates("Softmax"), None),
+        (torch._transformer_encoder_layer_fwd, _gates("Softmax"), None),
+    ]
+    table: dict[Any, list[Fused]] = {}
+    for function, contains, parts in rows:
+        table.setdefault(function, []).append(Fused(contains, parts))
+    for function, row in _forms():
+        table.setdefault(function, []).append(row)
+    return table
+
+
+def _forms() -> Iterator[tuple[Any, Fused]]:
+    """Callables that are one op or another, or more than one, by their arguments."""
+    for name, op, pair in (("max", "Max", "Maximum"), ("min", "Min", "Minimum")):
+        for function in _everywhere(name):
+            other = getattr(torch, pair.lower())
+            yield function, Fused(frozenset({pair}), other, _has_other)
+            yield function, Fused(frozenset({op}), _reduced(name), _has_axis)
+    for name, op in (("add", "AddV2"), ("sub", "Sub")):
+        scaled = _given("alpha")
+        for function in _everywhere(name):
+            yield function, Fused(frozenset({op}), _scaled(name), scaled)
+        yield getattr(torch.Tensor, f"{name}_"), Fused(
+            frozenset({op}), _scaled_in_place(name), scaled
+        )
+    for name, op, axes in (("conv2d", "Conv2D", 2), ("conv3d", "Conv3D", 3)):
+        function = getattr(torch, name)
+        parts = _convolution(function, axes)
+        for each in {function, getattr(F, name)}:
+            yield each, Fused(frozenset({op}), parts, _given("bias", 2))
+
+
+def is_other_op(op_type: str, args: Any, options: Any) -> bool:
+    """Whether a call that is spelled like the op type is another op, by its arguments."""
+    if op_type == "RealDiv":
+        return options.get("rounding_mode") is not None
+    if op_type == "SelectV2":
+        return len(args) + len(options) == 1
+    return options.get("out") is not None
+
+
+def _everywhere(names: str) -> list[Any]:
+    found = []
+    for name in names.split():
+        found += [getattr(p, name) for p in (torch, torch.Tensor) if hasattr(p, name)]
+    return found
+
+
+# -- functions that torch writes in Python -------------------------------------------------------
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
+_OPERATORS = ("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rmatmul__", "__floordiv__",
+              "__rfloordiv__", "__rmod__", "norm", "istft", "stft", "unflatten")  # fmt: skip
+
+
+def _no(*tensors: Any) -> bool:
+    return False
+
+
+@cache
+def bodies() -> dict[Any, Callable[..., Any]]:
+    """The functions that torch writes in Python, with what to run instead to see inside."""
+    every = {f for fs in torch.overrides.get_overridable_functions().values() for f in fs}
+    found = {f: opened(f) for f in every}
+    return {f: body for f, body in found.items() if body is not None}
+
+
+def opened(function: Any) -> Callable[..., Any] | None:
+    """The body of a function that torch writes in Python, which does not ask the mode again.
+
+    What the body calls does ask. None for functions written in C++.
+    """
+    if isinstance(function, FunctionType):
+        if function.__module__ in _MODULES:
+            return _body(function)
+        if function.__module__ == "torch._tensor" and function.__name__ in _OPERATORS:
+            return getattr(function, "__wrapped__", None) or _body(function)
+    return None
+
+
+def _body(function: FunctionType) -> Callable[..., Any]:
+    names = {**function.__globals__, **dict.fromkeys(_CHECKS, _no)}
+    body = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body

@@ -1,0 +1,385 @@
+"""`gradient_override_map` for PyTorch: rules put in force around code that nobody edits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar, Token
+from typing import Any
+
+import torch
+import torch.overrides
+
+from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, UnusedOverrideWarning, near
+from regrad.foreign import ForeignRule
+from regrad.registry import Input, Op, canonical, find_op
+from regrad.reports import Hit, Report, Table, Untouched
+from regrad.torch import intercepts
+from regrad.torch.arguments import fill
+from regrad.torch.bridge import allow_in_graph
+from regrad.torch.calls import Call
+from regrad.torch.composites import Fused, bodies, fused, is_other_op
+from regrad.torch.nodes import Watch
+from regrad.torch.optypes import Spelling, families, find_family, spellings
+
+SCOPES: ContextVar[tuple[gradient_override_map, ...]] = ContextVar("regrad_torch", default=())
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_GENERATED = "<eval_with_key>"  # what torch.compile writes
+KEPT = 64  # so many different sets of rules are remembered, so that compiled code serves again
+
+
+class Binding:
+    """One entry of a map, in one scope: its rule, and its hits by source line."""
+
+    def __init__(self, rule: ForeignRule) -> None:
+        self.rule = rule
+        self.by_line: dict[str, Hit] = {}
+
+    @property
+    def hits(self) -> list[Hit]:
+        return list(self.by_line.values())
+
+    def hit(self, op_type: str, shape: Any) -> Hit:
+        """One more op is bound, where its caller stands."""
+        where = caller()
+        hit = self.by_line.get(where)
+        if hit is None:
+            hit = self.by_line.setdefault(where, Hit(op_type, self.rule.name, where))
+        hit.seen(shape)
+        return hit
+
+
+def caller() -> str:
+    """The line outside torch and regrad that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(
+        (_TORCH, _HERE, _GENERATED)
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class gradient_override_map(Report):
+    """Within the scope, torch functions are differentiated by the given rules.
+
+    Args:
+        rules: `{key: rule}`. A key is an op type (`"Relu"`, `"Softmax"`; it covers every
+            spelling that torch has: functions, methods, operators, in-place variants; the docs
+            have the table) or a torch callable; one that belongs to an op type stands for all of
+            it. A rule is a function, a name given to `regrad.RegisterGradient`, or an op type
+            whose own rule is to be used. Functions may be written with regrad's functions or with
+            torch's, in the native form `(dy, x, …)` or in TensorFlow's `(op, grad, …)`.
+        keep: torch callables, and subclasses of `torch.autograd.Function`, that are to keep their
+            own gradient although they compute an overridden op inside.
+
+    It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
+    runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
+    an overridden op among others (`scaled_dot_product_attention`, `cross_entropy`, `LSTM`) are
+    taken apart, which may change values by rounding, or refused. Threads started in the scope, and
+    `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what is refused.
+
+    The object bound by `as` tells what happened: `hits`, `table()`, `untouched()` and
+    `assert_fired()`. Under `torch.compile` the hits are those of the tracing.
+
+    Raises:
+        UnknownOpError: a key or a rule name does not exist, or torch has no such op.
+        RuleError: a rule asks for a name that the op does not have.
+        PassedOverError: an op would keep its own gradient all the same (in the scope).
+
+    Source: `tf.Graph.gradient_override_map` of TensorFlow 1; the hook is `TorchFunctionMode`.
+
+    >>> import torch
+    >>> import regrad as rg
+    >>> import regrad.torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=True))
+    >>> x = torch.ones(1, 2, requires_grad=True)
+    >>> with regrad.torch.gradient_override_map({"Relu": rg.rules.guided_relu}) as used:
+    ...     model(x).sum().backward()
+    >>> used.assert_fired()
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[Any, str | Callable[..., Any]],
+        *,
+        keep: Iterable[Any] = (),
+    ) -> None:
+        if not isinstance(rules, Mapping):
+            raise ArgumentError(
+                "gradient_override_map takes a dict of op types (or torch callables) to rules, as "
+                f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
+            )
+        self._rules = dict(rules)
+        self._keep = tuple(keep)
+        self._bindings: dict[str, Binding] = {}
+        self._untouched = Untouched()
+        self._mode: Mode | None = None
+        self._token: Token[tuple[gradient_override_map, ...]] | None = None
+
+    def __enter__(self) -> gradient_override_map:
+        if self._mode is not None:
+            raise ArgumentError(
+                "this gradient_override_map is open already; make a new one for an inner scope"
+            )
+        ruleset = rule_set(self._rules, self._keep)
+        self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
+        self._untouched = Untouched()
+        self._mode = ruleset.mode(self)
+        self._mode.__enter__()
+        self._token = SCOPES.set((*SCOPES.get(), self))
+        intercepts.install()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        mode, token = self._mode, self._token
+        self._mode = self._token = None
+        if mode is None or token is None or SCOPES.get()[-1:] != (self,):
+            raise ArgumentError(
+                "a gradient_override_map scope was left out of turn: scopes must nest, in one "
+                "thread and task. Do not hold one open across a yield; open it where it is used."
+            )
+        SCOPES.reset(token)
+        mode.__exit__(kind, *rest)
+        intercepts.remove()
+        if kind is None and self._rules and not self.hits and not mode.ruleset.compiled:
+            keys = ", ".join(map(repr, self._bindings))
+            warnings.warn(
+                f"gradient_override_map matched nothing: no op of type {keys} ran in the scope. "
+                "An override binds ops when they run forward, so call the model inside the scope; "
+                "and look at what did run: used.untouched() (Relu6 is not Relu).",
+                UnusedOverrideWarning,
+                stacklevel=2,
+            )
+
+    def untouched(self) -> Table:
+        """The differentiable ops that ran in the scope and kept their own gradient.
+
+        A table of op (or torch callable), calls and source line.
+        """
+        return self._untouched.table()
+
+    def _key_of(self, op_type: Any) -> str:
+        return key_of(op_type)[0]
+
+    def __repr__(self) -> str:
+        return super().__repr__()
+
+
+# -- sets of rules --------------------------------------------------------------------------------
+
+
+class RuleSet:
+    """Rules by key, and the class of mode that carries them.
+
+    torch.compile guards on the *class* of an open mode, so every set of rules has a class of its
+    own, and equal sets share one.
+    """
+
+    def __init__(self, rules: Mapping[Any, Any], keep: tuple[Any, ...]) -> None:
+        keyed = [(key_of(key), value) for key, value in rules.items()]
+        self.rules: dict[str, ForeignRule] = {}
+        self.callables: dict[Any, Spelling] = {}
+        self.compiled = False  # whether torch.compile has built these rules into a program
+        for (key, op, function), value in keyed:
+            if key in self.rules:
+                raise ArgumentError(f"two keys of the map mean {key!r}; give one")
+            self.rules[key] = ForeignRule(value, op)
+            if function is not None:
+                self.callables[function] = Spelling(_alone(op), function)
+        self.keep = keep
+        covered = {f: s for f, s in spellings().items() if s.family.type in self.rules}
+        self.calls = {
+            f: _overridden(self, s) for f, s in {**covered, **self.callables}.items()
+            if f not in keep
+        }  # fmt: skip
+        found = ((f, [r for r in rows if r.contains & self.rules.keys()]) for f, rows in fused().items())
+        self.parts = {f: rows for f, rows in found if rows and f not in keep}
+        self.bodies = {f: b for f, b in bodies().items() if f not in keep}
+        self.mode = type("Mode", (Mode,), {"ruleset": self, "calls": self.calls,
+                                           "parts": self.parts, "bodies": self.bodies})  # fmt: skip
+
+
+_SETS: OrderedDict[Any, RuleSet] = OrderedDict()
+_LOCK = threading.Lock()
+
+
+def rule_set(rules: Mapping[Any, Any], keep: tuple[Any, ...]) -> RuleSet:
+    """The set of these rules, made once for all scopes with the same ones."""
+    try:
+        key = (tuple(sorted(((repr(k), k, v) for k, v in rules.items()), key=lambda t: t[0])), keep)
+        hash(key)
+    except TypeError:
+        return RuleSet(rules, keep)
+    with _LOCK:
+        if key not in _SETS:
+            _SETS[key] = RuleSet(rules, keep)
+            if len(_SETS) > KEPT:
+                _SETS.popitem(last=False)
+        _SETS.move_to_end(key)
+        return _SETS[key]
+
+
+def key_of(key: Any) -> tuple[str, Op, Any]:
+    """A key of a map as (name, op, callable that is no spelling of an op type)."""
+    if isinstance(key, str):
+        family = find_family(key)
+        if family is None:
+            op = find_op(key)  # raises for what regrad does not know either
+            raise UnknownOpError(
+                f"no torch callable is known for the op type {op.type!r}."
+                f"{near(op.type, families())} Give the torch callable itself as the key."
+            )
+        return family.type, family.op, None
+    spelling = spellings().get(key)
+    if spelling is not None:
+        return spelling.family.type, spelling.family.op, None
+    if isinstance(key, type) or not callable(key):
+        raise ArgumentError(
+            f"a key is an op type such as 'Relu', or a torch callable such as torch.relu; got "
+            f"{key!r:.80}. For a module class, give the function that it calls."
+        )
+    if key not in torch.overrides.get_testing_overrides():
+        raise UnknownOpError(
+            f"{key!r:.80} is no callable that torch lets anybody see when it runs, so a rule for "
+            "it would be passed over. Give a function of torch, torch.Tensor or "
+            "torch.nn.functional; change your own function with regrad.torch.custom_grad."
+        )
+    name = torch.overrides.resolve_name(key) or getattr(key, "__name__", repr(key))
+    return name, Op(name, name, lambda xp, *xs: xs, [Input("xs", "many")]), key
+
+
+def _alone(op: Op) -> Any:
+    from regrad.torch.optypes import Family
+
+    return Family(op, (), ())
+
+
+# -- the mode ---------------------------------------------------------------------------------------
+
+
+class Mode(torch.overrides.TorchFunctionMode):
+    """What torch asks before each of its functions, in one scope."""
+
+    ruleset: RuleSet
+    calls: Mapping[Any, Callable[..., Any]]
+    parts: Mapping[Any, Sequence[Fused]]
+    bodies: Mapping[Any, Callable[..., Any]]
+
+    def __init__(self, scope: gradient_override_map) -> None:
+        super().__init__()
+        self.scope = scope
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        options = kwargs or {}
+        if func in self.parts:
+            for row in self.parts[func]:
+                if row.when is None or row.when(*args, **options):
+                    return self._apart(func, row, args, options)
+        if func in self.calls:
+            return self.calls[func](*args, **options)
+        if func in self.bodies:
+            with self:
+                return self.bodies[func](*args, **options)
+        if torch.compiler.is_dynamo_compiling():
+            return func(*args, **options)
+        return self._watched(func, args, options)
+
+    def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
+        if row.parts is None:
+            raise_fused(func, row.contains & self.ruleset.rules.keys())
+        with self:
+            return row.parts(*args, **options)
+
+    def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+        if self.scope not in SCOPES.get():  # another task of this thread runs
+            return func(*args, **options)
+        watch = Watch(self.ruleset.rules, args)
+        result = func(*args, **options)
+        if func not in self.ruleset.keep:
+            watch.look(func, result, self.scope._untouched, caller)
+        return result
+
+
+def raise_fused(func: Any, types: Iterable[str]) -> Any:
+    """A callable computes an overridden op, and cannot be taken apart."""
+    name = torch.overrides.resolve_name(func) or getattr(func, "__name__", func)
+    raise PassedOverError(
+        f"{name} computes {' and '.join(map(repr, sorted(types)))} inside, which is overridden, and "
+        "would give its own gradient. Write it with separate torch functions, or pass "
+        f"keep=[{name}] to leave it as it is."
+    )
+
+
+def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
+    """What runs in place of one torch callable."""
+    family, key = spelling.family, spelling.family.type
+    rule = ruleset.rules[key]
+
+    def overridden(*args: Any, **options: Any) -> Any:
+        scope = _scope_of(ruleset)
+        if is_other_op(key, args, options):
+            return spelling.function(*args, **options)
+        with torch._C.DisableTorchFunction():
+            changes = spelling.in_place or options.get("inplace", False)
+            options = {k: v for k, v in options.items() if k != "inplace"}
+            refuse_inside_functions(key, ruleset.keep)
+            filled = fill(family, args, options)
+            first = next((v for v in filled.values if isinstance(v, torch.Tensor)), None)
+            shape = () if first is None else tuple(first.shape)
+            hit = None if scope is None else scope._bindings[key].hit(key, shape)
+            ruleset.compiled |= torch.compiler.is_compiling()
+
+            def forward(*xs: torch.Tensor) -> torch.Tensor:
+                given, named = filled.rebuilt(xs)
+                return spelling.function(*given, **named)
+
+            call = Call(rule, filled.values, filled.layout, filled.attrs, forward, hit)
+            xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
+            if not changes:
+                return call(*xs)
+            target = args[0]
+            return target.copy_(call(target.clone(), *xs[1:]))
+
+    return allow_in_graph(overridden)
+
+
+def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
+    for scope in reversed(SCOPES.get()):
+        if scope._mode is not None and scope._mode.ruleset is ruleset:
+            return scope
+    return None
+
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
+
+
+def refuse_inside_functions(op_type: str, keep: Sequence[Any]) -> None:
+    """Refuse an op inside the forward pass of somebody's `autograd.Function`.
+
+    The Function's own backward pass would decide, and the rule would never run.
+    """
+    if torch.is_grad_enabled():
+        return
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            function = frame.f_locals["cls"]
+            ours = function.__module__.startswith("regrad.")
+            if function in keep or ours or function is torch.utils.checkpoint.CheckpointFunction:
+                return
+            args = frame.f_locals["args"]
+            if any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+                raise PassedOverError(
+                    f"{op_type} ran in the forward pass of {function.__module__}."
+                    f"{function.__qualname__}, a torch.autograd.Function whose own backward pass "
+                    f"decides, so that the rule for {op_type!r} would never run. Pass "
+                    f"keep=[{function.__name__}] to leave it as it is."
+                )
+        frame = frame.f_back
