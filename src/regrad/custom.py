@@ -488,8 +488,8 @@ def _name_of(f: Any, x: Tensor) -> str | None:
     return next((repr(n) for n in code.co_names if f.__globals__.get(n) is x), None)
 
 
-def unpack(answer: Any, name: str) -> tuple[Any, Callable[..., Any]]:
-    """`(value, grad_func)` from what f returned."""
+def unpack(answer: Any, name: str, array: type = Tensor) -> tuple[Any, Callable[..., Any]]:
+    """`(value, grad_func)` from what f returned; the value holds arrays of this type."""
     if type(answer) is dict and len(answer) == 2 and "value" in answer and "grad_func" in answer:
         value, grad_func = answer["value"], answer["grad_func"]
     elif isinstance(answer, dict):
@@ -509,7 +509,7 @@ def unpack(answer: Any, name: str) -> tuple[Any, Callable[..., Any]]:
         leaves = [leaf._symbolic() for leaf in leaves]
         value = rebuild(leaves)
     for leaf in leaves:
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, array):
             raise _not_a_pair(name, f"its value holds {kind(leaf)}")
     if not leaves:
         raise _not_a_pair(name, "its value is empty")

@@ -17,4 +17,5 @@ except ImportError as error:  # pragma: no cover
     raise MissingPackageError("regrad.torch needs PyTorch: pip install 'regrad[torch]'") from error
 
 from regrad.torch.bridge import from_regrad as from_regrad
+from regrad.torch.custom import custom_grad as custom_grad
 from regrad.torch.overriding import gradient_override_map as gradient_override_map

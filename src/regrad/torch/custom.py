@@ -1,0 +1,315 @@
+"""`custom_grad` for torch: a gradient of one's own, as a closure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import update_wrapper
+from types import CellType, FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from regrad import containers
+from regrad.custom import Saving, takes_saved, unpack
+from regrad.errors import ArgumentError, GradientError, RuleError, kind
+from regrad.gradients import callable_or_raise
+from regrad.ruleforms import place
+from regrad.torch.bridge import allow_in_graph, differentiable, spread, unaffected
+from regrad.torch.nodes import is_leaf, new_nodes, tensors
+
+
+def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch tensors with a gradient of your own, without `ctx` and `apply`.
+
+    Args:
+        f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}`, a pair `(y, g)`, or a
+            named tuple with these fields. `y` is a tensor or a container of tensors. `save` may
+            be left out; it is given by keyword if f names it, else last.
+
+    `g(dy, saved)`, or `g(dy)`, gives the gradient by each input: a tensor of the input's shape
+    and dtype, or a list with one entry per input; None means no gradient. `save([a, b])` keeps
+    tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as `saved.a`. g may also just use
+    tensors of f. Tensors among the positional arguments (also in containers) are the inputs;
+    keywords and everything else pass through as constants.
+
+    Saved intermediates keep their own history, so second and higher derivatives are those of
+    the code of g. It works under `torch.func` (not in forward mode), `torch.compile`,
+    checkpointing and autocast.
+
+    Raises:
+        ArgumentError: f does not return a value and a gradient function; `save` is misused.
+        GradientError: f closes over a tensor that is being differentiated, or got one by
+            keyword; forward mode.
+        RuleError: g returns the wrong number, kind, shape or dtype of gradients.
+
+    Source: `tf.customGrad` of TensorFlow.js.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> @regrad.torch.custom_grad
+    ... def reversed_gradient(x):
+    ...     return x, lambda dy: -dy
+    >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> reversed_gradient(x).sum().backward()
+    >>> x.grad
+    tensor([-1., -1.])
+    """
+    callable_or_raise(f, "custom_grad")
+    saving = Saving(f)
+    name = getattr(f, "__name__", type(f).__name__)
+
+    def function(*args: Any, **options: Any) -> Any:
+        inputs = [x for x in containers.flatten(args)[0] if isinstance(x, torch.Tensor)]
+        refuse_keywords(options, name)
+        call = CustomCall(f, name, inputs)
+        how = saving[len(args)]
+        if how == "keyword":
+            options["save"] = call.save
+        elif how == "last":
+            args = (*args, call.save)
+        start = torch._C._autograd._get_sequence_nr()
+        value, call.grad_func = unpack(f(*args, **options), name, torch.Tensor)
+        call.running = False
+        ys, call.close = containers.flatten(value)
+        if torch.is_grad_enabled():
+            refuse_closed_over(call, [*ys, *call.held()], start)
+        return call.close(list(call(ys)))
+
+    return allow_in_graph(update_wrapper(function, f) if hasattr(f, "__name__") else function)
+
+
+def refuse_keywords(options: dict[str, Any], name: str) -> None:
+    """Keywords are constants."""
+    for key, value in options.items():
+        if any(x.requires_grad for x in tensors(containers.flatten(value)[0])):
+            raise GradientError(
+                f"custom_grad: {name} got the keyword argument {key!r}, a tensor that requires "
+                "grad; keywords are constants. Pass it by position, or detach it."
+            )
+
+
+class CustomCall:
+    """One call of a custom function: what it saved, and its gradient function."""
+
+    grad_func: Callable[..., Any]
+    running = True
+    saved: Any = ()
+
+    def __init__(self, f: Callable[..., Any], name: str, inputs: Sequence[torch.Tensor]) -> None:
+        self.f = f
+        self.name = name
+        self.inputs = inputs
+
+    def save(self, *arrays: Any, **named: Any) -> None:
+        """Keep tensors for grad_func; of several calls the last counts."""
+        if not self.running:
+            raise ArgumentError(
+                f"custom_grad: save was called after {self.name} had returned; call it inside f"
+            )
+        if len(arrays) == 1 and isinstance(arrays[0], list | tuple) and not named:
+            self.saved = tuple(arrays[0])
+        elif named and not arrays:
+            self.saved = SimpleNamespace(**named)
+        else:
+            raise ArgumentError(
+                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
+                f"gives saved[0] and saved[1], save(a=a) gives saved.a; got "
+                f"{', '.join([*map(kind, arrays), *named]) or 'nothing'}"
+            )
+
+    def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The values, with the gradient function behind them."""
+        held = list(self.held())
+        values = [y.detach() for y in ys]
+        with torch._C.DisableTorchFunction():
+            inputs, self.inputs = self.inputs, [None] * len(self.inputs)
+            return Custom.apply(self, len(held), *inputs, *held, *values)
+
+    # -- what grad_func uses goes through autograd, so that it has a history and may be batched --
+
+    def held(self) -> Iterator[torch.Tensor]:
+        """The tensors that grad_func uses: what was saved, and what it closes over."""
+        yield from tensors(_saved_values(self.saved))
+        for cell in _cells(self.grad_func):
+            yield from tensors(containers.flatten(cell.cell_contents)[0])
+
+    def refilled(self, held: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], Any]:
+        """grad_func, and what was saved, with these tensors in place of the first ones."""
+        rest = iter(held)
+
+        def replaced(value: Any) -> Any:
+            leaves, rebuild = containers.flatten(value)
+            if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+                return value
+            return rebuild([next(rest) if isinstance(x, torch.Tensor) else x for x in leaves])
+
+        if isinstance(self.saved, SimpleNamespace):
+            saved: Any = SimpleNamespace(**{k: replaced(v) for k, v in vars(self.saved).items()})
+        else:
+            saved = tuple([replaced(v) for v in self.saved])
+        contents = {id(c): replaced(c.cell_contents) for c in _cells(self.grad_func)}
+        return _with_cells(self.grad_func, contents), saved
+
+    def answer(self, held: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
+        """The gradients by the inputs, checked."""
+        grad_func, saved = self.refilled(held)
+        dy = self.close(list(dys))
+        answer = grad_func(dy, saved) if takes_saved(grad_func) else grad_func(dy)
+        import optree
+
+        one = answer is None or isinstance(answer, torch.Tensor)
+        return [answer] if one else optree.tree_leaves(answer, none_is_leaf=True)
+
+    close: containers.Rebuild = containers.only
+
+
+def _saved_values(saved: Any) -> Any:
+    return vars(saved).values() if isinstance(saved, SimpleNamespace) else saved
+
+
+def _cells(function: Any) -> list[CellType]:
+    """The closure cells of a function that hold tensors, alone or in containers."""
+    found = []
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            leaves = containers.flatten(cell.cell_contents)[0]
+        except ValueError:  # an empty cell
+            continue
+        if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            found.append(cell)
+    return found
+
+
+def _with_cells(function: Any, contents: dict[int, Any]) -> Any:
+    """A function that closes over other values."""
+    if not contents:
+        return function
+    cells = tuple(
+        CellType(contents[id(c)]) if id(c) in contents else c for c in function.__closure__
+    )
+    made = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+class Custom(torch.autograd.Function):
+    """Carries one call: `Custom.apply(call, len(held), *inputs, *held, *values)`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(call: CustomCall, held: int, *given: torch.Tensor) -> Any:
+        values = given[len(call.inputs) + held :]
+        return tuple([y.clone() for y in values])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        call, held, *given = inputs
+        count = len(call.inputs)
+        ctx.call = call
+        ctx.total = len(given)
+        ctx.specs = [(tuple(x.shape), x.dtype) for x in given[:count]]
+        ctx.save_for_backward(*given[count : count + held])
+        ctx.mark_non_differentiable(*[y for y in output if not differentiable(y)])
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        call = ctx.call
+        with unaffected(dys):
+            answer = call.answer(ctx.saved_tensors, dys)
+            counted = enumerate(_counted(call, answer, ctx.specs))
+            dxs = [_checked(call, i, dx, ctx.specs) for i, dx in counted]
+        wanted = ctx.needs_input_grad[2:]
+        found = {i: dx for i, dx in enumerate(dxs) if wanted[i]}
+        return None, *spread(found, ctx.total)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise GradientError(
+            f"forward mode: {ctx.call.name} has a custom gradient written with torch's functions, "
+            "of which nobody can know whether it is linear in dy. Use reverse mode (grad, jacrev, "
+            "vjp), or write the function with regrad and regrad.torch.from_regrad."
+        )
+
+
+def _counted(call: CustomCall, answer: list[Any], specs: Sequence[Any]) -> list[Any]:
+    if len(answer) != len(specs):
+        raise RuleError(
+            f"wrong number of gradients: {call.name} ({place(call.f)}) returned {len(answer)}, and "
+            f"the function has {len(specs)} tensor inputs. Return a list with one gradient per "
+            "input, in order, or None for an input without one."
+        )
+    return answer
+
+
+def _checked(call: CustomCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
+    if dx is None:
+        return None
+    shape, dtype = specs[i]
+    where = f"wrong gradient: {call.name} ({place(call.f)}), input {i},"
+    if not isinstance(dx, torch.Tensor):
+        raise RuleError(f"{where} returned {kind(dx)}, and a tensor is due")
+    if dx.dtype != dtype and (dtype.is_floating_point or dtype.is_complex):
+        raise RuleError(
+            f"{where} returned the dtype {dx.dtype}, expected {dtype}. Use dx.to(x.dtype)."
+        )
+    if tuple(dx.shape) != shape:
+        raise RuleError(
+            f"{where} returned the shape {tuple(dx.shape)}, expected {shape}. A gradient has the "
+            "shape of its input."
+        )
+    return dx
+
+
+# -- closed-over tensors ---------------------------------------------------------------------------
+
+
+def refuse_closed_over(call: CustomCall, ys: Sequence[torch.Tensor], start: int) -> None:
+    """Refuse differentiated tensors that f used without taking them as inputs.
+
+    What autograd wrote while f ran leads back to the inputs; anything else that it leads to would
+    lose its gradient.
+    """
+    known = {id(x.grad_fn) for x in call.inputs if x.grad_fn is not None}
+    held = [x.grad_fn for x in call.inputs]  # so that no id is used twice
+    leaves = {id(x) for x in call.inputs}
+    for y in ys:
+        if y.grad_fn is None:
+            if y.requires_grad and id(y) not in leaves:
+                raise _closes_over(call, y)
+            continue
+        if id(y.grad_fn) in known:
+            continue
+        for node in new_nodes(y.grad_fn, set(known)):
+            if node._sequence_nr() < start:
+                raise _closes_over(call, node)
+            for behind, _ in node.next_functions:
+                if behind is not None and is_leaf(behind) and id(behind.variable) not in leaves:
+                    raise _closes_over(call, behind.variable)
+    del held
+
+
+def _closes_over(call: CustomCall, found: Any) -> GradientError:
+    return GradientError(
+        f"custom_grad: {call.name} ({place(call.f)}) closes over {_named(call.f, found)}, which "
+        "requires grad; its gradient would be lost. Pass it as an input of its own, for which "
+        "grad_func gives a gradient too, or detach it."
+    )
+
+
+def _named(f: Any, found: Any) -> str:
+    """What f calls a tensor, or the tensor that a backward node made."""
+    code = getattr(f, "__code__", None)
+    names: dict[str, Any] = {}
+    if code is not None:
+        names = {n: f.__globals__.get(n) for n in code.co_names}
+        for n, cell in zip(code.co_freevars, f.__closure__ or (), strict=False):
+            names[n] = cell.cell_contents
+    for name, value in names.items():
+        if isinstance(value, torch.Tensor) and (value is found or value.grad_fn is found):
+            return repr(name)
+    if isinstance(found, torch.Tensor):
+        return f"a tensor ({found.dtype}, shape {tuple(found.shape)})"
+    return f"the result of {found.name()}"
