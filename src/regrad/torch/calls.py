@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from regrad import recording
+from regrad.errors import GradientError
 from regrad.foreign import ForeignCall, ForeignRule
-from regrad.namespaces import is_inexact
-from regrad.ops.creation import zeros_like
 from regrad.reports import Hit
 from regrad.state import current
 from regrad.tape import Place, positions
@@ -106,7 +105,14 @@ class Overridden(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        (dy,) = pushed(ctx.call.function, ctx.saved_tensors, tangents[1:])
+        try:
+            (dy,) = pushed(ctx.call.function, ctx.saved_tensors, tangents[1:])
+        except (AttributeError, TypeError) as error:
+            raise GradientError(
+                f"forward mode: the rule {ctx.call.rule.name!r} is written with torch's functions, "
+                "and only one written with regrad's can be transposed. Use reverse mode (grad, "
+                "jacrev, vjp), or write the rule with regrad's functions."
+            ) from error
         return dy
 
 
@@ -114,30 +120,40 @@ class Pull:
     """Pulls the gradient that arrived through the rule.
 
     Where torch converts before it computes (autocast, mixed dtypes), the rule sees inputs in the
-    dtype of `dy`, as if the conversion had been an op of its own.
+    dtype of `dy`, as if the conversion had been an op of its own. A rule written with regrad's
+    functions sees bfloat16, which NumPy does not have, as float32.
     """
 
     def __init__(self, call: Call, specs: Sequence[Any], wanted: Sequence[int], dy: Any) -> None:
         self.call = call
         self.specs = specs
         self.wanted = wanted
-        self.work = [(shape, dy.dtype if _float(d) and _float(dy.dtype) else d) for shape, d in specs]
-        self.foreign = call.foreign(self.work)
         self.leaves = [call.places[n] for n in wanted]
+        self._work_in(dy.dtype)
+
+    def _work_in(self, dtype: torch.dtype) -> None:
+        """Have the rule see floats of this dtype."""
+        self.dtype = dtype if _float(dtype) else None
+        self.work = [(shape, self.dtype or d if _float(d) else d) for shape, d in self.specs]
+        self.foreign = self.call.foreign(self.work)
 
     def __call__(self, saved: Sequence[torch.Tensor], dy: torch.Tensor) -> list[Any]:
-        saved = [x.to(dy.dtype) if _float(x.dtype) and _float(dy.dtype) else x for x in saved]
-        if self._is_plain(saved, dy):
-            xs, y = self._given(saved)
-            dxs = self.foreign.pull(xs, y, dy, self.leaves)
-        elif torch.is_grad_enabled():
-            dxs = bridged(self._flat, [*saved, dy])
+        plain = self._is_plain([self._worked(x) for x in saved], dy)
+        if not plain and dy.dtype == torch.bfloat16:
+            self._work_in(torch.float32)
+        given = [self._worked(x) for x in (*saved, dy)]
+        if plain:
+            xs, y = self._given(given[:-1])
+            dxs = self.foreign.pull(xs, y, given[-1], self.leaves)
         else:
-            dxs = run(self._flat, [*saved, dy])
+            dxs = (bridged if torch.is_grad_enabled() else run)(self._flat, given)
         return [
             None if dx is None else dx.to(self.specs[n][1])
             for n, dx in zip(self.wanted, dxs, strict=True)
         ]
+
+    def _worked(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.dtype is None or not _float(x.dtype) else x.to(self.dtype)
 
     def _is_plain(self, saved: Sequence[torch.Tensor], dy: torch.Tensor) -> bool:
         if self.call.rule.plain is not None:

@@ -102,9 +102,7 @@ def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: 
 def rnn_cell(act: Callable[..., Any]) -> Callable[..., Any]:
     """One step of a plain recurrent network."""
 
-    def step(
-        input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
-    ) -> Any:
+    def step(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
         return act(linear(input, w_ih, b_ih) + linear(hx, w_hh, b_hh))
 
     return step
@@ -321,8 +319,9 @@ def _forms() -> Iterator[tuple[Any, Fused]]:
         scaled = _given("alpha")
         for function in _everywhere(name):
             yield function, Fused(frozenset({op}), _scaled(name), scaled)
-        yield getattr(torch.Tensor, f"{name}_"), Fused(
-            frozenset({op}), _scaled_in_place(name), scaled
+        yield (
+            getattr(torch.Tensor, f"{name}_"),
+            Fused(frozenset({op}), _scaled_in_place(name), scaled),
         )
     for name, op, axes in (("conv2d", "Conv2D", 2), ("conv3d", "Conv3D", 3)):
         function = getattr(torch, name)

@@ -24,9 +24,7 @@ class Watch:
         self.rules = rules
         self.before = [x.grad_fn for x in tensors(args)]
 
-    def look(
-        self, func: Any, result: Any, untouched: Untouched, where: Callable[[], str]
-    ) -> None:
+    def look(self, func: Any, result: Any, untouched: Untouched, where: Callable[[], str]) -> None:
         """Note what kept its gradient; raise if an overridden op type is among it."""
         seen = set(map(id, self.before))
         for y in tensors((result,)):

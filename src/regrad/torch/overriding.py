@@ -14,7 +14,13 @@ from typing import Any
 import torch
 import torch.overrides
 
-from regrad.errors import ArgumentError, PassedOverError, UnknownOpError, UnusedOverrideWarning, near
+from regrad.errors import (
+    ArgumentError,
+    PassedOverError,
+    UnknownOpError,
+    UnusedOverrideWarning,
+    near,
+)
 from regrad.foreign import ForeignRule
 from regrad.registry import Input, Op, canonical, find_op
 from regrad.reports import Hit, Report, Table, Untouched
@@ -197,7 +203,9 @@ class RuleSet:
             f: _overridden(self, s) for f, s in {**covered, **self.callables}.items()
             if f not in keep
         }  # fmt: skip
-        found = ((f, [r for r in rows if r.contains & self.rules.keys()]) for f, rows in fused().items())
+        found = (
+            (f, [r for r in rows if r.contains & self.rules.keys()]) for f, rows in fused().items()
+        )
         self.parts = {f: rows for f, rows in found if rows and f not in keep}
         self.bodies = {f: b for f, b in bodies().items() if f not in keep}
         self.mode = type("Mode", (Mode,), {"ruleset": self, "calls": self.calls,
@@ -327,9 +335,10 @@ def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
         if is_other_op(key, args, options):
             return spelling.function(*args, **options)
         with torch._C.DisableTorchFunction():
+            if is_built_in(key, ruleset.keep):
+                return spelling.function(*args, **options)
             changes = spelling.in_place or options.get("inplace", False)
             options = {k: v for k, v in options.items() if k != "inplace"}
-            refuse_inside_functions(key, ruleset.keep)
             filled = fill(family, args, options)
             first = next((v for v in filled.values if isinstance(v, torch.Tensor)), None)
             shape = () if first is None else tuple(first.shape)
@@ -360,26 +369,31 @@ def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
 
 
-def refuse_inside_functions(op_type: str, keep: Sequence[Any]) -> None:
-    """Refuse an op inside the forward pass of somebody's `autograd.Function`.
+def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
+    """Whether an op runs in the forward pass of a Function that answers for its gradient.
 
-    The Function's own backward pass would decide, and the rule would never run.
+    That is a program of torch.compile, which has the rule built in, or one that is to be kept.
+    Any other `autograd.Function` has a backward pass of its own, and the rule would never run.
     """
-    if torch.is_grad_enabled():
-        return
-    frame = sys._getframe(2)
+    function, args = _enclosing_function()
+    if function is None or function is torch.utils.checkpoint.CheckpointFunction:
+        return False
+    if function in keep or function.__module__.startswith("torch._functorch._aot_autograd"):
+        return True
+    if any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+        raise PassedOverError(
+            f"{op_type} ran in the forward pass of {function.__module__}.{function.__qualname__}, "
+            "a torch.autograd.Function whose own backward pass decides, so that the rule for "
+            f"{op_type!r} would never run. Pass keep=[{function.__name__}] to leave it as it is."
+        )
+    return False
+
+
+def _enclosing_function() -> tuple[Any, Sequence[Any]]:
+    """The `autograd.Function` whose forward pass is running, and its arguments."""
+    frame = None if torch.is_grad_enabled() else sys._getframe(3)
     while frame is not None:
         if frame.f_code is _APPLY:
-            function = frame.f_locals["cls"]
-            ours = function.__module__.startswith("regrad.")
-            if function in keep or ours or function is torch.utils.checkpoint.CheckpointFunction:
-                return
-            args = frame.f_locals["args"]
-            if any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-                raise PassedOverError(
-                    f"{op_type} ran in the forward pass of {function.__module__}."
-                    f"{function.__qualname__}, a torch.autograd.Function whose own backward pass "
-                    f"decides, so that the rule for {op_type!r} would never run. Pass "
-                    f"keep=[{function.__name__}] to leave it as it is."
-                )
+            return frame.f_locals["cls"], frame.f_locals["args"]
         frame = frame.f_back
+    return None, ()
