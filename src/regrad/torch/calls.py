@@ -15,7 +15,7 @@ from regrad.reports import Hit
 from regrad.state import current
 from regrad.tape import Place, positions
 from regrad.tensor import Tensor, wrap
-from regrad.torch.bridge import bridged, differentiable, pushed, run, spread, unaffected
+from regrad.torch.bridge import apply, bridged, differentiable, pushed, run, spread, unaffected
 
 
 class Call:
@@ -51,7 +51,7 @@ class Call:
     kind: type = tuple  # of several outputs
 
     def __call__(self, *xs: torch.Tensor) -> Any:
-        y = Overridden.apply(self, *xs)
+        y = apply(Overridden, self, *xs)
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
 
     def ran(self) -> None:
