@@ -382,7 +382,9 @@ def opened(function: Any) -> Callable[..., Any] | None:
 def _body(function: FunctionType) -> Callable[..., Any]:
     names = {**function.__globals__, **dict.fromkeys(_CHECKS, _no)}
     cells = function.__closure__
-    if function.__qualname__.startswith("boolean_dispatch"):  # it calls one of two functions (max_pool2d)
+    if function.__qualname__.startswith(
+        "boolean_dispatch"
+    ):  # it calls one of two functions (max_pool2d)
         cells = tuple(
             CellType(_body(c.cell_contents)) if isinstance(c.cell_contents, FunctionType) else c
             for c in cells or ()
