@@ -6,3 +6,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_ENABLE_X64"] = "1"
+
+# Nearly every program of the tests runs once, on few numbers: its time is that of compiling it.
+# Without these passes XLA takes a quarter of the time. `tests.quick.full_effort` puts them back.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
