@@ -43,10 +43,10 @@ from regrad.torch.optypes import families
 # op type: ATen's names, where they are more or others than the names in torch.
 ATEN = {
     "Softmax": "_softmax _safe_softmax", "LogSoftmax": "_log_softmax", "Relu6": "hardtanh",
-    "Selu": "elu", "Square": "pow", "Conv2D": "convolution", "Conv3D": "convolution",
+    "Selu": "elu", "Square": "square", "Conv2D": "convolution", "Conv3D": "convolution",
     "LogSigmoid": "log_sigmoid_forward", "MaxPool": "max_pool2d_with_indices max_pool2d",
     "MaxPool3D": "max_pool3d_with_indices", "ClipByValue": "clamp clamp_min clamp_max",
-    "MatMul": "mm bmm mv dot vdot addmm baddbmm addbmm addmv addr linear", "Prelu": "_prelu_kernel",
+    "MatMul": "mm bmm mv dot vdot addmm baddbmm addbmm addmv linear", "Prelu": "_prelu_kernel",
     "MatrixInverse": "linalg_inv_ex", "Cholesky": "cholesky linalg_cholesky_ex",
     "Maximum": "maximum fmax", "Minimum": "minimum fmin", "Sub": "sub rsub",
     "Max": "amax max", "Min": "amin min", "Reshape": "view _unsafe_view _reshape_alias",
@@ -55,9 +55,9 @@ ATEN = {
 
 # Which calls of an ATen op are an op of the type, where its name alone does not tell.
 WHEN: dict[str, Callable[..., bool]] = {
+    "Elu": lambda x, alpha=1, scale=1, input_scale=1: scale == 1,
     "Relu6": lambda x, low=-1, high=1: (low, high) == (0, 6),
     "Selu": lambda x, alpha=1, scale=1, input_scale=1: scale != 1,
-    "Square": lambda x, exponent: not isinstance(exponent, torch.Tensor) and exponent == 2,
     "Conv2D": lambda x, w, bias, stride, padding, dilation, transposed, *rest: (
         w.dim() == 4 and not transposed
     ),
@@ -91,17 +91,39 @@ def types_of(func: Any, args: Sequence[Any], options: dict[str, Any]) -> Iterato
 
 
 class Recorded(TorchDispatchMode):
-    """The op types of the ATen ops that autograd records, below which this mode stands."""
+    """The ATen ops that autograd records, below which this mode stands, with their results."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.types: Counter[str] = Counter()
+        self.found: list[tuple[str, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         y = func(*args, **(kwargs or {}))
         if torch.is_grad_enabled() and any(map(is_wanted, tree_leaves((args, kwargs)))):
-            self.types.update(set(types_of(func, args, kwargs or {})) if is_float(y) else ())
+            every = types_of(func, args, kwargs or {}) if is_float(y) else ()
+            self.found += [(op_type, y) for op_type in every]
         return y
+
+    def types(self, result: Any) -> set[str]:
+        """The op types among them that gradients of the result pass."""
+        nodes = behind(result)
+        return {op_type for op_type, ys in self.found if reached(ys, nodes)}
+
+
+def behind(result: Any) -> set[Any]:
+    """All backward nodes behind a result."""
+    stack = [y.grad_fn for y in flat(result) if y.grad_fn is not None]
+    found = set(stack)
+    while stack:
+        new = {node for node, _ in stack.pop().next_functions if node is not None} - found
+        found |= new
+        stack += new
+    return found
+
+
+def reached(ys: Any, nodes: set[Any]) -> bool:
+    """Whether a result has one of the nodes (or none at all, as views may)."""
+    return any(y.grad_fn is None or y.grad_fn in nodes for y in flat(ys))
 
 
 def is_wanted(x: Any) -> bool:
@@ -158,20 +180,18 @@ def variants(op: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield kind, function
 
 
-def run(case: Case) -> Any:
-    """The call with tensors of its own, which are no leaves where it changes them."""
-    torch.manual_seed(0)
+def ready(case: Case) -> Callable[[], Any]:
+    """The call, ready to run, with tensors of its own, no leaves where it changes them."""
     leaves = tree_map(fresh, (case.sample.input, case.sample.args, case.sample.kwargs))
     input, args, options = leaves
     if case.in_place:
-        with torch._C.DisableTorchFunction():
-            input = tree_map(lambda x: x.clone() if is_wanted(x) else x, input)
-    return case.function(input, *args, **options)
+        input = tree_map(lambda x: x.clone() if is_wanted(x) else x, input)
+    torch.manual_seed(0)
+    return lambda: case.function(input, *args, **options)
 
 
 def fresh(x: Any) -> Any:
-    with torch._C.DisableTorchFunction():
-        return x.detach().clone().requires_grad_(x.requires_grad) if is_tensor(x) else x
+    return x.detach().clone().requires_grad_(x.requires_grad) if is_tensor(x) else x
 
 
 def is_tensor(x: Any) -> bool:
@@ -197,17 +217,19 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
-def plain(case: Case) -> tuple[Any, Counter[str]] | None:
+def plain(case: Case) -> tuple[Any, set[str]] | None:
     """The result of a call, and the op types in it. None if it fails without any override."""
     try:
+        call, repeat = ready(case), ready(case)
+        again = repeat()
+        torch.manual_seed(0)
         with Recorded() as seen:
-            y = run(case)
-            again = run(case)
+            y = call()
     except Exception:
         return None
     if compare(y, again) != "same":  # it cannot be repeated
         return None
-    return y, seen.types
+    return y, seen.types(y)
 
 
 def compare(ys: Any, expected: Any) -> str:
@@ -225,21 +247,26 @@ def compare(ys: Any, expected: Any) -> str:
 def bitwise(y: torch.Tensor, expected: torch.Tensor) -> bool:
     if y.is_quantized or y.layout is not torch.strided or y.is_nested:
         return True
-    return y.resolve_conj().numpy(force=True).tobytes() == expected.numpy(force=True).tobytes()
+    return torch.equal(as_bytes(y), as_bytes(expected))
+
+
+def as_bytes(y: torch.Tensor) -> torch.Tensor:
+    return y.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def outcome(case: Case, op_type: str, expected: Any, concerned: bool) -> Outcome:
     """Run a call in a scope with a rule for one op type, forward and backward."""
+    call = ready(case)
     try:
         with regrad.torch.gradient_override_map({op_type: ones}) as used, Recorded() as seen:
-            y = run(case)
+            y = call()
     except PassedOverError as error:
         what = "refused" if concerned else "refused, not concerned"
         return Outcome(what, case.name, op_type, detail=str(error)[:160])
     except Exception as error:
         return Outcome("broken", case.name, op_type, detail=repr(error)[:300])
     value = compare(y, expected)
-    if seen.types[op_type]:
+    if op_type in seen.types(y):
         return Outcome("SILENT", case.name, op_type, value)
     if detail := backward(y):
         return Outcome("broken", case.name, op_type, value, detail)
@@ -329,7 +356,9 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     ops = [op for op in load() if options.only in op.formatted_name]
-    found = campaign(ops, options.samples, options.others, lambda line: print(line, file=sys.stderr))
+    found = campaign(
+        ops, options.samples, options.others, lambda line: print(line, file=sys.stderr)
+    )
     print(f"{len(ops)} ops, {len(found)} calls, {time.perf_counter() - start:.0f} s\n")
     print("\n".join(report(found)))
 

@@ -14,7 +14,7 @@ from regrad.reports import Hit
 from regrad.state import current
 from regrad.tape import Place, positions
 from regrad.tensor import Tensor, wrap
-from regrad.torch.bridge import bridged, differentiable, pushed, run, spread, unaffected
+from regrad.torch.bridge import bridged, pushed, run, spread, unaffected
 
 
 class Call:
@@ -82,7 +82,8 @@ class Overridden(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, *xs: torch.Tensor) -> Any:
         with torch._C.DisableTorchFunction():
-            return call.forward(*xs)
+            y = call.forward(*xs)
+            return y.view_as(y) if any(y is x for x in xs) else y  # (`conj` of a real tensor)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -59,7 +59,7 @@ def again(them: tuple[Any, ...]) -> Iterator[None]:
     from regrad.torch.overriding import SCOPES
 
     with ExitStack() as stack:
-        for scope, mode in them:
+        for _, mode in them:
             stack.enter_context(mode)
         token = SCOPES.set(tuple(scope for scope, _ in them))
         try:

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -22,7 +22,7 @@ from regrad.errors import (
     near,
 )
 from regrad.foreign import ForeignRule
-from regrad.registry import Input, Op, canonical, find_op
+from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Report, Table, Untouched
 from regrad.torch import intercepts
 from regrad.torch.arguments import fill
@@ -125,6 +125,7 @@ class gradient_override_map(Report):
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
+        self._ruleset: RuleSet | None = None
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
 
     def __enter__(self) -> gradient_override_map:
@@ -132,7 +133,9 @@ class gradient_override_map(Report):
             raise ArgumentError(
                 "this gradient_override_map is open already; make a new one for an inner scope"
             )
-        ruleset = rule_set(self._rules, self._keep)
+        outer = SCOPES.get()
+        ruleset = rule_set(self._rules, self._keep, outer[-1]._ruleset if outer else None)
+        self._ruleset = ruleset
         self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
         self._untouched = Untouched()
         self._mode = ruleset.mode(self)
@@ -183,10 +186,14 @@ class RuleSet:
     """Rules by key, and the class of mode that carries them.
 
     torch.compile guards on the *class* of an open mode, so every set of rules has a class of its
-    own, and equal sets share one.
+    own, and equal sets share one. The mode of an inner scope is asked first, so it takes apart and
+    opens for the scopes around it as well, and leaves to them the callables that they have rules
+    for.
     """
 
-    def __init__(self, rules: Mapping[Any, Any], keep: tuple[Any, ...]) -> None:
+    def __init__(
+        self, rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
+    ) -> None:
         keyed = [(key_of(key), value) for key, value in rules.items()]
         self.rules: dict[str, ForeignRule] = {}
         self.callables: dict[Any, Spelling] = {}
@@ -198,34 +205,61 @@ class RuleSet:
             if function is not None:
                 self.callables[function] = Spelling(_alone(op), function)
         self.keep = keep
+        self.outer = outer
         covered = {f: s for f, s in spellings().items() if s.family.type in self.rules}
         self.calls = {
-            f: _overridden(self, s) for f, s in {**covered, **self.callables}.items()
+            f: _overridden(self, f, s) for f, s in {**covered, **self.callables}.items()
             if f not in keep
         }  # fmt: skip
-        found = (
-            (f, [r for r in rows if r.contains & self.rules.keys()]) for f, rows in fused().items()
-        )
-        self.parts = {f: rows for f, rows in found if rows and f not in keep}
-        self.bodies = {f: b for f, b in bodies().items() if f not in keep}
+        found = ((f, self._concerned(f, rows)) for f, rows in fused().items())
+        self.parts = {f: rows for f, rows in found if rows}
+        self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
         self.mode = type("Mode", (Mode,), {"ruleset": self, "calls": self.calls,
                                            "parts": self.parts, "bodies": self.bodies})  # fmt: skip
+
+    def around(self) -> Iterator[RuleSet]:
+        """These rules, and those of the scopes around."""
+        ruleset: RuleSet | None = self
+        while ruleset is not None:
+            yield ruleset
+            ruleset = ruleset.outer
+
+    def _concerned(self, function: Any, rows: Sequence[Fused]) -> list[Fused]:
+        """The rows by which a callable is to be taken apart: not if it has a rule of its own."""
+        sets = [each for each in self.around() if function not in each.keep]
+        types = {op_type for each in sets for op_type in each.rules}
+        own = {_type_of(function)} & types
+        if any(function in each.callables for each in sets):
+            return []
+        return [row for row in rows if row.contains & (own or types)]
+
+    def _is_left(self, function: Any) -> bool:
+        """Whether a callable is not to be opened: somebody has a rule for it, or keeps it."""
+        return any(function in each.calls or function in each.keep for each in self.around())
+
+
+def _type_of(function: Any) -> str | None:
+    spelling = spellings().get(function)
+    return None if spelling is None else spelling.family.type
 
 
 _SETS: OrderedDict[Any, RuleSet] = OrderedDict()
 _LOCK = threading.Lock()
 
 
-def rule_set(rules: Mapping[Any, Any], keep: tuple[Any, ...]) -> RuleSet:
+def rule_set(
+    rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
+) -> RuleSet:
     """The set of these rules, made once for all scopes with the same ones."""
     try:
-        key = (tuple(sorted(((repr(k), k, v) for k, v in rules.items()), key=lambda t: t[0])), keep)
+        pairs = sorted(((repr(k), k, v) for k, v in rules.items()), key=lambda t: t[0])
+        key = (tuple(pairs), keep, outer)
         hash(key)
     except TypeError:
-        return RuleSet(rules, keep)
+        return RuleSet(rules, keep, outer)
     with _LOCK:
         if key not in _SETS:
-            _SETS[key] = RuleSet(rules, keep)
+            _SETS[key] = RuleSet(rules, keep, outer)
             if len(_SETS) > KEPT:
                 _SETS.popitem(last=False)
         _SETS.move_to_end(key)
@@ -267,7 +301,7 @@ def _alone(op: Op) -> Any:
     return Family(op, (), ())
 
 
-# -- the mode ---------------------------------------------------------------------------------------
+# -- the mode -------------------------------------------------------------------------------------
 
 
 class Mode(torch.overrides.TorchFunctionMode):
@@ -301,14 +335,14 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
         if row.parts is None:
-            raise_fused(func, row.contains & self.ruleset.rules.keys())
+            raise_fused(func, row.contains & {t for s in self.ruleset.around() for t in s.rules})
         with self:
             return row.parts(*args, **options)
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         if self.scope not in SCOPES.get():  # another task of this thread runs
             return func(*args, **options)
-        watch = Watch(self.ruleset.rules, args)
+        watch = Watch(self.ruleset.rules, args, options)
         result = func(*args, **options)
         if func not in self.ruleset.keep:
             watch.look(func, result, self.scope._untouched, caller)
@@ -319,13 +353,13 @@ def raise_fused(func: Any, types: Iterable[str]) -> Any:
     """A callable computes an overridden op, and cannot be taken apart."""
     name = torch.overrides.resolve_name(func) or getattr(func, "__name__", func)
     raise PassedOverError(
-        f"{name} computes {' and '.join(map(repr, sorted(types)))} inside, which is overridden, and "
-        "would give its own gradient. Write it with separate torch functions, or pass "
+        f"{name} computes {' and '.join(map(repr, sorted(types)))} inside, which is overridden, "
+        "and would give its own gradient. Write it with separate torch functions, or pass "
         f"keep=[{name}] to leave it as it is."
     )
 
 
-def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
+def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
     """What runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type
     rule = ruleset.rules[key]
@@ -333,12 +367,11 @@ def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
     def overridden(*args: Any, **options: Any) -> Any:
         scope = _scope_of(ruleset)
         if is_other_op(key, args, options):
-            return spelling.function(*args, **options)
+            return function(*args, **options)
         with torch._C.DisableTorchFunction():
             if is_built_in(key, ruleset.keep):
-                return spelling.function(*args, **options)
-            changes = spelling.in_place or options.get("inplace", False)
-            options = {k: v for k, v in options.items() if k != "inplace"}
+                return function(*args, **options)
+            changes, args, options = spelling.out_of_place(args, options)
             filled = fill(family, args, options)
             first = next((v for v in filled.values if isinstance(v, torch.Tensor)), None)
             shape = () if first is None else tuple(first.shape)
