@@ -298,7 +298,7 @@ def examine(case: Case, others: int, rng: random.Random) -> Iterator[Outcome]:
     expected, types = found
     for op_type in sorted(types):
         yield outcome(case, op_type, expected, True)
-    for op_type in rng.sample(sorted(families().keys() - types.keys()), others):
+    for op_type in rng.sample(sorted(families().keys() - types), others):
         yield outcome(case, op_type, expected, False)
 
 
