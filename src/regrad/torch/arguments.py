@@ -49,7 +49,7 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
                 paths.append((key[0] if key else None, None))
                 values.append(given)
     _refuse_others(family, args, options, {path[0] for path in paths})
-    attrs = {n: read(by_name[n]) for n in family.op.attrs if n in by_name}
+    attrs = family.attributes({n: read(by_name[n]) for n in family.op.attrs if n in by_name})
     flat = all(place == i for i, place in enumerate(layout))
     tensors = [path for path, v in zip(paths, values, strict=True) if isinstance(v, torch.Tensor)]
     return Filled(values, None if flat else tuple(layout), attrs, Rebuilt(args, options, tensors))

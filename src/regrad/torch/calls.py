@@ -167,11 +167,18 @@ class Pull:
         """The pull as a regrad function of what was saved and of dy."""
         *saved, dy = tensors
         xs, y = self._given(saved)
+        xs = [self._as_tensor(x, dy) for x in xs]
         dxs = self.foreign.pull(xs, y, dy, self.leaves)
         return [
             zeros(self.work[n], dy) if dx is None else dx
             for n, dx in zip(self.wanted, dxs, strict=True)
         ]
+
+    def _as_tensor(self, x: Any, dy: Tensor) -> Any:
+        """A number as rules of regrad expect it."""
+        if not isinstance(x, int | float | complex):
+            return x
+        return wrap(torch.tensor(x, dtype=self.dtype, device=dy._data.device))
 
     def _given(self, saved: Sequence[Any]) -> tuple[list[Any], Any]:
         count = len(self.call.kept)

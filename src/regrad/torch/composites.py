@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -417,9 +418,30 @@ def opened(function: Any) -> Callable[..., Any] | None:
 
 
 def _body(function: FunctionType) -> Callable[..., Any]:
-    names = {**function.__globals__, **dict.fromkeys(_CHECKS, _no)}
-    body = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
+    names = _opened_names(function.__globals__["__name__"])
+    return _with_names(function, names)
+
+
+@cache
+def _opened_names(module: str) -> dict[str, Any]:
+    """What functions of a module see: no check for modes, and helpers that see the same."""
+    names = {**vars(sys.modules[module]), **dict.fromkeys(_CHECKS, _no)}
+    for name, value in vars(sys.modules[module]).items():
+        if name.startswith("_") and isinstance(value, FunctionType) and name not in _CHECKS:
+            names[name] = _with_names(value, names)
+    return names
+
+
+def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """A function of a module with other names (and so for the functions that it holds)."""
+    if function.__globals__["__name__"] != names["__name__"]:
+        return function
+    cells = tuple(map(_opened_cell, function.__closure__ or ()))
+    body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
     body.__kwdefaults__ = function.__kwdefaults__
     return body
+
+
+def _opened_cell(cell: CellType) -> CellType:
+    held = cell.cell_contents
+    return CellType(opened(held) or held)

@@ -39,7 +39,9 @@ class Watch:
 
     def _check(self, func: Any, node: Any) -> None:
         name = node.name().rstrip("0123456789")
-        hidden = name.endswith("CopySlices")  # a view was changed in place, by a node that cannot be seen
+        hidden = name.endswith(
+            "CopySlices"
+        )  # a view was changed in place, by a node that cannot be seen
         for op_type in types_of(_node_named(func) if hidden else name):
             holds = hidden or HOLDS.get(op_type, _always)(node)
             if op_type in self.rules and holds and not _is_spelled(func, op_type):

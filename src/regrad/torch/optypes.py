@@ -76,6 +76,22 @@ DUNDERS = {"add": "add", "sub": "sub", "mul": "mul", "div": "div truediv", "matm
 # The same with the tensors the other way round, for which `2 - x` and `2 / x` ask.
 REVERSED = {"Sub": "rsub", "RealDiv": "__rtruediv__"}
 
+# Where the method takes its parameters in another order than the function: `x.where(condition, y)`.
+METHODS = {"SelectV2": "input=a condition=condition other=b"}
+
+# What an attribute is where a call does not say, if the op's own default is another or none.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "LeakyRelu": {"alpha": 0.01}, "ConcatV2": {"axis": 0}, "Pack": {"axis": 0},
+    "Cumsum": {"exclusive": False, "reverse": False},
+    "Cumprod": {"exclusive": False, "reverse": False},
+    "Conv2D": {"strides": 1, "pad": 0, "dilations": 1},
+    "Conv3D": {"strides": 1, "pad": 0, "dilations": 1},
+    **{t: {"strides": None, "pad": 0} for t in ("MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D")},
+}  # fmt: skip
+
+# What torch says in other words than the op.
+MEANS: dict[str, Callable[[Any], Any]] = {"approximate": lambda value: value == "tanh"}
+
 # What else torch calls the same parameter.
 SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other", "vec": "other",
             "vec2": "other", "tensor": "other", "divisor": "other", "a_min": "min", "a_max": "max",
@@ -98,6 +114,11 @@ class Family(NamedTuple):
         """The op type."""
         return self.op.type
 
+    def attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The op's attributes, as it means them, of what a call says."""
+        said = {name: MEANS.get(name, _as_is)(value) for name, value in given.items()}
+        return {**_defaults(self.type), **said}
+
 
 class Spelling(NamedTuple):
     """One torch callable of a family, and what computes it out of place."""
@@ -115,6 +136,20 @@ class Spelling(NamedTuple):
         if self.switch is None or len(args) <= self.switch:
             return self.in_place or bool(options.get("inplace")), args, named
         return bool(args[self.switch]), args[: self.switch], named
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+@cache
+def _defaults(op_type: str) -> dict[str, Any]:
+    op = OPS.get(op_type)
+    if op is None or not op.attrs:
+        return {}
+    known = inspect.signature(op.function).parameters
+    own = {n: known[n].default for n in op.attrs if known[n].default is not inspect.Parameter.empty}
+    return {**own, **DEFAULTS.get(op_type, {})}
 
 
 @cache
@@ -155,9 +190,15 @@ def _named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]]:
     for place in PLACES:
         function = getattr(place, name, None)
         if callable(function):
+            there = _as_method(family) if place is torch.Tensor else family
             for each in (function, *overloads(function)):
-                yield each, Spelling(family, each, switch=_switch(each))
-            yield from _changing(family, name, place, function)
+                yield each, Spelling(there, each, switch=_switch(each))
+            yield from _changing(there, name, place, function)
+
+
+def _as_method(family: Family) -> Family:
+    order = METHODS.get(family.type)
+    return family if order is None else family._replace(parameters=_parameters(order))
 
 
 def _switch(function: Any) -> int | None:
