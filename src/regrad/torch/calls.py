@@ -135,8 +135,14 @@ class Pull:
     def _work_in(self, dtype: torch.dtype) -> None:
         """Have the rule see floats of this dtype."""
         self.dtype = dtype if _float(dtype) else None
-        self.work = [(shape, self.dtype or d if _float(d) else d) for shape, d in self.specs]
+        self.work = [(shape, self._work_dtype(d)) for shape, d in self.specs]
         self.foreign = self.call.foreign(self.work)
+
+    def _work_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The precision of dy; complex if the input or dy is (`abs` has a real dy)."""
+        if self.dtype is None or not _float(dtype):
+            return dtype
+        return self.dtype.to_complex() if dtype.is_complex else self.dtype
 
     def __call__(self, saved: Sequence[torch.Tensor], dy: torch.Tensor) -> list[Any]:
         plain = self._is_plain([self._worked(x) for x in saved], dy)
@@ -149,12 +155,12 @@ class Pull:
         else:
             dxs = (bridged if torch.is_grad_enabled() else run)(self._flat, given)
         return [
-            None if dx is None else dx.to(self.specs[n][1])
+            None if dx is None else converted(dx, self.specs[n][1])
             for n, dx in zip(self.wanted, dxs, strict=True)
         ]
 
     def _worked(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.dtype is None or not _float(x.dtype) else x.to(self.dtype)
+        return x.to(self._work_dtype(x.dtype))
 
     def _is_plain(self, saved: Sequence[torch.Tensor], dy: torch.Tensor) -> bool:
         if self.call.rule.plain is not None:
@@ -189,6 +195,11 @@ def zeros(spec: Any, like: Tensor) -> Tensor:
     """Zeros of a shape and dtype, on the device of `like`."""
     shape, dtype = spec
     return wrap(torch.zeros(shape, dtype=dtype, device=like._data.device))
+
+
+def converted(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A gradient in the dtype of its input: of a real one, that was made complex, the real part."""
+    return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
 
 
 def _float(dtype: torch.dtype) -> bool:

@@ -169,10 +169,9 @@ def logsigmoid(input: Any) -> Any:
     return torch.log(torch.sigmoid(input))
 
 
-def silu(input: Any, inplace: bool = False) -> Any:
+def silu(input: Any) -> Any:
     """`x * sigmoid(x)`."""
-    y = input * torch.sigmoid(input)
-    return input.copy_(y) if inplace else y
+    return input * torch.sigmoid(input)
 
 
 def glu(input: Any, dim: int = -1) -> Any:
@@ -181,22 +180,19 @@ def glu(input: Any, dim: int = -1) -> Any:
     return a * torch.sigmoid(b)
 
 
-def mish(input: Any, inplace: bool = False) -> Any:
+def mish(input: Any) -> Any:
     """`x * tanh(softplus(x))`."""
-    y = input * torch.tanh(F.softplus(input))
-    return input.copy_(y) if inplace else y
+    return input * torch.tanh(F.softplus(input))
 
 
-def hardswish(input: Any, inplace: bool = False) -> Any:
+def hardswish(input: Any) -> Any:
     """`x * relu6(x + 3) / 6`."""
-    y = input * F.relu6(input + 3) / 6
-    return input.copy_(y) if inplace else y
+    return input * F.relu6(input + 3) / 6
 
 
-def hardsigmoid(input: Any, inplace: bool = False) -> Any:
+def hardsigmoid(input: Any) -> Any:
     """`relu6(x + 3) / 6`."""
-    y = F.relu6(input + 3) / 6
-    return input.copy_(y) if inplace else y
+    return F.relu6(input + 3) / 6
 
 
 def addmm(input: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -299,6 +295,11 @@ def _in_place(parts: Callable[..., Any]) -> Callable[..., Any]:
     return changing
 
 
+def _switched(parts: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a function that has a switch for in-place."""
+    return lambda input, inplace=False: (_in_place(parts) if inplace else parts)(input)
+
+
 def _convolution(function: Any, axes: int) -> Callable[..., Any]:
     """A convolution, and then its bias."""
 
@@ -336,11 +337,15 @@ def _rows() -> list[tuple[str, str, Callable[..., Any] | None]]:
         ("rnn_relu", "MatMul Relu", recurrent(rnn_cell(torch.relu), False)),
         ("binary_cross_entropy_with_logits", "Sigmoid", bce_with_logits),
         ("log_sigmoid logsigmoid", "Sigmoid", logsigmoid),
-        ("silu", "Sigmoid", silu),
+        ("silu", "Sigmoid", _switched(silu)),
         ("glu", "Sigmoid", glu),
-        ("mish", "Tanh Softplus", mish),
-        ("hardswish", "Relu6", hardswish),
-        ("hardsigmoid", "Relu6", hardsigmoid),
+        ("mish", "Tanh Softplus", _switched(mish)),
+        ("hardswish", "Relu6", _switched(hardswish)),
+        ("hardsigmoid", "Relu6", _switched(hardsigmoid)),
+        ("silu_", "Sigmoid", _in_place(silu)),
+        ("mish_", "Tanh Softplus", _in_place(mish)),
+        ("hardswish_", "Relu6", _in_place(hardswish)),
+        ("hardsigmoid_", "Relu6", _in_place(hardsigmoid)),
         ("softmin", "Softmax", _softmin),
         ("clamp_min", "ClipByValue", _clamped("min")),
         ("clamp_max", "ClipByValue", _clamped("max")),

@@ -79,6 +79,9 @@ REVERSED = {"Sub": "rsub", "RealDiv": "__rtruediv__"}
 # Where the method takes its parameters in another order than the function: `x.where(condition, y)`.
 METHODS = {"SelectV2": "input=a condition=condition other=b"}
 
+# Ops that see images in another layout than torch: their own rules do not fit.
+CHANNELS_LAST = ("Conv2D", "Conv3D", "MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D")
+
 # What an attribute is where a call does not say, if the op's own default is another or none.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "LeakyRelu": {"alpha": 0.01}, "ConcatV2": {"axis": 0}, "Pack": {"axis": 0},
@@ -86,7 +89,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Cumprod": {"exclusive": False, "reverse": False},
     "Conv2D": {"strides": 1, "pad": 0, "dilations": 1},
     "Conv3D": {"strides": 1, "pad": 0, "dilations": 1},
-    **{t: {"strides": None, "pad": 0} for t in ("MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D")},
+    **{t: {"strides": None, "pad": 0} for t in CHANNELS_LAST[2:]},
 }  # fmt: skip
 
 # What torch says in other words than the op.
@@ -263,7 +266,8 @@ NODES = {
     "Tanh": "Tanh Mish MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
     "Softplus": "Softplus Mish", "Step": "Heaviside", "Selu": "Elu", "Sign": "Sign Sgn",
     "MatrixInverse": "LinalgInvEx", "Cholesky": "Cholesky LinalgCholeskyEx",
-    "FloorMod": "Remainder", "Maximum": "Maximum Fmax", "Minimum": "Minimum Fmin",
+    "FloorMod": "Remainder", "Log1p": "Log1P", "LogAddExp": "Logaddexp",
+    "Maximum": "Maximum Fmax", "Minimum": "Minimum Fmin",
 }  # fmt: skip
 
 # Whether a backward node that several ops share is one of the op type, by what it holds.

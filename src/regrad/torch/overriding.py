@@ -17,12 +17,13 @@ import torch.overrides
 from regrad.errors import (
     ArgumentError,
     PassedOverError,
+    RuleError,
     UnknownOpError,
     UnusedOverrideWarning,
     near,
 )
 from regrad.foreign import ForeignRule
-from regrad.registry import Input, Op, find_op
+from regrad.registry import RULES, Input, Op, canonical, find_op
 from regrad.reports import Hit, Report, Table, Untouched
 from regrad.torch import intercepts
 from regrad.torch.arguments import fill
@@ -30,7 +31,7 @@ from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
 from regrad.torch.composites import Fused, bodies, fused, is_other_op
 from regrad.torch.nodes import Watch
-from regrad.torch.optypes import Spelling, families, find_family, spellings
+from regrad.torch.optypes import CHANNELS_LAST, Spelling, families, find_family, spellings
 
 SCOPES: ContextVar[tuple[gradient_override_map, ...]] = ContextVar("regrad_torch", default=())
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -201,6 +202,7 @@ class RuleSet:
         for (key, op, function), value in keyed:
             if key in self.rules:
                 raise ArgumentError(f"two keys of the map mean {key!r}; give one")
+            refuse_layout(value)
             self.rules[key] = ForeignRule(value, op)
             if function is not None:
                 self.callables[function] = Spelling(_alone(op), function)
@@ -236,6 +238,15 @@ class RuleSet:
     def _is_left(self, function: Any) -> bool:
         """Whether a callable is not to be opened: somebody has a rule for it, or keeps it."""
         return any(function in each.calls or function in each.keep for each in self.around())
+
+
+def refuse_layout(value: Any) -> None:
+    """Refuse the rule of an op of ours whose images are laid out in another way than torch's."""
+    if isinstance(value, str) and value not in RULES and canonical(value) in CHANNELS_LAST:
+        raise RuleError(
+            f"the rule of {value!r} is for images whose channels come last, and torch's come "
+            "first. Write the rule with torch's functions, as in torch.nn.grad."
+        )
 
 
 def _type_of(function: Any) -> str | None:
