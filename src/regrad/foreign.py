@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regrad.namespaces import is_array
+from regrad.recording import effective
 from regrad.registry import RULES, Op, resolve
 from regrad.ruleforms import Rule
 from regrad.state import in_state, masked
@@ -95,7 +96,7 @@ class ForeignCall:
         Raises:
             RuleError: the rule's answer has the wrong number, kind, shape or dtype.
         """
-        record = self._record(xs, y, wanted)
+        record = self._record(xs, y, wanted, dy)
         ids = {i + 1 for i in wanted}
         with masked():
             answers = leaf_gradients(record, dy, ids)
@@ -104,7 +105,7 @@ class ForeignCall:
     def settle(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> bool:
         """Whether the rule is plain, found out by running it on these arrays."""
         if self.rule.plain is None:
-            record = self._record(xs, y, wanted)
+            record = self._record(xs, y, wanted, dy)
             with in_state(None):
                 try:
                     answers = leaf_gradients(record, dy, {i + 1 for i in wanted})
@@ -113,9 +114,10 @@ class ForeignCall:
                     self.rule.plain = False
         return self.rule.plain
 
-    def _record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int]) -> Record:
+    def _record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
         ids = tuple(i + 1 if i in wanted else 0 for i in range(len(self.specs)))
-        op, rule = self.rule.op, self.rule.rule
+        op = self.rule.op
+        rule = effective(op, self.rule.rule, self.specs, dy)
         if self.layout is None and self.outputs is None:
             return Record(op, rule, self.attrs, ids, self.specs, xs, -1, y)
         outs = tuple(-1 - i for i in range(len(self.outputs or "1")))

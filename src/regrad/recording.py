@@ -56,8 +56,12 @@ def cuts(rule: Rule, attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:
 
 
 def effective(op: Op, rule: Rule, specs: Sequence[tuple[Any, Any]], y: Any) -> Rule:
-    """The rule itself, or for complex numbers the conjugated rule of a holomorphic op."""
-    if rule is op.rule and op.holomorphic and specs and specs[0][1] not in REAL and _is_complex(y):
+    """The rule itself, or for complex numbers the conjugated rule of a holomorphic op.
+
+    Rules that an override gives are used as they are, but for those of other ops.
+    """
+    holomorphic = op.holomorphic if rule is op.rule else rule.holomorphic
+    if holomorphic and specs and specs[0][1] not in REAL and _is_complex(y):
         return Conjugated(rule, OPS["Conj"].function)
     return rule
 

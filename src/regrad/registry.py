@@ -339,7 +339,9 @@ def _borrowed(lender: Op, op: Op) -> Rule:
     if isinstance(rule, NoGradient):
         return rule
     if rule.function is not None:
-        return bind(rule.function, op, lender.type)
+        borrowed = bind(rule.function, op, lender.type)
+        borrowed.holomorphic = lender.holomorphic
+        return borrowed
     if not isinstance(rule, PerInput):
         raise MissingRuleError(f"the op type {lender.type!r} has no rule to borrow for {op.type!r}")
     borrowed = PerInput(op, lender.type)
@@ -350,6 +352,7 @@ def _borrowed(lender: Op, op: Op) -> Rule:
         )
     for wrt, function in rule.functions.items():
         borrowed.add(wrt, function)
+    borrowed.holomorphic = lender.holomorphic
     return borrowed
 
 

@@ -29,6 +29,7 @@ class Rule:
     watches = True  # whether outputs of an op under this rule are watched
     flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
+    holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     name = ""
     function: Callable[..., Any] | None = None
     plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said

@@ -31,7 +31,7 @@ class Filled(NamedTuple):
 def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
     """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""
     if len(args) == 1 and not options and family.op.single:
-        return Filled([*args], None, {}, _only)
+        return Filled([*args], None, family.attributes({}), _only)
     if not family.parameters:
         return _fill_by_place(args, options)
     keys = _keys(family, args, options)
@@ -51,7 +51,7 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
             leaves.append((value, (key, None)))
     paths = [path for value, path in leaves if isinstance(value, torch.Tensor)]
     _refuse_others(family, args, options, {key for _, (key, _) in leaves})
-    attrs = {name: given[name] for name in family.op.attrs if name in given}
+    attrs = family.attributes({name: given[name] for name in family.op.attrs if name in given})
     flat = all(place == i for i, place in enumerate(layout))
     return Filled(
         [value for value, _ in leaves], None if flat else tuple(layout), attrs,

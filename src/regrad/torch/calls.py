@@ -94,7 +94,8 @@ class Overridden(torch.autograd.Function):
             y = call.forward(*xs)
         if isinstance(y, tuple):
             call.kind, y = type(y), tuple(y)
-        return y
+            return y
+        return y.view_as(y) if any(y is x for x in xs) else y  # (`conj` of a real tensor)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -174,14 +175,14 @@ class Pull:
         self.leaves = [call.places[n] for n in wanted]
 
     def _work_in(self, dtype: torch.dtype, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Have the rule see floats of this dtype."""
-        self.work = [(shape, dtype if _float(d) else d) for shape, d in self.specs]
-        return [x.to(dtype) if _float(x.dtype) else x for x in given]
+        """Have the rule see floats of this precision."""
+        self.work = [(shape, _as_precise(d, dtype)) for shape, d in self.specs]
+        return [x.to(_as_precise(x.dtype, dtype)) for x in given]
 
     def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
         dtype = next((dy.dtype for dy in dys if _float(dy.dtype)), None)
         given = [*saved, *dys]
-        mixed = any(_float(d) and d != dtype for _, d in self.specs)
+        mixed = dtype is not None and any(_as_precise(d, dtype) != d for _, d in self.specs)
         if mixed and dtype is not None:
             given = self._work_in(dtype, given)
         plain = self._is_plain(given)
@@ -194,7 +195,7 @@ class Pull:
         if not mixed:
             return list(dxs)
         return [
-            None if dx is None else dx.to(self.specs[n][1])
+            None if dx is None else converted(dx, self.specs[n][1])
             for n, dx in zip(self.wanted, dxs, strict=True)
         ]
 
@@ -214,9 +215,12 @@ class Pull:
 
     def _flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The pull as a regrad function of what was saved and of the gradients that arrived."""
+        xs, y, dy = self._sorted(tensors)
+        xs = [_as_tensor(x, tensors[-1]) for x in xs]
+        dxs = self._foreign().pull(xs, y, dy, self.leaves)
         return [
             zeros(self.work[n], tensors[-1]) if dx is None else dx
-            for n, dx in zip(self.wanted, self._pulled(tensors), strict=True)
+            for n, dx in zip(self.wanted, dxs, strict=True)
         ]
 
     def _sorted(self, given: Sequence[Any]) -> tuple[list[Any], Any, Any]:
@@ -231,6 +235,25 @@ def zeros(spec: Any, like: Tensor) -> Tensor:
     """Zeros of a shape and dtype, on the device of `like`."""
     shape, dtype = spec
     return wrap(torch.zeros(shape, dtype=dtype, device=like._data.device))
+
+
+def _as_tensor(x: Any, like: Tensor) -> Any:
+    """A number as rules of regrad expect it."""
+    if not isinstance(x, int | float | complex):
+        return x
+    return wrap(torch.tensor(x, dtype=like._data.dtype, device=like._data.device))
+
+
+def converted(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A gradient in the dtype of its input: of a real one, that was made complex, the real part."""
+    return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
+
+
+def _as_precise(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """A float dtype with another's precision; complex if either is (`abs` has a real dy)."""
+    if not _float(dtype):
+        return dtype
+    return other.to_complex() if dtype.is_complex else other
 
 
 def _float(dtype: torch.dtype) -> bool:

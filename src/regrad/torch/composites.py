@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import CellType, FunctionType
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch.overrides
+
+from regrad.torch.optypes import everywhere, spellings
 
 
 class Fused(NamedTuple):
@@ -50,7 +53,8 @@ def cross_entropy(
     axis = 0 if input.dim() == 1 else 1
     logs = torch.log_softmax(input, axis)
     if not target.is_floating_point() and not label_smoothing:
-        return torch._C._nn.nll_loss_nd(logs, target, weight, reduction, ignore_index)
+        nll = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
+        return nll(logs, target, weight, reduction, ignore_index)
     return _of_probabilities(logs, target, weight, reduction, ignore_index, label_smoothing, axis)
 
 
@@ -166,10 +170,9 @@ def logsigmoid(input: Any) -> Any:
     return torch.log(torch.sigmoid(input))
 
 
-def silu(input: Any, inplace: bool = False) -> Any:
+def silu(input: Any) -> Any:
     """`x * sigmoid(x)`."""
-    y = input * torch.sigmoid(input)
-    return input.copy_(y) if inplace else y
+    return input * torch.sigmoid(input)
 
 
 def glu(input: Any, dim: int = -1) -> Any:
@@ -178,22 +181,19 @@ def glu(input: Any, dim: int = -1) -> Any:
     return a * torch.sigmoid(b)
 
 
-def mish(input: Any, inplace: bool = False) -> Any:
+def mish(input: Any) -> Any:
     """`x * tanh(softplus(x))`."""
-    y = input * torch.tanh(F.softplus(input))
-    return input.copy_(y) if inplace else y
+    return input * torch.tanh(F.softplus(input))
 
 
-def hardswish(input: Any, inplace: bool = False) -> Any:
+def hardswish(input: Any) -> Any:
     """`x * relu6(x + 3) / 6`."""
-    y = input * F.relu6(input + 3) / 6
-    return input.copy_(y) if inplace else y
+    return input * F.relu6(input + 3) / 6
 
 
-def hardsigmoid(input: Any, inplace: bool = False) -> Any:
+def hardsigmoid(input: Any) -> Any:
     """`relu6(x + 3) / 6`."""
-    y = F.relu6(input + 3) / 6
-    return input.copy_(y) if inplace else y
+    return F.relu6(input + 3) / 6
 
 
 def addmm(input: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -210,14 +210,14 @@ def _softmin(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = Non
 # -- one callable, several ops --------------------------------------------------------------------
 
 
-def _given(name: str, place: int | None = None) -> Callable[..., bool]:
-    """Whether a call gives an argument (at a place, or by name) that is not None."""
+def _has_bias(*args: Any, **options: Any) -> bool:
+    return (*args, None, None, None)[2] is not None or options.get("bias") is not None
 
-    def when(*args: Any, **options: Any) -> bool:
-        by_place = place is not None and len(args) > place and args[place] is not None
-        return by_place or options.get(name) is not None
 
-    return when
+def _has_alpha(*args: Any, **options: Any) -> bool:
+    """Whether a sum has a factor, as in `add(a, b, alpha=2)`, or `add(a, 2, b)` in old code."""
+    alpha = options.get("alpha", (*args, 1, 1, 1)[2])
+    return (isinstance(alpha, torch.Tensor) or alpha != 1) and options.get("out") is None
 
 
 def _has_other(*args: Any, **options: Any) -> bool:
@@ -225,33 +225,80 @@ def _has_other(*args: Any, **options: Any) -> bool:
     return isinstance(options.get("other", (*args, None)[1]), torch.Tensor)
 
 
-def _has_axis(*args: Any, **options: Any) -> bool:
-    return not _has_other(*args, **options)
+def _is_reduction(*args: Any, **options: Any) -> bool:
+    return not _has_other(*args, **options) and options.get("out") is None
+
+
+def _is_relu6(*args: Any, **options: Any) -> bool:
+    """Whether this is `hardtanh(x, 0, 6)`."""
+    low, high = (*args, -1, 1)[1:3] if len(args) != 2 else (args[1], 1)
+    return (options.get("min_val", low), options.get("max_val", high)) == (0, 6)
+
+
+def _relu6(input: Any, min_val: Any = 0, max_val: Any = 6, inplace: bool = False) -> Any:
+    return F.relu6(input, inplace)
+
+
+def _clamped(side: str) -> Callable[..., Any]:
+    """`clamp_min` or `clamp_max`."""
+    return lambda input, *args, **options: torch.clamp(
+        input, **{side: (*args, *options.values())[0]}
+    )
 
 
 def _reduced(name: str) -> Callable[..., Any]:
     """`torch.max(x)`, or `torch.max(x, dim)` with its indices."""
 
-    def parts(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-        values = getattr(torch, f"a{name}")
+    def parts(
+        input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None,
+        keepdims: bool = False,
+    ) -> Any:  # fmt: skip
+        values, dim, keepdim = getattr(torch, f"a{name}"), _either(dim, axis), keepdim or keepdims
         if dim is None:
             return values(input)
-        found = getattr(torch, name)(input.detach(), dim, keepdim)
+        with torch._C.DisableTorchFunction():
+            found = getattr(torch, name)(input.detach(), dim, keepdim)
         kind = getattr(torch.return_types, name)
         return kind((values(input, dim, keepdim), found.indices))
 
     return parts
 
 
-def _scaled(name: str) -> Callable[..., Any]:
-    """`a + alpha * b`."""
-    function = getattr(torch, name)
-    return lambda input, other, *, alpha=1: function(input, torch.mul(other, alpha))
+def _either(first: Any, second: Any) -> Any:
+    return second if first is None else first
 
 
-def _scaled_in_place(name: str) -> Callable[..., Any]:
-    function = _scaled(name)
-    return lambda input, other, *, alpha=1: input.copy_(function(input, other, alpha=alpha))
+def _scaled(function: Any, reverse: bool) -> Callable[..., Any]:
+    """`a + alpha * b`, or `b - alpha * a`."""
+
+    def parts(input: Any, other: Any, alpha: Any = 1) -> Any:
+        if isinstance(alpha, torch.Tensor):
+            other, alpha = alpha, other
+        if reverse:
+            return function(torch.mul(input, alpha), other)
+        return function(
+            input, torch.mul(other, alpha) if isinstance(other, torch.Tensor) else other * alpha
+        )
+
+    return parts
+
+
+def _in_place(parts: Callable[..., Any]) -> Callable[..., Any]:
+    """What computes something, put into its first argument."""
+
+    def changing(input: Any, *args: Any, **options: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            before = input.clone()
+        y = parts(before, *args, **options)
+        with torch._C.DisableTorchFunction():
+            return input.copy_(y)
+
+    return changing
+
+
+def _switched(parts: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a function that has a switch for in-place."""
+    return lambda input, inplace=False: (_in_place(parts) if inplace else parts)(input)
 
 
 def _convolution(function: Any, axes: int) -> Callable[..., Any]:
@@ -263,71 +310,75 @@ def _convolution(function: Any, axes: int) -> Callable[..., Any]:
     return parts
 
 
-def _gates(*more: str) -> frozenset[str]:
-    return frozenset({"MatMul", *more})
-
-
 @cache
 def fused() -> dict[Any, list[Fused]]:
     """The callables that compute an op type among others."""
-    nn, both = torch._C._nn, _gates("Sigmoid", "Tanh")
-    sigmoid, relu6 = frozenset({"Sigmoid"}), frozenset({"Relu6"})
-    rows = [
-        (nn.scaled_dot_product_attention, _gates("Softmax"), attention),
-        (nn.cross_entropy_loss, frozenset({"LogSoftmax"}), cross_entropy),
-        (nn.linear, _gates(), linear),
-        (torch.lstm_cell, both, lstm_cell),
-        (torch.gru_cell, both, gru_cell),
-        (torch.rnn_tanh_cell, _gates("Tanh"), rnn_cell(torch.tanh)),
-        (torch.rnn_relu_cell, _gates("Relu"), rnn_cell(torch.relu)),
-        (torch.lstm, both, recurrent(lstm_cell, True)),
-        (torch.gru, both, recurrent(gru_cell, False)),
-        (torch.rnn_tanh, _gates("Tanh"), recurrent(rnn_cell(torch.tanh), False)),
-        (torch.rnn_relu, _gates("Relu"), recurrent(rnn_cell(torch.relu), False)),
-        (torch.binary_cross_entropy_with_logits, sigmoid, bce_with_logits),
-        (nn.log_sigmoid, sigmoid, logsigmoid),
-        (F.silu, sigmoid, silu),
-        (nn.silu, sigmoid, silu),
-        (F.glu, sigmoid, glu),
-        (nn.glu, sigmoid, glu),
-        (F.mish, frozenset({"Tanh", "Softplus"}), mish),
-        (F.hardswish, relu6, hardswish),
-        (F.hardsigmoid, relu6, hardsigmoid),
-        (F.softmin, frozenset({"Softmax"}), _softmin),
-        *[(f, _gates(), addmm) for f in _everywhere("addmm baddbmm addmv")],
-        *[(f, _gates(), None) for f in _everywhere("addbmm chain_matmul")],
-        *[(f, _gates(), None) for f in (torch.bilinear, torch.linalg.multi_dot)],
-        (torch._native_multi_head_attention, _gates("Softmax"), None),
-        (torch._transformer_encoder_layer_fwd, _gates("Softmax"), None),
-    ]
     table: dict[Any, list[Fused]] = {}
-    for function, contains, parts in rows:
-        table.setdefault(function, []).append(Fused(contains, parts))
+    for names, contains, parts in _rows():
+        for function in everywhere(names):
+            table.setdefault(function, []).append(Fused(frozenset(contains.split()), parts))
     for function, row in _forms():
         table.setdefault(function, []).append(row)
     return table
 
 
+def _rows() -> list[tuple[str, str, Callable[..., Any] | None]]:
+    return [
+        ("scaled_dot_product_attention", "MatMul Softmax", attention),
+        ("cross_entropy_loss", "LogSoftmax", cross_entropy),
+        ("linear", "MatMul", linear),
+        ("addmm baddbmm addmv", "MatMul", addmm),
+        ("lstm_cell", "MatMul Sigmoid Tanh", lstm_cell),
+        ("gru_cell", "MatMul Sigmoid Tanh", gru_cell),
+        ("rnn_tanh_cell", "MatMul Tanh", rnn_cell(torch.tanh)),
+        ("rnn_relu_cell", "MatMul Relu", rnn_cell(torch.relu)),
+        ("lstm", "MatMul Sigmoid Tanh", recurrent(lstm_cell, True)),
+        ("gru", "MatMul Sigmoid Tanh", recurrent(gru_cell, False)),
+        ("rnn_tanh", "MatMul Tanh", recurrent(rnn_cell(torch.tanh), False)),
+        ("rnn_relu", "MatMul Relu", recurrent(rnn_cell(torch.relu), False)),
+        ("binary_cross_entropy_with_logits", "Sigmoid", bce_with_logits),
+        ("log_sigmoid logsigmoid", "Sigmoid", logsigmoid),
+        ("silu", "Sigmoid", _switched(silu)),
+        ("glu", "Sigmoid", glu),
+        ("mish", "Tanh Softplus", _switched(mish)),
+        ("hardswish", "Relu6", _switched(hardswish)),
+        ("hardsigmoid", "Relu6", _switched(hardsigmoid)),
+        ("silu_", "Sigmoid", _in_place(silu)),
+        ("mish_", "Tanh Softplus", _in_place(mish)),
+        ("hardswish_", "Relu6", _in_place(hardswish)),
+        ("hardsigmoid_", "Relu6", _in_place(hardsigmoid)),
+        ("softmin", "Softmax", _softmin),
+        ("clamp_min", "ClipByValue", _clamped("min")),
+        ("clamp_max", "ClipByValue", _clamped("max")),
+        ("clamp_min_", "ClipByValue", _in_place(_clamped("min"))),
+        ("clamp_max_", "ClipByValue", _in_place(_clamped("max"))),
+        ("square", "Pow", lambda input: torch.pow(input, 2)),
+        ("square_", "Pow", _in_place(lambda input: torch.pow(input, 2))),
+        ("addbmm chain_matmul multi_dot bilinear", "MatMul", None),
+        ("_native_multi_head_attention _transformer_encoder_layer_fwd", "MatMul Softmax", None),
+    ]
+
+
 def _forms() -> Iterator[tuple[Any, Fused]]:
     """Callables that are one op or another, or more than one, by their arguments."""
     for name, op, pair in (("max", "Max", "Maximum"), ("min", "Min", "Minimum")):
-        for function in _everywhere(name):
+        for function in everywhere(name):
             other = getattr(torch, pair.lower())
             yield function, Fused(frozenset({pair}), other, _has_other)
-            yield function, Fused(frozenset({op}), _reduced(name), _has_axis)
-    for name, op in (("add", "AddV2"), ("sub", "Sub")):
-        scaled = _given("alpha")
-        for function in _everywhere(name):
-            yield function, Fused(frozenset({op}), _scaled(name), scaled)
-        yield (
-            getattr(torch.Tensor, f"{name}_"),
-            Fused(frozenset({op}), _scaled_in_place(name), scaled),
-        )
+            yield function, Fused(frozenset({op}), _reduced(name), _is_reduction)
+    for function, (family, plain, in_place, _) in spellings().items():
+        if family.type in ("AddV2", "Sub"):
+            parts = _scaled(plain, family.parameters[0] == ("input", "b"))
+            row = frozenset({family.type}), _in_place(parts) if in_place else parts, _has_alpha
+            yield function, Fused(*row)
+    for function in everywhere("hardtanh"):
+        yield function, Fused(frozenset({"Relu6"}), _relu6, _is_relu6)
+    for function in everywhere("hardtanh_"):
+        yield function, Fused(frozenset({"Relu6"}), _in_place(_relu6), _is_relu6)
     for name, op, axes in (("conv2d", "Conv2D", 2), ("conv3d", "Conv3D", 3)):
-        function = getattr(torch, name)
-        parts = _convolution(function, axes)
-        for each in {function, getattr(F, name)}:
-            yield each, Fused(frozenset({op}), parts, _given("bias", 2))
+        for function in everywhere(name):
+            parts = _convolution(getattr(torch, name), axes)
+            yield function, Fused(frozenset({op}), parts, _has_bias)
 
 
 def is_other_op(op_type: str, args: Any, options: Any) -> bool:
@@ -339,17 +390,10 @@ def is_other_op(op_type: str, args: Any, options: Any) -> bool:
     return options.get("out") is not None
 
 
-def _everywhere(names: str) -> list[Any]:
-    found = []
-    for name in names.split():
-        found += [getattr(p, name) for p in (torch, torch.Tensor) if hasattr(p, name)]
-    return found
-
-
 # -- functions that torch writes in Python -------------------------------------------------------
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_MODULES = ("torch.nn.functional", "torch.functional")
+_MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
 _OPERATORS = ("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rmatmul__", "__floordiv__",
               "__rfloordiv__", "__rmod__", "norm", "istft", "stft", "unflatten")  # fmt: skip
 
@@ -380,15 +424,30 @@ def opened(function: Any) -> Callable[..., Any] | None:
 
 
 def _body(function: FunctionType) -> Callable[..., Any]:
-    names = {**function.__globals__, **dict.fromkeys(_CHECKS, _no)}
-    cells = function.__closure__
-    if function.__qualname__.startswith(
-        "boolean_dispatch"
-    ):  # it calls one of two functions (max_pool2d)
-        cells = tuple(
-            CellType(_body(c.cell_contents)) if isinstance(c.cell_contents, FunctionType) else c
-            for c in cells or ()
-        )
+    names = _opened_names(function.__globals__["__name__"])
+    return _with_names(function, names)
+
+
+@cache
+def _opened_names(module: str) -> dict[str, Any]:
+    """What functions of a module see: no check for modes, and helpers that see the same."""
+    names = {**vars(sys.modules[module]), **dict.fromkeys(_CHECKS, _no)}
+    for name, value in vars(sys.modules[module]).items():
+        if name.startswith("_") and isinstance(value, FunctionType) and name not in _CHECKS:
+            names[name] = _with_names(value, names)
+    return names
+
+
+def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """A function of a module with other names (and so for the functions that it holds)."""
+    if function.__globals__["__name__"] != names["__name__"]:
+        return function
+    cells = tuple(map(_opened_cell, function.__closure__ or ()))
     body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
     body.__kwdefaults__ = function.__kwdefaults__
     return body
+
+
+def _opened_cell(cell: CellType) -> CellType:
+    held = cell.cell_contents
+    return CellType(opened(held) or held)

@@ -275,14 +275,14 @@ def refuse_closed_over(call: CustomCall, ys: Sequence[torch.Tensor], start: int)
     What autograd wrote while f ran leads back to the inputs; anything else that it leads to would
     lose its gradient.
     """
-    nodes = [x.grad_fn for x in call.inputs if x.grad_fn is not None]
-    known, leaves = set(map(id, nodes)), set(map(id, call.inputs))
+    known = {x.grad_fn for x in call.inputs}
+    leaves = set(map(id, call.inputs))
     for y in ys:
         if y.grad_fn is None:
             if y.requires_grad and id(y) not in leaves:
                 raise _closes_over(call, y)
             continue
-        if id(y.grad_fn) in known:
+        if y.grad_fn in known:
             continue
         for node in new_nodes(y.grad_fn, set(known)):
             if node._sequence_nr() < start:

@@ -11,7 +11,7 @@ import torch.overrides
 
 from regrad.errors import PassedOverError
 from regrad.reports import Untouched
-from regrad.torch.optypes import nodes_of, spellings
+from regrad.torch.optypes import HOLDS, nodes_of, spellings
 
 
 class Watch:
@@ -20,31 +20,52 @@ class Watch:
     Autograd's new nodes are compared with those that belong to the overridden op types.
     """
 
-    def __init__(self, rules: Mapping[str, Any], args: Sequence[Any]) -> None:
+    def __init__(self, rules: Mapping[str, Any], args: Sequence[Any], options: Any) -> None:
         self.rules = rules
-        self.before = [x.grad_fn for x in tensors(args)]
+        self.seen = {x.grad_fn for x in tensors((args, options))}
 
     def look(self, func: Any, result: Any, untouched: Untouched, where: Callable[[], str]) -> None:
         """Note what kept its gradient; raise if an overridden op type is among it."""
-        seen = set(map(id, self.before))
+        if func in gradients():
+            return
         for y in tensors((result,)):
             node = y.grad_fn
-            if node is None or id(node) in seen:
+            if node is None or node in self.seen:
                 continue
-            seen.add(id(node))
-            for each in new_nodes(node, seen):
+            self.seen.add(node)
+            for each in new_nodes(node, self.seen):
                 self._check(func, each)
             untouched.note(name_of(func), where())
 
     def _check(self, func: Any, node: Any) -> None:
         name = node.name().rstrip("0123456789")
-        for op_type in types_of(name):
-            if op_type in self.rules and not _is_spelled(func, op_type):
+        hidden = name.endswith(
+            "CopySlices"
+        )  # a view was changed in place, by a node that cannot be seen
+        for op_type in types_of(_node_named(func) if hidden else name):
+            holds = hidden or HOLDS.get(op_type, _always)(node)
+            if op_type in self.rules and holds and not _is_spelled(func, op_type):
                 raise PassedOverError(
                     f"{name_of(func)} computes {op_type!r} inside ({node.name()}), which is "
                     "overridden, and would keep its own gradient. Write it with separate torch "
                     f"functions, or pass keep=[{name_of(func)}] to leave it as it is."
                 )
+
+
+def _always(node: Any) -> bool:
+    return True
+
+
+@cache
+def gradients() -> frozenset[Any]:
+    """Functions whose results are gradients: what they ran is no op of the program's own."""
+    return frozenset({torch.autograd.grad, torch.Tensor.grad.__get__})  # pyright: ignore
+
+
+def _node_named(func: Any) -> str:
+    """The backward node of a torch function, by the name that torch would give it."""
+    words = getattr(func, "__name__", "").strip("_").split("_")
+    return "".join(word.capitalize() for word in words) + "Backward"
 
 
 def _is_spelled(func: Any, op_type: str) -> bool:
@@ -54,23 +75,26 @@ def _is_spelled(func: Any, op_type: str) -> bool:
 
 
 def tensors(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among some values, also in lists and tuples."""
+    """The tensors among some values, also in containers."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, list | tuple):
             yield from tensors(value)
+        elif isinstance(value, dict):
+            yield from tensors(value.values())
 
 
-def new_nodes(node: Any, seen: set[int]) -> Iterator[Any]:
-    """A node, and those behind it that are not known."""
+def new_nodes(node: Any, seen: set[Any]) -> Iterator[Any]:
+    """A node, and those behind it that are not known. (`seen` holds them: a wrapper that nobody
+    holds goes, and the next may have its id.)"""
     stack = [node]
     while stack:
         node = stack.pop()
         yield node
         for behind, _ in node.next_functions:
-            if behind is not None and id(behind) not in seen and not is_leaf(behind):
-                seen.add(id(behind))
+            if behind is not None and behind not in seen and not is_leaf(behind):
+                seen.add(behind)
                 stack.append(behind)
 
 
@@ -82,7 +106,7 @@ def is_leaf(node: Any) -> bool:
 @cache
 def types_of(node: str) -> tuple[str, ...]:
     """The op types that a backward node belongs to."""
-    return _types().get(node, ())
+    return _types().get(node.removeprefix("Foreach"), ())
 
 
 @cache

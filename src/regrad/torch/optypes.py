@@ -7,6 +7,7 @@ also with the underscore of the in-place variant and as the method behind an ope
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from regrad.registry import OPS, Input, Op, canonical
 UNARY = {
     "Abs": "abs absolute", "Acos": "acos arccos", "Acosh": "acosh arccosh",
     "Asin": "asin arcsin", "Asinh": "asinh arcsinh", "Atan": "atan arctan",
-    "Atanh": "atanh arctanh", "Ceil": "ceil", "Cholesky": "cholesky", "Conj": "conj",
+    "Atanh": "atanh arctanh", "Ceil": "ceil", "Cholesky": "cholesky", "Conj": "conj conj_physical",
     "Cos": "cos", "Cosh": "cosh", "Digamma": "digamma psi", "Elu": "elu", "Erf": "erf",
     "Erfc": "erfc", "Erfinv": "erfinv", "Exp": "exp", "Expm1": "expm1", "Floor": "floor",
     "Lgamma": "lgamma gammaln", "Log": "log", "Log10": "log10", "Log1p": "log1p", "Log2": "log2",
@@ -43,8 +44,8 @@ BINARY = {
 
 # op type: names in torch, and their parameters in order, as `torch's name=the op's name`.
 OTHERS = {
-    "Softmax": ("softmax", "input=x dim=axis"),
-    "LogSoftmax": ("log_softmax", "input=x dim=axis"),
+    "Softmax": ("softmax _softmax _safe_softmax", "input=x dim=axis"),
+    "LogSoftmax": ("log_softmax _log_softmax", "input=x dim=axis"),
     "Gelu": ("gelu", "input=x approximate=approximate"),
     "LeakyRelu": ("leaky_relu", "input=x negative_slope=alpha"),
     "ClipByValue": ("clamp clip", "input=x min=min max=max"),
@@ -73,13 +74,36 @@ OTHERS = {
 DUNDERS = {"add": "add", "sub": "sub", "mul": "mul", "div": "div truediv", "matmul": "matmul",
            "pow": "pow", "neg": "neg", "abs": "abs", "remainder": "mod"}  # fmt: skip
 
+# The same with the tensors the other way round, for which `2 - x` and `2 / x` ask.
+REVERSED = {"Sub": "rsub", "RealDiv": "__rtruediv__"}
+
+# Where the method takes its parameters in another order than the function: `x.where(condition, y)`.
+METHODS = {"SelectV2": "input=a condition=condition other=b"}
+
+# Ops that see images in another layout than torch: their own rules do not fit.
+CHANNELS_LAST = ("Conv2D", "Conv3D", "MaxPool", "MaxPool3D", "AvgPool", "AvgPool3D")
+
+# What an attribute is where a call does not say, if the op's own default is another or none.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "LeakyRelu": {"alpha": 0.01}, "ConcatV2": {"axis": 0}, "Pack": {"axis": 0},
+    "Cumsum": {"exclusive": False, "reverse": False},
+    "Cumprod": {"exclusive": False, "reverse": False},
+    "Conv2D": {"strides": 1, "pad": 0, "dilations": 1},
+    "Conv3D": {"strides": 1, "pad": 0, "dilations": 1},
+    **{t: {"strides": None, "pad": 0} for t in CHANNELS_LAST[2:]},
+}  # fmt: skip
+
+# What torch says in other words than the op.
+MEANS: dict[str, Callable[[Any], Any]] = {"approximate": lambda value: value == "tanh"}
+
 # What else torch calls the same parameter.
 SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other", "vec": "other",
             "vec2": "other", "tensor": "other", "divisor": "other", "a_min": "min", "a_max": "max",
             "A": "input", "keepdims": "keepdim", "x": "input"}  # fmt: skip
 
 PLACES: tuple[Any, ...] = (
-    torch, torch.Tensor, F, torch._C._nn, torch.special, torch.linalg, torch.ops.aten,
+    torch, torch.Tensor, F, torch._C._nn,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.special, torch.linalg, torch.ops.aten,
 )  # fmt: skip
 
 
@@ -95,6 +119,11 @@ class Family(NamedTuple):
         """The op type."""
         return self.op.type
 
+    def attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The op's attributes, as it means them, of what a call says."""
+        said = {name: MEANS.get(name, _as_is)(value) for name, value in given.items()}
+        return {**_defaults(self.type), **said}
+
 
 class Spelling(NamedTuple):
     """One torch callable of a family, and what computes it out of place."""
@@ -102,6 +131,30 @@ class Spelling(NamedTuple):
     family: Family
     function: Callable[..., Any]  # never in place
     in_place: bool = False
+    switch: int | None = None  # where it takes `inplace`, if it does
+
+    def out_of_place(
+        self, args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> tuple[bool, tuple[Any, ...], dict[str, Any]]:
+        """Whether a call is in place, and its arguments without what says so."""
+        named = {k: v for k, v in options.items() if k != "inplace"}
+        if self.switch is None or len(args) <= self.switch:
+            return self.in_place or bool(options.get("inplace")), args, named
+        return bool(args[self.switch]), args[: self.switch], named
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+@cache
+def _defaults(op_type: str) -> dict[str, Any]:
+    op = OPS.get(op_type)
+    if op is None or not op.attrs:
+        return {}
+    known = inspect.signature(op.function).parameters
+    own = {n: known[n].default for n in op.attrs if known[n].default is not inspect.Parameter.empty}
+    return {**own, **DEFAULTS.get(op_type, {})}
 
 
 @cache
@@ -131,26 +184,50 @@ def spellings() -> Mapping[Any, Spelling]:
 def spellings_of(family: Family) -> Iterator[tuple[Any, Spelling]]:
     """Every torch callable of a family."""
     for name in family.names:
-        for place in PLACES:
-            function = getattr(place, name, None)
-            if not callable(function):
-                continue
-            for each in (function, *_overloads(function)):
-                yield each, Spelling(family, each)
-            yield from _changing(family, name, place, function)
+        yield from _named(family, name)
+    if family.type in REVERSED:
+        other_way = family._replace(parameters=(("input", "b"), ("other", "a")))
+        yield from _named(other_way, REVERSED[family.type])
     if family.type in BINARY or family.type in UNARY:
         yield from _operators(family)
+
+
+def _named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]]:
+    for place in PLACES:
+        function = getattr(place, name, None)
+        if callable(function):
+            there = _as_method(family) if place is torch.Tensor else family
+            for each in (function, *overloads(function)):
+                yield each, Spelling(there, each, switch=_switch(each))
+            yield from _changing(there, name, place, function)
+
+
+def _as_method(family: Family) -> Family:
+    order = METHODS.get(family.type)
+    return family if order is None else family._replace(parameters=_parameters(order))
+
+
+def _switch(function: Any) -> int | None:
+    """Where a function that torch writes in Python takes `inplace`."""
+    names = [*inspect.signature(function).parameters] if inspect.isfunction(function) else []
+    return names.index("inplace") if "inplace" in names else None
+
+
+def everywhere(names: str) -> list[Any]:
+    """The functions that torch has under these names, wherever it keeps them."""
+    found = [getattr(place, name, None) for name in names.split() for place in PLACES]
+    return [each for f in found if callable(f) for each in (f, *overloads(f))]
 
 
 def _changing(
     family: Family, name: str, place: Any, function: Any
 ) -> Iterator[tuple[Any, Spelling]]:
     changing = getattr(place, f"{name}_", None)
-    for each in (changing, *_overloads(changing)) if callable(changing) else ():
+    for each in (changing, *overloads(changing)) if callable(changing) else ():
         yield each, Spelling(family, function, in_place=True)
 
 
-def _overloads(packet: Any) -> list[Any]:
+def overloads(packet: Any) -> list[Any]:
     """The overloads of a `torch.ops.aten` function."""
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return []
@@ -178,25 +255,41 @@ def find_family(op_type: str) -> Family | None:
     return families().get(canonical(op_type))
 
 
-# Which backward nodes of torch's autograd belong to an op type: the same name, but for these.
+# Which backward nodes of torch's autograd belong to an op type: the same name, but for these. Nodes
+# of callables that compute the op among others are here as well.
 NODES = {
-    "AddV2": "Add", "RealDiv": "Div", "LogSigmoid": "LogSigmoid", "Gelu": "Gelu",
-    "LeakyRelu": "LeakyRelu", "ClipByValue": "Clamp ClampMin ClampMax", "Relu6": "Hardtanh",
-    "Max": "Amax", "Min": "Amin", "SelectV2": "Where", "Conv2D": "Convolution",
-    "Conv3D": "Convolution", "MaxPool": "MaxPool2DWithIndices MaxPool2D",
-    "MaxPool3D": "MaxPool3DWithIndices", "AvgPool": "AvgPool2D", "AvgPool3D": "AvgPool3D",
-    "MatMul": "Mm Bmm Mv Dot Addmm Baddbmm Addbmm Addmv Linear",
-    "ConcatV2": "Cat", "Pack": "Stack", "Identity": "Clone Alias", "Reshape": "View ReshapeAlias",
-    "Softmax": "Softmax ScaledDotProductFlashAttentionForCpu ScaledDotProductFlashAttention "
-               "ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention "
-               "ScaledDotProductFusedAttentionOverrideable",
-    "Sigmoid": "Sigmoid MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
-    "Tanh": "Tanh MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
-    "Step": "Heaviside", "Selu": "Elu", "Sign": "Sign Sgn", "Lgamma": "Lgamma",
-    "Square": "Pow", "MatrixInverse": "LinalgInvEx", "Cholesky": "Cholesky LinalgCholeskyEx",
-    "Silu": "Silu", "Softsign": "Div", "FloorMod": "Remainder", "Hypot": "Hypot",
-    "Log10": "Log10", "Maximum": "Maximum Fmax", "Minimum": "Minimum Fmin",
+    "AddV2": "Add", "RealDiv": "Div", "Sub": "Sub Rsub", "Conj": "Conj ConjPhysical",
+    "ClipByValue": "Clamp ClampMin ClampMax", "Relu6": "Hardtanh Hardswish Hardsigmoid",
+    "Max": "Amax Max Aminmax", "Min": "Amin Min Aminmax", "SelectV2": "Where",
+    "Conv2D": "Convolution", "Conv3D": "Convolution", "Prelu": "PreluKernel",
+    "MaxPool": "MaxPool2DWithIndices MaxPool2D MkldnnMaxPool2D",
+    "MaxPool3D": "MaxPool3DWithIndices MkldnnMaxPool3D",
+    "AvgPool": "AvgPool2D", "Square": "", "Softsign": "",
+    "MatMul": "Mm Bmm Mv Dot Vdot Addmm Baddbmm Addbmm Addmv Linear",
+    "ConcatV2": "Cat", "Pack": "Stack", "Identity": "Clone Alias",
+    "Reshape": "View UnsafeView ReshapeAlias",
+    "Softmax": "Softmax SafeSoftmax ScaledDotProductFlashAttentionForCpu "
+               "ScaledDotProductFlashAttention ScaledDotProductEfficientAttention "
+               "ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable",
+    "Sigmoid": "Sigmoid Silu Glu LogSigmoid BinaryCrossEntropyWithLogits MkldnnRnnLayer "
+               "ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
+    "Tanh": "Tanh Mish MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
+    "Softplus": "Softplus Mish", "Step": "Heaviside", "Selu": "Elu", "Sign": "Sign Sgn",
+    "MatrixInverse": "LinalgInvEx", "Cholesky": "Cholesky LinalgCholeskyEx",
+    "FloorMod": "Remainder", "Log1p": "Log1P", "LogAddExp": "Logaddexp",
+    "Maximum": "Maximum Fmax", "Minimum": "Minimum Fmin",
 }  # fmt: skip
+
+# Whether a backward node that several ops share is one of the op type, by what it holds.
+HOLDS: dict[str, Callable[[Any], bool]] = {
+    "Relu6": lambda node: (
+        not hasattr(node, "_saved_min_val") or (node._saved_min_val, node._saved_max_val) == (0, 6)
+    ),
+    "Elu": lambda node: node._saved_scale == 1,
+    "Selu": lambda node: node._saved_scale != 1,
+    "Conv2D": lambda node: not node._saved_transposed and len(node._saved_stride) == 2,
+    "Conv3D": lambda node: not node._saved_transposed and len(node._saved_stride) == 3,
+}
 
 
 def nodes_of(op_type: str) -> list[str]:

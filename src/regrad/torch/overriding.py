@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -24,7 +24,7 @@ from regrad.errors import (
     near,
 )
 from regrad.foreign import ForeignRule
-from regrad.registry import Input, Op, find_op
+from regrad.registry import RULES, Input, Op, canonical, find_op
 from regrad.reports import Hit, Report, Table, Untouched
 from regrad.torch import intercepts
 from regrad.torch.arguments import fill
@@ -33,6 +33,7 @@ from regrad.torch.calls import Call
 from regrad.torch.composites import Fused, bodies, fused, is_other_op
 from regrad.torch.nodes import Watch
 from regrad.torch.optypes import (
+    CHANNELS_LAST,
     Family,
     Spelling,
     alone,
@@ -135,6 +136,7 @@ class gradient_override_map(Report):
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
+        self._ruleset: RuleSet | None = None
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
 
     def __enter__(self) -> gradient_override_map:
@@ -142,7 +144,9 @@ class gradient_override_map(Report):
             raise ArgumentError(
                 "this gradient_override_map is open already; make a new one for an inner scope"
             )
-        ruleset = rule_set(self._rules, self._keep)
+        outer = SCOPES.get()
+        ruleset = rule_set(self._rules, self._keep, outer[-1]._ruleset if outer else None)
+        self._ruleset = ruleset
         self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
         self._untouched = Untouched()
         self._mode = ruleset.mode(self)
@@ -190,11 +194,16 @@ class RuleSet:
     """Rules by key, and the class of mode that carries them.
 
     torch.compile guards on the *class* of an open mode, so every set of rules has a class of its
-    own, and equal sets share one.
+    own, and equal sets share one. The mode of an inner scope is asked first, so it takes apart and
+    opens for the scopes around it as well, and leaves to them the callables that they have rules
+    for.
     """
 
-    def __init__(self, rules: Mapping[Any, Any], keep: tuple[Any, ...]) -> None:
+    def __init__(
+        self, rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
+    ) -> None:
         self.keep = keep
+        self.outer = outer
         self.compiled = False  # whether torch.compile has built these rules into a program
         self.rules: dict[str, ForeignRule] = {}
         spelled: dict[Any, Spelling] = {}
@@ -202,16 +211,51 @@ class RuleSet:
             family = family_of(key)
             if family.type in self.rules:
                 raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
+            refuse_layout(value)
             named = bool(family.parameters)
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
             spelled.update(spellings_of(family))
-        types = self.rules.keys()
-        rows = {f: [r for r in rows if r.contains & types] for f, rows in fused().items()}
-        self.calls = {f: _overridden(self, s) for f, s in spelled.items() if f not in keep}
-        self.parts = {f: found for f, found in rows.items() if found and f not in keep}
-        self.bodies = {f: body for f, body in bodies().items() if f not in keep}
+        self.alone = {f for f, s in spelled.items() if not s.family.parameters}
+        self.calls = {f: _overridden(self, f, s) for f, s in spelled.items() if f not in keep}
+        found = ((f, self._concerned(f, rows)) for f, rows in fused().items())
+        self.parts = {f: rows for f, rows in found if rows}
+        self.bodies = {f: body for f, body in bodies().items() if not self._is_left(f)}
         self.mode = type("Mode", (Mode,), {"ruleset": self, "calls": self.calls,
                                            "parts": self.parts, "bodies": self.bodies})  # fmt: skip
+
+    def around(self) -> Iterator[RuleSet]:
+        """These rules, and those of the scopes around."""
+        ruleset: RuleSet | None = self
+        while ruleset is not None:
+            yield ruleset
+            ruleset = ruleset.outer
+
+    def _concerned(self, function: Any, rows: Sequence[Fused]) -> list[Fused]:
+        """The rows by which a callable is to be taken apart: not if it has a rule of its own."""
+        sets = [each for each in self.around() if function not in each.keep]
+        types = {op_type for each in sets for op_type in each.rules}
+        own = {_type_of(function)} & types
+        if any(function in each.alone for each in sets):
+            return []
+        return [row for row in rows if row.contains & (own or types)]
+
+    def _is_left(self, function: Any) -> bool:
+        """Whether a callable is not to be opened: somebody has a rule for it, or keeps it."""
+        return any(function in each.calls or function in each.keep for each in self.around())
+
+
+def refuse_layout(value: Any) -> None:
+    """Refuse the rule of an op of ours whose images are laid out in another way than torch's."""
+    if isinstance(value, str) and value not in RULES and canonical(value) in CHANNELS_LAST:
+        raise RuleError(
+            f"the rule of {value!r} is for images whose channels come last, and torch's come "
+            "first. Write the rule with torch's functions, as in torch.nn.grad."
+        )
+
+
+def _type_of(function: Any) -> str | None:
+    spelling = spellings().get(function)
+    return None if spelling is None else spelling.family.type
 
 
 class RuleByCount(ForeignRule):
@@ -249,16 +293,19 @@ _SETS: OrderedDict[Any, RuleSet] = OrderedDict()
 _LOCK = threading.Lock()
 
 
-def rule_set(rules: Mapping[Any, Any], keep: tuple[Any, ...]) -> RuleSet:
+def rule_set(
+    rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
+) -> RuleSet:
     """The set of these rules, made once for all scopes with the same ones."""
     try:
-        key = (tuple(sorted(((repr(k), k, v) for k, v in rules.items()), key=lambda t: t[0])), keep)
+        pairs = sorted(((repr(k), k, v) for k, v in rules.items()), key=lambda t: t[0])
+        key = (tuple(pairs), keep, outer)
         hash(key)
     except TypeError:
-        return RuleSet(rules, keep)
+        return RuleSet(rules, keep, outer)
     with _LOCK:
         if key not in _SETS:
-            _SETS[key] = RuleSet(rules, keep)
+            _SETS[key] = RuleSet(rules, keep, outer)
             if len(_SETS) > KEPT:
                 _SETS.popitem(last=False)
         _SETS.move_to_end(key)
@@ -332,14 +379,15 @@ class Mode(torch.overrides.TorchFunctionMode):
     def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
         parts = row.parts
         if parts is None:
-            raise fused_error(func, row.contains & self.ruleset.rules.keys())
+            types = {t for each in self.ruleset.around() for t in each.rules}
+            raise fused_error(func, row.contains & types)
         with self:
             return parts(*args, **options)
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         if not torch.is_grad_enabled():
             return func(*args, **options)
-        watch = Watch(self.ruleset.rules, args)
+        watch = Watch(self.ruleset.rules, args, options)
         result = func(*args, **options)
         if func not in self.ruleset.keep:
             watch.look(func, result, self.scope._untouched, caller)
@@ -356,19 +404,18 @@ def fused_error(func: Any, types: Iterable[str]) -> PassedOverError:
     )
 
 
-def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
+def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
     """What runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type
 
     def overridden(*args: Any, **options: Any) -> Any:
         scope = _scope_of(ruleset)
         if is_other_op(key, args, options):
-            return spelling.function(*args, **options)
+            return function(*args, **options)
         with torch._C.DisableTorchFunction():
             if is_built_in(key, ruleset.keep):
-                return spelling.function(*args, **options)
-            changes = spelling.in_place or options.get("inplace", False)
-            options = {k: v for k, v in options.items() if k != "inplace"}
+                return function(*args, **options)
+            changes, args, options = spelling.out_of_place(args, options)
             filled = fill(family, args, options)
             first = next((v for v in filled.values if isinstance(v, torch.Tensor)), None)
             shape = () if first is None else tuple(first.shape)
@@ -384,9 +431,10 @@ def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             if not changes:
                 return call(*xs)
+            target = xs[0]
             if call.kept[:1] == [0]:  # the rule wants x as it was
-                xs[0] = xs[0].clone()
-            return args[0].copy_(call(*xs))
+                xs[0] = target.clone()
+            return target.copy_(call(*xs))
 
     return allow_in_graph(overridden)
 
