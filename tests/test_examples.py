@@ -105,6 +105,15 @@ def test_guided_backprop(run):
     assert abs(cosines["gradient"]) < cosines["deconvnet"] < cosines["guided"]
 
 
+def test_foreign_resnet(run, capsys):
+    cosines = run("foreign_resnet")
+    assert cosines["guided"] >= 0.95
+    assert abs(cosines["gradient"]) <= 0.4
+    assert abs(cosines["gradient"]) < cosines["deconvnet"] < cosines["guided"]
+    printed = capsys.readouterr().out
+    assert printed.count("Relu     guided_relu") == 4  # lines: three of modules, one of F.relu
+
+
 def test_implicit_layer(run):
     rows = run("implicit_layer")
     assert len({row["implicit_bytes"] for row in rows}) == 1
