@@ -114,6 +114,15 @@ def test_foreign_resnet(run, capsys):
     assert printed.count("Relu     guided_relu") == 4  # lines: three of modules, one of F.relu
 
 
+def test_foreign_quantized(run):
+    rows = run("foreign_quantized", picture=False)
+    fixed, learning = (rows[f"fine-tuned, {g}"] for g in ("torch's gradient", "straight-through"))
+    assert fixed["moved"] == 0
+    assert learning["moved"] > 0.5
+    assert learning["accuracy"] > fixed["accuracy"] + 0.03
+    assert rows["float32"]["accuracy"] > rows["rounded"]["accuracy"]
+
+
 def test_implicit_layer(run):
     rows = run("implicit_layer")
     assert len({row["implicit_bytes"] for row in rows}) == 1
