@@ -12,7 +12,7 @@ from typing import Any
 from regrad.namespaces import is_array
 from regrad.registry import RULES, Op, resolve
 from regrad.ruleforms import Rule
-from regrad.state import in_state
+from regrad.state import in_state, masked
 from regrad.tape import GroupedRecord, Place, Record
 from regrad.tensor import Tensor, wrap
 from regrad.walk import checked, leaf_gradients
@@ -34,6 +34,10 @@ class ForeignRule:
         self.name = self.rule.name
         ours = isinstance(value, str) and value not in RULES
         self.plain: bool | None = False if ours else None
+
+    def taking(self, count: int) -> ForeignRule:
+        """The rule for a call with so many tensors."""
+        return self
 
     def keeps(self, wanted: Sequence[int]) -> tuple[frozenset[int], bool]:
         """The inputs (by parameter) that the rule names, and whether it names the output."""
@@ -75,7 +79,7 @@ class ForeignCall:
         """
         record = self._record(xs, y, wanted)
         ids = {i + 1 for i in wanted}
-        with in_state(None):
+        with masked():
             answers = leaf_gradients(record, dy, ids)
             return [self._checked(record, i, answers.get(i), dy) for i in wanted]
 

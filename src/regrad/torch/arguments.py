@@ -30,29 +30,44 @@ class Filled(NamedTuple):
 
 def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
     """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""
+    if not family.parameters:
+        return _fill_by_place(args, options)
     keys = _keys(family, args, options)
     by_name = {ours: keys[theirs] for theirs, ours in family.parameters if ours and theirs in keys}
-    read = lambda key: args[key] if isinstance(key, int) else options[key]  # noqa: E731
-    groups = [(by_name[i.name],) if i.name in by_name else () for i in family.op.inputs]
-    values: list[Any] = []
+    given = {name: args[k] if isinstance(k, int) else options[k] for name, k in by_name.items()}
+    leaves: list[tuple[Any, tuple[Any, int | None]]] = []  # a value, and where it stands
     layout: list[Place] = []
-    paths: list[tuple[Any, int | None]] = []
-    for entry, key in zip(family.op.inputs, groups, strict=True):
-        given = read(key[0]) if key else None
+    for entry in family.op.inputs:
+        key, value = by_name.get(entry.name), given.get(entry.name)
         if entry.kind == "many":
-            layout.append(tuple(range(len(values), len(values) + len(given))))
-            paths += [(key[0], i) for i in range(len(given))]
-            values += given
+            layout.append(tuple(range(len(leaves), len(leaves) + len(value or ()))))
+            leaves += [(v, (key, i)) for i, v in enumerate(value or ())]
+        elif value is None and entry.kind == "optional":
+            layout.append(None)
         else:
-            layout.append(None if given is None and entry.kind == "optional" else len(values))
-            if layout[-1] is not None:
-                paths.append((key[0] if key else None, None))
-                values.append(given)
-    _refuse_others(family, args, options, {path[0] for path in paths})
-    attrs = {n: read(by_name[n]) for n in family.op.attrs if n in by_name}
+            layout.append(len(leaves))
+            leaves.append((value, (key, None)))
+    paths = [path for value, path in leaves if isinstance(value, torch.Tensor)]
+    _refuse_others(family, args, options, {key for _, (key, _) in leaves})
+    attrs = {name: given[name] for name in family.op.attrs if name in given}
     flat = all(place == i for i, place in enumerate(layout))
-    tensors = [path for path, v in zip(paths, values, strict=True) if isinstance(v, torch.Tensor)]
-    return Filled(values, None if flat else tuple(layout), attrs, Rebuilt(args, options, tensors))
+    return Filled(
+        [value for value, _ in leaves], None if flat else tuple(layout), attrs,
+        Rebuilt(args, options, paths),
+    )  # fmt: skip
+
+
+def _fill_by_place(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
+    """All tensors among the arguments are inputs, in order; three and more are a sequence."""
+    leaves: list[tuple[torch.Tensor, tuple[Any, int | None]]] = []
+    for key, value in (*enumerate(args), *options.items()):
+        if isinstance(value, torch.Tensor):
+            leaves.append((value, (key, None)))
+        elif isinstance(value, list | tuple):
+            leaves += [(v, (key, i)) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
+    layout = (tuple(range(len(leaves))),) if len(leaves) > 2 else None
+    paths = [path for _, path in leaves]
+    return Filled([value for value, _ in leaves], layout, {}, Rebuilt(args, options, paths))
 
 
 class Rebuilt:

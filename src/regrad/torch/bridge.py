@@ -153,8 +153,9 @@ class Bridge(torch.autograd.Function):
     def backward(ctx: Any, *dys: Any) -> Any:
         wanted = [i for i in range(ctx.count) if ctx.needs_input_grad[i + 1]]
         pull = pullback(ctx.flat, ctx.count, wanted, ctx.reached)
+        given = [*ctx.saved_tensors, *[dys[i] for i in ctx.reached]]
         with unaffected(dys):
-            found = bridged(pull, [*ctx.saved_tensors, *[dys[i] for i in ctx.reached]])
+            found = bridged(pull, given)
         return spread(dict(zip(wanted, found, strict=True)), ctx.count)
 
     @staticmethod

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from regrad import recording
 from regrad.errors import GradientError
@@ -47,8 +48,16 @@ class Call:
             if any(i in positions(places[p]) for p in kept if p < len(places))
         ]  # fmt: skip
 
+    kind: type = tuple  # of several outputs
+
     def __call__(self, *xs: torch.Tensor) -> Any:
-        return Overridden.apply(self, *xs)
+        y = Overridden.apply(self, *xs)
+        return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
+
+    def ran(self) -> None:
+        """The rule runs."""
+        if self.hit is not None:
+            self.hit.ran += 1
 
     def spread(self, xs: Sequence[Any], which: Sequence[int]) -> list[Any]:
         """All values of the op, with these tensors in their places."""
@@ -57,21 +66,22 @@ class Call:
             values[self.places[n]] = x
         return values
 
-    def foreign(self, specs: Sequence[Any]) -> ForeignCall:
+    def foreign(self, specs: Sequence[Any], outputs: Sequence[Any] | None) -> ForeignCall:
         """The call as regrad's walk sees it, for tensors of these shapes and dtypes."""
         every = self.spread(specs, range(len(self.places)))
         every = [s if isinstance(s, tuple) else ((), None) for s in every]
-        return ForeignCall(self.rule, every, self.attrs, self.layout)
+        return ForeignCall(self.rule, every, self.attrs, self.layout, outputs)
 
     def function(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The op as a regrad function, recorded under its rule."""
-        y = wrap(self.forward(*[x._data for x in xs]))
+        made = self.forward(*[x._data for x in xs])
+        y: Any = tuple(map(wrap, made)) if isinstance(made, tuple) else wrap(made)
         state = current()
         if state is not None and state.tapes:
             tensors = tuple(self.spread(xs, range(len(xs))))
             every = tuple(x if isinstance(x, Tensor) else wrap(torch.tensor(x)) for x in tensors)
             recording.put(state, self.rule.op, self.rule.rule, every, self.attrs, y, self.layout)
-        return [y]
+        return y if isinstance(y, tuple) else [y]
 
 
 class Overridden(torch.autograd.Function):
@@ -82,69 +92,101 @@ class Overridden(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, *xs: torch.Tensor) -> Any:
         with torch._C.DisableTorchFunction():
-            return call.forward(*xs)
+            y = call.forward(*xs)
+        if isinstance(y, tuple):
+            call.kind, y = type(y), tuple(y)
+        return y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         call, *xs = inputs
+        ys = output if isinstance(output, tuple) else (output,)
         ctx.call = call
-        ctx.specs = [(tuple(x.shape), x.dtype) for x in xs]
-        ys = (output,) if call.keeps_y else ()
-        ctx.save_for_backward(*[xs[n] for n in call.kept], *ys)
-        ctx.save_for_forward(*xs)
+        ctx.specs = [_spec(x) for x in xs]
+        ctx.outputs = [_spec(y) for y in ys] if isinstance(output, tuple) else None
+        ctx.mark_non_differentiable(*[y for y in ys if not differentiable(y)])
+        ctx.kept = call.kept
+        if in_forward_mode():  # vmap has it that both modes save the same
+            ctx.kept = list(range(len(xs)))
+            ctx.save_for_forward(*xs, *(ys if call.keeps_y else ()))
+        ctx.save_for_backward(*[xs[n] for n in ctx.kept], *(ys if call.keeps_y else ()))
 
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
-        call, dy = ctx.call, dys[0]
+        call = ctx.call
         wanted = [n for n in range(len(ctx.specs)) if ctx.needs_input_grad[n + 1]]
-        if call.hit is not None:
-            call.hit.ran += 1
+        call.ran()
+        saved = _saved(ctx)  # which may run a checkpoint again, under its own overrides
         with unaffected(dys):
-            found = Pull(call, ctx.specs, wanted, dy)(ctx.saved_tensors, dy)
+            found = Pull(call, ctx.specs, wanted, ctx.outputs)(saved, dys)
         return spread(dict(zip(wanted, found, strict=True)), len(ctx.specs))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
+        ctx.call.ran()
         try:
-            (dy,) = pushed(ctx.call.function, ctx.saved_tensors, tangents[1:])
+            xs = ctx.saved_tensors[: len(ctx.specs)]
+            dys = pushed(ctx.call.function, xs, tangents[1:])
         except (AttributeError, TypeError) as error:
             raise GradientError(
                 f"forward mode: the rule {ctx.call.rule.name!r} is written with torch's functions, "
                 "and only one written with regrad's can be transposed. Use reverse mode (grad, "
                 "jacrev, vjp), or write the rule with regrad's functions."
             ) from error
-        return dy
+        return dys if ctx.outputs else dys[0]
+
+
+def _saved(ctx: Any) -> list[torch.Tensor]:
+    """What the rule names, of all that was saved."""
+    saved = ctx.saved_tensors
+    return [*[saved[ctx.kept.index(n)] for n in ctx.call.kept], *saved[len(ctx.kept) :]]
+
+
+def in_forward_mode() -> bool:
+    """Whether some transformation around asks for forward-mode derivatives."""
+    functorch = torch._C._functorch
+    levels = functorch.get_interpreter_stack() or ()
+    return forward_ad._current_level >= 0 or any(
+        level.key() == functorch.TransformType.Jvp for level in levels
+    )
+
+
+def _spec(x: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(x.shape), x.dtype
 
 
 class Pull:
-    """Pulls the gradient that arrived through the rule.
+    """Pulls the gradients that arrived through the rule.
 
     Where torch converts before it computes (autocast, mixed dtypes), the rule sees inputs in the
     dtype of `dy`, as if the conversion had been an op of its own. A rule written with regrad's
     functions sees bfloat16, which NumPy does not have, as float32.
     """
 
-    def __init__(self, call: Call, specs: Sequence[Any], wanted: Sequence[int], dy: Any) -> None:
+    def __init__(
+        self, call: Call, specs: Sequence[Any], wanted: Sequence[int], outputs: Sequence[Any] | None
+    ) -> None:
         self.call = call
         self.specs = specs
         self.wanted = wanted
+        self.outputs = outputs
         self.leaves = [call.places[n] for n in wanted]
-        self._work_in(dy.dtype)
 
     def _work_in(self, dtype: torch.dtype) -> None:
         """Have the rule see floats of this dtype."""
         self.dtype = dtype if _float(dtype) else None
         self.work = [(shape, self.dtype or d if _float(d) else d) for shape, d in self.specs]
-        self.foreign = self.call.foreign(self.work)
+        self.foreign = self.call.foreign(self.work, self.outputs)
 
-    def __call__(self, saved: Sequence[torch.Tensor], dy: torch.Tensor) -> list[Any]:
-        plain = self._is_plain([self._worked(x) for x in saved], dy)
-        if not plain and dy.dtype == torch.bfloat16:
+    def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
+        dtype = next((dy.dtype for dy in dys if _float(dy.dtype)), dys[0].dtype)
+        self._work_in(dtype)
+        plain = self._is_plain([*saved, *dys])
+        if not plain and dtype == torch.bfloat16:
             self._work_in(torch.float32)
-        given = [self._worked(x) for x in (*saved, dy)]
+        given = [self._worked(x) for x in (*saved, *dys)]
         if plain:
-            xs, y = self._given(given[:-1])
-            dxs = self.foreign.pull(xs, y, given[-1], self.leaves)
+            dxs = self._pulled(given)
         else:
             dxs = (bridged if torch.is_grad_enabled() else run)(self._flat, given)
         return [
@@ -155,26 +197,30 @@ class Pull:
     def _worked(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.dtype is None or not _float(x.dtype) else x.to(self.dtype)
 
-    def _is_plain(self, saved: Sequence[torch.Tensor], dy: torch.Tensor) -> bool:
+    def _is_plain(self, given: Sequence[torch.Tensor]) -> bool:
         if self.call.rule.plain is not None:
             return self.call.rule.plain
         with torch.no_grad():
-            xs, y = self._given(saved)
+            xs, y, dy = self._sorted([self._worked(x) for x in given])
             return self.foreign.settle(xs, y, dy, self.leaves)
 
+    def _pulled(self, given: Sequence[Any]) -> list[Any]:
+        xs, y, dy = self._sorted(given)
+        return self.foreign.pull(xs, y, dy, self.leaves)
+
     def _flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The pull as a regrad function of what was saved and of dy."""
-        *saved, dy = tensors
-        xs, y = self._given(saved)
-        dxs = self.foreign.pull(xs, y, dy, self.leaves)
+        """The pull as a regrad function of what was saved and of the gradients that arrived."""
         return [
-            zeros(self.work[n], dy) if dx is None else dx
-            for n, dx in zip(self.wanted, dxs, strict=True)
+            zeros(self.work[n], tensors[-1]) if dx is None else dx
+            for n, dx in zip(self.wanted, self._pulled(tensors), strict=True)
         ]
 
-    def _given(self, saved: Sequence[Any]) -> tuple[list[Any], Any]:
-        count = len(self.call.kept)
-        return self.call.spread(saved[:count], self.call.kept), (*saved[count:], None)[0]
+    def _sorted(self, given: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+        """The op's inputs, its output and the gradient that arrived, of what was saved and dys."""
+        kept, outputs = len(self.call.kept), len(self.outputs or "1")
+        xs = self.call.spread(given[:kept], self.call.kept)
+        ys, dys = tuple(given[kept:-outputs]) or (None,), tuple(given[-outputs:])
+        return (xs, ys, dys) if self.outputs else (xs, ys[0], dys[0])
 
 
 def zeros(spec: Any, like: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             options["save"] = call.save
         elif how == "last":
             args = (*args, call.save)
-        start = torch._C._autograd._get_sequence_nr()
+        start = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
         value, call.grad_func = unpack(f(*args, **options), name, torch.Tensor)
         call.running = False
         ys, call.close = containers.flatten(value)
@@ -99,6 +99,7 @@ class CustomCall:
         self.f = f
         self.name = name
         self.inputs = inputs
+        self.count = len(inputs)
 
     def save(self, *arrays: Any, **named: Any) -> None:
         """Keep tensors for grad_func; of several calls the last counts."""
@@ -122,7 +123,7 @@ class CustomCall:
         held = list(self.held())
         values = [y.detach() for y in ys]
         with torch._C.DisableTorchFunction():
-            inputs, self.inputs = self.inputs, [None] * len(self.inputs)
+            inputs, self.inputs = self.inputs, ()  # autograd keeps them from now on
             return Custom.apply(self, len(held), *inputs, *held, *values)
 
     # -- what grad_func uses goes through autograd, so that it has a history and may be batched --
@@ -157,8 +158,9 @@ class CustomCall:
         answer = grad_func(dy, saved) if takes_saved(grad_func) else grad_func(dy)
         import optree
 
-        one = answer is None or isinstance(answer, torch.Tensor)
-        return [answer] if one else optree.tree_leaves(answer, none_is_leaf=True)
+        if answer is None or isinstance(answer, torch.Tensor):
+            return [answer]
+        return optree.tree_leaves(answer, none_is_leaf=True)  # pyright: ignore
 
     close: containers.Rebuild = containers.only
 
@@ -201,13 +203,13 @@ class Custom(torch.autograd.Function):
 
     @staticmethod
     def forward(call: CustomCall, held: int, *given: torch.Tensor) -> Any:
-        values = given[len(call.inputs) + held :]
+        values = given[call.count + held :]
         return tuple([y.clone() for y in values])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         call, held, *given = inputs
-        count = len(call.inputs)
+        count = call.count
         ctx.call = call
         ctx.total = len(given)
         ctx.specs = [(tuple(x.shape), x.dtype) for x in given[:count]]
@@ -217,8 +219,9 @@ class Custom(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
         call = ctx.call
+        saved = ctx.saved_tensors
         with unaffected(dys):
-            answer = call.answer(ctx.saved_tensors, dys)
+            answer = call.answer(saved, dys)
             counted = enumerate(_counted(call, answer, ctx.specs))
             dxs = [_checked(call, i, dx, ctx.specs) for i, dx in counted]
         wanted = ctx.needs_input_grad[2:]
@@ -272,9 +275,8 @@ def refuse_closed_over(call: CustomCall, ys: Sequence[torch.Tensor], start: int)
     What autograd wrote while f ran leads back to the inputs; anything else that it leads to would
     lose its gradient.
     """
-    known = {id(x.grad_fn) for x in call.inputs if x.grad_fn is not None}
-    held = [x.grad_fn for x in call.inputs]  # so that no id is used twice
-    leaves = {id(x) for x in call.inputs}
+    nodes = [x.grad_fn for x in call.inputs if x.grad_fn is not None]
+    known, leaves = set(map(id, nodes)), set(map(id, call.inputs))
     for y in ys:
         if y.grad_fn is None:
             if y.requires_grad and id(y) not in leaves:
@@ -288,7 +290,6 @@ def refuse_closed_over(call: CustomCall, ys: Sequence[torch.Tensor], start: int)
             for behind, _ in node.next_functions:
                 if behind is not None and is_leaf(behind) and id(behind.variable) not in leaves:
                     raise _closes_over(call, behind.variable)
-    del held
 
 
 def _closes_over(call: CustomCall, found: Any) -> GradientError:

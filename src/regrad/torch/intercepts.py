@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpointing
+from torch.overrides import _get_current_function_mode_stack
 
 from regrad.errors import PassedOverError
 from regrad.torch.optypes import families
@@ -58,9 +59,11 @@ def again(them: tuple[Any, ...]) -> Iterator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
     from regrad.torch.overriding import SCOPES
 
+    running = _get_current_function_mode_stack()
     with ExitStack() as stack:
-        for scope, mode in them:
-            stack.enter_context(mode)
+        for _, mode in them:
+            if mode not in running:
+                stack.enter_context(mode)
         token = SCOPES.set(tuple(scope for scope, _ in them))
         try:
             yield
@@ -80,8 +83,6 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def under_scopes(*args: Any, **options: Any) -> Any:
-        if scopes() == tuple(scope for scope, _ in held):
-            return function(*args, **options)
         with again(held):
             return function(*args, **options)
 

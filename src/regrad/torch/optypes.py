@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import torch.overrides
 
-from regrad.registry import OPS, Op, canonical
+from regrad.registry import OPS, Input, Op, canonical
 
 # op type: names in torch. One tensor, called `input`; other parameters have no name in the op.
 UNARY = {
@@ -122,12 +123,13 @@ def spellings() -> Mapping[Any, Spelling]:
     """Every torch callable that a family covers."""
     found: dict[Any, Spelling] = {}
     for family in families().values():
-        for function, spelling in _spellings(family):
+        for function, spelling in spellings_of(family):
             found.setdefault(function, spelling)
     return found
 
 
-def _spellings(family: Family) -> Iterator[tuple[Any, Spelling]]:
+def spellings_of(family: Family) -> Iterator[tuple[Any, Spelling]]:
+    """Every torch callable of a family."""
     for name in family.names:
         for place in PLACES:
             function = getattr(place, name, None)
@@ -162,6 +164,13 @@ def _operators(family: Family) -> Iterator[tuple[Any, Spelling]]:
             for dunder, in_place in ((f"__{word}__", False), (f"__i{word}__", True)):
                 if function := getattr(torch.Tensor, dunder, None):
                     yield function, Spelling(family, plain, in_place)
+
+
+def alone(function: Any) -> Family:
+    """A torch callable that belongs to no op type, as a family of its own: all of its name."""
+    full = torch.overrides.resolve_name(function) or function.__name__
+    name = full.rpartition(".")[2]
+    return Family(Op(full, name, lambda xp, *xs: xs, [Input("xs", "many")]), (name,), ())
 
 
 def find_family(op_type: str) -> Family | None:

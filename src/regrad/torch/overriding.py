@@ -13,16 +13,18 @@ from typing import Any
 
 import torch
 import torch.overrides
+from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import (
     ArgumentError,
     PassedOverError,
+    RuleError,
     UnknownOpError,
     UnusedOverrideWarning,
     near,
 )
 from regrad.foreign import ForeignRule
-from regrad.registry import Input, Op, canonical, find_op
+from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Report, Table, Untouched
 from regrad.torch import intercepts
 from regrad.torch.arguments import fill
@@ -30,7 +32,15 @@ from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
 from regrad.torch.composites import Fused, bodies, fused, is_other_op
 from regrad.torch.nodes import Watch
-from regrad.torch.optypes import Spelling, families, find_family, spellings
+from regrad.torch.optypes import (
+    Family,
+    Spelling,
+    alone,
+    families,
+    find_family,
+    spellings,
+    spellings_of,
+)
 
 SCOPES: ContextVar[tuple[gradient_override_map, ...]] = ContextVar("regrad_torch", default=())
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -170,10 +180,7 @@ class gradient_override_map(Report):
         return self._untouched.table()
 
     def _key_of(self, op_type: Any) -> str:
-        return key_of(op_type)[0]
-
-    def __repr__(self) -> str:
-        return super().__repr__()
+        return family_of(op_type).type
 
 
 # -- sets of rules --------------------------------------------------------------------------------
@@ -187,29 +194,55 @@ class RuleSet:
     """
 
     def __init__(self, rules: Mapping[Any, Any], keep: tuple[Any, ...]) -> None:
-        keyed = [(key_of(key), value) for key, value in rules.items()]
-        self.rules: dict[str, ForeignRule] = {}
-        self.callables: dict[Any, Spelling] = {}
-        self.compiled = False  # whether torch.compile has built these rules into a program
-        for (key, op, function), value in keyed:
-            if key in self.rules:
-                raise ArgumentError(f"two keys of the map mean {key!r}; give one")
-            self.rules[key] = ForeignRule(value, op)
-            if function is not None:
-                self.callables[function] = Spelling(_alone(op), function)
         self.keep = keep
-        covered = {f: s for f, s in spellings().items() if s.family.type in self.rules}
-        self.calls = {
-            f: _overridden(self, s) for f, s in {**covered, **self.callables}.items()
-            if f not in keep
-        }  # fmt: skip
-        found = (
-            (f, [r for r in rows if r.contains & self.rules.keys()]) for f, rows in fused().items()
-        )
-        self.parts = {f: rows for f, rows in found if rows and f not in keep}
-        self.bodies = {f: b for f, b in bodies().items() if f not in keep}
+        self.compiled = False  # whether torch.compile has built these rules into a program
+        self.rules: dict[str, ForeignRule] = {}
+        spelled: dict[Any, Spelling] = {}
+        for key, value in rules.items():
+            family = family_of(key)
+            if family.type in self.rules:
+                raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
+            named = bool(family.parameters)
+            self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
+            spelled.update(spellings_of(family))
+        types = self.rules.keys()
+        rows = {f: [r for r in rows if r.contains & types] for f, rows in fused().items()}
+        self.calls = {f: _overridden(self, s) for f, s in spelled.items() if f not in keep}
+        self.parts = {f: found for f, found in rows.items() if found and f not in keep}
+        self.bodies = {f: body for f, body in bodies().items() if f not in keep}
         self.mode = type("Mode", (Mode,), {"ruleset": self, "calls": self.calls,
                                            "parts": self.parts, "bodies": self.bodies})  # fmt: skip
+
+
+class RuleByCount(ForeignRule):
+    """A rule for a torch callable that is no op type of regrad's.
+
+    Its tensors are called x, or a and b, or xs (a list) if there are more.
+    """
+
+    def __init__(self, value: Any, op: Op) -> None:
+        self.value = value
+        self.by_count: dict[int, ForeignRule] = {}
+        errors: list[RuleError] = []
+        for count in (1, 2, 3):
+            try:
+                super().__init__(value, _op_of(op.type, count))
+                return
+            except RuleError as error:
+                errors.append(error)
+        raise errors[0]
+
+    def taking(self, count: int) -> ForeignRule:
+        if count not in self.by_count:
+            self.by_count[count] = ForeignRule(self.value, _op_of(self.op.type, count))
+        return self.by_count[count]
+
+
+def _op_of(name: str, count: int) -> Op:
+    """An op of so many tensors."""
+    names = {1: ["x"], 2: ["a", "b"]}.get(count)
+    inputs = [Input(n, "one") for n in names] if names else [Input("xs", "many")]
+    return Op(name, name, lambda xp, *xs: xs, inputs)
 
 
 _SETS: OrderedDict[Any, RuleSet] = OrderedDict()
@@ -232,8 +265,8 @@ def rule_set(rules: Mapping[Any, Any], keep: tuple[Any, ...]) -> RuleSet:
         return _SETS[key]
 
 
-def key_of(key: Any) -> tuple[str, Op, Any]:
-    """A key of a map as (name, op, callable that is no spelling of an op type)."""
+def family_of(key: Any) -> Family:
+    """What a key of a map covers."""
     if isinstance(key, str):
         family = find_family(key)
         if family is None:
@@ -242,32 +275,24 @@ def key_of(key: Any) -> tuple[str, Op, Any]:
                 f"no torch callable is known for the op type {op.type!r}."
                 f"{near(op.type, families())} Give the torch callable itself as the key."
             )
-        return family.type, family.op, None
-    spelling = spellings().get(key)
-    if spelling is not None:
-        return spelling.family.type, spelling.family.op, None
+        return family
     if isinstance(key, type) or not callable(key):
         raise ArgumentError(
             f"a key is an op type such as 'Relu', or a torch callable such as torch.relu; got "
             f"{key!r:.80}. For a module class, give the function that it calls."
         )
+    if key in spellings():
+        return spellings()[key].family
     if key not in torch.overrides.get_testing_overrides():
         raise UnknownOpError(
             f"{key!r:.80} is no callable that torch lets anybody see when it runs, so a rule for "
             "it would be passed over. Give a function of torch, torch.Tensor or "
             "torch.nn.functional; change your own function with regrad.torch.custom_grad."
         )
-    name = torch.overrides.resolve_name(key) or getattr(key, "__name__", repr(key))
-    return name, Op(name, name, lambda xp, *xs: xs, [Input("xs", "many")]), key
+    return alone(key)
 
 
-def _alone(op: Op) -> Any:
-    from regrad.torch.optypes import Family
-
-    return Family(op, (), ())
-
-
-# -- the mode ---------------------------------------------------------------------------------------
+# -- the mode ------------------------------------------------------------------------------------
 
 
 class Mode(torch.overrides.TorchFunctionMode):
@@ -286,6 +311,9 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
+        compiling = torch.compiler.is_dynamo_compiling()
+        if not compiling and self.scope not in SCOPES.get():  # another task of this thread runs
+            return func(*args, **options)
         if func in self.parts:
             for row in self.parts[func]:
                 if row.when is None or row.when(*args, **options):
@@ -295,19 +323,18 @@ class Mode(torch.overrides.TorchFunctionMode):
         if func in self.bodies:
             with self:
                 return self.bodies[func](*args, **options)
-        if torch.compiler.is_dynamo_compiling():
+        if compiling:
             return func(*args, **options)
         return self._watched(func, args, options)
 
     def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
-        if row.parts is None:
-            raise_fused(func, row.contains & self.ruleset.rules.keys())
+        parts = row.parts
+        if parts is None:
+            raise fused_error(func, row.contains & self.ruleset.rules.keys())
         with self:
-            return row.parts(*args, **options)
+            return parts(*args, **options)
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
-        if self.scope not in SCOPES.get():  # another task of this thread runs
-            return func(*args, **options)
         watch = Watch(self.ruleset.rules, args)
         result = func(*args, **options)
         if func not in self.ruleset.keep:
@@ -315,12 +342,12 @@ class Mode(torch.overrides.TorchFunctionMode):
         return result
 
 
-def raise_fused(func: Any, types: Iterable[str]) -> Any:
+def fused_error(func: Any, types: Iterable[str]) -> PassedOverError:
     """A callable computes an overridden op, and cannot be taken apart."""
     name = torch.overrides.resolve_name(func) or getattr(func, "__name__", func)
-    raise PassedOverError(
-        f"{name} computes {' and '.join(map(repr, sorted(types)))} inside, which is overridden, and "
-        "would give its own gradient. Write it with separate torch functions, or pass "
+    return PassedOverError(
+        f"{name} computes {' and '.join(map(repr, sorted(types)))} inside, which is overridden, "
+        "and would give its own gradient. Write it with separate torch functions, or pass "
         f"keep=[{name}] to leave it as it is."
     )
 
@@ -328,7 +355,6 @@ def raise_fused(func: Any, types: Iterable[str]) -> Any:
 def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
     """What runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type
-    rule = ruleset.rules[key]
 
     def overridden(*args: Any, **options: Any) -> Any:
         scope = _scope_of(ruleset)
@@ -349,6 +375,7 @@ def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
                 given, named = filled.rebuilt(xs)
                 return spelling.function(*given, **named)
 
+            rule = ruleset.rules[key].taking(len(filled.values))
             call = Call(rule, filled.values, filled.layout, filled.attrs, forward, hit)
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             if not changes:
@@ -376,7 +403,7 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     Any other `autograd.Function` has a backward pass of its own, and the rule would never run.
     """
     function, args = _enclosing_function()
-    if function is None or function is torch.utils.checkpoint.CheckpointFunction:
+    if function is None or function is CheckpointFunction:
         return False
     if function in keep or function.__module__.startswith("torch._functorch._aot_autograd"):
         return True
