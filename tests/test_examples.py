@@ -123,6 +123,12 @@ def test_foreign_quantized(run):
     assert rows["float32"]["accuracy"] > rows["rounded"]["accuracy"]
 
 
+def test_foreign_reversal(run):
+    rows = run("foreign_reversal")
+    assert rows["difference"] < 1e-15
+    assert min(source for strength in (0.0, 1.0) for source, _ in rows[strength]) > 0.85
+
+
 def test_implicit_layer(run):
     rows = run("implicit_layer")
     assert len({row["implicit_bytes"] for row in rows}) == 1
