@@ -13,7 +13,7 @@ from regrad.namespaces import is_array
 from regrad.registry import RULES, Op, resolve
 from regrad.ruleforms import Rule
 from regrad.state import in_state, masked
-from regrad.tape import GroupedRecord, Place, Record
+from regrad.tape import GroupedRecord, Place, Record, positions
 from regrad.tensor import Tensor, wrap
 from regrad.walk import checked, leaf_gradients
 
@@ -34,10 +34,28 @@ class ForeignRule:
         self.name = self.rule.name
         ours = isinstance(value, str) and value not in RULES
         self.plain: bool | None = False if ours else None
+        self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 
     def taking(self, count: int) -> ForeignRule:
         """The rule for a call with so many tensors."""
         return self
+
+    def plan(
+        self, arrays: tuple[bool, ...], layout: tuple[Place, ...] | None
+    ) -> tuple[list[int], list[int], bool]:
+        """Where arrays stand among the values, which of them the rule names, and if it names y.
+
+        The others are numbers, or not given.
+        """
+        found = self.plans.get((arrays, layout))
+        if found is None:
+            places = [i for i, is_one in enumerate(arrays) if is_one]
+            kept, keeps_y = self.keeps(range(len(self.op.inputs)))
+            parts = layout or tuple(range(len(arrays)))
+            leaves = {i for p in kept if p < len(parts) for i in positions(parts[p])}
+            found = places, [n for n, i in enumerate(places) if i in leaves], keeps_y
+            self.plans[arrays, layout] = found
+        return found
 
     def keeps(self, wanted: Sequence[int]) -> tuple[frozenset[int], bool]:
         """The inputs (by parameter) that the rule names, and whether it names the output."""

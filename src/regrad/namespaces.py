@@ -186,7 +186,9 @@ class TorchBackend(Backend):
         return array.detach().clone()
 
     def from_numpy(self, array: np.ndarray) -> Any:
-        return self.xp.asarray(np.array(array))
+        import torch
+
+        return torch.from_numpy(np.array(array))
 
     def to_numpy(self, array: Any) -> np.ndarray:
         return array.detach().cpu().resolve_conj().numpy()

@@ -30,6 +30,8 @@ class Filled(NamedTuple):
 
 def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
     """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""
+    if len(args) == 1 and not options and family.op.single:
+        return Filled([*args], None, {}, _only)
     if not family.parameters:
         return _fill_by_place(args, options)
     keys = _keys(family, args, options)
@@ -55,6 +57,10 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
         [value for value, _ in leaves], None if flat else tuple(layout), attrs,
         Rebuilt(args, options, paths),
     )  # fmt: skip
+
+
+def _only(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    return [*tensors], {}
 
 
 def _fill_by_place(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:

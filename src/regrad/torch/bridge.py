@@ -7,7 +7,7 @@ gradient of the first), so it is carried by the same Function, and so on for eve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import update_wrapper
+from functools import cache, update_wrapper
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ class Opened:
 
 def bridged(flat: Flat, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """A flat regrad function of torch tensors, which torch can differentiate."""
-    return Bridge.apply(flat, *xs)  # pyright: ignore[reportReturnType]
+    return apply(Bridge, flat, *xs)
 
 
 def run(flat: Flat, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -203,12 +203,42 @@ class unaffected:
     def __init__(self, dys: Sequence[Any]) -> None:
         device = next((dy.device.type for dy in dys if dy is not None), "cpu")
         self.functions = torch._C.DisableTorchFunction()
-        self.autocast = torch.autocast(device, enabled=False)
+        self.autocast = None
+        if torch.is_autocast_enabled(device):
+            self.autocast = torch.autocast(device, enabled=False)
 
     def __enter__(self) -> None:
         self.functions.__enter__()
-        self.autocast.__enter__()
+        if self.autocast is not None:
+            self.autocast.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self.autocast.__exit__(*error)
+        if self.autocast is not None:
+            self.autocast.__exit__(*error)
         self.functions.__exit__(*error)
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """`function.apply`, by its twin where torch.func is not at work."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return twin(function).apply(*args)
+
+
+@cache
+def twin(function: Any) -> type[torch.autograd.Function]:
+    """The same Function in torch's older form, `forward(ctx, …)`.
+
+    torch.func needs the newer one, with `setup_context`; but for that one torch looks up the
+    signature at every call, which takes longer than all the rest.
+    """
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        y = function.forward(*args)
+        function.setup_context(ctx, args, y)
+        return y
+
+    parts = {"forward": forward, "backward": function.backward, "jvp": function.jvp}
+    methods = {name: staticmethod(part) for name, part in parts.items()}
+    members = {**methods, "__module__": function.__module__}
+    return type(function.__name__, (torch.autograd.Function,), members)

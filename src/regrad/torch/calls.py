@@ -13,9 +13,9 @@ from regrad.errors import GradientError
 from regrad.foreign import ForeignCall, ForeignRule
 from regrad.reports import Hit
 from regrad.state import current
-from regrad.tape import Place, positions
+from regrad.tape import Place
 from regrad.tensor import Tensor, wrap
-from regrad.torch.bridge import bridged, differentiable, pushed, run, spread, unaffected
+from regrad.torch.bridge import apply, bridged, differentiable, pushed, run, spread, unaffected
 
 
 class Call:
@@ -39,19 +39,15 @@ class Call:
         self.attrs = attrs
         self.forward = forward
         self.hit = hit
-        self.places = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
+        self.places, self.kept, self.keeps_y = rule.plan(
+            tuple([isinstance(v, torch.Tensor) for v in values]), layout
+        )
         self.values = [None if isinstance(v, torch.Tensor) else v for v in values]
-        kept, self.keeps_y = rule.keeps(range(len(rule.op.inputs)))
-        places = layout or tuple(range(len(values)))
-        self.kept = [
-            n for n, i in enumerate(self.places)
-            if any(i in positions(places[p]) for p in kept if p < len(places))
-        ]  # fmt: skip
 
     kind: type = tuple  # of several outputs
 
     def __call__(self, *xs: torch.Tensor) -> Any:
-        y = Overridden.apply(self, *xs)
+        y = apply(Overridden, self, *xs)
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
 
     def ran(self) -> None:
@@ -61,6 +57,8 @@ class Call:
 
     def spread(self, xs: Sequence[Any], which: Sequence[int]) -> list[Any]:
         """All values of the op, with these tensors in their places."""
+        if len(xs) == len(self.values):
+            return list(xs)
         values = list(self.values)
         for n, x in zip(which, xs, strict=True):
             values[self.places[n]] = x
@@ -69,7 +67,8 @@ class Call:
     def foreign(self, specs: Sequence[Any], outputs: Sequence[Any] | None) -> ForeignCall:
         """The call as regrad's walk sees it, for tensors of these shapes and dtypes."""
         every = self.spread(specs, range(len(self.places)))
-        every = [s if isinstance(s, tuple) else ((), None) for s in every]
+        if len(specs) < len(every):
+            every = [s if isinstance(s, tuple) else ((), None) for s in every]
         return ForeignCall(self.rule, every, self.attrs, self.layout, outputs)
 
     def function(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -136,9 +135,11 @@ class Overridden(torch.autograd.Function):
         return dys if ctx.outputs else dys[0]
 
 
-def _saved(ctx: Any) -> list[torch.Tensor]:
+def _saved(ctx: Any) -> Sequence[torch.Tensor]:
     """What the rule names, of all that was saved."""
     saved = ctx.saved_tensors
+    if ctx.kept == ctx.call.kept:
+        return saved
     return [*[saved[ctx.kept.index(n)] for n in ctx.call.kept], *saved[len(ctx.kept) :]]
 
 
@@ -167,46 +168,49 @@ class Pull:
         self, call: Call, specs: Sequence[Any], wanted: Sequence[int], outputs: Sequence[Any] | None
     ) -> None:
         self.call = call
-        self.specs = specs
+        self.specs = self.work = specs
         self.wanted = wanted
         self.outputs = outputs
         self.leaves = [call.places[n] for n in wanted]
 
-    def _work_in(self, dtype: torch.dtype) -> None:
+    def _work_in(self, dtype: torch.dtype, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Have the rule see floats of this dtype."""
-        self.dtype = dtype if _float(dtype) else None
-        self.work = [(shape, self.dtype or d if _float(d) else d) for shape, d in self.specs]
-        self.foreign = self.call.foreign(self.work, self.outputs)
+        self.work = [(shape, dtype if _float(d) else d) for shape, d in self.specs]
+        return [x.to(dtype) if _float(x.dtype) else x for x in given]
 
     def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
-        dtype = next((dy.dtype for dy in dys if _float(dy.dtype)), dys[0].dtype)
-        self._work_in(dtype)
-        plain = self._is_plain([*saved, *dys])
+        dtype = next((dy.dtype for dy in dys if _float(dy.dtype)), None)
+        given = [*saved, *dys]
+        mixed = dtype is not None and any(_float(d) and d != dtype for _, d in self.specs)
+        if mixed:
+            given = self._work_in(dtype, given)
+        plain = self._is_plain(given)
         if not plain and dtype == torch.bfloat16:
-            self._work_in(torch.float32)
-        given = [self._worked(x) for x in (*saved, *dys)]
+            given, mixed = self._work_in(torch.float32, given), True
         if plain:
             dxs = self._pulled(given)
         else:
             dxs = (bridged if torch.is_grad_enabled() else run)(self._flat, given)
+        if not mixed:
+            return list(dxs)
         return [
             None if dx is None else dx.to(self.specs[n][1])
             for n, dx in zip(self.wanted, dxs, strict=True)
         ]
 
-    def _worked(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.dtype is None or not _float(x.dtype) else x.to(self.dtype)
-
     def _is_plain(self, given: Sequence[torch.Tensor]) -> bool:
         if self.call.rule.plain is not None:
             return self.call.rule.plain
         with torch.no_grad():
-            xs, y, dy = self._sorted([self._worked(x) for x in given])
-            return self.foreign.settle(xs, y, dy, self.leaves)
+            xs, y, dy = self._sorted(given)
+            return self._foreign().settle(xs, y, dy, self.leaves)
 
     def _pulled(self, given: Sequence[Any]) -> list[Any]:
         xs, y, dy = self._sorted(given)
-        return self.foreign.pull(xs, y, dy, self.leaves)
+        return self._foreign().pull(xs, y, dy, self.leaves)
+
+    def _foreign(self) -> ForeignCall:
+        return self.call.foreign(self.work, self.outputs)
 
     def _flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The pull as a regrad function of what was saved and of the gradients that arrived."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -349,7 +349,7 @@ def _everywhere(names: str) -> list[Any]:
 # -- functions that torch writes in Python -------------------------------------------------------
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
+_MODULES = ("torch.nn.functional", "torch.functional")
 _OPERATORS = ("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rmatmul__", "__floordiv__",
               "__rfloordiv__", "__rmod__", "norm", "istft", "stft", "unflatten")  # fmt: skip
 
@@ -381,8 +381,14 @@ def opened(function: Any) -> Callable[..., Any] | None:
 
 def _body(function: FunctionType) -> Callable[..., Any]:
     names = {**function.__globals__, **dict.fromkeys(_CHECKS, _no)}
-    body = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
+    cells = function.__closure__
+    if function.__qualname__.startswith(
+        "boolean_dispatch"
+    ):  # it calls one of two functions (max_pool2d)
+        cells = tuple(
+            CellType(_body(c.cell_contents)) if isinstance(c.cell_contents, FunctionType) else c
+            for c in cells or ()
+        )
+    body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
     body.__kwdefaults__ = function.__kwdefaults__
     return body

@@ -14,7 +14,7 @@ from regrad.custom import Saving, takes_saved, unpack
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.ruleforms import place
-from regrad.torch.bridge import allow_in_graph, differentiable, spread, unaffected
+from regrad.torch.bridge import allow_in_graph, apply, differentiable, spread, unaffected
 from regrad.torch.nodes import is_leaf, new_nodes, tensors
 
 
@@ -124,7 +124,7 @@ class CustomCall:
         values = [y.detach() for y in ys]
         with torch._C.DisableTorchFunction():
             inputs, self.inputs = self.inputs, ()  # autograd keeps them from now on
-            return Custom.apply(self, len(held), *inputs, *held, *values)
+            return apply(Custom, self, len(held), *inputs, *held, *values)
 
     # -- what grad_func uses goes through autograd, so that it has a history and may be batched --
 

@@ -311,6 +311,8 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
+        if type(func) is _Getter:  # x.shape, x.grad, …
+            return func(*args, **options)
         compiling = torch.compiler.is_dynamo_compiling()
         if not compiling and self.scope not in SCOPES.get():  # another task of this thread runs
             return func(*args, **options)
@@ -335,6 +337,8 @@ class Mode(torch.overrides.TorchFunctionMode):
             return parts(*args, **options)
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return func(*args, **options)
         watch = Watch(self.ruleset.rules, args)
         result = func(*args, **options)
         if func not in self.ruleset.keep:
@@ -380,8 +384,9 @@ def _overridden(ruleset: RuleSet, spelling: Spelling) -> Callable[..., Any]:
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             if not changes:
                 return call(*xs)
-            target = args[0]
-            return target.copy_(call(target.clone(), *xs[1:]))
+            if call.kept[:1] == [0]:  # the rule wants x as it was
+                xs[0] = xs[0].clone()
+            return args[0].copy_(call(*xs))
 
     return allow_in_graph(overridden)
 
@@ -393,6 +398,7 @@ def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
     return None
 
 
+_Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
 
 
