@@ -173,7 +173,8 @@ def main(quick: bool = False) -> dict[str, object]:
     print(f"{len(train):,} letters to learn from, {len(alphabet)} different; {weights:,} weights")
 
     batches = random_batches(train, steps)
-    held_out = test[: 200 * (CONTEXT + 1)].reshape(200, CONTEXT + 1)
+    pieces = 32 if quick else 200
+    held_out = test[: pieces * (CONTEXT + 1)].reshape(pieces, CONTEXT + 1)
     start, losses = time.perf_counter(), []
     parts = np.array_split(batches, 8)
     for i, part in enumerate(parts, 1):

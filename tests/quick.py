@@ -1,4 +1,4 @@
-"""What tests of compiled functions share; programs that run once should be made quickly."""
+"""What tests of compiled functions share."""
 
 from __future__ import annotations
 
@@ -7,53 +7,39 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import regrad as rg
 from regrad import compiled
 from regrad.compiled import find_jax
 from regrad.state import LIVE, current
+from regrad.v1 import compiled_plans
 
-# What XLA is told to leave out. Nearly all the time of these tests would go into machine code
-# that runs once; without these passes a program is compiled in a quarter of the time.
+# What `conftest` tells XLA to leave out is put in again.
 OPTIONS: dict[str, Any] = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_use_fusion_emitters": True,
 }
 
 
-def known(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that this version of XLA has."""
-    found = {}
-    for name, value in options.items():
-        try:
-            jax.jit(jnp.negative, compiler_options={name: value})(1.0)
-        except Exception:  # an option that does not exist raises errors of several kinds
-            continue
-        found[name] = value
-    return found
+class FullEffort:
+    """JAX, but for programs that are compiled as users have them."""
 
-
-class Quick:
-    """JAX, but for programs that are compiled with the least effort."""
-
-    def __init__(self) -> None:
-        self.jit = partial(jax.jit, compiler_options=known(OPTIONS))
+    jit = staticmethod(partial(jax.jit, compiler_options=OPTIONS))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(jax, name)
 
 
 @pytest.fixture(scope="module")
-def quick():
-    """In this module, `rg.jit` compiles with the least effort."""
+def full_effort():
+    """In this module, `rg.jit` and `Session(jit=True)` compile as they do for users."""
     find_jax()  # what it does once is done
-    stand_in = Quick()
+    stand_in = FullEffort()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "find_jax", lambda: stand_in)
+        for module in (compiled, compiled_plans):
+            patch.setattr(module, "find_jax", lambda: stand_in)
         yield
 
 

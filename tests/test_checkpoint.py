@@ -11,9 +11,9 @@ import pytest
 import regrad as rg
 from regrad.errors import GradientError
 from regrad.state import current
-from tests.quick import MODES, nothing_is_left_open, quick
+from tests.quick import MODES, nothing_is_left_open
 
-pytestmark = pytest.mark.usefixtures(quick.__name__, nothing_is_left_open.__name__)
+pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 
 
 @MODES

@@ -24,9 +24,9 @@ from regrad.errors import (
     TraceError,
 )
 from regrad.state import current
-from tests.quick import nothing_is_left_open, quick
+from tests.quick import nothing_is_left_open
 
-pytestmark = pytest.mark.usefixtures(quick.__name__, nothing_is_left_open.__name__)
+pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 
 
 class Counting:

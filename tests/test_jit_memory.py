@@ -11,6 +11,9 @@ import pytest
 
 import regrad as rg
 from regrad.tensor import wrap
+from tests.quick import full_effort
+
+pytestmark = pytest.mark.usefixtures(full_effort.__name__)
 
 
 @pytest.mark.parametrize("calls", [1, 3])

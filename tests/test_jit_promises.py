@@ -19,9 +19,6 @@ import regrad as rg
 from regrad.errors import RegradError
 from regrad.state import LIVE, current, masked
 from tests import test_ops as eager
-from tests.quick import quick
-
-pytestmark = pytest.mark.usefixtures(quick.__name__)
 
 Function = Callable[..., Any]
 DELIVERED, REFUSED, SILENT = "delivered", "refused", "silent"

@@ -11,10 +11,7 @@ import pytest
 import regrad as rg
 from regrad.errors import RegradError
 from tests import test_ops as eager
-from tests.quick import quick
 from tests.samples import Sample
-
-pytestmark = pytest.mark.usefixtures(quick.__name__)
 
 Function = Callable[..., Any]
 

@@ -9,6 +9,9 @@ import pytest
 
 import regrad.v1 as tf
 from tests import test_tf1_golden as golden
+from tests.quick import full_effort
+
+pytestmark = pytest.mark.usefixtures(full_effort.__name__)
 
 nothing_is_left = golden.nothing_is_left  # between the cases
 

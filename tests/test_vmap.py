@@ -8,9 +8,9 @@ import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, RuleError, ShapeError, TraceError
-from tests.quick import nothing_is_left_open, quick
+from tests.quick import nothing_is_left_open
 
-pytestmark = pytest.mark.usefixtures(quick.__name__, nothing_is_left_open.__name__)
+pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 
 DATA = pytest.mark.parametrize("data", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
 X = np.arange(6.0).reshape(3, 2)
