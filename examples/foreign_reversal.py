@@ -125,7 +125,8 @@ def draw(models, source, source_labels, target, target_labels, path: Path) -> No
             axes.scatter(*points.T, c=colors, marker=marker, s=22, lw=0.9)
             axes.scatter([], [], c="black", marker=marker, s=22, lw=0.9, label=name)
         right = accuracy(model, target, target_labels)
-        axes.set(title=f"λ = {strength:g}: {right:.1%} on the target", aspect="equal", xlabel="x₁")
+        title = f"λ = {strength:g}, first seed: {right:.1%} on the target"
+        axes.set(title=title, aspect="equal", xlabel="x₁")
     panels[0].set_ylabel("x₂")
     panels[0].legend(loc="lower left", fontsize=8)
     path.parent.mkdir(exist_ok=True)
