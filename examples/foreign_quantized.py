@@ -76,7 +76,7 @@ def quantised(model: nn.Module, weights: int = 2, activations: int = 2) -> nn.Mo
 
 
 def train(model: nn.Module, x: Tensor, labels: Tensor, epochs: int) -> None:
-    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(64):
             adam.zero_grad()

@@ -10,7 +10,8 @@ Prints:  how far the gradient of the reversed domain loss is from -λ times that
          (0), and for three seeds the accuracy on both domains without reversal (λ = 0) and with it
          (λ = 1). Only labels of the source are used. Draws out/foreign_reversal.png. Steps and
          learning rate were chosen by a sweep that looked at the target's labels, so take the gain
-         as an illustration; shorter runs gave 69 to 98 % on the target by the seed.
+         as an illustration. Another rounding of Adam's step moved a target accuracy from 87 to
+         93 %; runs of 500 steps gave 69 to 98 % by the seed. λ = 0 gave 70 to 76 % throughout.
 Source:  Ganin et al., "Domain-Adversarial Training of Neural Networks", 2015, arXiv 1505.07818.
 """
 
@@ -62,7 +63,7 @@ def train(model: TwoHeads, source, labels, target, steps: int, final: float) -> 
     reverse_before(model.domain, lambda: strength)
     x = torch.cat([source, target])
     domains = torch.cat([torch.ones(len(source)), torch.zeros(len(target))])
-    adam = torch.optim.Adam(model.parameters(), lr=RATE)
+    adam = torch.optim.Adam(model.parameters(), lr=RATE, fused=True)
     for step in range(steps):
         strength = final * (2 / (1 + math.exp(-10 * step / steps)) - 1)
         label, domain = model(x)
