@@ -9,7 +9,7 @@ library is imported before one of its arrays turns up.
 from __future__ import annotations
 
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ class Backend:
     def xp(self) -> Any:
         """The Array API namespace."""
         return np
+
+    def function(self, name: str) -> Any:
+        """A function of the standard."""
+        return getattr(self.xp, name)
 
     @cached_property
     def special(self) -> Any:
@@ -170,6 +174,9 @@ class TorchBackend(Backend):
 
         return array_api_compat.torch
 
+    def function(self, name: str) -> Any:
+        return _torch_sign if name == "sign" else super().function(name)
+
     @cached_property
     def special(self) -> Any:
         import torch
@@ -205,10 +212,22 @@ class TorchBackend(Backend):
         return array.to(self.native_dtype(dtype))
 
 
+def _torch_sign(x: Any) -> Any:
+    """The standard's sign: NaN stays. (array-api-compat writes in place, which vmap refuses.)"""
+    import torch
+
+    return torch.where(torch.isnan(x), x, torch.sgn(x))
+
+
 def numpy_dtype(dtype: Any) -> np.dtype:
     """A dtype of any library as NumPy's."""
     if isinstance(dtype, np.dtype):
         return dtype
+    return _numpy_dtype(dtype)
+
+
+@cache
+def _numpy_dtype(dtype: Any) -> np.dtype:
     if isinstance(dtype, type):
         return np.dtype(dtype)
     try:

@@ -70,11 +70,11 @@ class Kernels(dict[type, Callable[..., Any]]):
         self.kernel = kernel
 
     def __missing__(self, array_type: type) -> Callable[..., Any]:
-        xp = namespaces.BACKENDS[array_type].xp
+        backend = namespaces.BACKENDS[array_type]
         if isinstance(self.kernel, str):
-            bound = getattr(xp, self.kernel)
+            bound = backend.function(self.kernel)
         else:
-            bound = partial(self.kernel, xp)
+            bound = partial(self.kernel, backend.xp)
         self[array_type] = bound
         return bound
 

@@ -145,7 +145,7 @@ def _saved(ctx: Any) -> Sequence[torch.Tensor]:
 
 def in_forward_mode() -> bool:
     """Whether some transformation around asks for forward-mode derivatives."""
-    functorch = torch._C._functorch
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     levels = functorch.get_interpreter_stack() or ()
     return forward_ad._current_level >= 0 or any(
         level.key() == functorch.TransformType.Jvp for level in levels
@@ -181,8 +181,8 @@ class Pull:
     def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
         dtype = next((dy.dtype for dy in dys if _float(dy.dtype)), None)
         given = [*saved, *dys]
-        mixed = dtype is not None and any(_float(d) and d != dtype for _, d in self.specs)
-        if mixed:
+        mixed = any(_float(d) and d != dtype for _, d in self.specs)
+        if mixed and dtype is not None:
             given = self._work_in(dtype, given)
         plain = self._is_plain(given)
         if not plain and dtype == torch.bfloat16:
