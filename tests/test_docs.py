@@ -12,11 +12,13 @@ import pytest
 
 import regrad
 
+from .foreign_table import PAGE, with_tables
+
 ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
-
-PAGES = ["README.md", *(f"docs/{n}.md" for n in ("conventions", "compiled", "devices", "tf1"))]
+PROSE = ("conventions", "compiled", "devices", "foreign", "tf1")
+PAGES = ["README.md", *(f"docs/{n}.md" for n in PROSE)]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -31,6 +33,11 @@ def test_programs_print_what_the_page_says(page):
             printed = out.getvalue()
         else:
             assert printed == text
+
+
+def test_tables_of_torch_callables_are_those_of_the_code():
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_tables(page) == page, "run python tests/foreign_table.py"
 
 
 def modules():

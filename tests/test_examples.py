@@ -105,6 +105,30 @@ def test_guided_backprop(run):
     assert abs(cosines["gradient"]) < cosines["deconvnet"] < cosines["guided"]
 
 
+def test_foreign_resnet(run, capsys):
+    cosines = run("foreign_resnet")
+    assert cosines["guided"] >= 0.95
+    assert abs(cosines["gradient"]) <= 0.4
+    assert abs(cosines["gradient"]) < cosines["deconvnet"] < cosines["guided"]
+    printed = capsys.readouterr().out
+    assert printed.count("Relu     guided_relu") == 4  # lines: three of modules, one of F.relu
+
+
+def test_foreign_quantized(run):
+    rows = run("foreign_quantized", picture=False)
+    fixed, learning = (rows[f"fine-tuned, {g}"] for g in ("torch's gradient", "straight-through"))
+    assert fixed["moved"] == 0
+    assert learning["moved"] > 0.5
+    assert learning["accuracy"] > fixed["accuracy"] + 0.03
+    assert rows["float32"]["accuracy"] > rows["rounded"]["accuracy"]
+
+
+def test_foreign_reversal(run):
+    rows = run("foreign_reversal")
+    assert rows["difference"] < 1e-15
+    assert min(source for strength in (0.0, 1.0) for source, _ in rows[strength]) > 0.85
+
+
 def test_implicit_layer(run):
     rows = run("implicit_layer")
     assert len({row["implicit_bytes"] for row in rows}) == 1
