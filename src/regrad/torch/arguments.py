@@ -32,13 +32,18 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
     """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""
     keys = _keys(family, args, options)
     by_name = {ours: keys[theirs] for theirs, ours in family.parameters if ours and theirs in keys}
-    read = lambda key: args[key] if isinstance(key, int) else options[key]  # noqa: E731
-    groups = [(by_name[i.name],) if i.name in by_name else () for i in family.op.inputs]
+
+    def read(key: Any) -> Any:
+        return args[key] if isinstance(key, int) else options[key]
+
+    groups: list[tuple[Any, ...]] = [
+        (by_name[i.name],) if i.name in by_name else () for i in family.op.inputs
+    ]
     values: list[Any] = []
     layout: list[Place] = []
     paths: list[tuple[Any, int | None]] = []
     for entry, key in zip(family.op.inputs, groups, strict=True):
-        given = read(key[0]) if key else None
+        given: Any = read(key[0]) if key else None
         if entry.kind == "many":
             layout.append(tuple(range(len(values), len(values) + len(given))))
             paths += [(key[0], i) for i in range(len(given))]

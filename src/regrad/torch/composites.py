@@ -53,7 +53,8 @@ def cross_entropy(
     axis = 0 if input.dim() == 1 else 1
     logs = torch.log_softmax(input, axis)
     if not target.is_floating_point() and not label_smoothing:
-        return torch._C._nn.nll_loss_nd(logs, target, weight, reduction, ignore_index)
+        nll_loss = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
+        return nll_loss(logs, target, weight, reduction, ignore_index)
     return _of_probabilities(logs, target, weight, reduction, ignore_index, label_smoothing, axis)
 
 

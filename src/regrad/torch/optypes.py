@@ -8,7 +8,7 @@ also with the underscore of the in-place variant and as the method behind an ope
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -101,7 +101,8 @@ SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other"
             "A": "input", "keepdims": "keepdim", "x": "input"}  # fmt: skip
 
 PLACES: tuple[Any, ...] = (
-    torch, torch.Tensor, F, torch._C._nn, torch.special, torch.linalg, torch.ops.aten,
+    torch, torch.Tensor, F, torch._C._nn, torch.special,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.linalg, torch.ops.aten,
 )  # fmt: skip
 
 
@@ -132,8 +133,8 @@ class Spelling(NamedTuple):
     switch: int | None = None  # where it takes `inplace`, if it does
 
     def out_of_place(
-        self, args: Sequence[Any], options: Mapping[str, Any]
-    ) -> tuple[bool, Sequence[Any], dict[str, Any]]:
+        self, args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> tuple[bool, tuple[Any, ...], dict[str, Any]]:
         """Whether a call is in place, and its arguments without what says so."""
         named = {k: v for k, v in options.items() if k != "inplace"}
         if self.switch is None or len(args) <= self.switch:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.overrides
+from torch.utils import checkpoint
 
 from regrad.errors import (
     ArgumentError,
@@ -345,10 +346,12 @@ class Mode(torch.overrides.TorchFunctionMode):
         return self._watched(func, args, options)
 
     def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
-        if row.parts is None:
-            raise_fused(func, row.contains & {t for s in self.ruleset.around() for t in s.rules})
+        parts = row.parts
+        if parts is None:
+            overridden = {t for each in self.ruleset.around() for t in each.rules}
+            return raise_fused(func, row.contains & overridden)
         with self:
-            return row.parts(*args, **options)
+            return parts(*args, **options)
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         if self.scope not in SCOPES.get():  # another task of this thread runs
@@ -420,7 +423,7 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     Any other `autograd.Function` has a backward pass of its own, and the rule would never run.
     """
     function, args = _enclosing_function()
-    if function is None or function is torch.utils.checkpoint.CheckpointFunction:
+    if function is None or function is checkpoint.CheckpointFunction:
         return False
     if function in keep or function.__module__.startswith("torch._functorch._aot_autograd"):
         return True
