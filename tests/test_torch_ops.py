@@ -491,12 +491,11 @@ def test_the_net_knows_the_nodes(op_type):
     assert names & set(nodes_of(op_type)), (args, names)
 
 
-SLICE = (
-    "abs add addmm clamp cumsum float_power hstack ldexp linalg_inv matmul max_binary mean "
-    "true_divide nn_functional_gelu nn_functional_hardswish nn_functional_linear "
-    "nn_functional_mish rsub nn_functional_relu6 nn_functional_silu outer pow sigmoid softmax "
-    "sub sum tanh vdot where"
-)
+SLICE = """
+abs add addmm clamp cumsum float_power hstack ldexp linalg_inv matmul max_binary mean true_divide
+nn_functional_gelu nn_functional_hardswish nn_functional_linear nn_functional_mish rsub
+nn_functional_relu6 nn_functional_silu outer pow sigmoid softmax sub sum tanh vdot where
+"""
 
 
 @pytest.fixture(scope="module")
