@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regrad.namespaces import is_array
+from regrad.namespaces import BACKENDS, is_array
 from regrad.recording import effective
 from regrad.registry import RULES, Op, resolve
 from regrad.ruleforms import Rule
@@ -33,8 +33,8 @@ class ForeignRule:
         self.op = op
         self.rule: Rule = resolve(value, op)
         self.name = self.rule.name
-        ours = isinstance(value, str) and value not in RULES
-        self.plain: bool | None = False if ours else None
+        self.is_borrowed = isinstance(value, str) and value not in RULES
+        self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 
     def taking(self, count: int) -> ForeignRule:
@@ -135,5 +135,9 @@ class ForeignCall:
         first = dy[0] if isinstance(dy, tuple) else dy
         if isinstance(first, Tensor):
             return checked(record, leaf, dx, first)
-        made = wrap(dx) if is_array(dx) else dx
+        made = wrap(dx) if _same_library(dx, first) else dx
         return checked(record, leaf, made, wrap(first))._data
+
+
+def _same_library(a: Any, b: Any) -> bool:
+    return is_array(a) and BACKENDS[type(a)] is BACKENDS[type(b)]

@@ -206,8 +206,8 @@ def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
     data = dx._data
     if data.dtype != dtype and wrong_dtype(dx, dtype):
         raise RuleError(
-            f"{where(record, leaf)} returned the dtype {dx.dtype}, expected {dtype}. "
-            "Convert it with astype(dx, x.dtype)."
+            f"{where(record, leaf)} returned the dtype {dx.dtype}, expected "
+            f"{numpy_dtype(dtype)}. Convert it with astype(dx, x.dtype)."
         )
     if not dims.same(data.shape, shape):
         return fitted(record, leaf, dx, shape, dy)
@@ -229,7 +229,9 @@ def fitted(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor
     certain = dims.same(got, shape) is not None
     if record.op.broadcasts and (not certain or _was_spread(shape, got, dy._data.shape)):
         return OPS["SumTo"].function(dx, shape)
-    message = f"{where(record, leaf)} returned the shape {got}, expected {tuple_of(shape)}. "
+    message = (
+        f"{where(record, leaf)} returned the shape {tuple_of(got)}, expected {tuple_of(shape)}. "
+    )
     if certain:
         raise RuleError(message + "A gradient has the shape of its input.")
     return graph.of_shape(dx, shape, where(record, leaf) + " whose gradient has its shape,")

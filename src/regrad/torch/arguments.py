@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regrad.errors import PassedOverError
+from regrad.errors import PassedOverError, RuleError
 from regrad.tape import Place
-from regrad.torch.optypes import SYNONYMS, Family
+from regrad.torch.optypes import LACKS, SYNONYMS, Family
 
 MISSING: Any = object()
 
@@ -110,6 +110,19 @@ def _keys(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> di
         if name in names:
             keys[name] = key
     return keys
+
+
+def refuse_unknown(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Refuse the rule of one of our ops where a call says more than the op knows: `elu(x, 2.0)`."""
+    keys = _keys(family, args, options)
+    for name, default in LACKS.get(family.type, {}).items():
+        key = keys.get(name)
+        value = default if key is None else args[key] if isinstance(key, int) else options[key]
+        if value != default:
+            raise RuleError(
+                f"the rule of {family.type!r} is that of regrad's op, which has no {name!r}; this "
+                f"call gives {value!r:.40}. Write a rule that knows it, as a function."
+            )
 
 
 def _refuse_others(

@@ -62,7 +62,17 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
         ys = bridged(body, [leaves[i] for i in places])
         return body.close(ys)
 
-    return allow_in_graph(update_wrapper(function, f) if hasattr(f, "__name__") else function)
+    return in_graph(function, f)
+
+
+def in_graph(function: Callable[..., Any], f: Any) -> Callable[..., Any]:
+    """The function under the name of f; torch.compile may be given it, or meet it inside."""
+    allow_in_graph(function)
+
+    def outer(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    return update_wrapper(outer, f) if hasattr(f, "__name__") else outer
 
 
 def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:

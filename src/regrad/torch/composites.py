@@ -119,8 +119,6 @@ def recurrent(cell: Callable[..., Any], two: bool) -> Callable[..., Any]:
         input: Any, hx: Any, params: Any, has_biases: Any, num_layers: Any, dropout: Any,
         train: Any, bidirectional: Any, batch_first: Any = None,
     ) -> Any:  # fmt: skip
-        if isinstance(params, bool):  # the form for packed sequences
-            raise NotImplementedError("packed sequences")
         x = input.transpose(0, 1) if batch_first else input
         states = list(zip(*hx, strict=True)) if two else list(hx)
         ways, each = 1 + bidirectional, 4 if has_biases else 2
@@ -314,11 +312,11 @@ def _convolution(function: Any, axes: int) -> Callable[..., Any]:
 def fused() -> dict[Any, list[Fused]]:
     """The callables that compute an op type among others."""
     table: dict[Any, list[Fused]] = {}
+    for function, row in _forms():
+        table.setdefault(function, []).append(row)
     for names, contains, parts in _rows():
         for function in everywhere(names):
             table.setdefault(function, []).append(Fused(frozenset(contains.split()), parts))
-    for function, row in _forms():
-        table.setdefault(function, []).append(row)
     return table
 
 
@@ -359,8 +357,16 @@ def _rows() -> list[tuple[str, str, Callable[..., Any] | None]]:
     ]
 
 
+def _is_packed(input: Any, *args: Any, **options: Any) -> bool:
+    """Whether a recurrent layer runs over packed sequences: batch sizes come before the state."""
+    return isinstance(args[2], list | tuple)
+
+
 def _forms() -> Iterator[tuple[Any, Fused]]:
     """Callables that are one op or another, or more than one, by their arguments."""
+    gates = frozenset({"MatMul", "Sigmoid", "Tanh", "Relu"})
+    for function in everywhere("lstm gru rnn_tanh rnn_relu"):
+        yield function, Fused(gates, None, _is_packed)
     for name, op, pair in (("max", "Max", "Maximum"), ("min", "Min", "Minimum")):
         for function in everywhere(name):
             other = getattr(torch, pair.lower())

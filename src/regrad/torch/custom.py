@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import update_wrapper
 from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ from regrad.custom import Saving, takes_saved, unpack
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.ruleforms import place
-from regrad.torch.bridge import allow_in_graph, apply, differentiable, spread, unaffected
+from regrad.torch.bridge import apply, differentiable, in_graph, spread, unaffected
 from regrad.torch.nodes import is_leaf, new_nodes, tensors
 
 
@@ -75,7 +74,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             refuse_closed_over(call, [*ys, *call.held()], start)
         return call.close(list(call(ys)))
 
-    return allow_in_graph(update_wrapper(function, f) if hasattr(f, "__name__") else function)
+    return in_graph(function, f)
 
 
 def refuse_keywords(options: dict[str, Any], name: str) -> None:

@@ -125,4 +125,5 @@ def name_of(func: Any) -> str:
     if spelling is not None:
         return spelling.family.type
     name = torch.overrides.resolve_name(func) if callable(func) else None
-    return name or getattr(func, "__qualname__", None) or str(func)
+    name = name or getattr(func, "__qualname__", None) or str(func)
+    return name.replace("_VariableFunctionsClass.", "torch.")

@@ -23,13 +23,13 @@ UNARY = {
     "Abs": "abs absolute", "Acos": "acos arccos", "Acosh": "acosh arccosh",
     "Asin": "asin arcsin", "Asinh": "asinh arcsinh", "Atan": "atan arctan",
     "Atanh": "atanh arctanh", "Ceil": "ceil", "Cholesky": "cholesky", "Conj": "conj conj_physical",
-    "Cos": "cos", "Cosh": "cosh", "Digamma": "digamma psi", "Elu": "elu", "Erf": "erf",
+    "Cos": "cos", "Cosh": "cosh", "Digamma": "digamma psi", "Erf": "erf",
     "Erfc": "erfc", "Erfinv": "erfinv", "Exp": "exp", "Expm1": "expm1", "Floor": "floor",
     "Lgamma": "lgamma gammaln", "Log": "log", "Log10": "log10", "Log1p": "log1p", "Log2": "log2",
     "LogSigmoid": "logsigmoid log_sigmoid", "MatrixInverse": "inverse inv", "Neg": "neg negative",
-    "Reciprocal": "reciprocal", "Relu": "relu", "Relu6": "relu6", "Round": "round",
+    "Reciprocal": "reciprocal", "Relu": "relu", "Relu6": "relu6",
     "Rsqrt": "rsqrt", "Selu": "selu", "Sigmoid": "sigmoid expit", "Sign": "sign sgn",
-    "Silu": "silu", "Sin": "sin", "Sinh": "sinh", "Softplus": "softplus", "Softsign": "softsign",
+    "Silu": "silu", "Sin": "sin", "Sinh": "sinh", "Softsign": "softsign",
     "Sqrt": "sqrt", "Square": "square", "Tan": "tan", "Tanh": "tanh", "Trunc": "trunc fix",
     "Identity": "clone alias",
 }  # fmt: skip
@@ -46,7 +46,10 @@ BINARY = {
 OTHERS = {
     "Softmax": ("softmax _softmax _safe_softmax", "input=x dim=axis"),
     "LogSoftmax": ("log_softmax _log_softmax", "input=x dim=axis"),
+    "Elu": ("elu", "input=x alpha"),
     "Gelu": ("gelu", "input=x approximate=approximate"),
+    "Round": ("round", "input=x decimals"),
+    "Softplus": ("softplus", "input=x beta threshold"),
     "LeakyRelu": ("leaky_relu", "input=x negative_slope=alpha"),
     "ClipByValue": ("clamp clip", "input=x min=min max=max"),
     "Prelu": ("prelu", "input=x weight=alpha"),
@@ -91,6 +94,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Conv2D": {"strides": 1, "pad": 0, "dilations": 1},
     "Conv3D": {"strides": 1, "pad": 0, "dilations": 1},
     **{t: {"strides": None, "pad": 0} for t in CHANNELS_LAST[2:]},
+}  # fmt: skip
+
+# What torch lets a call say that the op does not know, with what it says if nothing.
+LACKS: dict[str, dict[str, Any]] = {
+    "Elu": {"alpha": 1}, "Round": {"decimals": 0}, "Softplus": {"beta": 1, "threshold": 20},
 }  # fmt: skip
 
 # What torch says in other words than the op.

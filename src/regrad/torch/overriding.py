@@ -27,7 +27,7 @@ from regrad.foreign import ForeignRule
 from regrad.registry import RULES, Input, Op, canonical, find_op
 from regrad.reports import Hit, Report, Table, Untouched
 from regrad.torch import intercepts
-from regrad.torch.arguments import fill
+from regrad.torch.arguments import fill, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
 from regrad.torch.composites import Fused, bodies, fused, is_other_op
@@ -185,6 +185,15 @@ class gradient_override_map(Report):
 
     def _key_of(self, op_type: Any) -> str:
         return family_of(op_type).type
+
+    def _why_not(self, binding: Any) -> str:
+        if not binding.hits and self._ruleset is not None and self._ruleset.compiled:
+            return (
+                "no op of that type ran in Python. The rule is built into a program of "
+                "torch.compile, whose runs are not seen: ask in the scope in which it was "
+                "compiled, or run the model once without compiling it"
+            )
+        return super()._why_not(binding)
 
 
 # -- sets of rules --------------------------------------------------------------------------------
@@ -427,6 +436,8 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
                 return spelling.function(*given, **named)
 
             rule = ruleset.rules[key].taking(len(filled.values))
+            if rule.is_borrowed:
+                refuse_unknown(family, args, options)
             call = Call(rule, filled.values, filled.layout, filled.attrs, forward, hit)
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             if not changes:
@@ -441,7 +452,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
 
 def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
     for scope in reversed(SCOPES.get()):
-        if scope._mode is not None and scope._mode.ruleset is ruleset:
+        if scope._ruleset is ruleset:
             return scope
     return None
 
