@@ -475,6 +475,26 @@ def test_keep_of_an_outer_scope():
     assert not used.hits
 
 
+CALLABLES = [
+    (torch.outer, lambda x: torch.outer(x[0], x[1])),
+    (F.normalize, lambda x: F.normalize(x, dim=0)),
+    (torch.hstack, lambda x: torch.hstack([x, x])),
+    (torch.einsum, lambda x: torch.einsum("ij,kj->ik", x, x)),
+]
+
+
+@pytest.mark.parametrize(("key", "f"), CALLABLES)
+def test_callables_as_keys(key, f):
+    """Also where a scope inside would open the callable, or refuse it."""
+    y, _ = run(f, (X,), False)
+    every = lambda dy, xs: [torch.full_like(x, 3.0) for x in xs]  # noqa: E731
+    with override({key: every}), override({"MatMul": places, "Mul": places, "ConcatV2": places}):
+        result, (x,) = run(f, (X,), False)
+    assert torch.equal(result, y)
+    result.backward(torch.ones_like(result))
+    assert set(x.grad.flatten().tolist()) <= {3.0, 6.0}
+
+
 # -- the net ---------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ class Filled(NamedTuple):
 
 def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
     """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""
+    if not family.parameters:
+        return _every_tensor(args, options)
     keys = _keys(family, args, options)
     by_name = {ours: keys[theirs] for theirs, ours in family.parameters if ours and theirs in keys}
 
@@ -58,6 +60,19 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
     flat = all(place == i for i, place in enumerate(layout))
     tensors = [path for path, v in zip(paths, values, strict=True) if isinstance(v, torch.Tensor)]
     return Filled(values, None if flat else tuple(layout), attrs, Rebuilt(args, options, tensors))
+
+
+def _every_tensor(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
+    """The arguments of a callable that is no op type: its tensors are its inputs, in order."""
+    paths: list[tuple[Any, int | None]] = []
+    values: list[Any] = []
+    for key, value in (*enumerate(args), *options.items()):
+        several = enumerate(value) if isinstance(value, list | tuple) else [(None, value)]
+        found = [(i, v) for i, v in several if _is_tensor(v)]
+        paths += [(key, i) for i, _ in found]
+        values += [v for _, v in found]
+    layout: tuple[Place, ...] = (tuple(range(len(values))),)
+    return Filled(values, layout, {}, Rebuilt(args, options, paths))
 
 
 class Rebuilt:
