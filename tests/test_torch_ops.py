@@ -495,6 +495,32 @@ def test_callables_as_keys(key, f):
     assert set(x.grad.flatten().tolist()) <= {3.0, 6.0}
 
 
+@pytest.mark.parametrize(
+    ("op_type", "f"),
+    [
+        ("Sub", lambda x: 2 - x), ("RealDiv", lambda x: 2 / x), ("Reciprocal", lambda x: 2 / x),
+        ("Pow", lambda x: 2**x), ("AddV2", lambda x: torch.add(x, x, alpha=2)),
+        ("Sigmoid", lambda x: F.silu(x)), ("Relu6", lambda x: F.hardtanh(x, 0, 6)),
+    ],
+)  # fmt: skip
+def test_compiled(op_type, f):
+    """A compiled program gives the gradients that the plain one gives."""
+    torch._dynamo.reset()
+    gradients = []
+    for each in (f, torch.compile(f, backend="aot_eager")):
+        x = X.clone().requires_grad_()
+        with override({op_type: doubled}):
+            y = each(x)
+        y.sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def doubled(op: Any, grad: Any) -> Any:
+    found = [filled(x, 2.0) for x in op.inputs]
+    return found[0] if len(found) == 1 else found
+
+
 # -- the net ---------------------------------------------------------------------------------------
 
 

@@ -217,8 +217,11 @@ class RuleSet:
         found = ((f, self._concerned(f, rows)) for f, rows in fused().items())
         self.parts = {f: rows for f, rows in found if rows}
         self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
-        self.mode = type("Mode", (Mode,), {"ruleset": self, "calls": self.calls,
-                                           "parts": self.parts, "bodies": self.bodies})  # fmt: skip
+        divides = any("RealDiv" in each.rules for each in self.around())
+        self.mode = type("Mode", (Mode,), {
+            "ruleset": self, "calls": self.calls, "parts": self.parts, "bodies": self.bodies,
+            "divides": divides,
+        })  # fmt: skip
 
     def around(self) -> Iterator[RuleSet]:
         """These rules, and those of the scopes around."""
@@ -316,6 +319,19 @@ def _alone(op: Op) -> Any:
 # -- the mode -------------------------------------------------------------------------------------
 
 
+# `2 - x` and the like. torch.compile cannot look their functions up (it takes their wrappers for
+# other functions than those that it guards on), so there they are known by name.
+REFLECTED: dict[str, Callable[[Any, Any, bool], Any]] = {
+    "__rsub__": lambda x, a, _: torch.rsub(x, a),
+    "__rdiv__": lambda x, a, divides: (
+        torch.div(torch.full_like(x, a), x) if divides else x.reciprocal() * a
+    ),
+    "__rpow__": lambda x, a, _: torch.pow(a, x),
+    "__rmod__": lambda x, a, _: torch.remainder(a, x),
+    "__rmatmul__": lambda x, a, _: torch.matmul(a, x),
+}
+
+
 class Mode(torch.overrides.TorchFunctionMode):
     """What torch asks before each of its functions, in one scope."""
 
@@ -323,6 +339,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     calls: Mapping[Any, Callable[..., Any]]
     parts: Mapping[Any, Sequence[Fused]]
     bodies: Mapping[Any, Callable[..., Any]]
+    divides: bool  # whether there is a rule for RealDiv here or around
 
     def __init__(self, scope: gradient_override_map) -> None:
         super().__init__()
@@ -332,6 +349,9 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
+        if torch.compiler.is_dynamo_compiling() and getattr(func, "__name__", "") in REFLECTED:
+            with self:
+                return REFLECTED[func.__name__](*args, self.divides)
         if func in self.parts:
             for row in self.parts[func]:
                 if row.when is None or row.when(*args, **options):
