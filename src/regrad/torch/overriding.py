@@ -351,7 +351,7 @@ class Mode(torch.overrides.TorchFunctionMode):
         options = kwargs or {}
         if torch.compiler.is_dynamo_compiling() and getattr(func, "__name__", "") in REFLECTED:
             with self:
-                return REFLECTED[func.__name__](*args, self.divides)
+                return REFLECTED[func.__name__](args[0], args[1], self.divides)
         if func in self.parts:
             for row in self.parts[func]:
                 if row.when is None or row.when(*args, **options):
