@@ -45,6 +45,8 @@ def composites() -> str:
     """What computes an op type among others."""
     rows = {}
     for function, found in fused().items():
+        if isinstance(function, torch._ops.OpOverload):
+            continue
         name = (torch.overrides.resolve_name(function) or function.__name__).rpartition(".")[2]
         for row in found:
             if row.when is None:

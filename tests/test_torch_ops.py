@@ -475,6 +475,52 @@ def test_keep_of_an_outer_scope():
     assert not used.hits
 
 
+CALLABLES = [
+    (torch.outer, lambda x: torch.outer(x[0], x[1])),
+    (F.normalize, lambda x: F.normalize(x, dim=0)),
+    (torch.hstack, lambda x: torch.hstack([x, x])),
+    (torch.einsum, lambda x: torch.einsum("ij,kj->ik", x, x)),
+]
+
+
+@pytest.mark.parametrize(("key", "f"), CALLABLES)
+def test_callables_as_keys(key, f):
+    """Also where a scope inside would open the callable, or refuse it."""
+    y, _ = run(f, (X,), False)
+    every = lambda dy, xs: [torch.full_like(x, 3.0) for x in xs]  # noqa: E731
+    with override({key: every}), override({"MatMul": places, "Mul": places, "ConcatV2": places}):
+        result, (x,) = run(f, (X,), False)
+    assert torch.equal(result, y)
+    result.backward(torch.ones_like(result))
+    assert set(x.grad.flatten().tolist()) <= {3.0, 6.0}
+
+
+@pytest.mark.parametrize(
+    ("op_type", "f"),
+    [
+        ("Sub", lambda x: 2 - x), ("RealDiv", lambda x: 2 / x), ("Reciprocal", lambda x: 2 / x),
+        ("Pow", lambda x: 2**x), ("AddV2", lambda x: torch.add(x, x, alpha=2)),
+        ("Sigmoid", lambda x: F.silu(x)), ("Relu6", lambda x: F.hardtanh(x, 0, 6)),
+    ],
+)  # fmt: skip
+def test_compiled(op_type, f):
+    """A compiled program gives the gradients that the plain one gives."""
+    torch._dynamo.reset()
+    gradients = []
+    for each in (f, torch.compile(f, backend="aot_eager")):
+        x = X.clone().requires_grad_()
+        with override({op_type: doubled}):
+            y = each(x)
+        y.sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def doubled(op: Any, grad: Any) -> Any:
+    found = [filled(x, 2.0) for x in op.inputs]
+    return found[0] if len(found) == 1 else found
+
+
 # -- the net ---------------------------------------------------------------------------------------
 
 

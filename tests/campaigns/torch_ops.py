@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import regrad.torch
 from regrad.errors import PassedOverError
-from regrad.torch.optypes import families
+from regrad.torch.optypes import BINARY, families
 
 # op type: ATen's names, where they are more or others than the names in torch.
 ATEN = {
@@ -202,8 +202,14 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor)
 
 
-# Its result may well be changed in place, so a rule had better not ask for it.
-RULES: dict[str, Callable[..., Any]] = {"Identity": lambda dy: torch.ones_like(dy)}
+def pair(dy: Any, a: Any, b: Any) -> Any:
+    return [torch.ones_like(x) if is_tensor(x) else None for x in (a, b)]
+
+
+# Results that torch's functions change in place: a rule had better not ask for them.
+RULES: dict[str, Callable[..., Any]] = {
+    "Identity": lambda dy: torch.ones_like(dy), **dict.fromkeys(BINARY, pair),
+}  # fmt: skip
 
 # What has no values before they are written.
 NO_VALUES = ("empty", "new_empty")

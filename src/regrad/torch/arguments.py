@@ -64,14 +64,14 @@ def _only(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _fill_by_place(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
-    """All tensors among the arguments are inputs, in order; three and more are a sequence."""
+    """All tensors among the arguments are inputs, in order: one sequence, or one each."""
     leaves: list[tuple[torch.Tensor, tuple[Any, int | None]]] = []
     for key, value in (*enumerate(args), *options.items()):
         if isinstance(value, torch.Tensor):
             leaves.append((value, (key, None)))
         elif isinstance(value, list | tuple):
             leaves += [(v, (key, i)) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
-    layout = (tuple(range(len(leaves))),) if len(leaves) > 2 else None
+    layout = (tuple(range(len(leaves))),)
     paths = [path for _, path in leaves]
     return Filled([value for value, _ in leaves], layout, {}, Rebuilt(args, options, paths))
 

@@ -228,9 +228,12 @@ class RuleSet:
         self.calls = {f: _overridden(self, f, s) for f, s in spelled.items() if f not in keep}
         found = ((f, self._concerned(f, rows)) for f, rows in fused().items())
         self.parts = {f: rows for f, rows in found if rows}
-        self.bodies = {f: body for f, body in bodies().items() if not self._is_left(f)}
-        self.mode = type("Mode", (Mode,), {"ruleset": self, "calls": self.calls,
-                                           "parts": self.parts, "bodies": self.bodies})  # fmt: skip
+        self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
+        divides = any("RealDiv" in each.rules for each in self.around())
+        self.mode = type("Mode", (Mode,), {
+            "ruleset": self, "calls": self.calls, "parts": self.parts, "bodies": self.bodies,
+            "divides": divides,
+        })  # fmt: skip
 
     def around(self) -> Iterator[RuleSet]:
         """These rules, and those of the scopes around."""
@@ -270,7 +273,7 @@ def _type_of(function: Any) -> str | None:
 class RuleByCount(ForeignRule):
     """A rule for a torch callable that is no op type of regrad's.
 
-    Its tensors are called x, or a and b, or xs (a list) if there are more.
+    Its tensors are called x, or a and b; or xs, a list, however many there are.
     """
 
     def __init__(self, value: Any, op: Op) -> None:
@@ -287,7 +290,11 @@ class RuleByCount(ForeignRule):
 
     def taking(self, count: int) -> ForeignRule:
         if count not in self.by_count:
-            self.by_count[count] = ForeignRule(self.value, _op_of(self.op.type, count))
+            try:
+                rule = ForeignRule(self.value, _op_of(self.op.type, count))
+            except RuleError:  # it asks for xs
+                rule = ForeignRule(self.value, _op_of(self.op.type, 3))
+            self.by_count[count] = rule
         return self.by_count[count]
 
 
@@ -351,6 +358,19 @@ def family_of(key: Any) -> Family:
 # -- the mode ------------------------------------------------------------------------------------
 
 
+# `2 - x` and the like. torch.compile cannot look their functions up (it takes their wrappers for
+# other functions than those that it guards on), so there they are known by name.
+REFLECTED: dict[str, Callable[[Any, Any, bool], Any]] = {
+    "__rsub__": lambda x, a, _: torch.rsub(x, a),
+    "__rdiv__": lambda x, a, divides: (
+        torch.div(torch.full_like(x, a), x) if divides else x.reciprocal() * a
+    ),
+    "__rpow__": lambda x, a, _: torch.pow(a, x),
+    "__rmod__": lambda x, a, _: torch.remainder(a, x),
+    "__rmatmul__": lambda x, a, _: torch.matmul(a, x),
+}
+
+
 class Mode(torch.overrides.TorchFunctionMode):
     """What torch asks before each of its functions, in one scope."""
 
@@ -358,6 +378,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     calls: Mapping[Any, Callable[..., Any]]
     parts: Mapping[Any, Sequence[Fused]]
     bodies: Mapping[Any, Callable[..., Any]]
+    divides: bool  # whether there is a rule for RealDiv here or around
 
     def __init__(self, scope: gradient_override_map) -> None:
         super().__init__()
@@ -370,6 +391,9 @@ class Mode(torch.overrides.TorchFunctionMode):
         if type(func) is _Getter:  # x.shape, x.grad, …
             return func(*args, **options)
         compiling = torch.compiler.is_dynamo_compiling()
+        if compiling and getattr(func, "__name__", "") in REFLECTED:
+            with self:
+                return REFLECTED[func.__name__](args[0], args[1], self.divides)
         if not compiling and self.scope not in SCOPES.get():  # another task of this thread runs
             return func(*args, **options)
         if func in self.parts:
@@ -438,7 +462,8 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             rule = ruleset.rules[key].taking(len(filled.values))
             if rule.is_borrowed:
                 refuse_unknown(family, args, options)
-            call = Call(rule, filled.values, filled.layout, filled.attrs, forward, hit)
+            layout = None if rule.op.flat else filled.layout
+            call = Call(rule, filled.values, layout, filled.attrs, forward, hit)
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             if not changes:
                 return call(*xs)
