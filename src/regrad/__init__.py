@@ -224,6 +224,7 @@ from regrad.transforms import vjp as vjp
 from regrad.variable import Variable as Variable
 
 if _TYPE_CHECKING:
+    from regrad import jax as jax
     from regrad import train as train
 
 variable = Variable
@@ -231,11 +232,11 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Import `train` when it is first used; say what a misspelt or foreign name is called here."""
-    if name == "train":
+    """Import `jax` and `train` when first used; say what a misspelt or foreign name is called."""
+    if name in ("jax", "train"):
         from importlib import import_module
 
-        return import_module("regrad.train")
+        return import_module(f"regrad.{name}")
     from regrad.errors import near, snake_case
 
     known = [n for n in globals() if not n.startswith("_")]
