@@ -15,3 +15,4 @@ except ImportError as error:
 
 from regrad.jax.bridge import from_regrad as from_regrad
 from regrad.jax.custom import custom_grad as custom_grad
+from regrad.jax.override import override as override

@@ -281,7 +281,7 @@ def _push(*args: Any, tangent: Tangent, count: int) -> list[Any]:
         raise GradientError(
             f"forward mode (jvp, jacfwd, linearize): {tangent.name} is not linear in the gradient "
             f"that arrives (it takes {error}), so it says nothing of forward mode. Use reverse "
-            "mode (grad, vjp, jacrev), or jacfwd(jacrev(f)) for second derivatives."
+            "mode (grad, vjp, jacrev), also for second derivatives: jacrev(jacrev(f))."
         ) from None
 
 
