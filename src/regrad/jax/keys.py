@@ -199,6 +199,9 @@ class FunctionKey(Key):
         self.name, self.place = written(function)
         self.single = single  # an op type of one input: other operands are attributes
         self.codes = [c for c in map(_code, _parts(function)) if c is not None]
+        without = getattr(function, "nondiff_argnums", ())
+        given = enumerate(inspect.signature(function).parameters)
+        self.parameters = [name for i, name in given if i not in without]
         self.ops: dict[Any, Op] = {}
 
     def matches(self, eqn: Any) -> bool:
@@ -215,7 +218,11 @@ class FunctionKey(Key):
         return (name, where) == (self.name, self.place)
 
     def lies(self, eqn: Any) -> Sequence[str]:
-        known = body_of(eqn)[0].debug_info.arg_names or ()
+        known = body_of(eqn)[0].debug_info.arg_names
+        if known is None:  # JAX does not note them for custom_vjp
+            known = self.parameters
+            if len(known) != len(eqn.invars) - eqn.params.get("num_consts", 0):
+                known = [f"x{i}" for i in range(len(eqn.invars) - eqn.params["num_consts"])]
         names = [re.sub(r"\W+", "_", n or "").strip("_") for n in known]
         hidden = len(eqn.invars) - len(names)  # what it closes over comes first
         return [*(f"outer{i}" for i in range(hidden)), *names[max(-hidden, 0) :]]
