@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from functools import update_wrapper
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -66,14 +67,22 @@ class override(Report):
                 "override takes a dict of op types, primitives or functions to rules, as in "
                 f"override(f, {{'Relu': rule}}), got {kind(rules)}"
             )
-        self.f = f
+        self._original = f  # (wrappers copy attributes, so plain names would meet their own)
         self._bindings: dict[str, Binding] = {}
         for key, rule in rules.items():
             self._bind(key, rule)
         self._surgery = Surgery([*self._bindings.values()])
         self._untouched = Untouched()
         self._notes: dict[tuple[str, str, str], int] = {}
-        update_wrapper(self, f, updated=()) if hasattr(f, "__name__") else None
+        self._look_like(f)
+
+    def _look_like(self, f: Any) -> None:
+        """Take over name and signature, but no `__wrapped__`: nobody is to call f itself."""
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            if hasattr(f, name):
+                setattr(self, name, getattr(f, name))
+        with suppress(TypeError, ValueError):
+            self.__signature__ = inspect.signature(f)
 
     def _bind(self, key: Any, rule: Any) -> None:
         meant = key_for(key)
@@ -92,7 +101,7 @@ class override(Report):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What f returns, with the rules in force."""
-        call = Call((self.f, args, kwargs))
+        call = Call((self._original, args, kwargs))
         closed = jax.make_jaxpr(call.traced)(*call.arrays)
         program, found = self._surgery.program(closed)
         self._note(found)
@@ -205,12 +214,13 @@ class Modules:
         now, self.after = tree_flatten(state)
         before = self.given if len(now) == len(self.given) else [None] * len(now)
         self.moved = [i for i, (a, b) in enumerate(zip(now, before, strict=True)) if a is not b]
-        self.now = now
+        self.count = len(now)
         return [now[i] for i in self.moved]
 
     def update(self, ys: list[Any]) -> None:
         """Put changed state into the modules outside."""
         if self.found and self.moved:
+            now = [None] * self.count if len(self.arrays) != self.count else list(self.arrays)
             for i, y in zip(self.moved, ys, strict=True):
-                self.now[i] = y
-            self.nnx.update(self.found, tree_unflatten(self.after, self.now))
+                now[i] = y
+            self.nnx.update(self.found, tree_unflatten(self.after, now))

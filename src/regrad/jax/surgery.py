@@ -325,7 +325,7 @@ def check_elementwise(eqn: Any, gradient: RuleGradient, operands: Sequence[Any])
         raise GradientError(
             f"override: {gradient.name} meets an op that a vmap inside the function has batched, "
             f"and the rule does not go element by element ({mixes}), so examples could mix. Put "
-            "the vmap outside: jax.vmap(rg.jax.override(f, …))."
+            "the vmap outside, jax.vmap(rg.jax.override(f, …)), or write the rule element by element."
         )
 
 
