@@ -27,20 +27,30 @@ Attrs = Mapping[str, Any]
 class Target:
     """What an op type stands for: a primitive, with the attributes it has, or a function.
 
-    `fits` picks equations of the primitive; `refused` says why one cannot be covered.
+    `power` picks equations of `integer_pow`; `refused` says why one cannot be covered.
     """
 
     def __init__(
         self,
         name: str,
         attrs: Callable[[Attrs], dict[str, Any]] = lambda params: {},
-        fits: Callable[[Attrs], bool] = lambda params: True,
+        power: int | None = None,
         refused: Callable[[Any], str] = lambda eqn: "",
     ) -> None:
         self.name = name
         self.attrs = attrs
-        self.fits = fits
+        self.power = power
         self.refused = refused
+
+    def fits(self, eqn: Any) -> bool:
+        """Whether an equation is one of these."""
+        named = eqn.primitive.name == self.name
+        return named and self.power in (None, eqn.params.get("y"))
+
+    def meets(self, other: Target) -> bool:
+        """Whether both cover the same equations."""
+        powers = {self.power, other.power}
+        return self.name == other.name and (None in powers or len(powers) == 1)
 
     @property
     def function(self) -> Any:
@@ -70,10 +80,6 @@ def _axes(params: Attrs) -> dict[str, Any]:
     return {"axis": tuple(params["axes"]), "keepdims": False}
 
 
-def _power(y: int) -> Target:
-    return Target("integer_pow", fits=lambda params: params["y"] == y)
-
-
 def _along(params: Attrs) -> dict[str, Any]:
     return {"axis": params["axis"], "reverse": params["reverse"], "exclusive": False}
 
@@ -96,8 +102,8 @@ TABLE: dict[str, list[Target]] = {
     "Minimum": [Target("min")],
     "Erfinv": [Target("erf_inv")],
     "Sigmoid": [Target("logistic")],
-    "Square": [Target("square"), _power(2)],
-    "Reciprocal": [_power(-1)],
+    "Square": [Target("square"), Target("integer_pow", power=2)],
+    "Reciprocal": [Target("integer_pow", power=-1)],
     "Sum": [Target("reduce_sum", _axes)],
     "Max": [Target("reduce_max", _axes)],
     "Min": [Target("reduce_min", _axes)],
@@ -136,7 +142,13 @@ class Key:
     """What a key means: which equations, and what the rule's parameters stand for there."""
 
     label = ""  # for messages and reports
+    targets: Sequence[Target] = ()
     codes: Sequence[Any] = ()  # of Python functions that run where the key is differentiated
+    call: Any = None  # the code by which JAX calls it, if its derivative may hide it
+
+    def meets(self, other: Key) -> bool:
+        """Whether two keys stand for the same thing."""
+        return any(a.meets(b) for a in self.targets for b in other.targets)
 
     def matches(self, eqn: Any) -> bool:
         """Whether an equation is one of those meant."""
@@ -171,8 +183,7 @@ class PrimitiveKey(Key):
         return target is not None
 
     def _target(self, eqn: Any) -> Target | None:
-        name = eqn.primitive.name
-        return next((t for t in self.targets if t.name == name and t.fits(eqn.params)), None)
+        return next((t for t in self.targets if t.fits(eqn)), None)
 
     def op(self, eqn: Any) -> Op:
         if self.known is not None:
@@ -197,6 +208,9 @@ class FunctionKey(Key):
     def __init__(self, function: Any, label: str = "", single: bool = False) -> None:
         self.label = label or getattr(function, "__qualname__", None) or function.__name__
         self.name, self.place = written(function)
+        self.targets = [Target(f"{self.name} at {self.place}")]
+        if isinstance(function, jax.custom_jvp | jax.custom_vjp) and not label:
+            self.call = inspect.unwrap(type(function).__call__).__code__
         self.single = single  # an op type of one input: other operands are attributes
         self.codes = [c for c in map(_code, _parts(function)) if c is not None]
         without = getattr(function, "nondiff_argnums", ())

@@ -86,8 +86,12 @@ class override(Report):
 
     def _bind(self, key: Any, rule: Any) -> None:
         meant = key_for(key)
-        if meant.label in self._bindings:
-            raise ArgumentError(f"override: two keys stand for {meant.label!r}; give one of them")
+        for label, other in self._bindings.items():
+            if meant.meets(other.key) or label == meant.label:
+                raise ArgumentError(
+                    f"override: two keys ({label!r} and {meant.label!r}) stand for the same thing; "
+                    "give one of them"
+                )
         binding = Binding(meant, rule)
         known = getattr(meant, "known", None)
         if known is not None:
@@ -142,7 +146,9 @@ class override(Report):
         return super().__repr__() + "".join(lines)
 
     def _key_of(self, op_type: Any) -> str:
-        return key_for(op_type).label
+        meant = key_for(op_type)
+        known = (label for label, b in self._bindings.items() if b.key.meets(meant))
+        return next(known, meant.label)
 
     def _why_not(self, binding: Any) -> str:
         if not binding.hits:

@@ -26,6 +26,13 @@ from regrad.reports import Hit
 
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 JAX = os.path.dirname(jax.__file__) + os.sep
+MACHINERY = tuple(
+    os.path.join(JAX, "_src", name)
+    for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
+                 "api_util.py", "source_info_util.py", "traceback_util.py", "tree_util.py",
+                 "util.py", "pjit.py", "api.py", "profiler.py", "lax" + os.sep + "control_flow",
+                 "ad_checkpoint.py")
+)  # fmt: skip
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset(
     "jit pjit closed_call core_call scan while cond remat remat2 checkpoint shard_map "
@@ -125,24 +132,34 @@ class Surgery:
 
     def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Found]:
         found = Found()
-        eqns = [self.equation(eqn, around, found) for eqn in jaxpr.eqns]
+        calls = self._calls(jaxpr)
+        eqns = [self.equation(eqn, around, found, calls) for eqn in jaxpr.eqns]
         same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
 
-    def equation(self, eqn: Any, around: Around, found: Found) -> Any:
+    def _calls(self, jaxpr: Any) -> set[Any]:
+        """The places of calls of functions with a derivative of their own that can be seen."""
+        found = set()
+        for eqn in jaxpr.eqns if self.codes else ():
+            if eqn.primitive.name in CUSTOM and eqn.source_info.traceback is not None:
+                frames = eqn.source_info.traceback.raw_frames()
+                found |= {call_site(b.key.call, *frames) for b in self.bindings}
+        return found
+
+    def equation(self, eqn: Any, around: Around, found: Found, calls: set[Any]) -> Any:
         """An equation with the rules in it, or itself."""
         self.lines.append(line(eqn, self.lines[-1]))
         try:
-            return self._equation(eqn, around.inside(eqn), found)
+            return self._equation(eqn, around.inside(eqn), found, calls)
         finally:
             self.lines.pop()
 
-    def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
+    def _equation(self, eqn: Any, around: Around, found: Found, calls: set[Any]) -> Any:
         for binding in self.bindings:
             if differentiable(eqn) and binding.key.matches(eqn):
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
-            self.check_derived(eqn)
+            self.check_derived(eqn, calls)
         name = eqn.primitive.name
         if name in OPENED:
             return self.inside(eqn, around, found)
@@ -168,12 +185,21 @@ class Surgery:
         params = {"jaxpr": alone(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
-    def check_derived(self, eqn: Any) -> None:
-        """Refuse the remains of a key that was differentiated inside the function."""
-        if self.codes and eqn.source_info.traceback is not None:
-            for code in eqn.source_info.traceback.raw_frames()[0]:
-                if code in self.codes:
-                    raise _already_derived(self.codes[code], self.lines[-1])
+    def check_derived(self, eqn: Any, calls: set[Any]) -> None:
+        """Refuse the remains of a key that was differentiated inside the function.
+
+        `calls` are the places of calls that show which function they are.
+        """
+        if eqn.source_info.traceback is None or not self.codes:
+            return
+        codes, at = eqn.source_info.traceback.raw_frames()
+        for code in codes:
+            if code in self.codes:
+                raise _already_derived(self.codes[code], self.lines[-1])
+        for binding in self.bindings:
+            site = call_site(binding.key.call, codes, at)
+            if site is not None and site not in calls:
+                raise _already_derived(binding, self.lines[-1], "may occur")
 
     # -- programs inside -----------------------------------------------------------------------
 
@@ -329,9 +355,23 @@ def check_elementwise(eqn: Any, gradient: RuleGradient, operands: Sequence[Any])
         )
 
 
-def _already_derived(binding: Binding, where: str) -> GradientError:
+def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
+    """Where a function with a derivative of its own was called; None if it is known which.
+
+    In a program that was compiled first and differentiated then, what is left of such a call
+    says no more than that `call` (JAX's code) was running.
+    """
+    if call is None or call not in codes:
+        return None
+    inner = codes.index(call)
+    if not all(code.co_filename.startswith(MACHINERY) for code in codes[:inner]):
+        return None  # a derivative of someone else's: its code would have been ours
+    return tuple(zip(codes[inner:], at[inner:], strict=True))
+
+
+def _already_derived(binding: Binding, where: str, how: str = "occurs") -> GradientError:
     return GradientError(
-        f"override: {binding.key.label!r} occurs where the function differentiates it itself "
+        f"override: {binding.key.label!r} {how} where the function differentiates it itself "
         f"({where}), which JAX has done before the rule could count. Put the override inside: "
         "jax.grad(rg.jax.override(loss, …)), and leave the rest of the function outside."
     )
