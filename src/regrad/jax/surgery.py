@@ -47,10 +47,14 @@ SCALAR = frozenset(
 
 
 class Around(NamedTuple):
-    """Where in a program an equation stands: in the body of a vmap, or of a derivative."""
+    """Where in a program an equation stands: in a vmap, in a derivative, in a custom function.
+
+    The body of a function with a derivative of its own is there undifferentiated.
+    """
 
     batched: bool = False
     derived: bool = False
+    whole: bool = False
 
     def inside(self, eqn: Any) -> Around:
         names = {getattr(part, "name", "") for part in eqn.source_info.name_stack.stack
@@ -58,6 +62,7 @@ class Around(NamedTuple):
         return Around(
             self.batched or "vmap" in names,
             self.derived or not names.isdisjoint({"jvp", "transpose"}),
+            self.whole,
         )
 
 
@@ -159,7 +164,7 @@ class Surgery:
             if differentiable(eqn) and binding.key.matches(eqn):
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
-            self.check_derived(eqn, calls)
+            self.check_derived(eqn, None if around.whole else calls)
         name = eqn.primitive.name
         if name in OPENED:
             return self.inside(eqn, around, found)
@@ -185,7 +190,7 @@ class Surgery:
         params = {"jaxpr": alone(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
-    def check_derived(self, eqn: Any, calls: set[Any]) -> None:
+    def check_derived(self, eqn: Any, calls: set[Any] | None) -> None:
         """Refuse the remains of a key that was differentiated inside the function.
 
         `calls` are the places of calls that show which function they are.
@@ -196,7 +201,7 @@ class Surgery:
         for code in codes:
             if code in self.codes:
                 raise _already_derived(self.codes[code], self.lines[-1])
-        for binding in self.bindings:
+        for binding in self.bindings if calls is not None else ():
             site = call_site(binding.key.call, codes, at)
             if site is not None and site not in calls:
                 raise _already_derived(binding, self.lines[-1], "may occur")
@@ -229,7 +234,7 @@ class Surgery:
         """A function with a derivative of its own: opened if a rule is for something inside."""
         ours = eqn.primitive is op_p
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
-        new, inner = self.program(body, around)
+        new, inner = self.program(body, around._replace(whole=True))
         called = eqn.params["gradient"].name if ours else _called(body)
         if new is body:
             if differentiable(eqn):
