@@ -212,7 +212,7 @@ class FunctionKey(Key):
         if isinstance(function, jax.custom_jvp | jax.custom_vjp) and not label:
             self.call = inspect.unwrap(type(function).__call__).__code__
         self.single = single  # an op type of one input: other operands are attributes
-        self.codes = [c for c in map(_code, _parts(function)) if c is not None]
+        self.codes = [c for c in map(_code, _parts(function)) if c is not None and c not in SHARED]
         without = getattr(function, "nondiff_argnums", ())
         given = enumerate(inspect.signature(function).parameters)
         self.parameters = [name for i, name in given if i not in without]
@@ -268,6 +268,15 @@ def _code(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def _made_by_defjvps() -> Any:
+    f = jax.custom_jvp(lambda x: x)
+    f.defjvps(lambda dx, y, x: dx)
+    return _code(f.jvp)
+
+
+SHARED = (_made_by_defjvps(),)  # by many functions, which show themselves when differentiated
 
 
 def written(function: Any) -> tuple[str, str]:

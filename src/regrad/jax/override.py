@@ -107,7 +107,7 @@ class override(Report):
         """What f returns, with the rules in force."""
         call = Call((self._original, args, kwargs))
         closed = jax.make_jaxpr(call.traced)(*call.arrays)
-        program, found = self._surgery.program(closed)
+        program, found = self._surgery.operate(closed)
         self._note(found)
         if self._bindings and not found.hits:
             names = ", ".join(repr(label) for label in self._bindings)

@@ -122,6 +122,13 @@ class Surgery:
         self.codes = {code: b for b in bindings for code in b.key.codes}
         self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
         self.lines = ["unknown"]  # of the equations around
+        self.calls: set[Any] = set()
+
+    def operate(self, closed: Any) -> tuple[Any, Found]:
+        """A whole program with the rules in it, or itself, and what was found."""
+        hiding = any(b.key.call is not None for b in self.bindings)
+        self.calls = self._calls(closed) if hiding else set()
+        return self.program(closed)
 
     def program(self, given: Any, around: Around = Around()) -> tuple[Any, Found]:  # noqa: B008
         """A program (closed or open) with the rules in it, or itself, and what was found."""
@@ -137,34 +144,35 @@ class Surgery:
 
     def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Found]:
         found = Found()
-        calls = self._calls(jaxpr)
-        eqns = [self.equation(eqn, around, found, calls) for eqn in jaxpr.eqns]
+        eqns = [self.equation(eqn, around, found) for eqn in jaxpr.eqns]
         same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
 
     def _calls(self, jaxpr: Any) -> set[Any]:
         """The places of calls of functions with a derivative of their own that can be seen."""
         found = set()
-        for eqn in jaxpr.eqns if self.codes else ():
+        for eqn in jaxpr.eqns:
             if eqn.primitive.name in CUSTOM and eqn.source_info.traceback is not None:
                 frames = eqn.source_info.traceback.raw_frames()
                 found |= {call_site(b.key.call, *frames) for b in self.bindings}
+            for body in _bodies(eqn.params.values()):
+                found |= self._calls(body)
         return found
 
-    def equation(self, eqn: Any, around: Around, found: Found, calls: set[Any]) -> Any:
+    def equation(self, eqn: Any, around: Around, found: Found) -> Any:
         """An equation with the rules in it, or itself."""
         self.lines.append(line(eqn, self.lines[-1]))
         try:
-            return self._equation(eqn, around.inside(eqn), found, calls)
+            return self._equation(eqn, around.inside(eqn), found)
         finally:
             self.lines.pop()
 
-    def _equation(self, eqn: Any, around: Around, found: Found, calls: set[Any]) -> Any:
+    def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
         for binding in self.bindings:
             if differentiable(eqn) and binding.key.matches(eqn):
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
-            self.check_derived(eqn, None if around.whole else calls)
+            self.check_derived(eqn, around.whole)
         name = eqn.primitive.name
         if name in OPENED:
             return self.inside(eqn, around, found)
@@ -190,10 +198,10 @@ class Surgery:
         params = {"jaxpr": alone(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
-    def check_derived(self, eqn: Any, calls: set[Any] | None) -> None:
+    def check_derived(self, eqn: Any, whole: bool) -> None:
         """Refuse the remains of a key that was differentiated inside the function.
 
-        `calls` are the places of calls that show which function they are.
+        (There are none in a body that stands there whole.)
         """
         if eqn.source_info.traceback is None or not self.codes:
             return
@@ -201,9 +209,9 @@ class Surgery:
         for code in codes:
             if code in self.codes:
                 raise _already_derived(self.codes[code], self.lines[-1])
-        for binding in self.bindings if calls is not None else ():
+        for binding in () if whole else self.bindings:
             site = call_site(binding.key.call, codes, at)
-            if site is not None and site not in calls:
+            if site is not None and site not in self.calls:
                 raise _already_derived(binding, self.lines[-1], "may occur")
 
     # -- programs inside -----------------------------------------------------------------------
