@@ -268,7 +268,9 @@ def test_examples_of_a_vmap_inside_never_mix():
     fine = rg.jax.override(f, {"Relu": rg.rules.guided_relu})
     np.testing.assert_allclose(jax.grad(fine)(xs), jax.vmap(jax.grad(model))(xs))
     with pytest.raises(GradientError, match="Put the vmap outside"):
-        rg.jax.override(lambda a: jax.vmap(lambda a: a @ M)(a), {"MatMul": "MatMul"})(M[:, None, :2])
+        rg.jax.override(lambda a: jax.vmap(lambda a: a @ M)(a), {"MatMul": "MatMul"})(
+            M[:, None, :2]
+        )
 
 
 def test_bodies_that_jax_does_not_open():

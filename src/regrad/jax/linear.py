@@ -19,15 +19,59 @@ TRANSPOSING: ContextVar[bool] = ContextVar("regrad_transposing", default=False)
 
 # The first operand may be linear, the others are constants.
 FIRST = frozenset(
-    "neg convert_element_type reshape broadcast_in_dim transpose rev squeeze expand_dims slice "
-    "dynamic_slice gather reduce_sum cumsum copy copy_p real imag conj reduce_window_sum "
-    "all_gather all_to_all ppermute reduce_scatter psum_scatter fft device_put div split "
-    "sharding_constraint mesh_cast reduce_window".split()
+    [
+        "neg",
+        "convert_element_type",
+        "reshape",
+        "broadcast_in_dim",
+        "transpose",
+        "rev",
+        "squeeze",
+        "expand_dims",
+        "slice",
+        "dynamic_slice",
+        "gather",
+        "reduce_sum",
+        "cumsum",
+        "copy",
+        "copy_p",
+        "real",
+        "imag",
+        "conj",
+        "reduce_window_sum",
+        "all_gather",
+        "all_to_all",
+        "ppermute",
+        "reduce_scatter",
+        "psum_scatter",
+        "fft",
+        "device_put",
+        "div",
+        "split",
+        "sharding_constraint",
+        "mesh_cast",
+        "reduce_window",
+    ]
 )
 # Every operand of a float may be linear, or zero.
 ALL = frozenset(
-    "add sub add_any concatenate pad dynamic_update_slice select_n complex scatter-add "
-    "scatter_add psum psum_invariant pvary pcast optimization_barrier".split()
+    [
+        "add",
+        "sub",
+        "add_any",
+        "concatenate",
+        "pad",
+        "dynamic_update_slice",
+        "select_n",
+        "complex",
+        "scatter-add",
+        "scatter_add",
+        "psum",
+        "psum_invariant",
+        "pvary",
+        "pcast",
+        "optimization_barrier",
+    ]
 )
 ONE = frozenset({"mul", "dot_general", "conv_general_dilated"})  # just one operand
 LAST = frozenset({"triangular_solve"})
@@ -162,11 +206,74 @@ def transpose(f: Callable[..., Sequence[Any]], like: Sequence[Any], ts: Sequence
 # -- element by element ----------------------------------------------------------------------------
 
 ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp conj "
-    "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 "
-    "floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg "
-    "nextafter not or pow real reduce_precision rem round rsqrt select_n sign sin sinh sqrt "
-    "square stop_gradient sub tan tanh xor".split()
+    [
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "add_any",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "conj",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "imag",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+        "not",
+        "or",
+        "pow",
+        "real",
+        "reduce_precision",
+        "rem",
+        "round",
+        "rsqrt",
+        "select_n",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "stop_gradient",
+        "sub",
+        "tan",
+        "tanh",
+        "xor",
+    ]
 )
 
 

@@ -145,9 +145,7 @@ def _by_transposition(f: Callable[..., Any], dys: Any, xs: Any) -> list[Any]:
 
 
 op_p.def_impl(_evaluate)
-op_p.def_effectful_abstract_eval(
-    lambda *avals, jaxpr, gradient: (jaxpr.out_avals, jaxpr.effects)
-)
+op_p.def_effectful_abstract_eval(lambda *avals, jaxpr, gradient: (jaxpr.out_avals, jaxpr.effects))
 mlir.register_lowering(op_p, mlir.lower_fun(_evaluate, multiple_results=True))
 ad.primitive_jvps[op_p] = _op_jvp
 ad.primitive_transposes[op_p] = _op_transposed
@@ -301,7 +299,11 @@ def _tangent_jvp(primals: Any, tangents: Any, *, tangent: Tangent, count: int) -
 def _tangent_transposed(dys: Any, *args: Any, tangent: Tangent, count: int) -> Any:
     if any(map(ad.is_undefined_primal, args[:count])):
         return _by_transposition(partial(_push, tangent=tangent, count=count), dys, args)
-    dxs = tangent.pull(args[:count], [*map(ad.instantiate_zeros, dys)])
+    arriving = [
+        jax.numpy.asarray(ad.instantiate_zeros(dy), aval.dtype)  # jax.vjp takes Python numbers
+        for dy, aval in zip(dys, tangent.outs, strict=True)
+    ]
+    dxs = tangent.pull(args[:count], arriving)
     pairs = zip(args[count:], dxs, strict=True)
     return [None] * count + [dx if ad.is_undefined_primal(t) else None for t, dx in pairs]
 

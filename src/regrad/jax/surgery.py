@@ -35,14 +35,40 @@ MACHINERY = tuple(
 )  # fmt: skip
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset(
-    "jit pjit closed_call core_call scan while cond remat remat2 checkpoint shard_map "
-    "custom_linear_solve".split()
+    [
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "scan",
+        "while",
+        "cond",
+        "remat",
+        "remat2",
+        "checkpoint",
+        "shard_map",
+        "custom_linear_solve",
+    ]
 )
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 # Their bodies only say what is done with two scalars, and are not differentiated.
 SCALAR = frozenset(
-    "scatter scatter-add scatter_add scatter-mul scatter_mul scatter-min scatter_min scatter-max "
-    "scatter_max scatter-sub scatter_sub reduce_window argmin argmax".split()
+    [
+        "scatter",
+        "scatter-add",
+        "scatter_add",
+        "scatter-mul",
+        "scatter_mul",
+        "scatter-min",
+        "scatter_min",
+        "scatter-max",
+        "scatter_max",
+        "scatter-sub",
+        "scatter_sub",
+        "reduce_window",
+        "argmin",
+        "argmax",
+    ]
 )
 
 
@@ -137,7 +163,7 @@ class Surgery:
             jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
             changed = jaxpr is not getattr(given, "jaxpr", given)
             # weak, or a program that did not change would keep itself alive
-            made = (given.replace(jaxpr=jaxpr) if jaxpr is not given and _closed(given) else jaxpr)
+            made = given.replace(jaxpr=jaxpr) if jaxpr is not given and _closed(given) else jaxpr
             known[around] = (made if changed else None), found
         made, found = known[around]
         return (given if made is None else made), found
@@ -397,4 +423,3 @@ def line(eqn: Any, otherwise: str) -> str:
         if not frame.file_name.startswith((HERE, JAX, "<frozen ")):
             return f"{frame.file_name}:{frame.line_num}"
     return otherwise
-
