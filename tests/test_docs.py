@@ -16,7 +16,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
 
-PAGES = ["README.md", *(f"docs/{n}.md" for n in ("conventions", "compiled", "devices", "tf1"))]
+NAMES = ("conventions", "compiled", "devices", "foreign_jax", "tf1")
+PAGES = ["README.md", *(f"docs/{n}.md" for n in NAMES)]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -49,7 +50,7 @@ def test_docstrings(name):
 
 
 def public_functions():
-    parts = ["nn", "losses", "linalg", "random", "train"]
+    parts = ["nn", "losses", "linalg", "random", "train", "jax"]
     for name in ["regrad", *(f"regrad.{part}" for part in parts)]:
         for key, value in vars(importlib.import_module(name)).items():
             if callable(value) and not key.startswith("_"):

@@ -143,9 +143,9 @@ def test_keys_that_cannot_be_found_are_refused(key, error, words):
 def test_other_mistakes():
     with pytest.raises(ArgumentError, match="takes a dict"):
         rg.jax.override(model, "Relu")
-    with pytest.raises(ArgumentError, match="two keys .*stand for"):
+    with pytest.raises(ArgumentError, match=r"two keys .*stand for"):
         rg.jax.override(model, {"Add": seven, "AddV2": seven})
-    with pytest.raises(ArgumentError, match="callable|function"):
+    with pytest.raises(ArgumentError, match=r"callable|function"):
         rg.jax.override(3, {"Relu": seven})
     with pytest.raises(RuleError, match="'z'"):
         rg.jax.override(model, {"Tanh": lambda dy, z: dy})
@@ -268,9 +268,8 @@ def test_examples_of_a_vmap_inside_never_mix():
     fine = rg.jax.override(f, {"Relu": rg.rules.guided_relu})
     np.testing.assert_allclose(jax.grad(fine)(xs), jax.vmap(jax.grad(model))(xs))
     with pytest.raises(GradientError, match="Put the vmap outside"):
-        rg.jax.override(lambda a: jax.vmap(lambda a: a @ M)(a), {"MatMul": "MatMul"})(
-            M[:, None, :2]
-        )
+        product = jax.vmap(lambda a: a @ M)
+        rg.jax.override(lambda a: product(a), {"MatMul": "MatMul"})(M[:, None, :2])
 
 
 def test_bodies_that_jax_does_not_open():

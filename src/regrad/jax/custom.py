@@ -258,7 +258,13 @@ class CustomGradient(Gradient):
         places = [i - self.outside for i in wanted]
         used = [i in places for i in range(len(back.out_avals))]
         body = pe.dce_jaxpr(with_constants_as_inputs(back)[0], used, True)[0]
-        dxs = dict(zip(sorted(places), jax.core.eval_jaxpr(body, (), *given, *dys), strict=True))
+        dxs = dict(
+            zip(
+                sorted(places),
+                core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))(*given, *dys),
+                strict=True,
+            )
+        )
         return [fitted(dxs[i], self.call.avals[i]) for i in places]
 
 

@@ -99,18 +99,26 @@ class RuleGradient(Gradient):
             next(found) if is_float(a) else jax.numpy.zeros(a.shape, a.dtype) for a in self.outs
         )
 
-    def _by_regrad(self, call: ForeignCall, xs: Any, y: Any, dy: Any, wanted: Any) -> list[Any]:
+    def _by_regrad(
+        self, call: ForeignCall, xs: Any, y: Any, dy: Any, wanted: list[int]
+    ) -> list[Any]:
         """The rule run on Tensors, and differentiated by regrad from there on."""
         leaves, structure = jax.tree_util.tree_flatten((list(xs), y, dy))  # (None is no leaf)
 
         def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-            dxs = call.pull(*jax.tree_util.tree_unflatten(structure, tensors), wanted)
+            xs, y, dy = jax.tree_util.tree_unflatten(structure, tensors)
+            dxs = call.pull(xs, y, dy, wanted)
             return [
-                wrap(jax.numpy.zeros(*call.specs[i])) if dx is None else dx
+                _zeros(call.specs[i]) if dx is None else dx
                 for i, dx in zip(wanted, dxs, strict=True)
             ]
 
         return bridged(flat, [*map(jax.numpy.asarray, leaves)], self.name)
+
+
+def _zeros(spec: tuple[Any, Any]) -> Tensor:
+    shape, dtype = spec
+    return wrap(jax.numpy.zeros(shape, dtype))
 
 
 def _spec(aval: Any) -> tuple[Any, Any]:

@@ -254,8 +254,7 @@ class FunctionKey(Key):
 def made_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bool) -> Op:
     """An op type of JAX's, with parameters of these names."""
     given = [Input(name, "one") for name in inputs]
-    op = Op(label, label, not_yet, given, attrs, broadcasts=len(given) > 1, several=several)
-    return op
+    return Op(label, label, not_yet, given, attrs, broadcasts=len(given) > 1, several=several)
 
 
 def _parts(function: Any) -> list[Any]:

@@ -11,68 +11,29 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+
+from regrad.namespaces import is_traced
 
 CONSTANT, ZERO, LINEAR = "constant", "zero", "linear"
 TRANSPOSING: ContextVar[bool] = ContextVar("regrad_transposing", default=False)
 
 # The first operand may be linear, the others are constants.
-FIRST = frozenset(
-    [
-        "neg",
-        "convert_element_type",
-        "reshape",
-        "broadcast_in_dim",
-        "transpose",
-        "rev",
-        "squeeze",
-        "expand_dims",
-        "slice",
-        "dynamic_slice",
-        "gather",
-        "reduce_sum",
-        "cumsum",
-        "copy",
-        "copy_p",
-        "real",
-        "imag",
-        "conj",
-        "reduce_window_sum",
-        "all_gather",
-        "all_to_all",
-        "ppermute",
-        "reduce_scatter",
-        "psum_scatter",
-        "fft",
-        "device_put",
-        "div",
-        "split",
-        "sharding_constraint",
-        "mesh_cast",
-        "reduce_window",
-    ]
-)
+FIRST = frozenset({
+    "neg", "convert_element_type", "reshape", "broadcast_in_dim", "transpose", "rev",
+    "squeeze", "expand_dims", "slice", "dynamic_slice", "gather", "reduce_sum", "cumsum",
+    "copy", "copy_p", "real", "imag", "conj", "reduce_window_sum", "all_gather", "all_to_all",
+    "ppermute", "reduce_scatter", "psum_scatter", "fft", "device_put", "div", "split",
+    "sharding_constraint", "mesh_cast", "reduce_window",
+})  # fmt: skip
 # Every operand of a float may be linear, or zero.
-ALL = frozenset(
-    [
-        "add",
-        "sub",
-        "add_any",
-        "concatenate",
-        "pad",
-        "dynamic_update_slice",
-        "select_n",
-        "complex",
-        "scatter-add",
-        "scatter_add",
-        "psum",
-        "psum_invariant",
-        "pvary",
-        "pcast",
-        "optimization_barrier",
-    ]
-)
+ALL = frozenset({
+    "add", "sub", "add_any", "concatenate", "pad", "dynamic_update_slice", "select_n",
+    "complex", "scatter-add", "scatter_add", "psum", "psum_invariant", "pvary", "pcast",
+    "optimization_barrier",
+})  # fmt: skip
 ONE = frozenset({"mul", "dot_general", "conv_general_dilated"})  # just one operand
 LAST = frozenset({"triangular_solve"})
 SOURCE = frozenset({"select_and_scatter_add", "select_and_gather_add"})  # the first; by the second
@@ -107,7 +68,7 @@ def check(jaxpr: Any, consts: Sequence[Any], given: Sequence[str]) -> list[str]:
 
 
 def _constant(value: Any) -> str:
-    known = not isinstance(value, jax.core.Tracer)
+    known = not is_traced(value)
     if known and np.issubdtype(getattr(value, "dtype", type(value)), np.number):
         return CONSTANT if np.any(np.asarray(value)) else ZERO
     return CONSTANT
@@ -117,7 +78,8 @@ def _through(eqn: Any, given: list[str]) -> list[str]:
     """How the outputs of one equation depend on inputs of these kinds."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if name in CALLS:
-        return check(*body_of(eqn), given)
+        jaxpr, consts = body_of(eqn)
+        return check(jaxpr, consts, given)
     if name in ("scan", "cond"):
         return (_scan if name == "scan" else _cond)(eqn, given)
     if LINEAR not in given:
@@ -146,7 +108,7 @@ def _is_linear(eqn: Any, name: str, given: list[str]) -> bool:
 
 
 def _is_float(aval: Any) -> bool:
-    return jax.dtypes.issubdtype(aval.dtype, np.inexact)
+    return jnp.issubdtype(aval.dtype, np.inexact)
 
 
 def _tangent(eqn: Any, given: list[str]) -> bool:
@@ -205,76 +167,15 @@ def transpose(f: Callable[..., Sequence[Any]], like: Sequence[Any], ts: Sequence
 
 # -- element by element ----------------------------------------------------------------------------
 
-ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "add_any",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "conj",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "cosh",
-        "digamma",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "imag",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "lgamma",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "nextafter",
-        "not",
-        "or",
-        "pow",
-        "real",
-        "reduce_precision",
-        "rem",
-        "round",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "sub",
-        "tan",
-        "tanh",
-        "xor",
-    ]
-)
+ELEMENTWISE = frozenset({
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+    "cbrt", "ceil", "clamp", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh",
+    "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge",
+    "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt",
+    "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real",
+    "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt",
+    "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+})  # fmt: skip
 
 
 def not_elementwise(jaxpr: Any, consts: Sequence[Any], shape: tuple[int, ...]) -> str:

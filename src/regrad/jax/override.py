@@ -190,13 +190,13 @@ class Modules:
     """Modules of Flax's nnx among the arguments, whose state a call may change."""
 
     def __init__(self, given: Any) -> None:
-        self.nnx = sys.modules.get("flax.nnx")
+        self.nnx: Any = sys.modules.get("flax.nnx")
         self.found: list[Any] = []
         self.arrays: list[Any] = []
         if self.nnx is not None:
             leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds)
             self.found = [leaf for leaf in leaves if self.holds(leaf)]
-        if self.found:
+        if self.nnx is not None and self.found:
             self.graph, state = self.nnx.split(self.found)
             self.arrays, self.state = tree_flatten(state)
 

@@ -47,7 +47,7 @@ class Gradient:
 
 def is_float(aval: Any) -> bool:
     """Whether an array of this type has a gradient."""
-    return jax.dtypes.issubdtype(aval.dtype, np.inexact)
+    return jax.numpy.issubdtype(aval.dtype, np.inexact)
 
 
 def varying(aval: Any) -> frozenset[Any]:

@@ -10,15 +10,16 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
 
-from regrad.errors import GradientError
+from regrad.errors import GradientError, RuleError
 from regrad.foreign import ForeignRule
 from regrad.jax.gradients import RuleGradient
-from regrad.jax.keys import Key
+from regrad.jax.keys import Key, made_op
 from regrad.jax.linear import not_elementwise
 from regrad.jax.primitives import is_float, op_p
 from regrad.registry import Op
@@ -34,42 +35,17 @@ MACHINERY = tuple(
                  "ad_checkpoint.py")
 )  # fmt: skip
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
-OPENED = frozenset(
-    [
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "scan",
-        "while",
-        "cond",
-        "remat",
-        "remat2",
-        "checkpoint",
-        "shard_map",
-        "custom_linear_solve",
-    ]
-)
+OPENED = frozenset({
+    "jit", "pjit", "closed_call", "core_call", "scan", "while", "cond", "remat", "remat2",
+    "checkpoint", "shard_map", "custom_linear_solve",
+})  # fmt: skip
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 # Their bodies only say what is done with two scalars, and are not differentiated.
-SCALAR = frozenset(
-    [
-        "scatter",
-        "scatter-add",
-        "scatter_add",
-        "scatter-mul",
-        "scatter_mul",
-        "scatter-min",
-        "scatter_min",
-        "scatter-max",
-        "scatter_max",
-        "scatter-sub",
-        "scatter_sub",
-        "reduce_window",
-        "argmin",
-        "argmax",
-    ]
-)
+SCALAR = frozenset({
+    "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
+    "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub", "reduce_window",
+    "argmin", "argmax",
+})  # fmt: skip
 
 
 class Around(NamedTuple):
@@ -113,8 +89,22 @@ class Binding:
     def bound(self, op: Op) -> ForeignRule:
         """The rule, bound to an op type as the key sees it."""
         if id(op) not in self.rules:
-            self.rules[id(op)] = op, ForeignRule(self.value, op)
+            try:
+                rule = ForeignRule(self.value, op)
+            except RuleError:  # a rule that calls the inputs of any function x, or a and b
+                rule = self._by_usual_names(op)
+                if rule is None:
+                    raise
+            self.rules[id(op)] = op, rule
         return self.rules[id(op)][1]
+
+    def _by_usual_names(self, op: Op) -> ForeignRule | None:
+        usual = {1: ["x"], 2: ["a", "b"]}.get(len(op.inputs))
+        if usual is None or usual == [i.name for i in op.inputs]:
+            return None
+        with suppress(RuleError):
+            return ForeignRule(self.value, made_op(op.type, usual, op.attrs, op.several))
+        return None
 
     def hit(self, where: str) -> Hit:
         """The hit of a source line."""
@@ -288,17 +278,17 @@ class Surgery:
         name = eqn.primitive.name
         if name == "call_exported" and eqn.params["exported"].has_vjp():
             raise GradientError(
-                f"override: the program calls an exported function ({self.lines[-1]}), whose inside "
-                "cannot be seen. Put the override on the function before it is exported."
+                f"override: the program calls an exported function ({self.lines[-1]}), whose "
+                "inside cannot be seen. Put the override on the function before it is exported."
             )
         for body in () if name in SCALAR else _bodies(eqn.params.values()):
             _, inner = self.program(body, around)
             if inner.hits:
                 raise GradientError(
-                    f"override: {inner.hits[0][0].op_type!r} occurs inside {name} ({self.lines[-1]}), "
-                    "which JAX does not differentiate op by op, so the rule would never run. "
-                    "Leave that part out of the function, or give the whole of it a gradient "
-                    "with rg.jax.custom_grad."
+                    f"override: {inner.hits[0][0].op_type!r} occurs inside {name} "
+                    f"({self.lines[-1]}), which JAX does not differentiate op by op: the rule "
+                    "would never run. Leave that part out of the function, or give the whole of "
+                    "it a gradient with rg.jax.custom_grad."
                 )
 
 
@@ -364,7 +354,7 @@ def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> 
         if not isinstance(v, core.Literal):
             places.append(place)
         elif isinstance(place, int):
-            fixed[place] = jax.numpy.asarray(v.val, v.aval.dtype)
+            fixed[place] = jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
         elif place is not None:
             attrs[place] = v.val
     avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
@@ -379,7 +369,7 @@ def check_elementwise(eqn: Any, gradient: RuleGradient, operands: Sequence[Any])
     ]  # fmt: skip
     xs, ys = ([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in vs]
               for vs in (operands, eqn.outvars))  # fmt: skip
-    dys = [y for y in ys if is_float(y)]
+    dys = [y for y in ys if _float(y)]
     shapes = {tuple(x.shape) for x in (*xs, *ys)} - {()}
     shape = max(shapes, default=())
     closed = jax.make_jaxpr(lambda xs, ys, dys: gradient.answers(xs, ys, dys, wanted))(xs, ys, dys)
@@ -390,7 +380,7 @@ def check_elementwise(eqn: Any, gradient: RuleGradient, operands: Sequence[Any])
         raise GradientError(
             f"override: {gradient.name} meets an op that a vmap inside the function has batched, "
             f"and the rule does not go element by element ({mixes}), so examples could mix. Put "
-            "the vmap outside, jax.vmap(rg.jax.override(f, …)), or write the rule element by element."
+            "the vmap outside, jax.vmap(rg.jax.override(f, …)), or write the rule so that it does."
         )
 
 
