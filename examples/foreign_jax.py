@@ -103,7 +103,7 @@ def main(quick: bool = False) -> dict[str, tuple[float, float, float]]:
         cosine = cosine_of_guided(lambda x, p=params, f=apply: f(p, x), x)
         plain = quantised(apply)
         ours = rg.jax.override(plain, STRAIGHT_THROUGH)
-        losses = [trained(f, params, x, y, 40 if quick else 300) for f in (plain, ours)]
+        losses = [trained(f, params, x, y, 120 if quick else 300) for f in (plain, ours)]
         ours.assert_fired()
         answers[name] = (cosine, *losses)
         print(f"{name}: cosine of guided backprop with the gradient {cosine:.2f}")
