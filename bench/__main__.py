@@ -18,6 +18,7 @@ SUITES = {
     "graph": "bench.graph",
     "formulations": "bench.formulations",
     "jit": "bench.jit",
+    "foreign_jax": "bench.foreign_jax",
 }
 RESULTS = Path(__file__).parent / "results"
 FULL = Effort(rounds=31, seconds=0.02, calls=10_000)

@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -317,6 +318,65 @@ def one_mistakes_are_named():
     with raises(DeviceError, "MatMul", "AxisType.Auto", "JAX says"):
         y = rg.tensor(jax.device_put(values(8, 8), explicit))
         rg.jit(lambda y: rg.matrix_transpose(y) @ y)(y)
+
+
+# -- regrad.jax under shard_map --------------------------------------------------------------------
+
+
+def in_shards(f, *specs):
+    """`f(w, x)` with its arguments split over the line, and the sum of all parts."""
+    return jax.shard_map(
+        lambda w, x: jax.lax.psum(f(w, x), "data"),
+        mesh=MESH["line"], in_specs=specs, out_specs=PartitionSpec(),
+    )  # fmt: skip
+
+
+def by_hand(x):
+    f = jax.custom_jvp(lambda x: jnp.tanh(x))
+    f.defjvps(lambda dx, y, x: dx * (3 + x * x))
+    return f(x)
+
+
+def one_shard_map_inside_and_outside_an_override():
+    w, x = jnp.asarray(values(3)), jnp.asarray(values(16, 3, seed=1))
+    rules = {"Tanh": lambda dy, x: dy * (3 + x * x)}
+    specs = PartitionSpec(), PartitionSpec("data")
+
+    def model(w, x):
+        return jnp.sum(jnp.tanh(x * w) ** 2)
+
+    due = jax.grad(lambda w, x: jnp.sum(by_hand(x * w) ** 2), (0, 1))
+    inside = rg.jax.override(in_shards(model, *specs), rules)
+    outside = in_shards(rg.jax.override(model, rules), *specs)
+    for f in (inside, outside, jax.jit(inside), jax.jit(outside)):
+        for a, b in zip(jax.grad(f, (0, 1))(w, x), due(w, x), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+        _, dot = jax.jvp(lambda w, f=f: f(w, x), (w,), (w,))
+        np.testing.assert_allclose(dot, jnp.vdot(due(w, x)[0], w), rtol=1e-4)
+        second = jax.grad(lambda w, f=f: jnp.sum(jax.grad(f)(w, x) ** 2))(w)
+        again = jax.grad(lambda w: jnp.sum(due(w, x)[0] ** 2))(w)
+        np.testing.assert_allclose(second, again, rtol=1e-4, atol=1e-3)
+    inside.assert_fired()
+
+
+def one_custom_gradients_under_shard_map():
+    w, x = jnp.asarray(values(3)), jnp.asarray(values(16, 3, seed=1))
+    specs = PartitionSpec(), PartitionSpec("data")
+    ours = rg.jax.custom_grad(
+        lambda w, x: (jnp.tanh(x * w), lambda dy: [jnp.sum(dy * x, 0) * 5, dy * w * 7])
+    )
+    theirs = rg.jax.from_regrad(
+        rg.custom_grad(
+            lambda w, x: (rg.tanh(x * w), lambda dy: [rg.sum(dy * x, axis=0) * 5, dy * w * 7])
+        )
+    )
+    y = jnp.tanh(x * w)
+    for op in (ours, theirs):
+        f = in_shards(lambda w, x, op=op: jnp.sum(op(w, x) ** 2), *specs)
+        for run in (f, jax.jit(f)):
+            dw, dx = jax.grad(run, (0, 1))(w, x)
+            np.testing.assert_allclose(dw, 10 * jnp.sum(y * x, 0), rtol=1e-4)
+            np.testing.assert_allclose(dx, 14 * y * w, rtol=1e-4)
 
 
 # -- two processes, four devices each --------------------------------------------------------------

@@ -17,7 +17,7 @@ from .foreign_table import PAGE, with_tables
 ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
-PROSE = ("conventions", "compiled", "devices", "foreign", "tf1")
+PROSE = ("conventions", "compiled", "devices", "foreign", "foreign_jax", "tf1")
 PAGES = ["README.md", *(f"docs/{n}.md" for n in PROSE)]
 
 
@@ -56,7 +56,7 @@ def test_docstrings(name):
 
 
 def public_functions():
-    parts = ["nn", "losses", "linalg", "random", "train"]
+    parts = ["nn", "losses", "linalg", "random", "train", "jax"]
     for name in ["regrad", *(f"regrad.{part}" for part in parts)]:
         for key, value in vars(importlib.import_module(name)).items():
             if callable(value) and not key.startswith("_"):

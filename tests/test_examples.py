@@ -217,3 +217,9 @@ def test_tf1_carried_over_prints_what_tensorflow_printed(run_tf1, capsys):
 @pytest.mark.parametrize("name", ["dorefa_digits", "gradient_reversal", "deep_digits"])
 def test_tf1_programs_learn(run_tf1, name):
     assert run_tf1(name)
+
+
+def test_foreign_jax(run):
+    for cosine, plain, ours in run("foreign_jax", picture=False).values():
+        assert -0.9 < cosine < 0.99
+        assert ours < 0.9 * plain

@@ -43,7 +43,7 @@ LAYERS = [
     "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
     "gradients", "custom", "arguments", "closures", "regions", "compiled", "devices", "jitted",
     "batching", "recompute", "loops", "control", "transforms", "foreign", "rules", "testing",
-    "linalg", "random", "nn", "losses", "train",
+    "linalg", "random", "nn", "losses", "train", "jax", "torch",
 ]  # fmt: skip
 
 
@@ -74,6 +74,30 @@ def test_ops_are_below_the_gradient_functions(path):
 @pytest.mark.parametrize("path", sorted((SOURCE / "train").glob("*.py")), ids=lambda p: p.stem)
 def test_nothing_but_train_knows_train(path):
     assert [m for m in imports(path) if m not in LAYERS] == []
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "jax").glob("*.py")), ids=lambda p: p.stem)
+def test_nothing_but_jax_knows_jax(path):
+    order = ["linear", "primitives", "bridge", "custom", "gradients", "keys", "surgery", "override"]
+    assert [m for m in imports(path) if m not in LAYERS] == []
+    inner = [
+        node.module.removeprefix("regrad.jax.")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regrad.jax.")
+    ]
+    below = order if path.stem == "__init__" else order[: order.index(path.stem)]
+    assert [m for m in inner if m not in below] == []
+
+
+def test_jax_is_loaded_when_it_is_used():
+    script = "import sys, regrad; sys.exit('regrad.jax' in sys.modules or 'jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
+    script = (
+        "import sys, regrad as rg; sys.modules['jax'] = None\n"
+        "try:\n    rg.jax\nexcept rg.errors.MissingPackageError as e:\n    print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "pip install regrad[jax]" in done.stdout
 
 
 def test_train_is_loaded_when_it_is_used():

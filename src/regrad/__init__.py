@@ -224,6 +224,8 @@ from regrad.transforms import vjp as vjp
 from regrad.variable import Variable as Variable
 
 if _TYPE_CHECKING:
+    from regrad import jax as jax
+    from regrad import torch as torch
     from regrad import train as train
 
 variable = Variable
@@ -231,11 +233,11 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Import `train` when it is first used; say what a misspelt or foreign name is called here."""
-    if name == "train":
+    """Import parts when they are first used; say what a misspelt or foreign name is called."""
+    if name in ("jax", "torch", "train"):
         from importlib import import_module
 
-        return import_module("regrad.train")
+        return import_module(f"regrad.{name}")
     from regrad.errors import near, snake_case
 
     known = [n for n in globals() if not n.startswith("_")]

@@ -1,0 +1,18 @@
+"""Overrides and custom gradients for JAX programs: models of Flax, Equinox and Haiku, unedited.
+
+It needs JAX, and is loaded when it is first used.
+"""
+
+from regrad.errors import MissingPackageError
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise MissingPackageError(
+        f"regrad.jax needs jax, which cannot be imported ({error}). Install it: "
+        "pip install regrad[jax]"
+    ) from error
+
+from regrad.jax.bridge import from_regrad as from_regrad
+from regrad.jax.custom import custom_grad as custom_grad
+from regrad.jax.override import override as override

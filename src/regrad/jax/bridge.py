@@ -1,0 +1,200 @@
+"""`from_regrad`: a regrad function as a JAX function, with its rules in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import jax
+import numpy as np
+
+from regrad.closures import Names
+from regrad.errors import ArgumentError, GradientError, kind
+from regrad.gradients import callable_or_raise
+from regrad.jax.primitives import Gradient, fitted, is_float, run_op
+from regrad.namespaces import JAX, is_array
+from regrad.regions import (
+    Again,
+    Flat,
+    Region,
+    in_region,
+    pullback,
+    read_source,
+    run_inside,
+    watched_places,
+)
+from regrad.ruleforms import place
+from regrad.state import current, in_state
+from regrad.tensor import Tensor, wrap
+from regrad.variable import Variable
+
+
+def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of regrad's Tensors as one of JAX's arrays.
+
+    Args:
+        f: takes and returns Tensors, or containers of them (what `jax.tree_util` opens).
+
+    JAX's arrays (and NumPy's) among the arguments come in as Tensors, everything else as it is.
+    The results are JAX's arrays, of any shape. Rules count at every order: those of f's ops,
+    those of overrides that are in force when the function is called, and those of `custom_grad`.
+    The function can be differentiated (forward where its rules are linear in the gradient that
+    arrives), batched and compiled by JAX. Tensors and Variables that f reaches by itself are
+    constants. Complex gradients are handed over in the convention of each side.
+
+    Raises:
+        GradientError: f reaches a Tensor or an array that is being differentiated without
+            taking it as an argument; forward mode meets a rule that is not linear.
+        ArgumentError: f assigns to a Variable, or does not return Tensors.
+
+    Source: PyTorch's `torch2jax` and TensorFlow's `jax2tf.call_tf`, which do this for those.
+
+    >>> import jax, jax.numpy as jnp, regrad as rg
+    >>> with rg.gradient_override_map({"Sign": "Identity"}):
+    ...     print(jax.grad(rg.jax.from_regrad(lambda x: rg.sum(rg.sign(x) * x)))(jnp.array([3.0])))
+    [4.]
+    """
+    callable_or_raise(f, "from_regrad")
+    name = f"from_regrad({getattr(f, '__name__', type(f).__name__)})"
+
+    @wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        notes: list[Any] = []
+
+        def flat(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+            given = list(leaves)
+            for i, x in zip(places, xs, strict=True):
+                given[i] = x
+            args, kwargs = jax.tree_util.tree_unflatten(structure, given)
+            ys, rebuild = jax.tree_util.tree_flatten(f(*args, **kwargs))
+            notes[:] = [rebuild]
+            return [_result(y, name) for y in ys]
+
+        flat.function = f  # pyright: ignore[reportFunctionMemberAccess]
+        ys = bridged(flat, [_to_jax(leaves[i]) for i in places], name)
+        return jax.tree_util.tree_unflatten(notes[0], ys)
+
+    return call
+
+
+def _to_jax(array: Any) -> Any:
+    if isinstance(array, jax.Array):
+        return array
+    if isinstance(array, np.ndarray | np.generic):
+        return JAX.from_numpy(np.asarray(array))
+    raise ArgumentError(f"from_regrad: JAX's and NumPy's arrays are due, got {kind(array)}")
+
+
+def _result(y: Any, name: str) -> Tensor:
+    if isinstance(y, Variable):
+        y = y._read()
+    if not isinstance(y, Tensor):
+        raise ArgumentError(
+            f"{name}: the function returned {kind(y)}, and Tensors (or containers of them) are "
+            "due. Make a Tensor with rg.tensor."
+        )
+    return y
+
+
+class Finder(Region):
+    """The region of a first run: it notes the arrays that the body reaches by itself."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind, traced=True)
+        self.arrays: list[Any] = []
+
+    def array(self, value: Any) -> Tensor:
+        if isinstance(value, jax.Array) and id(value) not in map(id, self.arrays):
+            self.arrays.append(value)
+        return super().array(value)
+
+
+def bridged(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
+    """A flat function of Tensors, run on JAX's arrays, with the gradient that regrad gives it."""
+    state = current()
+    overrides = None if state is None else state.overrides
+    region = Finder(name)
+
+    def first(*xs: Any) -> list[Any]:
+        given = [region.given(wrap(x)) for x in xs]
+        return _data(run_inside(lambda: list(flat(given)), region, overrides))
+
+    closed = jax.make_jaxpr(first)(*arrays)
+    if region.assigned:
+        raise ArgumentError(
+            f"{name} assigns to the Variable {region.assigned[0].name!r}; a JAX function has no "
+            "side effects. Return the new value."
+        )
+    sources = [read_source(s) for s in region.captured]
+    if watched_places(sources):
+        raise GradientError(
+            f"{name} closes over a Tensor that regrad is differentiating; its gradient would be "
+            "lost. Pass it as an argument."
+        )
+    outside = [*(JAX_data(x) for x in sources), *region.arrays]
+    names = Names(getattr(flat, "function", None))
+    captured = [*region.captured, *region.arrays]
+    again = Again(flat, len(arrays), captured, overrides, name, names)
+    inputs = [*arrays, *outside]
+    if outside:
+        closed = jax.make_jaxpr(_running(again))(*inputs)
+    avals = [jax.typeof(x) for x in inputs]
+    return run_op(inputs, closed, RegradGradient(name, again, avals, len(arrays), closed.out_avals))
+
+
+def JAX_data(x: Tensor) -> Any:
+    """A Tensor's values as JAX's array."""
+    return x._data if isinstance(x._data, jax.Array) else JAX.from_numpy(x.numpy())
+
+
+def _data(ys: Sequence[Tensor]) -> list[Any]:
+    return [JAX_data(in_region(y)) for y in ys]
+
+
+def _running(flat: Flat) -> Callable[..., list[Any]]:
+    """A flat function on arrays, with nothing in force."""
+
+    def run(*xs: Any) -> list[Any]:
+        with in_state(None):
+            return [JAX_data(y) for y in flat([wrap(x) for x in xs])]
+
+    return run
+
+
+class RegradGradient(Gradient):
+    """The gradient of a flat function, by regrad; that gradient is bridged in turn."""
+
+    def __init__(
+        self, name: str, flat: Flat, avals: Sequence[Any], count: int, outs: Sequence[Any]
+    ) -> None:
+        self.name = name
+        self.flat = flat
+        self.avals = avals
+        self.count = count
+        self.reached = [i for i, aval in enumerate(outs) if is_float(aval)]
+
+    def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
+        return range(len(self.avals)), False
+
+    def allow(self, wanted: Sequence[int]) -> None:
+        if max(wanted) >= self.count:
+            where = place(getattr(getattr(self.flat, "f", None), "function", self.flat))
+            raise GradientError(
+                f"{self.name} ({where}) closes over an array that JAX is differentiating; its "
+                "gradient would be lost. Pass it as an argument, or use jax.lax.stop_gradient."
+            )
+
+    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        back = pullback(self.flat, len(xs), wanted, self.reached)
+        with in_state(None):
+            dxs = bridged(back, [*xs, *map(conjugated, dys)], f"the gradient of {self.name}")
+        pairs = zip(wanted, dxs, strict=True)
+        return [fitted(conjugated(dx), self.avals[i]) for i, dx in pairs]
+
+
+def conjugated(dx: Any) -> Any:
+    """A gradient in the other convention: JAX's is the conjugate of TensorFlow's and regrad's."""
+    return dx.conj() if dx is not None and np.issubdtype(dx.dtype, np.complexfloating) else dx

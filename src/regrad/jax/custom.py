@@ -1,0 +1,276 @@
+"""`custom_grad` for functions of JAX's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import ad
+from jax.interpreters import partial_eval as pe
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from regrad import custom
+from regrad.errors import ArgumentError, GradientError, RuleError, kind
+from regrad.gradients import callable_or_raise
+from regrad.jax.bridge import conjugated
+from regrad.jax.primitives import Gradient, fitted, is_float, run_op
+from regrad.namespaces import is_array
+from regrad.ruleforms import place
+from regrad.tensor import Tensor
+
+
+def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of JAX's arrays with a gradient of your own.
+
+    Args:
+        f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}` or a pair `(y, g)`, as for
+            `regrad.custom_grad`. `y` is an array or a container of arrays; `save` may be left
+            out.
+
+    `g(dy, saved)`, or `g(dy)`, gives the gradient by each input: an array of its shape and
+    dtype, or a list with one entry per input; None means no gradient. Arrays among the
+    positional arguments (also inside containers) are the inputs; all else passes through.
+
+    f is traced, as `jax.jit` does it, and so is g. What g uses keeps its own history, so
+    derivatives of every order are what the code of g says; the output itself is differentiated
+    by g. Backward mode works at any order, forward mode where g is linear in `dy`. Complex
+    gradients follow regrad's convention (TensorFlow's), which is the conjugate of JAX's.
+
+    Raises:
+        ArgumentError: f does not return a value and a gradient function; `save` is misused; a
+            Tensor of regrad turns up (`from_regrad` makes a JAX function of one of regrad's).
+        GradientError: f closes over an array that is being differentiated, or gets one by
+            keyword, instead of taking it as an input; forward mode meets a g that is not linear.
+        RuleError: g returns the wrong number, kind, shape or dtype of gradients.
+
+    Source: `tf.customGrad` of TensorFlow.js.
+
+    >>> import jax, jax.numpy as jnp, regrad as rg
+    >>> @rg.jax.custom_grad
+    ... def square(a, save):
+    ...     save([a])
+    ...     return {"value": a * a, "grad_func": lambda dy, saved: dy * abs(saved[0])}
+    >>> print(jax.grad(lambda a: square(a).sum())(jnp.array([0.0, -1.0, 2.0])))
+    [0. 1. 2.]
+    """
+    callable_or_raise(f, "custom_grad")
+    saving = custom.Saving(f)
+
+    def op(*args: Any, **options: Any) -> Any:
+        return Call(f, saving, args, options).run()
+
+    return update_wrapper(op, f) if hasattr(f, "__name__") else op
+
+
+class Call:
+    """One call: f and its gradient function traced, and what leads from one to the other."""
+
+    def __init__(
+        self, f: Any, saving: custom.Saving, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        self.f = f
+        self.name = getattr(f, "__name__", type(f).__name__)
+        self.how = saving[len(args)]
+        self.options = options
+        self.leaves, self.structure = tree_flatten(args)
+        self.places = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
+        self.saved: Any = ()
+        self.running = True
+
+    def run(self) -> Any:
+        arrays = [jax.numpy.asarray(self._array(self.leaves[i])) for i in self.places]
+        self.avals = [jax.typeof(x) for x in arrays]
+        closed = jax.make_jaxpr(self.traced)(*arrays)
+        self.running = False
+        jaxpr, outside = with_constants_as_inputs(closed)
+        gradient = CustomGradient(self, jaxpr, outside)
+        ys = run_op([*outside, *arrays], part(jaxpr, 0, self.count), gradient)
+        return tree_unflatten(self.result, ys)
+
+    def _array(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            raise self._ours("an argument")
+        return leaf
+
+    def _ours(self, what: str) -> ArgumentError:
+        return ArgumentError(
+            f"custom_grad of regrad.jax: in {self.name} {what} is a Tensor of regrad, and arrays "
+            "of JAX are due. rg.jax.from_regrad(f) makes a JAX function of one of regrad's."
+        )
+
+    def traced(self, *xs: Any) -> list[Any]:
+        """f and, right after it, its gradient function: values, then what the latter needs."""
+        given = list(self.leaves)
+        for i, x in zip(self.places, xs, strict=True):
+            given[i] = x
+        args, options = tree_unflatten(self.structure, given), dict(self.options)
+        if self.how == "keyword":
+            options["save"] = self.save
+        elif self.how == "last":
+            args = (*args, self.save)
+        value, grad_func = self.unpacked(self.f(*args, **options))
+        ys, self.result = tree_flatten(value)
+        ys = [jax.numpy.asarray(y) for y in ys]
+        self.count = len(ys)
+        self.floats = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
+        self.trace_gradient(grad_func, ys)
+        return [*ys, *self.back.consts]
+
+    def trace_gradient(self, grad_func: Callable[..., Any], ys: Sequence[Any]) -> None:
+        """The gradient function as a program; its constants are what it takes from f."""
+
+        def back(*dys: Any) -> list[Any]:
+            given = [jax.numpy.zeros_like(y) for y in ys]
+            for i, dy in zip(self.floats, dys, strict=True):
+                given[i] = conjugated(dy)
+            dy = tree_unflatten(self.result, given)
+            takes_saved = custom.takes_saved(grad_func)
+            answer = grad_func(dy, self.saved) if takes_saved else grad_func(dy)
+            return [self.checked(dx, i) for i, dx in enumerate(self.per_input(answer))]
+
+        self.back = jax.make_jaxpr(back)(*[jax.numpy.zeros_like(ys[i]) for i in self.floats])
+        self.own = {
+            k: i for k, c in enumerate(self.back.consts) for i, y in enumerate(ys) if c is y
+        }
+
+    def unpacked(self, answer: Any) -> tuple[Any, Callable[..., Any]]:
+        """`(value, grad_func)` from what f returned."""
+        fields = ("value", "grad_func")
+        if isinstance(answer, dict) and set(answer) == set(fields):
+            answer = tuple(answer[k] for k in fields)
+        elif all(hasattr(answer, k) for k in fields):
+            answer = tuple(getattr(answer, k) for k in fields)
+        if not (isinstance(answer, tuple | list) and len(answer) == 2 and callable(answer[1])):
+            raise ArgumentError(
+                f"custom_grad: {self.name} must return {{'value': y, 'grad_func': g}} or (y, g) "
+                f"with an array (or a container of them) and a function; got {kind(answer)}"
+            )
+        leaves = jax.tree_util.tree_leaves(answer[0])
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                raise self._ours("the value")
+            if not is_array(leaf):
+                raise ArgumentError(
+                    f"custom_grad: the value that {self.name} returned holds {kind(leaf)}; arrays "
+                    "are due"
+                )
+        if not leaves:
+            raise ArgumentError(f"custom_grad: the value that {self.name} returned is empty")
+        return answer[0], answer[1]
+
+    def save(self, *arrays: Any, **named: Any) -> None:
+        """Keep arrays for grad_func; of several calls the last counts, as in TensorFlow.js."""
+        if not self.running:
+            raise ArgumentError(
+                f"custom_grad: save was called after {self.name} had returned; call it inside f"
+            )
+        if len(arrays) == 1 and isinstance(arrays[0], list | tuple) and not named:
+            self.saved = tuple(arrays[0])
+        elif named and not arrays:
+            self.saved = SimpleNamespace(**named)
+        else:
+            raise ArgumentError(
+                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
+                "gives saved[0] and saved[1], save(a=a) gives saved.a"
+            )
+
+    # -- what the gradient function answers ----------------------------------------------------
+
+    def per_input(self, answer: Any) -> Sequence[Any]:
+        """One entry for each input."""
+        given = list(answer) if isinstance(answer, list | tuple) else [answer]
+        if len(given) != len(self.avals) or any(isinstance(g, list | tuple | dict) for g in given):
+            given = jax.tree_util.tree_leaves(answer, is_leaf=lambda g: g is None)
+        if len(given) != len(self.avals):
+            raise RuleError(
+                f"wrong number of gradients: {self.name} ({place(self.f)}) returned {len(given)}, "
+                f"and the function has {len(self.avals)} array inputs. Return a list with one "
+                "gradient per input, in order, or None for an input without one."
+            )
+        return given
+
+    def checked(self, dx: Any, i: int) -> Any:
+        """The gradient by an input in JAX's convention, if it is an array that fits."""
+        aval = self.avals[i]
+        if dx is None or not is_float(aval):
+            return ad.zeros_like_aval(aval)
+        if isinstance(dx, Tensor):
+            raise self._ours("a gradient")
+        where = f"wrong gradient: {self.name} ({place(self.f)}), input {i},"
+        if not is_array(dx):
+            raise RuleError(f"{where} returned {kind(dx)}, and an array is due, or None")
+        if (dx.shape, dx.dtype) != (aval.shape, aval.dtype):
+            raise RuleError(
+                f"{where} returned {dx.dtype} {tuple(dx.shape)}, and the input is {aval.dtype} "
+                f"{tuple(aval.shape)}. Sum over what was broadcast, or convert it with astype."
+            )
+        return fitted(conjugated(jax.numpy.asarray(dx)), aval)
+
+
+def with_constants_as_inputs(closed: Any) -> tuple[Any, list[Any]]:
+    """A program whose constants are its first inputs, and these constants."""
+    jaxpr = closed.jaxpr
+    opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    return opened, list(closed.consts)
+
+
+def part(jaxpr: Any, start: int, stop: int) -> Any:
+    """A program for some of the outputs, with all of its inputs."""
+    used = [start <= i < stop for i in range(len(jaxpr.outvars))]
+    return core.ClosedJaxpr(pe.dce_jaxpr(jaxpr, used, True)[0], ())
+
+
+class CustomGradient(Gradient):
+    """The gradient of one call. Its inputs are what f closes over, then those of f."""
+
+    def __init__(self, call: Call, jaxpr: Any, outside: Sequence[Any]) -> None:
+        self.call = call
+        self.name = f"custom_grad({call.name})"
+        self.outside = len(outside)
+        self.avals = [v.aval for v in jaxpr.invars]
+        self.called = [_called(call, c) for c in outside]
+        self.needed = [k for k in range(len(call.back.consts)) if k not in call.own]
+        used = [i - call.count in self.needed for i in range(len(jaxpr.outvars))]
+        body, reads = pe.dce_jaxpr(jaxpr, used)
+        self.residuals = core.ClosedJaxpr(body, ())
+        self.reads = [i for i, read in enumerate(reads) if read]
+
+    def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
+        return self.reads, bool(self.call.own)
+
+    def allow(self, wanted: Sequence[int]) -> None:
+        if min(wanted) < self.outside:
+            raise GradientError(
+                f"custom_grad: {self.call.name} ({place(self.call.f)}) "
+                f"{self.called[min(wanted)]}, which is being differentiated; its gradient would "
+                "be lost. Pass it as an input of its own, for which grad_func gives a gradient "
+                "too, or use jax.lax.stop_gradient on it."
+            )
+
+    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        back, own = self.call.back, self.call.own
+        found = iter(core.jaxpr_as_fun(self.residuals)(*[xs[i] for i in self.reads]))
+        given = [ys[own[k]] if k in own else next(found) for k in range(len(back.consts))]
+        places = [i - self.outside for i in wanted]
+        used = [i in places for i in range(len(back.out_avals))]
+        body = pe.dce_jaxpr(with_constants_as_inputs(back)[0], used, True)[0]
+        dxs = dict(
+            zip(
+                sorted(places),
+                core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))(*given, *dys),
+                strict=True,
+            )
+        )
+        return [fitted(dxs[i], self.call.avals[i]) for i in places]
+
+
+def _called(call: Call, x: Any) -> str:
+    """How f comes by an array that is no input: `closes over 'w'`."""
+    for key, value in call.options.items():
+        if any(leaf is x for leaf in jax.tree_util.tree_leaves(value)):
+            return f"got the keyword argument {key!r}"
+    return f"closes over {custom._name_of(call.f, x) or kind(x)}"

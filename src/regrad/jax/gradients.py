@@ -1,0 +1,125 @@
+"""A rule that was put on an operation of a JAX program, as a gradient of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from regrad.errors import GradientError
+from regrad.foreign import ForeignCall, ForeignRule
+from regrad.jax.bridge import bridged, conjugated
+from regrad.jax.primitives import Gradient, fitted, is_float
+from regrad.reports import Hit
+from regrad.tensor import Tensor, wrap
+
+
+class RuleGradient(Gradient):
+    """The gradient of one operation under a rule of ours.
+
+    `places` says for each operand which input of the op it is, or which attribute (by name), or
+    None for neither; `fixed` are operands that are constants of the program, by place.
+    """
+
+    def __init__(
+        self,
+        rule: ForeignRule,
+        hit: Hit,
+        avals: Sequence[Any],
+        outs: Sequence[Any],
+        places: Sequence[int | str | None],
+        fixed: dict[int, Any],
+        attrs: dict[str, Any],
+    ) -> None:
+        self.rule = rule
+        self.hit = hit
+        self.name = f"the rule {rule.name!r} for {hit.op_type!r} ({hit.where})"
+        self.avals = avals
+        self.outs = outs
+        self.places = places
+        self.fixed = fixed
+        self.known = attrs
+        self.operand = {p: i for i, p in enumerate(places) if p is not None}
+
+    def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
+        inputs, output = self.rule.keeps(self._inputs(wanted))
+        named = [i for i, p in enumerate(self.places) if isinstance(p, str) or p in inputs]
+        return named, output
+
+    def _inputs(self, wanted: Sequence[int]) -> list[int]:
+        return [p for p in (self.places[i] for i in wanted) if isinstance(p, int)]
+
+    def allow(self, wanted: Sequence[int]) -> None:
+        for i in wanted:
+            if not isinstance(self.places[i], int):
+                what = self.places[i] or "a value that the function closes over"
+                raise GradientError(
+                    f"{self.name} gives no gradient by {what}, which is being differentiated. "
+                    "Pass it as an argument, or use jax.lax.stop_gradient on it."
+                )
+
+    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        self.hit.ran += 1
+        return self.answers(xs, ys, dys, wanted)
+
+    def answers(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        """What the rule says, uncounted."""
+        call, given, y, dy = self._call(xs, ys, [*map(conjugated, dys)])
+        inputs = self._inputs(wanted)
+        if call.settle(given, y, dy, inputs):
+            dxs = call.pull(given, y, dy, inputs)
+        else:
+            dxs = self._by_regrad(call, given, y, dy, inputs)
+        pairs = zip(wanted, dxs, strict=True)
+        return [fitted(conjugated(dx), self.avals[i]) for i, dx in pairs]
+
+    def _call(self, xs: Any, ys: Any, dys: Sequence[Any]) -> tuple[ForeignCall, Any, Any, Any]:
+        count = len(self.rule.op.inputs)
+        given, specs = [None] * count, [((), np.dtype("float32"))] * count
+        for i, value in self.fixed.items():
+            given[i], specs[i] = value, _spec(jax.typeof(value))
+        attrs = dict(self.known)
+        for p, i in self.operand.items():
+            if isinstance(p, str):
+                attrs[p] = xs[i]
+            else:
+                given[p], specs[p] = xs[i], _spec(self.avals[i])
+        several = len(self.outs) > 1
+        outputs = [*map(_spec, self.outs)] if several else None
+        call = ForeignCall(self.rule, specs, attrs, None, outputs)
+        y = ys and (tuple(ys) if several else ys[0])
+        return call, given, y, self._arriving(dys) if several else dys[0]
+
+    def _arriving(self, dys: Sequence[Any]) -> tuple[Any, ...]:
+        """The gradients of all outputs; integers get zeros."""
+        found = iter(dys)
+        return tuple(
+            next(found) if is_float(a) else jax.numpy.zeros(a.shape, a.dtype) for a in self.outs
+        )
+
+    def _by_regrad(
+        self, call: ForeignCall, xs: Any, y: Any, dy: Any, wanted: list[int]
+    ) -> list[Any]:
+        """The rule run on Tensors, and differentiated by regrad from there on."""
+        leaves, structure = jax.tree_util.tree_flatten((list(xs), y, dy))  # (None is no leaf)
+
+        def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
+            xs, y, dy = jax.tree_util.tree_unflatten(structure, tensors)
+            dxs = call.pull(xs, y, dy, wanted)
+            return [
+                _zeros(call.specs[i]) if dx is None else dx
+                for i, dx in zip(wanted, dxs, strict=True)
+            ]
+
+        return bridged(flat, [*map(jax.numpy.asarray, leaves)], self.name)
+
+
+def _zeros(spec: tuple[Any, Any]) -> Tensor:
+    shape, dtype = spec
+    return wrap(jax.numpy.zeros(shape, dtype))
+
+
+def _spec(aval: Any) -> tuple[Any, Any]:
+    return tuple(aval.shape), aval.dtype

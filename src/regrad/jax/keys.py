@@ -1,0 +1,370 @@
+"""What a key of an override means in a JAX program: an op type, a primitive, or a function.
+
+An op type stands for what `TABLE` says. Any other string is the name of a JAX primitive. A
+function is found in a program by the place where it was written, which JAX notes for `jax.jit`,
+`jax.custom_jvp` and `jax.custom_vjp`; a plain function leaves no trace of itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.interpreters import ad, batching
+
+from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
+from regrad.jax.linear import body_of
+from regrad.registry import ALIASES, OPS, Input, Op, canonical, not_yet
+
+CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
+Attrs = Mapping[str, Any]
+
+
+class Target:
+    """What an op type stands for: a primitive, with the attributes it has, or a function.
+
+    `power` picks equations of `integer_pow`; `refused` says why one cannot be covered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        attrs: Callable[[Attrs], dict[str, Any]] = lambda params: {},
+        power: int | None = None,
+        refused: Callable[[Any], str] = lambda eqn: "",
+    ) -> None:
+        self.name = name
+        self.attrs = attrs
+        self.power = power
+        self.refused = refused
+
+    def fits(self, eqn: Any) -> bool:
+        """Whether an equation is one of these."""
+        named = eqn.primitive.name == self.name
+        return named and self.power in (None, eqn.params.get("y"))
+
+    def meets(self, other: Target) -> bool:
+        """Whether both cover the same equations."""
+        powers = {self.power, other.power}
+        return self.name == other.name and (None in powers or len(powers) == 1)
+
+    @property
+    def function(self) -> Any:
+        """The function of JAX that is meant, if it is no primitive."""
+        module, _, name = self.name.rpartition(".")
+        return getattr(functools.reduce(getattr, module.split(".")[1:], jax), name)
+
+    def __repr__(self) -> str:
+        return f"`{self.name}`"
+
+
+def _not_a_matmul(eqn: Any) -> str:
+    """Why a `dot_general` is not `a @ b`."""
+    (left, right), (first, second) = eqn.params["dimension_numbers"]
+    m, n = (len(v.aval.shape) for v in eqn.invars)
+    batch = tuple(range(len(first)))
+    rows = 0 if n - len(batch) == 1 else n - 2
+    plain = tuple(first) == tuple(second) == batch and (not batch or m == n == len(batch) + 2)
+    if plain and tuple(left) == (m - 1,) and tuple(right) == (max(rows, len(batch)),) and n <= 2:
+        return ""
+    if plain and batch and tuple(left) == (m - 1,) and tuple(right) == (n - 2,):
+        return ""
+    return "its axes are not those of a matrix product a @ b; use the key 'dot_general'"
+
+
+def _axes(params: Attrs) -> dict[str, Any]:
+    return {"axis": tuple(params["axes"]), "keepdims": False}
+
+
+def _along(params: Attrs) -> dict[str, Any]:
+    return {"axis": params["axis"], "reverse": params["reverse"], "exclusive": False}
+
+
+def _same(*names: str) -> dict[str, list[Target]]:
+    """Op types that are one primitive with the name in lower case."""
+    return {name: [Target(name.lower())] for name in names}
+
+
+TABLE: dict[str, list[Target]] = {
+    **_same(
+        "Abs", "Sign", "Floor", "Ceil", "Round", "Exp", "Expm1", "Log", "Log1p", "Sqrt", "Rsqrt",
+        "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh",
+        "Atanh", "Erf", "Erfc", "Lgamma", "Digamma", "Neg", "Sub", "Mul", "Pow", "Atan2", "Real",
+        "Imag", "Conj",
+    ),
+    "AddV2": [Target("add")],
+    "RealDiv": [Target("div")],
+    "Maximum": [Target("max")],
+    "Minimum": [Target("min")],
+    "Erfinv": [Target("erf_inv")],
+    "Sigmoid": [Target("logistic")],
+    "Square": [Target("square"), Target("integer_pow", power=2)],
+    "Reciprocal": [Target("integer_pow", power=-1)],
+    "Sum": [Target("reduce_sum", _axes)],
+    "Max": [Target("reduce_max", _axes)],
+    "Min": [Target("reduce_min", _axes)],
+    "Prod": [Target("reduce_prod", _axes)],
+    "Cumsum": [Target("cumsum", _along)],
+    "Cumprod": [Target("cumprod", _along)],
+    "MatMul": [
+        Target(
+            "dot_general",
+            lambda params: {"transpose_a": False, "transpose_b": False},
+            refused=_not_a_matmul,
+        )
+    ],
+    "StopGradient": [Target("stop_gradient")],
+    "Relu": [Target("jax.nn.relu")],
+    "Relu6": [Target("jax.nn.relu6")],
+    "LeakyRelu": [Target("jax.nn.leaky_relu")],
+    "Elu": [Target("jax.nn.elu")],
+    "Selu": [Target("jax.nn.selu")],
+    "LogSigmoid": [Target("jax.nn.log_sigmoid")],
+    "Softplus": [Target("jax.nn.softplus")],
+    "Softsign": [Target("jax.nn.soft_sign")],
+    "Silu": [Target("jax.nn.silu")],
+    "LogSoftmax": [Target("jax.nn.log_softmax")],
+    "ClipByValue": [Target("jax.numpy.clip")],
+    "Trunc": [Target("jax.numpy.trunc")],
+}  # fmt: skip
+
+INLINED = (
+    "leaves no boundary in a JAX program, so no rule could be put on it. Override what it is made "
+    "of (see override(f, {}).untouched()), or call jax.jit(f) in the model and use that as the key."
+)
+
+
+class Key:
+    """What a key means: which equations, and what the rule's parameters stand for there."""
+
+    label = ""  # for messages and reports
+    targets: Sequence[Target] = ()
+    codes: Sequence[Any] = ()  # of Python functions that run where the key is differentiated
+    call: Any = None  # the code by which JAX calls it, if its derivative may hide it
+
+    def meets(self, other: Key) -> bool:
+        """Whether two keys stand for the same thing."""
+        return any(a.meets(b) for a in self.targets for b in other.targets)
+
+    def matches(self, eqn: Any) -> bool:
+        """Whether an equation is one of those meant."""
+        raise NotImplementedError
+
+    def op(self, eqn: Any) -> Op:
+        """The op type as the rule sees it."""
+        raise NotImplementedError
+
+    def attrs(self, eqn: Any) -> dict[str, Any]:
+        """The attributes that are known now."""
+        return {}
+
+    def lies(self, eqn: Any) -> Sequence[str]:
+        """The name in the op of each operand; those that it does not have are constants."""
+        return [i.name for i in self.op(eqn).inputs]
+
+
+class PrimitiveKey(Key):
+    """A primitive of JAX, under an op type or under its own name."""
+
+    def __init__(self, label: str, targets: Sequence[Target], op: Op | None = None) -> None:
+        self.label = label
+        self.targets = targets
+        self.known = op
+        self.ops: dict[Any, Op] = {}
+
+    def matches(self, eqn: Any) -> bool:
+        target = self._target(eqn)
+        if target is not None and (why := target.refused(eqn)):
+            raise GradientError(f"override: the key {self.label!r} meets `{eqn}`, but {why}")
+        return target is not None
+
+    def _target(self, eqn: Any) -> Target | None:
+        return next((t for t in self.targets if t.fits(eqn)), None)
+
+    def op(self, eqn: Any) -> Op:
+        if self.known is not None:
+            return self.known
+        count, several = len(eqn.invars), len(eqn.outvars) > 1
+        names = {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
+        found = (count, several)
+        if found not in self.ops:
+            self.ops[found] = made_op(self.label, names, list(self.attrs(eqn)), several)
+        return self.ops[found]
+
+    def attrs(self, eqn: Any) -> dict[str, Any]:
+        target = self._target(eqn)
+        if self.known is not None and target is not None:
+            return target.attrs(eqn.params)
+        return {k: v for k, v in eqn.params.items() if k.isidentifier() and k != "y"}
+
+
+class FunctionKey(Key):
+    """A function that JAX compiles or that has a derivative of its own."""
+
+    def __init__(self, function: Any, label: str = "", single: bool = False) -> None:
+        self.label = label or getattr(function, "__qualname__", None) or function.__name__
+        self.name, self.place = written(function)
+        self.targets = [Target(f"{self.name} at {self.place}")]
+        if isinstance(function, jax.custom_jvp | jax.custom_vjp) and not label:
+            self.call = inspect.unwrap(type(function).__call__).__code__
+        self.single = single  # an op type of one input: other operands are attributes
+        self.codes = [c for c in map(_code, _parts(function)) if c is not None and c not in SHARED]
+        without = getattr(function, "nondiff_argnums", ())
+        given = enumerate(inspect.signature(function).parameters)
+        self.parameters = [name for i, name in given if i not in without]
+        self.ops: dict[Any, Op] = {}
+
+    def matches(self, eqn: Any) -> bool:
+        if eqn.primitive.name not in CALLED:
+            return False
+        info = body_of(eqn)[0].debug_info.func_src_info or ""
+        name, _, where = info.partition(" at ")
+        if name == self.name and not where:
+            raise GradientError(
+                f"override: the program calls a function {name!r} and does not say where it was "
+                f"written, so it may or may not be the key {self.label} ({self.place}). Give it a "
+                "name of its own, or override what it is made of."
+            )
+        return (name, where) == (self.name, self.place)
+
+    def lies(self, eqn: Any) -> Sequence[str]:
+        known = body_of(eqn)[0].debug_info.arg_names
+        if known is None:  # JAX does not note them for custom_vjp
+            known = self.parameters
+            if len(known) != len(eqn.invars) - eqn.params.get("num_consts", 0):
+                known = [f"x{i}" for i in range(len(eqn.invars) - eqn.params["num_consts"])]
+        names = [re.sub(r"\W+", "_", n or "").strip("_") for n in known]
+        hidden = len(eqn.invars) - len(names)  # what it closes over comes first
+        return [*(f"outer{i}" for i in range(hidden)), *names[max(-hidden, 0) :]]
+
+    def op(self, eqn: Any) -> Op:
+        names = [n for n in self.lies(eqn) if not n.startswith("outer")]
+        several = len(eqn.outvars) > 1
+        found = (*names, several)
+        if found not in self.ops:
+            inputs, attrs = (names[:1], names[1:]) if self.single else (names, [])
+            self.ops[found] = made_op(self.label, inputs, attrs, several)
+        return self.ops[found]
+
+
+def made_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bool) -> Op:
+    """An op type of JAX's, with parameters of these names."""
+    given = [Input(name, "one") for name in inputs]
+    return Op(label, label, not_yet, given, attrs, broadcasts=len(given) > 1, several=several)
+
+
+def _parts(function: Any) -> list[Any]:
+    """The functions that run when a function is called, differentiated or not."""
+    parts = [getattr(function, name, None) for name in ("fun", "jvp", "fwd", "bwd")]
+    return [function, *filter(None, parts)]
+
+
+def _code(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def _made_by_defjvps() -> Any:
+    f = jax.custom_jvp(lambda x: x)
+    f.defjvps(lambda dx, y, x: dx)
+    return _code(f.jvp)
+
+
+SHARED = (_made_by_defjvps(),)  # by many functions, which show themselves when differentiated
+
+
+def written(function: Any) -> tuple[str, str]:
+    """A function's name, and `file:line` of where it was written, as JAX notes them."""
+    plain = function
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    plain = inspect.unwrap(plain)
+    code = getattr(plain, "__code__", None)
+    if code is None or plain.__name__ == "<lambda>":
+        raise ArgumentError(
+            f"override: {function!r:.80} cannot be a key: a key is a function with a name and a "
+            "place in a file, by which it is found. Write it with def."
+        )
+    return plain.__name__, f"{code.co_filename}:{code.co_firstlineno}"
+
+
+# -- finding out what is meant ---------------------------------------------------------------------
+
+
+def key_for(key: Any) -> Key:
+    """What a key of the map means; an error says why it cannot be one."""
+    if isinstance(key, str):
+        return _named(key)
+    if not callable(key):
+        raise ArgumentError(
+            "override takes a dict of op types, JAX primitives or functions to rules, got the key "
+            f"{key!r:.60} ({kind(key)})"
+        )
+    _check_boundary(key)
+    _check_notes()
+    return FunctionKey(key)
+
+
+def _named(name: str) -> Key:
+    op_type = canonical(name)
+    if op_type in TABLE:
+        targets = TABLE[op_type]
+        if targets[0].name.startswith("jax."):
+            _check_notes()
+            return FunctionKey(targets[0].function, op_type, single=True)
+        return PrimitiveKey(op_type, targets, OPS[op_type])
+    if op_type in OPS:
+        raise UnknownOpError(
+            f"override: the op type {name!r} {INLINED} In JAX programs these op types are found: "
+            f"{', '.join(sorted(TABLE))}."
+        )
+    known = primitives()
+    if name not in known:
+        hint = near(name, [*TABLE, *ALIASES, *known])
+        raise UnknownOpError(
+            f"override: {name!r} is neither an op type nor the name of a JAX primitive.{hint} "
+            f"The op types are {', '.join(sorted(TABLE))}; jax.make_jaxpr(f)(x) shows primitives."
+        )
+    return PrimitiveKey(name, [Target(name)])
+
+
+def primitives() -> set[str]:
+    """The names of the primitives that JAX can differentiate or batch."""
+    return {p.name for p in (*ad.primitive_jvps, *batching.fancy_primitive_batchers)}
+
+
+def _check_boundary(key: Any) -> None:
+    name = getattr(key, "__name__", repr(key))
+    info = getattr(key, "_jit_info", None)
+    if isinstance(key, jax.custom_jvp | jax.custom_vjp):
+        return
+    if info is None or getattr(info, "inline", False):
+        what = "is compiled with inline=True, and so" if info else "is a plain function; it"
+        raise ArgumentError(f"override: {name} {what} {INLINED}")
+
+
+@functools.cache
+def _check_notes() -> None:
+    """Refuse function keys if this JAX does not note where functions were written."""
+    for probe in _PROBES:
+        (eqn,) = jax.make_jaxpr(probe)(1.0).jaxpr.eqns
+        if not FunctionKey(probe).matches(eqn):
+            raise GradientError(
+                f"override: this JAX ({jax.__version__}) does not say in its programs where "
+                "functions were written, so functions (and op types that stand for functions) "
+                "cannot be keys. Override primitives."
+            )
+
+
+def _probe(x: Any) -> Any:
+    return x + 1
+
+
+_PROBES = [jax.jit(_probe), jax.custom_jvp(_probe), jax.custom_vjp(_probe)]
+_PROBES[1].defjvps(lambda dot, y, x: dot)  # pyright: ignore[reportFunctionMemberAccess]
+_PROBES[2].defvjp(lambda x: (x, None), lambda _, dy: (dy,))  # pyright: ignore[reportFunctionMemberAccess]

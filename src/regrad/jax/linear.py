@@ -1,0 +1,201 @@
+"""What a JAX program does with its inputs: is it linear in them, does it go element by element?
+
+A rule that is linear in the gradient that arrives has a transpose, which is what forward mode
+needs. JAX's own transposition takes an affine function for a linear one, so this looks first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from regrad.namespaces import is_traced
+
+CONSTANT, ZERO, LINEAR = "constant", "zero", "linear"
+TRANSPOSING: ContextVar[bool] = ContextVar("regrad_transposing", default=False)
+
+# The first operand may be linear, the others are constants.
+FIRST = frozenset({
+    "neg", "convert_element_type", "reshape", "broadcast_in_dim", "transpose", "rev",
+    "squeeze", "expand_dims", "slice", "dynamic_slice", "gather", "reduce_sum", "cumsum",
+    "copy", "copy_p", "real", "imag", "conj", "reduce_window_sum", "all_gather", "all_to_all",
+    "ppermute", "reduce_scatter", "psum_scatter", "fft", "device_put", "div", "split",
+    "sharding_constraint", "mesh_cast", "reduce_window",
+})  # fmt: skip
+# Every operand of a float may be linear, or zero.
+ALL = frozenset({
+    "add", "sub", "add_any", "concatenate", "pad", "dynamic_update_slice", "select_n",
+    "complex", "scatter-add", "scatter_add", "psum", "psum_invariant", "pvary", "pcast",
+    "optimization_barrier",
+})  # fmt: skip
+ONE = frozenset({"mul", "dot_general", "conv_general_dilated"})  # just one operand
+LAST = frozenset({"triangular_solve"})
+SOURCE = frozenset({"select_and_scatter_add", "select_and_gather_add"})  # the first; by the second
+CALLS = frozenset(
+    {"jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint",
+     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "regrad_op", "shard_map"}
+)  # fmt: skip
+KEEP_ZERO = FIRST | ALL | ONE | {"select_n"}
+
+
+class NotLinear(Exception):
+    """What in a program is not linear."""
+
+
+def body_of(eqn: Any) -> Any:
+    """The program that a call runs, as a Jaxpr, and its constants."""
+    found = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return getattr(found, "jaxpr", found), getattr(found, "consts", ())
+
+
+def check(jaxpr: Any, consts: Sequence[Any], given: Sequence[str]) -> list[str]:
+    """How the outputs depend on inputs of these kinds; NotLinear says what spoils it."""
+    env: dict[Any, str] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
+    env.update(zip(jaxpr.invars, given, strict=True))
+
+    def read(atom: Any) -> str:
+        return _constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, _through(eqn, [*map(read, eqn.invars)]), strict=True))
+    return [*map(read, jaxpr.outvars)]
+
+
+def _constant(value: Any) -> str:
+    known = not is_traced(value)
+    if known and np.issubdtype(getattr(value, "dtype", type(value)), np.number):
+        return CONSTANT if np.any(np.asarray(value)) else ZERO
+    return CONSTANT
+
+
+def _through(eqn: Any, given: list[str]) -> list[str]:
+    """How the outputs of one equation depend on inputs of these kinds."""
+    name, count = eqn.primitive.name, len(eqn.outvars)
+    if name in CALLS:
+        jaxpr, consts = body_of(eqn)
+        return check(jaxpr, consts, given)
+    if name in ("scan", "cond"):
+        return (_scan if name == "scan" else _cond)(eqn, given)
+    if LINEAR not in given:
+        zero = name in KEEP_ZERO and (ZERO in given if name in ONE else {*given} == {ZERO})
+        return [ZERO if zero else CONSTANT] * count
+    if not _is_linear(eqn, name, given):
+        raise NotLinear(f"{name} of it")
+    return [LINEAR] * count
+
+
+def _is_linear(eqn: Any, name: str, given: list[str]) -> bool:
+    linear = [i for i, g in enumerate(given) if g == LINEAR]
+    if name == "regrad_tangent":
+        return _tangent(eqn, given)
+    if name == "integer_pow":
+        return eqn.params["y"] == 1
+    if name == "convert_element_type" and not _is_float(eqn.outvars[0].aval):
+        return False
+    if name == "reduce_window":
+        return False
+    if name in ALL:
+        floats = [g for g, x in zip(given, eqn.invars, strict=True) if _is_float(x.aval)]
+        return CONSTANT not in floats
+    places = {FIRST: [0], ONE: linear[:1], LAST: [len(given) - 1], SOURCE: [0]}
+    return any(name in names and linear == places[names] for names in places)
+
+
+def _is_float(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, np.inexact)
+
+
+def _tangent(eqn: Any, given: list[str]) -> bool:
+    """A tangent is linear in what follows its residuals; in these it may be, too."""
+    count = eqn.params["count"]
+    if LINEAR not in given[:count]:
+        return CONSTANT not in given[count:]
+    avals = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars]
+    closed = jax.make_jaxpr(lambda *xs: eqn.primitive.impl(*xs, **eqn.params))(*avals)
+    check(closed.jaxpr, closed.consts, given)
+    return True
+
+
+def _scan(eqn: Any, given: list[str]) -> list[str]:
+    closed = eqn.params["jaxpr"]
+    fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    while True:
+        outs = check(closed.jaxpr, closed.consts, given)
+        carry = given[fixed : fixed + carried]
+        joined = [*map(_joined, carry, outs[:carried])]
+        if joined == carry:
+            return [*joined, *outs[carried:]]
+        given = [*given[:fixed], *joined, *given[fixed + carried :]]
+
+
+def _cond(eqn: Any, given: list[str]) -> list[str]:
+    which, *given = given
+    if which == LINEAR:
+        raise NotLinear("a branch chosen by it")
+    branches = [check(b.jaxpr, b.consts, given) for b in eqn.params["branches"]]
+    first, *rest = branches
+    for other in rest:
+        first = [*map(_joined, first, other)]
+    return first
+
+
+def _joined(a: str, b: str) -> str:
+    """What is one of two."""
+    if {a, b} == {CONSTANT, LINEAR}:
+        raise NotLinear("a value that is sometimes a constant")
+    return a if b in (a, ZERO) else b
+
+
+def transpose(f: Callable[..., Sequence[Any]], like: Sequence[Any], ts: Sequence[Any]) -> Any:
+    """The transpose of a linear function, applied to `ts`; NotLinear says what is not linear."""
+    closed = jax.make_jaxpr(lambda *xs: tuple(f(xs)))(*like)
+    kinds = check(closed.jaxpr, closed.consts, [LINEAR] * len(like))
+    if CONSTANT in kinds:
+        raise NotLinear("an answer that does not depend on it")
+    token = TRANSPOSING.set(True)
+    try:
+        return jax.linear_transpose(core.jaxpr_as_fun(closed), *like)(list(ts))
+    finally:
+        TRANSPOSING.reset(token)
+
+
+# -- element by element ----------------------------------------------------------------------------
+
+ELEMENTWISE = frozenset({
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+    "cbrt", "ceil", "clamp", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh",
+    "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge",
+    "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt",
+    "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real",
+    "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt",
+    "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+})  # fmt: skip
+
+
+def not_elementwise(jaxpr: Any, consts: Sequence[Any], shape: tuple[int, ...]) -> str:
+    """Which operation mixes elements of arrays of this shape, or depends on places ('': none)."""
+    if any(np.shape(c) for c in consts):
+        return "a constant array"
+    return next(_mixing(jaxpr, shape), "")
+
+
+def _mixing(jaxpr: Any, shape: tuple[int, ...]) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in CALLS:
+            body, consts = body_of(eqn)
+            yield from ("a constant array" for c in consts if np.shape(c))
+            yield from _mixing(body, shape)
+        elif name == "broadcast_in_dim":
+            if eqn.invars[0].aval.shape:
+                yield name
+        elif name not in ELEMENTWISE:
+            yield name
+        if any(v.aval.shape not in ((), shape) for v in eqn.outvars):
+            yield name

@@ -1,0 +1,232 @@
+"""`override`: a JAX function with rules of yours inside, and what they did."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from regrad.errors import ArgumentError, UnusedOverrideWarning, kind
+from regrad.gradients import callable_or_raise
+from regrad.jax.keys import key_for
+from regrad.jax.surgery import Binding, Found, Surgery
+from regrad.reports import Report, Table, Untouched
+
+
+class override(Report):
+    """A function of JAX's with other gradients inside, and a report of what they did.
+
+    Args:
+        f: any function that `jax.jit` could compile: a model, a loss, a bound `apply`. It is
+            not edited, and computes what it computed.
+        rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation),
+            the name of a JAX primitive (`"tanh"`), or a function under `jax.jit`,
+            `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`). A rule is what
+            `gradient_override_map` takes, written with regrad's functions or with JAX's.
+
+    Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
+    `cond`, `checkpoint`, `vmap`, `shard_map` and functions with a derivative of their own, too),
+    and runs the program. A rule in force fires or raises. So differentiate, batch and compile the
+    result, not f: `jax.grad(override(loss, rules))`. Arrays of JAX among the arguments are traced,
+    everything else (Python numbers, NumPy arrays) is a constant.
+
+    `hits`, `table()`, `untouched()` and `assert_fired()` tell what happened. Ops are counted
+    when a program is traced, rules when they are; what a compiled program does later is not. A
+    call in which nothing matched warns with UnusedOverrideWarning.
+
+    Raises:
+        ArgumentError: the map is no dict of keys to rules; a function that leaves no boundary in
+            JAX's programs as a key; two keys for one thing.
+        UnknownOpError: a key is neither an op type that can be found nor a primitive.
+        RuleError: a rule asks for a name that its op does not have, or answers wrongly.
+        GradientError: a rule cannot be put where its op occurs (see the documentation), or
+            forward mode meets a rule that is not linear in the gradient that arrives.
+
+    Source: `tf.Graph.gradient_override_map`.
+
+    >>> import jax, jax.numpy as jnp, regrad as rg
+    >>> def model(x):
+    ...     return jnp.sum(jnp.round(x) * x)
+    >>> ours = rg.jax.override(model, {"Round": lambda dy: dy})
+    >>> print(jax.grad(model)(jnp.array([1.2, 2.6])), jax.grad(ours)(jnp.array([1.2, 2.6])))
+    [1. 3.] [2.2 5.6]
+    >>> ours.assert_fired()
+    """
+
+    def __init__(self, f: Callable[..., Any], rules: Mapping[Any, Any]) -> None:
+        callable_or_raise(f, "override")
+        if not isinstance(rules, Mapping):
+            raise ArgumentError(
+                "override takes a dict of op types, primitives or functions to rules, as in "
+                f"override(f, {{'Relu': rule}}), got {kind(rules)}"
+            )
+        self._original = f  # (wrappers copy attributes, so plain names would meet their own)
+        self._bindings: dict[str, Binding] = {}
+        for key, rule in rules.items():
+            self._bind(key, rule)
+        self._surgery = Surgery([*self._bindings.values()])
+        self._untouched = Untouched()
+        self._notes: dict[tuple[str, str, str], int] = {}
+        self._look_like(f)
+
+    def _look_like(self, f: Any) -> None:
+        """Take over name and signature, but no `__wrapped__`: nobody is to call f itself."""
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            if hasattr(f, name):
+                setattr(self, name, getattr(f, name))
+        with suppress(TypeError, ValueError):
+            self.__signature__ = inspect.signature(f)
+
+    def _bind(self, key: Any, rule: Any) -> None:
+        meant = key_for(key)
+        for label, other in self._bindings.items():
+            if meant.meets(other.key) or label == meant.label:
+                raise ArgumentError(
+                    f"override: two keys ({label!r} and {meant.label!r}) stand for the same thing; "
+                    "give one of them"
+                )
+        binding = Binding(meant, rule)
+        known = getattr(meant, "known", None)
+        if known is not None:
+            binding.bound(known)  # so that a rule that does not fit is refused now
+        elif not (callable(rule) or isinstance(rule, str)):
+            raise ArgumentError(
+                f"override: for {meant.label!r} a rule (a function, or a name given to "
+                f"RegisterGradient) is due, got {kind(rule)}"
+            )
+        self._bindings[meant.label] = binding
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What f returns, with the rules in force."""
+        call = Call((self._original, args, kwargs))
+        closed = jax.make_jaxpr(call.traced)(*call.arrays)
+        program, found = self._surgery.operate(closed)
+        self._note(found)
+        if self._bindings and not found.hits:
+            names = ", ".join(repr(label) for label in self._bindings)
+            warnings.warn(
+                f"override matched nothing: no {names} through which a gradient could pass occurs "
+                "in the function. untouched() lists what does; max(x, 0) is Maximum, not Relu.",
+                UnusedOverrideWarning,
+                stacklevel=2,
+            )
+        return call.result(core.jaxpr_as_fun(program)(*call.arrays))
+
+    def _note(self, found: Found) -> None:
+        for hit, shape in found.hits:
+            hit.seen(shape)
+        for (name, where), count in found.untouched.items():
+            self._untouched.note(name, where, count)
+        for what, counts in (("opened", found.opened), ("kept its own rule", found.kept)):
+            for (name, where), count in counts.items():
+                key = name, what, where
+                self._notes[key] = self._notes.get(key, 0) + count
+
+    # -- the report ----------------------------------------------------------------------------
+
+    def untouched(self) -> Table:
+        """The differentiable operations that kept their own gradient: name, calls, source line."""
+        return self._untouched.table()
+
+    def table(self) -> Table:
+        """The hits as a table; then what was opened for a rule inside, or kept its own."""
+        table = super().table()
+        rows = [(n, what, str(c), "", at, "") for (n, what, at), c in self._notes.items()]
+        return Table(table.headings, [*table.rows, *rows])
+
+    def __repr__(self) -> str:
+        lines = [f"\n  {n}: {what}, {c} calls ({at})" for (n, what, at), c in self._notes.items()]
+        return super().__repr__() + "".join(lines)
+
+    def _key_of(self, op_type: Any) -> str:
+        meant = key_for(op_type)
+        known = (label for label, b in self._bindings.items() if b.key.meets(meant))
+        return next(known, meant.label)
+
+    def _why_not(self, binding: Any) -> str:
+        if not binding.hits:
+            return "it did not occur in a program that was traced"
+        return super()._why_not(binding)
+
+
+class Call:
+    """The arguments of one call (the function is one of them), opened, and the results."""
+
+    def __init__(self, given: Any) -> None:
+        self.modules = Modules(given)
+        self.leaves, self.structure = tree_flatten(given, is_leaf=self.modules.holds)
+        self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, jax.Array)]
+        self.arrays = [self.leaves[i] for i in self.places] + self.modules.arrays
+
+    def traced(self, *xs: Any) -> list[Any]:
+        """The function on these arrays: the arrays among its results, then changed state."""
+        leaves = list(self.leaves)
+        for i, x in zip(self.places, xs, strict=False):
+            leaves[i] = x
+        self.modules.inside(leaves, xs[len(self.places) :])
+        f, args, kwargs = tree_unflatten(self.structure, leaves)
+        self.outs, self.out_structure = tree_flatten(f(*args, **kwargs))
+        self.out_places = [i for i, y in enumerate(self.outs) if isinstance(y, jax.Array)]
+        return [*(self.outs[i] for i in self.out_places), *self.modules.changed()]
+
+    def result(self, ys: list[Any]) -> Any:
+        """What the function returned, with these arrays."""
+        count = len(self.out_places)
+        outs = list(self.outs)
+        for i, y in zip(self.out_places, ys, strict=False):
+            outs[i] = y
+        self.modules.update(ys[count:])
+        return tree_unflatten(self.out_structure, outs)
+
+
+class Modules:
+    """Modules of Flax's nnx among the arguments, whose state a call may change."""
+
+    def __init__(self, given: Any) -> None:
+        self.nnx: Any = sys.modules.get("flax.nnx")
+        self.found: list[Any] = []
+        self.arrays: list[Any] = []
+        if self.nnx is not None:
+            leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds)
+            self.found = [leaf for leaf in leaves if self.holds(leaf)]
+        if self.nnx is not None and self.found:
+            self.graph, state = self.nnx.split(self.found)
+            self.arrays, self.state = tree_flatten(state)
+
+    def holds(self, leaf: Any) -> bool:
+        """Whether this is such a module."""
+        return self.nnx is not None and isinstance(leaf, self.nnx.Module)
+
+    def inside(self, leaves: list[Any], xs: Any) -> None:
+        """Put modules with these arrays in the places of those outside."""
+        if self.found:
+            self.given = list(xs)
+            self.copies = self.nnx.merge(self.graph, tree_unflatten(self.state, xs))
+            copies = iter(self.copies)
+            leaves[:] = [next(copies) if self.holds(leaf) else leaf for leaf in leaves]
+
+    def changed(self) -> list[Any]:
+        """The arrays that the function put into the modules."""
+        if not self.found:
+            return []
+        state = self.nnx.state(self.copies)
+        now, self.after = tree_flatten(state)
+        before = self.given if len(now) == len(self.given) else [None] * len(now)
+        self.moved = [i for i, (a, b) in enumerate(zip(now, before, strict=True)) if a is not b]
+        self.count = len(now)
+        return [now[i] for i in self.moved]
+
+    def update(self, ys: list[Any]) -> None:
+        """Put changed state into the modules outside."""
+        if self.found and self.moved:
+            now = [None] * self.count if len(self.arrays) != self.count else list(self.arrays)
+            for i, y in zip(self.moved, ys, strict=True):
+                now[i] = y
+            self.nnx.update(self.found, tree_unflatten(self.after, now))

@@ -1,0 +1,331 @@
+"""The two primitives behind every gradient of ours in a JAX program.
+
+`regrad_op` computes what a function computes; its derivative is a tangent. `regrad_tangent` is a
+linear map that is known by its transpose, the pull of a rule. Backward it is the pull itself, at
+any order; forward it is the transpose of the pull, if the pull is linear (see `linear`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from regrad.errors import GradientError
+from regrad.jax.linear import TRANSPOSING, NotLinear, transpose
+
+
+class Gradient:
+    """How the gradient passes one op of a JAX program, with cotangents in JAX's convention.
+
+    `name` is for messages, `avals` are those of the inputs.
+    """
+
+    name = ""
+    avals: Sequence[Any] = ()
+
+    def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
+        """The inputs that the pull reads, in order, and whether it reads the outputs."""
+        return range(len(self.avals)), True
+
+    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        """Gradients by the wanted inputs, of their shapes and dtypes.
+
+        Inputs that are not kept are None. `dys` are those of the outputs that are floats.
+        """
+        raise NotImplementedError
+
+    def allow(self, wanted: Sequence[int]) -> None:
+        """Raise if there is no gradient by these inputs."""
+
+
+def is_float(aval: Any) -> bool:
+    """Whether an array of this type has a gradient."""
+    return jax.numpy.issubdtype(aval.dtype, np.inexact)
+
+
+def varying(aval: Any) -> frozenset[Any]:
+    """The mesh axes along which an array inside `shard_map` differs between devices."""
+    kind = getattr(aval, "manual_axis_type", None)
+    return frozenset(getattr(kind, "varying", getattr(aval, "vma", ())))
+
+
+def fitted(dx: Any, aval: Any) -> Any:
+    """A gradient for an input of this type: zeros for None; over a mesh, all devices' sum."""
+    if dx is None:
+        return ad.zeros_like_aval(aval)
+    dx = jax.numpy.asarray(dx)
+    due, has = varying(aval), varying(jax.typeof(dx))
+    if has - due:
+        dx = lax.psum(dx, tuple(has - due))
+    return lax.pcast(dx, tuple(due - has), to="varying") if due - has else dx
+
+
+def over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
+    """`f` along the axis over which JAX is batching."""
+    return jax.vmap(
+        f, in_axes, 0, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name
+    )
+
+
+# -- the op ----------------------------------------------------------------------------------------
+
+op_p = core.Primitive("regrad_op")
+op_p.multiple_results = True
+
+
+def run_op(xs: Sequence[Any], jaxpr: Any, gradient: Gradient) -> list[Any]:
+    """The outputs of a program, which has this gradient."""
+    return op_p.bind(*xs, jaxpr=jaxpr, gradient=gradient)
+
+
+def _evaluate(*xs: Any, jaxpr: Any, gradient: Gradient) -> list[Any]:
+    return core.jaxpr_as_fun(jaxpr)(*xs)
+
+
+def _op_jvp(primals: Any, tangents: Any, *, jaxpr: Any, gradient: Gradient) -> Any:
+    ys = run_op(primals, jaxpr, gradient)
+    wanted = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
+    outs = [jax.typeof(y).to_tangent_aval() for y in ys]
+    floats = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
+    dots: list[Any] = [ad.Zero(aval) for aval in outs]
+    if not wanted or not floats:
+        return ys, dots
+    gradient.allow(wanted)
+    tangent = OpTangent(gradient, wanted, len(primals), [outs[i] for i in floats])
+    residuals = tangent.residuals(primals, ys)
+    found = run_tangent(tangent, residuals, [tangents[i] for i in wanted])
+    for i, dot in zip(floats, found, strict=True):
+        dots[i] = dot
+    return ys, dots
+
+
+def _op_batched(axis: Any, xs: Any, dims: Any, *, jaxpr: Any, gradient: Gradient) -> Any:
+    if all(d is None for d in dims):
+        return run_op(xs, jaxpr, gradient), [None] * len(jaxpr.out_avals)
+    xs = [x if not d else jax.numpy.moveaxis(x, d, 0) for x, d in zip(xs, dims, strict=True)]
+    along = [d is not None for d in dims]
+    body = over(axis, core.jaxpr_as_fun(jaxpr), tuple(0 if a else None for a in along))
+    batched = BatchedGradient(gradient, along, [jax.typeof(x) for x in xs], axis)
+    ys = run_op(xs, jax.make_jaxpr(body)(*xs), batched)
+    return ys, [0] * len(ys)
+
+
+def _op_transposed(dys: Any, *xs: Any, jaxpr: Any, gradient: Gradient) -> Any:
+    if not TRANSPOSING.get():
+        raise GradientError(
+            f"jax.linear_transpose: {gradient.name} has a gradient of its own, which is not "
+            "that of the program around it. Use jax.vjp, jax.grad or jax.jvp."
+        )
+    return _by_transposition(partial(_evaluate, jaxpr=jaxpr, gradient=gradient), dys, xs)
+
+
+def _by_transposition(f: Callable[..., Any], dys: Any, xs: Any) -> list[Any]:
+    """The transpose of f by those of its arguments that are still unknown."""
+    places = [i for i, x in enumerate(xs) if ad.is_undefined_primal(x)]
+
+    def inner(*linear: Any) -> Any:
+        given = list(xs)
+        for i, x in zip(places, linear, strict=True):
+            given[i] = x
+        return f(*given)
+
+    like = [ad.zeros_like_aval(xs[i].aval) for i in places]
+    found = jax.linear_transpose(inner, *like)([*map(ad.instantiate_zeros, dys)])
+    back: list[Any] = [None] * len(xs)
+    for i, dx in zip(places, found, strict=True):
+        back[i] = dx
+    return back
+
+
+op_p.def_impl(_evaluate)
+op_p.def_effectful_abstract_eval(lambda *avals, jaxpr, gradient: (jaxpr.out_avals, jaxpr.effects))
+mlir.register_lowering(op_p, mlir.lower_fun(_evaluate, multiple_results=True))
+ad.primitive_jvps[op_p] = _op_jvp
+ad.primitive_transposes[op_p] = _op_transposed
+batching.fancy_primitive_batchers[op_p] = _op_batched
+
+
+class BatchedGradient(Gradient):
+    """A gradient under `vmap`: its rule sees single examples."""
+
+    def __init__(
+        self, one: Gradient, along: Sequence[bool], avals: Sequence[Any], axis: Any
+    ) -> None:
+        self.one = one
+        self.name = one.name
+        self.avals = avals
+        self.along = along
+        self.axis = axis
+        self.keeps = one.keeps
+        self.allow = one.allow
+
+    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        def one(xs: Any, ys: Any, dys: Any) -> Any:
+            return list(self.one.pull(xs, ys, dys, wanted))
+
+        axes = [0 if a and x is not None else None for a, x in zip(self.along, xs, strict=True)]
+        dxs = over(self.axis, one, (axes, None if ys is None else 0, 0))(list(xs), ys, list(dys))
+        pairs = zip(wanted, dxs, strict=True)
+        return [fitted(dx if self.along[i] else dx.sum(0), self.avals[i]) for i, dx in pairs]
+
+
+# -- the tangent -----------------------------------------------------------------------------------
+
+tangent_p = core.Primitive("regrad_tangent")
+tangent_p.multiple_results = True
+
+
+class Tangent:
+    """A linear map, known by its transpose: `pull(residuals, dys)`.
+
+    `outs` are the types of its results, which are those of the dys.
+    """
+
+    name = ""
+    outs: Sequence[Any] = ()
+
+    def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+        """What the transpose gives for each of the inputs."""
+        raise NotImplementedError
+
+
+class OpTangent(Tangent):
+    """The tangent of an op, by some of its inputs."""
+
+    def __init__(
+        self, gradient: Gradient, wanted: Sequence[int], count: int, outs: Sequence[Any]
+    ) -> None:
+        self.gradient = gradient
+        self.name = gradient.name
+        self.wanted = wanted
+        self.count = count
+        self.outs = outs
+        self.kept, self.keeps_outputs = gradient.keeps(wanted)
+
+    def residuals(self, xs: Sequence[Any], ys: Sequence[Any]) -> list[Any]:
+        """What the pull needs of the inputs and outputs."""
+        return [*(xs[i] for i in self.kept), *(ys if self.keeps_outputs else ())]
+
+    def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+        xs: list[Any] = [None] * self.count
+        for i, x in zip(self.kept, residuals, strict=False):
+            xs[i] = x
+        ys = list(residuals[len(self.kept) :]) if self.keeps_outputs else None
+        return self.gradient.pull(xs, ys, dys, self.wanted)
+
+
+class DerivedTangent(Tangent):
+    """How a tangent changes with its residuals: the transpose is the pull's own derivative.
+
+    Its residuals are those of the other, then the changes of some of them.
+    """
+
+    def __init__(self, base: Tangent, count: int, places: Sequence[int]) -> None:
+        self.base = base
+        self.name = base.name
+        self.outs = base.outs
+        self.count = count
+        self.places = places
+
+    def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+        at, changes = list(residuals[: self.count]), residuals[self.count :]
+
+        def pulled(*moved: Any) -> list[Any]:
+            for i, x in zip(self.places, moved, strict=True):
+                at[i] = x
+            return list(self.base.pull(at, dys))
+
+        return jax.jvp(pulled, tuple(at[i] for i in self.places), tuple(changes))[1]
+
+
+class BatchedTangent(Tangent):
+    """A tangent under `vmap`; its inputs and results have the examples first."""
+
+    def __init__(self, one: Tangent, along: Sequence[bool], outs: Sequence[Any], axis: Any) -> None:
+        self.one = one
+        self.name = one.name
+        self.outs = outs
+        self.along = along
+        self.axis = axis
+
+    def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
+        def one(residuals: Any, dys: Any) -> Any:
+            return list(self.one.pull(residuals, dys))
+
+        axes = [0 if a else None for a in self.along]
+        return over(self.axis, one, (axes, 0))(list(residuals), list(dys))
+
+
+def run_tangent(tangent: Tangent, residuals: Sequence[Any], ts: Sequence[Any]) -> list[Any]:
+    """The tangent map at some residuals, applied."""
+    ts = [ad.instantiate_zeros(t) for t in ts]
+    return tangent_p.bind(*residuals, *ts, tangent=tangent, count=len(residuals))
+
+
+def _push(*args: Any, tangent: Tangent, count: int) -> list[Any]:
+    """Forward: the transpose of the pull, which exists if that is linear."""
+    residuals, ts = args[:count], args[count:]
+    like = [ad.zeros_like_aval(aval) for aval in tangent.outs]
+    try:
+        return list(transpose(partial(tangent.pull, residuals), like, ts))
+    except NotLinear as error:
+        raise GradientError(
+            f"forward mode (jvp, jacfwd, linearize): {tangent.name} is not linear in the gradient "
+            f"that arrives (it takes {error}), so it says nothing of forward mode. Use reverse "
+            "mode (grad, vjp, jacrev), also for second derivatives: jacrev(jacrev(f))."
+        ) from None
+
+
+def _tangent_jvp(primals: Any, tangents: Any, *, tangent: Tangent, count: int) -> Any:
+    residuals, ts = primals[:count], primals[count:]
+    ys = run_tangent(tangent, residuals, ts)
+    places = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
+    parts = []
+    if any(type(t) is not ad.Zero for t in tangents[count:]):
+        parts.append(run_tangent(tangent, residuals, tangents[count:]))
+    if places:
+        derived = DerivedTangent(tangent, count, places)
+        parts.append(run_tangent(derived, [*residuals, *(tangents[i] for i in places)], ts))
+    return ys, [sum(dots[1:], dots[0]) for dots in zip(*parts, strict=True)]
+
+
+def _tangent_transposed(dys: Any, *args: Any, tangent: Tangent, count: int) -> Any:
+    if any(map(ad.is_undefined_primal, args[:count])):
+        return _by_transposition(partial(_push, tangent=tangent, count=count), dys, args)
+    arriving = [
+        jax.numpy.asarray(ad.instantiate_zeros(dy), aval.dtype)  # jax.vjp takes Python numbers
+        for dy, aval in zip(dys, tangent.outs, strict=True)
+    ]
+    dxs = tangent.pull(args[:count], arriving)
+    pairs = zip(args[count:], dxs, strict=True)
+    return [None] * count + [dx if ad.is_undefined_primal(t) else None for t, dx in pairs]
+
+
+def _tangent_batched(axis: Any, args: Any, dims: Any, *, tangent: Tangent, count: int) -> Any:
+    if all(d is None for d in dims):
+        return tangent_p.bind(*args, tangent=tangent, count=count), [None] * len(tangent.outs)
+    along = [d is not None for d in dims]
+    args = [x if not d else jax.numpy.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+    ts = [
+        t if a else jax.numpy.broadcast_to(t, (axis.size, *t.shape))
+        for t, a in zip(args[count:], along[count:], strict=True)
+    ]
+    zeros = over(axis, lambda _: [ad.zeros_like_aval(a) for a in tangent.outs], 0)
+    outs = [jax.typeof(z) for z in zeros(jax.numpy.zeros(axis.size))]
+    batched = BatchedTangent(tangent, along[:count], outs, axis)
+    return run_tangent(batched, args[:count], ts), [0] * len(outs)
+
+
+tangent_p.def_impl(_push)
+tangent_p.def_abstract_eval(lambda *avals, tangent, count: list(tangent.outs))
+mlir.register_lowering(tangent_p, mlir.lower_fun(_push, multiple_results=True))
+ad.primitive_jvps[tangent_p] = _tangent_jvp
+ad.primitive_transposes[tangent_p] = _tangent_transposed
+batching.fancy_primitive_batchers[tangent_p] = _tangent_batched

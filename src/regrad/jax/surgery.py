@@ -1,0 +1,415 @@
+"""Rules put into JAX programs, equation by equation.
+
+What no rule concerns stays the very object that it was: the programs inside keep their identity,
+by which JAX finds what it has compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from regrad.errors import GradientError, RuleError
+from regrad.foreign import ForeignRule
+from regrad.jax.gradients import RuleGradient
+from regrad.jax.keys import Key, made_op
+from regrad.jax.linear import not_elementwise
+from regrad.jax.primitives import is_float, op_p
+from regrad.registry import Op
+from regrad.reports import Hit
+
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+JAX = os.path.dirname(jax.__file__) + os.sep
+MACHINERY = tuple(
+    os.path.join(JAX, "_src", name)
+    for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
+                 "api_util.py", "source_info_util.py", "traceback_util.py", "tree_util.py",
+                 "util.py", "pjit.py", "api.py", "profiler.py", "lax" + os.sep + "control_flow",
+                 "ad_checkpoint.py")
+)  # fmt: skip
+# Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
+OPENED = frozenset({
+    "jit", "pjit", "closed_call", "core_call", "scan", "while", "cond", "remat", "remat2",
+    "checkpoint", "shard_map", "custom_linear_solve",
+})  # fmt: skip
+CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
+# Their bodies only say what is done with two scalars, and are not differentiated.
+SCALAR = frozenset({
+    "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
+    "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub", "reduce_window",
+    "argmin", "argmax",
+})  # fmt: skip
+
+
+class Around(NamedTuple):
+    """Where in a program an equation stands: in a vmap, in a derivative, in a custom function.
+
+    The body of a function with a derivative of its own is there undifferentiated.
+    """
+
+    batched: bool = False
+    derived: bool = False
+    whole: bool = False
+
+    def inside(self, eqn: Any) -> Around:
+        names = {getattr(part, "name", "") for part in eqn.source_info.name_stack.stack
+                 if type(part).__name__ == "Transform"}  # fmt: skip
+        return Around(
+            self.batched or "vmap" in names,
+            self.derived or not names.isdisjoint({"jvp", "transpose"}),
+            self.whole,
+        )
+
+
+class Binding:
+    """One entry of the map: a key, its rule, and its hits by source line."""
+
+    def __init__(self, key: Key, value: Any) -> None:
+        self.key = key
+        self.value = value
+        self.name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
+        self.by_line: dict[str, Hit] = {}
+        self.rules: dict[int, tuple[Op, ForeignRule]] = {}
+
+    @property
+    def rule(self) -> Binding:
+        return self  # (which has a name: what a report asks for)
+
+    @property
+    def hits(self) -> list[Hit]:
+        return [hit for hit in self.by_line.values() if hit.count]
+
+    def bound(self, op: Op) -> ForeignRule:
+        """The rule, bound to an op type as the key sees it."""
+        if id(op) not in self.rules:
+            try:
+                rule = ForeignRule(self.value, op)
+            except RuleError:  # a rule that calls the inputs of any function x, or a and b
+                rule = self._by_usual_names(op)
+                if rule is None:
+                    raise
+            self.rules[id(op)] = op, rule
+        return self.rules[id(op)][1]
+
+    def _by_usual_names(self, op: Op) -> ForeignRule | None:
+        usual = {1: ["x"], 2: ["a", "b"]}.get(len(op.inputs))
+        if usual is None or usual == [i.name for i in op.inputs]:
+            return None
+        with suppress(RuleError):
+            return ForeignRule(self.value, made_op(op.type, usual, op.attrs, op.several))
+        return None
+
+    def hit(self, where: str) -> Hit:
+        """The hit of a source line."""
+        if where not in self.by_line:
+            self.by_line[where] = Hit(self.key.label, self.name, where)
+        return self.by_line[where]
+
+
+class Found:
+    """What a program was found to hold: ops under rules, what was opened, and what was left."""
+
+    def __init__(self) -> None:
+        self.hits: list[tuple[Hit, Any]] = []
+        self.opened: Counter[tuple[str, str]] = Counter()
+        self.kept: Counter[tuple[str, str]] = Counter()
+        self.untouched: Counter[tuple[str, str]] = Counter()
+
+    def add(self, other: Found) -> None:
+        """Count what a program inside holds."""
+        self.hits += other.hits
+        self.opened += other.opened
+        self.kept += other.kept
+        self.untouched += other.untouched
+
+
+class Surgery:
+    """Puts the rules of a map into programs, and remembers those that it has seen."""
+
+    def __init__(self, bindings: Sequence[Binding]) -> None:
+        self.bindings = bindings
+        self.codes = {code: b for b in bindings for code in b.key.codes}
+        self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
+        self.lines = ["unknown"]  # of the equations around
+        self.calls: set[Any] = set()
+
+    def operate(self, closed: Any) -> tuple[Any, Found]:
+        """A whole program with the rules in it, or itself, and what was found."""
+        hiding = any(b.key.call is not None for b in self.bindings)
+        self.calls = self._calls(closed) if hiding else set()
+        return self.program(closed)
+
+    def program(self, given: Any, around: Around = Around()) -> tuple[Any, Found]:  # noqa: B008
+        """A program (closed or open) with the rules in it, or itself, and what was found."""
+        known = self.seen.setdefault(given, {})
+        if around not in known:
+            jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
+            changed = jaxpr is not getattr(given, "jaxpr", given)
+            # weak, or a program that did not change would keep itself alive
+            made = given.replace(jaxpr=jaxpr) if jaxpr is not given and _closed(given) else jaxpr
+            known[around] = (made if changed else None), found
+        made, found = known[around]
+        return (given if made is None else made), found
+
+    def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Found]:
+        found = Found()
+        eqns = [self.equation(eqn, around, found) for eqn in jaxpr.eqns]
+        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+        return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
+
+    def _calls(self, jaxpr: Any) -> set[Any]:
+        """The places of calls of functions with a derivative of their own that can be seen."""
+        found = set()
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in CUSTOM and eqn.source_info.traceback is not None:
+                frames = eqn.source_info.traceback.raw_frames()
+                found |= {call_site(b.key.call, *frames) for b in self.bindings}
+            for body in _bodies(eqn.params.values()):
+                found |= self._calls(body)
+        return found
+
+    def equation(self, eqn: Any, around: Around, found: Found) -> Any:
+        """An equation with the rules in it, or itself."""
+        self.lines.append(line(eqn, self.lines[-1]))
+        try:
+            return self._equation(eqn, around.inside(eqn), found)
+        finally:
+            self.lines.pop()
+
+    def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
+        for binding in self.bindings:
+            if differentiable(eqn) and binding.key.matches(eqn):
+                return self.under_rule(eqn, binding, around, found)
+        if around.derived:
+            self.check_derived(eqn, around.whole)
+        name = eqn.primitive.name
+        if name in OPENED:
+            return self.inside(eqn, around, found)
+        if name in CUSTOM or eqn.primitive is op_p:
+            return self.custom(eqn, around, found)
+        self.check_hidden(eqn, around)
+        if differentiable(eqn) and name != "stop_gradient":
+            found.untouched[name, self.lines[-1]] += 1
+        return eqn
+
+    # -- an operation under a rule -------------------------------------------------------------
+
+    def under_rule(self, eqn: Any, binding: Binding, around: Around, found: Found) -> Any:
+        """The operation, computed by the same equation, with the rule as its derivative."""
+        if around.derived:
+            raise _already_derived(binding, self.lines[-1])
+        hit = binding.hit(self.lines[-1])
+        operands = [v for v in eqn.invars if not isinstance(v, core.Literal)]
+        gradient = _gradient(eqn, binding, hit, operands)
+        if around.batched:
+            check_elementwise(eqn, gradient, operands)
+        found.hits.append((hit, tuple(eqn.invars[0].aval.shape) if eqn.invars else ()))
+        params = {"jaxpr": alone(eqn), "gradient": gradient}
+        return eqn.replace(invars=operands, primitive=op_p, params=params)
+
+    def check_derived(self, eqn: Any, whole: bool) -> None:
+        """Refuse the remains of a key that was differentiated inside the function.
+
+        (There are none in a body that stands there whole.)
+        """
+        if eqn.source_info.traceback is None or not self.codes:
+            return
+        codes, at = eqn.source_info.traceback.raw_frames()
+        for code in codes:
+            if code in self.codes:
+                raise _already_derived(self.codes[code], self.lines[-1])
+        for binding in () if whole else self.bindings:
+            site = call_site(binding.key.call, codes, at)
+            if site is not None and site not in self.calls:
+                raise _already_derived(binding, self.lines[-1], "may occur")
+
+    # -- programs inside -----------------------------------------------------------------------
+
+    def inside(self, eqn: Any, around: Around, found: Found) -> Any:
+        """An equation that runs other programs, with the rules in these."""
+        params = {}
+        for key, value in eqn.params.items():
+            new = self.param(value, around, found)
+            if new is not value:
+                params[key] = new
+        return eqn.replace(params={**eqn.params, **params}) if params else eqn
+
+    def param(self, value: Any, around: Around, found: Found) -> Any:
+        """A parameter of an equation: a program, several, or something else."""
+        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+            new, inner = self.program(value, around)
+            found.add(inner)
+            return new
+        if not isinstance(value, tuple):
+            return value
+        parts = [self.param(v, around, found) for v in value]
+        if all(a is b for a, b in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+    def custom(self, eqn: Any, around: Around, found: Found) -> Any:
+        """A function with a derivative of its own: opened if a rule is for something inside."""
+        ours = eqn.primitive is op_p
+        body = eqn.params["jaxpr" if ours else "call_jaxpr"]
+        new, inner = self.program(body, around._replace(whole=True))
+        called = eqn.params["gradient"].name if ours else _called(body)
+        if new is body:
+            if differentiable(eqn):
+                found.untouched[called, self.lines[-1]] += 1
+            found.kept += inner.kept
+            return eqn
+        found.hits += inner.hits
+        if ours:  # the inner rule wins; what it covers is created, and its own rule never runs
+            found.kept[called, self.lines[-1]] += 1
+            return eqn
+        found.add(_without_hits(inner))
+        found.opened[called, self.lines[-1]] += 1
+        return eqn.replace(primitive=closed_call_p(), params={"call_jaxpr": new})
+
+    def check_hidden(self, eqn: Any, around: Around) -> None:
+        """Refuse a body that rules cannot be put into."""
+        name = eqn.primitive.name
+        if name == "call_exported" and eqn.params["exported"].has_vjp():
+            raise GradientError(
+                f"override: the program calls an exported function ({self.lines[-1]}), whose "
+                "inside cannot be seen. Put the override on the function before it is exported."
+            )
+        for body in () if name in SCALAR else _bodies(eqn.params.values()):
+            _, inner = self.program(body, around)
+            if inner.hits:
+                raise GradientError(
+                    f"override: {inner.hits[0][0].op_type!r} occurs inside {name} "
+                    f"({self.lines[-1]}), which JAX does not differentiate op by op: the rule "
+                    "would never run. Leave that part out of the function, or give the whole of "
+                    "it a gradient with rg.jax.custom_grad."
+                )
+
+
+def _closed(program: Any) -> bool:
+    return isinstance(program, core.ClosedJaxpr)
+
+
+def _bodies(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _bodies(value)
+
+
+def _without_hits(found: Found) -> Found:
+    rest = Found()
+    rest.opened, rest.kept, rest.untouched = found.opened, found.kept, found.untouched
+    return rest
+
+
+def closed_call_p() -> Any:
+    """JAX's primitive that runs a program, and is differentiated as the program is."""
+    from jax._src.core import closed_call_p
+
+    return closed_call_p
+
+
+def _called(body: Any) -> str:
+    return (body.jaxpr.debug_info.func_src_info or "a function").partition(" at ")[0]
+
+
+def differentiable(eqn: Any) -> bool:
+    """Whether a gradient may pass: floats go in, and floats come out."""
+    avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
+    return any(map(_float, avals)) and any(_float(v.aval) for v in eqn.outvars)
+
+
+def _float(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and is_float(aval)
+
+
+def alone(eqn: Any) -> Any:
+    """An equation as a program of its own; constants in it stay where they are."""
+    inputs = [None if isinstance(v, core.Literal) else core.Var(v.aval) for v in eqn.invars]
+    given = [v if x is None else x for x, v in zip(inputs, eqn.invars, strict=True)]
+    outs = [core.Var(v.aval) for v in eqn.outvars]
+    body = eqn.replace(invars=given, outvars=outs)
+    info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
+    return core.ClosedJaxpr(
+        core.Jaxpr([], [x for x in inputs if x is not None], outs, [body], eqn.effects, info), ()
+    )
+
+
+def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
+    """The rule as the gradient of an equation."""
+    op, lies = binding.key.op(eqn), binding.key.lies(eqn)
+    names = [i.name for i in op.inputs]
+    places: list[int | str | None] = []
+    fixed, attrs = {}, binding.key.attrs(eqn)
+    for name, v in zip(lies, eqn.invars, strict=True):
+        place = names.index(name) if name in names else name if name in op.attrs else None
+        if not isinstance(v, core.Literal):
+            places.append(place)
+        elif isinstance(place, int):
+            fixed[place] = jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
+        elif place is not None:
+            attrs[place] = v.val
+    avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
+    return RuleGradient(binding.bound(op), hit, avals, outs, places, fixed, attrs)
+
+
+def check_elementwise(eqn: Any, gradient: RuleGradient, operands: Sequence[Any]) -> None:
+    """Refuse a rule on an op that a vmap inside has batched, unless examples cannot meet."""
+    wanted = [
+        i for i, v in enumerate(operands)
+        if isinstance(gradient.places[i], int) and _float(v.aval)
+    ]  # fmt: skip
+    xs, ys = ([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in vs]
+              for vs in (operands, eqn.outvars))  # fmt: skip
+    dys = [y for y in ys if _float(y)]
+    shapes = {tuple(x.shape) for x in (*xs, *ys)} - {()}
+    shape = max(shapes, default=())
+    closed = jax.make_jaxpr(lambda xs, ys, dys: gradient.answers(xs, ys, dys, wanted))(xs, ys, dys)
+    mixes = not_elementwise(closed.jaxpr, closed.consts, shape)
+    if len(shapes) > 1:
+        mixes = f"operands of the shapes {', '.join(map(str, sorted(shapes)))}"
+    if mixes:
+        raise GradientError(
+            f"override: {gradient.name} meets an op that a vmap inside the function has batched, "
+            f"and the rule does not go element by element ({mixes}), so examples could mix. Put "
+            "the vmap outside, jax.vmap(rg.jax.override(f, …)), or write the rule so that it does."
+        )
+
+
+def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
+    """Where a function with a derivative of its own was called; None if it is known which.
+
+    In a program that was compiled first and differentiated then, what is left of such a call
+    says no more than that `call` (JAX's code) was running.
+    """
+    if call is None or call not in codes:
+        return None
+    inner = codes.index(call)
+    if not all(code.co_filename.startswith(MACHINERY) for code in codes[:inner]):
+        return None  # a derivative of someone else's: its code would have been ours
+    return tuple(zip(codes[inner:], at[inner:], strict=True))
+
+
+def _already_derived(binding: Binding, where: str, how: str = "occurs") -> GradientError:
+    return GradientError(
+        f"override: {binding.key.label!r} {how} where the function differentiates it itself "
+        f"({where}), which JAX has done before the rule could count. Put the override inside: "
+        "jax.grad(rg.jax.override(loss, …)), and leave the rest of the function outside."
+    )
+
+
+def line(eqn: Any, otherwise: str) -> str:
+    """The line outside JAX and regrad that made an equation: `model.py:12`."""
+    trace = eqn.source_info.traceback
+    for frame in trace.frames if trace is not None else ():
+        if not frame.file_name.startswith((HERE, JAX, "<frozen ")):
+            return f"{frame.file_name}:{frame.line_num}"
+    return otherwise

@@ -1,0 +1,460 @@
+"""What keys mean in JAX programs, what is refused, and what the report says."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import regrad as rg
+from regrad.errors import (
+    ArgumentError,
+    GradientError,
+    NotFiredError,
+    RuleError,
+    UnknownOpError,
+    UnusedOverrideWarning,
+)
+from regrad.jax.keys import TABLE
+from tests.sharded_checks import Compilations
+
+X = jnp.array([0.3, -1.2, 2.4])
+M = jnp.arange(6.0).reshape(2, 3) / 7 + 0.1
+
+
+def relu(x):
+    """A user's own function of that name."""
+    return jnp.maximum(x, 0)
+
+
+def model(x):
+    return jnp.sum(jax.nn.relu(x) ** 2 + jnp.tanh(jnp.maximum(x, 0)))
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+OTHER = {
+    "AddV2": lambda x: x + M, "Sub": lambda x: x - M, "Mul": lambda x: x * M,
+    "RealDiv": lambda x: x / M, "Maximum": lambda x: jnp.maximum(x, M), "Pow": lambda x: x**M,
+    "Minimum": lambda x: jnp.minimum(x, M), "Atan2": lambda x: jnp.arctan2(x, M),
+    "Sum": lambda x: jnp.sum(x, axis=1), "Max": lambda x: jnp.max(x, axis=0), "Min": jnp.min,
+    "Prod": jnp.prod, "Cumsum": lambda x: jnp.cumsum(x, 1), "Cumprod": lambda x: jnp.cumprod(x, 0),
+    "MatMul": lambda x: x @ M.T, "StopGradient": lax.stop_gradient, "Neg": lambda x: -x,
+    "Erf": lax.erf, "Erfc": lax.erfc, "Erfinv": lax.erf_inv, "Lgamma": lax.lgamma,
+    "Digamma": lax.digamma, "Rsqrt": lax.rsqrt, "Sigmoid": jax.nn.sigmoid, "Trunc": jnp.trunc,
+    "Reciprocal": jnp.reciprocal, "LogSigmoid": jax.nn.log_sigmoid, "Softsign": jax.nn.soft_sign,
+    "LeakyRelu": jax.nn.leaky_relu, "LogSoftmax": jax.nn.log_softmax, "Acosh": lambda x:
+    jnp.arccosh(x), "ClipByValue": lambda x: jnp.clip(x, 0.2, 0.5), "Square": jnp.square,
+    **{n: getattr(jnp, "arc" + n[1:].lower()) for n in ("Asin", "Acos", "Atan", "Asinh", "Atanh")},
+}  # fmt: skip
+COMPLEX = {"Real": jnp.real, "Imag": jnp.imag, "Conj": jnp.conj}
+
+
+def seven(op, dy):
+    """A rule that nothing could be mistaken for: seven for each input."""
+    return [x * 0 + 7 for x in op.inputs]
+
+
+@pytest.mark.parametrize("op_type", TABLE)
+def test_every_op_type_of_the_table_is_found(op_type):
+    f = OTHER.get(op_type) or COMPLEX.get(op_type)
+    f = f or getattr(jax.nn, op_type.lower(), None) or getattr(jnp, op_type.lower())
+    x = M * (1 + 1j) if op_type in COMPLEX else M
+    ours = rg.jax.override(f, {op_type: seven})
+    np.testing.assert_array_equal(ours(x), f(x))
+    g = jax.grad(lambda x: jnp.sum(ours(x).real))(x)
+    np.testing.assert_array_equal(g, np.full_like(x, 7))
+    ours.assert_fired(op_type)
+
+
+def test_squares_and_reciprocals_written_as_powers():
+    for op_type, f in {"Square": lambda x: x**2, "Reciprocal": lambda x: x**-1}.items():
+        g = jax.grad(lambda x, f=f, t=op_type: rg.jax.override(f, {t: seven})(x).sum())(M)
+        np.testing.assert_array_equal(g, np.full_like(M, 7))
+    with pytest.warns(UnusedOverrideWarning):
+        rg.jax.override(lambda x: x**3, {"Square": seven})(M)
+
+
+def test_a_product_that_is_no_matrix_product_is_refused():
+    f = rg.jax.override(lambda a: jnp.einsum("ij,kj->ik", a, M), {"MatMul": seven})
+    with pytest.raises(GradientError, match="dot_general"):
+        f(M)
+    g = jax.grad(lambda a: rg.jax.override(lambda a: a @ M, {"MatMul": "MatMul"})(a).sum())
+    np.testing.assert_allclose(g(M @ M.T), jnp.ones((2, 3)) @ M.T)
+
+
+def test_attributes_and_outputs_under_their_names():
+    def rule(dy, x, y, axis, keepdims):
+        assert (axis, keepdims) == ((1,), False)
+        return jnp.broadcast_to(dy[:, None] * y[:, None], x.shape)
+
+    f = rg.jax.override(lambda x: jnp.sum(x, axis=1), {"Sum": rule})
+    g = jax.grad(lambda x: f(x).sum())(M)
+    np.testing.assert_allclose(g, jnp.broadcast_to(M.sum(1)[:, None], M.shape))
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_a_function_of_that_name_is_another_function():
+    f = rg.jax.override(lambda x: jax.jit(relu)(x).sum(), {jax.nn.relu: seven})
+    with pytest.warns(UnusedOverrideWarning, match="max\\(x, 0\\) is Maximum"):
+        np.testing.assert_array_equal(jax.grad(f)(X), X > 0)
+    assert "max" in str(f.untouched())
+
+
+def test_a_call_that_does_not_say_where_it_was_written_is_refused():
+    class Odd:
+        def __call__(self, x):
+            return jnp.sin(x)
+
+        def __repr__(self):
+            return "<built-in function relu>"
+
+    f = rg.jax.override(lambda x: jax.jit(Odd())(x).sum(), {"Relu": seven})
+    with pytest.raises(GradientError, match="does not say where it was written"):
+        f(X)
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "words"),
+    [
+        ("Softmax", UnknownOpError, "leaves no boundary"),
+        ("Conv2D", UnknownOpError, "leaves no boundary"),
+        ("Reluu", UnknownOpError, "Did you mean 'Relu'"),
+        ("tahn", UnknownOpError, "'tanh'"),
+        (jax.nn.softmax, ArgumentError, "plain function.*jax.jit"),
+        (jnp.sin, ArgumentError, "inline=True"),
+        (relu, ArgumentError, "jax.jit"),
+        (jax.jit(lambda x: x), ArgumentError, "Write it with def"),
+        (3, ArgumentError, "got the key 3"),
+    ],
+)
+def test_keys_that_cannot_be_found_are_refused(key, error, words):
+    with pytest.raises(error, match=words):
+        rg.jax.override(model, {key: seven})
+
+
+def test_other_mistakes():
+    with pytest.raises(ArgumentError, match="takes a dict"):
+        rg.jax.override(model, "Relu")
+    with pytest.raises(ArgumentError, match=r"two keys .*stand for"):
+        rg.jax.override(model, {"Add": seven, "AddV2": seven})
+    with pytest.raises(ArgumentError, match=r"callable|function"):
+        rg.jax.override(3, {"Relu": seven})
+    with pytest.raises(RuleError, match="'z'"):
+        rg.jax.override(model, {"Tanh": lambda dy, z: dy})
+    for rule, words in (
+        (lambda dy: dy[:2], "shape"),
+        (lambda dy: dy.astype(jnp.float32), "float32"),
+        (lambda dy: [dy, dy], "wrong number|a Tensor is due"),
+        (lambda dy: "no", "a Tensor is due"),
+    ):
+        with pytest.raises(RuleError, match=words):
+            jax.grad(rg.jax.override(model, {"Tanh": rule}))(X)
+
+
+def test_a_key_and_the_function_it_stands_for_are_one_thing():
+    with pytest.raises(ArgumentError, match="stand for"):
+        rg.jax.override(model, {"Relu": seven, jax.nn.relu: seven})
+    with pytest.raises(ArgumentError, match="stand for"):
+        rg.jax.override(model, {"Maximum": seven, "max": seven})
+
+
+def test_several_outputs_and_arguments_that_are_static():
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+    def pair(x, n, k):
+        return x * n * k, x + k
+
+    pair.defvjp(lambda x, n, k: (pair(x, n, k), None), lambda n, _, dys: (dys[0], dys[1]))
+    rule = lambda dy, x, k, y: [dy[0] * y[1], dy[1] * x]  # noqa: E731
+    f = rg.jax.override(lambda x, k: pair(x, 3, k), {pair: rule})
+    (a, b), pull = jax.vjp(f, X, 2 * X)
+    dx, dk = pull((a, b))
+    np.testing.assert_allclose(dx, a * b)
+    np.testing.assert_allclose(dk, b * X)
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def test_all_forms_of_rules():
+    rg.registry.RULES.setdefault("JaxTestTriple", lambda op, grad: grad * 3)
+    due = 3 * (1 - np.tanh(X) ** 2) ** 0
+    for rule in (
+        lambda dy: dy * 3,
+        lambda dy, x: rg.identity(dy) * 3,
+        lambda op, grad: grad * 3,
+        "JaxTestTriple",
+    ):
+        f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"Tanh": rule})
+        np.testing.assert_allclose(jax.grad(f)(X), due)
+    f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"Tanh": "Identity"})
+    np.testing.assert_array_equal(jax.grad(f)(X), np.ones(3))
+    f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"tanh": lambda dy: None})
+    np.testing.assert_array_equal(jax.grad(f)(X), np.zeros(3))
+
+
+def test_a_rule_in_regrads_words_is_differentiated_by_regrad():
+    odd = rg.custom_grad(lambda x: (rg.square(x), lambda dy: dy * 100))
+    f = rg.jax.override(lambda x: jnp.tanh(x).sum(), {"Tanh": lambda dy, x: dy * odd(x)})
+    np.testing.assert_allclose(jax.grad(f)(X), X * X)
+    for second in (jax.hessian(f), jax.jacrev(jax.jacrev(f)), jax.jit(jax.jacfwd(jax.jacfwd(f)))):
+        np.testing.assert_allclose(second(X), 100 * np.eye(3))
+
+
+def test_complex_gradients_are_regrads():
+    z = jnp.array([0.3 + 0.5j, -1.0 + 2j])
+    seen = []
+    f = rg.jax.override(lambda z: jnp.sin(z), {"Sin": lambda dy: seen.append(dy) or dy * 1j})
+    (dz,) = jax.vjp(f, z)[1](jnp.array([1 + 2j, 3 + 0j]))
+    np.testing.assert_allclose(seen[-1], [1 - 2j, 3])  # the conjugate of JAX's
+    np.testing.assert_allclose(dz, np.conj(np.array([1 - 2j, 3]) * 1j))
+    dy = np.array([1 - 2j, 3 + 0j])
+    with rg.gradient_override_map({"Sin": lambda dy: dy * 1j}):
+        due = rg.grad(rg.sin)(rg.tensor(np.asarray(z)), rg.tensor(dy))
+    np.testing.assert_allclose(np.conj(dz), due.numpy())
+
+
+# -- where no rule can be put ----------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def bent(x):
+    return jnp.sin(x)
+
+
+bent.defvjp(lambda x: (jnp.sin(x), x), lambda x, dy: (dy * x,))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
+@pytest.mark.parametrize("key", ["Relu", "Tanh", bent])
+def test_a_function_that_differentiates_itself_is_refused(key, wrap):
+    def loss(x):
+        return jnp.sum(jnp.tanh(jax.nn.relu(x)) + bent(x))
+
+    f = rg.jax.override(lambda x: jax.grad(wrap(loss))(x).sum(), {key: seven})
+    with pytest.raises(GradientError, match="Put the override inside"):
+        f(X)
+    penalty = lambda x: jax.grad(lambda x: jnp.sum(x**3))(x).sum() + loss(x)  # noqa: E731
+    f = rg.jax.override(penalty, {key: seven})
+    jax.grad(f)(X)
+    f.assert_fired()
+
+
+def test_examples_of_a_vmap_inside_never_mix():
+    def f(xs):
+        return jnp.sum(jax.vmap(model)(xs))
+
+    xs = jnp.stack([X, X + 1])
+    for rule in (
+        lambda dy: dy / jnp.linalg.norm(dy),
+        lambda dy: dy[::-1],
+        lambda dy: dy * jnp.arange(3.0),
+        lambda dy, x: dy * rg.mean(x),
+        lambda dy: jnp.cumsum(dy, axis=-1),
+    ):
+        with pytest.raises(GradientError, match="Put the vmap outside"):
+            rg.jax.override(f, {"Relu": rule})(xs)
+        outside = rg.jax.override(model, {"Relu": rule})
+        got = jax.grad(lambda xs, o=outside: jnp.sum(jax.vmap(o)(xs)))(xs)
+        due = jnp.stack([jax.grad(outside)(x) for x in xs])
+        np.testing.assert_allclose(got, due)
+    fine = rg.jax.override(f, {"Relu": rg.rules.guided_relu})
+    np.testing.assert_allclose(jax.grad(fine)(xs), jax.vmap(jax.grad(model))(xs))
+    with pytest.raises(GradientError, match="Put the vmap outside"):
+        product = jax.vmap(lambda a: a @ M)
+        rg.jax.override(lambda a: product(a), {"MatMul": "MatMul"})(M[:, None, :2])
+
+
+def test_bodies_that_jax_does_not_open():
+    from jax import export
+    from jax.experimental import pallas as pl
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.tanh(x_ref[...])
+
+    def f(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(kernel, out_shape=shape, interpret=True)(x)
+
+    with pytest.raises(GradientError, match="pallas_call"):
+        rg.jax.override(f, {"Tanh": seven})(X)
+    with pytest.warns(UnusedOverrideWarning):
+        rg.jax.override(f, {"Sin": seven})(X)
+    again = export.export(jax.jit(jnp.tanh))(jax.ShapeDtypeStruct((3,), X.dtype))
+    with pytest.raises(GradientError, match="exported"):
+        rg.jax.override(lambda x: again.call(x), {"Tanh": seven})(X)
+
+
+def test_linear_transposition_past_a_rule_is_refused():
+    f = rg.jax.override(lambda x: x * 3, {"Mul": seven})
+    with pytest.raises(GradientError, match=r"Use jax\.vjp"):
+        jax.linear_transpose(f, X)(X)
+
+
+def test_what_a_function_closes_over():
+    @jax.custom_jvp
+    def scaled(x):
+        return x * 2
+
+    scaled.defjvps(lambda dx, y, x: dx)
+
+    def f(w):
+        return rg.jax.override(lambda x: scaled(x * w) + w, {scaled: lambda dy: dy * 10})(X).sum()
+
+    np.testing.assert_allclose(jax.grad(f)(3.0), 10 * X.sum() + 3)
+    inner = rg.jax.override(lambda x, w: jax.jit(lambda x: jnp.tanh(x) * w)(x), {"Tanh": seven})
+    np.testing.assert_allclose(jax.grad(lambda w: inner(X, w).sum())(2.0), np.tanh(X).sum())
+
+
+# -- what stays as it was --------------------------------------------------------------------------
+
+
+def test_values_are_the_same_to_the_last_bit():
+    def f(x):
+        y = lax.scan(lambda c, _: (jnp.tanh(c) * 1.1, jax.nn.silu(c)), x, None, length=5)
+        return jax.tree_util.tree_leaves((y, jax.nn.relu(x), jnp.round(x * 3), x @ M.T))
+
+    rules = dict.fromkeys(["Tanh", "Silu", "Relu", "Round", "Mul", "MatMul"], seven)
+    for run in (lambda f: f, jax.jit):
+        for a, b in zip(run(rg.jax.override(f, rules))(X), run(f)(X), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_programs_inside_stay_and_nothing_is_compiled_again():
+    @jax.jit
+    def untouched(x):
+        return jnp.cos(x) * 2
+
+    @jax.jit
+    def touched(x):
+        return jnp.tanh(x) * 2
+
+    f = rg.jax.override(lambda x: untouched(x) + touched(x), {"Tanh": seven})
+    g = rg.jax.override(lambda x: untouched(x), {"Tanh": seven})
+    closed = jax.make_jaxpr(lambda x: untouched(x))(X)
+    assert g._surgery.program(closed)[0] is closed
+    untouched(X), touched(X), f(X), jax.grad(lambda x: f(x).sum())(X)
+    compiled = Compilations()
+    jax.jit(lambda x: x * 5.5)(X)
+    assert compiled  # it can hear
+    compiled.clear()
+    for _ in range(3):
+        f(X), untouched(X), touched(X)
+        jax.grad(lambda x: f(x).sum())(X)
+    assert compiled == []
+
+
+def test_arguments_are_what_they_were():
+    def f(x, n, mode, *, table, scale=1.0):
+        assert (type(n), mode, type(table), scale) == (int, "up", np.ndarray, 2.0)
+        for _ in range(n):
+            x = jnp.tanh(x) * table[0] * scale
+        return {"x": x, "n": n, "none": None, "f": jnp.tanh}
+
+    ours = rg.jax.override(f, {"Tanh": lambda dy: dy})
+    y = ours(X, 2, "up", table=np.array([2.0]), scale=2.0)
+    assert (y["n"], y["none"], y["f"]) == (2, None, jnp.tanh)
+    g = jax.grad(lambda x: ours(x, 2, "up", table=np.array([2.0]), scale=2.0)["x"].sum())(X)
+    np.testing.assert_allclose(g, np.full(3, 16.0))
+
+
+def test_wrappers_cannot_reach_past_an_override():
+    class Wrapper:
+        def __init__(self, f):
+            self.f = f
+            functools.update_wrapper(self, f)
+
+    ours = rg.jax.override(model, {"Relu": seven})
+    assert Wrapper(ours).f is ours
+    assert not hasattr(ours, "__wrapped__")
+    assert ours.__name__ == "model"
+    jax.jit(ours)(x=X)
+
+
+def test_programs_are_not_kept_alive():
+    ours = rg.jax.override(model, {"Relu": seven})
+    closed = jax.make_jaxpr(lambda x: model(x))(X)
+    ours._surgery.program(closed)
+    gone = weakref.ref(closed)
+    del closed
+    assert gone() is None
+
+
+# -- scopes inside scopes --------------------------------------------------------------------------
+
+
+def test_the_inner_rule_wins():
+    inner = rg.jax.override(lambda x: jnp.tanh(x) * jnp.sin(x), {"Tanh": lambda dy: dy * 2})
+    outer = rg.jax.override(
+        lambda x: jnp.sum(inner(x)), {"Tanh": lambda dy: dy * 5, "Sin": lambda dy: dy * 7}
+    )
+    np.testing.assert_allclose(jax.grad(outer)(X), 2 * np.sin(X) + 7 * np.tanh(X))
+    outer.assert_fired("Sin")
+    with pytest.raises(NotFiredError, match="no gradient passed"):
+        outer.assert_fired("Tanh")
+    assert "kept its own rule" in repr(outer)
+
+
+def test_custom_grad_keeps_its_rule():
+    f = rg.jax.custom_grad(lambda x: (jnp.tanh(x), lambda dy: dy * 2))
+    ours = rg.jax.override(lambda x: f(x).sum(), {"Tanh": lambda dy: dy * 5})
+    np.testing.assert_allclose(jax.grad(ours)(X), np.full(3, 2.0))
+    assert "custom_grad" in str(ours.table())
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def test_the_report():
+    ours = rg.jax.override(model, {"Relu": lambda dy: dy, "Tanh": lambda dy: dy})
+    with pytest.raises(NotFiredError, match="did not occur"):
+        ours.assert_fired("Relu")
+    ours(X)
+    with pytest.raises(NotFiredError, match="no gradient passed"):
+        ours.assert_fired("Relu")
+    jax.grad(ours)(X)
+    ours.assert_fired("Relu", jax.nn.relu, "Tanh")
+    hit = ours.hits[0]
+    assert (hit.op_type, hit.count, hit.ran, list(hit.shapes)) == ("Relu", 2, 1, ["3"])
+    assert hit.where.endswith("test_jax_override.py:36")
+    assert [row[0] for row in ours.untouched().rows] == ["add", "integer_pow", "max", "reduce_sum"]
+    assert "Relu <- <lambda>: 2 created, rule ran 1 times" in repr(ours)
+    assert [row[:4] for row in ours.table().rows] == [
+        ("Relu", "<lambda>", "2", "1"),
+        ("Tanh", "<lambda>", "2", "1"),
+    ]
+    with pytest.raises(ArgumentError, match="does not override"):
+        ours.assert_fired("Sin")
+
+
+def test_a_function_that_was_opened_is_reported():
+    ours = rg.jax.override(lambda x: jax.nn.relu(x).sum(), {"Maximum": lambda dy: [dy * 9, None]})
+    np.testing.assert_array_equal(jax.grad(ours)(X), np.full(3, 9.0))
+    assert ("relu", "opened") in [row[:2] for row in ours.table().rows]
+
+
+def test_nothing_matched():
+    with pytest.warns(UnusedOverrideWarning, match="'Sin'"):
+        rg.jax.override(model, {"Sin": seven})(X)
+    rg.jax.override(model, {})(X)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_other_functions_that_are_differentiated_inside_do_no_harm(wrap):
+    inner = wrap(lambda x: jnp.sum(jax.nn.relu(x) ** 2))
+
+    @jax.custom_jvp
+    def cubed(x):
+        return x**3
+
+    cubed.defjvps(lambda dx, y, x: dx * 3 * x * x)
+    for key in (bent, cubed):
+        f = rg.jax.override(lambda x, k=key: jax.grad(inner)(x).sum() + k(x).sum(), {key: seven})
+        np.testing.assert_allclose(jax.grad(f)(X), 7 + 2 * (X > 0))
