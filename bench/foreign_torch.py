@@ -1,0 +1,131 @@
+"""A training step of a ResNet-18 in PyTorch: overrides against hand-written Functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regrad as rg
+import regrad.torch
+from bench.contestants import Contestants
+from bench.measures import Speed
+from bench.report import Measure
+
+BATCH, SIZE = 4, 64
+STAGES = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1),
+          (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))  # fmt: skip
+
+
+class Block(nn.Module):
+    """Two convolutions and a shortcut."""
+
+    def __init__(self, width: int, out: int, stride: int, relu: nn.Module) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.relu = relu
+        self.shortcut = nn.Sequential()
+        if stride != 1 or width != out:
+            narrow = nn.Conv2d(width, out, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(narrow, nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(y + self.shortcut(x))
+
+
+def resnet18(relu: nn.Module) -> nn.Module:
+    blocks = [Block(width, out, stride, relu) for width, out, stride in STAGES]
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), relu, nn.MaxPool2d(3, 2, 1)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+class Guided(torch.autograd.Function):
+    """Guided ReLU as one writes it for torch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return dy.clamp(min=0) * (x > 0)
+
+
+class ByHand(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Guided.apply(x)
+
+
+def guided_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return dy.clamp(min=0) * (x > 0)
+
+
+def step(relu: nn.Module, scope: Callable[[], Any] = nullcontext) -> Callable[[], torch.Tensor]:
+    """A step of gradient descent, ready to be called; it returns the first layer's gradient."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = resnet18(relu)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x, target = torch.randn(BATCH, 3, SIZE, SIZE), torch.arange(BATCH)
+
+    def run() -> torch.Tensor:
+        optimizer.zero_grad()
+        with scope():
+            loss = F.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        return next(model.parameters()).grad
+
+    return run
+
+
+def alike(calls: Contestants) -> Contestants:
+    first, *rest = [call() for call in calls.values()]
+    for other in rest:
+        torch.testing.assert_close(other, first, rtol=1e-4, atol=1e-4)
+    return calls
+
+
+def under(rule: Any) -> Callable[[], Any]:
+    return lambda: regrad.torch.gradient_override_map({"Relu": rule})
+
+
+def overridden(rule: Any) -> Callable[[], Contestants]:
+    return lambda: alike({"regrad": step(nn.ReLU(), under(rule)), "Function": step(ByHand())})
+
+
+def in_place() -> Contestants:
+    """Hand-written code cannot be in place without editing the model; it is compared as it is."""
+    ours = step(nn.ReLU(inplace=True), under(rg.rules.guided_relu))
+    return alike({"regrad": ours, "Function": step(ByHand())})
+
+
+def unmatched() -> Contestants:
+    """A scope whose op type does not occur, so that all ops are looked at and left alone."""
+    import warnings
+
+    warnings.simplefilter("ignore", rg.errors.UnusedOverrideWarning)
+    scope = lambda: regrad.torch.gradient_override_map({"Sign": lambda dy: dy})  # noqa: E731
+    return alike({"regrad": step(nn.ReLU(), scope), "no scope": step(nn.ReLU())})
+
+
+def _measures() -> Iterator[tuple[str, Measure]]:
+    title = "ResNet-18 step in torch, "
+    pair = {"Function": 1.2}
+    yield "torch-step", Speed(title + "guided ReLU", overridden(rg.rules.guided_relu), pair)
+    yield "torch-rule", Speed(title + "rule in torch", overridden(guided_in_torch), pair)
+    yield "torch-in-place", Speed(title + "in place", in_place, pair)
+    yield "torch-scope", Speed(title + "nothing matched", unmatched, {"no scope": 1.05})
+
+
+MEASURES: dict[str, Measure] = dict(_measures())
