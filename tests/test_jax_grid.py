@@ -194,16 +194,22 @@ def cell(key, place, transform, rule=lambda dy, x: dy * slope(x)):
     return outcome(lambda: run(f)(X), lambda: run(due or DUE[place](by_hand(op, slope)))(X))
 
 
+OFTEN = ("grad", "grad of grad", "jvp", "vmap(grad)", "hessian")
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("key", ["Relu", quartic], ids=named)
+def test_every_transformation(key, transform):
+    assert cell(key, "plain", transform) == "delivered"
+
+
+@pytest.mark.parametrize("transform", OFTEN)
 @pytest.mark.parametrize("key", OPS, ids=named)
 def test_every_op(key, transform):
     assert cell(key, "plain", transform) == "delivered"
 
 
 REFUSED = {("while", t) for t in TRANSFORMS if t not in ("jvp", "jacfwd", "linearize")}
-
-
-OFTEN = ("grad", "grad of grad", "jvp", "vmap(grad)", "hessian", "jit(grad)")
 
 
 @pytest.mark.parametrize("transform", OFTEN)
@@ -219,11 +225,15 @@ def test_every_op_in_every_place(key, place):
     assert cell(key, place, "jvp" if place == "while" else "grad") == "delivered"
 
 
+def test_a_rule_in_regrads_words_in_a_scan():
+    ours = lambda dy, x: dy * (3 + rg.square(x))  # noqa: E731
+    assert {cell("Relu", "scan", t, ours) for t in OFTEN} == {"delivered"}
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_rule_in_regrads_words(transform):
     ours = lambda dy, x: dy * (3 + rg.square(x))  # noqa: E731
     assert cell("Relu", "plain", transform, ours) == "delivered"
-    assert cell("Relu", "scan", transform, ours) == "delivered"
 
 
 @pytest.mark.parametrize("transform", ["jvp", "jacfwd", "hessian", "linearize"])

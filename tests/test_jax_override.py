@@ -290,6 +290,9 @@ def test_bodies_that_jax_does_not_open():
     again = export.export(jax.jit(jnp.tanh))(jax.ShapeDtypeStruct((3,), X.dtype))
     with pytest.raises(GradientError, match="exported"):
         rg.jax.override(lambda x: again.call(x), {"Tanh": seven})(X)
+    root = lambda x: lax.custom_root(lambda y: jnp.tanh(y) - x, x, lambda f, y: y, lambda f, y: y)  # noqa: E731
+    with pytest.raises(GradientError, match="custom_root"):
+        rg.jax.override(lambda x: root(x) * jnp.tanh(x), {"Tanh": seven})(X)
 
 
 def test_linear_transposition_past_a_rule_is_refused():
@@ -309,6 +312,25 @@ def test_what_a_function_closes_over():
         return rg.jax.override(lambda x: scaled(x * w) + w, {scaled: lambda dy: dy * 10})(X).sum()
 
     np.testing.assert_allclose(jax.grad(f)(3.0), 10 * X.sum() + 3)
+
+    def closing(w):
+        def twice(x):
+            return x * w
+
+        keys = [jax.jit(twice), jax.custom_jvp(twice), jax.custom_vjp(twice)]
+        keys[1].defjvps(lambda dx, y, x: dx)
+        keys[2].defvjp(lambda x: (x * w, None), lambda _, dy: (dy,))
+        return keys
+
+    for i in range(3):
+
+        def g(w, i=i):
+            key = closing(w)[i]
+            return rg.jax.override(lambda x: key(x), {key: lambda dy, x: dy * x})(X).sum()
+
+        np.testing.assert_allclose(jax.jit(g)(3.0), 3 * X.sum())
+        with pytest.raises(GradientError, match="closes over"):
+            jax.grad(g)(3.0)
     inner = rg.jax.override(lambda x, w: jax.jit(lambda x: jnp.tanh(x) * w)(x), {"Tanh": seven})
     np.testing.assert_allclose(jax.grad(lambda w: inner(X, w).sum())(2.0), np.tanh(X).sum())
 

@@ -232,14 +232,14 @@ class FunctionKey(Key):
         return (name, where) == (self.name, self.place)
 
     def lies(self, eqn: Any) -> Sequence[str]:
-        known = body_of(eqn)[0].debug_info.arg_names
-        if known is None:  # JAX does not note them for custom_vjp
-            known = self.parameters
-            if len(known) != len(eqn.invars) - eqn.params.get("num_consts", 0):
-                known = [f"x{i}" for i in range(len(eqn.invars) - eqn.params["num_consts"])]
-        names = [re.sub(r"\W+", "_", n or "").strip("_") for n in known]
-        hidden = len(eqn.invars) - len(names)  # what it closes over comes first
-        return [*(f"outer{i}" for i in range(hidden)), *names[max(-hidden, 0) :]]
+        """The parameters; what the function closes over comes first, and is called `outer0`."""
+        known = list(body_of(eqn)[0].debug_info.arg_names or self.parameters)
+        count = len(eqn.invars)
+        hidden = eqn.params.get("num_consts", count - len(list(filter(None, known))))
+        known = known[len(known) - (count - hidden) :] if len(known) >= count - hidden else []
+        known += [""] * (count - hidden - len(known))
+        names = [re.sub(r"\W+", "_", n).strip("_") or f"x{i}" for i, n in enumerate(known)]
+        return [*(f"outer{i}" for i in range(hidden)), *names]
 
     def op(self, eqn: Any) -> Op:
         names = [n for n in self.lies(eqn) if not n.startswith("outer")]

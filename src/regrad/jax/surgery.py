@@ -260,6 +260,12 @@ class Surgery:
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
         new, inner = self.program(body, around._replace(whole=True))
         called = eqn.params["gradient"].name if ours else _called(body)
+        if called == "_custom_root" and self.bindings:
+            raise GradientError(
+                f"override: the program calls jax.lax.custom_root ({self.lines[-1]}), whose "
+                "function is differentiated out of sight. Give the whole of it a gradient with "
+                "rg.jax.custom_grad, or leave it out of the function."
+            )
         if new is body:
             if differentiable(eqn):
                 found.untouched[called, self.lines[-1]] += 1
