@@ -18,7 +18,8 @@ SUITES = {
     "graph": "bench.graph",
     "formulations": "bench.formulations",
     "jit": "bench.jit",
-    "foreign_jax": "bench.foreign_jax",
+    "torch": "bench.foreign_torch",
+    "jax": "bench.foreign_jax",
 }
 RESULTS = Path(__file__).parent / "results"
 FULL = Effort(rounds=31, seconds=0.02, calls=10_000)
