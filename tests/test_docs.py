@@ -17,7 +17,7 @@ from .foreign_table import PAGE, with_tables
 ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
-PROSE = ("conventions", "compiled", "devices", "foreign", "foreign_jax", "tf1")
+PROSE = ("conventions", "compiled", "devices", "foreign", "tf1")
 PAGES = ["README.md", *(f"docs/{n}.md" for n in PROSE)]
 
 
