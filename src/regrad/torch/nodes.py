@@ -33,9 +33,10 @@ class Watch:
             if node is None or node in self.seen:
                 continue
             self.seen.add(node)
-            for each in new_nodes(node, self.seen):
+            made = list(new_nodes(node, self.seen))
+            for each in made:
                 self._check(func, each)
-            untouched.note(name_of(func), where())
+            untouched.note(_described(func, made), where())
 
     def _check(self, func: Any, node: Any) -> None:
         name = node.name().rstrip("0123456789")
@@ -50,6 +51,19 @@ class Watch:
                     "overridden, and would keep its own gradient. Write it with separate torch "
                     f"functions, or pass keep=[{name_of(func)}] to leave it as it is."
                 )
+
+
+def _described(func: Any, nodes: Sequence[Any]) -> str:
+    """A call as the report shows it: `Tanh`, or `torch.nn.functional.linear (MatMul)`."""
+    if func in spellings():
+        return name_of(func)
+    types = {
+        op_type
+        for node in nodes
+        for op_type in types_of(node.name().rstrip("0123456789"))
+        if HOLDS.get(op_type, _always)(node)
+    }
+    return f"{name_of(func)} ({', '.join(sorted(types))})" if types else name_of(func)
 
 
 def _always(node: Any) -> bool:
