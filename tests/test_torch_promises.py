@@ -412,3 +412,21 @@ def test_overrides_do_not_reach_other_threads_or_tasks(model, x):
     inner, outer = asyncio.run(both())
     torch.testing.assert_close(inner, wished("", model, x))
     torch.testing.assert_close(outer, plain)
+
+
+def test_scopes_left_out_of_turn_are_an_error_and_leave_nothing_open(model, x):
+    outer, inner = override({"Relu": with_torch}), override({"Tanh": lambda dy: dy})
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(rg.errors.ArgumentError, match="left out of turn"):
+        outer.__exit__(None, None, None)
+    model(x)
+    inner.__exit__(None, None, None)  # closes both: see nothing_is_left_open
+    with pytest.raises(rg.errors.ArgumentError, match="open already"), outer:
+        outer.__enter__()
+
+
+def test_an_error_in_the_scope_leaves_nothing_open(model, x):
+    with pytest.raises(ZeroDivisionError), override({"Relu": with_torch}):
+        model(x)
+        raise ZeroDivisionError

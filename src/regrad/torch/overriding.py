@@ -47,7 +47,7 @@ SCOPES: ContextVar[tuple[gradient_override_map, ...]] = ContextVar("regrad_torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _GENERATED = "<eval_with_key>"  # what torch.compile writes
-KEPT = 64  # so many different sets of rules are remembered, so that compiled code serves again
+KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 
 
 class Binding:
@@ -138,6 +138,7 @@ class gradient_override_map(Report):
         self._mode: Mode | None = None
         self._ruleset: RuleSet | None = None
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
+        self._left = False
 
     def __enter__(self) -> gradient_override_map:
         if self._mode is not None:
@@ -156,17 +157,17 @@ class gradient_override_map(Report):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        mode, token = self._mode, self._token
-        self._mode = self._token = None
-        if mode is None or token is None or SCOPES.get()[-1:] != (self,):
+        if self._mode is None or SCOPES.get()[-1:] != (self,):
+            self._left = True  # closed with the scope that is open inside it
             raise ArgumentError(
                 "a gradient_override_map scope was left out of turn: scopes must nest, in one "
                 "thread and task. Do not hold one open across a yield; open it where it is used."
             )
-        SCOPES.reset(token)
-        mode.__exit__(kind, *rest)
-        intercepts.remove()
-        if kind is None and self._rules and not self.hits and not mode.ruleset.compiled:
+        self._close()
+        while (around := SCOPES.get()) and around[-1]._left:
+            around[-1]._close()
+        compiled = self._ruleset is not None and self._ruleset.compiled
+        if kind is None and self._rules and not self.hits and not compiled:
             keys = ", ".join(map(repr, self._bindings))
             warnings.warn(
                 f"gradient_override_map matched nothing: no op of type {keys} ran in the scope. "
@@ -175,6 +176,15 @@ class gradient_override_map(Report):
                 UnusedOverrideWarning,
                 stacklevel=2,
             )
+
+    def _close(self) -> None:
+        mode, token = self._mode, self._token
+        self._mode = self._token = None
+        self._left = False
+        assert mode is not None and token is not None
+        SCOPES.reset(token)
+        mode.__exit__(None, None, None)
+        intercepts.remove()
 
     def untouched(self) -> Table:
         """The differentiable ops that ran in the scope and kept their own gradient.
