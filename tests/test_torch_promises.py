@@ -430,3 +430,38 @@ def test_an_error_in_the_scope_leaves_nothing_open(model, x):
     with pytest.raises(ZeroDivisionError), override({"Relu": with_torch}):
         model(x)
         raise ZeroDivisionError
+
+
+class Named(torch.Tensor):
+    """A subclass that does nothing of its own."""
+
+
+class Logged(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_subclasses_of_tensor():
+    x = torch.randn(3).as_subclass(Named).requires_grad_()
+    with override({"Tanh": lambda dy: dy * 3}):
+        y = torch.tanh(x)
+    assert type(y) is Named
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [3, 3, 3]
+    x = torch.randn(3).as_subclass(Logged)
+    scope = override({"Tanh": lambda dy: dy * 3})
+    with pytest.raises(PassedOverError, match="called with a Logged"), scope:
+        torch.tanh(x)
+
+
+def test_scopes_nest_in_compiled_code_too(model, x):
+    both = nn.Sequential(model, nn.Tanh())
+    for outer, inner in [("Relu", "Tanh"), ("Tanh", "Relu")]:
+        torch._dynamo.reset()
+        fast = torch.compile(both, backend="aot_eager")
+        rules = {"Relu": with_regrad, "Tanh": lambda dy: dy * 3}
+        found = []
+        for f in (fast, both):
+            with override({outer: rules[outer]}), override({inner: rules[inner]}):
+                found.append(backward(f, x))
+        torch.testing.assert_close(*found)

@@ -476,13 +476,33 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             call = Call(rule, filled.values, layout, filled.attrs, forward, hit)
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             if not changes:
-                return call(*xs)
+                return as_given(call(*xs), xs)
             target = xs[0]
             if call.kept[:1] == [0]:  # the rule wants x as it was
                 xs[0] = target.clone()
             return target.copy_(call(*xs))
 
     return allow_in_graph(overridden)
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def as_given(y: Any, xs: Sequence[torch.Tensor]) -> Any:
+    """A result in the subclass of Tensor that the arguments have, as torch has it."""
+    kind = next((type(x) for x in xs if type(x) not in PLAIN), None)
+    if kind is None or type(y) is not torch.Tensor:
+        return y
+    function = getattr(kind.__torch_function__, "__func__", None)
+    if function is torch.Tensor.__torch_function__.__func__:
+        return y.as_subclass(kind)
+    if function is not None:
+        raise PassedOverError(
+            f"an overridden op was called with a {kind.__name__}, which decides in its own "
+            "__torch_function__ what torch's functions do with it, so that the rule could not be "
+            "put around that. Unwrap it, or leave it out of the scope."
+        )
+    return y
 
 
 def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
