@@ -115,7 +115,8 @@ def test_gradients_against_differences(row: Sample) -> None:
 
 @pairs([r for r in ROWS if r.order], "jax", "torch")
 def test_gradients_agree_between_libraries(row: Sample, backend: str) -> None:
-    for order in range(1, min(row.order, 2) + 1):
+    # (test_jit_samples has all orders on JAX; op by op each shape of each op would be compiled)
+    for order in range(1, min(row.order, 2 if backend == "torch" else 1) + 1):
         due = gradients(row, given(row, "numpy"), order)
         got = gradients(row, given(row, backend), order)
         for a, b in zip(got, due, strict=True):
