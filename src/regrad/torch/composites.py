@@ -22,6 +22,7 @@ class Fused(NamedTuple):
     contains: frozenset[str]
     parts: Callable[..., Any] | None  # None: it cannot be taken apart here
     when: Callable[..., bool] | None = None  # only for such arguments
+    what: str = ""  # which arguments these are, for a message
 
 
 def attention(
@@ -320,6 +321,10 @@ def fused() -> dict[Any, list[Fused]]:
     return table
 
 
+_RECURRENT = {"lstm": "MatMul Sigmoid Tanh", "gru": "MatMul Sigmoid Tanh",
+              "rnn_tanh": "MatMul Tanh", "rnn_relu": "MatMul Relu"}  # fmt: skip
+
+
 def _rows() -> list[tuple[str, str, Callable[..., Any] | None]]:
     return [
         ("scaled_dot_product_attention", "MatMul Softmax", attention),
@@ -330,10 +335,10 @@ def _rows() -> list[tuple[str, str, Callable[..., Any] | None]]:
         ("gru_cell", "MatMul Sigmoid Tanh", gru_cell),
         ("rnn_tanh_cell", "MatMul Tanh", rnn_cell(torch.tanh)),
         ("rnn_relu_cell", "MatMul Relu", rnn_cell(torch.relu)),
-        ("lstm", "MatMul Sigmoid Tanh", recurrent(lstm_cell, True)),
-        ("gru", "MatMul Sigmoid Tanh", recurrent(gru_cell, False)),
-        ("rnn_tanh", "MatMul Tanh", recurrent(rnn_cell(torch.tanh), False)),
-        ("rnn_relu", "MatMul Relu", recurrent(rnn_cell(torch.relu), False)),
+        ("lstm", _RECURRENT["lstm"], recurrent(lstm_cell, True)),
+        ("gru", _RECURRENT["gru"], recurrent(gru_cell, False)),
+        ("rnn_tanh", _RECURRENT["rnn_tanh"], recurrent(rnn_cell(torch.tanh), False)),
+        ("rnn_relu", _RECURRENT["rnn_relu"], recurrent(rnn_cell(torch.relu), False)),
         ("binary_cross_entropy_with_logits", "Sigmoid", bce_with_logits),
         ("log_sigmoid logsigmoid", "Sigmoid", logsigmoid),
         ("silu", "Sigmoid", _switched(silu)),
@@ -362,11 +367,19 @@ def _is_packed(input: Any, *args: Any, **options: Any) -> bool:
     return isinstance(args[2], list | tuple)
 
 
+def _is_projected(input: Any, *args: Any, **options: Any) -> bool:
+    """Whether an LSTM projects its state: it has a fifth weight."""
+    _, params, has_biases, layers, _, _, bidirectional, *_ = args
+    return len(params) != layers * (1 + bidirectional) * (4 if has_biases else 2)
+
+
 def _forms() -> Iterator[tuple[Any, Fused]]:
     """Callables that are one op or another, or more than one, by their arguments."""
-    gates = frozenset({"MatMul", "Sigmoid", "Tanh", "Relu"})
-    for function in everywhere("lstm gru rnn_tanh rnn_relu"):
-        yield function, Fused(gates, None, _is_packed)
+    for name, contains in _RECURRENT.items():
+        types = frozenset(contains.split())
+        for function in everywhere(name):
+            yield function, Fused(types, None, _is_packed, " over packed sequences")
+            yield function, Fused(types, None, _is_projected, " with proj_size")
     for name, op, pair in (("max", "Max", "Maximum"), ("min", "Min", "Minimum")):
         for function in everywhere(name):
             other = getattr(torch, pair.lower())
@@ -398,7 +411,9 @@ def is_other_op(op_type: str, args: Any, options: Any) -> bool:
 
 # -- functions that torch writes in Python -------------------------------------------------------
 
-_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+CHECKS = frozenset(
+    {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
+)
 _MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
 _OPERATORS = ("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rmatmul__", "__floordiv__",
               "__rfloordiv__", "__rmod__", "norm", "istft", "stft", "unflatten")  # fmt: skip
@@ -437,9 +452,9 @@ def _body(function: FunctionType) -> Callable[..., Any]:
 @cache
 def _opened_names(module: str) -> dict[str, Any]:
     """What functions of a module see: no check for modes, and helpers that see the same."""
-    names = {**vars(sys.modules[module]), **dict.fromkeys(_CHECKS, _no)}
+    names = {**vars(sys.modules[module]), **dict.fromkeys(CHECKS, _no)}
     for name, value in vars(sys.modules[module]).items():
-        if name.startswith("_") and isinstance(value, FunctionType) and name not in _CHECKS:
+        if name.startswith("_") and isinstance(value, FunctionType) and name not in CHECKS:
             names[name] = _with_names(value, names)
     return names
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.overrides
+from torch.autograd.function import BackwardCFunction
 
 from regrad.errors import PassedOverError
 from regrad.reports import Untouched
@@ -28,6 +29,10 @@ class Watch:
         """Note what kept its gradient; raise if an overridden op type is among it."""
         if func in gradients():
             return
+        for node in self.seen:
+            if isinstance(node, BackwardCFunction) and _is_news(node):
+                name = node._forward_cls.__qualname__  # pyright: ignore
+                untouched.note(f"{name} (autograd.Function)", where())
         for y in tensors((result,)):
             node = y.grad_fn
             if node is None or node in self.seen:
@@ -51,6 +56,17 @@ class Watch:
                     "overridden, and would keep its own gradient. Write it with separate torch "
                     f"functions, or pass keep=[{name_of(func)}] to leave it as it is."
                 )
+
+
+def _is_news(node: Any) -> bool:
+    """Whether the node is of somebody else's Function, and is met for the first time."""
+    if node._forward_cls.__module__.startswith("regrad.") or _MET in node.metadata:
+        return False
+    node.metadata[_MET] = True
+    return True
+
+
+_MET = "met by regrad"
 
 
 def _described(func: Any, nodes: Sequence[Any]) -> str:

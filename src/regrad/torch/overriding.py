@@ -30,10 +30,11 @@ from regrad.torch import intercepts
 from regrad.torch.arguments import fill, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
-from regrad.torch.composites import Fused, bodies, fused, is_other_op
-from regrad.torch.nodes import Watch
+from regrad.torch.composites import CHECKS, Fused, bodies, fused, is_other_op
+from regrad.torch.nodes import Watch, tensors
 from regrad.torch.optypes import (
     CHANNELS_LAST,
+    PLACES,
     Family,
     Spelling,
     alone,
@@ -352,11 +353,12 @@ def family_of(key: Any) -> Family:
     if isinstance(key, type) or not callable(key):
         raise ArgumentError(
             f"a key is an op type such as 'Relu', or a torch callable such as torch.relu; got "
-            f"{key!r:.80}. For a module class, give the function that it calls."
+            f"{key!r:.80}. For a module class, give the function that it calls; a "
+            "torch.autograd.Function has a backward pass of its own, which no override reaches."
         )
     if key in spellings():
         return spellings()[key].family
-    if key not in torch.overrides.get_testing_overrides():
+    if not is_seen(key):
         raise UnknownOpError(
             f"{key!r:.80} is no callable that torch lets anybody see when it runs, so a rule for "
             "it would be passed over. Give a function of torch, torch.Tensor or "
@@ -366,6 +368,17 @@ def family_of(key: Any) -> Family:
 
 
 # -- the mode ------------------------------------------------------------------------------------
+
+
+def is_seen(function: Any) -> bool:
+    """Whether torch asks a mode before it runs this function."""
+    if function in torch.overrides.get_testing_overrides():
+        return True
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return not CHECKS.isdisjoint(code.co_names)
+    name = getattr(function, "__name__", "")
+    return any(getattr(place, name, None) is function for place in PLACES)
 
 
 # `2 - x` and the like. torch.compile cannot look their functions up (it takes their wrappers for
@@ -423,7 +436,7 @@ class Mode(torch.overrides.TorchFunctionMode):
         parts = row.parts
         if parts is None:
             types = {t for each in self.ruleset.around() for t in each.rules}
-            raise fused_error(func, row.contains & types)
+            raise fused_error(func, row.contains & types, row.what)
         with self:
             return parts(*args, **options)
 
@@ -437,13 +450,13 @@ class Mode(torch.overrides.TorchFunctionMode):
         return result
 
 
-def fused_error(func: Any, types: Iterable[str]) -> PassedOverError:
+def fused_error(func: Any, types: Iterable[str], what: str) -> PassedOverError:
     """A callable computes an overridden op, and cannot be taken apart."""
     name = torch.overrides.resolve_name(func) or getattr(func, "__name__", func)
     return PassedOverError(
-        f"{name} computes {' and '.join(map(repr, sorted(types)))} inside, which is overridden, "
-        "and would give its own gradient. Write it with separate torch functions, or pass "
-        f"keep=[{name}] to leave it as it is."
+        f"{name}{what} computes {' and '.join(map(repr, sorted(types)))} inside, which is "
+        "overridden, and would give its own gradient. Write it with separate torch functions, or "
+        f"pass keep=[{name}] to leave it as it is."
     )
 
 
@@ -453,8 +466,13 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
 
     def overridden(*args: Any, **options: Any) -> Any:
         scope = _scope_of(ruleset)
-        if is_other_op(key, args, options):
+        if is_other_op(key, args, options) or not has_tensors(args, options):
             return function(*args, **options)
+        if torch.compiler.is_exporting():
+            raise PassedOverError(
+                "torch.export writes forward programs, which have no gradient: the rule for "
+                f"{key!r} would be lost. Export outside the scope; torch.compile works in it."
+            )
         with torch._C.DisableTorchFunction():
             if is_built_in(key, ruleset.keep):
                 return function(*args, **options)
@@ -483,6 +501,11 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             return target.copy_(call(*xs))
 
     return allow_in_graph(overridden)
+
+
+def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether a call is of tensors (and not of what torch.fx traces with)."""
+    return any(True for _ in tensors((args, options)))
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
