@@ -15,6 +15,13 @@ from tests.samples import Sample, all_samples
 ROWS = all_samples()
 
 
+# On JAX each shape of each op is compiled when it runs alone, which takes most of the time of all
+# tests. Gradients of these rows are computed op by op there: the first of each op type, and every
+# third. `test_jit_samples` has every row on JAX, compiled as a whole, to its full order.
+FIRST = {op_type: row for row in reversed(ROWS) for op_type in row.covers}
+OP_BY_OP = {*map(str, FIRST.values()), *map(str, ROWS[::3])}
+
+
 def over(rows: list[Sample]) -> Any:
     return pytest.mark.parametrize("row", rows, ids=str)
 
@@ -115,7 +122,8 @@ def test_gradients_against_differences(row: Sample) -> None:
 
 @pairs([r for r in ROWS if r.order], "jax", "torch")
 def test_gradients_agree_between_libraries(row: Sample, backend: str) -> None:
-    # (test_jit_samples has all orders on JAX; op by op each shape of each op would be compiled)
+    if backend == "jax" and str(row) not in OP_BY_OP:
+        return
     for order in range(1, min(row.order, 2 if backend == "torch" else 1) + 1):
         due = gradients(row, given(row, "numpy"), order)
         got = gradients(row, given(row, backend), order)
@@ -128,7 +136,7 @@ def test_float32_stays_float32(row: Sample, backend: str) -> None:
     xs = given(row, backend, single=True)
     for y in outputs(row.f(*[rg.asarray(x) for x in xs])):
         assert y.dtype not in (np.float64, np.complex128), y.dtype
-    if row.order:
+    if row.order and (backend != "jax" or str(row) in OP_BY_OP):
         due = gradients(row, given(row, "numpy"), 1)
         for dx, expected in zip(gradients(row, xs, 1), due, strict=True):
             assert dx.dtype in (np.float32, np.complex64)
