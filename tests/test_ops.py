@@ -120,10 +120,17 @@ def test_gradients_against_differences(row: Sample) -> None:
     check_gradients(row.f, [rg.asarray(a) for a in row.inputs], order=row.order, rtol=row.rtol)
 
 
-@pairs([r for r in ROWS if r.order], "jax", "torch")
+@pytest.mark.parametrize(
+    ("row", "backend"),
+    [
+        (r, b)
+        for r in ROWS
+        for b in ("jax", "torch")
+        if r.order and b in r.backends and (b == "torch" or str(r) in OP_BY_OP)
+    ],
+    ids=str,
+)
 def test_gradients_agree_between_libraries(row: Sample, backend: str) -> None:
-    if backend == "jax" and str(row) not in OP_BY_OP:
-        return
     for order in range(1, min(row.order, 2 if backend == "torch" else 1) + 1):
         due = gradients(row, given(row, "numpy"), order)
         got = gradients(row, given(row, backend), order)
