@@ -182,7 +182,36 @@ def _copied(value: Any) -> Any:
     return dispatch.lift(value) if type(value) is not Tensor and is_array(value) else value
 
 
-class CustomCall(Rule):
+class Saves:
+    """What a custom function's `save` keeps for its gradient function."""
+
+    name: str
+    running = True
+    saved: Any = ()
+
+    def keep(self, value: Any) -> Any:
+        """A value as it is kept."""
+        return value
+
+    def save(self, *tensors: Any, **named: Any) -> None:
+        """Keep tensors for grad_func; of several calls the last counts, as in TensorFlow.js."""
+        if not self.running:
+            raise ArgumentError(
+                f"custom_grad: save was called after {self.name} had returned; call it inside f"
+            )
+        if len(tensors) == 1 and isinstance(tensors[0], list | tuple) and not named:
+            self.saved = tuple([self.keep(t) for t in tensors[0]])
+        elif named and not tensors:
+            self.saved = SimpleNamespace(**{k: self.keep(t) for k, t in named.items()})
+        else:
+            raise ArgumentError(
+                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
+                f"gives saved[0] and saved[1], save(a=a) gives saved.a; got "
+                f"{', '.join([*map(kind, tensors), *named]) or 'nothing'}"
+            )
+
+
+class CustomCall(Saves, Rule):
     """One call of a custom op, in its three parts.
 
     While f runs it is the *guard*, which refuses differentiated tensors that f closes over;
@@ -190,8 +219,6 @@ class CustomCall(Rule):
     """
 
     grad_func: Callable[..., Any]
-    running = True
-    saved: Any = ()
     outer: CustomCall | None = None  # the call inside whose f this one was made
     rebuild = staticmethod(containers.only)
 
@@ -200,6 +227,9 @@ class CustomCall(Rule):
         self.name = name
         self.inputs = inputs
         self.count = len(inputs)
+
+    def keep(self, value: Any) -> Any:
+        return _copied(value)
 
     # -- the guard ---------------------------------------------------------------------------
 
@@ -250,25 +280,6 @@ class CustomCall(Rule):
             "differentiated; its gradient would be lost. Pass it as an input of its own, for "
             "which grad_func gives a gradient too, or use stop_gradient on it."
         )
-
-    # -- save --------------------------------------------------------------------------------
-
-    def save(self, *tensors: Any, **named: Any) -> None:
-        """Keep tensors for grad_func; of several calls the last counts, as in TensorFlow.js."""
-        if not self.running:
-            raise ArgumentError(
-                f"custom_grad: save was called after {self.name} had returned; call it inside f"
-            )
-        if len(tensors) == 1 and isinstance(tensors[0], list | tuple) and not named:
-            self.saved = tuple([_copied(t) for t in tensors[0]])
-        elif named and not tensors:
-            self.saved = SimpleNamespace(**{k: _copied(t) for k, t in named.items()})
-        else:
-            raise ArgumentError(
-                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
-                f"gives saved[0] and saved[1], save(a=a) gives saved.a; got "
-                f"{', '.join([*map(kind, tensors), *named]) or 'nothing'}"
-            )
 
     # -- the rule ----------------------------------------------------------------------------
 

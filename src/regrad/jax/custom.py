@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -66,7 +65,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
 
 
-class Call:
+class Call(custom.Saves):
     """One call: f and its gradient function traced, and what leads from one to the other."""
 
     def __init__(
@@ -78,8 +77,6 @@ class Call:
         self.options = options
         self.leaves, self.structure = tree_flatten(args)
         self.places = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
-        self.saved: Any = ()
-        self.running = True
 
     def run(self) -> Any:
         arrays = [jax.numpy.asarray(self._array(self.leaves[i])) for i in self.places]
@@ -161,22 +158,6 @@ class Call:
         if not leaves:
             raise ArgumentError(f"custom_grad: the value that {self.name} returned is empty")
         return answer[0], answer[1]
-
-    def save(self, *arrays: Any, **named: Any) -> None:
-        """Keep arrays for grad_func; of several calls the last counts, as in TensorFlow.js."""
-        if not self.running:
-            raise ArgumentError(
-                f"custom_grad: save was called after {self.name} had returned; call it inside f"
-            )
-        if len(arrays) == 1 and isinstance(arrays[0], list | tuple) and not named:
-            self.saved = tuple(arrays[0])
-        elif named and not arrays:
-            self.saved = SimpleNamespace(**named)
-        else:
-            raise ArgumentError(
-                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
-                "gives saved[0] and saved[1], save(a=a) gives saved.a"
-            )
 
     # -- what the gradient function answers ----------------------------------------------------
 

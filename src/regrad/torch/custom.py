@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from regrad import containers
-from regrad.custom import Saving, takes_saved, unpack
-from regrad.errors import ArgumentError, GradientError, RuleError, kind
+from regrad.custom import Saves, Saving, takes_saved, unpack
+from regrad.errors import GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.ruleforms import place
 from regrad.torch.bridge import apply, differentiable, in_graph, spread, unaffected
@@ -87,35 +87,16 @@ def refuse_keywords(options: dict[str, Any], name: str) -> None:
             )
 
 
-class CustomCall:
+class CustomCall(Saves):
     """One call of a custom function: what it saved, and its gradient function."""
 
     grad_func: Callable[..., Any]
-    running = True
-    saved: Any = ()
 
     def __init__(self, f: Callable[..., Any], name: str, inputs: Sequence[torch.Tensor]) -> None:
         self.f = f
         self.name = name
         self.inputs = inputs
         self.count = len(inputs)
-
-    def save(self, *arrays: Any, **named: Any) -> None:
-        """Keep tensors for grad_func; of several calls the last counts."""
-        if not self.running:
-            raise ArgumentError(
-                f"custom_grad: save was called after {self.name} had returned; call it inside f"
-            )
-        if len(arrays) == 1 and isinstance(arrays[0], list | tuple) and not named:
-            self.saved = tuple(arrays[0])
-        elif named and not arrays:
-            self.saved = SimpleNamespace(**named)
-        else:
-            raise ArgumentError(
-                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
-                f"gives saved[0] and saved[1], save(a=a) gives saved.a; got "
-                f"{', '.join([*map(kind, arrays), *named]) or 'nothing'}"
-            )
 
     def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The values, with the gradient function behind them."""
