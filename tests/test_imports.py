@@ -41,8 +41,9 @@ LAYERS = [
     "tensor", "placement", "tape", "recording", "printing", "shapeforms", "inference",
     "static_values", "graph", "dispatch", "walk", "executor", "opsheet", "containers",
     "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
-    "gradients", "custom", "arguments", "closures", "regions", "compiled", "devices", "jitted",
-    "batching", "recompute", "loops", "control", "transforms", "foreign", "rules", "testing",
+    "gradients", "trails", "custom", "arguments", "closures", "capture", "regions", "compiled",
+    "devices", "jitted", "batching", "recompute", "loops", "control", "transforms", "foreign",
+    "rules", "testing",
     "linalg", "random", "nn", "losses", "train", "jax", "torch",
 ]  # fmt: skip
 

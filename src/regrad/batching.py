@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from regrad import containers
 from regrad.arguments import Body, Given
+from regrad.capture import Captured
 from regrad.compiled import to_jax
 from regrad.errors import ArgumentError, ShapeError, TraceError
 from regrad.gradients import callable_or_raise
@@ -17,11 +18,14 @@ from regrad.ops.getitem import getitem
 from regrad.ops.reduction import sum as sum_of
 from regrad.regions import (
     Flat,
+    Inline,
     Once,
+    Passage,
     Region,
     check_guard,
     pullback,
     read_source,
+    results,
     run_inside,
 )
 from regrad.shapes import normalized_axis
@@ -151,7 +155,7 @@ def one_by_one(
     """The examples one after another."""
     if not count:
         raise ShapeError(f"{kind}: there are no examples, so the results have no known shape")
-    region = Region(kind)
+    region = Inline(kind)
     state = current()
     rows = []
     for i in range(count):
@@ -159,7 +163,7 @@ def one_by_one(
             example = [getitem(x, i) if a else x for x, a in zip(xs, along, strict=True)]
         rows.append(
             run_inside(
-                lambda example=example: list(flat(example)),
+                partial(results, flat, example, region),
                 region,
                 None if state is None else state.overrides,
                 () if state is None else state.tapes,
@@ -176,6 +180,7 @@ def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) 
     import jax
 
     once = Once(kind, xs, traced=True)
+    flat = Captured(flat, kind)
 
     def body(*arrays: Any) -> list[Any]:
         once.outputs.clear()
@@ -185,15 +190,16 @@ def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) 
     arrays = [to_jax(x._data) for x in once.xs]
     ys = jax.vmap(body, in_axes=tuple(0 if a else None for a in along))(*arrays)
     _refuse_assignments(once.region, kind)
-    again = once.again(flat)
+    again, along = once.again(flat), [*along, *[False] * len(once.sources)]
 
-    def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Tensor]:
-        batched = [*along, *[False] * len(once.sources), *[True] * len(dys)]
-        pull = pullback(again, len(inputs), found, reached)
+    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+        batched = [*along, *[True] * len(dys)]
+        pull = pullback(again, len(inputs), passage)
         dxs = at_once(pull, [*inputs, *dys], batched, f"the gradient of {kind}")
-        return [dx if batched[i] else sum_of(dx, axis=0) for i, dx in zip(found, dxs, strict=True)]
+        pairs = zip(passage.wanted, dxs, strict=True)
+        return [dx if batched[i] else sum_of(dx, axis=0) for i, dx in pairs]
 
-    return once.done(ys, answer)
+    return once.done(ys, answer, lambda inputs: at_once(again, inputs, along, kind))
 
 
 def _refuse_assignments(region: Region, kind: str) -> None:

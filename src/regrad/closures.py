@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.errors import ArgumentError, GradientError
+from regrad.errors import ArgumentError
 from regrad.namespaces import is_array
 from regrad.tensor import OURS, Tensor
 from regrad.variable import Variable
@@ -81,55 +81,6 @@ class Closure:
         except (LookupError, ValueError):  # the place is gone
             return False
         return True
-
-
-class Names:
-    """What the names that a function reads from outside stand for, when it runs first.
-
-    A body that runs again for a gradient finds what they stand for then; a loop in Python may
-    have bound them anew.
-    """
-
-    def __init__(self, function: Any) -> None:
-        self.places: list[tuple[str, Read, Any]] = []
-        self.seen: set[int] = set()
-        self._look_into(function)
-
-    def _look_into(self, function: Any) -> None:
-        while isinstance(function, functools.partial):
-            function = function.func
-        function = getattr(function, "__func__", function)  # (of a method)
-        if not isinstance(function, types.FunctionType) or id(function) in self.seen:
-            return
-        self.seen.add(id(function))
-        if _is_library_file(function.__code__.co_filename):
-            return
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
-            self._place(name, functools.partial(getattr, cell, "cell_contents", MISSING))
-        for name in _names(function.__code__):
-            if name in function.__globals__:
-                self._place(name, functools.partial(function.__globals__.get, name, MISSING))
-
-    def _place(self, name: str, read: Read) -> None:
-        value = read()
-        self.places.append((name, read, value))
-        self._look_into(value)
-
-    def check(self, kind: str) -> None:
-        """Raise if a name stands for something else now."""
-        for name, read, value in self.places:
-            now = read()
-            same = now is value or (
-                type(now) in PLAIN and type(now) is type(value) and now == value
-            )
-            if not same:
-                raise GradientError(
-                    f"the gradient of {kind} runs its function again, which reads {name!r}; that "
-                    "stood for something else when the function ran first, so the gradient would "
-                    f"be another function's. Bind it to the function: lambda x, {name}={name}: …, "
-                    "or pass it as an argument."
-                )
 
 
 class _Walk:

@@ -1,13 +1,14 @@
 """Programs: flat functions of Tensors, compiled by XLA through JAX.
 
 The body is traced by this very engine, with JAX's tracers inside the Tensors. What it takes from
-outside is found on the way and becomes inputs; so a first call may trace twice. For gradients the
-forward program gives, beside its results, what the rules keep, and the backward program takes it.
+outside is found on the way and becomes inputs, for which a first call may trace twice; the Python
+runs once all the same (see `capture`). For gradients the forward program gives, beside its results,
+what the rules keep, and the backward program takes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from threading import RLock
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad.arguments import ONE
-from regrad.closures import Closure, Names
+from regrad.capture import Captured, evaluate
+from regrad.closures import Closure
 from regrad.dispatch import LEAKED
 from regrad.errors import ArgumentError, DeviceError, TraceError
 from regrad.namespaces import JAX
@@ -24,6 +26,7 @@ from regrad.placement import layout, trouble
 from regrad.regions import (
     Again,
     Overrides,
+    Passage,
     Region,
     RegionRule,
     RegionTape,
@@ -33,10 +36,12 @@ from regrad.regions import (
     pull_through,
     pullback,
     record_region,
+    results,
     run_inside,
     watched_by,
     watched_places,
 )
+from regrad.reports import Hit
 from regrad.state import State, current
 from regrad.tensor import Tensor, wrap
 from regrad.variable import Variable
@@ -50,8 +55,9 @@ ndarray = np.ndarray
 class Traced:
     """What one trace of a body found out: it travels with the compiled program.
 
-    `reached` are the outputs to which the wanted inputs lead, `found` those inputs that lead to
-    one; `kept` says where the backward program finds what the rules keep.
+    `flat` is the body, which is not run again: `derivatives` are made of what it did. `reached` are
+    the outputs to which the wanted inputs lead, `found` those inputs that lead to one; `kept` says
+    where the backward program finds what the rules keep.
     """
 
     note: Any = None  # what the body said about its results
@@ -64,6 +70,32 @@ class Traced:
     found: Sequence[int] = ()
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
+
+    def __init__(self, body: Body, name: str, bindings: Overrides) -> None:
+        self.body = body
+        self.bindings = bindings
+        self.flat = Captured(self._values, name)
+        self.derivatives: dict[Any, Program] = {}
+
+    def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        ys, self.note = self.body(xs)
+        return ys
+
+    def hits(self) -> Iterator[tuple[Any, Hit]]:
+        """The hits of the trace, by op type."""
+        for key, binding in (self.bindings or {}).items():
+            yield from ((key, hit) for hit in binding.hits)
+
+    def rewind(self) -> None:
+        """Forget that rules ran in the backward program, which is to be traced anew."""
+        for key, hit in self.hits():
+            hit.ran = self.ran.get((key, hit.where), 0)
+
+    def all_values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results, and then what was assigned, as the record has its outputs."""
+        ys = list(self.flat(xs))
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        return [*ys, *[region.read(v) for v in self.assigned]]
 
 
 class Found(Exception):
@@ -135,7 +167,6 @@ class Program:
         body: Body,
         name: str,
         *,
-        function: Any = None,
         donated: Sequence[int] = (),
         traces: Callable[[Sequence[Any]], None] = lambda arrays: None,
         derived: bool = False,
@@ -143,7 +174,6 @@ class Program:
         self.jax = find_jax()
         self.body = body
         self.name = name
-        self.function = function  # what the user wrote
         self.donated = donated
         self.traces = traces
         self.derived = derived  # the gradient of another program: its ops are no new hits
@@ -152,7 +182,7 @@ class Program:
         self.sources: list[Any] = []
         self.assigned: list[Variable] = []
         self.runs: dict[Any, Run] = {}
-        self.derivatives: dict[Any, Program] = {}
+        self.begun: dict[Any, Traced] = {}  # traces that are to be made anew, with more inputs
         self.quick: Any = None  # what is compiled, if it takes nothing from outside
 
     def __call__(
@@ -252,6 +282,11 @@ class Program:
         """A source where no tape is open: a Variable's Tensor is not lent to anybody."""
         return source._tensor if isinstance(source, Variable) else self._read(source)
 
+    def begin(self) -> Traced:
+        """A trace of the body, which counts hits of its own."""
+        bindings = {k: b.fresh() for k, b in (self.overrides or {}).items()} or None
+        return Traced(self.body, self.name, bindings)
+
     def find(self, region: Region) -> bool:
         """Note what a trace took from outside, and say whether that is news."""
         news = [v for v in region.assigned if v not in self.assigned]
@@ -264,10 +299,8 @@ class Program:
 
     def _count(self, traced: Traced, overrides: Overrides, *, forward: bool) -> None:
         """Report the hits of a trace to the scopes in which its program runs now."""
-        for key, binding in (traced.bindings or {}).items():
-            if not overrides or key not in overrides:
-                continue
-            for hit in binding.hits:
+        for key, hit in traced.hits():
+            if overrides and key in overrides:
                 before = traced.ran.get((key, hit.where), 0)
                 count = 0 if self.derived or not forward else hit.count
                 overrides[key].absorb(hit, count, before if forward else hit.ran - before)
@@ -280,47 +313,43 @@ class Program:
     ) -> None:  # fmt: skip
         """Put the program on the tapes; it is differentiated by its own backward program."""
         closure, overrides = self.closure, self.overrides
-        found, reached = [wanted[i] for i in traced.found], traced.reached
+        passage = Passage([wanted[i] for i in traced.found], traced.reached)
         pools = {
             "input": lambda i: to_jax(inputs[i]._data),
             "result": lambda i: results[i],
             "constant": lambda array: array,
         }
         kept = [pools[pool](i) for pool, i in traced.kept]
-        names = Names(self.function)
+        derivative = partial(self._derivative, traced, n, passage)
 
-        def answer(inputs: Sequence[Tensor], dys: Sequence[Tensor]) -> Sequence[Tensor]:
+        def answer(
+            inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+        ) -> Sequence[Tensor]:
             given = [*inputs, *dys]
             if watched_places(given):
-                names.check(self.name)
-                return self._derivative(n, found, reached)(given, closure, overrides)[0]
+                return derivative()(given, closure, overrides)[0]
             self._count(traced, overrides, forward=False)
             dxs = traced.backward(kept, [to_jax(dy._data) for dy in dys])
             return [wrap(dx) for dx in dxs]
 
-        record_region(RegionRule(self.name, inputs, found, reached, answer), ys)
+        record_region(RegionRule(self.name, inputs, passage, answer), ys)
 
-    def _derivative(self, n: int, found: Sequence[int], reached: Sequence[int]) -> Program:
+    def _derivative(self, traced: Traced, n: int, passage: Passage) -> Program:
         """The program of the gradient, by which gradients of gradients go."""
-        key = n, tuple(found), tuple(reached)
-        if key not in self.derivatives:
-            self.derivatives[key] = made = Program(
+        key = n, tuple(passage.wanted), tuple(passage.reached)
+        if key not in traced.derivatives:
+            traced.derivatives[key] = made = Program(
                 lambda xs: (pull(xs), None), f"the gradient of {self.name}", derived=True
             )
+            known = list(self.sources)
 
             def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-                sources = [made.source(s) for s in self.sources]
+                sources = [made.source(s) for s in known]
                 overrides = current().overrides  # pyright: ignore[reportOptionalMemberAccess]
-                again = Again(self._values, n, sources, overrides, self.name)
-                return pullback(again, n + len(sources), found, reached)(tensors)
+                again = Again(traced.all_values, n, sources, overrides, self.name)
+                return pullback(again, n + len(sources), passage)(tensors)
 
-        return self.derivatives[key]
-
-    def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The results, and then what was assigned, as the record has its outputs."""
-        ys = list(self.body(xs)[0])
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        return [*ys, *[region.read(v) for v in self.assigned]]
+        return traced.derivatives[key]
 
 
 class Run:
@@ -395,34 +424,35 @@ class Run:
         inputs = [region.given(wrap(arrays[i])) for i in range(len(arrays))]
         for source, x in zip(program.sources, inputs[self.n :], strict=True):
             self._stand_in(region, program.source(source), x)
-        traced = Traced()
-        traced.bindings = {k: b.fresh() for k, b in (program.overrides or {}).items()} or None
+        shapes = self.wanted, *[(a.shape, a.dtype) for a in [arrays[i] for i in range(self.n)]]
+        traced = program.begun.pop(shapes, None) or program.begin()
         for n, tape in enumerate(tapes):
             places = watched_by(tape.outer[0], self.given) if n else self.wanted
             tape.watched.update(inputs[i]._id for i in places)
         with nullcontext() if program.closure is None else program.closure.undrawn(program.name):
-            ys, traced.note = run_inside(
-                lambda: program.body(inputs[: self.n]), region, traced.bindings, tapes
-            )
+            body = partial(results, traced.flat, inputs[: self.n], region)
+            ys = run_inside(body, region, traced.bindings, tapes)
         traced.count, traced.assigned = len(ys), tuple(region.assigned)
         ys = [*ys, *[region.values[v] for v in traced.assigned]]
-        results = [to_jax(y._data) for y in ys]
-        rules = traced.bindings or {}
-        traced.ran = {(key, hit.where): hit.ran for key, b in rules.items() for hit in b.hits}
+        outputs = [to_jax(y._data) for y in ys]
+        traced.ran = {(key, hit.where): hit.ran for key, hit in traced.hits()}
         if tapes:
-            linearize = partial(self._linearized, tapes[0], inputs, ys, results, arrays, traced)
+            linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, traced)
             run_inside(linearize, region, traced.bindings)
         self.news = program.find(region)
-        if self.news and self.complete:  # for other shapes
-            raise Found
         if self.news:
-            return _Results(results, traced)
+            traced.rewind()
+            program.begun[shapes] = traced
+            if self.complete:  # for other shapes
+                raise Found
+            return _Results(outputs, traced)
         program.traces([arrays[i] for i in range(self.n)])
-        traced.shared = _shared(traced, results, arrays)
+        lax = program.jax.lax
+        traced.shared = _shared(traced, outputs, arrays)
         for i, variable in enumerate(traced.assigned, traced.count):
             if (sharding := layout(variable._tensor._data)) is not None:
-                results[i] = program.jax.lax.with_sharding_constraint(results[i], sharding)
-        return _Results(results, traced)
+                outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
+        return _Results(outputs, traced)
 
     def _stand_in(self, region: Region, source: Any, x: Tensor) -> None:
         if isinstance(source, Variable):
@@ -465,13 +495,6 @@ class Run:
             kept.append(places[id(array)])
         traced.kept = kept
         traced.backward = jax.jit(partial(evaluate, closed.jaxpr))
-
-
-def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-    """The results of a traced function, given what it had closed over."""
-    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-
-    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
 
 
 def _shared(traced: Traced, results: Sequence[Any], arrays: dict[int, Any]) -> list[Variable]:

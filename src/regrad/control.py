@@ -9,6 +9,7 @@ import numpy as np
 
 from regrad import dispatch
 from regrad.arguments import Body, Given, noted
+from regrad.capture import Captured
 from regrad.errors import ArgumentError, ShapeError
 from regrad.gradients import callable_or_raise
 from regrad.loops import as_jax, conditional, repeated, scanned
@@ -160,7 +161,7 @@ def while_loop(
     if not traced:
         return carry.close(_while(goes_on, step, carry.tensors, max_steps))[0][0]
     if max_steps is None:
-        return carry.close(repeated(goes_on, step, carry.tensors))[0][0]
+        return carry.close(repeated(lambda xs: [goes_on(xs)], step, carry.tensors))[0][0]
     return carry.close(_bounded(goes_on, step, carry.tensors, max_steps))[0][0]
 
 
@@ -299,12 +300,13 @@ def _bounded(
     goes_on: Callable[..., Tensor], step: _Step, carry: Sequence[Tensor], max_steps: int
 ) -> Sequence[Tensor]:
     """A loop of a fixed number of steps, of which those after the end do nothing."""
+    test = Captured(lambda xs: [goes_on(xs)], "while_loop")
 
     def once(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return conditional(goes_on(xs), [step, list], xs)
+        return conditional(test(xs)[0], [step, list], xs)
 
     last, _ = scanned(once, carry, [], max_steps, False, False)
-    again = goes_on(last)
+    (again,) = test(last)
     with masked():
         over = logical_not(again)
         return [where(over, y, np.nan) if y.dtype.kind == "f" else y for y in last]

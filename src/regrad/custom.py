@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import update_wrapper
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
 from regrad.state import STATE, State, current, next_id
 from regrad.tensor import Tensor
+from regrad.trails import capturing
 from regrad.variable import Variable
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
@@ -79,20 +81,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             options["save"] = call.save
         elif how == "last":
             args = (*args, call.save)
-        if state is None or not state.tapes:
-            call.mark = next_id()
-            value, call.grad_func = unpack(f(*args, **options), name)
-            call.running = False
-            return call.placed(value) if _is_in_graph(value) else value
-        inner = call.guarded(state)
-        token = STATE.set(inner)
-        try:
-            value, call.grad_func = unpack(f(*args, **options), name)
-        finally:
-            STATE.reset(token)
-            inner.guard = None
-            call.running = False
-        return call.recorded(value, state)
+        return call.perform(f, *args, **options)
 
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
 
@@ -230,6 +219,39 @@ class CustomCall(Saves, Rule):
 
     def keep(self, value: Any) -> Any:
         return _copied(value)
+
+    def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
+        """The same call on other inputs."""
+        other = copy(self)
+        other.inputs, other.tapes, other.outer = inputs, (), None
+        return other
+
+    def perform(self, f: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run f, and record what it returns as the output of one op."""
+        state = current()
+        capture = capturing()
+        if state is None or (capture is None and not state.tapes):
+            self.mark = next_id()
+            value, self.grad_func = unpack(f(*args, **options), self.name)
+            self.running = False
+            return self.placed(value) if _is_in_graph(value) else value
+        if capture is not None:
+            return capture.custom(self, lambda: self._guarding(state, f, args, options), state)
+        return self.recorded(self._guarding(state, f, args, options), state)
+
+    def _guarding(
+        self, state: State, f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """What f returns, while this call is the guard."""
+        inner = self.guarded(state)
+        token = STATE.set(inner)
+        try:
+            value, self.grad_func = unpack(f(*args, **options), self.name)
+        finally:
+            STATE.reset(token)
+            inner.guard = None
+            self.running = False
+        return value
 
     # -- the guard ---------------------------------------------------------------------------
 

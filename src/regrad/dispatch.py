@@ -28,9 +28,9 @@ from regrad.errors import (
 from regrad.graph import Symbol, Symbolic, defer, size_tensor
 from regrad.namespaces import BACKENDS, FLOAT, GONE, backend_of, gone, is_array, is_inexact
 from regrad.placement import trouble
-from regrad.recording import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
+from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
-from regrad.ruleforms import PerInput
+from regrad.ruleforms import PerInput, Rule
 from regrad.state import LIVE, current, next_id
 from regrad.tape import Place, Record, placed
 from regrad.tensor import OURS, Tensor, wrap
@@ -296,10 +296,21 @@ def run(
     """Compute an op on Tensors, and record it where a tape watches."""
     if LIVE and (state := current()) is not None and state.region is not None:
         xs = tuple(map(state.region.enter, xs))
+    for x in xs:
+        if type(x._data) is Symbol:
+            return defer(op, xs, attrs, layout)
+    y = computed(op, xs, attrs, layout)
+    if LIVE:
+        record(op, xs, attrs, y, layout)
+    return y
+
+
+def computed(
+    op: Op, xs: tuple[Tensor, ...], attrs: dict[str, Any], layout: tuple[Place, ...] | None = None
+) -> Any:
+    """What an op's kernel makes of Tensors, without a record."""
     arrays: Any = [x._data for x in xs]
     types = {*map(type, arrays)}
-    if Symbol in types:
-        return defer(op, xs, attrs, layout)
     if len(types) > 1:
         arrays = _one_library(arrays)
         types = {*map(type, arrays)} - {ndarray}
@@ -307,12 +318,24 @@ def run(
     try:
         if layout is not None:
             arrays = [placed(arrays, place) for place in layout]
-        y = _wrapped(kernel(*arrays, **attrs))
+        return _wrapped(kernel(*arrays, **attrs))
     except Exception as error:
         raise explained(error, op, xs) from error.__cause__
-    if LIVE:
-        record(op, xs, attrs, y, layout)
+
+
+def again(
+    op: Op, xs: tuple[Tensor, ...], attrs: dict[str, Any], layout: tuple[Place, ...] | None,
+    rule: Rule,
+) -> Any:  # fmt: skip
+    """Run an op that ran before, under the rule that was in force then."""
+    y = computed(op, xs, attrs, layout)
+    record(op, xs, attrs, y, layout, rule)
     return y
+
+
+def stand_in(x: Tensor, data: Any) -> Tensor:
+    """A Tensor (or number) like x around another array."""
+    return Number.of(wrap(data), x.example) if isinstance(x, Number) else wrap(data)
 
 
 def _one_library(arrays: Sequence[Any]) -> list[Any]:
@@ -519,7 +542,12 @@ PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
 def alias_of(x: Tensor) -> Tensor:
     """The same value under a new id, with no history."""
     state = current()
-    return _again(x if state is None or state.region is None else state.region.enter(x))
+    if state is None or state.region is None:
+        return _again(x)
+    x = state.region.enter(x)
+    y = _again(x)
+    state.region.did(ALIAS, CUT, (x,), NO_ATTRS, y)
+    return y
 
 
 def alias(x: Tensor) -> Tensor:
@@ -530,6 +558,8 @@ def alias(x: Tensor) -> Tensor:
     if state.region is not None:
         x = state.region.enter(x)
     y = _again(x)
+    if state.region is not None:
+        state.region.did(ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
     if state.guard is not None:
         state.guard.check(ALIAS, (x,))
     if state.tapes:

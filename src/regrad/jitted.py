@@ -207,7 +207,6 @@ class Jitted:
             program = self.programs[key] = Program(
                 body,
                 self.name,
-                function=self.f,
                 donated=donated,
                 traces=lambda arrays: self._traced(seen, arrays),
             )

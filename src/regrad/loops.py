@@ -8,13 +8,14 @@ again, over the gradient of the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from regrad import dispatch
-from regrad.closures import Names
-from regrad.compiled import evaluate, to_jax
+from regrad.capture import Captured, evaluate
+from regrad.compiled import to_jax
 from regrad.errors import DTypeError, GradientError, ShapeError
 from regrad.namespaces import is_inexact
 from regrad.ops.elementwise import add
@@ -23,6 +24,7 @@ from regrad.regions import (
     Flat,
     Links,
     Once,
+    Passage,
     RegionTape,
     pull_through,
     pullback,
@@ -32,6 +34,7 @@ from regrad.regions import (
 )
 from regrad.state import current
 from regrad.tensor import Tensor, wrap
+from regrad.trails import capturing
 from regrad.variable import Variable
 
 
@@ -54,6 +57,7 @@ def scanned(
     checkpoint: bool, kind: str = "scan",
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:  # fmt: skip
     """The last carry, and the ys stacked."""
+    flat = Captured(flat, kind)
     assigned: list[Variable] = []
     tape: type[RegionTape] = RegionTape if watched_places([*carry, *xs]) else Links
     while True:
@@ -80,8 +84,6 @@ class Scan:
         reverse: bool, checkpoint: bool, kind: str, assigned: Sequence[Variable],
         tape: type[RegionTape],
     ) -> None:  # fmt: skip
-        self.flat = flat
-        self.names = Names(getattr(flat, "function", None))
         self.length = length
         self.reverse = reverse
         self.checkpoint = checkpoint
@@ -90,6 +92,8 @@ class Scan:
         self.tape = tape
         self.count = len(carry)
         self.carry = [*carry, *[v._read() for v in assigned]]
+        # (no method: what is kept of it for later must not keep this run)
+        self.step = partial(stepped, flat, self.count, len(self.carry), self.assigned)
         self.floats = [i for i, x in enumerate(self.carry) if is_inexact(x.dtype)]
         self.xs = list(xs)
         self.once = Once(kind, [*self.carry, *self.xs], traced=True, tape=tape)
@@ -104,15 +108,6 @@ class Scan:
     def _seeds(self, tape: RegionTape) -> list[int]:
         ids = [x._id for x in self.once.inner[: len(self.carry)]]
         return [i for i, key in enumerate(ids) if key in tape.watched]
-
-    def step(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """One step, with the Variables that it assigns to in the carry."""
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        n, m = self.count, len(self.carry)
-        for variable, value in zip(self.assigned, tensors[n:m], strict=True):
-            region.values[variable] = value
-        ys = list(self.flat([*tensors[:n], *tensors[m:]]))
-        return [*ys[:n], *[region.read(v) for v in self.assigned], *ys[n:]]
 
     # -- forward ---------------------------------------------------------------------------------
 
@@ -187,8 +182,8 @@ class Scan:
         self.active = [
             i for i, y in enumerate(ys) if i in self.floats or (i >= m and y._id in tape.watched)
         ]
-        again = Again(self.step, len(inner), once.sources, once.overrides, self.kind, self.names)
-        recompute = pullback(again, len(given), self.wanted, self.active)
+        again = Again(self.step, len(inner), once.sources, once.overrides, self.kind)
+        recompute = pullback(again, len(given), Passage(self.wanted, self.active))
 
         def back(*dys: Any) -> list[Any]:
             arriving = [wrap(dy) for dy in dys]
@@ -240,23 +235,40 @@ class Scan:
         m, n = len(self.carry), self.outputs
         ys, stacked = results[m:n], results[n:]
 
-        def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Any]:
-            if watched_places([*inputs, *dys]):
-                return self._again(inputs, found, reached, dys)
-            return self._back(stacked, ys, found, reached, dys)
+        def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Any]:
+            capture = capturing()
+            inside = capture is None or passage in capture.passages
+            if watched_places([*inputs, *dys]) or not inside:
+                return self._again(inputs, passage, dys)
+            dxs = self._back(stacked, ys, passage, dys)
+            if capture is not None:
+                capture.pulled(passage, dys, dxs)
+            return dxs
 
-        return self.once.done(results[:n], answer, [(i, i) for i in range(m)])
+        return self.once.done(results[:n], answer, self._repeated(), [(i, i) for i in range(m)])
+
+    def _repeated(self) -> Flat:
+        """The loop as a function of all that it takes in, which holds nothing of this run."""
+        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        again = Again(self.step, k, self.once.sources, self.once.overrides, self.kind)
+        how = self.length, self.reverse, self.checkpoint, self.kind
+
+        def repeated(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            flat = lambda tensors: again([*tensors, *inputs[k:]])  # noqa: E731
+            last, ys = scanned(flat, inputs[:m], inputs[m:k], *how)
+            return [*last, *ys]
+
+        return repeated
 
     def _back(
-        self, stacked: Sequence[Any], ys: Sequence[Any], found: Sequence[int],
-        reached: Sequence[int], dys: Sequence[Tensor],
-    ) -> list[Tensor]:  # fmt: skip
+        self, stacked: Sequence[Any], ys: Sequence[Any], passage: Passage, dys: Sequence[Tensor]
+    ) -> list[Tensor]:
         """The backward loop over what the forward loop kept."""
         import jax
 
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         zeros = jax.numpy.zeros_like
-        arriving = {i: to_jax(dy._data) for i, dy in zip(reached, dys, strict=True)}
+        arriving = {i: to_jax(dy._data) for i, dy in zip(passage.reached, dys, strict=True)}
         arrays = [to_jax(x._data) for x in self.once.xs]
         inputs = [to_jax(x._data) for x in self.inputs]
         along = [i for i in self.active if i in arriving and i >= m]
@@ -292,16 +304,16 @@ class Scan:
         )
         places = [*self.floats, *captured, *[i for i in self.wanted if m <= i < k]]
         by_input = dict(zip(places, [*dcarry, *sums, *dxs], strict=True))
-        return [wrap(by_input[i]) for i in found]
+        return [wrap(by_input[i]) for i in passage.wanted]
 
     def _again(
-        self, inputs: Sequence[Tensor], found: Sequence[int], reached: Sequence[int],
-        dys: Sequence[Tensor],
-    ) -> list[Tensor]:  # fmt: skip
+        self, inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+    ) -> list[Tensor]:
         """The backward loop as a loop of its own, which can be differentiated in its turn."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
-        again = Again(self.step, k, self.once.sources, self.once.overrides, self.kind, self.names)
+        found, reached = passage.wanted, passage.reached
+        again = Again(self.step, k, self.once.sources, self.once.overrides, self.kind)
         kind = f"the gradient of {self.kind}"
 
         def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -311,9 +323,8 @@ class Scan:
         arriving = dict(zip(reached, dys, strict=True))
         along = [i for i in reached if i >= m]
         summed, entries = [i for i in found if i >= k], [i for i in found if m <= i < k]
-        pull = pullback(
-            again, len(inputs), [*self.floats, *summed, *entries], [*self.floats, *along]
-        )
+        places = Passage([*self.floats, *summed, *entries], [*self.floats, *along])
+        pull = pullback(again, len(inputs), places)
         f, s = len(self.floats), len(summed)
 
         def backward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -330,6 +341,16 @@ class Scan:
         )  # fmt: skip
         by_input = dict(zip([*self.floats, *summed, *entries], [*last, *dxs], strict=True))
         return [by_input[i] for i in found]
+
+
+def stepped(
+    flat: Flat, n: int, m: int, assigned: Sequence[Variable], tensors: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """One step: `n` Tensors of the carry come first, then up to `m` the Variables assigned to."""
+    region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+    region.values.update(zip(assigned, tensors[n:m], strict=True))
+    ys = list(flat([*tensors[:n], *tensors[m:]]))
+    return [*ys[:n], *[region.read(v) for v in assigned], *ys[n:]]
 
 
 def invariant(closed: Any, first: int) -> list[Any]:
@@ -371,9 +392,9 @@ def _zeros_of(x: Tensor) -> Tensor:
 def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """The first function's results where `pred` holds, else the second's."""
     assigned: list[Variable] = []
+    bodies = [_Branch(Captured(f, "cond")) for f in flats]
     while True:
         once = Once("cond", [pred, *xs], traced=True)
-        bodies = [_Branch(f) for f in flats]
         ys = _branches(once, [with_assigned(body, assigned) for body in bodies])
         news = [v for v in once.region.assigned if v not in assigned]
         if not news:
@@ -381,11 +402,11 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
         assigned += news
     agains = [once.again(body, assigned) for body in bodies]
 
-    def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Tensor]:
-        pulls = [pullback(again, len(inputs), found, reached) for again in agains]
+    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+        pulls = [pullback(again, len(inputs), passage) for again in agains]
         return conditional(inputs[0], pulls, [*inputs, *dys])
 
-    results = once.done(ys, answer)
+    results = once.done(ys, answer, lambda xs: conditional(xs[0], agains, xs))
     n = len(results) - len(assigned)
     for variable, y in zip(assigned, results[n:], strict=True):
         variable._set(y, lent=True)
@@ -397,7 +418,6 @@ class _Branch:
 
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
-        self.function = getattr(flat, "function", None)
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         return self.flat(xs[1:])
@@ -443,36 +463,49 @@ def _check_alike(a: list[Any], b: list[Any]) -> None:
 # -- loops of unknown length -----------------------------------------------------------------------
 
 
-def repeated(
-    goes_on: Callable[[Sequence[Tensor]], Tensor], flat: Flat, carry: Sequence[Tensor]
-) -> Sequence[Tensor]:
-    """`flat` of the carry as long as `goes_on` of it holds; forward only."""
+def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor]:
+    """`flat` of the carry as long as `test` of it holds; forward only."""
+    test, flat = Captured(test, "while_loop"), Captured(flat, "while_loop")
     assigned: list[Variable] = []
     n = len(carry)
     while True:
         whole = [*carry, *[v._read() for v in assigned]]
         once = Once("while_loop", whole, traced=True)
-        ys = _repeat(once, lambda xs: [goes_on(xs[:n])], lambda xs: flat(xs[:n]), n, assigned)
+        tested, stepped = _assigned_first(test, n, assigned), _assigned_first(flat, n, assigned)
+        ys = _repeat(once, tested, with_assigned(stepped, assigned))
         news = [v for v in once.region.assigned if v not in assigned]
         if not news:
             break
         assigned += news
-    results = once.done(ys, _refused, [(i, i) for i in range(len(ys))])
+    m = len(ys)
+    agains = once.again(tested), once.again(stepped, assigned)
+
+    def again(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        test, flat = [lambda xs, f=f: f([*xs, *inputs[m:]]) for f in agains]
+        return repeated(test, flat, inputs[:m])
+
+    results = once.done(ys, _refused, again, [(i, i) for i in range(m)])
     for variable, y in zip(assigned, results[n:], strict=True):
         variable._set(y, lent=True)
     return results[:n]
 
 
-def _repeat(
-    once: Once, test: Flat, step: Flat, n: int, assigned: Sequence[Variable]
-) -> Sequence[Any]:
-    import jax
+def _assigned_first(flat: Flat, n: int, assigned: Sequence[Variable]) -> Flat:
+    """A body of n Tensors as one that is given the values of these Variables as well."""
 
-    step = with_assigned(step, assigned)
+    def more(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        region.values.update(zip(assigned, tensors[n:], strict=True))
+        return flat(tensors[:n])
+
+    return more
+
+
+def _repeat(once: Once, test: Flat, step: Flat) -> Sequence[Any]:
+    import jax
 
     def run(flat: Flat, arrays: Sequence[Any]) -> list[Any]:
         inner = once.stand_ins(arrays)
-        once.region.values.update(zip(assigned, inner[n:], strict=True))
         once.watched.update(x._id for x in inner)
         return [to_jax(y._data) for y in once.run(flat, inner)]
 

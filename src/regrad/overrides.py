@@ -18,18 +18,31 @@ from regrad.state import STATE, State, current
 _HERE = os.path.dirname(__file__) + os.sep
 
 
-class Counted(Rule):
-    """A rule that tells its hit each time it runs."""
+class Wrapped(Rule):
+    """A rule with something around its pull."""
 
-    def __init__(self, rule: Rule, hit: Hit) -> None:
+    def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.told = hit
         self.name = rule.name
         self.function = rule.function
         self.watches = rule.watches
         self.flat = rule.flat
         self.keeps = rule.keeps
         self.unless = rule.unless
+
+
+class Counted(Wrapped):
+    """A rule that tells its hit each time it runs."""
+
+    def __init__(self, rule: Rule, hit: Hit) -> None:
+        super().__init__(rule)
+        self.told = hit
+
+    def under(self, binding: Binding | None) -> Rule:
+        """The same rule for an op that is run again, telling the scope that is open now."""
+        if binding is None or binding.rule is not self.rule:
+            return self
+        return binding._counted(self.told.where)
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         self.told.ran += 1
@@ -90,6 +103,9 @@ class Repeated(Binding):
 
     def again(self) -> Binding:
         return self
+
+    def _counted(self, where: str) -> Counted:
+        return self.first._counted(where)
 
 
 def caller() -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
 from regrad import dispatch
-from regrad.arguments import Body, Given
+from regrad.arguments import Body, Given, is_key
+from regrad.capture import Captured
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import is_traced
-from regrad.regions import Flat, Once, pullback
+from regrad.regions import Flat, Once, Passage, Rerun, pullback
+from regrad.registry import Input, Op
+from regrad.ruleforms import Rule
 from regrad.state import current
 from regrad.tensor import Tensor
 
@@ -57,17 +60,17 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
 def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """A body whose inputs alone are kept."""
     once = Once("checkpoint", xs, traced=False)
+    flat = (Captured if once.region.traced else Rerun)(flat, "checkpoint")
     ys = once.run(flat, once.inner)
     assigned = list(once.region.assigned)
     outputs = [*ys, *[once.region.values[v] for v in assigned]]
     once.outputs[-1] = [y._id for y in outputs]
     again = once.again(flat, assigned)
 
-    def answer(inputs: Any, found: Any, reached: Any, dys: Any) -> Sequence[Tensor]:
-        tensors = apart([*inputs, *dys])
-        return pullback(again, len(inputs), found, reached)(tensors)
+    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+        return pullback(again, len(inputs), passage)(apart([*inputs, *dys]))
 
-    results = once.done([y._data for y in outputs], answer)
+    results = once.done([y._data for y in outputs], answer, lambda xs: recomputed(again, xs))
     for variable, y in zip(assigned, results[len(ys) :], strict=True):
         variable._set(y, lent=True)
     return results[: len(ys)]
@@ -75,14 +78,32 @@ def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def apart(xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """The same Tensors; what is traced is kept from being merged with what was computed before."""
-    places = [i for i, x in enumerate(xs) if is_traced(x._data)]
+    places = [i for i, x in enumerate(xs) if is_traced(x._data) and not is_key(x._data)]
     if not places:
         return xs
+    ys = list(xs)
+    traced = tuple([xs[i] for i in places])
+    apart = dispatch.run(APART, traced, {}, (tuple(range(len(traced))),))
+    for i, y in zip(places, apart, strict=True):
+        ys[i] = y
+    return ys
+
+
+def _barrier(xp: Any, xs: Sequence[Any]) -> tuple[Any, ...]:
     import jax
 
-    ys = list(xs)
-    arrays = jax.lax.optimization_barrier([xs[i]._data for i in places])
-    for i, array in zip(places, arrays, strict=True):
-        ys[i] = dispatch.alias(xs[i])
-        ys[i]._data = array
-    return ys
+    return tuple(jax.lax.optimization_barrier(list(xs)))
+
+
+class _Through(Rule):
+    """The gradients that arrive, as they are."""
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return True
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        return [(0, list(dy))]
+
+
+APART = Op("_Apart", "apart", _barrier, [Input("xs", "many")], several=True)
+APART.rule = _Through()

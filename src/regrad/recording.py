@@ -26,12 +26,19 @@ def record(
     attrs: dict[str, Any],
     y: Any,
     layout: tuple[Place, ...] | None = None,
+    rule: Rule | None = None,
 ) -> None:
-    """Put the op on each tape that watches one of its inputs, under the rule in force now."""
+    """Put the op on each tape that watches one of its inputs, under the rule in force now.
+
+    An op that is run again (see `capture`) brings the `rule` that was in force the first time.
+    """
     state = current()
     if state is None:
         return
-    rule = rule_in_force(state, op, xs)
+    if rule is None:
+        rule = rule_in_force(state, op, xs)
+    if state.region is not None:
+        state.region.did(op, rule, xs, attrs, y, layout)
     if state.tapes:
         put(state, op, rule, xs, attrs, y, layout)
 

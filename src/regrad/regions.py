@@ -1,19 +1,21 @@
 """Regions: bodies that are compiled, batched, repeated, or run again.
 
 Inside a region the tapes outside are suspended. Tensors and Variables that the body uses without
-being given them are found as it runs and become inputs; what it assigns to Variables becomes
-outputs. Outside, the region is one record. Its gradient is the gradient of the body, which runs
-(or is traced) under the overrides that were in force at first.
+being given them are found as it runs and become inputs, and so do those that it returns as they
+are; what it assigns to Variables becomes outputs. Outside, the region is one record. Its gradient
+is the gradient of the body under the overrides that were in force at first: a traced body is
+replayed (see `capture`), that of an eager `checkpoint` runs again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from regrad import dispatch
-from regrad.closures import Names
+from regrad.closures import Closure
 from regrad.errors import ArgumentError
 from regrad.gradients import run_taped
 from regrad.namespaces import BACKENDS, is_inexact, is_traced
@@ -23,6 +25,7 @@ from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state, next_id
 from regrad.tape import GroupedRecord, Tape
 from regrad.tensor import Tensor, wrap
+from regrad.trails import Trail, capturing
 from regrad.variable import Variable
 from regrad.walk import Grads, walk_from
 
@@ -63,6 +66,23 @@ class Region:
         self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
         self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
         self.kept: list[Any] = []  # so that no id() in `stand_ins` is used twice
+        self.capture: Any = None  # the capture or trail of the body that is running
+
+    def swap(self, capture: Any) -> Any:
+        """Put a capture to work, or none, in the place of the one that is returned."""
+        self.capture, before = capture, self.capture
+        return before
+
+    def did(self, *step: Any) -> None:
+        """An op was run: its type, rule, inputs, attributes, result, and layout."""
+        if self.capture is not None:
+            self.capture.did(*step)
+
+    def _reached(self, source: Any, inner: Tensor) -> Tensor:
+        """Tell the capture about something from outside."""
+        if self.capture is not None:
+            self.capture.source(source, inner)
+        return inner
 
     @property
     def outer(self) -> Region | None:
@@ -78,7 +98,7 @@ class Region:
             outside = x if self.outer is None else self.outer.enter(x)
             inner = self.stand_ins[id(x)] = self.entries[id(x)] = self._stand_in(outside)
             self.captured.append(x)
-        return inner
+        return self._reached(x, inner)
 
     def read(self, variable: Variable) -> Tensor:
         """The value of a Variable at this point of the body."""
@@ -92,22 +112,28 @@ class Region:
                 self.kept.append(value)
             self.values[variable] = self.entries[id(variable)] = value
             self.captured.append(variable)
-        return self.values[variable]
+        return self._reached(variable, self.values[variable])
 
     def assign(self, variable: Variable, value: Tensor) -> None:
         """A Variable gets a new value, which leaves the region as an output."""
         self.values[variable] = value
         if variable not in self.assigned:
             self.assigned.append(variable)
+        if self.capture is not None:
+            self.capture.assign(variable, value)
 
     def array(self, value: Any) -> Tensor:
         """An array that the body uses: what stands for it, or a copy of what it holds now."""
         inner = self.stand_ins.get(id(value))
         if inner is not None:
-            return inner
+            return self._reached(value, inner)
         if self.outer is not None:
-            return self.outer.array(value)
-        return wrap(BACKENDS[type(value)].own(value))
+            return self._reached_if_traced(value, self.outer.array(value))
+        return self._reached_if_traced(value, wrap(BACKENDS[type(value)].own(value)))
+
+    def _reached_if_traced(self, value: Any, inner: Tensor) -> Tensor:
+        """Tell the capture about an array without values; any other is a constant."""
+        return self._reached(value, inner) if is_traced(inner._data) else inner
 
     def stand_in_for(self, source: Source) -> Tensor:
         """What stands inside for something captured, before any assignment."""
@@ -133,7 +159,7 @@ class Region:
         return y
 
     def _stand_in(self, x: Tensor) -> Tensor:
-        return self.given(x) if self.tapes else x
+        return self.given(x) if self.tapes or self.traced else x
 
     def _early_id(self) -> float:
         """An id as old as the region: whatever runs inside sees it as coming from outside."""
@@ -147,6 +173,17 @@ class Region:
             "the body may run any number of times, or be traced once for many calls. Make "
             "Variables outside, once, and assign to them inside."
         )
+
+
+class Inline(Region):
+    """A region in which the tapes outside go on: they know Tensors by their ids."""
+
+    def __init__(self, kind: str, *stand_ins: Any) -> None:
+        super().__init__(kind, *stand_ins)
+        self.capture = capturing()
+
+    def _stand_in(self, x: Tensor) -> Tensor:
+        return x
 
 
 def is_watched(x: Tensor, state: State) -> bool:
@@ -224,6 +261,11 @@ def run_inside(
         return body()
 
 
+def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:
+    """The results of a flat body that runs in a region: they enter it as inputs of ops do."""
+    return [region.enter(y) for y in flat(xs)]
+
+
 # -- a run whose gradient runs it again ------------------------------------------------------------
 
 
@@ -256,7 +298,8 @@ class Once:
 
     def run(self, flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Run a body in the region."""
-        ys = run_inside(lambda: list(flat(xs)), self.region, self.overrides, self.tapes)
+        body = partial(results, flat, xs, self.region)
+        ys = run_inside(body, self.region, self.overrides, self.tapes)
         self.outputs.append([y._id for y in ys])
         return ys
 
@@ -273,27 +316,40 @@ class Once:
     def again(self, flat: Flat, assigned: Sequence[Variable] = ()) -> Again:
         """The body as a function of all that it used; it also gives what it assigned."""
         return Again(
-            with_assigned(flat, assigned), len(self.xs), self.sources, self.overrides, self.kind,
-            Names(getattr(flat, "function", None)), self.region.drawn,
-        )  # fmt: skip
+            with_assigned(flat, assigned), len(self.xs), self.sources, self.overrides, self.kind
+        )
 
     def done(
         self,
         ys: Sequence[Any],
-        answer: Callable[..., Sequence[Any]],
+        answer: Answer,
+        again: Flat,
         loops: Sequence[tuple[int, int]] = (),
     ) -> list[Tensor]:
         """The results as Tensors outside, recorded.
 
-        `answer(inputs, found, reached, dys)` gives the gradients by the inputs found of those of
-        the results reached. `loops` are (result, argument): what comes round again.
+        `answer` is that of `RegionRule`. `again` runs the region on other inputs. `loops` are
+        (result, argument): what comes round again.
         """
         results = [wrap(y) for y in ys]
         inputs = self.inputs
         check_guard(inputs)
+        rule = self._rule(inputs, results, answer, loops)
+        capture = capturing()
+        if capture is not None:
+            capture.region(self.kind, inputs, results, again, rule)
+        if rule is not None:
+            record_region(rule, results)
+        return results
+
+    def _rule(
+        self, inputs: Sequence[Tensor], results: Sequence[Tensor],
+        answer: Answer, loops: Sequence[tuple[int, int]],
+    ) -> RegionRule | None:  # fmt: skip
+        """The rule of the record outside; None if nothing watched leads through."""
         wanted = watched_places(inputs) if self.tapes else ()
         if not wanted:
-            return results
+            return None
         stand_ins = [self.region.stand_in_for(s) for s in self.sources]
         ids = [x._id for x in (*self.inner, *stand_ins)]
         links = [(_ids(r.inputs), _ids(r.outputs)) for r in self.tapes[0].records]
@@ -306,12 +362,7 @@ class Once:
         back = [(outputs, inputs) for inputs, outputs in reversed(links)]
         leading = leads(back, {run[i] for run in self.outputs for i in reached})
         found = [i for i in wanted if ids[i] in leading]
-        rule = RegionRule(
-            self.kind, inputs, found, reached,
-            lambda inputs, dys: answer(inputs, found, reached, dys),
-        )  # fmt: skip
-        record_region(rule, results)
-        return results
+        return RegionRule(self.kind, inputs, Passage(found, reached), answer)
 
 
 def _ids(ids: Any) -> tuple[Any, ...]:
@@ -352,30 +403,63 @@ class Again:
     """
 
     def __init__(
-        self, f: Flat, count: int, captured: Sequence[Source], overrides: Overrides, kind: str,
-        names: Names | None = None, drawn: Mapping[int, tuple[Any, Any]] | None = None,
-    ) -> None:  # fmt: skip
+        self, f: Flat, count: int, captured: Sequence[Source], overrides: Overrides, kind: str
+    ) -> None:
         self.f = f
         self.count = count
         self.captured = list(captured)
         self.overrides = again_in_force(overrides)
         self.kind = kind
-        self.names = names
-        self.drawn = list((drawn or {}).values())
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        if self.names is not None:
-            self.names.check(self.kind)
-        tensors = [in_region(x) for x in tensors]
+        # a Tensor that comes twice (an argument that is also captured, say) is two inputs
+        tensors = distinct([in_region(x) for x in tensors])
         pairs = list(zip(self.captured, tensors[self.count :], strict=True))
         stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
-        # an argument that is also captured is another input, with a gradient of its own
-        xs = [dispatch.alias(x) if id(x) in stand_ins else x for x in tensors[: self.count]]
         values = {s: x for s, x in pairs if isinstance(s, Variable)}
-        region = Region(self.kind, stand_ins, values)
+        region = Inline(self.kind, stand_ins, values)
         tapes = () if (state := current()) is None else state.tapes
-        with drawn_again(self.drawn):
-            return run_inside(lambda: self.f(xs), region, self.overrides, tapes)
+        body = partial(results, self.f, tensors[: self.count], region)
+        return run_inside(body, region, self.overrides, tapes)
+
+
+def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
+    """The same Tensors, each with an id of its own."""
+    ids: set[int] = set()
+    ys = []
+    for x in xs:
+        y = dispatch.alias(x) if x._id <= 0 or x._id in ids else x
+        ids.add(y._id)
+        ys.append(y)
+    return ys
+
+
+class Rerun:
+    """A body whose Python runs again, on the numbers drawn at first, and must do the same."""
+
+    def __init__(self, flat: Flat, kind: str) -> None:
+        self.flat = flat
+        self.kind = kind
+        self.trail: Trail | None = None
+        reached = Closure(flat.function).generators  # pyright: ignore[reportFunctionMemberAccess]
+        # Generators, and where they stood
+        self.drawn = [(g, g.bit_generator.state) for _, g in reached]
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        trail = Trail(self.kind, xs, self.trail)
+        before = region.swap(trail)
+        try:
+            with drawn_again(self.drawn if self.trail is not None else ()):
+                ys = [region.enter(y) for y in self.flat(xs)]
+        finally:
+            region.swap(before)
+        trail.went("the results", ys, ())
+        if self.trail is None:
+            self.trail, self.drawn = trail, [*region.drawn.values(), *self.drawn]
+        else:
+            self.trail.finished(trail)
+        return ys
 
 
 @contextmanager
@@ -396,11 +480,20 @@ def again_in_force(overrides: Overrides) -> Overrides:
     return overrides and {key: binding.again() for key, binding in overrides.items()}
 
 
-def pullback(f: Flat, count: int, wanted: Sequence[int], reached: Sequence[int]) -> Flat:
+class Passage:
+    """The inputs of a region that are wanted and the outputs that they reach, as places."""
+
+    def __init__(self, wanted: Sequence[int], reached: Sequence[int]) -> None:
+        self.wanted = list(wanted)
+        self.reached = list(reached)
+
+
+def pullback(f: Flat, count: int, passage: Passage) -> Flat:
     """The gradient of a flat function: (xs…, dys…) to the gradients by the wanted xs.
 
-    dys are those of the outputs `reached`, in order. Zeros stand where nothing is connected.
+    dys are those of the outputs reached, in order. Zeros stand where nothing is connected.
     """
+    wanted, reached = passage.wanted, passage.reached
 
     def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         xs, dys = list(tensors[:count]), tensors[count:]
@@ -432,25 +525,22 @@ def _no_kernel(xp: Any, xs: Sequence[Any]) -> Any:
 REGION = Op("_Region", "region", _no_kernel, [Input("xs", "many")], several=True)
 
 
-class RegionRule(Rule):
-    """How the gradient passes a region: `pulls(dys, inputs)` gives it for the wanted inputs.
+Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]
 
-    `inputs` are the Tensors outside, all of them; `wanted` and `reached` are the places of the
-    inputs that are watched and of the outputs that they lead to.
+
+class RegionRule(Rule):
+    """How the gradient passes a region.
+
+    `answer(inputs, passage, dys)` gives the gradients by the inputs that are wanted of those of the
+    outputs that they reach. `inputs` are the Tensors outside, all of them.
     """
 
     def __init__(
-        self,
-        name: str,
-        inputs: Sequence[Tensor],
-        wanted: Sequence[int],
-        reached: Sequence[int],
-        answer: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Any]],
+        self, name: str, inputs: Sequence[Tensor], passage: Passage, answer: Answer
     ) -> None:
         self.name = name
         self.inputs = list(inputs)
-        self.wanted = list(wanted)
-        self.reached = list(reached)
+        self.passage = passage
         self.answer = answer
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
@@ -458,8 +548,8 @@ class RegionRule(Rule):
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
         dxs: list[Any] = [None] * len(self.inputs)
-        given = self.answer(self.inputs, [dy[i] for i in self.reached])
-        for i, dx in zip(self.wanted, given, strict=True):
+        given = self.answer(self.inputs, self.passage, [dy[i] for i in self.passage.reached])
+        for i, dx in zip(self.passage.wanted, given, strict=True):
             dxs[i] = dx
         return [(0, dxs)]
 
@@ -467,9 +557,10 @@ class RegionRule(Rule):
 def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
     """Put a region on the open tapes that watch an input of it."""
     state = current()
-    if state is None or not rule.wanted or not rule.reached:
+    passage = rule.passage
+    if state is None or not passage.wanted or not passage.reached:
         return
-    keys = {i: rule.inputs[i]._id for i in rule.wanted}
+    keys = {i: rule.inputs[i]._id for i in passage.wanted}
     ids = tuple(keys.get(i, 0) for i in range(len(rule.inputs)))
     specs = [(x._data.shape, x._data.dtype) for x in rule.inputs]
     entry = GroupedRecord(REGION, rule, {}, ids, specs, (), tuple(y._id for y in ys), None)
@@ -480,7 +571,7 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
         if not tape.watched.isdisjoint(keys.values()):
             tape.admit(REGION, rule, frozenset({0}))
             tape.records.append(entry)
-            tape.watched.update(ys[i]._id for i in rule.reached)
+            tape.watched.update(ys[i]._id for i in passage.reached)
 
 
 def check_guard(inputs: Sequence[Tensor]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import jax
 import numpy as np
 
-from regrad.closures import Names
+from regrad.capture import Captured
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
 from regrad.jax.primitives import Gradient, fitted, is_float, run_op
@@ -17,10 +17,12 @@ from regrad.namespaces import JAX, is_array
 from regrad.regions import (
     Again,
     Flat,
+    Passage,
     Region,
     in_region,
     pullback,
     read_source,
+    results,
     run_inside,
     watched_places,
 )
@@ -117,10 +119,11 @@ def bridged(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
     state = current()
     overrides = None if state is None else state.overrides
     region = Finder(name)
+    flat = Captured(flat, name)
 
     def first(*xs: Any) -> list[Any]:
         given = [region.given(wrap(x)) for x in xs]
-        return _data(run_inside(lambda: list(flat(given)), region, overrides))
+        return _data(run_inside(partial(results, flat, given, region), region, overrides))
 
     closed = jax.make_jaxpr(first)(*arrays)
     if region.assigned:
@@ -135,9 +138,8 @@ def bridged(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
             "lost. Pass it as an argument."
         )
     outside = [*(JAX_data(x) for x in sources), *region.arrays]
-    names = Names(getattr(flat, "function", None))
     captured = [*region.captured, *region.arrays]
-    again = Again(flat, len(arrays), captured, overrides, name, names)
+    again = Again(flat, len(arrays), captured, overrides, name)
     inputs = [*arrays, *outside]
     if outside:
         closed = jax.make_jaxpr(_running(again))(*inputs)
@@ -188,7 +190,7 @@ class RegradGradient(Gradient):
             )
 
     def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
-        back = pullback(self.flat, len(xs), wanted, self.reached)
+        back = pullback(self.flat, len(xs), Passage(wanted, self.reached))
         with in_state(None):
             dxs = bridged(back, [*xs, *map(conjugated, dys)], f"the gradient of {self.name}")
         pairs = zip(wanted, dxs, strict=True)

@@ -15,7 +15,7 @@ import torch
 from regrad import containers
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
-from regrad.regions import Flat, again_in_force, pullback
+from regrad.regions import Flat, Passage, again_in_force, pullback
 from regrad.state import State, current, in_state
 from regrad.tensor import Tensor, wrap
 from regrad.transforms import jvp
@@ -162,7 +162,7 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
         wanted = [i for i in range(ctx.count) if ctx.needs_input_grad[i + 1]]
-        pull = pullback(ctx.flat, ctx.count, wanted, ctx.reached)
+        pull = pullback(ctx.flat, ctx.count, Passage(wanted, ctx.reached))
         given = [*ctx.saved_tensors, *[dys[i] for i in ctx.reached]]
         with unaffected(dys):
             found = bridged(pull, given)

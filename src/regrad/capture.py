@@ -1,0 +1,444 @@
+"""Python that runs once: what a body did, as data that can be done again.
+
+A body that is traced (by `jit`, `cond`, `scan`, `vmap`, …) may be needed several times: its
+gradient is a loop or a branch of its own, and so is the gradient of that. The user's Python must
+not run again for it. It may count its calls, draw numbers, or read what has changed since, and
+would then give the gradient of another function. So its first run is *captured*, as a list of
+steps: ops with their attributes and the rules in force, custom functions, regions, and which Tensor
+went where. To replay the steps on other inputs is to run the body again.
+
+Tensors are told apart by their ids, which are never reused. In a replay, `env` maps the ids of the
+first run to the Tensors of this one. A rule or a gradient function that closes over a Tensor of the
+first run is served too: it runs in a region that knows `env` (see `Renamed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from regrad import containers, dispatch
+from regrad.arguments import is_key, noted
+from regrad.custom import CustomCall
+from regrad.gradients import run_taped
+from regrad.namespaces import is_inexact, is_traced
+from regrad.overrides import Counted, Wrapped
+from regrad.registry import Op
+from regrad.ruleforms import Rule
+from regrad.state import State, current, in_state, next_id
+from regrad.tape import Place, Tape
+from regrad.tensor import Tensor, wrap
+from regrad.trails import Trail, resolved
+
+Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its containers are open
+
+
+# -- the steps -------------------------------------------------------------------------------------
+
+Ref = int | float | Tensor  # the id of a Tensor of the first run, or a constant
+Env = dict[Any, Tensor]
+
+
+class Capture(Trail):
+    """A first run: its steps, and what it reached outside."""
+
+    def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
+        super().__init__(kind, xs, expected)
+        state = current()
+        self.depth = 0 if state is None else len(state.tapes)
+        self.mark = next_id()
+        self.steps: list[Any] = []
+        self.strangers: dict[int, tuple[int, Any]] = {}  # id() of an array: a number, the array
+        self.passages: set[Any] = set()  # of regions in here
+        self.pulls: set[Any] = set()  # those through which the body asked for a gradient
+        self.assigned: dict[Any, Tensor] = {}
+
+    def ref(self, x: Tensor) -> Ref:
+        """How a replay finds an input of a step."""
+        if x._id in self.places:
+            return x._id
+        if 0 < x._id < self.mark:  # made earlier in this region: a gradient function saved it
+            self.source(x, x)
+            return x._id
+        if not is_traced(x._data):
+            return x
+        # computed by another library, in this trace (with a JAX key, say)
+        return self.strangers.setdefault(id(x._data), (next_id(), x._data))[0]
+
+    def did(
+        self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: dict[str, Any], y: Any,
+        layout: tuple[Place, ...] | None = None,
+    ) -> None:  # fmt: skip
+        refs = [self.ref(x) for x in xs]
+        super().did(op, rule, xs, attrs, y, layout)
+        outputs = y if isinstance(y, tuple) else (y,)
+        self.steps.append(OpStep(op, rule, refs, attrs, layout, [t._id for t in outputs]))
+
+    def custom(self, call: CustomCall, run: Callable[[], Any], state: State) -> Any:
+        inputs = call.inputs
+        refs = [self.ref(x) for x in inputs]
+        outer, self.steps = self.steps, []
+        try:
+            value = run()
+            leaves, close = containers.flatten(value)
+            inside = [self.ref(leaf) for leaf in leaves]
+        finally:
+            inner, self.steps = self.steps, outer
+        back = Back(call)
+        call.grad_func = lambda dy: back(dy)  # shared by all replays
+        ids = {x._id for x in inputs}
+        cut = any(not tape.watched.isdisjoint(ids) for tape in state.tapes[self.depth :])
+        outputs = call.recorded(value, state)
+        ys = containers.flatten(outputs)[0]
+        self.made(ys)
+        self.steps.append(CustomStep(call, back, refs, inner, inside, close, _ids(ys), cut))
+        return outputs
+
+    def region(
+        self, kind: str, xs: Sequence[Tensor], ys: Sequence[Tensor], again: Any, rule: Any
+    ) -> None:
+        passage = None if rule is None else rule.passage
+        self.passages.add(passage)
+        refs = [self.ref(x) for x in xs]
+        self.steps.append(RegionStep(again, passage, refs, _ids(ys), self.pulls))
+        super().region(kind, xs, ys, again, rule)
+
+    def pulled(self, passage: Any, dys: Sequence[Tensor], dxs: Sequence[Tensor]) -> None:
+        """The backward pass of a region that was run in here, where it is no region itself."""
+        self.pulls.add(passage)
+        self.steps.append(PullStep(passage, [self.ref(dy) for dy in dys], _ids(dxs)))
+        self.went("a gradient", dys, dxs)
+
+    def body(self, captured: Captured, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+        for source, inner in captured.sources:
+            self.source(source, inner)
+        self.steps.append(BodyStep(captured, [self.ref(x) for x in xs], _ids(ys)))
+        super().body(captured, xs, ys)
+
+    def assign(self, variable: Any, value: Tensor) -> None:
+        self.assigned[variable] = value
+
+    def made(self, ys: Sequence[Tensor]) -> None:
+        """Note the Tensors that a step made."""
+        for y in ys:
+            self.places.setdefault(y._id, len(self.places))
+
+
+def _ids(ys: Sequence[Tensor]) -> list[float]:
+    return [y._id for y in ys]
+
+
+def at(env: Env, ref: Ref) -> Tensor:
+    """A Tensor of this run for one of the first; a constant is a Tensor of its own in each run."""
+    return wrap(ref._data) if isinstance(ref, Tensor) else env[ref]
+
+
+class OpStep(NamedTuple):
+    """An op, with the rule that was in force."""
+
+    op: Op
+    rule: Rule
+    xs: Sequence[Ref]
+    attrs: dict[str, Any]
+    layout: tuple[Place, ...] | None
+    ys: Sequence[float]
+
+    def again(self, env: Env) -> None:
+        xs = tuple([at(env, ref) for ref in self.xs])
+        y = dispatch.again(self.op, xs, self.attrs, self.layout, self._rule(env))
+        env.update(zip(self.ys, y if isinstance(y, tuple) else (y,), strict=True))
+
+    def _rule(self, env: Env) -> Rule:
+        """The rule; one of the user's sees this run's Tensors, and tells today's scope."""
+        if self.rule is self.op.rule or not self.rule.watches:
+            return self.rule
+        rule, state = self.rule, current()
+        if isinstance(rule, Counted) and state is not None and state.overrides:
+            rule = rule.under(state.overrides.get(self.op.type))
+        return Within(rule, env)
+
+
+class CustomStep(NamedTuple):
+    """A call of a custom function: its inner steps, and its gradient function."""
+
+    call: CustomCall
+    back: Back
+    xs: Sequence[Ref]
+    inner: Sequence[Any]
+    values: Sequence[Ref]
+    close: containers.Rebuild
+    ys: Sequence[float]
+    cut: bool  # a tape that the body itself opened took the gradient
+
+    def again(self, env: Env) -> None:
+        xs = [at(env, ref) for ref in self.xs]
+        state = current()
+        assert state is not None
+        call = self.call.on(tuple(xs))
+        run = partial(call.perform, lambda: (self._values(env), self._back(env)))
+        ys = hidden(xs, run) if self.cut else run()
+        env.update(zip(self.ys, containers.flatten(ys)[0], strict=True))
+
+    def _values(self, env: Env) -> Any:
+        for step in self.inner:
+            step.again(env)
+        return self.close([at(env, ref) for ref in self.values])
+
+    def _back(self, env: Env) -> Callable[[Any], Any]:
+        return lambda dy: inside(env, partial(self.back, dy))
+
+
+def hidden(xs: Sequence[Tensor], run: Callable[[], Any]) -> Any:
+    """Run something as if the body were differentiating it by xs, as it did the first time."""
+    return run_taped(Tape([x._id for x in xs]), run)
+
+
+class RegionStep(NamedTuple):
+    """A region inside: a loop, a branch, a batch."""
+
+    run: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    passage: Any  # of its rule, if it has one
+    xs: Sequence[Ref]
+    ys: Sequence[float]
+    pulls: set[Any]
+
+    def again(self, env: Env) -> None:
+        xs = [at(env, ref) for ref in self.xs]
+        if self.passage in self.pulls:  # the body will ask for its gradient
+            xs = [dispatch.alias(x) if x._id <= 0 else x for x in xs]
+            tape = Tape([xs[i]._id for i in self.passage.wanted])
+            ys = run_taped(tape, self.run, (xs,))
+            env[self.passage] = tape.records[-1]  # pyright: ignore[reportArgumentType]
+        else:
+            ys = self.run(xs)
+        env.update(zip(self.ys, ys, strict=True))
+
+
+class PullStep(NamedTuple):
+    """The backward pass of a region, for which the body itself asked."""
+
+    passage: Any
+    dys: Sequence[Ref]
+    dxs: Sequence[float]
+
+    def again(self, env: Env) -> None:
+        record: Any = env[self.passage]
+        rule, passage = record.rule, record.rule.passage
+        given = dict(zip(self.passage.reached, [at(env, ref) for ref in self.dys], strict=True))
+        dys = [given[i] if i in given else record.unused(i) for i in passage.reached]
+        dxs = rule.answer(rule.inputs, passage, dys)
+        found = dict(zip(passage.wanted, dxs, strict=True))
+        env.update((n, found[i]) for i, n in zip(self.passage.wanted, self.dxs, strict=True))
+
+
+class BodyStep(NamedTuple):
+    """A smaller body, captured by itself."""
+
+    captured: Captured
+    xs: Sequence[Ref]
+    ys: Sequence[float]
+
+    def again(self, env: Env) -> None:
+        ys = self.captured.replay([at(env, ref) for ref in self.xs], env)
+        env.update(zip(self.ys, ys, strict=True))
+
+
+class StrangerStep(NamedTuple):
+    """What another library computed in the trace, from the inputs on: constants to the rules."""
+
+    jaxpr: Any
+    consts: Sequence[Any]  # arrays, or ids of Tensors whose arrays they were
+    xs: Sequence[float]
+    ys: Sequence[float]
+
+    def again(self, env: Env) -> None:
+        consts = [env[c.number]._data if type(c) is _Id else c for c in self.consts]
+        arrays = evaluate(self.jaxpr, consts, [env[i]._data for i in self.xs])
+        env.update(zip(self.ys, map(wrap, arrays), strict=True))
+
+
+class _Id(NamedTuple):
+    number: float
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+class Captured:
+    """A flat body whose Python runs once, when it is called first; later calls replay it."""
+
+    def __init__(self, flat: Flat, kind: str, expected: Trail | None = None) -> None:
+        self.flat = flat
+        self.function = getattr(flat, "function", None)
+        self.kind = kind
+        self.expected = expected
+        self.first: Capture | None = None
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        state = current()
+        if state is None or state.region is None:
+            return self.flat(xs)
+        if self.first is None:
+            return self._begin(xs, state)
+        if self.first.strangers and not self.complete:
+            return Captured(self.flat, self.kind, self.first)._begin(xs, state)
+        return self.replay(xs)
+
+    @property
+    def sources(self) -> Sequence[tuple[Any, Tensor]]:
+        """What the body reached outside, each with what stood for it."""
+        assert self.first is not None
+        return self.first.sources
+
+    def _begin(self, xs: Sequence[Tensor], state: State) -> Sequence[Tensor]:
+        around = state.region.capture
+        if any(is_key(x._data) and is_traced(x._data) for x in xs):
+            self._discover(xs, state)
+            ys = self.replay(xs)
+        else:
+            capture = Capture(self.kind, xs, self.expected)
+            ys = self._captured(xs, capture, state.region)
+            if self.expected is not None:
+                self.expected.finished(capture)
+            self.complete = not capture.strangers
+        if around is not None:
+            around.body(self, xs, ys)
+        return ys
+
+    def _captured(self, xs: Sequence[Tensor], capture: Capture, region: Any) -> Sequence[Tensor]:
+        """Run the Python, and keep what it did."""
+        around = region.swap(capture)
+        try:
+            ys = [region.enter(y) for y in self.flat(xs)]
+        finally:
+            region.swap(around)
+        self.xs = _ids(xs)
+        self.ys = [capture.ref(y) for y in ys]
+        self.assigned = {v: capture.ref(value) for v, value in capture.assigned.items()}
+        self.first = capture
+        return ys
+
+    def _discover(self, xs: Sequence[Tensor], state: State) -> None:
+        """Run the Python in a trace of its own, which knows how strangers come from the inputs.
+
+        Keys of JAX are split, and numbers drawn from them, by functions that no rule concerns and
+        that are no steps. Of the trace only they are kept; the steps are replayed at once.
+        """
+        import jax
+
+        region, values = state.region, dict(state.region.values)
+
+        def body(*arrays: Any) -> list[Any]:
+            inner = [dispatch.stand_in(x, array) for x, array in zip(xs, arrays, strict=True)]
+            capture = Capture(self.kind, inner)
+            floats = [x for x in inner if not is_key(x._data) and is_inexact(x.dtype)]
+            tape = Tape([x._id for x in floats])
+            with in_state(State((tape,), state.overrides, None, region)):
+                self._captured(inner, capture, region)
+            return [array for _, array in capture.strangers.values()]
+
+        closed = jax.make_jaxpr(body)(*[x._data for x in xs])
+        region.values = values | {s: x for s, x in self.sources if hasattr(s, "_read")}
+        assert self.first is not None
+        numbers = [number for number, _ in self.first.strangers.values()]
+        held = {id(x._data): _Id(x._id) for _, x in self.sources}
+        consts = [held.get(id(c), c) for c in closed.consts]
+        self.first.steps.insert(0, StrangerStep(sliced(closed.jaxpr), consts, self.xs, numbers))
+        self.complete = True
+
+    def replay(self, xs: Sequence[Tensor], around: Env | None = None) -> Sequence[Tensor]:
+        """Do it again on other inputs; what it reached outside is found in the region of now."""
+        state = current()
+        assert self.first is not None and state is not None
+        region = state.region
+        env: Env = dict(zip(self.xs, xs, strict=True))
+        for source, inner in self.first.sources:
+            known = None if around is None else around.get(inner._id)
+            env[inner._id] = resolved(source) if known is None else known
+        for step in self.first.steps:
+            step.again(env)
+        for variable, ref in self.assigned.items():
+            region.assign(variable, at(env, ref))
+        return [at(env, ref) for ref in self.ys]
+
+
+class Back:
+    """The gradient function of a custom call, whose Python runs once, too."""
+
+    note: Any = None
+
+    def __init__(self, call: CustomCall) -> None:
+        self.call = call.on(())  # with the gradient function as the user wrote it
+        self.flat = Captured(self._run, f"the gradient function of {call.name}")
+
+    def __call__(self, dy: Any) -> Any:
+        dys, self.close = containers.flatten(dy)
+        ys = self.flat(dys)
+        return self.note(ys)
+
+    def _run(self, dys: Sequence[Tensor]) -> Sequence[Tensor]:
+        ys, self.note = noted(self.call.answer(self.close(dys)))
+        return ys
+
+
+# -- the region of a replay ------------------------------------------------------------------------
+
+
+class Renamed:
+    """A region in which Tensors of a first run stand for those of its replay."""
+
+    def __init__(self, region: Any, env: Env) -> None:
+        self.region = region
+        self.env = env
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What stands inside for a Tensor."""
+        return self.region.enter(self.env.get(x._id, x))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.region, name)
+
+
+def inside(env: Env, run: Callable[[], Any]) -> Any:
+    """Run what may refer to Tensors of the first run."""
+    state = current()
+    if state is None or state.region is None:
+        return run()
+    region = Renamed(state.region, env)
+    with in_state(State(state.tapes, state.overrides, state.guard, region)):
+        return run()
+
+
+class Within(Wrapped):
+    """A rule of the user's, which may refer to Tensors of the first run."""
+
+    def __init__(self, rule: Rule, env: Env) -> None:
+        super().__init__(rule)
+        self.env = env
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+        return inside(self.env, lambda: self.rule.pull(record, dy, wanted))
+
+
+# -- of JAX ----------------------------------------------------------------------------------------
+
+
+def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The results of a traced function, given what it had closed over."""
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
+
+
+def sliced(jaxpr: Any) -> Any:
+    """A traced function without what its results do not need."""
+    from jax.extend.core import Literal
+
+    needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return jaxpr.replace(eqns=kept[::-1])
