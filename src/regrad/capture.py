@@ -38,6 +38,7 @@ Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its contain
 
 Ref = int | float | Tensor  # the id of a Tensor of the first run, or a constant
 Env = dict[Any, Tensor]
+Records = dict[Any, Any]  # of the regions that a replay has run, by their passages
 
 
 class Capture(Trail):
@@ -144,7 +145,7 @@ class OpStep(NamedTuple):
     layout: tuple[Place, ...] | None
     ys: Sequence[float]
 
-    def again(self, env: Env) -> None:
+    def again(self, env: Env, records: Records) -> None:
         xs = tuple([at(env, ref) for ref in self.xs])
         y = dispatch.again(self.op, xs, self.attrs, self.layout, self._rule(env))
         env.update(zip(self.ys, y if isinstance(y, tuple) else (y,), strict=True))
@@ -171,18 +172,18 @@ class CustomStep(NamedTuple):
     ys: Sequence[float]
     cut: bool  # a tape that the body itself opened took the gradient
 
-    def again(self, env: Env) -> None:
+    def again(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         state = current()
         assert state is not None
         call = self.call.on(tuple(xs))
-        run = partial(call.perform, lambda: (self._values(env), self._back(env)))
+        run = partial(call.perform, lambda: (self._values(env, records), self._back(env)))
         ys = hidden(xs, run) if self.cut else run()
         env.update(zip(self.ys, containers.flatten(ys)[0], strict=True))
 
-    def _values(self, env: Env) -> Any:
+    def _values(self, env: Env, records: Records) -> Any:
         for step in self.inner:
-            step.again(env)
+            step.again(env, records)
         return self.close([at(env, ref) for ref in self.values])
 
     def _back(self, env: Env) -> Callable[[Any], Any]:
@@ -203,13 +204,13 @@ class RegionStep(NamedTuple):
     ys: Sequence[float]
     pulls: set[Any]
 
-    def again(self, env: Env) -> None:
+    def again(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         if self.passage in self.pulls:  # the body will ask for its gradient
             xs = [dispatch.alias(x) if x._id <= 0 else x for x in xs]
             tape = Tape([xs[i]._id for i in self.passage.wanted])
             ys = run_taped(tape, self.run, (xs,))
-            env[self.passage] = tape.records[-1]  # pyright: ignore[reportArgumentType]
+            records[self.passage] = tape.records[-1]
         else:
             ys = self.run(xs)
         env.update(zip(self.ys, ys, strict=True))
@@ -222,8 +223,8 @@ class PullStep(NamedTuple):
     dys: Sequence[Ref]
     dxs: Sequence[float]
 
-    def again(self, env: Env) -> None:
-        record: Any = env[self.passage]
+    def again(self, env: Env, records: Records) -> None:
+        record = records[self.passage]
         rule, passage = record.rule, record.rule.passage
         given = dict(zip(self.passage.reached, [at(env, ref) for ref in self.dys], strict=True))
         dys = [given[i] if i in given else record.unused(i) for i in passage.reached]
@@ -239,7 +240,7 @@ class BodyStep(NamedTuple):
     xs: Sequence[Ref]
     ys: Sequence[float]
 
-    def again(self, env: Env) -> None:
+    def again(self, env: Env, records: Records) -> None:
         ys = self.captured.replay([at(env, ref) for ref in self.xs], env)
         env.update(zip(self.ys, ys, strict=True))
 
@@ -252,7 +253,7 @@ class StrangerStep(NamedTuple):
     xs: Sequence[float]
     ys: Sequence[float]
 
-    def again(self, env: Env) -> None:
+    def again(self, env: Env, records: Records) -> None:
         consts = [env[c.number]._data if type(c) is _Id else c for c in self.consts]
         arrays = evaluate(self.jaxpr, consts, [env[i]._data for i in self.xs])
         env.update(zip(self.ys, map(wrap, arrays), strict=True))
@@ -356,8 +357,9 @@ class Captured:
         for source, inner in self.first.sources:
             known = None if around is None else around.get(inner._id)
             env[inner._id] = resolved(source) if known is None else known
+        records: Records = {}
         for step in self.first.steps:
-            step.again(env)
+            step.again(env, records)
         for variable, ref in self.assigned.items():
             region.assign(variable, at(env, ref))
         return [at(env, ref) for ref in self.ys]
@@ -391,10 +393,23 @@ class Renamed:
     def __init__(self, region: Any, env: Env) -> None:
         self.region = region
         self.env = env
+        self.around = region.capture
 
     def enter(self, x: Tensor) -> Tensor:
-        """What stands inside for a Tensor."""
-        return self.region.enter(self.env.get(x._id, x))
+        """What stands inside for a Tensor.
+
+        A capture that began in here is told the Tensor of the first run, which other replays know,
+        too; the capture of this replay, the Tensor of now.
+        """
+        now = self.env.get(x._id)
+        if now is None:
+            return self.region.enter(x)
+        capture = self.region.swap(self.around)
+        inner = self.region.enter(now)
+        self.region.swap(capture)
+        if capture is not self.around:
+            capture.source(x, inner)
+        return inner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.region, name)
