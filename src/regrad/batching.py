@@ -9,6 +9,7 @@ from typing import Any
 from regrad import containers
 from regrad.arguments import Body, Given
 from regrad.capture import Captured
+from regrad.closures import Closure
 from regrad.compiled import to_jax
 from regrad.errors import ArgumentError, ShapeError, TraceError
 from regrad.gradients import callable_or_raise
@@ -69,7 +70,8 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
         given = Given(args, {})
         axes = axes_of(in_axes, args, given)
         body = Body(f, given)
-        ys = mapped(body, given.tensors, axes, "vmap")
+        with Closure(f).undrawn("vmap"):
+            ys = mapped(body, given.tensors, axes, "vmap")
         result = body.note(ys)
         return placed_along(result, out_axes) if out_axes != 0 else result
 
@@ -149,13 +151,19 @@ def _count(xs: Sequence[Tensor], kind: str) -> int:
     return counts.pop()
 
 
+class Examples(Inline):
+    """The region of examples that are run one by one, as if they were run at once."""
+
+    draws = False
+
+
 def one_by_one(
     flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], count: int, kind: str
 ) -> Sequence[Tensor]:
     """The examples one after another."""
     if not count:
         raise ShapeError(f"{kind}: there are no examples, so the results have no known shape")
-    region = Inline(kind)
+    region = Examples(kind)
     state = current()
     rows = []
     for i in range(count):

@@ -120,11 +120,6 @@ class Capture(Trail):
     def assign(self, variable: Any, value: Tensor) -> None:
         self.assigned[variable] = value
 
-    def made(self, ys: Sequence[Tensor]) -> None:
-        """Note the Tensors that a step made."""
-        for y in ys:
-            self.places.setdefault(y._id, len(self.places))
-
 
 def _ids(ys: Sequence[Tensor]) -> list[float]:
     return [y._id for y in ys]

@@ -60,16 +60,16 @@ class Closure:
 
     @contextmanager
     def undrawn(self, kind: str) -> Iterator[None]:
-        """Refuse that a body draws numbers while it is traced: every call would see the same."""
+        """Refuse that a body draws numbers which all calls, or all examples, would share."""
         before = [repr(g.bit_generator.state) for _, g in self.generators]
         yield
         for (name, g), state in zip(self.generators, before, strict=True):
             if repr(g.bit_generator.state) != state:
                 raise ArgumentError(
-                    f"{kind}: numbers were drawn from the NumPy Generator {name!r} while the "
-                    "function was traced; they would be the same at every call. Draw them outside "
-                    "and pass them in, or use rg.random with a key (rg.random.key(0)) that is "
-                    "passed in."
+                    f"{kind}: the function drew numbers from the NumPy Generator {name!r}, which "
+                    "would be the same at every call and for all examples. Draw them outside and "
+                    "pass them in, or use rg.random with a key (rg.random.key(0)) that is passed "
+                    "in."
                 )
 
     def is_current(self) -> bool:

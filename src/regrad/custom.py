@@ -16,7 +16,7 @@ from regrad.graph import PLACEHOLDER, Symbol, home, is_symbolic, put_down
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
-from regrad.state import STATE, State, current, next_id
+from regrad.state import STATE, State, current, in_state, next_id
 from regrad.tensor import Tensor
 from regrad.trails import capturing
 from regrad.variable import Variable
@@ -209,6 +209,7 @@ class CustomCall(Saves, Rule):
 
     grad_func: Callable[..., Any]
     outer: CustomCall | None = None  # the call inside whose f this one was made
+    scopes: Any = None  # the overrides in force at the call
     rebuild = staticmethod(containers.only)
 
     def __init__(self, f: Callable[..., Any], name: str, inputs: tuple[Tensor, ...]) -> None:
@@ -223,13 +224,14 @@ class CustomCall(Saves, Rule):
     def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
         """The same call on other inputs."""
         other = copy(self)
-        other.inputs, other.tapes, other.outer = inputs, (), None
+        other.inputs, other.tapes, other.seen, other.outer = inputs, (), (), None
         return other
 
     def perform(self, f: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Run f, and record what it returns as the output of one op."""
         state = current()
         capture = capturing()
+        self.scopes = None if state is None else state.scopes
         if state is None or (capture is None and not state.tapes):
             self.mark = next_id()
             value, self.grad_func = unpack(f(*args, **options), self.name)
@@ -271,6 +273,7 @@ class CustomCall(Saves, Rule):
             if not outer[i].watched.isdisjoint(ids):
                 outer = outer[:i]
                 break
+        self.seen = outer
         return state.guarded(outer, self)
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
@@ -288,6 +291,15 @@ class CustomCall(Saves, Rule):
                 raise self.closes_over(_name_of(self.f, x) or f"{kind(x)} (in the op {op.type!r})")
         if self.outer is not None:
             self.outer.check(op, xs)
+
+    def loses(self, value: Tensor) -> None:
+        """A value that f made is assigned to a Variable: the tapes that do not see f lose it."""
+        if value._id > self.mark:
+            for tape in self.tapes:
+                if tape not in self.seen:
+                    tape.lost = {*(tape.lost or ()), value._id}
+        if self.outer is not None:
+            self.outer.loses(value)
 
     def check_variable(self, variable: Variable) -> None:
         """Refuse a read of a Variable that a tape watches."""
@@ -321,7 +333,7 @@ class CustomCall(Saves, Rule):
             )
             outputs = self.rebuild(y)
         inputs = self.inputs
-        self.inputs, self.tapes, self.outer = (), (), None  # only what was saved is kept
+        self.inputs, self.tapes, self.seen, self.outer = (), (), (), None  # but for what was saved
         if state.tape is not None and len(inputs) == 1 and type(y) is Tensor:
             recording.put_one(state.tape, CUSTOM, self, inputs[0], y, NOTHING)
         else:
@@ -367,6 +379,17 @@ class CustomCall(Saves, Rule):
         return False  # nobody can know
 
     def answer(self, dy: Any) -> Any:
+        """What grad_func says, by ops that no override concerns.
+
+        A function that it differentiates in its turn (the model again, say) runs under the
+        overrides that were in force at the call.
+        """
+        if self.scopes is None:
+            return self._answer(dy)
+        with in_state((current() or State()).holding(self.scopes)):
+            return self._answer(dy)
+
+    def _answer(self, dy: Any) -> Any:
         """What grad_func says; it may take what was saved beside dy, or leave it."""
         grad_func = self.grad_func
         if not takes_saved(grad_func):

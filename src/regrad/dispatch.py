@@ -31,7 +31,7 @@ from regrad.placement import trouble
 from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
 from regrad.ruleforms import PerInput, Rule
-from regrad.state import LIVE, current, next_id
+from regrad.state import LIVE, SEVERAL, current, next_id, refuse_elsewhere
 from regrad.tape import Place, Record, placed
 from regrad.tensor import OURS, Tensor, wrap
 
@@ -444,9 +444,11 @@ def unary(op: Op) -> Callable[..., Any]:
                     y._id = 0
                     return y
                 y._id = n = next_id()
-                if state is not None:
+                if state is None:
+                    refuse_elsewhere(op.type, (x,))
+                else:
                     tape = state.tape
-                    if tape is None or p.dtype not in REAL:
+                    if tape is None or SEVERAL or p.dtype not in REAL:
                         record(op, (x,), NO_ATTRS, y)
                     elif (i := x._id) in tape.watched and (rule := op.rule).watches:
                         kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
@@ -488,9 +490,11 @@ def binary(op: Op) -> Callable[..., Any]:
                     y._id = 0
                     return y
                 y._id = n = next_id()
-                if state is not None:
+                if state is None:
+                    refuse_elsewhere(op.type, (a, b))
+                else:
                     tape = state.tape
-                    if tape is None or p.dtype not in REAL:
+                    if tape is None or SEVERAL or p.dtype not in REAL:
                         record(op, (a, b), NO_ATTRS, y)
                         return y
                     i, j, watched = a._id, b._id, tape.watched

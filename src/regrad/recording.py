@@ -10,7 +10,7 @@ import numpy as np
 from regrad.namespaces import is_inexact
 from regrad.registry import OPS, Op
 from regrad.ruleforms import Conjugated, NoGradient, Rule
-from regrad.state import State, current
+from regrad.state import ROOTS, SEVERAL, State, current, refuse_elsewhere
 from regrad.tape import GroupedRecord, Place, Record, Tape, positions
 from regrad.tensor import Tensor
 
@@ -33,6 +33,8 @@ def record(
     An op that is run again (see `capture`) brings the `rule` that was in force the first time.
     """
     state = current()
+    if state is None or SEVERAL or (ROOTS and not state.tapes):
+        refuse_elsewhere(op.type, xs)
     if state is None:
         return
     if rule is None:

@@ -44,6 +44,8 @@ class Region:
     `captured`. What the suspended tapes watch, the tapes of the region watch as well.
     """
 
+    draws = True  # whether a Generator may be used where nothing is traced
+
     def __init__(
         self,
         kind: str,
@@ -141,11 +143,11 @@ class Region:
 
     def generator(self, generator: Any) -> None:
         """A NumPy Generator is about to be used, which will have moved on when this runs again."""
-        if self.traced:
+        if self.traced or not self.draws:
             raise ArgumentError(
                 f"a NumPy Generator cannot be used under {self.kind}: its numbers would be drawn "
-                "once, and every call would see the same ones. Pass a JAX key (jax.random.key(0)) "
-                "as an argument, and split it for each draw."
+                "once for all calls and examples. Draw them outside and pass them in, or pass a "
+                "JAX key (jax.random.key(0)) as an argument, and split it for each draw."
             )
         self.drawn.setdefault(id(generator), (generator, generator.bit_generator.state))
 
@@ -512,7 +514,7 @@ def pullback(f: Flat, count: int, passage: Passage) -> Flat:
 def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Grads:
     """The gradients of `sum(y * dy)` over all ys by what the tape watches."""
     watched = tape.close()
-    return walk_from(reversed(tape.records), ys, dys, watched)
+    return walk_from(reversed(tape.records), [y._id for y in ys], dys, watched)
 
 
 # -- the record outside ----------------------------------------------------------------------------

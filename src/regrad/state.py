@@ -3,23 +3,30 @@
 The state is an immutable value in a context variable, so a thread starts with none and
 an asyncio task with a copy. `LIVE` answers, without a context lookup, the question that
 the eager road asks at each op: is a tape or a scope open *anywhere*? It holds the ids of
-the states that exist; a state leaves it when the last context that knows it is gone, so
-the answer stays right for tasks that outlive the scope in which they were made.
+the states that exist, each with its tapes; a state leaves it when the last context that knows it
+is gone, so the answer stays right for tasks that outlive the scope in which they were made.
+
+A thread starts without tapes, and what it computes is on none. `refuse_elsewhere` finds Tensors
+that a tape of another context watches: their gradient would be lost there.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+
+from regrad.errors import GradientError
 
 if TYPE_CHECKING:
     from regrad.overrides import Binding
     from regrad.tape import Tape
 
-LIVE: set[int] = set()
+LIVE: dict[int, tuple[Tape, ...]] = {}
+ROOTS: set[Tape] = set()  # the outermost tapes of all contexts
+SEVERAL: set[int] = set()  # not empty while there is more than one of them
 
 next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on no tape"
 
@@ -28,12 +35,15 @@ class State:
     """The tapes that record (outermost first), the overrides in force, the guard, the region.
 
     The guard watches over what a custom function closes over; the region (see `regions`) knows
-    what a compiled or repeated body takes from outside.
+    what a compiled or repeated body takes from outside. In a gradient function, whose ops no
+    override concerns, `held` are the overrides for the functions that it differentiates.
     `tape` is the common case in one word: the only tape, where nothing else is in force.
     `inner` is kept for the calls of custom functions under this state (see `guarded`).
     """
 
-    __slots__ = ("__weakref__", "guard", "inner", "left", "overrides", "region", "tape", "tapes")
+    __slots__ = (
+        "__weakref__", "guard", "held", "inner", "left", "overrides", "region", "tape", "tapes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,8 +51,10 @@ class State:
         overrides: Mapping[Any, Binding] | None = None,
         guard: Any = None,
         region: Any = None,
+        held: Mapping[Any, Binding] | None = None,
     ) -> None:
         self.tapes = tapes
+        self.held = held
         self.overrides = overrides
         self.guard = guard
         self.region = region
@@ -52,15 +64,26 @@ class State:
             self.tape = tapes[0]
         else:
             self.tape = None
-        LIVE.add(id(self))
+        LIVE[id(self)] = tapes
 
     def taping(self, *tapes: Tape) -> State:
-        """The same state with more tapes, which are the innermost."""
-        return State((*self.tapes, *tapes), self.overrides, self.guard, self.region)
+        """The state for a function that is differentiated: more tapes, which are the innermost."""
+        return State((*self.tapes, *tapes), self.scopes, self.guard, self.region)
 
     def overriding(self, overrides: Mapping[Any, Binding] | None) -> State:
         """The same state with other overrides."""
-        return State(self.tapes, overrides, self.guard, self.region)
+        return State(self.tapes, overrides, self.guard, self.region, self.held)
+
+    def holding(self, held: Mapping[Any, Binding]) -> State:
+        """The state for a gradient function that was made under these overrides."""
+        return State(self.tapes, self.overrides, self.guard, self.region, held)
+
+    @property
+    def scopes(self) -> Mapping[Any, Binding] | None:
+        """The overrides for a function that is differentiated here."""
+        if self.held is None:
+            return self.overrides
+        return {**self.held, **(self.overrides or {})}
 
     def guarded(self, outer: tuple[Tape, ...], guard: Any) -> State:
         """The state in which a custom function runs: fewer tapes, and a guard.
@@ -70,12 +93,12 @@ class State:
         """
         inner = self.inner
         if inner is None or inner.tapes is not outer:
-            inner = self.inner = State(outer, self.overrides, guard, self.region)
+            inner = self.inner = State(outer, self.overrides, guard, self.region, self.held)
         inner.guard = guard
         return inner
 
-    def __del__(self, discard=LIVE.discard) -> None:
-        discard(id(self))
+    def __del__(self, pop=LIVE.pop) -> None:
+        pop(id(self), None)
 
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
@@ -106,4 +129,54 @@ def masked() -> Iterator[None]:
 def watchers(tensor_id: int) -> list[Tape]:
     """The open tapes of this context that watch the tensor with this id."""
     state = current()
-    return [] if state is None else [t for t in state.tapes if tensor_id in t.watched]
+    own = () if state is None else state.tapes
+    found = [t for t in own if tensor_id in t.watched]
+    return [*found, *elsewhere(tensor_id)] if state is None or SEVERAL else found
+
+
+# -- other contexts ------------------------------------------------------------------------------
+
+
+def enroll(tape: Tape) -> None:
+    """Note that a tape is the outermost of its context."""
+    ROOTS.add(tape)
+    if len(ROOTS) > 1:
+        SEVERAL.add(id(tape))
+
+
+def dismiss(tape: Tape) -> None:
+    """The function under an outermost tape has ended."""
+    ROOTS.discard(tape)
+    if len(ROOTS) < 2:
+        SEVERAL.clear()
+
+
+def elsewhere(tensor_id: int) -> list[Tape]:
+    """The open tapes of other contexts that watch the tensor with this id."""
+    if tensor_id <= 0:
+        return []
+    own = set(_own_tapes(current()))
+    tapes = {tape for tapes in list(LIVE.values()) for tape in tapes}
+    return [t for t in tapes - own if tensor_id in t.watched]
+
+
+def _own_tapes(state: State | None) -> Iterator[Tape]:
+    """The tapes of a context, those included that a custom function or a region suspends."""
+    while state is not None:
+        yield from state.tapes
+        guard = state.guard
+        while guard is not None:
+            yield from guard.tapes
+            guard = guard.outer
+        state = None if state.region is None else state.region.around
+
+
+def refuse_elsewhere(op_type: str, xs: Iterable[Any]) -> None:
+    """Raise GradientError if another context is differentiating an input of an op."""
+    if op_type != "StopGradient" and any(elsewhere(x._id) for x in xs):
+        raise GradientError(
+            f"{op_type}: another thread is differentiating an input of this op, whose gradient "
+            "and overrides would be lost here: a thread starts without them. Carry the context "
+            "over, with a copy for each call: pool.submit(contextvars.copy_context().run, f, x), "
+            "or use stop_gradient(x)."
+        )

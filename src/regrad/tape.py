@@ -124,7 +124,7 @@ def placed(leaves: Sequence[Any], place: Place) -> Any:
 class Tape:
     """The records that lead from what is watched, oldest first."""
 
-    __slots__ = ("records", "watched")
+    __slots__ = ("lost", "records", "watched")
 
     plain = True  # admits any record and keeps what the rules name
     keeps_all = False  # its records keep all inputs and outputs, for inspection
@@ -132,6 +132,7 @@ class Tape:
     def __init__(self, watched: Iterable[int] = ()) -> None:
         self.watched: set[int] = set(watched)
         self.records: list[Record] = []
+        self.lost: set[int] | None = None  # ids of what left a custom function by a Variable
 
     def close(self) -> set[int]:
         """Watch nothing from now on (an asyncio task may still hold a copy of the state).

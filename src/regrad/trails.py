@@ -41,7 +41,9 @@ class Trail:
     def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
         self.kind = kind
         self.expected = expected
-        self.places: dict[float, Any] = {x._id: i for i, x in enumerate(xs)}  # of each Tensor
+        # where each Tensor came from
+        self.places: dict[float, Any] = {x._id: ("input", i) for i, x in enumerate(xs)}
+        self.outputs = 0
         self.sources: list[tuple[Any, Tensor]] = []
         for source, _ in () if expected is None else expected.sources:
             self.source(source, resolved(source))
@@ -92,14 +94,19 @@ class Trail:
         here = label, str(shown), tuple([self._origin(x) for x in xs])
         self.digest = hash((self.digest, here))
         self.count += 1
-        for y in ys:
-            self.places[y._id] = len(self.places)
+        self.made(ys)
         if self.expected is not None:
             self.expected.compare(self, label)
         if self.count % self.stride == 0:
             self.digests.append(self.digest)
             if len(self.digests) > LIMIT:
                 self.digests, self.stride = self.digests[1::2], 2 * self.stride
+
+    def made(self, ys: Sequence[Tensor]) -> None:
+        """Note the Tensors that a step made."""
+        for y in ys:
+            self.places[y._id] = "output", self.outputs
+            self.outputs += 1
 
     def _origin(self, x: Tensor) -> Any:
         """Where a Tensor came from: an earlier step or input, or a constant with its values."""

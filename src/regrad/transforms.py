@@ -48,6 +48,8 @@ class Linearized:
         finally:
             self.watched = self.tape.close()
         self.ys, self.rebuild = _outputs(y, api)
+        # the ids of now: a custom function that returns a Tensor gives it a new one
+        self.ids = [y._id for y in self.ys]
 
     @property
     def value(self) -> Any:
@@ -56,9 +58,9 @@ class Linearized:
 
     def pull(self, dys: Sequence[Tensor], inspect: Any = None) -> list[list[Tensor]]:
         """The gradients by all inputs of `sum(y * dy)` over all outputs."""
-        pairs = [(y, dy) for y, dy in zip(self.ys, dys, strict=True) if is_inexact(y.dtype)]
-        ys, dys = [y for y, _ in pairs], [dy for _, dy in pairs]
-        found = walk_from(reversed(self.tape.records), ys, dys, self.watched, inspect)
+        floats = [i for i, y in enumerate(self.ys) if is_inexact(y.dtype)]
+        ids, dys = [self.ids[i] for i in floats], [dys[i] for i in floats]
+        found = walk_from(reversed(self.tape.records), ids, dys, self.watched, inspect)
         return [[_or_zeros(found.get(x._id), x) for x in group] for group in self.inputs]
 
     def close_inputs(self, groups: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
@@ -170,7 +172,8 @@ def _transposed(
     pulled = run_taped(tape, run.pull, (seeds, tape))
     gradients = [dx for group in pulled for dx in group]
     watched = tape.close()
-    found = walk_from(reversed(tape.records), gradients, directions, watched)
+    ids = [dx._id for dx in gradients]
+    found = walk_from(reversed(tape.records), ids, directions, watched)
     return _dispelled([_or_zeros(found.get(z._id), z) for z in zeros], tape.doubts)
 
 

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from regrad import dispatch
-from regrad.errors import ArgumentError, DTypeError, ShapeError
+from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from regrad.ops.creation import tensor
 from regrad.ops.methods import Methods
 from regrad.placement import kept_in_place, moved
@@ -74,6 +74,8 @@ class Variable(Methods):
 
     def _set(self, tensor: Tensor, lent: bool) -> None:
         """Hold a Tensor that fits."""
+        if (state := current()) is not None and state.guard is not None:
+            state.guard.loses(tensor)
         if (region := self._in_region()) is not None:
             region.assign(self, tensor)
         else:
@@ -93,9 +95,19 @@ class Variable(Methods):
         if state.guard is not None:
             state.guard.check_variable(self)
         for tape in state.tapes:
+            if tape.lost is not None and value._id in tape.lost:
+                raise self._lost()
             if isinstance(tape, VariableTape) and tape.wants(self):
                 value = tape.read(self, value)
         return value
+
+    def _lost(self) -> GradientError:
+        return GradientError(
+            f"the Variable {self.name!r} was assigned to inside a custom_grad function, whose ops "
+            "are not differentiated one by one, and is read while its inputs are being "
+            "differentiated; the gradient through the value would be lost. Return the value from "
+            "the function, as a second output with a gradient of its own, and assign it outside."
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -71,17 +71,17 @@ def walk(
 
 def walk_from(
     records: Iterable[Record],
-    ys: Sequence[Tensor],
+    ys: Sequence[int],
     dys: Sequence[Tensor],
     watched: set[int],
     inspect: Inspector | None = None,
 ) -> Grads:
-    """The gradients of `sum(y * dy)` over all ys; one Tensor may stand among them twice."""
+    """The gradients of `sum(y * dy)` over all ys, given by id; one may stand among them twice."""
     grads: Grads = {}
     for y, dy in zip(ys, dys, strict=True):
-        if y._id in watched:
-            old = grads.get(y._id)
-            grads[y._id] = dy if old is None else OPS["AddV2"].function(old, dy)
+        if y in watched:
+            old = grads.get(y)
+            grads[y] = dy if old is None else OPS["AddV2"].function(old, dy)
     return walk(records, grads, watched, inspect)
 
 
@@ -280,7 +280,8 @@ def seed(y: Tensor, dy: Any = None) -> Tensor:
         data = y._data
         if type(data) is np.ndarray and data.size <= SMALL:
             return _ones(data.shape, data.dtype)
-        return OPS["OnesLike"].function(y)
+        with masked():
+            return OPS["OnesLike"].function(y)
     return as_dtype(lift(dy), y.dtype)
 
 
