@@ -28,6 +28,7 @@ class Counted(Rule):
         self.function = rule.function
         self.watches = rule.watches
         self.flat = rule.flat
+        self.constant = rule.constant
         self.keeps = rule.keeps
         self.unless = rule.unless
 

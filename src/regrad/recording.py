@@ -88,9 +88,8 @@ def put(
     if cuts(rule, attrs, xs):
         rule = CUT
     if state.tape is None:
-        for tape in tapes:
-            tape.admit(op, rule, _wanted([tape], ids, layout))
-    if not rule.watches:
+        tapes = [tape for tape in tapes if tape.admit(op, rule, _wanted([tape], ids, layout))]
+    if not rule.watches or not tapes:
         return
     specs = [(x._data.shape, x._data.dtype) for x in xs]
     rule = effective(op, rule, specs, y)
