@@ -51,6 +51,10 @@ class Rule:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
 
+    def input_name(self, leaf: int) -> str | None:
+        """What messages call an input; None for the name that the op gives it."""
+        return None
+
     def linear_in(self, wanted: frozenset[int]) -> bool:
         """Whether the op is affine in these inputs together: its gradient ignores them."""
         kept, keeps_output = self.keeps(wanted)

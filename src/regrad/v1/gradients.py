@@ -444,6 +444,10 @@ class _Custom:
                 )
             return _plain(by_args, len(args)) + _plain(by_variables, len(variables))
 
+        def input_name(i: int) -> str:
+            own = containers.tensors(self.f, self.name, len(args)).names
+            return [*own, *(v.name for v in variables)][i]
+
         refs = [v.value() for v in variables]
         made = custom_node(
             self.name,
@@ -451,6 +455,7 @@ class _Custom:
             [t._read() for t in (*args, *refs)],
             grad_func,
             mark,
+            input_name,
             taped=True,
         )
         return face(close(list(made)))
