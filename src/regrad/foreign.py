@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from regrad.builtin import Builtin
 from regrad.namespaces import BACKENDS, is_array
 from regrad.recording import effective
-from regrad.registry import RULES, Op, resolve
+from regrad.registry import RULES, Op, canonical, resolve
 from regrad.ruleforms import Rule
 from regrad.state import in_state, masked
 from regrad.tape import GroupedRecord, Place, Record, positions
@@ -33,7 +34,7 @@ class ForeignRule:
         self.op = op
         self.rule: Rule = resolve(value, op)
         self.name = self.rule.name
-        self.is_borrowed = isinstance(value, str) and value not in RULES
+        self.is_borrowed = lender(value) is not None
         self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 
@@ -61,6 +62,13 @@ class ForeignRule:
     def keeps(self, wanted: Sequence[int]) -> tuple[frozenset[int], bool]:
         """The inputs (by parameter) that the rule names, and whether it names the output."""
         return self.rule.keeps(frozenset(wanted))
+
+
+def lender(value: Any) -> str | None:
+    """The op type whose own rule a value in a map stands for."""
+    if isinstance(value, Builtin):
+        return value.op.type
+    return canonical(value) if isinstance(value, str) and value not in RULES else None
 
 
 class ForeignCall:

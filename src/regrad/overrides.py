@@ -29,8 +29,13 @@ class Counted(Rule):
         self.watches = rule.watches
         self.flat = rule.flat
         self.constant = rule.constant
+        self.holomorphic = rule.holomorphic
         self.keeps = rule.keeps
         self.unless = rule.unless
+
+    @property
+    def bare(self) -> Rule:
+        return self.rule.bare
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         self.told.ran += 1

@@ -23,8 +23,8 @@ from regrad.errors import (
     UnusedOverrideWarning,
     near,
 )
-from regrad.foreign import ForeignRule
-from regrad.registry import RULES, Input, Op, canonical, find_op
+from regrad.foreign import ForeignRule, lender
+from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Report, Table, Untouched
 from regrad.torch import intercepts
 from regrad.torch.arguments import fill, refuse_unknown
@@ -269,7 +269,7 @@ class RuleSet:
 
 def refuse_layout(value: Any) -> None:
     """Refuse the rule of an op of ours whose images are laid out in another way than torch's."""
-    if isinstance(value, str) and value not in RULES and canonical(value) in CHANNELS_LAST:
+    if lender(value) in CHANNELS_LAST:
         raise RuleError(
             f"the rule of {value!r} is for images whose channels come last, and torch's come "
             "first. Write the rule with torch's functions, as in torch.nn.grad."
