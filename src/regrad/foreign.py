@@ -6,6 +6,7 @@ for an op of our own, so rules take the same forms and answers get the same chec
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ class ForeignRule:
         self.rule: Rule = resolve(value, op)
         self.name = self.rule.name
         self.is_borrowed = lender(value) is not None
+        self.takes_all = self.is_borrowed or takes_all(value)
         self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 
@@ -69,6 +71,17 @@ def lender(value: Any) -> str | None:
     if isinstance(value, Builtin):
         return value.op.type
     return canonical(value) if isinstance(value, str) and value not in RULES else None
+
+
+def takes_all(value: Any) -> bool:
+    """Whether a rule takes `**names`, which it can only hand on to a rule of the library's own."""
+    if not callable(value):
+        return False
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except ValueError:
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 class ForeignCall:

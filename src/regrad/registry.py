@@ -191,7 +191,8 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
 
     The rule's first parameter decides its form. `dy` makes it native: the other parameters
     name what it needs (an input, the output `y`, an attribute, `x_shape`, `x_dtype`), and
-    a record keeps just that. Anything else makes it TensorFlow's: `(op, grad, ...)`.
+    a record keeps just that; `**names` takes, and keeps, all of them. Anything else makes it
+    TensorFlow's: `(op, grad, ...)`.
     With `wrt` it gives one input's gradient and runs only if that is wanted; without, the
     gradients of all inputs in order. None means no gradient.
 
