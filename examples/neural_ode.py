@@ -88,7 +88,7 @@ def end_by_adjoint(params, y, dt: float, steps: int):
     def grad_func(dy):
         state = [last, dy, *[rg.zeros_like(p) for p in params]]
         _, a, *dparams = solve(slopes, state, -dt, steps)[0]
-        return [*dparams, a]
+        return [dparams, a]
 
     return last, grad_func
 

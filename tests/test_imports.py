@@ -39,7 +39,7 @@ def test_work_on_numpy_loads_no_jax():
 LAYERS = [
     "errors", "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
     "tensor", "placement", "tape", "recording", "printing", "shapeforms", "inference",
-    "static_values", "graph", "dispatch", "walk", "executor", "opsheet", "containers",
+    "static_values", "graph", "dispatch", "walk", "builtin", "executor", "opsheet", "containers",
     "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
     "gradients", "trails", "custom", "arguments", "closures", "capture", "regions", "compiled",
     "devices", "jitted", "batching", "recompute", "loops", "control", "transforms", "foreign",

@@ -147,3 +147,92 @@ def test_errors():
         rg.hessian(lambda x: x * 1.0)([1.0, 2.0])
     with pytest.raises(ArgumentError, match="must return a Tensor or a container"):
         rg.jacobian(lambda x: "text")(1.0)
+
+
+# -- forward mode through rules that differentiate ------------------------------------------------
+
+STRAIGHT = {
+    "number": lambda dy, x: 3 * dy,
+    "factor": lambda dy, x: dy * rg.cos(x),
+    "sum": lambda dy, x: dy + rg.mean(dy) * x,
+    "reversed": lambda dy, x: rg.flip(dy) / 2,
+    "mask": lambda dy, x: rg.where(x > 0, dy, 0),
+    "ones": lambda dy, x: dy * rg.ones_like(dy),
+    "full": lambda dy, x: dy * rg.full_like(dy, 2.0) + rg.zeros_like(dy),
+    "grad": lambda dy, x: rg.grad(lambda z: (rg.sin(z) * dy).sum())(x),
+    "grad of no scalar": lambda dy, x: rg.grad(lambda z: z * z * dy)(x),
+    "grad with dy": lambda dy, x: rg.grad(rg.sin)(x, dy),
+    "grad by dy": lambda dy, x: rg.grad(lambda d: (d * x).sum())(dy) * dy,
+    "value_and_grad": lambda dy, x: rg.value_and_grad(lambda z: (z**3 * dy).sum())(x).grad,
+    "grad of grad": lambda dy, x: rg.grad(rg.grad(lambda z: (z**3 * dy).sum()))(x),
+    "vjp": lambda dy, x: rg.vjp(rg.sin, x)[1](dy)[0],
+    "vjp of the product": lambda dy, x: rg.vjp(lambda z: z * z * dy, x)[1](rg.ones_like(x))[0],
+    "jvp": lambda dy, x: rg.jvp(rg.sin, [x], [dy])[1],
+}
+BENT = {
+    "square": lambda dy, x: dy * dy,
+    "relu": lambda dy, x: rg.nn.relu(dy),
+    "clipped": lambda dy, x: rg.clip(dy, -1, 1),
+    "sign": lambda dy, x: rg.sign(dy) * x,
+    "normalized": lambda dy, x: dy / rg.linalg.vector_norm(dy),
+    "masked by itself": lambda dy, x: rg.where(dy > 0, dy, 0),
+    "plus ones": lambda dy, x: dy + rg.ones_like(dy),
+    "grad": lambda dy, x: rg.grad(lambda z: (z * dy * dy).sum())(x),
+    "grad by dy": lambda dy, x: rg.grad(lambda d: (d * d * d).sum())(dy),
+    "vjp": lambda dy, x: rg.vjp(lambda z: z * dy, x)[1](dy)[0],
+    "jvp": lambda dy, x: rg.jvp(lambda z: z * dy, [x], [dy])[1],
+}
+LIBRARIES = {
+    "numpy": np.asarray,
+    "jax": lambda v: __import__("jax").numpy.asarray(v),
+    "torch": lambda v: __import__("torch").tensor(v),
+}
+WAYS = [("numpy", False), ("numpy", True), ("jax", False), ("jax", True), ("torch", False)]
+ways = pytest.mark.parametrize(("library", "jitted"), WAYS)
+VALUES = np.random.default_rng(0).normal(size=(3, 70)).astype(np.float32)  # seeds that are ops
+
+
+def under(rule, jitted):
+    def f(x):
+        with rg.gradient_override_map({"Tanh": rule}):
+            return rg.tanh(x) * 2
+
+    return rg.jit(f) if jitted else f
+
+
+@ways
+@pytest.mark.parametrize("kind", STRAIGHT)
+@pytest.mark.parametrize("size", [2, 70])
+def test_forward_mode_of_linear_rules(kind, library, jitted, size):
+    x, v, dy = [rg.tensor(LIBRARIES[library](row[:size])) for row in VALUES]
+    f = under(STRAIGHT[kind], jitted)
+    (dx,) = rg.vjp(f, x)[1](dy)
+    got = rg.jvp(f, [x], [v])[1]
+    assert float((dy * got).sum()) == pytest.approx(float((dx * v).sum()), rel=1e-4)
+    assert float((got * got).sum()) > 0
+
+
+@ways
+@pytest.mark.parametrize("kind", BENT)
+def test_forward_mode_of_rules_that_are_not_linear(kind, library, jitted):
+    x, v, _ = [rg.tensor(LIBRARIES[library](row)) for row in VALUES]
+    f = under(BENT[kind], jitted)
+    try:
+        dy = rg.jvp(f, [x], [v])[1]
+    except GradientError as error:
+        assert "forward mode" in str(error)
+    else:  # of what is traced only the run can tell
+        assert jitted
+        assert np.isnan(dy.numpy()).all()
+
+
+@ways
+def test_an_override_of_what_makes_constants_counts(library, jitted):
+    def rule(dy, x):
+        with rg.gradient_override_map({"OnesLike": lambda dy: dy}):
+            ones = rg.ones_like(dy)
+        return dy * ones
+
+    x, v, _ = [rg.tensor(LIBRARIES[library](row)) for row in VALUES]
+    with pytest.raises(GradientError, match=r"not linear.*'Mul'"):
+        rg.jvp(under(rule, jitted), [x], [v])

@@ -5,10 +5,15 @@ A list of plain numbers is one tensor; any other container is a container.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import inspect
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from regrad.dispatch import NUMBERS
+from regrad.errors import RuleError, kind
+from regrad.ruleforms import place
 from regrad.tensor import Tensor
 
 Rebuild = Callable[[Sequence[Any]], Any]
@@ -58,3 +63,172 @@ def matched(values: Any, like: Any) -> list[Any]:
 
     spec = optree.tree_structure(like)
     return spec.flatten_up_to(values)
+
+
+# -- answers: gradients in the structure of the arguments ------------------------------------------
+
+
+class Node(NamedTuple):
+    """One level of a container: what it is, its parts by key, and its type's name."""
+
+    what: Any
+    parts: dict[Any, Any]
+    name: str = ""
+
+
+class Slot(NamedTuple):
+    """Where the arguments of a call hold a tensor: its number among the inputs."""
+
+    number: int
+
+
+# a list is as good as a tuple, and a dict is its keys, in any order
+KINDS = {list: list, tuple: list, dict: dict, OrderedDict: dict, defaultdict: dict}
+
+
+def node(type: Any, keys: Iterable[Any], what: Any, parts: Iterable[Any]) -> Node:
+    """One level of a container."""
+    keys = getattr(type, "_fields", keys)
+    return Node(what, dict(zip(keys, parts, strict=True)), type.__name__)
+
+
+def nested(spec: Any, leaves: Iterator[Any]) -> Any:
+    """A structure of optree's around some leaves, as Nodes; None stays None."""
+    if spec.type is type(None):
+        return None
+    if spec.is_leaf():
+        return next(leaves)
+    parts = [nested(child, leaves) for child in spec.children()]
+    return node(spec.type, spec.entries(), KINDS.get(spec.type) or spec.one_level(), parts)
+
+
+def read(value: Any) -> Any:
+    """A container as Nodes."""
+    import optree
+
+    leaves, spec = optree.tree_flatten(value)
+    return nested(spec, iter(leaves))
+
+
+class Arguments:
+    """The structure of a call's arguments, which the gradients by them have to match.
+
+    Args:
+        function: What was called; errors name its parameters.
+        name: What it is called.
+        count: How many tensors the arguments hold.
+        make: Gives the arguments as Nodes, with a Slot for each tensor and None for anything else.
+        read: Gives an answer as Nodes.
+
+    No tensor is held, and nothing is computed before an answer or a name is asked for.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        count: int,
+        make: Callable[[], Iterable[Any]],
+        read: Callable[[Any], Any] = read,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.count = count
+        self.make = make
+        self.read = read
+
+    @cached_property
+    def holders(self) -> dict[int, Any]:
+        """The arguments that hold tensors, by position."""
+        return {i: arg for i, arg in enumerate(self.make()) if any(_slots(arg))}
+
+    @property
+    def names(self) -> list[str]:
+        """What each tensor is called: `x`, `params['w']`."""
+        named = self._named().items()
+        return [path for name, arg in named for _, path in _slots(arg, name)]
+
+    def _named(self) -> dict[str, Any]:
+        return {parameter(self.function, i): arg for i, arg in self.holders.items()}
+
+    def leaves(self, answer: Any) -> list[Any]:
+        """An answer as one gradient per tensor; RuleError if it has another structure."""
+        given, holders = self.read(answer), list(self.holders.values())
+        alone = holders if len(holders) == 1 else []
+        for due in (*alone, Node(list, dict(enumerate(holders)))):
+            gradients = [None] * self.count
+            if (alone or given is not None) and _fits(due, given, gradients):
+                return gradients
+        raise RuleError(
+            f"wrong structure of gradients: {self.name} ({place(self.function)}) returned "
+            f"{_shown(given)}, expected gradients by {self._expected()}. Return a list with one "
+            "entry per argument that holds tensors, in order, each in its argument's structure, "
+            "and None where there is no gradient."
+        )
+
+    def _expected(self) -> str:
+        shown = [_shown(arg, name) for name, arg in self._named().items()]
+        return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+
+
+def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
+    """Arguments of which each is a tensor."""
+    return Arguments(function, name, count, lambda: map(Slot, range(count)))
+
+
+def _fits(due: Any, given: Any, gradients: list[Any]) -> bool:
+    """Whether an answer has the structure that is due; its gradients are put in their places."""
+    if given is None:
+        return True
+    if type(due) is Slot:
+        gradients[due.number] = given
+        return type(given) is not Node
+    if type(given) is not Node:
+        return False
+    if due is None:  # nothing that has a gradient
+        return all(_fits(None, part, gradients) for part in given.parts.values())
+    return (
+        given.what == due.what
+        and given.parts.keys() == due.parts.keys()
+        and all(_fits(part, given.parts[key], gradients) for key, part in due.parts.items())
+    )
+
+
+def _slots(value: Any, path: str = "") -> Iterator[tuple[int, str]]:
+    """The places of tensors in an argument, each with its path."""
+    if type(value) is Slot:
+        yield value.number, path
+    elif type(value) is Node:
+        for key, part in value.parts.items():
+            yield from _slots(part, path + _step(value, key))
+
+
+def _step(value: Node, key: Any) -> str:
+    is_field = value.what not in (list, dict) and isinstance(key, str)
+    return f".{key}" if is_field else f"[{key!r}]"
+
+
+def _shown(value: Any, path: str = "") -> str:
+    """A structure for a message: tensors by their paths, or what came in their places."""
+    if type(value) is not Node:
+        return path if type(value) is Slot else kind(value)
+    parts = {k: _shown(part, path + _step(value, k)) for k, part in value.parts.items()}
+    if value.what is list:
+        return f"[{', '.join(parts.values())}]"
+    if value.what is dict:
+        return f"{{{', '.join(f'{k!r}: {part}' for k, part in parts.items())}}}"
+    return f"{value.name}({', '.join(f'{k}={part}' for k, part in parts.items())})"
+
+
+def parameter(function: Callable[..., Any], position: int) -> str:
+    """What a function calls its argument at a position: `x`, or `xs[2]` for `*xs`."""
+    try:
+        known = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        known = []
+    for i, p in enumerate(known):
+        if p.kind is p.VAR_POSITIONAL:
+            return f"{p.name}[{position - i}]"
+        if i == position:
+            return p.name
+    return f"args[{position}]"

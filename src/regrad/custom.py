@@ -10,7 +10,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from regrad import containers, dispatch, recording
-from regrad.errors import ArgumentError, GradientError, RuleError, kind
+from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
 from regrad.graph import PLACEHOLDER, Symbol, home, is_symbolic, put_down
 from regrad.namespaces import is_array
@@ -33,11 +33,13 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             named tuple with these fields. `y` is a Tensor or a container of Tensors. `save`
             may be left out; it is given by keyword if f names it, else last.
 
-    `g(dy, saved)`, or `g(dy)`, gives the gradient by each input: a Tensor of the input's
-    shape and dtype, or a list with one entry per input; None means no gradient. `dy` has the
-    structure of `y`. `save([a, b])` keeps tensors for g as `saved[0]`, `saved[1]`;
-    `save(a=a)` as `saved.a`. Tensors and arrays among the arguments (also inside containers)
-    are the inputs; everything else passes through.
+    Tensors and arrays among the arguments, also inside containers, are the inputs; everything
+    else passes through. `g(dy, saved)`, or `g(dy)`, gives the gradients as a list with one entry
+    per argument that holds tensors, in order. An entry has its argument's structure, with
+    Tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a
+    list and a tuple are alike). None, for an argument or any part of it, means no gradient. If
+    there is only one such argument, its entry alone will do. `dy` has the structure of `y`.
+    `save([a, b])` keeps tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as `saved.a`.
 
     The ops inside f do not count for the gradient of the value. What is saved, or what g
     closes over, keeps its own history, and g may use any op, custom ones included, so
@@ -47,7 +49,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         ArgumentError: f does not return a value and a gradient function; `save` is misused.
         GradientError: f closes over a tensor or Variable that is being differentiated
             instead of taking it as an input.
-        RuleError: g returns the wrong number, kind, shape or dtype of gradients.
+        RuleError: g returns gradients of the wrong structure, kind, shape or dtype.
 
     Source: `tf.customGrad` of TensorFlow.js.
 
@@ -65,10 +67,10 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     name = getattr(f, "__name__", type(f).__name__)
 
     def op(*args: Any, **options: Any) -> Any:
-        inputs = args
+        inputs, form = args, None
         for arg in args:
             if type(arg) is not Tensor:
-                inputs, args = _inputs(args)
+                inputs, args, form = _inputs(args)
                 break
         state = current()
         if state is not None and state.region is not None:  # f is to see what stands in there
@@ -76,6 +78,9 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         if options:
             _check_options(options, name)
         call = CustomCall(f, name, inputs)
+        if form is not None:
+            call.form = form
+            call.nests = tuple in map(type, form)
         how = saving[len(args)]
         if how == "keyword":
             options["save"] = call.save
@@ -109,31 +114,44 @@ class Saving(dict[int, str]):
         return "last" if due == count + 1 else "not"
 
 
-def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """The tensors among the arguments, and the arguments with these in their places."""
+def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...], list[Any]]:
+    """The tensors among the arguments, the arguments with these in their places, and their form.
+
+    The form tells of each argument where it holds tensors: a Slot, or a structure of optree's and
+    the Slots among its leaves; None if it holds none.
+    """
     inputs: list[Tensor] = []
-    given = []
+    given, form = [], []
     for arg in args:
         if type(arg) is Tensor:
+            form.append(containers.Slot(len(inputs)))
             inputs.append(arg)
-            given.append(arg)
+        elif type(arg) in dispatch.NUMBERS:
+            form.append(None)
         else:
-            given.append(_opened(arg, inputs))
-    return tuple(inputs), tuple(given)
+            arg, entry = _opened(arg, inputs)
+            form.append(entry)
+        given.append(arg)
+    return tuple(inputs), tuple(given), form
 
 
-def _opened(arg: Any, inputs: list[Tensor]) -> Any:
-    """An argument with its arrays and Variables as Tensors, each noted as an input."""
-    leaves, rebuild = containers.flatten(arg)
-    lifted = {
-        i: dispatch.lift(leaf)
-        for i, leaf in enumerate(leaves)
-        if dispatch.is_tensor(leaf) or is_array(leaf)
-    }
-    if not lifted:
-        return arg  # itself, not a copy: f may write to it
-    inputs.extend(lifted.values())
-    return rebuild([lifted.get(i, leaf) for i, leaf in enumerate(leaves)])
+def _opened(arg: Any, inputs: list[Tensor]) -> tuple[Any, Any]:
+    """An argument with its arrays and Variables as Tensors, each noted as an input; its form."""
+    leaves, rebuild, spec = containers.opened(arg)
+    slots: list[Any] = [None] * len(leaves)
+    for i, leaf in enumerate(leaves):
+        if dispatch.is_tensor(leaf) or is_array(leaf):
+            slots[i] = containers.Slot(len(inputs))
+            leaves[i] = dispatch.lift(leaf)
+            inputs.append(leaves[i])
+    if not any(slots):
+        return arg, None  # itself, not a copy: f may write to it
+    return rebuild(leaves), slots[0] if spec.is_leaf() else (spec, slots)
+
+
+def _unfolded(entry: Any) -> Any:
+    """The form of an argument as `containers.Arguments` takes it."""
+    return containers.nested(entry[0], iter(entry[1])) if type(entry) is tuple else entry
 
 
 def _inside(
@@ -210,6 +228,8 @@ class CustomCall(Saves, Rule):
     grad_func: Callable[..., Any]
     outer: CustomCall | None = None  # the call inside whose f this one was made
     scopes: Any = None  # the overrides in force at the call
+    form: Sequence[Any] | None = None  # of the arguments; None: each is a Tensor
+    nests = False  # whether one of the arguments is a container of Tensors
     rebuild = staticmethod(containers.only)
 
     def __init__(self, f: Callable[..., Any], name: str, inputs: tuple[Tensor, ...]) -> None:
@@ -349,7 +369,7 @@ class CustomCall(Saves, Rule):
         inner = [dispatch.alias_of(leaf) for leaf in leaves]
         outputs = custom_node(
             self.name, inner, self.inputs, lambda dys: self.per_input(self.answer(self.given(dys))),
-            self.mark,
+            self.mark, self.input_name,
         )  # fmt: skip
         for leaf, y in zip(leaves, outputs, strict=True):
             if leaf._id > self.mark and leaf._data is not y._data:
@@ -413,7 +433,9 @@ class CustomCall(Saves, Rule):
     def pull_only(self, record: Any, dy: Any) -> Any:
         """The gradient by the only input."""
         answer = self.answer(dy)
-        return answer if isinstance(answer, Tensor) else self.per_input(answer)[0]
+        if isinstance(answer, Tensor) and not self.nests:
+            return answer
+        return self.per_input(answer)[0]
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         answer = self.answer(dy if isinstance(dy, Tensor) else self.rebuild(dy))
@@ -421,16 +443,21 @@ class CustomCall(Saves, Rule):
 
     def per_input(self, answer: Any) -> Sequence[Any]:
         """What grad_func answered, one entry per input."""
-        given = answer if isinstance(answer, list | tuple) else [answer]
-        if len(given) != self.count or any(isinstance(g, list | tuple | dict) for g in given):
-            given = _open(answer)
-        if len(given) != self.count:
-            raise RuleError(
-                f"wrong number of gradients: {self.name} ({place(self.f)}) returned {len(given)}, "
-                f"and the function has {self.count} tensor inputs. Return a list with one "
-                "gradient per input, in order, or None for an input without one."
-            )
-        return given
+        if not self.nests and type(answer) in (list, tuple) and len(answer) == self.count:
+            for dx in answer:
+                if not isinstance(dx, Tensor) and dx is not None:
+                    break
+            else:
+                return answer
+        return self.arguments().leaves(answer)
+
+    def arguments(self) -> containers.Arguments:
+        """The structure that the answer must have."""
+        form = map(containers.Slot, range(self.count)) if self.form is None else self.form
+        return containers.Arguments(self.f, self.name, self.count, lambda: map(_unfolded, form))
+
+    def input_name(self, leaf: int) -> str:
+        return self.arguments().names[leaf]
 
 
 # -- in a graph ----------------------------------------------------------------------------------
@@ -457,14 +484,22 @@ class InGraph(Rule):
     """The rule of a custom op in a graph."""
 
     def __init__(
-        self, name: str, answer: Callable[[tuple[Tensor, ...]], Sequence[Any]], closed: list[Symbol]
+        self,
+        name: str,
+        answer: Callable[[tuple[Tensor, ...]], Sequence[Any]],
+        closed: list[Symbol],
+        input_name: Callable[[int], str],
     ) -> None:
         self.name = name
         self.answer = answer
         self.closed = closed  # what f used without taking it as an input
+        self.names = input_name
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return False  # nobody can know
+
+    def input_name(self, leaf: int) -> str:
+        return self.names(leaf)
 
     def sources(self, node: Any) -> list[Symbol]:
         """What the gradient depends on: the inputs, and what must not be differentiated by."""
@@ -492,18 +527,21 @@ def custom_node(
     xs: Sequence[Tensor],
     answer: Callable[[tuple[Tensor, ...]], Sequence[Any]],
     mark: int,
+    input_name: Callable[[int], str],
     *,
     taped: bool = False,
 ) -> tuple[Tensor, ...]:
     """Values computed from inputs, as outputs of one node with a gradient of its own.
 
-    What has an id above `mark` was made by the function itself. With `taped` the node goes on
-    the open tapes too.
+    What has an id above `mark` was made by the function itself. `input_name` gives the name of
+    an input for messages. With `taped` the node goes on the open tapes too.
     """
     graph = home([*ys, *xs])
     leaves = tuple([graph.entering(x) for x in (*ys, *xs)])
     given = leaves[len(ys) :]
-    rule = InGraph(name, answer, _closed_over(leaves[: len(ys)], given, mark))
+    count = len(ys)
+    closed = _closed_over(leaves[:count], given, mark)
+    rule = InGraph(name, answer, closed, lambda leaf: input_name(leaf - count))
     specs = [y._data.spec for y in leaves[: len(ys)]]
     layout = tuple(range(len(ys))), tuple(range(len(ys), len(leaves)))
     if taped:
@@ -577,15 +615,6 @@ def _not_a_pair(name: str, got: str) -> ArgumentError:
         f"custom_grad: {name} must return {{'value': y, 'grad_func': g}} or (y, g) with a Tensor "
         f"(or a container of them) and a function; {got}"
     )
-
-
-def _open(answer: Any) -> list[Any]:
-    """Gradients by argument, opened leaf by leaf; None stays."""
-    if answer is None or type(answer) is Tensor:
-        return [answer]
-    import optree
-
-    return optree.tree_leaves(answer, none_is_leaf=True)
 
 
 def takes_saved(grad_func: Callable[..., Any]) -> bool:

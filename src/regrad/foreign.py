@@ -6,12 +6,14 @@ for an op of our own, so rules take the same forms and answers get the same chec
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from regrad.builtin import Builtin
 from regrad.namespaces import BACKENDS, is_array
 from regrad.recording import effective
-from regrad.registry import RULES, Op, resolve
+from regrad.registry import RULES, Op, canonical, resolve
 from regrad.ruleforms import Rule
 from regrad.state import in_state, masked
 from regrad.tape import GroupedRecord, Place, Record, positions
@@ -33,7 +35,8 @@ class ForeignRule:
         self.op = op
         self.rule: Rule = resolve(value, op)
         self.name = self.rule.name
-        self.is_borrowed = isinstance(value, str) and value not in RULES
+        self.is_borrowed = lender(value) is not None
+        self.takes_all = self.is_borrowed or takes_all(value)
         self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 
@@ -61,6 +64,24 @@ class ForeignRule:
     def keeps(self, wanted: Sequence[int]) -> tuple[frozenset[int], bool]:
         """The inputs (by parameter) that the rule names, and whether it names the output."""
         return self.rule.keeps(frozenset(wanted))
+
+
+def lender(value: Any) -> str | None:
+    """The op type whose own rule a value in a map stands for."""
+    if isinstance(value, Builtin):
+        return value.op.type
+    return canonical(value) if isinstance(value, str) and value not in RULES else None
+
+
+def takes_all(value: Any) -> bool:
+    """Whether a rule takes `**names`, which it can only hand on to a rule of the library's own."""
+    if not callable(value):
+        return False
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except ValueError:
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 class ForeignCall:

@@ -27,8 +27,14 @@ class Wrapped(Rule):
         self.function = rule.function
         self.watches = rule.watches
         self.flat = rule.flat
+        self.constant = rule.constant
+        self.holomorphic = rule.holomorphic
         self.keeps = rule.keeps
         self.unless = rule.unless
+
+    @property
+    def bare(self) -> Rule:
+        return self.rule.bare
 
 
 class Counted(Wrapped):
@@ -123,7 +129,8 @@ class gradient_override_map(Report):
         rules: `{op type: rule}`. A rule is a function, a name given to `RegisterGradient`, or
             an op type whose own rule is to be used (`{"Round": "Identity"}` is the
             straight-through estimator). Functions are in the native form `(dy, x, …)` or in
-            TensorFlow's `(op, grad, …)`; see `gradient`.
+            TensorFlow's `(op, grad, …)`; see `gradient`. `rules.builtin("Relu")` is the op type's
+            own rule as a function, for one that scales, clips or logs it.
 
     An op is bound when it is *created*; where and when it is differentiated does not matter.
     Scopes nest, and the inner one wins op type by op type. They hold in their own thread and

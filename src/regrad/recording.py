@@ -69,7 +69,7 @@ def effective(op: Op, rule: Rule, specs: Sequence[tuple[Any, Any]], y: Any) -> R
 
     Rules that an override gives are used as they are, but for those of other ops.
     """
-    holomorphic = op.holomorphic if rule is op.rule else rule.holomorphic
+    holomorphic = op.holomorphic if op.owns(rule) else rule.holomorphic
     if holomorphic and specs and specs[0][1] not in REAL and _is_complex(y):
         return Conjugated(rule, OPS["Conj"].function)
     return rule
@@ -97,9 +97,8 @@ def put(
     if cuts(rule, attrs, xs):
         rule = CUT
     if state.tape is None:
-        for tape in tapes:
-            tape.admit(op, rule, _wanted([tape], ids, layout))
-    if not rule.watches:
+        tapes = [tape for tape in tapes if tape.admit(op, rule, _wanted([tape], ids, layout))]
+    if not rule.watches or not tapes:
         return
     specs = [(x._data.shape, x._data.dtype) for x in xs]
     rule = effective(op, rule, specs, y)
@@ -167,7 +166,7 @@ def _grouped(
     entry.symbolic = outputs if outputs and type(outputs[0]) is not Tensor else None
     # of several outputs, those of integers have no gradient, unless a rule was put in force
     floats = [t._id for t in outputs if is_inexact(t.dtype)]
-    return entry, floats if floats and several and rule is op.rule else list(ids_out)
+    return entry, floats if floats and several and op.owns(rule) else list(ids_out)
 
 
 def _is_complex(y: Any) -> bool:

@@ -228,9 +228,9 @@ class Shadow(Links):
 
     plain = False
 
-    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> None:
-        for tape in self.outer:
-            tape.admit(op, rule, wanted)
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
+        admitted = [tape.admit(op, rule, wanted) for tape in self.outer]
+        return any(admitted)  # after each has had its say
 
     def read_plainly(self) -> None:
         for tape in self.outer:

@@ -99,6 +99,7 @@ class Op:
         "name",
         "promotes",
         "real",
+        "replaced",
         "rule",
         "several",
         "single",
@@ -142,10 +143,20 @@ class Op:
         # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
         self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
         self.rule: Rule = Missing(self)
+        self.replaced: Rule | None = None  # its first rule, once it was given another
         self.function: Callable[..., Any] = not_yet
 
     def __repr__(self) -> str:
         return f"<op type {self.type}>"
+
+    @property
+    def shipped(self) -> Rule:
+        """The rule that its author gave it."""
+        return self.replaced or self.rule
+
+    def owns(self, rule: Rule) -> bool:
+        """Whether a rule, counted or not, is the op's own."""
+        return rule.bare is self.rule or rule.bare is self.replaced
 
     def names(self) -> list[str]:
         """Everything that a rule of this op may name after `dy`."""
@@ -180,7 +191,8 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
 
     The rule's first parameter decides its form. `dy` makes it native: the other parameters
     name what it needs (an input, the output `y`, an attribute, `x_shape`, `x_dtype`), and
-    a record keeps just that. Anything else makes it TensorFlow's: `(op, grad, ...)`.
+    a record keeps just that; `**names` takes, and keeps, all of them. Anything else makes it
+    TensorFlow's: `(op, grad, ...)`.
     With `wrt` it gives one input's gradient and runs only if that is wanted; without, the
     gradients of all inputs in order. None means no gradient.
 
@@ -216,6 +228,8 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
                 f"gradient_override_map({{{op.type!r}: rule}}); to replace it everywhere pass "
                 "overwrite=True."
             )
+        if taken and op.replaced is None and not (wrt and _lacks(op.rule, wrt)):
+            op.replaced = op.rule
         op.rule = _extended(op, wrt, function) if wrt else bind(function, op, op.type)
         _changed()
         return function
@@ -314,6 +328,9 @@ def op_types() -> list[str]:
 
 def resolve(value: str | Callable[..., Any], op: Op) -> Rule:
     """The rule that a map's value stands for, bound to `op`."""
+    bound_to = getattr(type(value), "bound_to", None)  # a builtin
+    if bound_to is not None:
+        return bound_to(value, op)
     if callable(value):
         return bind(value, op, getattr(value, "__name__", type(value).__name__))
     if not isinstance(value, str):
@@ -325,7 +342,8 @@ def resolve(value: str | Callable[..., Any], op: Op) -> Rule:
         registered = RULES[value]
         return registered if isinstance(registered, Rule) else bind(registered, op, value)
     if canonical(value) in OPS:
-        return _borrowed(OPS[canonical(value)], op)
+        lender = OPS[canonical(value)]
+        return borrowed(lender, lender.rule, op)
     raise UnknownOpError(
         f"no rule is registered as {value!r} (wanted for the op type {op.type!r})."
         f"{near(value, [*RULES, *OPS])} Register it with @RegisterGradient({value!r}), or give "
@@ -333,9 +351,8 @@ def resolve(value: str | Callable[..., Any], op: Op) -> Rule:
     )
 
 
-def _borrowed(lender: Op, op: Op) -> Rule:
-    """Another op type's rule, its names resolved against `op`."""
-    rule = lender.rule
+def borrowed(lender: Op, rule: Rule, op: Op) -> Rule:
+    """A rule of another op type, its names resolved against `op`."""
     if isinstance(rule, NoGradient):
         return rule
     if rule.function is not None:

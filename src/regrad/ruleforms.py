@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from regrad.registry import Op
 
 
+STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 NO_PLANS: Mapping[frozenset[int], tuple[frozenset[int], bool]] = MappingProxyType({})
 
 
@@ -28,6 +29,7 @@ class Rule:
 
     watches = True  # whether outputs of an op under this rule are watched
     flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
+    constant = False  # the op's value does not depend on the values of its inputs (ones_like)
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     name = ""
@@ -42,6 +44,11 @@ class Rule:
         modules = {getattr(f, "__module__", None) or "" for f in functions if f is not None}
         return bool(modules) and all(m.partition(".")[0] == "regrad" for m in modules)
 
+    @property
+    def bare(self) -> Rule:
+        """The rule without what counts its runs, or conjugates it."""
+        return self
+
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         """The parameters whose tensors a record must keep, and whether it keeps the output."""
         return frozenset(), False
@@ -49,6 +56,10 @@ class Rule:
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
+
+    def input_name(self, leaf: int) -> str | None:
+        """What messages call an input; None for the name that the op gives it."""
+        return None
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
         """Whether the op is affine in these inputs together: its gradient ignores them."""
@@ -141,19 +152,23 @@ def _call_by_keyword(
 def asked(function: Callable[..., Any], op: Op) -> list[str]:
     """The names that a rule asks for: all after `dy`, but for unknown ones that have a default.
 
-    (`lambda dy, k=k: dy * k` brings its own k.)
+    (`lambda dy, k=k: dy * k` brings its own k.) `**names` asks for all that there are.
     """
     plain = type(function) is FunctionType and not hasattr(function, "__wrapped__")
-    if plain and not function.__defaults__ and not function.__code__.co_kwonlyargcount:
+    code = function.__code__ if plain else None
+    if code and not (function.__defaults__ or code.co_kwonlyargcount or code.co_flags & STARS):
         return parameters(function)[1:]
     _, *rest = inspect.signature(function).parameters.values()
     known = op.names()
-    return [
+    named = [
         p.name
         for p in rest
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and (p.default is p.empty or p.name in known)
     ]
+    if not any(p.kind is p.VAR_KEYWORD for p in rest):
+        return named
+    return [*named, *(n for n in known if n not in named)]
 
 
 def getter(op: Op, name: str, where: str) -> Callable[[Any], Any]:
@@ -276,6 +291,15 @@ class OpView:
         self.name: str = record.op.name
         self.inputs: tuple[Any, ...] = tuple(record.xs)
         self.outputs: list[Any] = list(record.y) if isinstance(record.y, tuple) else [record.y]
+
+    @property
+    def record(self) -> Any:
+        """The record behind the view."""
+        return self._record
+
+    def places(self) -> Sequence[int | None]:
+        """Which leaf of the record each input is; None for what is an attribute there."""
+        return range(len(self.inputs))
 
     def shown(self, tensor: Any) -> Any:
         """A gradient as the rule is to see it."""

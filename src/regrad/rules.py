@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from regrad.builtin import builtin as builtin
 from regrad.custom import custom_grad
 from regrad.errors import ArgumentError
 from regrad.ops.activation import sigmoid

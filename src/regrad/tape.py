@@ -142,8 +142,9 @@ class Tape:
         watched, self.watched = self.watched, set()
         return watched
 
-    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> None:
-        """Refuse a record, by an error, that this tape cannot do with."""
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
+        """Whether to record an op; an error refuses one that this tape cannot do with."""
+        return True
 
     def read_plainly(self) -> None:
         """A watched tensor was read as a plain number (`float(x)`, `x.item()`, `bool(x)`)."""

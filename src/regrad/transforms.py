@@ -204,13 +204,16 @@ class LinearTape(Tape):
         """A rule is about to run."""
         self.record = record
 
-    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> None:
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
+        if rule.constant:
+            return False  # a factor, like any number
         if not rule.linear_in(wanted):
             raise GradientError(
                 "forward mode: the backward pass is not linear in the gradient that arrives, "
                 f"because {self.at_work()} puts it through the op type {op.type!r}. Such a rule "
                 "has no forward-mode derivative; use vjp, grad or jacobian."
             )
+        return True
 
     def __call__(self, record: Record, dy: Any, leaf: int, dx: Any) -> None:
         if not isinstance(dx, Tensor):

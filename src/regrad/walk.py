@@ -264,6 +264,9 @@ def where(record: Record, leaf: int) -> str:
 
 def name_of(record: Record, leaf: int) -> str:
     """The name of an input: `x`, or `xs[2]` in a sequence."""
+    own = record.rule.input_name(leaf)
+    if own is not None:
+        return own
     if not isinstance(record, GroupedRecord):
         return record.op.inputs[leaf].name if leaf < len(record.op.inputs) else str(leaf)
     for entry, place in zip(record.op.inputs, record.layout, strict=False):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import update_wrapper
+from types import NoneType
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from regrad import custom
+from regrad import containers, custom
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.jax.bridge import conjugated
@@ -30,9 +32,12 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             `regrad.custom_grad`. `y` is an array or a container of arrays; `save` may be left
             out.
 
-    `g(dy, saved)`, or `g(dy)`, gives the gradient by each input: an array of its shape and
-    dtype, or a list with one entry per input; None means no gradient. Arrays among the
-    positional arguments (also inside containers) are the inputs; all else passes through.
+    Arrays among the positional arguments, also inside containers, are the inputs; all else passes
+    through. `g(dy, saved)`, or `g(dy)`, gives the gradients as a list with one entry per argument
+    that holds arrays, in order. An entry has its argument's structure, with arrays of the inputs'
+    shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a list and a tuple are
+    alike). None, for an argument or any part of it, means no gradient. If there is only one such
+    argument, its entry alone will do.
 
     f is traced, as `jax.jit` does it, and so is g. What g uses keeps its own history, so
     derivatives of every order are what the code of g says; the output itself is differentiated
@@ -44,7 +49,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             Tensor of regrad turns up (`from_regrad` makes a JAX function of one of regrad's).
         GradientError: f closes over an array that is being differentiated, or gets one by
             keyword, instead of taking it as an input; forward mode meets a g that is not linear.
-        RuleError: g returns the wrong number, kind, shape or dtype of gradients.
+        RuleError: g returns gradients of the wrong structure, kind, shape or dtype.
 
     Source: `tf.customGrad` of TensorFlow.js.
 
@@ -77,6 +82,8 @@ class Call(custom.Saves):
         self.options = options
         self.leaves, self.structure = tree_flatten(args)
         self.places = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
+        count = len(self.places)
+        self.arguments = containers.Arguments(f, self.name, count, self.slots, read)
 
     def run(self) -> Any:
         arrays = [jax.numpy.asarray(self._array(self.leaves[i])) for i in self.places]
@@ -87,6 +94,13 @@ class Call(custom.Saves):
         gradient = CustomGradient(self, jaxpr, outside)
         ys = run_op([*outside, *arrays], part(jaxpr, 0, self.count), gradient)
         return tree_unflatten(self.result, ys)
+
+    def slots(self) -> Any:
+        """The arguments, with Slots for the arrays."""
+        slots: list[Any] = [None] * len(self.leaves)
+        for i, position in enumerate(self.places):
+            slots[position] = containers.Slot(i)
+        return nested(self.structure, iter(slots)).parts.values()
 
     def _array(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -127,7 +141,7 @@ class Call(custom.Saves):
             dy = tree_unflatten(self.result, given)
             takes_saved = custom.takes_saved(grad_func)
             answer = grad_func(dy, self.saved) if takes_saved else grad_func(dy)
-            return [self.checked(dx, i) for i, dx in enumerate(self.per_input(answer))]
+            return [self.checked(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]
 
         self.back = jax.make_jaxpr(back)(*[jax.numpy.zeros_like(ys[i]) for i in self.floats])
         self.own = {
@@ -161,19 +175,6 @@ class Call(custom.Saves):
 
     # -- what the gradient function answers ----------------------------------------------------
 
-    def per_input(self, answer: Any) -> Sequence[Any]:
-        """One entry for each input."""
-        given = list(answer) if isinstance(answer, list | tuple) else [answer]
-        if len(given) != len(self.avals) or any(isinstance(g, list | tuple | dict) for g in given):
-            given = jax.tree_util.tree_leaves(answer, is_leaf=lambda g: g is None)
-        if len(given) != len(self.avals):
-            raise RuleError(
-                f"wrong number of gradients: {self.name} ({place(self.f)}) returned {len(given)}, "
-                f"and the function has {len(self.avals)} array inputs. Return a list with one "
-                "gradient per input, in order, or None for an input without one."
-            )
-        return given
-
     def checked(self, dx: Any, i: int) -> Any:
         """The gradient by an input in JAX's convention, if it is an array that fits."""
         aval = self.avals[i]
@@ -181,7 +182,7 @@ class Call(custom.Saves):
             return ad.zeros_like_aval(aval)
         if isinstance(dx, Tensor):
             raise self._ours("a gradient")
-        where = f"wrong gradient: {self.name} ({place(self.f)}), input {i},"
+        where = f"wrong gradient: {self.name} ({place(self.f)}), input {self.arguments.names[i]!r},"
         if not is_array(dx):
             raise RuleError(f"{where} returned {kind(dx)}, and an array is due, or None")
         if (dx.shape, dx.dtype) != (aval.shape, aval.dtype):
@@ -190,6 +191,27 @@ class Call(custom.Saves):
                 f"{tuple(aval.shape)}. Sum over what was broadcast, or convert it with astype."
             )
         return fitted(conjugated(jax.numpy.asarray(dx)), aval)
+
+
+def nested(structure: Any, leaves: Iterator[Any]) -> Any:
+    """A structure of JAX's around some leaves, as `containers.Node`s; None stays None."""
+    known = structure.node_data()
+    if known is None:
+        return next(leaves)
+    type, detail = known
+    if type is NoneType:
+        return None
+    parts = [nested(child, leaves) for child in structure.children()]
+    keys = range(len(parts))
+    if issubclass(type, dict):
+        keys = detail[1] if type is defaultdict else detail
+    return containers.node(type, keys, containers.KINDS.get(type, known), parts)
+
+
+def read(value: Any) -> Any:
+    """A container as Nodes."""
+    leaves, structure = tree_flatten(value)
+    return nested(structure, iter(leaves))
 
 
 def with_constants_as_inputs(closed: Any) -> tuple[Any, list[Any]]:

@@ -12,7 +12,7 @@ from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import FLOAT
 from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient
+from regrad.registry import OPS, gradient
 from regrad.tensor import OURS, Tensor, wrap
 
 Shape = int | tuple[int, ...]
@@ -294,3 +294,5 @@ for _type in ("ZerosLike", "OnesLike", "FullLike"):
     @gradient(_type)
     def _(dy):
         return None
+
+    OPS[_type].rule.constant = True

@@ -25,11 +25,14 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             named tuple with these fields. `y` is a tensor or a container of tensors. `save` may
             be left out; it is given by keyword if f names it, else last.
 
-    `g(dy, saved)`, or `g(dy)`, gives the gradient by each input: a tensor of the input's shape
-    and dtype, or a list with one entry per input; None means no gradient. `save([a, b])` keeps
+    Tensors among the positional arguments, also inside containers, are the inputs; keywords and
+    everything else pass through as constants. `g(dy, saved)`, or `g(dy)`, gives the gradients as
+    a list with one entry per argument that holds tensors, in order. An entry has its argument's
+    structure, with tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with
+    these keys (a list and a tuple are alike). None, for an argument or any part of it, means no
+    gradient. If there is only one such argument, its entry alone will do. `save([a, b])` keeps
     tensors for g as `saved[0]`, `saved[1]`; `save(a=a)` as `saved.a`. g may also just use
-    tensors of f. Tensors among the positional arguments (also in containers) are the inputs;
-    keywords and everything else pass through as constants.
+    tensors of f.
 
     Saved intermediates keep their own history, so second and higher derivatives are those of
     the code of g. It works under `torch.func` (not in forward mode), `torch.compile`,
@@ -39,7 +42,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         ArgumentError: f does not return a value and a gradient function; `save` is misused.
         GradientError: f closes over a tensor that is being differentiated, or got one by
             keyword; forward mode.
-        RuleError: g returns the wrong number, kind, shape or dtype of gradients.
+        RuleError: g returns gradients of the wrong structure, kind, shape or dtype.
 
     Source: `tf.customGrad` of TensorFlow.js.
 
@@ -58,9 +61,9 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     name = getattr(f, "__name__", type(f).__name__)
 
     def function(*args: Any, **options: Any) -> Any:
-        inputs = [x for x in containers.flatten(args)[0] if isinstance(x, torch.Tensor)]
+        inputs, make = opened(args)
         refuse_keywords(options, name)
-        call = CustomCall(f, name, inputs)
+        call = CustomCall(f, name, inputs, make)
         how = saving[len(args)]
         if how == "keyword":
             options["save"] = call.save
@@ -75,6 +78,18 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         return call.close(list(call(ys)))
 
     return in_graph(function, f)
+
+
+def opened(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
+    """The tensors among the arguments, and what gives the arguments with Slots for them."""
+    inputs: list[torch.Tensor] = []
+    slots: list[Any] = []
+    leaves, _, spec = containers.opened(args)
+    for leaf in leaves:
+        is_input = isinstance(leaf, torch.Tensor)
+        slots.append(containers.Slot(len(inputs)) if is_input else None)
+        inputs += [leaf] if is_input else []
+    return inputs, lambda: containers.nested(spec, iter(slots)).parts.values()
 
 
 def refuse_keywords(options: dict[str, Any], name: str) -> None:
@@ -92,11 +107,18 @@ class CustomCall(Saves):
 
     grad_func: Callable[..., Any]
 
-    def __init__(self, f: Callable[..., Any], name: str, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        make: Callable[[], Any],
+    ) -> None:
         self.f = f
         self.name = name
         self.inputs = inputs
         self.count = len(inputs)
+        self.arguments = containers.Arguments(f, name, self.count, make)
 
     def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The values, with the gradient function behind them."""
@@ -132,15 +154,11 @@ class CustomCall(Saves):
         return _with_cells(self.grad_func, contents), saved
 
     def answer(self, held: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
-        """The gradients by the inputs, checked."""
+        """The gradients by the inputs."""
         grad_func, saved = self.refilled(held)
         dy = self.close(list(dys))
         answer = grad_func(dy, saved) if takes_saved(grad_func) else grad_func(dy)
-        import optree
-
-        if answer is None or isinstance(answer, torch.Tensor):
-            return [answer]
-        return optree.tree_leaves(answer, none_is_leaf=True)  # pyright: ignore
+        return self.arguments.leaves(answer)
 
     close: containers.Rebuild = containers.only
 
@@ -201,9 +219,8 @@ class Custom(torch.autograd.Function):
         call = ctx.call
         saved = ctx.saved_tensors
         with unaffected(dys):
-            answer = call.answer(saved, dys)
-            counted = enumerate(_counted(call, answer, ctx.specs))
-            dxs = [_checked(call, i, dx, ctx.specs) for i, dx in counted]
+            answer = enumerate(call.answer(saved, dys))
+            dxs = [_checked(call, i, dx, ctx.specs) for i, dx in answer]
         wanted = ctx.needs_input_grad[2:]
         found = {i: dx for i, dx in enumerate(dxs) if wanted[i]}
         return None, *spread(found, ctx.total)
@@ -217,21 +234,13 @@ class Custom(torch.autograd.Function):
         )
 
 
-def _counted(call: CustomCall, answer: list[Any], specs: Sequence[Any]) -> list[Any]:
-    if len(answer) != len(specs):
-        raise RuleError(
-            f"wrong number of gradients: {call.name} ({place(call.f)}) returned {len(answer)}, and "
-            f"the function has {len(specs)} tensor inputs. Return a list with one gradient per "
-            "input, in order, or None for an input without one."
-        )
-    return answer
-
-
 def _checked(call: CustomCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
     if dx is None:
         return None
     shape, dtype = specs[i]
-    where = f"wrong gradient: {call.name} ({place(call.f)}), input {i},"
+    if isinstance(dx, torch.Tensor) and dx.dtype == dtype and tuple(dx.shape) == shape:
+        return dx
+    where = f"wrong gradient: {call.name} ({place(call.f)}), input {call.arguments.names[i]!r},"
     if not isinstance(dx, torch.Tensor):
         raise RuleError(f"{where} returned {kind(dx)}, and a tensor is due")
     if dx.dtype != dtype and (dtype.is_floating_point or dtype.is_complex):

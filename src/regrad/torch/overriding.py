@@ -23,8 +23,8 @@ from regrad.errors import (
     UnusedOverrideWarning,
     near,
 )
-from regrad.foreign import ForeignRule
-from regrad.registry import RULES, Input, Op, canonical, find_op
+from regrad.foreign import ForeignRule, lender, takes_all
+from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Report, Table, Untouched
 from regrad.torch import intercepts
 from regrad.torch.arguments import fill, refuse_unknown
@@ -231,7 +231,7 @@ class RuleSet:
             family = family_of(key)
             if family.type in self.rules:
                 raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
-            refuse_layout(value)
+            refuse_layout(value, family.type)
             named = bool(family.parameters)
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
             spelled.update(spellings_of(family))
@@ -267,12 +267,14 @@ class RuleSet:
         return any(function in each.calls or function in each.keep for each in self.around())
 
 
-def refuse_layout(value: Any) -> None:
+def refuse_layout(value: Any, op_type: str) -> None:
     """Refuse the rule of an op of ours whose images are laid out in another way than torch's."""
-    if isinstance(value, str) and value not in RULES and canonical(value) in CHANNELS_LAST:
+    own = lender(value) or (op_type if takes_all(value) else None)
+    if own in CHANNELS_LAST:
         raise RuleError(
-            f"the rule of {value!r} is for images whose channels come last, and torch's come "
-            "first. Write the rule with torch's functions, as in torch.nn.grad."
+            f"the rule of {own!r} is for images whose channels come last, "
+            "and torch's come first. Write the rule with torch's functions, as in torch.nn.grad, "
+            "and name what it needs."
         )
 
 
@@ -488,7 +490,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
                 return spelling.function(*given, **named)
 
             rule = ruleset.rules[key].taking(len(filled.values))
-            if rule.is_borrowed:
+            if rule.takes_all:
                 refuse_unknown(family, args, options)
             layout = None if rule.op.flat else filled.layout
             call = Call(rule, filled.values, layout, filled.attrs, forward, hit)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 
+from regrad.v1 import array_grad as array_grad
 from regrad.v1 import bitwise as bitwise
 from regrad.v1 import control, uncovered
 from regrad.v1 import errors as errors
@@ -25,7 +26,9 @@ from regrad.v1 import initializers as initializers
 from regrad.v1 import layers as layers
 from regrad.v1 import linalg as matrices
 from regrad.v1 import losses as losses
+from regrad.v1 import math_grad as math_grad
 from regrad.v1 import nn as nn
+from regrad.v1 import nn_grad as nn_grad
 from regrad.v1 import train as train
 from regrad.v1.arrays import batch_to_space as batch_to_space
 from regrad.v1.arrays import batch_to_space_nd as batch_to_space_nd

@@ -281,13 +281,13 @@ class _Path:
 def _with_gradients(node: Node) -> list[int]:
     """The outputs that have a gradient: of several, by a built-in rule, those of floats."""
     floats = [s.id for s in node.symbols if is_inexact(s.dtype)]
-    own = node.rule is node.op.rule and node.op.several
+    own = node.op.owns(node.rule) and node.op.several
     return floats if floats and own else [s.id for s in node.symbols]
 
 
 def _is_cast_of_integers(node: Node) -> bool:
     """Whether integers become floats here, which TensorFlow's own rule does not differentiate."""
-    own = node.op.type == "Cast" and node.rule is node.op.rule
+    own = node.op.type == "Cast" and node.op.owns(node.rule)
     return own and not is_inexact(node.specs[0][1]) and is_inexact(node.symbols[0].dtype)
 
 
@@ -444,6 +444,10 @@ class _Custom:
                 )
             return _plain(by_args, len(args)) + _plain(by_variables, len(variables))
 
+        def input_name(i: int) -> str:
+            own = containers.tensors(self.f, self.name, len(args)).names
+            return [*own, *(v.name for v in variables)][i]
+
         refs = [v.value() for v in variables]
         made = custom_node(
             self.name,
@@ -451,6 +455,7 @@ class _Custom:
             [t._read() for t in (*args, *refs)],
             grad_func,
             mark,
+            input_name,
             taped=True,
         )
         return face(close(list(made)))

@@ -11,7 +11,7 @@ import regrad.graph as engine
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph import INNERMOST, Node
 from regrad.overrides import gradient_override_map as OverrideScope
-from regrad.registry import OPS, RULES, Op, bind, canonical, resolve
+from regrad.registry import OPS, RULES, Op, canonical, resolve
 from regrad.ruleforms import NoGradient, Rule
 
 
@@ -237,7 +237,7 @@ class GraphOverrideScope(OverrideScope):
         return self
 
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
-        return LateRule(value, op) if isinstance(value, str) else bind_named(value, op)
+        return LateRule(value, op) if isinstance(value, str) else resolve(value, op)
 
     def _key(self, op_type: str) -> Any:
         return self._graph, op_type
@@ -245,11 +245,6 @@ class GraphOverrideScope(OverrideScope):
 
 class SingleUseError(ArgumentError, AttributeError):
     """A scope that was used up (TensorFlow raises AttributeError here)."""
-
-
-def bind_named(function: Callable[..., Any], op: Op) -> Rule:
-    """A function as a rule of an op."""
-    return bind(function, op, getattr(function, "__name__", type(function).__name__))
 
 
 class LateRule(Rule):

@@ -105,6 +105,13 @@ class Operation(OpView):
         value = attrs[name]
         return dtypes.of(value) if isinstance(value, np.dtype) else value
 
+    @property
+    def record(self) -> Any:
+        return self._node
+
+    def places(self) -> Sequence[int | None]:
+        return [place for _, place in self._inputs()]
+
     def shown(self, tensor: Any) -> Any:
         return tensor if tensor is None else face(tensor)
 
