@@ -74,6 +74,8 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         if options:
             _check_options(options, name)
         call = CustomCall(f, name, inputs)
+        if state is not None and state.inspected:
+            call.again = op, args, dict(options)
         how = saving[len(args)]
         if how == "keyword":
             options["save"] = call.save
@@ -219,6 +221,7 @@ class CustomCall(Saves, Rule):
     """
 
     grad_func: Callable[..., Any]
+    again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
     outer: CustomCall | None = None  # the call inside whose f this one was made
     rebuild = staticmethod(containers.only)
 
