@@ -23,7 +23,7 @@ Pull = Callable[[Arrays], Sequence[np.ndarray | None]]
 Method = Literal["central", "complex"]
 
 SMALL = 8  # numbers in and out, up to which the full Jacobian is compared
-ELEMENTS = 64  # of an input that are looked at one by one, where something is wrong
+ELEMENTS = 32  # of an input that are looked at one by one, where something is wrong
 SURE = 5.0  # errors of the differences beyond which a disagreement counts
 SHARP = 1e-3  # the relative error beyond which differences tell nothing
 SHAKES = 4
@@ -146,6 +146,7 @@ class GradientReport:
 KINK = "differences do not converge, a kink or too large a function value"
 UNSEEN = "too small for differences, beside the rounding of the function"
 UNDEFINED = "the function has no finite value here"
+FLAT = "the function is flat here"
 EMPTY = "there are no elements"
 
 
@@ -206,6 +207,7 @@ class Judged(NamedTuple):
     analytic: float
     numerical: float
     error: float
+    weight: float  # of the only output that counts, else 1
 
 
 @dataclass
@@ -382,7 +384,8 @@ class Level:
             return [], [self.doubt(UNDEFINED, 0)]
         columns, slopes = self.quick
         each = len(columns) and columns[0].element is not None
-        rows = np.eye(self.y.size)[self.finite] if each else self.weights[None]
+        # a weight that is not 1 shows what is wrong for other gradients that arrive
+        rows = np.diag(self.signed(self.y.shape))[self.finite] if each else self.weights[None]
         analytic = np.array([[self.slope(w, c) for c in columns] for w in rows])
         expected = rows @ slopes
         scale = np.sqrt(rows**2 @ slopes**2)
@@ -391,7 +394,11 @@ class Level:
         judged: list[Judged] = []
         for j in np.flatnonzero(~close.all(axis=0)):
             judged += self.settled(columns[j], rows[~close[:, j]])
-        return self.findings(judged)
+        found, unsure = self.findings(judged)
+        flat = ~(analytic.any(axis=0) | expected.any(axis=0))
+        if self.order == 1 and flat.all():
+            unsure.append(self.doubt(FLAT, 0))
+        return found, unsure
 
     def tolerance(self, scale: Any) -> Any:
         return self.settings.atol + self.settings.rtol * scale
@@ -436,7 +443,7 @@ class Level:
         verdict = self.outcome(a, b, error, scale, self.lost(weights, column) + LOST * flat)
         if verdict == "wrong" and in_kink(a, b, w, slopes, used):
             verdict = KINK
-        return Judged(verdict, column, a, b, error)
+        return Judged(verdict, column, a, b, error, float(w[0]) if w.size == 1 else 1.0)
 
     def outcome(self, a: float, b: float, error: float, scale: float, lost: float) -> str:
         gap, tolerance = abs(a - b), self.tolerance(scale)
@@ -472,8 +479,8 @@ class Level:
 
     def finding(self, kind: str, judged: Judged, count: int) -> Finding:
         """A finding in the units of the input, if it is one element of it that moved."""
-        _, (i, v, k), a, b, error = judged
-        unit = 1.0 if k is None else v[k]
+        _, (i, v, k), a, b, error, weight = judged
+        unit = weight * (1.0 if k is None else v[k])
         place = None if k is None else place_of(k, self.xs[i])
         return Finding(
             kind, self.order, self.names[i], place, a / unit, b / unit, error / abs(unit), count
