@@ -42,8 +42,9 @@ LAYERS = [
     "static_values", "graph", "dispatch", "walk", "executor", "opsheet", "containers",
     "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
     "gradients", "custom", "arguments", "closures", "regions", "compiled", "devices", "jitted",
-    "batching", "recompute", "loops", "control", "transforms", "foreign", "rules", "differences",
-    "checking", "testing",
+    "batching", "recompute", "loops", "control", "transforms", "foreign", "rules",
+    "reals", "differences",
+    "findings", "checking", "testing",
     "linalg", "random", "nn", "losses", "train", "jax", "torch",
 ]  # fmt: skip
 

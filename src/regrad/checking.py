@@ -17,10 +17,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from regrad.differences import EPS, Curve, Slopes, quick, refined
+from regrad.findings import EMPTY, FLAT, KINK, UNDEFINED, UNSEEN, Finding, GradientReport
+from regrad.reals import joined, like, natural, place_of, reals
 
 Arrays = Sequence[np.ndarray]
 Pull = Callable[[Arrays], Sequence[np.ndarray | None]]
 Method = Literal["central", "complex"]
+Mode = Literal["reverse", "forward"]
 
 SMALL = 8  # numbers in and out, up to which the full Jacobian is compared
 ELEMENTS = 32  # of an input that are looked at one by one, where something is wrong
@@ -37,12 +40,18 @@ class Function:
     `vjp(xs)` gives `pull`, and `pull(dys)` the gradients by all xs of `sum(real(conj(dy) * y))`
     over all outputs (None for a missing one). For complex x they are the direction of steepest
     ascent, as in TensorFlow. `gradient(dys)` is the function xs -> pull(dys) with its own
-    gradients, for the next order.
+    gradients, for the next order. `jvp(xs, dxs)`, how all outputs move along dxs, is checked as
+    well if it is given.
     """
 
     f: Callable[[Arrays], Arrays]
     vjp: Callable[[Arrays], Pull]
     gradient: Callable[[Arrays], Function] | None = None
+    jvp: Callable[[Arrays, Arrays], Arrays] | None = None
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        return ("reverse",) if self.jvp is None else ("reverse", "forward")
 
 
 @dataclass(frozen=True)
@@ -56,107 +65,13 @@ class Settings:
     seed: int = 0
 
 
-# -- reports -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A gradient that differs from differences, or that differences cannot judge.
-
-    `kind` is "wrong value", "wrong sign", "scaled by …", "zero", "missing", "not finite", or, among
-    what is inconclusive, the reason. `error` is the differences' own. `count` is the number of
-    elements of which this is the worst.
-    """
-
-    kind: str
-    order: int
-    input: str
-    element: tuple[int, ...] | None
-    analytic: float
-    numerical: float
-    error: float
-    count: int = 1
-    at: str = ""  # where else the arguments were, if not where they were given
-    mode: str = "reverse"
-    op_type: str | None = None
-    rule: str | None = None
-    causes: tuple[Finding, ...] = ()
-
-    @property
-    def relative(self) -> float:
-        """The size of the error, relative to the larger of the two numbers."""
-        largest = max(abs(self.analytic), abs(self.numerical))
-        return abs(self.analytic - self.numerical) / largest if largest else 0.0
-
-    @property
-    def place(self) -> str:
-        """The input with the element: `args[0](1, 2)`."""
-        return self.input + (str(self.element) if self.element else "")
-
-    @property
-    def kind_if_telling(self) -> str:
-        """The kind in a message, where it says more than the two numbers."""
-        return "" if self.kind == "wrong value" else f", {self.kind}"
-
-    def __str__(self) -> str:
-        text = (
-            f"gradient of order {self.order} by {self.place}{self.at}: the rules give "
-            f"{self.analytic:.10g}, differences give {self.numerical:.10g}{self.kind_if_telling}."
-        )
-        if self.causes:
-            text += f" Wrong: {'; '.join(c.as_cause for c in self.causes)}."
-        return text
-
-    @property
-    def as_cause(self) -> str:
-        """The rule that is wrong, with its numbers."""
-        order = f", order {self.order}" if self.order > 1 else ""
-        return (
-            f"{self.rule}, input {self.input!r}{order} "
-            f"({self.analytic:.6g} against {self.numerical:.6g}{self.kind_if_telling})"
-        )
-
-    @property
-    def as_doubt(self) -> str:
-        """An outcome that decides nothing, as a sentence."""
-        where = f"gradient of order {self.order} by {self.place}"
-        return f"inconclusive: {where}: {self.kind}"
-
-
-@dataclass(frozen=True)
-class GradientReport:
-    """What a check found: `findings` are wrong, of `inconclusive` nobody can tell."""
-
-    order: int
-    comparisons: int
-    findings: tuple[Finding, ...] = ()
-    inconclusive: tuple[Finding, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing wrong was found."""
-        return not self.findings
-
-    def __str__(self) -> str:
-        head = f"gradients to order {self.order}, {self.comparisons} comparisons: "
-        lines = [*map(str, self.findings), *[d.as_doubt for d in self.inconclusive]]
-        return "\n".join(lines) if self.findings else "\n".join([head + "no error found", *lines])
-
-
-KINK = "differences do not converge, a kink or too large a function value"
-UNSEEN = "too small for differences, beside the rounding of the function"
-UNDEFINED = "the function has no finite value here"
-FLAT = "the function is flat here"
-EMPTY = "there are no elements"
-
-
 def report(
     function: Function,
     args: Arrays,
     order: int = 1,
     *,
     names: Sequence[str] | None = None,
-    settings: Settings = Settings(),
+    settings: Settings | None = None,
 ) -> GradientReport:
     """Compare the gradients of a function at `args` with differences, to the given order.
 
@@ -169,23 +84,26 @@ def report(
         settings: Tolerances and steps.
     """
     names = names or [f"args[{i}]" for i in range(len(args))]
+    found: list[Finding] = []
     doubts: list[Finding] = []
     count, size = 0, None
     with np.errstate(all="ignore"):
         for k in range(1, order + 1):
-            level = Level(function, args, k, names, settings, size)
-            found, unsure = level.judged()
-            if unsure and not found:
-                found = level.elsewhere()
-            doubts += unsure
-            count += level.comparisons
-            if found:
-                return GradientReport(order, count, tuple(found), tuple(doubts))
-            if k < order:
-                assert function.gradient is not None
-                size = level.size_of_gradient
-                function = function.gradient(level.shaped(level.weights))
-    return GradientReport(order, count, (), tuple(doubts))
+            levels = [
+                Level(function, args, k, names, settings or Settings(), size, mode)
+                for mode in function.modes
+            ]
+            for level in levels:
+                wrong, unsure = level.judged()
+                found += wrong or (level.elsewhere() if unsure else [])
+                doubts += unsure
+                count += level.comparisons
+            if found or k == order:
+                break
+            assert function.gradient is not None, "the next order needs a function of its own"
+            size = levels[0].size_of_gradient
+            function = function.gradient(levels[0].shaped(levels[0].weights))
+    return GradientReport(order, count, tuple(found), tuple(doubts))
 
 
 # -- one order at one point ----------------------------------------------------------------------
@@ -219,7 +137,8 @@ class Level:
     order: int
     names: Sequence[str]
     settings: Settings
-    size: np.ndarray | None  # what each output is made of, in size; by default the output
+    made_of: np.ndarray | None = None  # what each output comes from, in size, if it is larger
+    mode: Mode = "reverse"
     comparisons: int = 0
     known: dict[bytes, list[np.ndarray | None]] = field(default_factory=dict)
     trembling: dict[bytes, list[np.ndarray]] = field(default_factory=dict)
@@ -233,8 +152,8 @@ class Level:
         y = joined([np.abs(y) * (1 + 1j) if np.iscomplexobj(y) else np.abs(y) for y in self.ys])
         self.finite = np.isfinite(self.y)
         self.pull = self.function.vjp(self.xs)
-        self.size = y if self.size is None else np.maximum(self.size, y)
-        self.size = np.where(self.finite, self.size, 0.0)
+        size = y if self.made_of is None else np.maximum(self.made_of, y)
+        self.size = np.where(self.finite, size, 0.0)
 
     # -- what is compared ------------------------------------------------------------------------
 
@@ -285,7 +204,7 @@ class Level:
         f, step = self.along(column), self.settings.step
         if self.settings.method == "complex":
             step = step or 1e-20
-            return np.imag(f(1j * step)) / step
+            return np.imag(f(1j * step)) / step  # pyright: ignore[reportArgumentType] (complex)
         return quick(f, step or 1e-3)
 
     def refined(self, column: Column) -> Slopes:
@@ -294,7 +213,7 @@ class Level:
             best = self.measured(column)
             none = np.zeros((1, best.size))
             return Slopes(best, np.abs(best) * 4 * EPS, best[None], best[None], none)
-        start = self.settings.step or 0.1 * max(1.0, min(1e12, 1 / np.abs(column.v).max()))
+        start = self.settings.step or 0.4 * max(1.0, min(1e12, 1 / np.abs(column.v).max()))
         return refined(self.along(column), start)
 
     # -- gradients -------------------------------------------------------------------------------
@@ -318,11 +237,21 @@ class Level:
 
     def slope(self, weights: np.ndarray, column: Column) -> float:
         """What the gradient says along a column."""
+        if self.mode == "forward":
+            used = weights != 0
+            return float(weights[used] @ self.pushed(column)[used])
         g = self.gradient(weights)[column.input]
         if g is None:
             return 0.0
         moving = column.v != 0
         return float(g[moving] @ column.v[moving])
+
+    def pushed(self, column: Column) -> np.ndarray:
+        """How all outputs move along a column, by forward mode."""
+        assert self.function.jvp is not None
+        dxs = [np.zeros_like(x) for x in self.xs]
+        dxs[column.input] = like(column.v, self.xs[column.input])
+        return joined(self.function.jvp(self.xs, dxs))
 
     @cached_property
     def shaken(self) -> list[Pull]:
@@ -341,12 +270,16 @@ class Level:
             now = self.gradient(weights)
             moved = [pull(self.shaped(weights)) for pull in self.shaken]
             self.trembling[key] = [
-                np.zeros(0) if g is None else np.max([np.abs(reals(m[i]) - g) for m in moved], axis=0)
+                np.zeros(0)
+                if g is None
+                else np.max([np.abs(reals(m[i]) - g) for m in moved], axis=0)
                 for i, g in enumerate(now)
             ]
         moving = column.v != 0
         change = self.trembling[key][column.input]
-        return float(np.nan_to_num(change[moving]) @ np.abs(column.v[moving])) if change.size else 0.0
+        return (
+            float(np.nan_to_num(change[moving]) @ np.abs(column.v[moving])) if change.size else 0.0
+        )
 
     @cached_property
     def quick(self) -> tuple[list[Column], np.ndarray]:
@@ -361,7 +294,6 @@ class Level:
 
         An output that hardly moves, by its size or beside what differences can tell, has less.
         """
-        assert self.size is not None
         slopes = np.nan_to_num(np.abs(self.quick[1])).sum(axis=1)
         sizes = slopes + 1e-6 * self.size + 1e-9 * slopes.max(initial=0.0)
         weights = self.signed(self.y.shape) / np.where(sizes > 0, sizes, 1.0)
@@ -370,7 +302,6 @@ class Level:
     @property
     def size_of_gradient(self) -> np.ndarray:
         """What the gradients by the inputs are made of, in size."""
-        assert self.size is not None
         return float(np.abs(self.weights) @ self.size) / np.concatenate(self.scales)
 
     # -- verdicts --------------------------------------------------------------------------------
@@ -437,28 +368,30 @@ class Level:
         used = weights != 0
         w, best = weights[used], slopes.best[used]
         a, b = self.slope(weights, column), float(w @ best)
-        error = SURE * (float(np.abs(w) @ slopes.error[used]) + self.tremble(weights, column))
+        errors = SURE * float(np.abs(w) @ slopes.error[used]), SURE * self.tremble(weights, column)
         scale = float(np.linalg.norm(w * best))
         flat = 0.0 if b else float(np.abs(w).max() * max(self.size.max(), np.abs(column.v).max()))
-        verdict = self.outcome(a, b, error, scale, self.lost(weights, column) + LOST * flat)
+        verdict = self.outcome(a, b, errors, scale, self.lost(weights, column) + LOST * flat)
         if verdict == "wrong" and in_kink(a, b, w, slopes, used):
             verdict = KINK
-        return Judged(verdict, column, a, b, error, float(w[0]) if w.size == 1 else 1.0)
+        return Judged(verdict, column, a, b, sum(errors), float(w[0]) if w.size == 1 else 1.0)
 
-    def outcome(self, a: float, b: float, error: float, scale: float, lost: float) -> str:
-        gap, tolerance = abs(a - b), self.tolerance(scale)
+    def outcome(
+        self, a: float, b: float, errors: tuple[float, float], scale: float, lost: float
+    ) -> str:
+        """The verdict on two numbers with errors of their own; `lost` is left of nothing."""
+        gap, tolerance, error = abs(a - b), self.tolerance(scale), sum(errors)
         sharp = error <= SHARP * scale
         if not np.isfinite(a):
             return "wrong" if error <= SHARP * max(scale, lost) else KINK
         if gap <= tolerance or (sharp and gap <= tolerance + error):
             return ""
-        if max(abs(a), abs(b)) <= lost + error:
-            return UNSEEN if a and abs(a) <= lost + error else ""
+        if abs(a) <= lost + error and abs(b) <= lost + errors[0]:
+            return UNSEEN if a else ""
         return "wrong" if gap > tolerance + error else KINK
 
     def lost(self, weights: np.ndarray, column: Column) -> float:
         """The size of a slope that rounding may leave of nothing."""
-        assert self.size is not None
         rows = np.abs(np.nan_to_num(self.quick[1])).max(axis=1, initial=0.0)
         return LOST * float(np.abs(weights) @ (self.size + rows))
 
@@ -483,8 +416,9 @@ class Level:
         unit = weight * (1.0 if k is None else v[k])
         place = None if k is None else place_of(k, self.xs[i])
         return Finding(
-            kind, self.order, self.names[i], place, a / unit, b / unit, error / abs(unit), count
-        )
+            kind, self.order, self.names[i], place, a / unit, b / unit, error / abs(unit), count,
+            mode=self.mode,
+        )  # fmt: skip
 
     def doubt(self, reason: str, i: int) -> Finding:
         return Finding(reason, self.order, self.names[i], None, np.nan, np.nan, np.inf)
@@ -507,15 +441,15 @@ class Level:
         return "wrong value"
 
     def elsewhere(self) -> list[Finding]:
-        """What is wrong at points nearby, where this one does not tell: a wrong rule cannot hide."""
+        """What is wrong at points nearby, where this one does not tell, so that nothing hides."""
         for what, shrink, spread in ((" (nearby)", 1.0, 0.01), (" (at an eighth)", 0.125, 0.25)):
             xs = [like(self.moved(i, shrink, spread), x) for i, x in enumerate(self.xs)]
             try:
-                level = Level(self.function, xs, self.order, self.names, self.settings, self.size)
+                level = replace(self, xs=xs, made_of=self.size, known={}, trembling={})
                 found, unsure = level.judged()
             except Exception:  # f is not made for these values
                 continue
-            self.comparisons += level.comparisons
+            self.comparisons = level.comparisons
             if found or not unsure:
                 return [replace(f, at=what) for f in found]
         return []
@@ -526,6 +460,7 @@ class Level:
 
 
 def is_wrong(judged: Judged) -> bool:
+    """Whether this is an error, and not a doubt."""
     return judged.verdict == "wrong"
 
 
@@ -555,41 +490,3 @@ def in_kink(a: float, b: float, w: np.ndarray, slopes: Slopes, used: np.ndarray)
     tells = noise < gap / 10
     inside = (low <= a) & (a <= high)
     return bool(inside[tells].all())
-
-
-# -- arrays as reals -----------------------------------------------------------------------------
-
-
-def reals(x: Any) -> np.ndarray:
-    """An array as a vector of reals; a complex number gives two."""
-    x = np.asarray(x)
-    wide = np.complex128 if x.dtype.kind == "c" else np.float64
-    return np.array(x, dtype=wide).ravel().view(np.float64)
-
-
-def like(flat: np.ndarray, x: Any) -> np.ndarray:
-    """A vector of reals as an array of the kind and shape of x."""
-    x = np.asarray(x)
-    return (flat.view(np.complex128) if x.dtype.kind == "c" else flat).reshape(x.shape)
-
-
-def joined(arrays: Arrays) -> np.ndarray:
-    return np.concatenate([*map(reals, arrays)]) if arrays else np.zeros(0)
-
-
-def natural(x: np.ndarray, step: float | None) -> np.ndarray:
-    """The scale of each number: its size; for 0 that of the least other, or 1.
-
-    Steps that the caller has chosen are absolute.
-    """
-    if step is not None:
-        return np.ones_like(x)
-    size = np.where(np.isfinite(x), np.abs(x), 1.0)
-    least = min(1.0, size[size > 0].min(initial=1.0))
-    return np.where(size > 0, size, least)
-
-
-def place_of(k: int, x: np.ndarray) -> tuple[int, ...]:
-    """The place of a real (the k-th) in an array."""
-    which = k // 2 if x.dtype.kind == "c" else k
-    return tuple(int(n) for n in np.unravel_index(which, x.shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from regrad import checking, containers, dispatch, ruleforms
-from regrad.checking import Finding, Function, GradientReport, Method, Settings
+from regrad.checking import Function, Method, Settings
 from regrad.custom import CustomCall
 from regrad.errors import ArgumentError, GradientError, RegradError, kind
+from regrad.findings import Finding, GradientReport
 from regrad.gradients import callable_or_raise, run_taped
 from regrad.namespaces import BACKENDS, is_inexact
 from regrad.overrides import Binding, Counted
@@ -31,7 +32,11 @@ class GradientCheckError(GradientError, AssertionError):
     """A gradient that differs from its numerical counterpart; `report` says all that was found."""
 
     def __init__(self, report: GradientReport) -> None:
-        super().__init__(str(report))
+        hint = (
+            " No single op is wrong by itself; look at what is compiled, batched or run again as "
+            "a whole."
+        )
+        super().__init__(report.error + ("" if report.causes else hint))
         self.report = report
 
 
@@ -111,7 +116,7 @@ def gradient_report(
     >>> from regrad.testing import gradient_report
     >>> with rg.gradient_override_map({"Sin": lambda dy, x: -dy * rg.cos(x)}):
     ...     report = gradient_report(rg.sin, [[0.5]])
-    >>> report.findings[0].kind, report.findings[0].causes[0].op_type
+    >>> report.findings[0].kind, report.causes[0].op_type
     ('wrong sign', 'Sin')
     """
     callable_or_raise(f, "check_gradients")
@@ -141,8 +146,8 @@ def gradient_report(
     report = _report(of_floats, floats, order, names, settings)
     if report.ok:
         return report
-    causes = tuple(_causes(of_floats, floats, report.findings[0].order, settings))
-    return replace(report, findings=tuple(replace(f, causes=causes) for f in report.findings))
+    causes = _causes(of_floats, floats, report.findings[0].order, settings)
+    return replace(report, causes=tuple(causes))
 
 
 def _check_options(order: int, method: str) -> None:
@@ -236,9 +241,7 @@ class _KeepingTape(Tape):
     keeps_all = True
 
 
-def _causes(
-    f: OfTensors, xs: Sequence[Tensor], order: int, settings: Settings
-) -> Iterator[Finding]:
+def _causes(f: OfTensors, xs: Sequence[Tensor], order: int, settings: Settings) -> list[Finding]:
     """The rules on the way from xs to f(xs) that are wrong by themselves, at the first such order.
 
     At order n the gradient of order n - 1 is made of ops too, so each of its records is checked,
@@ -249,10 +252,10 @@ def _causes(
         found: list[Finding] = []
         for record, watched in _records(function, xs):
             found += _wrong_inputs(record, watched, order - k + 1, settings)
-        if found:
-            yield from dict.fromkeys(found)
-            return
+        if found:  # one of each rule and input
+            return list({(c.rule, c.input, c.order): c for c in reversed(found)}.values())[::-1]
         function = _derived(function)
+    return []
 
 
 def _derived(f: OfTensors) -> OfTensors:
