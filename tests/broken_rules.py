@@ -179,7 +179,7 @@ override(
 )
 override("sin(1000 x)", lambda x: rg.sin(1000 * x), X, flipped, "Sin")
 
-# -- inside what runs, or is compiled, as one ---------------------------------------------------------
+# -- inside what runs, or is compiled, as one -----------------------------------------------------
 
 
 def wave(x):
@@ -250,9 +250,9 @@ for name, rule in {
     "NaN": lambda dy, x: dy * rg.log(-rg.abs(x)),
     "one element": lambda dy, x: dy * rg.cos(x) * np.array([1.0, 1.0, 3.0]),
 }.items():
-    custom(f"custom: {name}", lambda x, f=one(rule): f(x) * x, X)
+    custom(f"custom: {name}", lambda x, rule=rule: one(rule)(x) * x, X)
 custom("custom: second order only", one(first_order_only), X, order=2)
-custom("custom: behind 1e-9", lambda x, f=one(flipped): 1e-9 * f(x), X)
+custom("custom: behind 1e-9", lambda x: 1e-9 * one(flipped)(x), X)
 custom("custom: beside 1e8", lambda a, b: 1e8 * a + one(flipped)(b), (X, Y), "x")
 custom("custom: in jit", rg.jit(lambda x: one(flipped)(x) * x), X)
 custom("custom: in checkpoint", rg.checkpoint(lambda x: one(flipped)(x) * x), X)

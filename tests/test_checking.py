@@ -104,7 +104,7 @@ def test_a_report_is_a_value():
 def test_the_error_carries_the_report_and_names_the_rule():
     with (
         rg.gradient_override_map({"Sin": flipped}),
-        pytest.raises(GradientCheckError, match="input 'x'.*wrong sign") as error,
+        pytest.raises(GradientCheckError, match=r"input 'x'.*wrong sign") as error,
     ):
         check_gradients(lambda x: rg.sin(x) * x, [X])
     assert error.value.report.causes[0].op_type == "Sin"
@@ -202,20 +202,14 @@ def test_arguments():
         check_gradients(lambda x: x, X)
 
 
-def test_what_runs_as_one_runs_so_again_after_a_check():
-    traces = []
-
-    @rg.jit
-    def f(x):
-        traces.append(type(x._data).__name__)
-        return rg.sin(x)
-
+def test_a_check_leaves_compiled_functions_as_they_were():
+    f = rg.jit(lambda x: rg.sin(x) * x)
     with rg.gradient_override_map({"Sin": flipped}):
-        gradient_report(f, [X])
-        inspected = len(traces)
         rg.grad(f)(X)
-    assert "ndarray" in traces  # op by op, to find the culprit
-    assert len(traces) == inspected  # and compiled as before
+        before = f.cache_info().programs
+        assert gradient_report(f, [X]).causes[0].op_type == "Sin"
+        rg.grad(f)(X)
+    assert f.cache_info().programs == before
 
 
 # -- the core, which knows no Tensors --------------------------------------------------------------
@@ -243,8 +237,10 @@ def test_functions_of_jax():
     import jax
 
     f = jax.custom_vjp(lambda x, y: jax.numpy.sin(x) * y)
-    f.defvjp(lambda x, y: (f(x, y), (x, y)),
-             lambda kept, dy: (dy * jax.numpy.cos(kept[0]), dy * jax.numpy.sin(kept[0])))  # fmt: skip
+    f.defvjp(
+        lambda x, y: (f(x, y), (x, y)),
+        lambda kept, dy: (dy * jax.numpy.cos(kept[0]), dy * jax.numpy.sin(kept[0])),
+    )
 
     def vjp(xs):
         pull = jax.vjp(f, *xs)[1]

@@ -30,6 +30,8 @@ ELEMENTS = 32  # of an input that are looked at one by one, where something is w
 SURE = 5.0  # errors of the differences beyond which a disagreement counts
 SHARP = 1e-3  # the relative error beyond which differences tell nothing
 SHAKES = 4
+# where else to look: on both sides, and where what is saturated is not
+NEARBY = ((" (nearby)", 1.0, 0.01), (" (nearby)", 1.0, -0.01), (" (at an eighth)", 0.125, 0.01))
 LOST = 32 * EPS  # relative to the value of f: what rounding leaves of a gradient
 
 
@@ -442,21 +444,24 @@ class Level:
 
     def elsewhere(self) -> list[Finding]:
         """What is wrong at points nearby, where this one does not tell, so that nothing hides."""
-        for what, shrink, spread in ((" (nearby)", 1.0, 0.01), (" (at an eighth)", 0.125, 0.25)):
+        for what, shrink, spread in NEARBY:
             xs = [like(self.moved(i, shrink, spread), x) for i, x in enumerate(self.xs)]
             try:
-                level = replace(self, xs=xs, made_of=self.size, known={}, trembling={})
-                found, unsure = level.judged()
+                level = replace(
+                    self, xs=xs, made_of=self.size, comparisons=0, known={}, trembling={}
+                )
+                found, _ = level.judged()
             except Exception:  # f is not made for these values
                 continue
-            self.comparisons = level.comparisons
-            if found or not unsure:
+            self.comparisons += level.comparisons
+            if found:
                 return [replace(f, at=what) for f in found]
         return []
 
     def moved(self, i: int, shrink: float, spread: float) -> np.ndarray:
         x = self.flat[i]
-        return shrink * x + spread * self.rng.uniform(-1.0, 1.0, x.shape) * self.scales[i]
+        signs = np.random.default_rng(self.settings.seed).choice([-1.0, 1.0], x.shape)
+        return shrink * x + spread * signs * self.scales[i]
 
 
 def is_wrong(judged: Judged) -> bool:
