@@ -85,9 +85,13 @@ def contradiction(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
 def rounding(f: Curve) -> np.ndarray:
     """The rounding noise in each output near 0: what is left of differences of high order.
 
+    What does not change within the rounding of the arguments (a large number that is added and
+    taken away again) is asked further out.
+
     Source: Moré and Wild, "Estimating computational noise" (2011).
     """
-    return np.maximum(_scatter(f, 4 * EPS), _scatter(f, 1e-7))
+    near = _scatter(f, 4 * EPS)
+    return near if near.all() else np.where(near > 0, near, _scatter(f, 1e-7))
 
 
 def _scatter(f: Curve, spacing: float) -> np.ndarray:
