@@ -216,7 +216,7 @@ class Level:
             none = np.zeros((1, best.size))
             return Slopes(best, np.abs(best) * 4 * EPS, best[None], best[None], none)
         start = self.settings.step or 0.4 * max(1.0, min(1e12, 1 / np.abs(column.v).max()))
-        return refined(self.along(column), start)
+        return refined(self.along(column), start, self.size)
 
     # -- gradients -------------------------------------------------------------------------------
 
@@ -297,8 +297,10 @@ class Level:
         An output that hardly moves, by its size or beside what differences can tell, has less.
         """
         slopes = np.nan_to_num(np.abs(self.quick[1])).sum(axis=1)
-        sizes = slopes + 1e-6 * self.size + 1e-9 * slopes.max(initial=0.0)
-        weights = self.signed(self.y.shape) / np.where(sizes > 0, sizes, 1.0)
+        sizes = slopes + 1e-6 * self.size
+        largest = sizes.max(initial=0.0) or 1.0
+        sizes = np.where(sizes > 0, sizes + 1e-9 * slopes.max(initial=0.0), largest)
+        weights = self.signed(self.y.shape) / sizes
         return np.where(self.finite, weights, 0.0)
 
     @property

@@ -36,11 +36,12 @@ def quick(f: Curve, step: float) -> np.ndarray:
     return (8 * near - far) / (12 * step)
 
 
-def refined(f: Curve, start: float) -> Slopes:
+def refined(f: Curve, start: float, made_of: np.ndarray | float = 0.0) -> Slopes:
     """The slopes at 0 by steps from `start` down, extrapolated to none.
 
     Of all that the steps say, what agrees best with its neighbours counts. The disagreement,
-    with the noise of f at that step, is the error.
+    with the noise of f at that step, is the error. `made_of` is the size of what f adds up, if
+    it is larger than f.
 
     Source: Ridders, "Accurate computation of F'(x) and F'(x)F''(x)" (1982).
     """
@@ -50,7 +51,7 @@ def refined(f: Curve, start: float) -> Slopes:
     plus = np.array([f(t) for t in steps[:, 0]])
     minus = np.array([f(-t) for t in steps[:, 0]])
     central = (plus - minus) / (2 * steps)
-    size = np.maximum(np.maximum(np.abs(plus), np.abs(minus)), np.abs(central))
+    size = np.maximum.reduce([np.abs(plus), np.abs(minus), np.abs(central), made_of + 0 * plus])
     noise = 2 * (EPS * size + rounding(f)) / steps
     best, error = extrapolated(central, noise)
     return Slopes(best, error, (y - minus) / steps, (plus - y) / steps, noise)
