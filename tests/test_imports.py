@@ -43,7 +43,7 @@ LAYERS = [
     "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
     "gradients", "trails", "custom", "arguments", "closures", "capture", "regions", "compiled",
     "devices", "jitted", "batching", "recompute", "loops", "control", "transforms", "foreign",
-    "rules", "testing",
+    "rules", "reals", "differences", "findings", "checking", "testing",
     "linalg", "random", "nn", "losses", "train", "jax", "torch",
 ]  # fmt: skip
 

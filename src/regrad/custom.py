@@ -81,6 +81,8 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         if form is not None:
             call.form = form
             call.nests = tuple in map(type, form)
+        if state is not None and state.tape is None and state.inspected:
+            call.again = op, args, dict(options)
         how = saving[len(args)]
         if how == "keyword":
             options["save"] = call.save
@@ -226,6 +228,7 @@ class CustomCall(Saves, Rule):
     """
 
     grad_func: Callable[..., Any]
+    again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
     outer: CustomCall | None = None  # the call inside whose f this one was made
     scopes: Any = None  # the overrides in force at the call
     form: Sequence[Any] | None = None  # of the arguments; None: each is a Tensor

@@ -158,6 +158,9 @@ class Jitted:
         given = Given(args, kwargs, numbers="weak")
         if any(type(x._data) is Symbol for x in given.tensors):
             return self.f(*args, **kwargs)
+        if state is not None and state.inspected:
+            args, kwargs = given.close(given.tensors)
+            return self.f(*args, **kwargs)
         overrides = None if state is None else state.overrides
         closure = self._closure(overrides)
         program = self._program(given, closure, overrides)

@@ -47,7 +47,7 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(f)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         state = current()
-        if state is None or not state.tapes:
+        if state is None or not state.tapes or state.inspected:
             return f(*args, **kwargs)
         given = Given(args, kwargs)
         body = Body(f, given)

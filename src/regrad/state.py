@@ -97,6 +97,11 @@ class State:
         inner.guard = guard
         return inner
 
+    @property
+    def inspected(self) -> bool:
+        """Whether a tape is to see every op: what else is one record then runs op by op."""
+        return self.tape is None and any(tape.keeps_all for tape in self.tapes)
+
     def __del__(self, pop=LIVE.pop) -> None:
         pop(id(self), None)
 

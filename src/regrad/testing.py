@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from regrad import dispatch
-from regrad.errors import ArgumentError, GradientError, kind
-from regrad.gradients import callable_or_raise, grads, run_taped
-from regrad.namespaces import is_inexact
-from regrad.ops.creation import zeros_like
-from regrad.ops.elementwise import real
+from regrad import checking, containers, dispatch, ruleforms
+from regrad.checking import Function, Method, Settings
+from regrad.custom import CustomCall
+from regrad.errors import ArgumentError, GradientError, RegradError, kind
+from regrad.findings import Finding, GradientReport
+from regrad.gradients import callable_or_raise, run_taped
+from regrad.namespaces import BACKENDS, is_inexact
+from regrad.overrides import Binding, Counted
 from regrad.registry import OPS
+from regrad.ruleforms import Conjugated, Rule, label, place
+from regrad.state import State, current, in_state
 from regrad.tape import GroupedRecord, Record, Tape
 from regrad.tensor import Tensor, wrap
-from regrad.walk import leaf_gradients, name_of
+from regrad.transforms import Linearized
+from regrad.walk import name_of, walk_from
 
-Method = Literal["central", "complex"]
+OfTensors = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class GradientCheckError(GradientError, AssertionError):
-    """A gradient that differs from its numerical counterpart."""
+    """A gradient that differs from its numerical counterpart; `report` says all that was found."""
+
+    def __init__(self, report: GradientReport) -> None:
+        hint = (
+            " No single op is wrong by itself; look at what is compiled, batched or run again as "
+            "a whole."
+        )
+        super().__init__(report.error + ("" if report.causes else hint))
+        self.report = report
 
 
 def check_gradients(
@@ -32,40 +47,112 @@ def check_gradients(
     *,
     method: Method = "central",
     step: float | None = None,
-    rtol: float = 1e-6,
-    atol: float = 1e-7,
+    rtol: float | None = None,
+    atol: float | None = None,
     seed: int = 0,
 ) -> None:
     """Check the gradients of `f` at `args` against differences, to the given order.
 
-    Args:
-        f: A function of Tensors that returns a Tensor, or a tuple or list of them.
-        args: Its arguments. Floats are taken as float64 and differentiated; integers and
-            bools are passed on.
-        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on.
-        method: `"central"`: a five-point central difference. `"complex"`: a complex step
-            (exact to rounding, first order only, for functions that are analytic and whose
-            ops take complex numbers).
-        step: The step of the differences; by default 1e-3 for central, 1e-20 for complex.
-        rtol: Tolerance relative to the largest number compared.
-        atol: Absolute tolerance.
-        seed: Of the random direction and of the weights of the outputs.
+    Raises GradientCheckError if `gradient_report`, which takes the same arguments, finds
+    something. The message names order, input, element and numbers, and the rules or custom
+    gradients that disagree with differences of their op alone. What differences cannot judge
+    (a kink, rounding) is no error; the report has it.
 
-    Each order is checked in one random direction; small functions (up to 8 numbers in and
-    out) at first order in every direction, which is the full Jacobian.
-
-    Raises GradientCheckError. The message names order, input and numbers, and the op and
-    input whose rule disagrees with differences of the op itself, if there is one.
-
-    Source: `check_grads` of HIPS autograd and JAX; the complex step is Squire and Trapp (1998).
+    Source: `check_grads` of HIPS autograd and JAX.
 
     >>> import regrad as rg
     >>> from regrad.testing import check_gradients
     >>> check_gradients(lambda x: rg.sin(x) * x, [[0.5, 1.0]], order=3)
     """
+    report = gradient_report(
+        f, args, order, method=method, step=step, rtol=rtol, atol=atol, seed=seed
+    )
+    if not report.ok:
+        raise GradientCheckError(report)
+
+
+def gradient_report(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    order: int = 1,
+    *,
+    method: Method = "central",
+    step: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> GradientReport:
+    """Compare the gradients of `f` at `args` with differences, to the given order.
+
+    Args:
+        f: A function of Tensors that returns a Tensor, or a tuple or list of them.
+        args: Its arguments. Floats are taken as float64 and differentiated; integers and
+            bools are passed on.
+        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on. The first
+            order that is wrong is the last that is checked.
+        method: `"central"`: central differences. `"complex"`: a complex step (exact to
+            rounding, first order only, for functions of real arguments that are analytic and
+            whose ops take complex numbers).
+        step: The largest step, the same for all; by default relative to each element.
+        rtol: Tolerance relative to the numbers compared, by default 1e-6.
+        atol: Absolute tolerance, by default 0. The rounding of f is allowed for anyway.
+        seed: Of the random directions and of the weights of the outputs.
+
+    Small functions (up to 8 numbers in and out) are checked entry by entry of the Jacobian,
+    others input by input in a random direction, with weights under which all outputs count
+    alike. Where a quick difference disagrees, differences of many steps, extrapolated, say how
+    large their own error is, element by element; so a tiny gradient beside a large one is judged
+    by its own size, and a difference that does not converge (a kink) by the slopes to both
+    sides. Where that tells nothing, the report lists it as inconclusive and points nearby are
+    checked.
+
+    What is wrong is looked for op by op, in the bodies of jit, checkpoint, loops and branches
+    as well, to the same order.
+
+    Source: Ridders (1982) for the extrapolation, Moré and Wild (2011) for the noise, Squire and
+    Trapp (1998) for the complex step.
+
+    >>> import regrad as rg
+    >>> from regrad.testing import gradient_report
+    >>> with rg.gradient_override_map({"Sin": lambda dy, x: -dy * rg.cos(x)}):
+    ...     report = gradient_report(rg.sin, [[0.5]])
+    >>> report.findings[0].kind, report.causes[0].op_type
+    ('wrong sign', 'Sin')
+    """
     callable_or_raise(f, "check_gradients")
     if not isinstance(args, list | tuple):
         raise ArgumentError(f"check_gradients(f, args): args is a list, got {kind(args)}")
+    _check_options(order, method)
+    xs = [_as_float64(a) for a in args]
+    places = [i for i, x in enumerate(xs) if is_inexact(x.dtype)]
+    if not places:
+        raise ArgumentError("check_gradients: no argument is a float, so there is no gradient")
+    floats = [xs[i] for i in places]
+    if method == "complex" and any(x.dtype.kind == "c" for x in floats):
+        raise ArgumentError("check_gradients: a complex step needs real arguments; leave it out")
+    settings = Settings(method, step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
+
+    def of_floats(floats: Sequence[Tensor]) -> list[Tensor]:
+        full = list(xs)
+        for i, x in zip(places, floats, strict=True):
+            full[i] = x
+        return _outputs(f(*full))
+
+    with np.errstate(all="ignore"):
+        given = of_floats(floats)
+    if not given:
+        raise ArgumentError(
+            "check_gradients: f returns no floats, so there is no gradient to check"
+        )
+    names = [f"args[{i}]" for i in places]
+    report = _report(of_floats, floats, order, names, settings)
+    if report.ok:
+        return report
+    causes = _causes(of_floats, floats, report.findings[0].order, settings)
+    return replace(report, causes=tuple(causes))
+
+
+def _check_options(order: int, method: str) -> None:
     if order < 1 or method not in ("central", "complex"):
         raise ArgumentError(
             "check_gradients: order is 1 or more and method 'central' or 'complex', got "
@@ -76,40 +163,6 @@ def check_gradients(
             "check_gradients: a complex step needs an analytic function, and a gradient of complex "
             "numbers is conjugated, so it checks order 1 only; use method='central' beyond"
         )
-    xs = [_as_float64(a) for a in args]
-    places = [i for i, x in enumerate(xs) if is_inexact(x.dtype)]
-    if not places:
-        raise ArgumentError("check_gradients: no argument is a float, so there is no gradient")
-    settings = _Settings(method, step, rtol, atol, np.random.default_rng(seed))
-
-    def of_floats(*floats: Tensor) -> list[Tensor]:
-        full = list(xs)
-        for i, x in zip(places, floats, strict=True):
-            full[i] = x
-        return _outputs(f(*full))
-
-    current = of_floats
-    for level in range(1, order + 1):
-        _check_level(current, [xs[i] for i in places], places, level, settings)
-        current = _gradient_of(current, settings.rng.integers(2**31))
-
-
-class _Settings:
-    """Tolerances and steps."""
-
-    def __init__(
-        self, method: Method, step: float | None, rtol: float, atol: float, rng: Any
-    ) -> None:
-        self.method = method
-        self.step = step or (1e-3 if method == "central" else 1e-20)
-        self.rtol = rtol
-        self.atol = atol
-        self.rng = rng
-
-    def close(self, a: float, b: float, scale: float) -> bool:
-        if np.isnan(a) or np.isnan(b):
-            return False
-        return abs(a - b) <= self.atol + self.rtol * max(scale, abs(a), abs(b))
 
 
 def _as_float64(value: Any) -> Tensor:
@@ -128,138 +181,54 @@ def _outputs(y: Any) -> list[Tensor]:
     return [t for t in ys if is_inexact(t.dtype)]
 
 
-def _weights(shapes: Sequence[Tensor], rng: np.random.Generator) -> list[np.ndarray]:
-    return [_random(y, rng) for y in shapes]
+# -- functions of Tensors as functions of arrays -----------------------------------------------
 
 
-def _random(x: Tensor, rng: np.random.Generator) -> np.ndarray:
-    values = rng.uniform(0.5, 1.5, x.shape) * rng.choice([-1.0, 1.0], x.shape)
-    if x.dtype.kind == "c":
-        values = values + 1j * rng.uniform(-1.0, 1.0, x.shape)
-    return np.asarray(values)
+def _report(
+    f: OfTensors, xs: Sequence[Tensor], order: int, names: Sequence[str], settings: Settings
+) -> GradientReport:
+    arrays = [x._values() for x in xs]
+    return checking.report(_of_arrays(f, xs), arrays, order, names=names, settings=settings)
 
 
-def _scalar(ys: Sequence[Tensor], weights: Sequence[np.ndarray], analytic: bool = False) -> Tensor:
-    """`sum(y * w)` over all outputs; its real part for complex ones, unless `analytic`."""
-    add, total = OPS["AddV2"].function, None
-    for y, w in zip(ys, weights, strict=True):
-        if y.dtype.kind != "c":
-            term = (y * w.astype(y.dtype)).sum()
-        else:
-            term = (y * w if analytic else real(y * w)).sum()
-        total = term if total is None else add(total, term)
-    assert total is not None
-    return total
+def _of_arrays(f: OfTensors, xs: Sequence[Tensor]) -> Function:
+    """A function of Tensors as one of arrays, in the libraries of xs."""
+
+    def values(arrays: checking.Arrays) -> list[np.ndarray]:
+        return [y._values() for y in f(_tensors(arrays, xs))]
+
+    def vjp(arrays: checking.Arrays) -> checking.Pull:
+        run = _Run(f, _tensors(arrays, xs))
+        return lambda dys: [None if g is None else g._values() for g in run.pull(dys)]
+
+    def gradient(dys: checking.Arrays) -> Function:
+        def g(tensors: Sequence[Tensor]) -> list[Tensor]:
+            zeros = OPS["ZerosLike"].function
+            found = _Run(f, tensors).pull(dys)
+            return [zeros(x) if dx is None else dx for x, dx in zip(tensors, found, strict=True)]
+
+        return _of_arrays(g, xs)
+
+    return Function(values, vjp, gradient)
 
 
-def _gradient_of(f: Callable[..., list[Tensor]], seed: int) -> Callable[..., list[Tensor]]:
-    """The gradient of a weighed sum of f's outputs, as the function of the next order."""
-
-    def g(*xs: Tensor) -> list[Tensor]:
-        return grads(lambda *a: _weighed(f, a, seed), unconnected="zero")(list(xs))
-
-    return g
+def _tensors(arrays: checking.Arrays, xs: Sequence[Tensor]) -> list[Tensor]:
+    """Arrays as Tensors of the libraries of xs."""
+    pairs = zip(arrays, xs, strict=True)
+    return [wrap(BACKENDS[type(x._data)].from_numpy(np.asarray(a))) for a, x in pairs]
 
 
-def _weighed(f: Callable[..., list[Tensor]], xs: Sequence[Tensor], seed: int) -> Tensor:
-    ys = f(*xs)
-    return _scalar(ys, _weights(ys, np.random.default_rng(seed)))
+class _Run(Linearized):
+    """A function of a list of Tensors, run once under a tape."""
 
+    def __init__(self, f: OfTensors, xs: Sequence[Tensor]) -> None:
+        super().__init__(lambda *xs: f(xs), xs, "check_gradients")
 
-def _check_level(
-    f: Callable[..., list[Tensor]],
-    xs: list[Tensor],
-    places: list[int],
-    level: int,
-    settings: _Settings,
-) -> None:
-    ys = f(*xs)
-    if not ys:
-        raise ArgumentError(
-            "check_gradients: f returns no floats, so there is no gradient to check"
-        )
-    sizes = sum(x.size for x in xs), sum(y.size for y in ys)
-    small = level == 1 and max(sizes) <= 8
-    for weights in _units(ys) if small else [_weights(ys, settings.rng)]:
-
-        def scalar(*a: Tensor, weights: Any = weights, analytic: bool = False) -> Tensor:
-            return _scalar(f(*a), weights, analytic)
-
-        analytic = grads(scalar, unconnected="zero")(xs)
-        scale = max((float(np.abs(g._values()).max(initial=0)) for g in analytic), default=0.0)
-        for direction in _units(xs) if small else [_weights(xs, settings.rng)]:
-            slope = sum(
-                float(np.real(np.vdot(g._values(), v)))
-                for g, v in zip(analytic, direction, strict=True)
-            )
-            measured = _difference(scalar, xs, direction, settings)
-            if not settings.close(slope, measured, scale):
-                _fail(f, xs, places, level, direction, slope, measured, settings)
-
-
-def _units(tensors: Sequence[Tensor]) -> list[list[np.ndarray]]:
-    """The unit vectors of the space of these tensors (and i times them for complex ones)."""
-    units = []
-    for k, t in enumerate(tensors):
-        for j in range(t.size):
-            for unit in (1.0, 1j) if t.dtype.kind == "c" else (1.0,):
-                vectors = [np.zeros(s.shape, s.dtype) for s in tensors]
-                vectors[k].flat[j] = unit
-                units.append(vectors)
-    return units
-
-
-def _difference(
-    f: Callable[..., Tensor],
-    xs: Sequence[Tensor],
-    direction: Sequence[np.ndarray],
-    settings: _Settings,
-) -> float:
-    """The slope of f at xs in a direction, by differences."""
-    h = settings.step
-
-    def at(t: complex) -> complex:
-        moved = [wrap(np.asarray(x._values() + t * v)) for x, v in zip(xs, direction, strict=True)]
-        moved = [_like(x, m) for x, m in zip(xs, moved, strict=True)]
-        return (f(*moved, analytic=True) if isinstance(t, complex) else f(*moved)).item()
-
-    if settings.method == "complex":
-        return complex(at(1j * h)).imag / h
-    near, far = at(h) - at(-h), at(2 * h) - at(-2 * h)
-    return float(np.real(8 * near - far)) / (12 * h)
-
-
-def _like(x: Tensor, values: Tensor) -> Tensor:
-    """The values in the array library of x."""
-    return OPS["AddV2"].function(zeros_like(x), values)
-
-
-def _fail(
-    f: Callable[..., list[Tensor]],
-    xs: Sequence[Tensor],
-    places: Sequence[int],
-    level: int,
-    direction: Sequence[np.ndarray],
-    slope: float,
-    measured: float,
-    settings: _Settings,
-) -> None:
-    moving = [k for k, v in enumerate(direction) if np.any(v)]
-    names = ", ".join(f"args[{places[k]}]" for k in moving)
-    where = ""
-    if len(moving) == 1 and np.count_nonzero(direction[moving[0]]) == 1:
-        where = str(tuple(int(i[0]) for i in np.nonzero(direction[moving[0]])))
-    culprit = culprits(f, xs, settings)
-    raise GradientCheckError(
-        f"gradient of order {level} by {names}{where}: the rules give {slope:.10g}, differences "
-        f"give {measured:.10g}. "
-        + (
-            f"Wrong: {culprit}."
-            if culprit
-            else "No single op is wrong by itself; look at custom gradients, overrides, and kinks "
-            "near the arguments."
-        )
-    )
+    def pull(self, dys: checking.Arrays) -> list[Tensor | None]:  # pyright: ignore
+        """The gradients by all inputs, None where nothing came."""
+        given = _tensors(dys, self.ys)
+        found = walk_from(reversed(self.tape.records), self.ys, given, self.watched)
+        return [found.get(x._id) for (x,) in self.inputs]
 
 
 # -- which op it is ----------------------------------------------------------------------------
@@ -268,62 +237,136 @@ def _fail(
 class _KeepingTape(Tape):
     """A tape whose records keep all inputs and outputs."""
 
+    __slots__ = ()
+
     plain = False
     keeps_all = True
 
 
-def culprits(f: Callable[..., Any], xs: Sequence[Tensor], settings: _Settings) -> str:
-    """The ops on the way from xs to f(xs) whose rules differ from differences of the op alone."""
+def _causes(f: OfTensors, xs: Sequence[Tensor], order: int, settings: Settings) -> list[Finding]:
+    """The rules on the way from xs to f(xs) that are wrong by themselves, at the first such order.
+
+    At order n the gradient of order n - 1 is made of ops too, so each of its records is checked,
+    and what was recorded before, to as many orders as remain.
+    """
+    function = f
+    for k in range(1, order + 1):
+        found: list[Finding] = []
+        for record, watched in _records(function, xs):
+            found += _wrong_inputs(record, watched, order - k + 1, settings)
+        if found:  # one of each rule and input
+            return list({(c.rule, c.input, c.order): c for c in reversed(found)}.values())[::-1]
+        function = _derived(function)
+    return []
+
+
+def _derived(f: OfTensors) -> OfTensors:
+    """The gradient of a sum of all outputs with weights of no symmetry, as a function."""
+
+    def g(xs: Sequence[Tensor]) -> list[Tensor]:
+        run = _Run(f, xs)
+        weights = [np.cos(1.0 + np.arange(y.size)).reshape(y.shape) for y in run.ys]
+        found = run.pull([w.astype(y.dtype) for w, y in zip(weights, run.ys, strict=True)])
+        return [dx for dx in found if dx is not None]
+
+    return g
+
+
+def _records(f: OfTensors, xs: Sequence[Tensor]) -> list[tuple[Record, set[int]]]:
+    """All ops that lead from xs to f(xs); what jit and its kin would run as one runs op by op."""
     aliases = [dispatch.alias(x) for x in xs]
     tape = _KeepingTape([a._id for a in aliases])
-    run_taped(tape, f, aliases)
-    found = []
-    with np.errstate(all="ignore"):
-        for record in tape.records:
-            found += [s for s in _wrong_inputs(record, tape.watched, settings) if s not in found]
-    return "; ".join(found)
+    run_taped(tape, f, (aliases,))
+    return [(record, tape.watched) for record in tape.records]
 
 
-def _wrong_inputs(record: Record, watched: set[int], settings: _Settings) -> list[str]:
+def _wrong_inputs(
+    record: Record, watched: set[int], order: int, settings: Settings
+) -> list[Finding]:
     """The inputs of one record whose gradient is wrong."""
-    if record.op.type not in OPS:
+    alone = _alone(record)
+    if alone is None:
         return []
+    leaves = [
+        i for i, (key, x) in enumerate(zip(record.inputs, record.xs, strict=True))
+        if key in watched and is_inexact(x.dtype)
+    ]  # fmt: skip
+
+    def of_leaves(floats: Sequence[Tensor]) -> list[Tensor]:
+        xs = list(record.xs)
+        for i, x in zip(leaves, floats, strict=True):
+            xs[i] = x
+        return _outputs(alone(tuple(xs)))
+
+    try:
+        xs = [record.xs[i] for i in leaves]
+        report = _report(of_leaves, xs, order, _names(record, leaves), settings)
+    except RegradError:
+        return []  # the op cannot run by itself
+    what = _rule_of(record)
+    return [replace(f, rule=what, op_type=record.op.type) for f in report.findings]
+
+
+def _names(record: Record, leaves: Sequence[int]) -> list[str]:
+    """What the inputs are called, a custom function's after its parameters."""
+    call = _bare(record.rule)
+    if not isinstance(call, CustomCall):
+        return [name_of(record, i) for i in leaves]
+    args = call.again[1]
+    parameters, names = ruleforms.parameters(call.f), []
+    for i, arg in enumerate(args):
+        called = parameters[i] if i < len(parameters) else f"args[{i}]"
+        paths = containers.paths(arg, called)
+        opened = containers.flatten(arg)[0]
+        names += [p for p, leaf in zip(paths, opened, strict=True) if isinstance(leaf, Tensor)]
+    return [names[i] for i in leaves]
+
+
+def _alone(record: Record) -> Callable[[tuple[Tensor, ...]], Any] | None:
+    """The op of a record as a function of its tensors, under the record's rule."""
+    rule = _bare(record.rule)
+    if isinstance(rule, CustomCall):
+        return partial(_called_again, rule)
+    if record.op.type not in OPS:
+        return None
+    own = None if rule is record.op.rule else {record.op.type: Binding(record.op, rule, 1)}
     layout = record.layout if isinstance(record, GroupedRecord) else None
-    dys = [wrap(_random(y, settings.rng)) for y in _outputs(record.y)]
-    several = isinstance(record.y, tuple)
-    dy = _all_outputs(record.y, dys) if several else _like(record.y, dys[0])
 
-    def scalar(*xs: Tensor, analytic: bool = False) -> Tensor:
-        ys = _outputs(dispatch.run(record.op, tuple(xs), record.attrs, layout))
-        return _scalar(ys, [np.conj(d._values()) for d in dys], analytic)
+    def op(xs: tuple[Tensor, ...]) -> Any:
+        with in_state((current() or State()).overriding(own)):
+            return dispatch.run(record.op, xs, record.attrs, layout)
 
-    wrong = []
-    found = leaf_gradients(record, dy, watched)
-    for leaf, key in enumerate(record.inputs):
-        x = record.xs[leaf]
-        if key not in watched or not is_inexact(x.dtype):
-            continue
-        dx = found.get(leaf)
-        dx = np.zeros(x.shape) if dx is None else dx._values()
-        direction = [
-            _random(x, settings.rng) if i == leaf else np.zeros(z.shape)
-            for i, z in enumerate(record.xs)
-        ]
-        dx = np.broadcast_to(dx, np.broadcast_shapes(dx.shape, x.shape))
-        slope = float(np.real(np.vdot(dx, np.broadcast_to(direction[leaf], dx.shape))))
-        measured = _difference(scalar, record.xs, direction, settings)
-        if not settings.close(slope, measured, float(np.abs(dx).max(initial=0))):
-            wrong.append(
-                f"the rule {record.rule.name!r} for the op type {record.op.type!r}, input "
-                f"{name_of(record, leaf)!r} ({slope:.6g} against {measured:.6g})"
-            )
-    return wrong
+    return op
 
 
-def _all_outputs(ys: Sequence[Tensor], dys: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """A gradient for every output: zeros for those of integers."""
-    given = iter(dys)
-    return tuple(_like(y, next(given)) if is_inexact(y.dtype) else zeros_like(y) for y in ys)
+def _called_again(call: CustomCall, xs: tuple[Tensor, ...]) -> list[Any]:
+    """What a custom function gives for other tensors."""
+    function, args, options = call.again
+    leaves, rebuild = containers.flatten(args)
+    given = iter(xs)
+    args = rebuild([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    return containers.flatten(function(*args, **options))[0]
 
 
-__all__ = ["GradientCheckError", "check_gradients"]
+def _bare(rule: Rule) -> Rule:
+    """A rule without what counts or conjugates for it."""
+    while isinstance(rule, Conjugated | Counted):
+        rule = rule.rule
+    return rule
+
+
+def _rule_of(record: Record) -> str:
+    """The rule of a record, for messages."""
+    rule = _bare(record.rule)
+    if isinstance(rule, CustomCall):
+        return f"the gradient of the custom function {rule.name!r} ({place(rule.f)})"
+    return f"{label(rule)} for the op type {record.op.type!r}"
+
+
+__all__ = [
+    "Finding",
+    "GradientCheckError",
+    "GradientReport",
+    "check_gradients",
+    "gradient_report",
+]
