@@ -92,10 +92,10 @@ def _like(values: Any, structure: Any, what: str) -> list[Tensor]:
         raise ArgumentError(f"{what}: another structure is due. {error}") from None
     given = []
     for leaf, t in zip(leaves, tensors, strict=True):
-        v = dispatch.lift(leaf)
+        v = dispatch.lift_as(leaf, t.dtype)
         if v.shape != t.shape:
             raise ShapeError(f"{what}: the shape {t.shape} is due, got {v.shape}")
-        given.append(dispatch.as_dtype(v, t.dtype))
+        given.append(v)
     return given
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regrad import dims, graph
-from regrad.dispatch import as_dtype, lift
+from regrad.dispatch import lift_as
 from regrad.errors import RegradError, RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
@@ -281,7 +281,7 @@ def seed(y: Tensor, dy: Any = None) -> Tensor:
         if type(data) is np.ndarray and data.size <= SMALL:
             return _ones(data.shape, data.dtype)
         return OPS["OnesLike"].function(y)
-    return as_dtype(lift(dy), y.dtype)
+    return lift_as(dy, y.dtype)
 
 
 SMALL = 64

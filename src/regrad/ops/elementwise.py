@@ -120,7 +120,8 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> T
 
     Op type: `Cast`.
     """
-    x, dtype = dispatch.lift(x), as_numpy_dtype(dtype)
+    dtype = as_numpy_dtype(dtype)
+    x = dispatch.lift_as(x, dtype) if dispatch.is_plain(x) else dispatch.lift(x)
     return x if x.dtype == dtype else _cast(x, dtype=dtype)
 
 
