@@ -10,7 +10,9 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.errors import NumberRangeError
+from regrad.errors import DTypeError, NumberRangeError
+from tests.samples import Sample, all_samples
+from tests.test_ops import arrays_of
 
 INTEGERS = [np.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)]
 FLOATS = [np.dtype(f"float{n}") for n in (16, 32, 64)]
@@ -189,3 +191,144 @@ def test_full_spreads_a_tensor_and_has_its_gradient() -> None:
     assert rg.full(2, np.array([1, 2], "int8"), dtype="int32").tolist() == [1, 2]
     with pytest.raises(ValueError, match="broadcast"):
         rg.full((2,), rg.ones(3))
+
+
+# -- half precision ------------------------------------------------------------------------------
+
+HALVES = ["numpy float16", "torch float16", "jax float16", "jax bfloat16"]
+EVERY = [
+    r for r in all_samples() if all(a.dtype.kind != "c" for a in r.inputs) and r.family != "losses"
+]  # (which close over weights of their own)
+FLAT = [r for r in EVERY if r.family in ("activation", "elementwise")]
+
+
+def outputs(y: Any) -> list[rg.Tensor]:
+    return list(y) if isinstance(y, tuple | list) else [y]
+
+
+def half(kind: str, array: np.ndarray) -> rg.Tensor:
+    library, dtype = kind.split()
+    if array.dtype.kind != "f":
+        return rg.asarray(arrays_of(library, array))
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return rg.asarray(arrays_of(library, array.astype(ml_dtypes.bfloat16)))
+    return rg.asarray(arrays_of(library, array.astype(dtype)))
+
+
+def summed(ys: list[rg.Tensor]) -> rg.Tensor:
+    total = rg.scalar(0.0)
+    for y in ys:
+        if y.dtype.kind in "fV":
+            total = total + rg.sum(rg.astype(y, rg.float32))
+    return total
+
+
+def check_halves(row: Sample, kind: str) -> None:
+    """Floats come back in the dtype they came in, and so do gradients."""
+    xs = [half(kind, a) for a in row.inputs]
+    given = {x.dtype for x, a in zip(xs, row.inputs, strict=True) if a.dtype.kind == "f"}
+    ys = outputs(row.f(*xs))
+    exact = outputs(row.f(*[rg.asarray(a) for a in row.inputs]))
+    for y, z in zip(ys, exact, strict=True):
+        if z.dtype == np.float64 and given:
+            assert {y.dtype} == given
+    places = [i for i, a in enumerate(row.inputs) if a.dtype.kind == "f"]
+    if not row.order or not places:
+        return
+
+    def loss(*floats: rg.Tensor) -> rg.Tensor:
+        full = dict(enumerate(xs)) | dict(zip(places, floats, strict=True))
+        return summed(outputs(row.f(*full.values())))
+
+    dxs = rg.grads(loss, unconnected="zero")([xs[i] for i in places])
+    assert {dx.dtype for dx in dxs} == given
+
+
+@pytest.mark.filterwarnings("ignore")  # halves overflow
+@pytest.mark.parametrize("row", [r for r in EVERY if "numpy" in r.backends], ids=str)
+def test_half_precision_stays_half_precision(row: Sample) -> None:
+    try:
+        check_halves(row, "numpy float16")
+    except DTypeError as error:
+        assert "half precision" in str(error) and "rg.float32" in str(error)
+        assert row.family == "linalg"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", HALVES[1:])
+def test_half_precision_in_the_other_libraries(kind: str) -> None:
+    rows = {r.covers[0]: r for r in reversed(FLAT) if r.covers}
+    for row in rows.values():
+        if kind.split()[0] in row.backends:
+            check_halves(row, kind)
+
+
+# -- complex numbers -----------------------------------------------------------------------------
+
+over_libraries = pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+
+AWARE = {  # of a real x: value and gradient, by NumPy and by hand
+    "real": (rg.real, np.real, lambda x: np.ones_like(x)),
+    "imag": (rg.imag, np.imag, lambda x: np.zeros_like(x)),
+    "imag + x": (lambda x: rg.imag(x) + x, lambda x: x, lambda x: np.ones_like(x)),
+    "conj": (rg.conj, np.conj, lambda x: np.ones_like(x)),
+    "abs": (rg.abs, np.abs, np.sign),
+    "sign": (rg.sign, np.sign, lambda x: np.zeros_like(x)),
+    "square of real": (lambda x: rg.real(x) * rg.conj(x), np.square, lambda x: 2 * x),
+}
+
+
+@over_libraries
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", AWARE)
+def test_functions_of_complex_numbers_take_real_ones(name: str, dtype: str, library: str) -> None:
+    f, value, gradient = AWARE[name]
+    x = np.array([-1.5, 0.25, 2.0], dtype)
+    given = rg.asarray(arrays_of(library, x))
+    dx = rg.grad(f, unconnected="zero")(given)
+    for found, expected in ((f(given), value(x)), (dx, gradient(x))):
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found.numpy(), expected)
+
+
+COMPLEX = np.array([[0, 1j, -2j], [0, 0, 0], [1, 1 + 1j, 1e-300j], [0, complex(0, np.nan), 2]])
+TRUTHS = {
+    "any": (lambda x: rg.any(x, axis=1), lambda x: np.any(x, axis=1)),
+    "all": (lambda x: rg.all(x, axis=1), lambda x: np.all(x, axis=1)),
+    "any, all axes": (lambda x: rg.any(x[:2, :2]), lambda x: np.any(x[:2, :2])),
+    "logical_not": (rg.logical_not, np.logical_not),
+    "logical_and": (lambda x: rg.logical_and(x, x[0]), lambda x: np.logical_and(x, x[0])),
+    "logical_or": (lambda x: rg.logical_or(x, x[0]), lambda x: np.logical_or(x, x[0])),
+    "logical_xor": (lambda x: rg.logical_xor(x, x[0]), lambda x: np.logical_xor(x, x[0])),
+    "count_nonzero": (rg.count_nonzero, np.count_nonzero),
+    "nonzero": (lambda x: rg.nonzero(x)[1], lambda x: np.nonzero(x)[1]),
+    "astype": (lambda x: rg.astype(x, bool), lambda x: x.astype(bool)),
+    "where": (lambda x: rg.where(x, 1.0, 2.0), lambda x: np.where(x, 1.0, 2.0)),
+    "isnan": (rg.isnan, np.isnan),
+    "isfinite": (rg.isfinite, np.isfinite),
+    "equal": (lambda x: x == rg.real(x), lambda x: x == x.real),
+}
+
+
+@over_libraries
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_truth_of_a_complex_number_is_that_of_both_parts(name: str, library: str) -> None:
+    ours, numpys = TRUTHS[name]
+    found = ours(rg.asarray(arrays_of(library, COMPLEX))).numpy()
+    np.testing.assert_array_equal(found, numpys(COMPLEX))
+
+
+ORDERED = [
+    rg.argmax, rg.argmin, rg.floor, rg.ceil, rg.trunc, rg.signbit, rg.nn.softplus,
+    rg.nn.log_sigmoid, rg.nn.mish, lambda x: x // 2, lambda x: x % 2, lambda x: rg.atan2(x, x),
+    lambda x: rg.copysign(x, x), lambda x: rg.nextafter(x, x),
+]  # fmt: skip
+
+
+@over_libraries
+@pytest.mark.parametrize("f", ORDERED)
+def test_what_needs_an_order_refuses_complex_numbers(f: Any, library: str) -> None:
+    with pytest.raises(DTypeError, match="no order"):
+        f(rg.asarray(arrays_of(library, COMPLEX)))

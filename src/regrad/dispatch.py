@@ -368,12 +368,25 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
             "to choose what to do, and what is traced has none. Leave it outside the compiled "
             "function, or use what keeps the shape (where, a mask that multiplies)."
         )
+    if _no_halves(error, xs):
+        return DTypeError(
+            f"{op.type}: regrad.{op.name} of {inputs}: {backend_of(*[x._data for x in xs]).name} "
+            "does not compute it in half precision. Cast before and after: "
+            f"astype({op.name}(astype(x, rg.float32)), x.dtype)."
+        )
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
         )
     error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
     return error
+
+
+def _no_halves(error: Exception, xs: Sequence[Tensor]) -> bool:
+    """Whether a library says that it has no such function of float16 (or bfloat16)."""
+    if not any(is_inexact(x.dtype) and x.dtype.itemsize == 2 for x in xs):
+        return False
+    return isinstance(error, TypeError | NotImplementedError) or "Half" in str(error)
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> bool:

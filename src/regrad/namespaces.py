@@ -49,9 +49,7 @@ class Backend:
     @cached_property
     def special(self) -> Any:
         """`erf`, `gammaln`, `psi`, … as in `scipy.special`."""
-        import scipy.special
-
-        return scipy.special
+        return _SciPy()
 
     def own(self, array: Any) -> Any:
         """A copy that nobody else can change."""
@@ -78,8 +76,29 @@ class Backend:
     def astype(self, array: Any, dtype: Any) -> Any:
         """Convert values; a complex number loses its imaginary part silently in a cast to real."""
         if array.dtype.kind == "c" and np.dtype(dtype).kind != "c":
-            array = array.real
+            array = _real_of(array, dtype)
         return array.astype(dtype, copy=False)
+
+
+def _real_of(array: Any, dtype: Any) -> Any:
+    """Complex numbers on their way to a real dtype: their real parts, or whether they are not 0."""
+    return array != 0 if np.dtype(dtype).kind == "b" else array.real
+
+
+class _SciPy:
+    """The functions of `scipy.special`, under the dtype of x (SciPy answers halves in doubles)."""
+
+    def __getattr__(self, name: str) -> Any:
+        import scipy.special
+
+        function = getattr(scipy.special, name)
+
+        def of_dtype(*arguments: Any) -> Any:
+            y, dtype = function(*arguments), arguments[-1].dtype
+            return y if y.dtype is dtype else y.astype(dtype)
+
+        setattr(self, name, of_dtype)
+        return of_dtype
 
 
 class JaxBackend(Backend):
@@ -158,7 +177,7 @@ class JaxBackend(Backend):
     def astype(self, array: Any, dtype: Any) -> Any:
         dtype = self.native_dtype(dtype)
         if array.dtype.kind == "c" and dtype.kind != "c":
-            array = array.real
+            array = _real_of(array, dtype)
         return array.astype(dtype)
 
 
@@ -208,7 +227,7 @@ class TorchBackend(Backend):
 
     def astype(self, array: Any, dtype: Any) -> Any:
         if array.is_complex() and numpy_dtype(dtype).kind != "c":
-            array = array.real
+            array = _real_of(array, numpy_dtype(dtype))
         return array.to(self.native_dtype(dtype))
 
 

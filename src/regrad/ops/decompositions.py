@@ -130,7 +130,8 @@ def _scipy_triangular_solve(a: Any, b: Any, lower: bool) -> Any:
         return np.linalg.solve(np.tril(a) if lower else np.triu(a), b)
     import scipy.linalg
 
-    return scipy.linalg.solve_triangular(a, b, lower=lower, check_finite=False)
+    y = scipy.linalg.solve_triangular(a, b, lower=lower, check_finite=False)
+    return y.astype(b.dtype, copy=False)  # SciPy answers halves in single precision
 
 
 def _jax_triangular_solve(xp: Any, a: Any, b: Any, lower: bool, transpose: bool) -> Any:
