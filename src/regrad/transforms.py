@@ -24,7 +24,7 @@ from regrad.ruleforms import Rule, describe, label
 from regrad.state import masked
 from regrad.tape import Record, Tape
 from regrad.tensor import Tensor
-from regrad.walk import name_of, walk_from
+from regrad.walk import name_of, seed, walk_from
 
 VjpFunction = Callable[..., tuple[Any, ...]]
 
@@ -316,7 +316,6 @@ def hessian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 f"{', '.join(str(y.shape) for y in run.ys)}; use jacobian(jacobian(f)) otherwise"
             )
         with masked():
-            one = OPS["OnesLike"].function(run.ys[0])
-            return run.close_inputs(run.pull([one]))[0]
+            return run.close_inputs(run.pull([seed(run.ys[0])]))[0]
 
     return jacobian(gradient_of_f)

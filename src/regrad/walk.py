@@ -280,7 +280,8 @@ def seed(y: Tensor, dy: Any = None) -> Tensor:
         data = y._data
         if type(data) is np.ndarray and data.size <= SMALL:
             return _ones(data.shape, data.dtype)
-        return OPS["OnesLike"].function(y)
+        ones = OPS["OnesLike"].function(y)
+        return ones if type(ones) is not Tensor else wrap(ones._data)  # y does not move it
     return lift_as(dy, y.dtype)
 
 

@@ -12,7 +12,7 @@ from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, ShapeError
 from regrad.namespaces import is_inexact, special
 from regrad.ops.creation import as_numpy_dtype, zeros_like
-from regrad.opsheet import TensorLike, elementwise, op, piecewise_constant
+from regrad.opsheet import TensorLike, elementwise, entwined, op, piecewise_constant
 from regrad.registry import gradient, not_differentiable
 from regrad.tensor import Tensor
 
@@ -282,7 +282,8 @@ atan2 = _binary("Atan2", "atan2", "atan2", "The angle of the point (b, a).",
                 lambda dy, a, b: dy * (-a / (square(a) + square(b))),
                 to_float=True, real=True)  # fmt: skip
 hypot = _binary("Hypot", "hypot", "hypot", "`sqrt(a² + b²)` without overflow. Gradient at 0: 0.",
-                lambda dy, a, y: dy * _over(a, y), lambda dy, b, y: dy * _over(b, y),
+                lambda dy, a, y: _grad_or_zero(dy, y) * (a / where(y == 0, 1, y)),
+                lambda dy, b, y: _grad_or_zero(dy, y) * (b / where(y == 0, 1, y)),
                 to_float=True)  # fmt: skip
 logaddexp = _binary("LogAddExp", "logaddexp", "logaddexp", "`log(exp(a) + exp(b))`, stable.",
                     lambda dy, a, y: dy * exp(a - y), lambda dy, b, y: dy * exp(b - y),
@@ -298,10 +299,30 @@ for _type in ("FloorMod", "NextAfter"):
     OPS[_type].rule.flat = True  # their rules ignore a, and yet they are not linear in it
 
 
-def _over(a: Tensor, y: Tensor) -> Tensor:
-    """`a / y`, 0 where y is 0 (also in the derivatives)."""
-    zero = y == 0
-    return where(zero, 0, a / where(zero, 1, y))
+# Lengths and deviations end at 0, where their gradient is 0 by convention. What the convention says
+# of a second derivative would be wrong for smooth functions of them (the square of a length): it is
+# NaN there, unless the gradient that arrives does not change with x.
+
+
+@op("OrZero")
+def or_zero(xp, y: TensorLike, x: TensorLike, /) -> Tensor:
+    """y, a function of x; 0 where x is 0, and there so is its gradient."""
+    return xp.where(x == 0, xp.zeros_like(y), y)
+
+
+@gradient("OrZero")
+def _(dy, x):
+    dy = _grad_or_zero(dy, x)
+    return dy, where(x == 0, dy, 0)  # (y may mask a NaN there)
+
+
+@op("OrZeroGrad")
+def _grad_or_zero(xp, dy: TensorLike, x: TensorLike, /) -> Tensor:
+    return xp.where((x == 0) & (dy == dy), xp.zeros_like(dy), dy)  # a NaN stays visible
+
+
+entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
+         together=lambda dy, x: where(x == 0, math.nan, dy))  # fmt: skip
 
 
 def _pow_a(dy, a, b):

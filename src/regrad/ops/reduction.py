@@ -22,6 +22,7 @@ from regrad.ops.elementwise import (
     isnan,
     log,
     logical_or,
+    or_zero,
     pow,
     real,
     sign,
@@ -280,8 +281,7 @@ def _squared_size(x: Any) -> Tensor:
 
 def _sqrt_or_zero(x: Any) -> Tensor:
     """The square root, with the gradient 0 at 0 (for lengths and deviations, which end there)."""
-    zero = x == 0
-    return where(zero, 0, sqrt(where(zero, 1, x)))
+    return or_zero(sqrt(where(x == 0, 1, x)), x)
 
 
 @deferrable
@@ -401,4 +401,4 @@ def _power_norm(sizes: Any, axis: Axis, keepdims: bool, p: float) -> Tensor:
     zero = sizes == 0
     total = sum(where(zero, at_zero, pow(where(zero, 1, sizes), p)), axis=axis, keepdims=keepdims)
     zero = total == at_zero
-    return where(zero, 0, pow(where(zero, 1, total), 1 / p))
+    return or_zero(pow(where(zero, 1, total), 1 / p), where(zero, 0, total))

@@ -52,7 +52,7 @@ from regrad.shapes import normalized_axes, normalized_axis
     dtype=measured,
 )  # fmt: skip
 @form("Cast", "FullLike", "OnesLike", "ZerosLike", "_Promote", dtype=told)
-@form("LRN", "NeighbourSum", "TensorStridedSliceUpdate")
+@form("LRN", "NeighbourSum", "OrZero", "OrZeroGrad", "TensorStridedSliceUpdate")
 def _like_x(arguments: Arguments, attrs: Attrs) -> Shape:
     return arguments[0].shape
 
