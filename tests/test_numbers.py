@@ -10,7 +10,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.errors import DTypeError, NumberRangeError
+from regrad.errors import ArgumentError, DTypeError, NumberRangeError
 from tests.samples import Sample, all_samples
 from tests.test_ops import arrays_of
 
@@ -332,3 +332,99 @@ ORDERED = [
 def test_what_needs_an_order_refuses_complex_numbers(f: Any, library: str) -> None:
     with pytest.raises(DTypeError, match="no order"):
         f(rg.asarray(arrays_of(library, COMPLEX)))
+
+
+def test_a_constant_of_complex_numbers_has_no_gradient_in_a_graph() -> None:
+    with tf.Graph().as_default():
+        z = tf.placeholder(tf.complex128, [2])
+        y = tf.real(z * tf.stop_gradient(z * 2.0))
+        dz = tf.gradients(y, z)[0]
+        with tf.Session() as session:
+            found = session.run(dz, {z: [1 + 2j, 3j]})
+    np.testing.assert_allclose(found, np.conj([2 + 4j, 6j]))
+
+
+# -- arrays that no Tensor can hold ----------------------------------------------------------------
+
+REFUSED = {
+    "masked": (lambda: np.ma.array([1.0, 2.0], mask=[0, 1]), r"has no mask.*x\.filled"),
+    "masked integers": (lambda: np.ma.array([0, 1], mask=[0, 1]), r"has no mask.*x\.filled"),
+    "object": (lambda: np.array([1, 2], object), r"dtype object.*np\.asarray\(x, dtype"),
+    "fields": (lambda: np.zeros(2, [("a", "f4"), ("b", "i4")]), r"one of its fields, x\['a'\]"),
+    "void": (lambda: np.zeros(2, "V4"), "numbers or bools"),
+    "long double": (lambda: np.ones(2, np.longdouble), r"x\.astype\(np\.float64\)"),
+    "long complex": (lambda: np.ones(2, np.clongdouble), r"x\.astype\(np\.complex128\)"),
+    "a date": (lambda: np.array(["2020-01-01"], "M8[D]"), "dtype datetime64"),
+    "text": (lambda: np.array(["a"]), "numbers or bools, got the dtype <U1"),
+    "torch bfloat16": (lambda: torch().ones(2, dtype=torch().bfloat16),
+                       r"torch\.bfloat16 has no NumPy counterpart.*x\.to\(torch\.float32\)"),
+    "torch sparse": (lambda: torch().eye(2).to_sparse(), r"torch\.sparse_coo.*x\.to_dense\(\)"),
+}  # fmt: skip
+TAKERS = {
+    "tensor": rg.tensor,
+    "tensor, dtype": lambda x: rg.tensor(x, dtype="float32"),
+    "asarray": rg.asarray,
+    "asarray, shared": lambda x: rg.asarray(x, copy=False),
+    "Variable": rg.Variable,
+    "an op": rg.sin,
+    "an operator": lambda x: rg.ones(2) + x,
+    "one of several": lambda x: rg.concat([rg.ones(2), x]),
+    "a composition": rg.var,
+    "an index": lambda x: rg.ones(2)[x],
+    "a compiled function": lambda x: rg.jit(lambda x: x * 2)(x),
+}
+
+
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("what", REFUSED)
+def test_arrays_that_no_tensor_holds_are_refused(what: str, taker: str) -> None:
+    make, message = REFUSED[what]
+    with pytest.raises((DTypeError, ArgumentError), match=message):
+        TAKERS[taker](make())
+
+
+@pytest.mark.parametrize("dtype", [object, np.longdouble, "S3", "M8[s]", [("a", "f4")]])
+def test_dtypes_that_no_tensor_has_are_refused(dtype: Any) -> None:
+    for make in (
+        lambda: rg.zeros(2, dtype=dtype),
+        lambda: rg.tensor([1.0], dtype=dtype),
+        lambda: rg.astype(rg.ones(2), dtype),
+    ):
+        with pytest.raises(DTypeError, match="numbers or bools"):
+            make()
+
+
+def test_other_byte_orders_and_names_of_dtypes_are_taken() -> None:
+    for dtype in (">f4", ">i8", np.longlong, np.ulonglong, np.intc, "?"):
+        x = np.ones(2, dtype)
+        assert rg.tensor(x).dtype == x.dtype.newbyteorder("=")
+        assert rg.tensor(x).tolist() == x.tolist()
+
+
+@over_libraries
+def test_bits_of_floats_are_refused_in_words(library: str) -> None:
+    x = rg.asarray(arrays_of(library, np.ones(2)))
+    for f in (lambda: ~x, lambda: x & 1, lambda: x | x, lambda: x ^ x, lambda: x << 1):
+        with pytest.raises(DTypeError, match=r"bits of integers and bools.*astype"):
+            f()
+    assert (~(x > 0)).tolist() == [False, False]
+
+
+# -- Python's functions ----------------------------------------------------------------------------
+
+
+@over_libraries
+@pytest.mark.parametrize("kind", [rg.asarray, rg.Variable])
+def test_round_and_divmod(kind: Any, library: str) -> None:
+    a = np.array([1.25, -2.5, 17.125])
+    x: Any = kind(arrays_of(library, a))
+    assert round(x).tolist() == np.round(a).tolist()
+    for digits in (1, 2, -1):
+        np.testing.assert_allclose(round(x, digits).numpy(), np.round(a, digits))
+    for found, due in ((divmod(x, 2), divmod(a, 2)), (divmod(7.5, x), divmod(7.5, a))):
+        for part, expected in zip(found, due, strict=True):
+            np.testing.assert_allclose(part.numpy(), expected)

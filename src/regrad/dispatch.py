@@ -378,6 +378,13 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
         )
+    ours = op.function.__module__.startswith("regrad.")
+    if ours and not op.attrs and isinstance(error, TypeError | NotImplementedError):
+        return DTypeError(
+            f"{op.type}: regrad.{op.name} is not defined for {inputs} ({error!s:.200}). "
+            + ("It works on the bits of integers and bools. " if "bit" in op.name else "")
+            + "Convert the input first, with astype."
+        )
     error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
     return error
 

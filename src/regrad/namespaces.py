@@ -31,6 +31,27 @@ def gone(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "has been deleted" in str(error)
 
 
+HELD = frozenset(
+    np.dtype(d) for d in ("bool", *"bhilqBHILQ", "float16", "float32", "float64", *"FD")
+)
+
+
+def check_dtype(dtype: np.dtype) -> None:
+    """Refuse a dtype that a Tensor cannot have."""
+    if dtype in HELD or (dtype.kind in KINDS and dtype.newbyteorder("=") in HELD):
+        return
+    if dtype.kind == "V" and dtype.type is not np.void:
+        return  # bfloat16 and its kin
+    if dtype.kind in "fc":
+        wide = "float64" if dtype.kind == "f" else "complex128"
+        how = f"cast it to the widest that there is, x.astype(np.{wide})"
+    elif dtype.names:
+        how = f"take one of its fields, x[{dtype.names[0]!r}]"
+    else:
+        how = "convert it to numbers, np.asarray(x, dtype=np.float64)"
+    raise DTypeError(f"a Tensor holds numbers or bools, got the dtype {dtype}: {how}")
+
+
 class Backend:
     """NumPy's answers; the other libraries override what differs."""
 
@@ -51,10 +72,19 @@ class Backend:
         """`erf`, `gammaln`, `psi`, … as in `scipy.special`."""
         return _SciPy()
 
+    def check(self, array: Any) -> None:
+        """Refuse an array that a Tensor cannot hold."""
+        if isinstance(array, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"a Tensor has no mask, and this masked array ({array.dtype}, {array.shape}) would "
+                "lose its own. Fill it, x.filled(0), and give np.ma.getmaskarray(x) beside it, for "
+                "where(mask, a, b)."
+            )
+        check_dtype(array.dtype)
+
     def own(self, array: Any) -> Any:
         """A copy that nobody else can change."""
-        if array.dtype.kind not in KINDS:
-            raise DTypeError(f"a Tensor holds numbers or bools, got an array of {array.dtype}")
+        self.check(array)
         return np.array(array, dtype=array.dtype.newbyteorder("="))
 
     def from_numpy(self, array: np.ndarray) -> Any:
@@ -118,6 +148,9 @@ class JaxBackend(Backend):
         import jax.scipy.special
 
         return jax.scipy.special
+
+    def check(self, array: Any) -> None:
+        """JAX has no arrays but of numbers."""
 
     def own(self, array: Any) -> Any:
         return array  # immutable already
@@ -208,7 +241,19 @@ class TorchBackend(Backend):
 
         return Special
 
+    def check(self, array: Any) -> None:
+        import torch
+
+        if self.dtype(array).kind == "V":  # (ml_dtypes lends NumPy the name bfloat16)
+            raise _no_counterpart(array.dtype)
+        if array.layout is not torch.strided:
+            raise ArgumentError(
+                f"a Tensor holds all of its elements, got a torch tensor of the layout "
+                f"{array.layout}. Convert it: x.to_dense()."
+            )
+
     def own(self, array: Any) -> Any:
+        self.check(array)
         return array.detach().clone()
 
     def from_numpy(self, array: np.ndarray) -> Any:
@@ -252,7 +297,14 @@ def _numpy_dtype(dtype: Any) -> np.dtype:
     try:
         return np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:
-        raise DTypeError(f"{dtype} has no NumPy counterpart; cast the torch tensor first") from None
+        raise _no_counterpart(dtype) from None
+
+
+def _no_counterpart(dtype: Any) -> DTypeError:
+    return DTypeError(
+        f"{dtype} has no NumPy counterpart, so no Tensor can have it. Cast the torch tensor first: "
+        "x.to(torch.float32)."
+    )
 
 
 NUMPY = Backend()

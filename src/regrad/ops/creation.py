@@ -22,15 +22,18 @@ COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
 def as_numpy_dtype(dtype: Any) -> np.dtype:
     """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
     if isinstance(dtype, np.dtype):
+        namespaces.check_dtype(dtype)
         return dtype
     if dtype in (bool, float, int, complex):
         return {bool: np.dtype(bool), float: FLOAT, int: np.dtype(np.int64)}.get(
             dtype, np.dtype(np.complex64)
         )
     try:
-        return namespaces.numpy_dtype(np.dtype(dtype))
+        found = np.dtype(dtype)
     except TypeError:
-        return namespaces.numpy_dtype(dtype)
+        found = namespaces.numpy_dtype(dtype)
+    namespaces.check_dtype(found)
+    return found
 
 
 # -- TensorFlow.js ---------------------------------------------------------------------------
@@ -171,7 +174,11 @@ def _taken(obj: Any, copy: bool | None) -> Tensor:
     if dispatch.is_tensor(obj):
         return _own(dispatch.lift(obj))
     if namespaces.is_array(obj) and not isinstance(obj, np.generic):
-        return wrap(obj if copy is False else namespaces.BACKENDS[type(obj)].own(obj))
+        backend = namespaces.BACKENDS[type(obj)]
+        if copy is not False:
+            return wrap(backend.own(obj))
+        backend.check(obj)
+        return wrap(obj)
     if copy is False:
         raise ArgumentError(f"asarray: copy=False, but {kind(obj)} cannot be shared")
     if not dispatch.is_plain(obj):
