@@ -391,6 +391,11 @@ def _by_namespace(xp: Any) -> Backend:
     return _ALL["jax" if xp.__name__.startswith("jax") else "torch"]
 
 
+def is_complex(array: Any) -> bool:
+    """Whether an array of any library is of complex numbers."""
+    return numpy_dtype(array.dtype).kind == "c"
+
+
 def is_inexact(dtype: np.dtype) -> bool:
     """Whether a dtype is of floats or complex numbers, and so has gradients."""
     return dtype.kind in "fc" or dtype.kind == "V"

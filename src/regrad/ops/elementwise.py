@@ -42,7 +42,7 @@ def conj(x: Any, /) -> Tensor:
 @op("Real", holomorphic=False)
 def real(xp, x: TensorLike, /) -> Tensor:
     """The real part."""
-    return xp.real(x) if _is_complex(xp, x) else x
+    return xp.real(x) if namespaces.is_complex(x) else x
 
 
 @gradient("Real")
@@ -53,16 +53,12 @@ def _(dy, x_dtype):
 @op("Imag", holomorphic=False)
 def imag(xp, x: TensorLike, /) -> Tensor:
     """The imaginary part; zeros for a real tensor."""
-    return xp.imag(x) if _is_complex(xp, x) else xp.zeros_like(x)
+    return xp.imag(x) if namespaces.is_complex(x) else xp.zeros_like(x)
 
 
 @gradient("Imag")
 def _(dy, x_dtype):
     return dy * 1j if namespaces.numpy_dtype(x_dtype).kind == "c" else None
-
-
-def _is_complex(xp: Any, x: Any) -> bool:
-    return namespaces.numpy_dtype(x.dtype).kind == "c"
 
 
 # -- identity, casts ---------------------------------------------------------------------------
@@ -322,7 +318,7 @@ def _grad_or_zero(xp, dy: TensorLike, x: TensorLike, /) -> Tensor:
 
 
 entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
-         together=lambda dy, x: where(x == 0, math.nan, dy))  # fmt: skip
+         together=lambda dy, x: dy * where(x == 0, math.nan, 1))  # fmt: skip
 
 
 def _pow_a(dy, a, b):

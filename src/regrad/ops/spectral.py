@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from regrad import namespaces
 from regrad.errors import GradientError
 from regrad.ops.array import diag, diagonal, expand_dims
 from regrad.ops.creation import ones_like
 from regrad.ops.decompositions import _adjoint, _hermitian, _quotient, _symmetrized
-from regrad.ops.elementwise import abs, conj, imag, logical_and, logical_or, real, where
+from regrad.ops.elementwise import abs, astype, conj, imag, logical_and, real, where
 from regrad.ops.matmul import matmul
-from regrad.ops.reduction import any, sum
+from regrad.ops.reduction import sum
 from regrad.opsheet import TensorLike, entwined, op
 from regrad.registry import gradient
 from regrad.tensor import Tensor
@@ -133,7 +134,8 @@ def _(dy, x):
 @op("SelfAdjointEigvalsGrad", holomorphic=False)
 def _eigenvalues_grad(xp, a: TensorLike, v: TensorLike, x: TensorLike, /) -> Tensor:
     """The matrix with the eigenvalues a and the eigenvectors v, which are those of x."""
-    return (v * a[..., None, :]) @ xp.conj(xp.matrix_transpose(v))
+    vh = xp.matrix_transpose(v)
+    return (v * a[..., None, :]) @ (xp.conj(vh) if namespaces.is_complex(v) else vh)
 
 
 @op("SingularValuesGrad", holomorphic=False)
@@ -142,6 +144,18 @@ def _singular_values_grad(
 ) -> Tensor:
     """The matrix with the singular values a and the singular vectors u and vh, those of x."""
     return (u * a[..., None, :]) @ vh
+
+
+@op("NanWhere", broadcasts=True, promotes=("x",), holomorphic=False)
+def _nan_where(xp, x: TensorLike, mask: TensorLike, /) -> Tensor:
+    """NaN where the mask is set and x is not 0; 0 elsewhere. Of a real dtype."""
+    x = xp.abs(x)  # (of complex numbers: real ones)
+    return xp.where(mask & (x != 0), xp.nan * xp.ones_like(x), xp.zeros_like(x))
+
+
+@gradient("NanWhere", "x")
+def _(dy, mask, x_dtype):
+    return astype(_nan_where(dy, mask), namespaces.numpy_dtype(x_dtype))
 
 
 # -- the second derivatives of functions of eigenvalues --------------------------------------------
@@ -155,8 +169,8 @@ def _eigvalsh_by_a(dy, x):
 def _eigvalsh_by_a_of_x(dy, x):
     w, v = eigh(x)
     seen = _hermitian(_among(v, dy, v))
-    unknown = logical_and(_negligible(_gaps(w), w), _besides_diagonal(seen) != 0)
-    return where(any(unknown, axis=-1), np.nan, real(diagonal(seen)))
+    unknown = _nan_where(seen, _equal_pairs(w))
+    return real(diagonal(seen)) + sum(unknown, axis=-1)
 
 
 def _eigvalsh_by_x(dy, a, x):
@@ -177,16 +191,17 @@ def _svdvals_by_a_of_x(dy, x):
     u, s, vh = svd(x, full_matrices=False)
     seen = _among(u, dy, _adjoint(vh))
     even, odd = _hermitian(seen), 0.5 * (seen - _adjoint(seen))
-    turned = logical_and(_negligible(_gaps(s), s), _besides_diagonal(even) != 0)
-    turned = logical_or(turned, logical_and(_negligible(_sums(s), s), odd != 0))
-    unknown = any(turned, axis=-1)
+    vanish, pairs = _negligible(s, s), _negligible(_sums(s), s)
+    if x.dtype.kind != "c":
+        pairs = logical_and(pairs, diag(ones_like(s)) == 0)  # `odd` has no diagonal
+    unknown = sum(_nan_where(even, _equal_pairs(s)) + _nan_where(odd, pairs), axis=-1)
     if u.shape[-2] > s.shape[-1]:
-        lost = any(_beyond_u(dy, u, vh) != 0, axis=-2)
-        unknown = logical_or(unknown, logical_and(_negligible(s, s), lost))
+        lost = _nan_where(_beyond_u(dy, u, vh), expand_dims(vanish, -2))
+        unknown = unknown + sum(lost, axis=-2)
     if vh.shape[-1] > s.shape[-1]:
-        lost = any(_beyond_v(dy, u, vh) != 0, axis=-1)
-        unknown = logical_or(unknown, logical_and(_negligible(s, s), lost))
-    return where(unknown, np.nan, real(diagonal(seen)))
+        lost = _nan_where(_beyond_v(dy, u, vh), expand_dims(vanish, -1))
+        unknown = unknown + sum(lost, axis=-1)
+    return real(diagonal(seen)) + unknown
 
 
 def _svdvals_by_x(dy, a, x):
@@ -226,8 +241,9 @@ def _among(u: Tensor, x: Tensor, v: Tensor) -> Tensor:
     return matmul(matmul(conj(u), x, True), v)
 
 
-def _besides_diagonal(x: Tensor) -> Tensor:
-    return x - diag(diagonal(x))
+def _equal_pairs(w: Tensor) -> Tensor:
+    """Where w_i and w_j are equal, i and j are not."""
+    return logical_and(_negligible(_gaps(w), w), diag(ones_like(w)) == 0)
 
 
 def _gaps(w: Tensor) -> Tensor:
