@@ -129,13 +129,15 @@ def number_dtype(value: complex, integers: bool = False) -> np.dtype:
 
 
 def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
-    found = numbers.listed(values)
+    found = numbers.listed(values, exact=integers)
     if found.dtype.kind == "b" or (integers and found.dtype.kind in "iu"):
         return found
     if found.dtype.kind == "c":
         return found.astype(np.complex64)
-    whole = integers and (found.dtype.kind == "O" or not found.size)
-    return numbers.under(values, np.dtype(np.int64) if whole else FLOAT)
+    dtype = (
+        np.dtype(np.int64) if integers and (found.dtype.kind == "O" or not found.size) else FLOAT
+    )
+    return numbers.under(values, dtype) if found.dtype.kind == "O" else found.astype(dtype)
 
 
 def lift_as(value: Any, dtype: np.dtype) -> Tensor:

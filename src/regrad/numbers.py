@@ -15,11 +15,11 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or hasattr(type(value), "_read")
 
 
-def listed(values: Any) -> np.ndarray:
+def listed(values: Any, exact: bool = True) -> np.ndarray:
     """Python numbers as NumPy reads them: bools, integers, floats or complex numbers.
 
     Integers that only Python can hold come as an array of objects. (NumPy makes floats of them
-    where smaller ones stand beside them, as in `[2**63, 1]`.)
+    where smaller ones stand beside them, as in `[2**63, 1]`; those stay unless it must be exact.)
     """
     if isinstance(values, list | tuple) and any(map(is_tensor, values)):
         raise ArgumentError(
@@ -30,8 +30,8 @@ def listed(values: Any) -> np.ndarray:
         array = np.array(values)
     except ValueError as error:
         raise ShapeError(f"a list of unequal rows is no Tensor: {error}") from None
-    if (exact := integers(array, values)) is not None:
-        return exact
+    if (exact or array.dtype.kind == "O") and (whole := integers(array, values)) is not None:
+        return whole
     if array.dtype.kind not in "biufc":
         raise DTypeError(f"a Tensor holds numbers or bools, got the list {values!r:.80}")
     return array
@@ -54,14 +54,14 @@ def under(values: Any, dtype: np.dtype) -> np.ndarray:
     An integer dtype cuts off fractions, a real one takes the real part. Raises NumberRangeError
     for numbers that the dtype cannot hold.
     """
-    array = listed(values)
+    array = listed(values, exact=dtype.kind in "iu")
     if array.dtype.kind == "c" and dtype.kind != "c":
         array = np.real(array)
     if dtype.kind in "iu":
         check_range(array, dtype)
         return array.astype(dtype)
     try:
-        return np.array(values if array.dtype.kind == "O" else array, dtype)
+        return array.astype(dtype, copy=False)
     except OverflowError:
         raise out_of_range(values, dtype) from None
 
