@@ -46,6 +46,17 @@ def test_gradients_at_kinks(name):
     np.testing.assert_array_equal(dx.numpy(), due)
 
 
+def test_smooth_functions_of_kinks_have_no_wrong_second_derivative():
+    for f in (rg.linalg.vector_norm, lambda x: rg.hypot(x[0], x[1]), rg.std):
+        assert np.isnan(rg.hessian(lambda x, f=f: f(x) ** 2)(np.zeros(2)).numpy()).all()
+        assert rg.hessian(f)(np.zeros(2)).tolist() == [[0, 0], [0, 0]]
+    assert rg.hessian(lambda x: (rg.abs(x) ** 2).sum())(np.zeros(1)).tolist() == [[0]]
+    log_det = rg.hessian(lambda x: rg.sum(rg.log(rg.linalg.eigvalsh(x))))(np.eye(2)).numpy()
+    assert np.isnan(log_det[0, 1]).all()
+    trace = rg.hessian(lambda x: rg.sum(rg.linalg.eigvalsh(x)))(np.eye(2))
+    assert not trace.numpy().any()
+
+
 ORDERED = [rg.nn.relu, rg.nn.relu6, rg.nn.leaky_relu, rg.nn.elu, rg.nn.selu, rg.step,
            lambda z: rg.maximum(z, 1.0), lambda z: rg.minimum(z, z), lambda z: rg.clip(z, -1, 1),
            lambda z: z < z, lambda z: z >= 0, lambda z: rg.nn.prelu(z, 0.2)]  # fmt: skip

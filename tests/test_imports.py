@@ -38,7 +38,7 @@ def test_work_on_numpy_loads_no_jax():
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
     "errors", "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
-    "tensor", "placement", "tape", "recording", "printing", "shapeforms", "inference",
+    "tensor", "numbers", "placement", "tape", "recording", "printing", "shapeforms", "inference",
     "static_values", "graph", "dispatch", "walk", "builtin", "executor", "opsheet", "containers",
     "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
     "gradients", "trails", "custom", "arguments", "closures", "capture", "regions", "compiled",

@@ -12,7 +12,7 @@ import numpy as np
 
 from regrad import containers, dispatch
 from regrad.errors import ArgumentError, kind
-from regrad.namespaces import is_array
+from regrad.namespaces import BACKENDS, is_array
 from regrad.tensor import Tensor, wrap
 from regrad.variable import Variable
 
@@ -170,7 +170,10 @@ def traceable(leaf: Any) -> Tensor | None:
         return leaf
     if isinstance(leaf, list | Variable):
         return dispatch.lift(leaf)
-    return wrap(leaf) if is_array(leaf) else None
+    if not is_array(leaf):
+        return None
+    BACKENDS[type(leaf)].check(leaf)
+    return wrap(leaf)
 
 
 def _dtype_of(number: complex, *, wide: bool) -> np.dtype:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad import namespaces
+from regrad import namespaces, numbers
 from regrad.dims import Dim
 from regrad.errors import (
     ArgumentError,
@@ -27,6 +27,7 @@ from regrad.errors import (
 )
 from regrad.graph import Symbol, Symbolic, defer, size_tensor
 from regrad.namespaces import BACKENDS, FLOAT, GONE, backend_of, gone, is_array, is_inexact
+from regrad.numbers import is_tensor
 from regrad.placement import trouble
 from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
@@ -69,7 +70,10 @@ class Number(Tensor):
 
 @lru_cache(maxsize=1024, typed=True)
 def _constant(value: complex, dtype: np.dtype, key: str = "") -> Tensor:
-    array = np.asarray(value, dtype=dtype)
+    try:
+        array = np.asarray(value, dtype=dtype)
+    except OverflowError:
+        raise numbers.out_of_range(value, dtype) from None
     array.flags.writeable = False
     shared = wrap(array)
     shared._id = OURS
@@ -110,11 +114,6 @@ def lift(value: Any, integers: bool = False) -> Tensor:
     raise ArgumentError(f"a Tensor, an array or a number is due, got {kind(value)}: {value!r:.80}")
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether a value is a Tensor, or stands for one (a Variable, TensorFlow's view of one)."""
-    return isinstance(value, Tensor) or hasattr(type(value), "_read")
-
-
 def is_plain(value: Any) -> bool:
     """Whether a value is a Python number or a list of them, which has no dtype of its own."""
     return type(value) in NUMBERS or isinstance(value, list | tuple)
@@ -130,22 +129,20 @@ def number_dtype(value: complex, integers: bool = False) -> np.dtype:
 
 
 def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
-    if any(map(is_tensor, values)):
-        raise ArgumentError(
-            "a list that holds Tensors is no list of numbers: join them with stack([a, b, ...]) or "
-            "concat([a, b, ...]), which have a gradient"
-        )
-    try:
-        array = np.array(values)
-    except ValueError as error:
-        raise ShapeError(f"a list of unequal rows is no Tensor: {error}") from None
-    if array.dtype.kind not in "biufc":
-        raise DTypeError(f"a Tensor holds numbers or bools, got the list {values!r:.80}")
-    if array.dtype.kind == "b" or (integers and array.dtype.kind in "iu"):
-        return array
-    if array.dtype.kind == "c":
-        return array.astype(np.complex64)
-    return array.astype(np.int64 if integers and not array.size else FLOAT)
+    found = numbers.listed(values, exact=integers)
+    if found.dtype.kind == "b" or (integers and found.dtype.kind in "iu"):
+        return found
+    if found.dtype.kind == "c":
+        return found.astype(np.complex64)
+    dtype = (
+        np.dtype(np.int64) if integers and (found.dtype.kind == "O" or not found.size) else FLOAT
+    )
+    return numbers.under(values, dtype) if found.dtype.kind == "O" else found.astype(dtype)
+
+
+def lift_as(value: Any, dtype: np.dtype) -> Tensor:
+    """As `lift`, under a dtype; Python numbers take it at once, not by way of float32."""
+    return wrap(numbers.under(value, dtype)) if is_plain(value) else as_dtype(lift(value), dtype)
 
 
 def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[Tensor, ...]:
@@ -180,17 +177,17 @@ def _check_dtypes(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
 
 def common_dtype(xs: Sequence[Any]) -> np.dtype:
     """The dtype of an expression of Tensors and Python numbers."""
-    numbers = [x.example if type(x) is Number else x for x in xs if type(x) in WEAKEST]
+    plain = [x.example if type(x) is Number else x for x in xs if type(x) in WEAKEST]
     dtypes = [x.dtype for x in xs if type(x) not in WEAKEST]
     if not dtypes:  # traced integers among themselves stay integers
         dtypes = [x.dtype for x in xs if type(x) is Number and type(x.example) is int]
-    return common(dtypes, numbers)
+    return common(dtypes, plain)
 
 
-def common(dtypes: list[np.dtype], numbers: Sequence[complex]) -> np.dtype:
-    """The dtype that these promote to; the numbers are weak."""
-    dtype = namespaces.promote(dtypes or [number_dtype(n) for n in numbers])
-    for number in numbers:
+def common(dtypes: list[np.dtype], plain: Sequence[complex]) -> np.dtype:
+    """The dtype that these promote to; plain numbers are weak."""
+    dtype = namespaces.promote(dtypes or [number_dtype(n) for n in plain])
+    for number in plain:
         dtype = namespaces.weak(number, dtype)
     return dtype
 
@@ -396,12 +393,32 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
             "to choose what to do, and what is traced has none. Leave it outside the compiled "
             "function, or use what keeps the shape (where, a mask that multiplies)."
         )
+    if _no_halves(error, xs):
+        return DTypeError(
+            f"{op.type}: regrad.{op.name} of {inputs}: {backend_of(*[x._data for x in xs]).name} "
+            "does not compute it in half precision. Cast before and after: "
+            f"astype({op.name}(astype(x, rg.float32)), x.dtype)."
+        )
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
         )
+    ours = op.function.__module__.startswith("regrad.")
+    if ours and not op.attrs and isinstance(error, TypeError | NotImplementedError):
+        return DTypeError(
+            f"{op.type}: regrad.{op.name} is not defined for {inputs} ({error!s:.200}). "
+            + ("It works on the bits of integers and bools. " if "bit" in op.name else "")
+            + "Convert the input first, with astype."
+        )
     error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
     return error
+
+
+def _no_halves(error: Exception, xs: Sequence[Tensor]) -> bool:
+    """Whether a library says that it has no such function of float16 (or bfloat16)."""
+    if not any(is_inexact(x.dtype) and x.dtype.itemsize == 2 for x in xs):
+        return False
+    return isinstance(error, TypeError | NotImplementedError) or "Half" in str(error)
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> bool:

@@ -27,6 +27,10 @@ class IndexRangeError(RegradError, IndexError):
     """An index that is out of range, or more indices than axes."""
 
 
+class NumberRangeError(RegradError, OverflowError):
+    """A Python number that its dtype cannot hold."""
+
+
 class DTypeError(RegradError, TypeError):
     """A dtype that the call cannot take, or that a backend cannot hold."""
 

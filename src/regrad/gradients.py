@@ -284,7 +284,7 @@ def checked_dy(dy: Any, y: Tensor, api: str) -> Tensor | None:
     if dy is None:
         return None
     plain = dispatch.is_plain(dy)
-    dy = dispatch.lift(dy)
+    dy = dispatch.lift_as(dy, y.dtype) if plain else dispatch.lift(dy)
     if not plain and not is_inexact(dy.dtype):
         raise DTypeError(
             f"{api}(f)(x, dy): dy must be of floats, as f(x) is ({y.dtype}), got {dy.dtype}. "

@@ -22,6 +22,7 @@ from regrad.errors import (
     ArgumentError,
     DTypeError,
     IndexRangeError,
+    NumberRangeError,
     ShapeError,
     UnknownShapeError,
 )
@@ -36,7 +37,7 @@ from regrad.shapeforms.table import Spec as Spec
 from regrad.shapeforms.table import shape_of as shape_of
 
 RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
-MISTAKES = (ShapeError, DTypeError, ArgumentError, IndexRangeError)
+MISTAKES = (ShapeError, DTypeError, ArgumentError, IndexRangeError, NumberRangeError)
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
 SMALL, LARGE = 5, 2**16  # a size in a trial; the elements of an array that is tried as it is
 LARGE_SIZES = object()

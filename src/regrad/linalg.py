@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from regrad import dispatch
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
-from regrad.ops import decompositions, reduction
+from regrad.ops import decompositions, reduction, spectral
 from regrad.ops.array import concat, expand_dims, reshape, split
 from regrad.ops.array import diag as diag
 from regrad.ops.array import diagonal as diagonal
@@ -20,11 +20,9 @@ from regrad.ops.array import matrix_transpose as matrix_transpose
 from regrad.ops.array import trace as trace
 from regrad.ops.creation import ones_like
 from regrad.ops.decompositions import det as det
-from regrad.ops.decompositions import eigvalsh as eigvalsh
 from regrad.ops.decompositions import inv as inv
 from regrad.ops.decompositions import matrix_rank as matrix_rank
 from regrad.ops.decompositions import pinv as pinv
-from regrad.ops.decompositions import svdvals as svdvals
 from regrad.ops.elementwise import abs as elementwise_abs
 from regrad.ops.elementwise import conj
 from regrad.ops.matmul import cross as cross
@@ -34,6 +32,8 @@ from regrad.ops.matmul import outer as outer
 from regrad.ops.matmul import tensordot as tensordot
 from regrad.ops.matmul import vecdot as vecdot
 from regrad.ops.reduction import vector_norm as vector_norm
+from regrad.ops.spectral import eigvalsh as eigvalsh
+from regrad.ops.spectral import svdvals as svdvals
 from regrad.tensor import Tensor
 
 
@@ -172,7 +172,7 @@ def eigh(x: Any, /) -> EighResult:
 
     Op type: `SelfAdjointEigV2`.
     """
-    return EighResult(*decompositions.eigh(x))
+    return EighResult(*spectral.eigh(x))
 
 
 class SVDResult(NamedTuple):
@@ -195,7 +195,7 @@ def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
 
     Op type: `Svd`.
     """
-    return SVDResult(*decompositions.svd(x, full_matrices=full_matrices))
+    return SVDResult(*spectral.svd(x, full_matrices=full_matrices))
 
 
 # -- norms and powers ----------------------------------------------------------------------------

@@ -31,6 +31,27 @@ def gone(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "has been deleted" in str(error)
 
 
+HELD = frozenset(
+    np.dtype(d) for d in ("bool", *"bhilqBHILQ", "float16", "float32", "float64", *"FD")
+)
+
+
+def check_dtype(dtype: np.dtype) -> None:
+    """Refuse a dtype that a Tensor cannot have."""
+    if dtype in HELD or (dtype.kind in KINDS and dtype.newbyteorder("=") in HELD):
+        return
+    if dtype.kind == "V" and dtype.type is not np.void:
+        return  # bfloat16 and its kin
+    if dtype.kind in "fc":
+        wide = "float64" if dtype.kind == "f" else "complex128"
+        how = f"cast it to the widest that there is, x.astype(np.{wide})"
+    elif dtype.names:
+        how = f"take one of its fields, x[{dtype.names[0]!r}]"
+    else:
+        how = "convert it to numbers, np.asarray(x, dtype=np.float64)"
+    raise DTypeError(f"a Tensor holds numbers or bools, got the dtype {dtype}: {how}")
+
+
 class Backend:
     """NumPy's answers; the other libraries override what differs."""
 
@@ -49,14 +70,21 @@ class Backend:
     @cached_property
     def special(self) -> Any:
         """`erf`, `gammaln`, `psi`, … as in `scipy.special`."""
-        import scipy.special
+        return _SciPy()
 
-        return scipy.special
+    def check(self, array: Any) -> None:
+        """Refuse an array that a Tensor cannot hold."""
+        if isinstance(array, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"a Tensor has no mask, and this masked array ({array.dtype}, {array.shape}) would "
+                "lose its own. Fill it, x.filled(0), and give np.ma.getmaskarray(x) beside it, for "
+                "where(mask, a, b)."
+            )
+        check_dtype(array.dtype)
 
     def own(self, array: Any) -> Any:
         """A copy that nobody else can change."""
-        if array.dtype.kind not in KINDS:
-            raise DTypeError(f"a Tensor holds numbers or bools, got an array of {array.dtype}")
+        self.check(array)
         return np.array(array, dtype=array.dtype.newbyteorder("="))
 
     def from_numpy(self, array: np.ndarray) -> Any:
@@ -78,8 +106,29 @@ class Backend:
     def astype(self, array: Any, dtype: Any) -> Any:
         """Convert values; a complex number loses its imaginary part silently in a cast to real."""
         if array.dtype.kind == "c" and np.dtype(dtype).kind != "c":
-            array = array.real
+            array = _real_of(array, dtype)
         return array.astype(dtype, copy=False)
+
+
+def _real_of(array: Any, dtype: Any) -> Any:
+    """Complex numbers on their way to a real dtype: their real parts, or whether they are not 0."""
+    return array != 0 if np.dtype(dtype).kind == "b" else array.real
+
+
+class _SciPy:
+    """The functions of `scipy.special`, under the dtype of x (SciPy answers halves in doubles)."""
+
+    def __getattr__(self, name: str) -> Any:
+        import scipy.special
+
+        function = getattr(scipy.special, name)
+
+        def of_dtype(*arguments: Any) -> Any:
+            y, dtype = function(*arguments), arguments[-1].dtype
+            return y if y.dtype is dtype else y.astype(dtype)
+
+        setattr(self, name, of_dtype)
+        return of_dtype
 
 
 class JaxBackend(Backend):
@@ -99,6 +148,9 @@ class JaxBackend(Backend):
         import jax.scipy.special
 
         return jax.scipy.special
+
+    def check(self, array: Any) -> None:
+        """JAX has no arrays but of numbers."""
 
     def own(self, array: Any) -> Any:
         return array  # immutable already
@@ -158,7 +210,7 @@ class JaxBackend(Backend):
     def astype(self, array: Any, dtype: Any) -> Any:
         dtype = self.native_dtype(dtype)
         if array.dtype.kind == "c" and dtype.kind != "c":
-            array = array.real
+            array = _real_of(array, dtype)
         return array.astype(dtype)
 
 
@@ -189,7 +241,19 @@ class TorchBackend(Backend):
 
         return Special
 
+    def check(self, array: Any) -> None:
+        import torch
+
+        if self.dtype(array).kind == "V":  # (ml_dtypes lends NumPy the name bfloat16)
+            raise _no_counterpart(array.dtype)
+        if array.layout is not torch.strided:
+            raise ArgumentError(
+                f"a Tensor holds all of its elements, got a torch tensor of the layout "
+                f"{array.layout}. Convert it: x.to_dense()."
+            )
+
     def own(self, array: Any) -> Any:
+        self.check(array)
         return array.detach().clone()
 
     def from_numpy(self, array: np.ndarray) -> Any:
@@ -208,7 +272,7 @@ class TorchBackend(Backend):
 
     def astype(self, array: Any, dtype: Any) -> Any:
         if array.is_complex() and numpy_dtype(dtype).kind != "c":
-            array = array.real
+            array = _real_of(array, numpy_dtype(dtype))
         return array.to(self.native_dtype(dtype))
 
 
@@ -233,7 +297,14 @@ def _numpy_dtype(dtype: Any) -> np.dtype:
     try:
         return np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:
-        raise DTypeError(f"{dtype} has no NumPy counterpart; cast the torch tensor first") from None
+        raise _no_counterpart(dtype) from None
+
+
+def _no_counterpart(dtype: Any) -> DTypeError:
+    return DTypeError(
+        f"{dtype} has no NumPy counterpart, so no Tensor can have it. Cast the torch tensor first: "
+        "x.to(torch.float32)."
+    )
 
 
 NUMPY = Backend()
@@ -318,6 +389,11 @@ def _by_namespace(xp: Any) -> Backend:
     if xp is np:
         return NUMPY
     return _ALL["jax" if xp.__name__.startswith("jax") else "torch"]
+
+
+def is_complex(array: Any) -> bool:
+    """Whether an array of any library is of complex numbers."""
+    return numpy_dtype(array.dtype).kind == "c"
 
 
 def is_inexact(dtype: np.dtype) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from regrad import dispatch
 from regrad.errors import ArgumentError, RegistrationError
 from regrad.registry import OPS, Input, Op, find_op, gradient
+from regrad.ruleforms import Entwined
 from regrad.tensor import Tensor
 
 P = ParamSpec("P")
@@ -258,3 +259,12 @@ def piecewise_constant(type: str, rule: Callable[..., Any]) -> None:
     for each in entry.inputs:
         gradient(type, each.name)(rule)
     entry.rule.flat = True
+
+
+def entwined(type: str, *rules: Callable[..., Any], together: Callable[..., Any]) -> None:
+    """Give an op one rule per input, and one for the first beside others, see `Entwined`."""
+    entry = find_op(type)
+    rule = entry.rule = Entwined(entry, type)
+    for each, function in zip(entry.inputs, rules, strict=True):
+        rule.add(each.name, function)
+    rule.add_together(together)

@@ -70,7 +70,7 @@ def effective(op: Op, rule: Rule, specs: Sequence[tuple[Any, Any]], y: Any) -> R
     Rules that an override gives are used as they are, but for those of other ops.
     """
     holomorphic = op.holomorphic if op.owns(rule) else rule.holomorphic
-    if holomorphic and specs and specs[0][1] not in REAL and _is_complex(y):
+    if holomorphic and rule.watches and specs and specs[0][1] not in REAL and _is_complex(y):
         return Conjugated(rule, OPS["Conj"].function)
     return rule
 

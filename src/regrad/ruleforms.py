@@ -246,6 +246,24 @@ class PerInput(Rule):
         )
 
 
+class Entwined(PerInput):
+    """As `PerInput`, with another function for the first input where others are wanted too.
+
+    For ops that are gradients themselves, at points where the second derivative needs to know how
+    the gradient that arrived changes with x. It arrived from a function of x if both are wanted.
+    """
+
+    together: Part
+
+    def add_together(self, function: Callable[..., Any]) -> None:
+        self.together = Part(function, self.op, describe(function, self.name))
+        self.pulls = None  # the walk asks `pull`, and says what is wanted
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        first = self.together if len(wanted) > 1 else self.parts[0]
+        return [(i, (self.parts[i] if i else first).pull(record, dy)) for i in wanted]
+
+
 class Joint(Rule):
     """One function for all inputs, in order."""
 

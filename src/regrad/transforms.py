@@ -24,7 +24,7 @@ from regrad.ruleforms import Rule, describe, label
 from regrad.state import masked
 from regrad.tape import Record, Tape
 from regrad.tensor import Tensor
-from regrad.walk import name_of, walk_from
+from regrad.walk import name_of, seed, walk_from
 
 VjpFunction = Callable[..., tuple[Any, ...]]
 
@@ -94,10 +94,10 @@ def _like(values: Any, structure: Any, what: str) -> list[Tensor]:
         raise ArgumentError(f"{what}: another structure is due. {error}") from None
     given = []
     for leaf, t in zip(leaves, tensors, strict=True):
-        v = dispatch.lift(leaf)
+        v = dispatch.lift_as(leaf, t.dtype)
         if v.shape != t.shape:
             raise ShapeError(f"{what}: the shape {t.shape} is due, got {v.shape}")
-        given.append(dispatch.as_dtype(v, t.dtype))
+        given.append(v)
     return given
 
 
@@ -322,7 +322,6 @@ def hessian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 f"{', '.join(str(y.shape) for y in run.ys)}; use jacobian(jacobian(f)) otherwise"
             )
         with masked():
-            one = OPS["OnesLike"].function(run.ys[0])
-            return run.close_inputs(run.pull([one]))[0]
+            return run.close_inputs(run.pull([seed(run.ys[0])]))[0]
 
     return jacobian(gradient_of_f)

@@ -138,14 +138,13 @@ class Variable(Methods):
         that lies on a mesh of devices stays there, see `place`.
         """
         before = self._read()  # so that open tapes know what the variable was
-        new = value if isinstance(value, Tensor) else dispatch.lift(value)
+        plain = dispatch.is_plain(value)
+        new = dispatch.lift_as(value, before.dtype) if plain else dispatch.lift(value)
         if new.dtype != before.dtype:
-            if not dispatch.is_plain(value):
-                raise DTypeError(
-                    f"assign to the variable {self.name!r}: its dtype is {before.dtype}, got "
-                    f"{new.dtype}. Convert it: v.assign(astype(value, v.dtype))."
-                )
-            new = dispatch.as_dtype(new, before.dtype)
+            raise DTypeError(
+                f"assign to the variable {self.name!r}: its dtype is {before.dtype}, got "
+                f"{new.dtype}. Convert it: v.assign(astype(value, v.dtype))."
+            )
         if new.shape != before.shape:
             raise ShapeError(
                 f"assign to the variable {self.name!r}: its shape is {before.shape}, got "

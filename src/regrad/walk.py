@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regrad import dims, graph
-from regrad.dispatch import as_dtype, lift
+from regrad.dispatch import alias_of, lift_as
 from regrad.errors import RegradError, RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
@@ -284,8 +284,9 @@ def seed(y: Tensor, dy: Any = None) -> Tensor:
         if type(data) is np.ndarray and data.size <= SMALL:
             return _ones(data.shape, data.dtype)
         with masked():
-            return OPS["OnesLike"].function(y)
-    return as_dtype(lift(dy), y.dtype)
+            ones = OPS["OnesLike"].function(y)
+        return ones if type(ones) is not Tensor else alias_of(ones)  # y does not move it
+    return lift_as(dy, y.dtype)
 
 
 SMALL = 64

@@ -7,7 +7,7 @@ import scipy.linalg
 
 import regrad as rg
 from regrad import linalg
-from regrad.ops import decompositions
+from regrad.ops import decompositions, spectral
 from tests.samples import away, sample, spread
 
 SQUARE = spread(3, 3, seed=3)
@@ -59,6 +59,25 @@ def svd_free_of_signs(x):
 def numpy_svd_free_of_signs(x):
     u, s, vh = np.linalg.svd(x, full_matrices=False)
     return s, u * u.conj(), vh * vh.conj(), (u * np.sin(s)) @ vh
+
+
+def from_eigh(a, x):
+    return spectral._eigenvalues_grad(a, rg.stop_gradient(linalg.eigh(x)[1]), x)
+
+
+def from_svd(a, x):
+    u, _, vh = map(rg.stop_gradient, linalg.svd(x, full_matrices=False))
+    return spectral._singular_values_grad(a, u, vh, x)
+
+
+def with_eigenvectors(a, x):
+    _, v = np.linalg.eigh(x)
+    return v @ (a[..., None] * np.conj(np.swapaxes(v, -1, -2)))
+
+
+def with_singular_vectors(a, x):
+    u, _, vh = np.linalg.svd(x, full_matrices=False)
+    return u @ (a[..., None] * vh)
 
 
 def qr_row(name, x):
@@ -153,6 +172,22 @@ SAMPLES = [
     unary("SingularValues", linalg.svdvals, np.linalg.svdvals, SQUARE),
     unary("SingularValues: tall", linalg.svdvals, np.linalg.svdvals, TALL),
     unary("SingularValues: complex, wide", linalg.svdvals, np.linalg.svdvals, COMPLEX_WIDE),
+    unary("NanWhere: nothing is unknown", spectral._nan_where,
+          lambda x, mask: np.zeros_like(x), (SQUARE, np.eye(3) < 0)),
+    unary("NanWhere", spectral._nan_where, lambda x, mask: np.where(mask & (x != 0), np.nan, 0.0),
+          (SQUARE * np.eye(3), np.eye(3) > -1), order=0, reason="its derivatives are NaN"),
+    unary("SelfAdjointEigvalsGrad", from_eigh, with_eigenvectors,
+          (VECTOR, SYMMETRIC)),
+    unary("SelfAdjointEigvalsGrad: complex", from_eigh, with_eigenvectors,
+          (spread(2), HERMITIAN)),
+    unary("SelfAdjointEigvalsGrad: a stack", from_eigh, with_eigenvectors,
+          (spread(2, 2), STACK + np.swapaxes(STACK, 1, 2))),
+    *[
+        unary(f"SingularValuesGrad: {name}", from_svd, with_singular_vectors,
+              (spread(min(x.shape)), x))
+        for name, x in (("square", SQUARE), ("tall", TALL), ("wide", WIDE), ("complex", COMPLEX),
+                        ("complex, tall", COMPLEX_TALL), ("complex, wide", COMPLEX_WIDE))
+    ],
     unary("MatrixPseudoInverse: square", linalg.pinv, np.linalg.pinv, SQUARE),
     unary("MatrixPseudoInverse: tall", linalg.pinv, np.linalg.pinv, TALL),
     unary("MatrixPseudoInverse: wide", linalg.pinv, np.linalg.pinv, WIDE),

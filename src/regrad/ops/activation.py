@@ -93,12 +93,12 @@ sigmoid = elementwise(
 
 log_sigmoid = elementwise(
     "LogSigmoid", "log_sigmoid", lambda xp, x: -_softplus(xp, -x), "`log(sigmoid(x))`, stable.",
-    lambda dy, x: dy * sigmoid(-x), to_float=True,
+    lambda dy, x: dy * sigmoid(-x), to_float=True, real=True,
 )  # fmt: skip
 
 softplus = elementwise(
     "Softplus", "softplus", _softplus, "`log(1 + exp(x))`, stable.",
-    lambda dy, x: dy * sigmoid(x), to_float=True,
+    lambda dy, x: dy * sigmoid(x), to_float=True, real=True,
 )  # fmt: skip
 
 softsign = elementwise(

@@ -8,28 +8,32 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch, namespaces
-from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
+from regrad import dispatch, namespaces, numbers
+from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.namespaces import FLOAT
 from regrad.opsheet import TensorLike, op
 from regrad.registry import OPS, gradient
 from regrad.tensor import OURS, Tensor, wrap
 
 Shape = int | tuple[int, ...]
+COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
 
 
 def as_numpy_dtype(dtype: Any) -> np.dtype:
     """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
     if isinstance(dtype, np.dtype):
+        namespaces.check_dtype(dtype)
         return dtype
     if dtype in (bool, float, int, complex):
         return {bool: np.dtype(bool), float: FLOAT, int: np.dtype(np.int64)}.get(
             dtype, np.dtype(np.complex64)
         )
     try:
-        return namespaces.numpy_dtype(np.dtype(dtype))
+        found = np.dtype(dtype)
     except TypeError:
-        return namespaces.numpy_dtype(dtype)
+        found = namespaces.numpy_dtype(dtype)
+    namespaces.check_dtype(found)
+    return found
 
 
 # -- TensorFlow.js ---------------------------------------------------------------------------
@@ -79,11 +83,8 @@ def _with_dtype(values: Any, dtype: Any) -> Tensor:
     if dtype is None:
         return _own(dispatch.lift(values))
     dtype = as_numpy_dtype(dtype)
-    if dispatch.is_plain(values) and dtype.kind in "fc":
-        try:
-            return wrap(np.array(values, dtype))
-        except (TypeError, ValueError):
-            pass  # the general way says what is wrong
+    if dispatch.is_plain(values):
+        return wrap(numbers.under(values, dtype))
     return _own(_converted(dispatch.lift(values), dtype))
 
 
@@ -173,16 +174,18 @@ def _taken(obj: Any, copy: bool | None) -> Tensor:
     if dispatch.is_tensor(obj):
         return _own(dispatch.lift(obj))
     if namespaces.is_array(obj) and not isinstance(obj, np.generic):
-        return wrap(obj if copy is False else namespaces.BACKENDS[type(obj)].own(obj))
+        backend = namespaces.BACKENDS[type(obj)]
+        if copy is not False:
+            return wrap(backend.own(obj))
+        backend.check(obj)
+        return wrap(obj)
     if copy is False:
         raise ArgumentError(f"asarray: copy=False, but {kind(obj)} cannot be shared")
-    array = np.array(obj)
-    if array.dtype.kind not in "biufc":
-        raise DTypeError(f"asarray: numbers or bools are due, got {kind(obj)}: {obj!r:.60}")
-    python = not isinstance(obj, np.generic)
-    if python and array.dtype.kind in "fc":
-        array = array.astype(FLOAT if array.dtype.kind == "f" else np.complex64)
-    return wrap(array)
+    if not dispatch.is_plain(obj):
+        return dispatch.lift(obj)
+    found = numbers.listed(obj)
+    due = {"f": FLOAT, "c": COMPLEX, "O": UNSIGNED}.get(found.dtype.kind, found.dtype)
+    return wrap(numbers.under(obj, due))
 
 
 def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -200,10 +203,17 @@ def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     return zeros(shape, dtype=dtype)
 
 
-def full(shape: Shape, fill_value: complex, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """One number everywhere; by default its dtype is the standard's for that number."""
-    dtype = asarray(fill_value).dtype if dtype is None else as_numpy_dtype(dtype)
-    return wrap(np.full(shape, fill_value, dtype))
+def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """One number everywhere; by default its dtype is the standard's for that number.
+
+    A Tensor or an array is spread over the shape, as by `broadcast_to`.
+    """
+    value = asarray(fill_value, dtype=dtype)
+    if dispatch.is_plain(fill_value):
+        return wrap(np.full(shape, value._data))
+    from regrad.ops.array import broadcast_to
+
+    return broadcast_to(value, shape if isinstance(shape, tuple | list) else (shape,))
 
 
 def arange(
@@ -216,10 +226,18 @@ def arange(
     device: Any = None,
 ) -> Tensor:
     """Evenly spaced values in `[start, stop)`: integers if all arguments are, else float32."""
-    whole = all(isinstance(v, int) for v in (start, stop or 0, step))
-    dtype = as_numpy_dtype(dtype) if dtype is not None else np.dtype(int) if whole else FLOAT
     start, stop = (0, start) if stop is None else (start, stop)
-    return wrap(np.arange(start, stop, step).astype(dtype))
+    if all(isinstance(v, int | np.integer) for v in (start, stop, step)):
+        return wrap(_count(range(int(start), int(stop), int(step)), dtype))
+    return wrap(numbers.under(np.arange(start, stop, step), _default(dtype)))
+
+
+def _count(values: range, dtype: Any) -> np.ndarray:
+    """A range under a dtype, integers by default."""
+    dtype = np.dtype(int) if dtype is None else as_numpy_dtype(dtype)
+    if not values or numbers.listed([values.start, values.stop]).dtype == np.int64:
+        return numbers.under(np.arange(values.start, values.stop, values.step), dtype)
+    return numbers.under(list(values), dtype)
 
 
 def linspace(
@@ -233,7 +251,7 @@ def linspace(
     endpoint: bool = True,
 ) -> Tensor:
     """`num` evenly spaced values from `start` to `stop`, float32 by default."""
-    return wrap(np.asarray(np.linspace(start, stop, num, endpoint=endpoint), _default(dtype)))
+    return wrap(numbers.under(np.linspace(start, stop, num, endpoint=endpoint), _default(dtype)))
 
 
 def eye(
@@ -283,10 +301,17 @@ def full_like(xp, x: TensorLike, /, fill_value: complex, *, dtype: Any = None) -
 
 
 def _filled_like(xp: Any, x: Any, value: complex, dtype: Any) -> Any:
-    dtype = x.dtype if dtype is None else namespaces.native_dtype(xp, as_numpy_dtype(dtype))
+    dtype = namespaces.numpy_dtype(x.dtype) if dtype is None else as_numpy_dtype(dtype)
+    value, dtype = fitting(value, dtype), namespaces.native_dtype(xp, dtype)
     if xp.__name__ == "jax.numpy":
         return xp.full_like(x, value, dtype=dtype)  # which lies where x lies
     return xp.full(tuple(x.shape), value, dtype=dtype)
+
+
+def fitting(value: complex, dtype: np.dtype) -> complex:
+    """A number that a kernel may give to its library for a dtype; an integer is checked."""
+    whole = dtype.kind in "biu" or isinstance(value, int)
+    return numbers.under(value, dtype).item() if whole else value
 
 
 for _type in ("ZerosLike", "OnesLike", "FullLike"):

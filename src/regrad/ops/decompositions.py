@@ -17,14 +17,13 @@ import numpy as np
 from regrad import namespaces
 from regrad.errors import GradientError, ShapeError
 from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, trace, tril, triu
-from regrad.ops.creation import ones_like
 from regrad.ops.elementwise import conj, imag
 from regrad.ops.matmul import matmul
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.tensor import Tensor
 
-# -- small tools for rules and kernels ---------------------------------------------------------
+# -- small tools for rules and kernels -------------------------------------------------------------
 
 
 def _adjoint(x: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ def _check_square(x: Any) -> None:
         raise ShapeError(f"square matrices are due (over the last two axes), got {tuple(x.shape)}")
 
 
-# -- linear systems ------------------------------------------------------------------------------
+# -- linear systems --------------------------------------------------------------------------------
 
 
 @op("MatrixInverse", to_float=True)
@@ -130,7 +129,8 @@ def _scipy_triangular_solve(a: Any, b: Any, lower: bool) -> Any:
         return np.linalg.solve(np.tril(a) if lower else np.triu(a), b)
     import scipy.linalg
 
-    return scipy.linalg.solve_triangular(a, b, lower=lower, check_finite=False)
+    y = scipy.linalg.solve_triangular(a, b, lower=lower, check_finite=False)
+    return y.astype(b.dtype, copy=False)  # SciPy answers halves in single precision
 
 
 def _jax_triangular_solve(xp: Any, a: Any, b: Any, lower: bool, transpose: bool) -> Any:
@@ -153,7 +153,7 @@ def _(dy, a, lower, transpose):
     return triangular_solve(a, dy, lower=lower, transpose=not transpose)
 
 
-# -- determinants --------------------------------------------------------------------------------
+# -- determinants ----------------------------------------------------------------------------------
 # The determinant is a polynomial, but the usual rule det(x) * inv(x).T fails for singular
 # matrices. The SVD gives the same matrix, of cofactors, for all of them, and the next
 # derivative too.
@@ -259,7 +259,7 @@ def _(dy, x, y):
     return _matrix(dlog) * _adjoint(inv(x))
 
 
-# -- Cholesky, QR --------------------------------------------------------------------------------
+# -- Cholesky, QR ----------------------------------------------------------------------------------
 
 
 @op("Cholesky", to_float=True, holomorphic=False)
@@ -297,95 +297,7 @@ def _(dy, y):
     return _adjoint(triangular_solve(r, _adjoint(outer), lower=False))
 
 
-# -- eigenvalues and singular values ---------------------------------------------------------------
-
-
-@op("SelfAdjointEigV2", to_float=True, holomorphic=False)
-def eigh(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending) and eigenvectors of the Hermitian part of x."""
-    return tuple(xp.linalg.eigh(_symmetrized(xp, x)))
-
-
-@gradient("SelfAdjointEigV2")
-def _(dy, y):
-    (w, v), (dw, dv) = y, dy
-    turn = _turn(matmul(conj(v), dv, True))
-    gaps = expand_dims(w, -2) - expand_dims(w, -1) + diag(ones_like(w))
-    inner = diag(dw) + _quotient(0.5 * turn, gaps)
-    return _hermitian(matmul(matmul(v, inner), conj(v), False, True))
-
-
-def _turn(x: Tensor) -> Tensor:
-    """The part of a gradient that turns vectors into each other, without that of their phases."""
-    turn = x - _adjoint(x)
-    return turn - diag(diagonal(turn)) if x.dtype.kind == "c" else turn
-
-
-@op("SelfAdjointEigvals", to_float=True, holomorphic=False)
-def eigvalsh(xp, x: TensorLike, /) -> Tensor:
-    """The eigenvalues, in ascending order, of Hermitian matrices (see `eigh`).
-
-    Source: the Array API standard.
-    """
-    return xp.linalg.eigvalsh(_symmetrized(xp, x))
-
-
-@gradient("SelfAdjointEigvals")
-def _(dy, x):
-    _, v = eigh(x)
-    return matmul(v * expand_dims(dy, -2), conj(v), False, True)
-
-
-@op("Svd", to_float=True, holomorphic=False)
-def svd(xp, x: TensorLike, /, *, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Left singular vectors, singular values (descending), right singular vectors."""
-    return tuple(xp.linalg.svd(x, full_matrices=full_matrices))
-
-
-@gradient("Svd")
-def _(dy, y):
-    (u, s, vh), (du, _, dvh) = y, dy
-    m, k, n = u.shape[-2], s.shape[-1], vh.shape[-1]
-    if max(u.shape[-1], vh.shape[-2]) > k:
-        raise GradientError(
-            f"svd with full_matrices=True of matrices of shape {(m, n)} has no gradient: the "
-            "last vectors are arbitrary. Use full_matrices=False, or svdvals."
-        )
-    row, column = expand_dims(s, -2), expand_dims(s, -1)
-    dx = matmul(matmul(u, _svd_inner(row, column, y, dy)), vh)
-    if m > k:
-        rest = _quotient(du, row)
-        dx = dx + matmul(rest - matmul(u, matmul(conj(u), rest, True)), vh)
-    if n > k:
-        rest = _quotient(dvh, column)
-        dx = dx + matmul(u, rest - matmul(matmul(rest, conj(vh), False, True), vh))
-    return dx
-
-
-def _svd_inner(row: Tensor, column: Tensor, y: Any, dy: Any) -> Tensor:
-    """The part of the gradient between the singular vectors that there are."""
-    (u, s, vh), (du, ds, dvh) = y, dy
-    by_u, by_v = matmul(conj(u), du, True), matmul(vh, conj(dvh), False, True)
-    gaps = (row - column) * (row + column) + diag(ones_like(s))
-    inner = diag(ds) + _quotient(_turn(by_u) * row + column * _turn(by_v), gaps)
-    if u.dtype.kind == "c":  # the phases of a pair of vectors
-        inner = inner + diag(_quotient(1j * imag(diagonal(by_u)), s))
-    return inner
-
-
-@op("SingularValues", to_float=True, holomorphic=False)
-def svdvals(xp, x: TensorLike, /) -> Tensor:
-    """The singular values, in descending order (see `svd`).
-
-    Source: the Array API standard.
-    """
-    return xp.linalg.svdvals(x)
-
-
-@gradient("SingularValues")
-def _(dy, x):
-    u, _, vh = svd(x, full_matrices=False)
-    return matmul(u * expand_dims(dy, -2), vh)
+# -- pseudo-inverse, rank -------------------------------------------------------------------------
 
 
 @op("MatrixPseudoInverse", to_float=True, holomorphic=False)

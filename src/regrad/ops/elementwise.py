@@ -12,7 +12,7 @@ from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, ShapeError
 from regrad.namespaces import is_inexact, special
 from regrad.ops.creation import as_numpy_dtype, zeros_like
-from regrad.opsheet import TensorLike, elementwise, op, piecewise_constant
+from regrad.opsheet import TensorLike, elementwise, entwined, op, piecewise_constant
 from regrad.registry import gradient, not_differentiable
 from regrad.tensor import Tensor
 
@@ -42,7 +42,7 @@ def conj(x: Any, /) -> Tensor:
 @op("Real", holomorphic=False)
 def real(xp, x: TensorLike, /) -> Tensor:
     """The real part."""
-    return xp.real(x) if _is_complex(xp, x) else x
+    return xp.real(x) if namespaces.is_complex(x) else x
 
 
 @gradient("Real")
@@ -52,17 +52,13 @@ def _(dy, x_dtype):
 
 @op("Imag", holomorphic=False)
 def imag(xp, x: TensorLike, /) -> Tensor:
-    """The imaginary part (of a complex tensor)."""
-    return xp.imag(x)
+    """The imaginary part; zeros for a real tensor."""
+    return xp.imag(x) if namespaces.is_complex(x) else xp.zeros_like(x)
 
 
 @gradient("Imag")
-def _(dy):
-    return dy * 1j
-
-
-def _is_complex(xp: Any, x: Any) -> bool:
-    return namespaces.numpy_dtype(x.dtype).kind == "c"
+def _(dy, x_dtype):
+    return dy * 1j if namespaces.numpy_dtype(x_dtype).kind == "c" else None
 
 
 # -- identity, casts ---------------------------------------------------------------------------
@@ -115,12 +111,13 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> T
 
     Between floats (and complex numbers) the gradient passes, converted back. What is cast to
     integers or bools has no gradient, unless a rule is put in force for the op type.
-    A cast of complex numbers to real ones takes the real part. A Tensor that has the dtype
-    already comes back as it is.
+    A cast of complex numbers to real ones takes the real part; bools say whether they are not 0.
+    A Tensor that has the dtype already comes back as it is.
 
     Op type: `Cast`.
     """
-    x, dtype = dispatch.lift(x), as_numpy_dtype(dtype)
+    dtype = as_numpy_dtype(dtype)
+    x = dispatch.lift_as(x, dtype) if dispatch.is_plain(x) else dispatch.lift(x)
     return x if x.dtype == dtype else _cast(x, dtype=dtype)
 
 
@@ -190,7 +187,7 @@ digamma = _unary("Digamma", "digamma", lambda xp, x: special(xp).psi(x)
 @op("Polygamma", to_float=True)
 def polygamma(xp, x: TensorLike, /, n: int) -> Tensor:
     """The n-th derivative of `digamma`."""
-    return namespaces.cast(xp, special(xp).polygamma(n, x), x.dtype)  # SciPy answers in float64
+    return special(xp).polygamma(n, x)
 
 
 @gradient("Polygamma")
@@ -208,10 +205,12 @@ def _(dy, x):
 
 OPS["Sign"].rule.flat = True
 
-ceil = elementwise("Ceil", "ceil", "ceil", "The least integer not below x. Gradient: 0.")
-floor = elementwise("Floor", "floor", "floor", "The greatest integer not above x. Gradient: 0.")
+ceil = elementwise("Ceil", "ceil", "ceil", "The least integer not below x. Gradient: 0.", real=True)
+floor = elementwise(
+    "Floor", "floor", "floor", "The greatest integer not above x. Gradient: 0.", real=True
+)
 round = elementwise("Round", "round", "round", "The nearest integer, half to even. Gradient: 0.")
-trunc = elementwise("Trunc", "trunc", "trunc", "x without its fraction. Gradient: 0.")
+trunc = elementwise("Trunc", "trunc", "trunc", "x without its fraction. Gradient: 0.", real=True)
 for _type in ("Ceil", "Floor", "Round", "Trunc"):
     piecewise_constant(_type, lambda dy: None)
 
@@ -228,7 +227,9 @@ piecewise_constant("Step", lambda dy: zeros_like(dy))
 isnan = elementwise("IsNan", "isnan", "isnan", "Whether x is NaN.")
 isinf = elementwise("IsInf", "isinf", "isinf", "Whether x is infinite.")
 isfinite = elementwise("IsFinite", "isfinite", "isfinite", "Whether x is a finite number.")
-signbit = elementwise("SignBit", "signbit", "signbit", "Whether x is negative, -0 included.")
+signbit = elementwise(
+    "SignBit", "signbit", "signbit", "Whether x is negative, -0 included.", real=True
+)
 logical_not = elementwise("LogicalNot", "logical_not", "logical_not", "`not x`.")
 bitwise_invert = elementwise("Invert", "bitwise_invert", "bitwise_invert", "`~x`, bit by bit.")
 not_differentiable("IsNan", "IsInf", "IsFinite", "SignBit", "LogicalNot", "Invert")
@@ -256,10 +257,12 @@ multiply = _binary("Mul", "multiply", "multiply", "`a * b`.",
 divide = _binary("RealDiv", "divide", "divide", "`a / b`; integers become float32.",
                  lambda dy, b: dy / b, lambda dy, b, y: -dy * (y / b),
                  to_float=True)  # fmt: skip
-floor_divide = _binary("FloorDiv", "floor_divide", "floor_divide", "`a // b`. Gradient: 0.")
+floor_divide = _binary(
+    "FloorDiv", "floor_divide", "floor_divide", "`a // b`. Gradient: 0.", real=True
+)
 piecewise_constant("FloorDiv", lambda dy: None)
 remainder = _binary("FloorMod", "remainder", "remainder", "`a % b`, with the sign of b.",
-                    lambda dy: dy, lambda dy, a, b: -dy * floor(a / b))  # fmt: skip
+                    lambda dy: dy, lambda dy, a, b: -dy * floor(a / b), real=True)  # fmt: skip
 maximum = _binary("Maximum", "maximum", "maximum", "The larger; a tie's gradient goes to a.",
                   lambda dy, a, b: where(a >= b, dy, 0),
                   lambda dy, a, b: where(a >= b, 0, dy), real=True)  # fmt: skip
@@ -272,28 +275,50 @@ squared_difference = _binary(
 )  # fmt: skip
 atan2 = _binary("Atan2", "atan2", "atan2", "The angle of the point (b, a).",
                 lambda dy, a, b: dy * (b / (square(a) + square(b))),
-                lambda dy, a, b: dy * (-a / (square(a) + square(b))), to_float=True)  # fmt: skip
+                lambda dy, a, b: dy * (-a / (square(a) + square(b))),
+                to_float=True, real=True)  # fmt: skip
 hypot = _binary("Hypot", "hypot", "hypot", "`sqrt(a² + b²)` without overflow. Gradient at 0: 0.",
-                lambda dy, a, y: dy * _over(a, y), lambda dy, b, y: dy * _over(b, y),
+                lambda dy, a, y: _grad_or_zero(dy, y) * (a / where(y == 0, 1, y)),
+                lambda dy, b, y: _grad_or_zero(dy, y) * (b / where(y == 0, 1, y)),
                 to_float=True)  # fmt: skip
 logaddexp = _binary("LogAddExp", "logaddexp", "logaddexp", "`log(exp(a) + exp(b))`, stable.",
                     lambda dy, a, y: dy * exp(a - y), lambda dy, b, y: dy * exp(b - y),
                     to_float=True)  # fmt: skip
 copysign = _binary("Copysign", "copysign", "copysign", "The size of a with the sign of b.",
                    lambda dy, a, y: where((a < 0) == signbit(y), dy, -dy),
-                   lambda dy: None, to_float=True)  # fmt: skip
+                   lambda dy: None, to_float=True, real=True)  # fmt: skip
 nextafter = _binary("NextAfter", "nextafter", "nextafter", "The next number from a towards b.",
-                    lambda dy: dy, lambda dy: None, to_float=True)  # fmt: skip
+                    lambda dy: dy, lambda dy: None, to_float=True, real=True)  # fmt: skip
 
 
 for _type in ("FloorMod", "NextAfter"):
     OPS[_type].rule.flat = True  # their rules ignore a, and yet they are not linear in it
 
 
-def _over(a: Tensor, y: Tensor) -> Tensor:
-    """`a / y`, 0 where y is 0 (also in the derivatives)."""
-    zero = y == 0
-    return where(zero, 0, a / where(zero, 1, y))
+# Lengths and deviations end at 0, where their gradient is 0 by convention. What the convention says
+# of a second derivative would be wrong for smooth functions of them (the square of a length): it is
+# NaN there, unless the gradient that arrives does not change with x.
+
+
+@op("OrZero")
+def or_zero(xp, y: TensorLike, x: TensorLike, /) -> Tensor:
+    """y, a function of x; 0 where x is 0, and there so is its gradient."""
+    return xp.where(x == 0, xp.zeros_like(y), y)
+
+
+@gradient("OrZero")
+def _(dy, x):
+    dy = _grad_or_zero(dy, x)
+    return dy, where(x == 0, dy, 0)  # (y may mask a NaN there)
+
+
+@op("OrZeroGrad")
+def _grad_or_zero(xp, dy: TensorLike, x: TensorLike, /) -> Tensor:
+    return xp.where((x == 0) & (dy == dy), xp.zeros_like(dy), dy)  # a NaN stays visible
+
+
+entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
+         together=lambda dy, x: dy * where(x == 0, math.nan, 1))  # fmt: skip
 
 
 def _pow_a(dy, a, b):

@@ -23,7 +23,6 @@ from regrad.ops.indexing import _scatter_update, gather_nd, scatter_nd, take
 from regrad.ops.slicing import (
     Basic,
     _check_kind,
-    _number_dtype,
     _strided_slice,
     _strided_slice_grad,
     _strided_slice_update,
@@ -281,12 +280,9 @@ def at_add(x: Any, index: Any, y: Any, /) -> Tensor:
 def _with_value(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """x, and y under x's dtype."""
     x = dispatch.lift(x)
-    if type(y) in dispatch.NUMBERS:
-        _check_kind(name, "y", _number_dtype(y), x)
-        return x, dispatch.constant(y, x.dtype)
-    y = dispatch.lift(y, integers=not is_inexact(x.dtype))
-    _check_kind(name, "y", y.dtype, x)
-    return x, dispatch.as_dtype(y, x.dtype)
+    y = y if dispatch.is_plain(y) else dispatch.lift(y)
+    _check_kind(name, "y", y, x)
+    return x, dispatch.lift_as(y, x.dtype)
 
 
 def _lone_mask(index: Any, shape: tuple[int, ...]) -> Tensor | None:

@@ -24,7 +24,7 @@ from regrad.ops.array import (
     reshape,
     unstack,
 )
-from regrad.ops.creation import arange, as_numpy_dtype
+from regrad.ops.creation import arange, as_numpy_dtype, fitting
 from regrad.ops.elementwise import logical_and, where
 from regrad.ops.rows import (
     _add_rows,
@@ -429,12 +429,12 @@ def one_hot(
          [1, 0, 0],
          [0, 0, 0]]
     """
-    native = namespaces.native_dtype(
-        xp, namespaces.FLOAT if dtype is None else as_numpy_dtype(dtype)
-    )
+    dtype = namespaces.FLOAT if dtype is None else as_numpy_dtype(dtype)
+    native = namespaces.native_dtype(xp, dtype)
+    values = [fitting(value, dtype) for value in (on_value, off_value)]
     ids = _as_index(xp, indices)
     hot = ids[..., None] == _count_up(xp, depth, ids)
-    on, off = (xp.full_like(ids[..., None], value, dtype=native) for value in (on_value, off_value))
+    on, off = (xp.full_like(ids[..., None], value, dtype=native) for value in values)
     axis = normalized_axis(axis, ids.ndim + 1)
     return xp.moveaxis(xp.where(hot, on, off), -1, axis)
 

@@ -61,6 +61,18 @@ class Methods:
     def __pos__(self) -> Any:
         return self
 
+    def __round__(self, digits: int | None = None) -> Any:
+        if not digits:
+            return elementwise.round(self)
+        scale = 10.0**digits
+        return elementwise.divide(elementwise.round(elementwise.multiply(self, scale)), scale)
+
+    def __divmod__(self, other: Any) -> Any:
+        return elementwise.floor_divide(self, other), elementwise.remainder(self, other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return elementwise.floor_divide(other, self), elementwise.remainder(other, self)
+
     def __radd__(self, other: Any) -> Any:
         return elementwise.add(other, self)
 

@@ -22,6 +22,7 @@ from regrad.ops.elementwise import (
     isnan,
     log,
     logical_or,
+    or_zero,
     pow,
     real,
     sign,
@@ -210,16 +211,21 @@ gradient("Min")(_to_ties)
 # -- bools, counts, places -----------------------------------------------------------------------
 
 
+def _truth(xp: Any, x: Any) -> Any:
+    """Which elements are not 0. (`jnp.any` looks at the real parts of complex numbers alone.)"""
+    return x if x.dtype == xp.bool else x != 0
+
+
 @op("Any")
 def any(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Whether any element over `axis` is true (not 0); False for no elements."""
-    return xp.any(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
+    return xp.any(_truth(xp, x), axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @op("All")
 def all(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Whether all elements over `axis` are true (not 0); True for no elements."""
-    return xp.all(x, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
+    return xp.all(_truth(xp, x), axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @op("CountNonzero")
@@ -241,7 +247,7 @@ def _place(xp: Any, name: str, x: Any, axis: int | None, keepdims: bool) -> Any:
     return getattr(xp, name)(x, axis=axis, keepdims=keepdims)
 
 
-@op("ArgMax")
+@op("ArgMax", real=True)
 def argmax(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The index of the (first) largest element along `axis`; in the flat x by default.
 
@@ -250,7 +256,7 @@ def argmax(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = Fa
     return _place(xp, "argmax", x, axis, keepdims)
 
 
-@op("ArgMin")
+@op("ArgMin", real=True)
 def argmin(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The index of the (first) smallest element along `axis`; in the flat x by default.
 
@@ -275,8 +281,7 @@ def _squared_size(x: Any) -> Tensor:
 
 def _sqrt_or_zero(x: Any) -> Tensor:
     """The square root, with the gradient 0 at 0 (for lengths and deviations, which end there)."""
-    zero = x == 0
-    return where(zero, 0, sqrt(where(zero, 1, x)))
+    return or_zero(sqrt(where(x == 0, 1, x)), x)
 
 
 @deferrable
@@ -396,4 +401,4 @@ def _power_norm(sizes: Any, axis: Axis, keepdims: bool, p: float) -> Tensor:
     zero = sizes == 0
     total = sum(where(zero, at_zero, pow(where(zero, 1, sizes), p)), axis=axis, keepdims=keepdims)
     zero = total == at_zero
-    return where(zero, 0, pow(where(zero, 1, total), 1 / p))
+    return or_zero(pow(where(zero, 1, total), 1 / p), where(zero, 0, total))

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regrad import dispatch
+from regrad import dispatch, numbers
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from regrad.ops.creation import zeros_like
+from regrad.ops.creation import fitting, zeros_like
 from regrad.ops.rows import _add_rows, _is_jax, _put
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
@@ -236,8 +236,8 @@ def pad(
             f"pad: mode is 'constant', 'reflect', 'symmetric' or 'edge', got {mode!r}"
         )
     if mode == "constant":
-        _check_kind("pad", "constant_value", _number_dtype(constant_value), x)
-        return _pad(x, paddings=pairs, constant_value=constant_value)
+        _check_kind("pad", "constant_value", constant_value, x)
+        return _pad(x, paddings=pairs, constant_value=fitting(constant_value, x.dtype))
     if any(any(pair) and n == 0 for n, pair in zip(x.shape, pairs, strict=True)):
         raise ShapeError(f"pad: an empty axis of {x.shape} has no elements to repeat ({mode})")
     return _mirror_pad(x, paddings=pairs, mode=mode)
@@ -255,13 +255,12 @@ def _pairs(paddings: Any, ndim: int) -> Paddings:
     return tuple((before, after) for before, after in pairs)
 
 
-def _number_dtype(value: complex) -> np.dtype:
-    return dispatch.number_dtype(value, integers=isinstance(value, int))
-
-
-def _check_kind(name: str, what: str, dtype: np.dtype, x: Tensor) -> None:
+def _check_kind(name: str, what: str, value: Any, x: Tensor) -> None:
     """Refuse values that x's dtype cannot hold in kind (1.5 among integers)."""
-    if not np.can_cast(dtype, x.dtype, "same_kind"):
+    found = value if isinstance(value, Tensor) else numbers.listed(value)
+    dtype = np.dtype(int) if found.dtype.kind == "O" else found.dtype
+    whole = dtype.kind in "iu" and found is not value  # Python's: of any size, for any dtype
+    if found.size and not np.can_cast(np.uint8 if whole else dtype, x.dtype, "same_kind"):
         raise DTypeError(
             f"{name}: {what} is {dtype} and x is {x.dtype}, which cannot hold it. Convert x first "
             f"with astype(x, rg.{dtype})."

@@ -52,7 +52,7 @@ from regrad.shapes import normalized_axes, normalized_axis
     dtype=measured,
 )  # fmt: skip
 @form("Cast", "FullLike", "OnesLike", "ZerosLike", "_Promote", dtype=told)
-@form("LRN", "NeighbourSum", "TensorStridedSliceUpdate")
+@form("LRN", "NeighbourSum", "OrZero", "OrZeroGrad", "TensorStridedSliceUpdate")
 def _like_x(arguments: Arguments, attrs: Attrs) -> Shape:
     return arguments[0].shape
 
@@ -60,9 +60,9 @@ def _like_x(arguments: Arguments, attrs: Attrs) -> Shape:
 @form(
     "AddV2", "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "ClipByValue", "Copysign", "Equal",
     "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Hypot", "LeftShift", "Less", "LessEqual",
-    "LogAddExp", "LogicalAnd", "LogicalOr", "LogicalXor", "Maximum", "Minimum", "Mul", "NextAfter",
-    "NotEqual", "Pow", "Prelu", "RealDiv", "RightShift", "SelectV2", "SquaredDifference", "Sub",
-    "Xdivy",
+    "LogAddExp", "LogicalAnd", "LogicalOr", "LogicalXor", "Maximum", "Minimum", "Mul", "NanWhere",
+    "NextAfter", "NotEqual", "Pow", "Prelu", "RealDiv", "RightShift", "SelectV2",
+    "SquaredDifference", "Sub", "Xdivy",
     dtype=measured,
 )  # fmt: skip
 def _broadcasting(arguments: Arguments, attrs: Attrs) -> Shape:

@@ -82,6 +82,11 @@ def _like_first(arguments: Arguments, attrs: Attrs) -> Shape:
     return arguments[0].shape
 
 
+@form("SelfAdjointEigvalsGrad", "SingularValuesGrad")
+def _with_vectors(arguments: Arguments, attrs: Attrs) -> Spec:
+    return arguments[-1]
+
+
 @form("MatrixDeterminant")
 def _determinant(arguments: Arguments, attrs: Attrs) -> Shape:
     return _squares(arguments[0].shape)[:-2]

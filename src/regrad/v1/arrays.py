@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
+from regrad import numbers
 from regrad.dims import Dim, is_known, size_of
 from regrad.errors import GraphError, ShapeError
 from regrad.graph import shape_tensor
@@ -225,7 +226,7 @@ def pad(
     if mode.upper() not in ("CONSTANT", "REFLECT", "SYMMETRIC"):
         raise GraphError(f"Unknown padding mode: {mode}")
     x, op_type = as_tensor(tensor), "PadV2" if mode.upper() == "CONSTANT" else "MirrorPad"
-    value = np.asarray(constant_values, dtype_of(x)).item()
+    value = numbers.under(constant_values, dtype_of(x)).item()
     attrs = {"paddings": as_sizes(paddings), "mode": mode.lower(), "constant_value": value}
     return one_op(op_type, name or op_type.removesuffix("V2"), _padded, x, **attrs)
 

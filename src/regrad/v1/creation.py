@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
+from regrad import numbers
 from regrad.dims import Dim, is_known
 from regrad.graph import CONST, NO_RULE, defer
 from regrad.inference import Spec
@@ -117,18 +118,22 @@ def range(
     """
     start, limit = (0, start) if limit is None else (start, limit)
     values = [dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)]
-    kinds = [dtype_of(v) if is_tensor(v) else as_array(v).dtype for v in values]
-    due = max(kinds, key=WIDTHS.index) if dtype is None else dtypes.to_numpy(dtype)
+    due = _widest(values) if dtype is None else dtypes.to_numpy(dtype)
     if is_eager(*values):
         first, last, step = [v.item() if is_tensor(v) else v for v in values]
         return rg.arange(first, last, step, dtype=due)
     with scope(name) as whole:
         names = ("start", "limit", "delta")
         xs = [
-            cast(v, due) if is_tensor(v) else constant(np.asarray(v, due), name=n)
+            cast(v, due) if is_tensor(v) else constant(numbers.under(v, due), name=n)
             for v, n in zip(values, names, strict=True)
         ]
         return one_op("Range", whole, _range, *xs)
+
+
+def _widest(values: list[Any]) -> np.dtype:
+    kinds = [dtype_of(v) if is_tensor(v) else as_array(v).dtype for v in values]
+    return max(kinds, key=WIDTHS.index)
 
 
 def _range(start: Any, limit: Any, delta: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
+from regrad import numbers
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, DTypeError
 from regrad.graph import SHAPE, is_symbolic
@@ -56,7 +57,8 @@ def tensor(value: Any, dtype: Any = None, name: str | None = None, beside: Any =
     """
     if is_eager(value) or not is_eager(value, beside):
         return value if is_eager(value) else convert_to_tensor(value, dtype, name)
-    return rg.asarray(np.asarray(value, None if dtype is None else dtypes.to_numpy(dtype)))
+    array = np.asarray(value)
+    return rg.asarray(array if dtype is None else numbers.under(array, dtypes.to_numpy(dtype)))
 
 
 def dtype_of(x: Any) -> np.dtype:

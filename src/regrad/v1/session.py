@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
-from regrad import dims
+from regrad import dims, numbers
 from regrad.compiled import find_jax
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.executor import Plan, Run
@@ -343,6 +343,8 @@ def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
         return as_array(value, dtypes.string)
     try:
         return np.asarray(value, dtype=symbol.dtype)
+    except OverflowError:
+        return numbers.under(value, symbol.dtype)  # which names the number
     except (TypeError, ValueError) as error:
         if isinstance(value, list | tuple) and any(hasattr(type(v), "_read") for v in value):
             raise ArgumentError(

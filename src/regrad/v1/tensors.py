@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
+from regrad import numbers
 from regrad.dims import Dim
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, near
 from regrad.graph import Node, Symbol, is_symbolic, tensor_of
@@ -314,17 +315,24 @@ def as_array(value: Any, dtype: DType | None = None) -> np.ndarray:
         array = np.asarray(value)
     except ValueError as error:
         raise ShapeError(f"a list of unequal rows is no tensor: {error}") from None
+    if plain and (due is None or due.kind != "O") and numbers.integers(array, value) is not None:
+        return numbers.under(value, np.dtype(np.int64) if due is None else due)
     if array.dtype.kind in "OSU":
         if due is not None and due.kind != "O":
             raise _mismatch(value, "string", dtype)
         return _as_bytes(array)
     if plain and due is None:
-        array = array.astype(_python_dtype(array, value))
+        array = _converted(array, np.dtype(_python_dtype(array, value)))
     if due is None or due == array.dtype:
         return np.array(array)
     if not _fits(array, due, plain):
         raise _mismatch(value, array.dtype.name, dtype)
-    return array.astype(due)
+    return _converted(array, due) if plain else array.astype(due)
+
+
+def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Python numbers under a dtype, which must hold them."""
+    return array.astype(dtype) if dtype.kind == "O" else numbers.under(array, dtype)
 
 
 def _as_bytes(array: np.ndarray) -> np.ndarray:

@@ -1,0 +1,284 @@
+"""Eigenvalues and singular values, with their vectors and alone.
+
+The gradient of f(w), w the eigenvalues of x, is `V @ diag(a) @ adjoint(V)` with a = df/dw. Where
+x moves, V turns, and the part (i, j) moves by `(a_j - a_i) / (w_j - w_i)`. At equal eigenvalues
+that is 0/0, and its limit depends on how a changes with w, which the op cannot know. It is 0 if a
+does not change at all, and is not asked for where the direction leaves the two eigenvectors
+apart; in all other cases the second derivative is NaN here. For singular values a second
+quotient, `(a_i + a_j) / (s_i + s_j)`, stands beside the first, and is 0/0 where both are 0.
+Source: Lewis and Sendov (2001), "Twice differentiable spectral functions", and (2005),
+"Nonsmooth analysis of singular values".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regrad import namespaces
+from regrad.errors import GradientError
+from regrad.ops.array import diag, diagonal, expand_dims
+from regrad.ops.creation import ones_like
+from regrad.ops.decompositions import _adjoint, _hermitian, _quotient, _symmetrized
+from regrad.ops.elementwise import abs, astype, conj, imag, logical_and, real, where
+from regrad.ops.matmul import matmul
+from regrad.ops.reduction import sum
+from regrad.opsheet import TensorLike, entwined, op
+from regrad.registry import gradient
+from regrad.tensor import Tensor
+
+# -- eigenvalues -----------------------------------------------------------------------------------
+
+
+@op("SelfAdjointEigV2", to_float=True, holomorphic=False)
+def eigh(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending) and eigenvectors of the Hermitian part of x."""
+    return tuple(xp.linalg.eigh(_symmetrized(xp, x)))
+
+
+@gradient("SelfAdjointEigV2")
+def _(dy, x, y):
+    (w, v), (dw, dv) = y, dy
+    turn = _turn(matmul(conj(v), dv, True))
+    inner = _quotient(0.5 * turn, _known(_gaps(w), w) + diag(ones_like(w)))
+    dx = matmul(matmul(v, inner), conj(v), False, True)
+    return _eigenvalues_grad(dw, v, x) + _hermitian(dx)
+
+
+def _turn(x: Tensor) -> Tensor:
+    """The part of a gradient that turns vectors into each other, without that of their phases."""
+    turn = x - _adjoint(x)
+    return turn - diag(diagonal(turn)) if x.dtype.kind == "c" else turn
+
+
+@op("SelfAdjointEigvals", to_float=True, holomorphic=False)
+def eigvalsh(xp, x: TensorLike, /) -> Tensor:
+    """The eigenvalues, in ascending order, of Hermitian matrices (see `eigh`).
+
+    Where eigenvalues coincide, second derivatives are NaN unless they follow from the
+    eigenvectors that are found.
+
+    Source: the Array API standard.
+    """
+    return xp.linalg.eigvalsh(_symmetrized(xp, x))
+
+
+@gradient("SelfAdjointEigvals")
+def _(dy, x):
+    return _eigenvalues_grad(dy, eigh(x)[1], x)
+
+
+# -- singular values -------------------------------------------------------------------------------
+
+
+@op("Svd", to_float=True, holomorphic=False)
+def svd(xp, x: TensorLike, /, *, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Left singular vectors, singular values (descending), right singular vectors."""
+    return tuple(xp.linalg.svd(x, full_matrices=full_matrices))
+
+
+@gradient("Svd")
+def _(dy, x, y):
+    (u, s, vh), (du, ds, dvh) = y, dy
+    m, k, n = u.shape[-2], s.shape[-1], vh.shape[-1]
+    if max(u.shape[-1], vh.shape[-2]) > k:
+        raise GradientError(
+            f"svd with full_matrices=True of matrices of shape {(m, n)} has no gradient: the "
+            "last vectors are arbitrary. Use full_matrices=False, or svdvals."
+        )
+    dx = _singular_values_grad(ds, u, vh, x) + matmul(matmul(u, _svd_inner(y, dy)), vh)
+    known = _known(s, s)
+    if m > k:
+        rest = _quotient(du, expand_dims(known, -2))
+        dx = dx + matmul(rest - matmul(u, matmul(conj(u), rest, True)), vh)
+    if n > k:
+        rest = _quotient(dvh, expand_dims(known, -1))
+        dx = dx + matmul(u, rest - matmul(matmul(rest, conj(vh), False, True), vh))
+    return dx
+
+
+def _svd_inner(y: Any, dy: Any) -> Tensor:
+    """The part of the gradient between the singular vectors that there are."""
+    (u, s, vh), (du, _, dvh) = y, dy
+    by_u, by_v = matmul(conj(u), du, True), matmul(vh, conj(dvh), False, True)
+    turn_u, turn_v, on_diagonal = _turn(by_u), _turn(by_v), diag(ones_like(s))
+    inner = 0.5 * _quotient(turn_u + turn_v, _known(_gaps(s), s) + on_diagonal)
+    inner = inner + 0.5 * _quotient(turn_u - turn_v, _known(_sums(s), s) + on_diagonal)
+    if u.dtype.kind == "c":  # the phases of a pair of vectors
+        inner = inner + diag(_quotient(1j * imag(diagonal(by_u)), _known(s, s)))
+    return inner
+
+
+@op("SingularValues", to_float=True, holomorphic=False)
+def svdvals(xp, x: TensorLike, /) -> Tensor:
+    """The singular values, in descending order (see `svd`).
+
+    Where singular values coincide or are 0, second derivatives are NaN unless they follow from
+    the singular vectors that are found.
+
+    Source: the Array API standard.
+    """
+    return xp.linalg.svdvals(x)
+
+
+@gradient("SingularValues")
+def _(dy, x):
+    u, _, vh = svd(x, full_matrices=False)
+    return _singular_values_grad(dy, u, vh, x)
+
+
+# -- gradients of eigenvalues and singular values --------------------------------------------------
+
+
+@op("SelfAdjointEigvalsGrad", holomorphic=False)
+def _eigenvalues_grad(xp, a: TensorLike, v: TensorLike, x: TensorLike, /) -> Tensor:
+    """The matrix with the eigenvalues a and the eigenvectors v, which are those of x."""
+    vh = xp.matrix_transpose(v)
+    return (v * a[..., None, :]) @ (xp.conj(vh) if namespaces.is_complex(v) else vh)
+
+
+@op("SingularValuesGrad", holomorphic=False)
+def _singular_values_grad(
+    xp, a: TensorLike, u: TensorLike, vh: TensorLike, x: TensorLike, /
+) -> Tensor:
+    """The matrix with the singular values a and the singular vectors u and vh, those of x."""
+    return (u * a[..., None, :]) @ vh
+
+
+@op("NanWhere", broadcasts=True, promotes=("x",), holomorphic=False)
+def _nan_where(xp, x: TensorLike, mask: TensorLike, /) -> Tensor:
+    """NaN where the mask is set and x is not 0; 0 elsewhere. Of a real dtype."""
+    x = xp.abs(x)  # (of complex numbers: real ones)
+    return xp.where(mask & (x != 0), xp.nan * xp.ones_like(x), xp.zeros_like(x))
+
+
+@gradient("NanWhere", "x")
+def _(dy, mask, x_dtype):
+    return astype(_nan_where(dy, mask), namespaces.numpy_dtype(x_dtype))
+
+
+# -- the second derivatives of functions of eigenvalues --------------------------------------------
+
+
+def _eigvalsh_by_a(dy, x):
+    _, v = eigh(x)
+    return real(diagonal(_among(v, dy, v)))
+
+
+def _eigvalsh_by_a_of_x(dy, x):
+    w, v = eigh(x)
+    seen = _hermitian(_among(v, dy, v))
+    unknown = _nan_where(seen, _equal_pairs(w))
+    return real(diagonal(seen)) + sum(unknown, axis=-1)
+
+
+def _eigvalsh_by_x(dy, a, x):
+    w, v = eigh(x)
+    turn = _hermitian(_among(v, dy, v)) * _slopes(a, w)
+    return _hermitian(matmul(matmul(v, turn), conj(v), False, True))
+
+
+# -- and of singular values ------------------------------------------------------------------------
+
+
+def _svdvals_by_a(dy, x):
+    u, _, vh = svd(x, full_matrices=False)
+    return real(diagonal(_among(u, dy, _adjoint(vh))))
+
+
+def _svdvals_by_a_of_x(dy, x):
+    u, s, vh = svd(x, full_matrices=False)
+    seen = _among(u, dy, _adjoint(vh))
+    even, odd = _hermitian(seen), 0.5 * (seen - _adjoint(seen))
+    vanish, pairs = _negligible(s, s), _negligible(_sums(s), s)
+    if x.dtype.kind != "c":
+        pairs = logical_and(pairs, diag(ones_like(s)) == 0)  # `odd` has no diagonal
+    unknown = sum(_nan_where(even, _equal_pairs(s)) + _nan_where(odd, pairs), axis=-1)
+    if u.shape[-2] > s.shape[-1]:
+        lost = _nan_where(_beyond_u(dy, u, vh), expand_dims(vanish, -2))
+        unknown = unknown + sum(lost, axis=-2)
+    if vh.shape[-1] > s.shape[-1]:
+        lost = _nan_where(_beyond_v(dy, u, vh), expand_dims(vanish, -1))
+        unknown = unknown + sum(lost, axis=-1)
+    return real(diagonal(seen)) + unknown
+
+
+def _svdvals_by_x(dy, a, x):
+    u, s, vh = svd(x, full_matrices=False)
+    seen = _among(u, dy, _adjoint(vh))
+    even, odd = _hermitian(seen), 0.5 * (seen - _adjoint(seen))
+    sums = _known(_sums(s), s)
+    if x.dtype.kind != "c":
+        sums = sums + diag(ones_like(s))  # `odd` is 0 there
+    turn = even * _slopes(a, s) + odd * _quotient(_sums(a), sums)
+    dx = matmul(matmul(u, turn), vh)
+    shares = _quotient(a, _known(s, s))
+    if u.shape[-2] > s.shape[-1]:
+        dx = dx + matmul(_beyond_u(dy, u, vh) * expand_dims(shares, -2), vh)
+    if vh.shape[-1] > s.shape[-1]:
+        dx = dx + matmul(u, _beyond_v(dy, u, vh) * expand_dims(shares, -1))
+    return dx
+
+
+def _beyond_u(x: Tensor, u: Tensor, vh: Tensor) -> Tensor:
+    """What x makes of the right vectors, without the part along the left ones."""
+    y = matmul(x, _adjoint(vh))
+    return y - matmul(u, matmul(conj(u), y, True))
+
+
+def _beyond_v(x: Tensor, u: Tensor, vh: Tensor) -> Tensor:
+    """What x makes of the left vectors, without the part along the right ones."""
+    y = matmul(conj(u), x, True)
+    return y - matmul(matmul(y, _adjoint(vh)), vh)
+
+
+# -- small tools -----------------------------------------------------------------------------------
+
+
+def _among(u: Tensor, x: Tensor, v: Tensor) -> Tensor:
+    """A matrix as these vectors see it: `adjoint(u) @ x @ v`."""
+    return matmul(matmul(conj(u), x, True), v)
+
+
+def _equal_pairs(w: Tensor) -> Tensor:
+    """Where w_i and w_j are equal, i and j are not."""
+    return logical_and(_negligible(_gaps(w), w), diag(ones_like(w)) == 0)
+
+
+def _gaps(w: Tensor) -> Tensor:
+    return expand_dims(w, -2) - expand_dims(w, -1)
+
+
+def _sums(w: Tensor) -> Tensor:
+    return expand_dims(w, -2) + expand_dims(w, -1)
+
+
+def _negligible(x: Tensor, w: Tensor) -> Tensor:
+    """What is 0 but for rounding, if it was computed from eigenvalues (or singular values) w."""
+    limit = 4 * float(np.finfo(w.dtype).eps) * sum(abs(w), axis=-1, keepdims=True)
+    return abs(x) <= (limit if x.ndim == w.ndim else expand_dims(limit, -1))
+
+
+def _known(b: Tensor, w: Tensor) -> Tensor:
+    """A divisor without what is left of 0 by rounding."""
+    return where(_negligible(b, w), 0, b)
+
+
+def _slopes(a: Tensor, w: Tensor) -> Tensor:
+    """`(a_j - a_i) / (w_j - w_i)` at (i, j); 0 for 0 / 0, and on the diagonal."""
+    return _quotient(_gaps(a), _known(_gaps(w), w) + diag(ones_like(w)))
+
+
+def _by_vectors(dy):
+    return None  # x carries it all
+
+
+entwined(
+    "SelfAdjointEigvalsGrad", _eigvalsh_by_a, _by_vectors, _eigvalsh_by_x,
+    together=_eigvalsh_by_a_of_x,
+)  # fmt: skip
+entwined(
+    "SingularValuesGrad", _svdvals_by_a, _by_vectors, _by_vectors, _svdvals_by_x,
+    together=_svdvals_by_a_of_x,
+)  # fmt: skip

@@ -1,0 +1,430 @@
+"""Python numbers on their way to a dtype, and what numbers of rare dtypes do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regrad as rg
+import regrad.v1 as tf
+from regrad.errors import ArgumentError, DTypeError, NumberRangeError
+from tests.samples import Sample, all_samples
+from tests.test_ops import arrays_of
+
+INTEGERS = [np.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)]
+FLOATS = [np.dtype(f"float{n}") for n in (16, 32, 64)]
+OTHERS = [np.dtype(d) for d in ("bool", "complex64", "complex128")]
+
+EDGES = [0, 1, -1, 127, 128, -128, -129, 255, 256, 32767, 32768, 65535, 65536, 2**24 + 1,
+         123456789, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32 - 1, 2**32, 2**53 + 1,
+         2**63 - 1, 2**63, -(2**63), 2**64 - 1, 2**64, -(2**70)]  # fmt: skip
+MIXED = [True, False, 1.7, -1.7, 0.1, 3e9, -0.5, 255.9, math.inf, math.nan]
+
+
+def run(fetch: Any) -> np.ndarray:
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        return session.run(fetch)
+
+
+def in_graph(build: Any) -> Any:
+    def made(value: Any, dtype: Any) -> np.ndarray:
+        with tf.Graph().as_default():
+            return run(build(value, dtype))
+
+    return made
+
+
+def assigned(value: Any, dtype: Any) -> np.ndarray:
+    v = rg.Variable(np.zeros(1, dtype))
+    v.assign([value])
+    return v.numpy()
+
+
+# Each makes one element of the dtype of the number.
+CONSTRUCTORS = {
+    "scalar": lambda v, d: rg.scalar(v, d),
+    "tensor of a list": lambda v, d: rg.tensor([v], dtype=d),
+    "tensor of nested lists": lambda v, d: rg.tensor([[v], [v]], dtype=d)[0],
+    "tensor1d": lambda v, d: rg.tensor1d([v], d),
+    "asarray": lambda v, d: rg.asarray(v, dtype=d),
+    "asarray of a list": lambda v, d: rg.asarray([v], dtype=d),
+    "Variable": lambda v, d: rg.Variable(v, dtype=d).value,
+    "assign": assigned,
+    "full": lambda v, d: rg.full((1,), v, dtype=d),
+    "full_like": lambda v, d: rg.full_like(np.zeros(1, d), v),
+    "full_like, dtype": lambda v, d: rg.full_like(np.zeros(1), v, dtype=d),
+    "one_hot, on": lambda v, d: rg.one_hot([0], 1, on_value=v, dtype=d),
+    "one_hot, off": lambda v, d: rg.one_hot([1], 1, off_value=v, dtype=d),
+    "astype": lambda v, d: rg.astype(v, d),
+    "astype of a list": lambda v, d: rg.astype([v], d),
+}
+WHOLE_ONLY = {
+    "arange": lambda v, d: rg.arange(v, v + 1, dtype=d),
+    "at_set": lambda v, d: rg.at_set(np.zeros(1, d), 0, v),
+    "at_set of a list": lambda v, d: rg.at_set(np.zeros(1, d), [0], [v]),
+    "pad": lambda v, d: rg.pad(np.zeros(1, d), 1, constant_value=v)[:1],
+    "add": lambda v, d: np.zeros(1, d) + rg.asarray(0, dtype=d) + v,
+    "maximum": lambda v, d: rg.maximum(np.zeros(1, d), v) + rg.minimum(np.zeros(1, d), v),
+    "where": lambda v, d: rg.where([True], v, np.zeros(1, d)),
+    "tf.constant": in_graph(lambda v, d: tf.constant(v, d)),
+    "tf.constant of a list": in_graph(lambda v, d: tf.constant([v], d)),
+    "tf.Variable": in_graph(lambda v, d: tf.Variable(v, dtype=d)),
+    "tf.convert_to_tensor": in_graph(lambda v, d: tf.convert_to_tensor(v, d)),
+    "tf.fill": in_graph(lambda v, d: tf.fill([1], tf.constant(v, d))),
+    "tf.range": in_graph(lambda v, d: tf.range(v, v + 1, dtype=d)),
+    "tf.one_hot": in_graph(lambda v, d: tf.one_hot([0], 1, v, dtype=d)),
+    "tf.add": in_graph(lambda v, d: tf.add(tf.constant([0], d), v)),
+}
+
+
+def due(value: Any, dtype: np.dtype) -> np.ndarray | None:
+    """NumPy's element, exactly converted; None for what an integer dtype cannot hold."""
+    if dtype.kind not in "iu":
+        return np.array([value]).astype(object).astype(dtype)
+    if not math.isfinite(value):
+        return None
+    limits = np.iinfo(dtype)
+    whole = math.trunc(value)
+    return np.array([whole], dtype) if limits.min <= whole <= limits.max else None
+
+
+def check(make: Any, value: Any, dtype: np.dtype) -> None:
+    expected = due(value, dtype)
+    if expected is None:
+        with pytest.raises(OverflowError, match=str(dtype)) as caught:
+            make(value, dtype)
+        assert isinstance(caught.value, NumberRangeError)
+        assert "holds integers from" in str(caught.value)
+        return
+    found = make(value, dtype)
+    found = found.numpy() if isinstance(found, rg.Tensor) else found
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.reshape(-1), expected)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_numbers_take_the_dtype_at_once(name: str) -> None:
+    for dtype in INTEGERS + FLOATS + OTHERS:
+        for value in EDGES + MIXED:
+            check(CONSTRUCTORS[name], value, dtype)
+
+
+@pytest.mark.parametrize("name", WHOLE_ONLY)
+def test_integers_reach_an_integer_dtype_unchanged(name: str) -> None:
+    for dtype in INTEGERS:
+        for value in EDGES:
+            if name == "tf.range" and value == np.iinfo(dtype).max:
+                continue  # the limit, one further, does not fit
+            check(WHOLE_ONLY[name], value, dtype)
+
+
+FILLS = {
+    "full_like": lambda x, v: rg.full_like(x, v),
+    "one_hot": lambda x, v: rg.one_hot(x, 2, on_value=v, dtype="uint8"),
+    "add": lambda x, v: x + v,
+    "pad": lambda x, v: rg.pad(x, 1, constant_value=v),
+    "at_set": lambda x, v: rg.at_set(x, 0, v),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+@pytest.mark.parametrize("library", ["jax.numpy", "torch"])
+def test_fills_refuse_what_does_not_fit_in_every_library(library: str, name: str) -> None:
+    xp = pytest.importorskip(library)
+    x = rg.asarray(xp.asarray(np.zeros(2, "uint8")))
+    for value in (256, -1):
+        with pytest.raises(NumberRangeError, match=f"{value} does not fit the dtype uint8"):
+            FILLS[name](x, value)
+    assert rg.full_like(x, 255).tolist() == [255, 255]
+
+
+def test_integers_beside_each_other_in_a_list_stay_exact() -> None:
+    for values in ([2**63, 1], [2**63 + 1, 0], [2**64 - 1, 5]):  # floats, as NumPy reads them
+        assert rg.tensor(values, dtype="uint64").tolist() == values
+        assert rg.asarray(values).tolist() == values
+    with pytest.raises(NumberRangeError, match="-1 does not fit the dtype uint64"):
+        rg.asarray([2**63, -1])
+    assert rg.tensor([np.int64(3), True, 2], dtype="int8").tolist() == [3, 1, 2]
+    with pytest.raises(NumberRangeError, match="300 does not fit"):
+        rg.tensor([np.int64(300)], dtype="uint8")
+    with pytest.raises(NumberRangeError, match="too large"):
+        rg.scalar(10**400)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_arrays_are_cast_as_numpy_casts_them() -> None:
+    x = np.array([300, -1, 2**31])
+    for dtype in ("uint8", "int32", "float16"):
+        np.testing.assert_array_equal(rg.tensor(x, dtype=dtype).numpy(), x.astype(dtype))
+
+
+def test_indices_are_exact() -> None:
+    with pytest.raises(IndexError, match=str(2**53 + 1)):
+        rg.take(rg.asarray([1, 2]), [2**53 + 1])
+    assert rg.one_hot([2**53 + 1], 1).tolist() == [[0.0]]
+    assert rg.searchsorted(np.array([2**53, 2**53 + 2]), 2**53 + 1).item() == 1
+
+
+def test_gradients_that_are_given_take_the_dtype_at_once() -> None:
+    x = np.ones(1)
+    assert rg.grad(lambda x: x * 1.0)(x, [0.1]).tolist() == [0.1]
+    assert rg.vjp(lambda x: x * 1.0, x)[1]([0.1])[0].tolist() == [0.1]
+    assert rg.jvp(lambda x: x * 1.0, [x], [[0.1]])[1].tolist() == [0.1]
+
+
+def test_a_feed_names_the_number_that_does_not_fit() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.int32, [1])
+        with pytest.raises(NumberRangeError, match="2147483648 does not fit the dtype int32"):
+            session.run(x, {x: [2**31]})
+
+
+def test_full_spreads_a_tensor_and_has_its_gradient() -> None:
+    y, back = rg.vjp(lambda t: rg.full((2, 3), t), rg.scalar(4.0))
+    assert y.tolist() == [[4.0] * 3] * 2
+    assert back(rg.ones((2, 3)))[0].item() == 6.0
+    assert rg.full(2, np.array([1, 2], "int8"), dtype="int32").tolist() == [1, 2]
+    with pytest.raises(ValueError, match="broadcast"):
+        rg.full((2,), rg.ones(3))
+
+
+# -- half precision ------------------------------------------------------------------------------
+
+HALVES = ["numpy float16", "torch float16", "jax float16", "jax bfloat16"]
+EVERY = [
+    r for r in all_samples() if all(a.dtype.kind != "c" for a in r.inputs) and r.family != "losses"
+]  # (which close over weights of their own)
+FLAT = [r for r in EVERY if r.family in ("activation", "elementwise")]
+
+
+def outputs(y: Any) -> list[rg.Tensor]:
+    return list(y) if isinstance(y, tuple | list) else [y]
+
+
+def half(kind: str, array: np.ndarray) -> rg.Tensor:
+    library, dtype = kind.split()
+    if array.dtype.kind != "f":
+        return rg.asarray(arrays_of(library, array))
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return rg.asarray(arrays_of(library, array.astype(ml_dtypes.bfloat16)))
+    return rg.asarray(arrays_of(library, array.astype(dtype)))
+
+
+def summed(ys: list[rg.Tensor]) -> rg.Tensor:
+    total = rg.scalar(0.0)
+    for y in ys:
+        if y.dtype.kind in "fV":
+            total = total + rg.sum(rg.astype(y, rg.float32))
+    return total
+
+
+def check_halves(row: Sample, kind: str) -> None:
+    """Floats come back in the dtype they came in, and so do gradients."""
+    xs = [half(kind, a) for a in row.inputs]
+    given = {x.dtype for x, a in zip(xs, row.inputs, strict=True) if a.dtype.kind == "f"}
+    ys = outputs(row.f(*xs))
+    exact = outputs(row.f(*[rg.asarray(a) for a in row.inputs]))
+    for y, z in zip(ys, exact, strict=True):
+        if z.dtype == np.float64 and given:
+            assert {y.dtype} == given
+    places = [i for i, a in enumerate(row.inputs) if a.dtype.kind == "f"]
+    if not row.order or not places:
+        return
+
+    def loss(*floats: rg.Tensor) -> rg.Tensor:
+        full = dict(enumerate(xs)) | dict(zip(places, floats, strict=True))
+        return summed(outputs(row.f(*full.values())))
+
+    dxs = rg.grads(loss, unconnected="zero")([xs[i] for i in places])
+    assert {dx.dtype for dx in dxs} == given
+
+
+@pytest.mark.filterwarnings("ignore")  # halves overflow
+@pytest.mark.parametrize("row", [r for r in EVERY if "numpy" in r.backends], ids=str)
+def test_half_precision_stays_half_precision(row: Sample) -> None:
+    try:
+        check_halves(row, "numpy float16")
+    except DTypeError as error:
+        assert "half precision" in str(error) and "rg.float32" in str(error)
+        assert row.family == "linalg"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", HALVES[1:])
+def test_half_precision_in_the_other_libraries(kind: str) -> None:
+    rows = {r.covers[0]: r for r in reversed(FLAT) if r.covers}
+    for row in rows.values():
+        if kind.split()[0] in row.backends:
+            check_halves(row, kind)
+
+
+# -- complex numbers -----------------------------------------------------------------------------
+
+over_libraries = pytest.mark.parametrize("library", ["numpy", "jax", "torch"])
+
+AWARE = {  # of a real x: value and gradient, by NumPy and by hand
+    "real": (rg.real, np.real, lambda x: np.ones_like(x)),
+    "imag": (rg.imag, np.imag, lambda x: np.zeros_like(x)),
+    "imag + x": (lambda x: rg.imag(x) + x, lambda x: x, lambda x: np.ones_like(x)),
+    "conj": (rg.conj, np.conj, lambda x: np.ones_like(x)),
+    "abs": (rg.abs, np.abs, np.sign),
+    "sign": (rg.sign, np.sign, lambda x: np.zeros_like(x)),
+    "square of real": (lambda x: rg.real(x) * rg.conj(x), np.square, lambda x: 2 * x),
+}
+
+
+@over_libraries
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", AWARE)
+def test_functions_of_complex_numbers_take_real_ones(name: str, dtype: str, library: str) -> None:
+    f, value, gradient = AWARE[name]
+    x = np.array([-1.5, 0.25, 2.0], dtype)
+    given = rg.asarray(arrays_of(library, x))
+    dx = rg.grad(f, unconnected="zero")(given)
+    for found, expected in ((f(given), value(x)), (dx, gradient(x))):
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found.numpy(), expected)
+
+
+COMPLEX = np.array([[0, 1j, -2j], [0, 0, 0], [1, 1 + 1j, 1e-300j], [0, complex(0, np.nan), 2]])
+TRUTHS = {
+    "any": (lambda x: rg.any(x, axis=1), lambda x: np.any(x, axis=1)),
+    "all": (lambda x: rg.all(x, axis=1), lambda x: np.all(x, axis=1)),
+    "any, all axes": (lambda x: rg.any(x[:2, :2]), lambda x: np.any(x[:2, :2])),
+    "logical_not": (rg.logical_not, np.logical_not),
+    "logical_and": (lambda x: rg.logical_and(x, x[0]), lambda x: np.logical_and(x, x[0])),
+    "logical_or": (lambda x: rg.logical_or(x, x[0]), lambda x: np.logical_or(x, x[0])),
+    "logical_xor": (lambda x: rg.logical_xor(x, x[0]), lambda x: np.logical_xor(x, x[0])),
+    "count_nonzero": (rg.count_nonzero, np.count_nonzero),
+    "nonzero": (lambda x: rg.nonzero(x)[1], lambda x: np.nonzero(x)[1]),
+    "astype": (lambda x: rg.astype(x, bool), lambda x: x.astype(bool)),
+    "where": (lambda x: rg.where(x, 1.0, 2.0), lambda x: np.where(x, 1.0, 2.0)),
+    "isnan": (rg.isnan, np.isnan),
+    "isfinite": (rg.isfinite, np.isfinite),
+    "equal": (lambda x: x == rg.real(x), lambda x: x == x.real),
+}
+
+
+@over_libraries
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_truth_of_a_complex_number_is_that_of_both_parts(name: str, library: str) -> None:
+    ours, numpys = TRUTHS[name]
+    found = ours(rg.asarray(arrays_of(library, COMPLEX))).numpy()
+    np.testing.assert_array_equal(found, numpys(COMPLEX))
+
+
+ORDERED = [
+    rg.argmax, rg.argmin, rg.floor, rg.ceil, rg.trunc, rg.signbit, rg.nn.softplus,
+    rg.nn.log_sigmoid, rg.nn.mish, lambda x: x // 2, lambda x: x % 2, lambda x: rg.atan2(x, x),
+    lambda x: rg.copysign(x, x), lambda x: rg.nextafter(x, x),
+]  # fmt: skip
+
+
+@over_libraries
+@pytest.mark.parametrize("f", ORDERED)
+def test_what_needs_an_order_refuses_complex_numbers(f: Any, library: str) -> None:
+    with pytest.raises(DTypeError, match="no order"):
+        f(rg.asarray(arrays_of(library, COMPLEX)))
+
+
+def test_a_constant_of_complex_numbers_has_no_gradient_in_a_graph() -> None:
+    with tf.Graph().as_default():
+        z = tf.placeholder(tf.complex128, [2])
+        y = tf.real(z * tf.stop_gradient(z * 2.0))
+        dz = tf.gradients(y, z)[0]
+        with tf.Session() as session:
+            found = session.run(dz, {z: [1 + 2j, 3j]})
+    np.testing.assert_allclose(found, np.conj([2 + 4j, 6j]))
+
+
+# -- arrays that no Tensor can hold ----------------------------------------------------------------
+
+REFUSED = {
+    "masked": (lambda: np.ma.array([1.0, 2.0], mask=[0, 1]), r"has no mask.*x\.filled"),
+    "masked integers": (lambda: np.ma.array([0, 1], mask=[0, 1]), r"has no mask.*x\.filled"),
+    "object": (lambda: np.array([1, 2], object), r"dtype object.*np\.asarray\(x, dtype"),
+    "fields": (lambda: np.zeros(2, [("a", "f4"), ("b", "i4")]), r"one of its fields, x\['a'\]"),
+    "void": (lambda: np.zeros(2, "V4"), "numbers or bools"),
+    "long double": (lambda: np.ones(2, np.longdouble), r"x\.astype\(np\.float64\)"),
+    "long complex": (lambda: np.ones(2, np.clongdouble), r"x\.astype\(np\.complex128\)"),
+    "a date": (lambda: np.array(["2020-01-01"], "M8[D]"), "dtype datetime64"),
+    "text": (lambda: np.array(["a"]), "numbers or bools, got the dtype <U1"),
+    "torch bfloat16": (lambda: torch().ones(2, dtype=torch().bfloat16),
+                       r"torch\.bfloat16 has no NumPy counterpart.*x\.to\(torch\.float32\)"),
+    "torch sparse": (lambda: torch().eye(2).to_sparse(), r"torch\.sparse_coo.*x\.to_dense\(\)"),
+}  # fmt: skip
+TAKERS = {
+    "tensor": rg.tensor,
+    "tensor, dtype": lambda x: rg.tensor(x, dtype="float32"),
+    "asarray": rg.asarray,
+    "asarray, shared": lambda x: rg.asarray(x, copy=False),
+    "Variable": rg.Variable,
+    "an op": rg.sin,
+    "an operator": lambda x: rg.ones(2) + x,
+    "one of several": lambda x: rg.concat([rg.ones(2), x]),
+    "a composition": rg.var,
+    "an index": lambda x: rg.ones(2)[x],
+    "a compiled function": lambda x: rg.jit(lambda x: x * 2)(x),
+}
+
+
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("what", REFUSED)
+def test_arrays_that_no_tensor_holds_are_refused(what: str, taker: str) -> None:
+    make, message = REFUSED[what]
+    with pytest.raises((DTypeError, ArgumentError), match=message):
+        TAKERS[taker](make())
+
+
+@pytest.mark.parametrize("dtype", [object, np.longdouble, "S3", "M8[s]", [("a", "f4")]])
+def test_dtypes_that_no_tensor_has_are_refused(dtype: Any) -> None:
+    for make in (
+        lambda: rg.zeros(2, dtype=dtype),
+        lambda: rg.tensor([1.0], dtype=dtype),
+        lambda: rg.astype(rg.ones(2), dtype),
+    ):
+        with pytest.raises(DTypeError, match="numbers or bools"):
+            make()
+
+
+def test_other_byte_orders_and_names_of_dtypes_are_taken() -> None:
+    for dtype in (">f4", ">i8", np.longlong, np.ulonglong, np.intc, "?"):
+        x = np.ones(2, dtype)
+        assert rg.tensor(x).dtype == x.dtype.newbyteorder("=")
+        assert rg.tensor(x).tolist() == x.tolist()
+
+
+@over_libraries
+def test_bits_of_floats_are_refused_in_words(library: str) -> None:
+    x = rg.asarray(arrays_of(library, np.ones(2)))
+    for f in (lambda: ~x, lambda: x & 1, lambda: x | x, lambda: x ^ x, lambda: x << 1):
+        with pytest.raises(DTypeError, match=r"bits of integers and bools.*astype"):
+            f()
+    assert (~(x > 0)).tolist() == [False, False]
+
+
+# -- Python's functions ----------------------------------------------------------------------------
+
+
+@over_libraries
+@pytest.mark.parametrize("kind", [rg.asarray, rg.Variable])
+def test_round_and_divmod(kind: Any, library: str) -> None:
+    a = np.array([1.25, -2.5, 17.125])
+    x: Any = kind(arrays_of(library, a))
+    assert round(x).tolist() == np.round(a).tolist()
+    for digits in (1, 2, -1):
+        np.testing.assert_allclose(round(x, digits).numpy(), np.round(a, digits))
+    for found, due in ((divmod(x, 2), divmod(a, 2)), (divmod(7.5, x), divmod(7.5, a))):
+        for part, expected in zip(found, due, strict=True):
+            np.testing.assert_allclose(part.numpy(), expected)
