@@ -37,7 +37,8 @@ def test_work_on_numpy_loads_no_jax():
 # A module imports only from those before it. Imports inside functions are for optional packages,
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
-    "errors", "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
+    "errors", "hints", "signatures",
+    "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
     "tensor", "placement", "tape", "recording", "printing", "shapeforms", "inference",
     "static_values", "graph", "dispatch", "walk", "executor", "opsheet", "containers",
     "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",

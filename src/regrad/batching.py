@@ -25,12 +25,14 @@ from regrad.regions import (
     run_inside,
 )
 from regrad.shapes import normalized_axis
+from regrad.signatures import helpful
 from regrad.state import current, masked
 from regrad.tensor import Tensor
 
 Axes = Any  # an int, None, or containers of these
 
 
+@helpful("vmap")
 def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
     """`f` applied along an axis: a function of single examples as one of batches.
 
@@ -60,6 +62,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
     """
     callable_or_raise(f, "vmap")
 
+    @helpful("vmap(f)")
     @wraps(f)
     def batched(*args: Any) -> Any:
         given = Given(args, {})

@@ -17,10 +17,12 @@ from regrad.ops.elementwise import astype, logical_not, where
 from regrad.ops.getitem import getitem
 from regrad.recompute import checkpoint as recomputing
 from regrad.regions import in_trace
+from regrad.signatures import helpful
 from regrad.state import masked
 from regrad.tensor import Tensor
 
 
+@helpful("cond")
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
@@ -65,6 +67,7 @@ def cond(
     return bodies[0].note(ys)
 
 
+@helpful("scan")
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -118,6 +121,7 @@ def scan(
     return carry.close(last)[0][0], step.note(ys)
 
 
+@helpful("while_loop")
 def while_loop(
     cond_fn: Callable[[Any], Any],
     body_fn: Callable[[Any], Any],
@@ -164,6 +168,7 @@ def while_loop(
     return carry.close(_bounded(goes_on, step, carry.tensors, max_steps))[0][0]
 
 
+@helpful("fori_loop")
 def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: Any) -> Any:
     """`carry = body_fn(i, carry)` for i from `lower` to `upper - 1`.
 
@@ -192,6 +197,7 @@ def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: 
     return while_loop(masked()(lambda pair: pair[0] < upper), step, (first, init))[1]
 
 
+@helpful("map")
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
     """`f` of each entry along the first axis of `xs`, one after another, stacked.
 
