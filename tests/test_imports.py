@@ -41,7 +41,7 @@ LAYERS = [
     "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
     "tensor", "placement", "tape", "recording", "printing", "shapeforms", "inference",
     "static_values", "graph", "dispatch", "walk", "executor", "opsheet", "containers",
-    "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
+    "deferral", "reports", "scopes", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
     "gradients", "custom", "arguments", "closures", "regions", "compiled", "devices", "jitted",
     "batching", "recompute", "loops", "control", "transforms", "foreign", "rules", "testing",
     "linalg", "random", "nn", "losses", "train", "jax", "torch",

@@ -11,8 +11,9 @@ from typing import Any
 
 from regrad.errors import ArgumentError, UnusedOverrideWarning
 from regrad.registry import Op, find_op, resolve
-from regrad.reports import Hit, Report
+from regrad.reports import Hit
 from regrad.ruleforms import Rule
+from regrad.scopes import Scope
 from regrad.state import STATE, State, current
 
 _HERE = os.path.dirname(__file__) + os.sep
@@ -100,7 +101,7 @@ def caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class gradient_override_map(Report):
+class gradient_override_map(Scope):
     """Within the scope, ops of the given types are differentiated by the given rules.
 
     Args:
@@ -116,6 +117,10 @@ class gradient_override_map(Report):
     The object bound by `as` tells what happened: `hits` lists op type, rule, source line, how
     many ops were created and how often the rule ran, and `assert_fired()` raises unless each
     rule ran. A scope in which nothing matched warns with UnusedOverrideWarning.
+
+    As a decorator, `@gradient_override_map(rules)`, it opens a scope of its own for each call of
+    the function; the hits of all calls are told by the object that decorates. What runs after
+    the call (a generator, a coroutine) is refused.
 
     Raises:
         ArgumentError: the map is not a dict of op types to rules.
@@ -168,6 +173,9 @@ class gradient_override_map(Report):
         self._token = STATE.set(self._state)
         return self
 
+    def _fresh(self, rules: Any) -> gradient_override_map:
+        return gradient_override_map(rules)
+
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
         """The rule that an entry of the map stands for."""
         return resolve(value, op)
@@ -197,7 +205,7 @@ class gradient_override_map(Report):
                 "the scope. An override binds ops when they are created, so call the model inside "
                 "the scope; and look at the op type (Relu6 is not Relu).",
                 UnusedOverrideWarning,
-                stacklevel=2,
+                stacklevel=self._level,
             )
 
     def _key_of(self, op_type: str) -> str:

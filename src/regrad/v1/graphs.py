@@ -236,6 +236,9 @@ class GraphOverrideScope(OverrideScope):
         super().__enter__()
         return self
 
+    def _fresh(self, rules: Any) -> GraphOverrideScope:
+        return GraphOverrideScope(self._graph, rules or self._given)
+
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
         return LateRule(value, op) if isinstance(value, str) else bind_named(value, op)
 
