@@ -1,5 +1,6 @@
 """Calls in the manner of other libraries are refused with what to write here."""
 
+import functools
 import re
 
 import numpy as np
@@ -116,3 +117,94 @@ def test_gradient_functions_keep_name_and_signature():
     assert rg.grad(f).__name__ == "grad_of_f"
     assert rg.grad.__doc__ and list(inspect.signature(rg.grad).parameters) == ["f", "unconnected"]
     assert np.allclose(rg.jit(rg.grad(f))(x).numpy(), [2, 4])
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def by_three(dy, x):
+    return dy * 3
+
+
+def two(k, dy, x):
+    return dy * k
+
+
+class Callable:
+    """An object that is a rule, and one whose methods are."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __call__(self, dy, x):
+        return dy * 3
+
+    def native(self, dy):
+        return dy * 3
+
+    def tensorflow(self, op, grad):
+        return grad * 3
+
+
+GOOD = {
+    "partial": functools.partial(two, 3),
+    "partial of a method": functools.partial(Callable().native),
+    "object": Callable(),
+    "method": Callable().native,
+    "method in TensorFlow's form": Callable().tensorflow,
+    "staticmethod": staticmethod(lambda dy: dy * 3),
+    "wrapper": functools.wraps(by_three)(lambda *args: args[0] * 3),
+    "names and more": lambda dy, *rest: dy * 3,
+    "anything": lambda *args: args[1] * 3,
+    "a list": lambda dy: [dy * 3],
+    "a tuple": lambda dy, x: (dy * 3,),
+}
+BAD = {
+    "cache": (functools.cache(lambda dy: dy), "functools.cache or lru_cache"),
+    "lru_cache": (functools.lru_cache(two), "functools.cache or lru_cache"),
+    "bound by keyword": (functools.partial(two, k=3), "takes (*, k=3, dy, x)"),
+    "anything": (lambda *args: args[0] * 3, "takes (*args), which does not say its form"),
+    "swapped": (lambda grad, op: grad, "called in TensorFlow's form, (op, grad)"),
+    "a builtin": (abs, "takes (x, /)"),
+    "an op": (rg.sin, "takes (x, /)"),
+    "a ufunc": (np.negative, "takes (x, /, out=None"),
+    "no names": (lambda **options: 1, "takes (**options)"),
+    "a list of two": (lambda dy: [dy, dy], "expected a Tensor, got list"),
+    "an empty list": (lambda dy: [], "expected a Tensor, got list"),
+}
+
+
+def by_rule(rule, x=x):
+    with rg.gradient_override_map({"Sign": rule, "Round": rule}):
+        return rg.grad(lambda x: rg.sign(x) + rg.round(x))(x)
+
+
+@pytest.mark.parametrize("rule", GOOD.values(), ids=GOOD)
+def test_any_callable_that_fits_is_a_rule(rule):
+    assert by_rule(rule).tolist() == [6.0, 6.0]
+    assert rg.jit(functools.partial(by_rule, rule))(x).tolist() == [6.0, 6.0]
+
+
+@pytest.mark.parametrize(("rule", "words"), BAD.values(), ids=BAD)
+def test_what_is_no_rule_is_refused_by_name(rule, words):
+    name = "two" if isinstance(rule, functools.partial) else getattr(rule, "__name__", "")
+    says(lambda: by_rule(rule), f"the rule {name!r}", words, error=Exception)
+
+
+def test_a_list_with_none_is_no_gradient():
+    assert by_rule(lambda dy: [None]).tolist() == [0.0, 0.0]
+
+
+def test_a_list_from_a_rule_is_looked_at_in_forward_mode():
+    with rg.gradient_override_map({"Sign": lambda dy: [dy + 1]}):
+        says(lambda: rg.jvp(rg.sign, [x], [x]), "gives a gradient", "even where none arrives",
+             error=rg.errors.GradientError)  # fmt: skip
+    with rg.gradient_override_map({"Sign": lambda dy: [dy * 3]}):
+        assert rg.jvp(rg.sign, [x], [x])[1].tolist() == [3.0, 6.0]
+
+
+def test_a_list_with_complex_numbers():
+    z = rg.tensor(np.array([1 + 2j]))
+    with rg.gradient_override_map({"Square": lambda dy, x: [dy * x]}):
+        listed = rg.grad(rg.square)(z)
+    with rg.gradient_override_map({"Square": lambda dy, x: dy * x}):
+        assert rg.grad(rg.square)(z).tolist() == listed.tolist()

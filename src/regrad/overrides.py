@@ -29,6 +29,7 @@ class Counted(Rule):
         self.function = rule.function
         self.watches = rule.watches
         self.flat = rule.flat
+        self.whole = rule.whole
         self.keeps = rule.keeps
         self.unless = rule.unless
 
@@ -161,7 +162,7 @@ class gradient_override_map(Scope):
             op.type: Binding(op, self._resolve(self._rules[key], op), depth)
             for key, op in ops.items()
         }
-        given = {(op.type, self._rules[key]) for key, op in ops.items()}
+        given = {(op.type, _identity(self._rules[key])) for key, op in ops.items()}
         if len(new) < len(given):  # (Add and AddV2 with one rule is what portable code says)
             raise ArgumentError(
                 f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
@@ -210,3 +211,8 @@ class gradient_override_map(Scope):
 
     def _key_of(self, op_type: str) -> str:
         return find_op(op_type).type
+
+
+def _identity(rule: str | Callable[..., Any]) -> Any:
+    """What tells two rules of a map apart; callable objects need no hash."""
+    return rule if isinstance(rule, str) else id(rule)

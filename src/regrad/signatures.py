@@ -64,6 +64,16 @@ def misfit(
     return None
 
 
+def parameters_of(function: Callable[..., Any]) -> str:
+    """What a function takes, for a message: `(dy, x)`."""
+    try:
+        found = inspect.signature(function)
+    except ValueError:
+        return "what it does not say"
+    plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
 def check_passed(f: Callable[..., Any], args: Sequence[Any], api: str) -> None:
     """Refuse the f passed to a gradient function if it does not take what it is given."""
     if misfit(f, args, {}) is None:
@@ -72,6 +82,6 @@ def check_passed(f: Callable[..., Any], args: Sequence[Any], api: str) -> None:
 
     count = f"{len(args)} argument{'s' if len(args) != 1 else ''}" if args else "no argument"
     raise ArgumentError(
-        f"the f passed in {api} takes {inspect.signature(f, follow_wrapped=False)}, and is called "
+        f"the f passed in {api} takes {parameters_of(f)}, and is called "
         f"with {count}. {of_passed(api)}"
     ) from None

@@ -12,7 +12,7 @@ from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph import INNERMOST, Node
 from regrad.overrides import gradient_override_map as OverrideScope
 from regrad.registry import OPS, RULES, Op, bind, canonical, resolve
-from regrad.ruleforms import NoGradient, Rule
+from regrad.ruleforms import NoGradient, Rule, called
 
 
 class Graph(engine.Graph):
@@ -252,7 +252,7 @@ class SingleUseError(ArgumentError, AttributeError):
 
 def bind_named(function: Callable[..., Any], op: Op) -> Rule:
     """A function as a rule of an op."""
-    return bind(function, op, getattr(function, "__name__", type(function).__name__))
+    return bind(function, op, called(function))
 
 
 class LateRule(Rule):
