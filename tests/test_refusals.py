@@ -208,3 +208,50 @@ def test_a_list_with_complex_numbers():
         listed = rg.grad(rg.square)(z)
     with rg.gradient_override_map({"Square": lambda dy, x: dy * x}):
         assert rg.grad(rg.square)(z).tolist() == listed.tolist()
+
+
+# -- gradient functions of custom_grad -------------------------------------------------------------
+
+
+def by_gradient_function(grad_func):
+    def square(x, save):
+        save([x])
+        return x * x, grad_func
+
+    return rg.grad(rg.custom_grad(square))(x).tolist()
+
+
+@pytest.mark.parametrize(
+    ("grad_func", "words"),
+    [
+        (lambda dy, a, b: dy, "takes (dy, a, b), expected (dy, saved) or (dy)"),
+        (lambda: 1, "takes ()"),
+        (lambda dy, *, saved: dy, "takes (dy, *, saved)"),
+        (lambda dy, a, b, k=1: dy, "takes (dy, a, b, k=1)"),
+        (functools.partial(lambda dy, a, b, c: dy, c=2), "takes (dy, a, b, *, c=2)"),
+    ],
+)
+def test_gradient_functions_of_other_arguments(grad_func, words):
+    says(lambda: by_gradient_function(grad_func), "custom_grad: the gradient function", words)
+
+
+def test_gradient_functions_that_fit():
+    for grad_func in [
+        lambda dy: dy * 3,
+        lambda dy, saved: dy * 3,
+        lambda dy, saved, k=3: dy * k,
+        lambda dy, k=3: dy * k,
+        lambda *given: given[0] * 3,
+        lambda dy, *given: dy * 3,
+        lambda dy, **options: dy * 3,
+        lambda dy, *, k=3: dy * k,
+        functools.partial(lambda k, dy: dy * k, 3),
+        functools.partial(lambda k, dy, saved: dy * k, 3),
+        Callable().native,
+    ]:
+        assert by_gradient_function(grad_func) == [3.0, 3.0]
+
+
+def test_errors_of_a_gradient_function_itself_are_left_alone():
+    with pytest.raises(TypeError, match=r"^object of type 'int' has no len"):
+        by_gradient_function(lambda dy, saved: len(3))  # pyright: ignore[reportArgumentType]
