@@ -43,8 +43,8 @@ LAYERS = [
     "static_values", "graph", "dispatch", "walk", "executor", "opsheet", "containers",
     "deferral", "reports", "scopes", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
     "gradients", "custom", "arguments", "closures", "regions", "compiled", "devices", "jitted",
-    "batching", "recompute", "loops", "control", "transforms", "foreign", "rules", "testing",
-    "linalg", "random", "nn", "losses", "train", "jax", "torch",
+    "batching", "recompute", "loops", "branches", "control", "transforms", "foreign", "rules",
+    "testing", "linalg", "random", "nn", "losses", "train", "jax", "torch",
 ]  # fmt: skip
 
 

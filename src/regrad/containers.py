@@ -31,11 +31,13 @@ def flatten(value: Any) -> tuple[list[Any], Rebuild]:
     return ([value], only) if type(value) is Tensor else opened(value)[:2]
 
 
-def opened(value: Any) -> tuple[list[Any], Rebuild, Any]:
+def opened(
+    value: Any, is_leaf: Callable[[Any], bool] | None = is_number_list
+) -> tuple[list[Any], Rebuild, Any]:
     """As `flatten`, with the structure, which can be compared and hashed."""
     import optree
 
-    leaves, spec = optree.tree_flatten(value, is_leaf=is_number_list)
+    leaves, spec = optree.tree_flatten(value, is_leaf=is_leaf)
     return leaves, lambda new: optree.tree_unflatten(spec, new), spec
 
 

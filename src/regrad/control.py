@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
-from regrad.arguments import Body, Given, noted
+from regrad.arguments import Given, noted
+from regrad.branches import branched
 from regrad.errors import ArgumentError, ShapeError
 from regrad.gradients import callable_or_raise
 from regrad.loops import as_jax, conditional, repeated, scanned
@@ -32,7 +33,7 @@ def cond(
         pred: A bool, or a Tensor of rank 0.
         true_fn, false_fn: Functions of Tensors and containers of them. Under `jit`, where only
             the run can tell which is due, both are traced, and must return the same structure,
-            shapes and dtypes.
+            shapes and dtypes; a Python number takes the dtype of the Tensor that the other returns.
 
     In eager mode just the one that is due is called. Either way the gradient passes the one that
     ran, under the overrides in force where it was called; what both close over counts, and so
@@ -56,15 +57,7 @@ def cond(
         return (true_fn if bool(pred) else false_fn)(*operands)
     if pred.ndim:
         raise ArgumentError(f"cond: pred is a Tensor of rank 0, got the shape {pred.shape}")
-    given = Given(operands, {})
-    bodies = [Body(f, given) for f in (true_fn, false_fn)]
-    ys = conditional(pred, bodies, given.tensors)
-    if not bodies[0].note.is_like(bodies[1].note):
-        raise ArgumentError(
-            "cond: the two functions must return the same structure; they returned "
-            f"{bodies[0].note} and {bodies[1].note}"
-        )
-    return bodies[0].note(ys)
+    return branched(pred, [true_fn, false_fn], operands)
 
 
 @helpful("scan")
@@ -159,7 +152,7 @@ def while_loop(
     step = _Step(lambda c, _: (body_fn(c), None), carry, Given((None,), {}))
 
     def goes_on(xs: Sequence[Tensor]) -> Tensor:
-        return dispatch.lift(cond_fn(carry.close(xs)[0][0]))
+        return dispatch.in_region(dispatch.lift(cond_fn(carry.close(xs)[0][0])))
 
     if not traced:
         return carry.close(_while(goes_on, step, carry.tensors, max_steps))[0][0]
@@ -243,7 +236,7 @@ class _Step:
             )
         self._check(last.tensors)
         ys, self.note = noted(result[1])
-        return [*last.tensors, *ys]
+        return [*[dispatch.in_region(y) for y in last.tensors], *ys]
 
     def _check(self, carry: Sequence[Tensor]) -> None:
         for before, after in zip(self.carry.tensors, carry, strict=True):

@@ -557,11 +557,10 @@ def takes_saved(grad_func: Callable[..., Any]) -> bool:
         parameters = list(inspect.signature(grad_func).parameters.values())
     except ValueError:
         return True
-    takes = any(
+    takes = any(p.kind is p.VAR_POSITIONAL for p in parameters) or any(
         p.name == "saved"
-        or p.kind is p.VAR_POSITIONAL
         or (p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-        for p in [p for p in parameters if p.kind is p.VAR_POSITIONAL] or parameters[1:]
+        for p in parameters[1:]
     )
     if misfit(grad_func, ("dy", "saved")[: 1 + takes], {}) is not None:
         raise ArgumentError(

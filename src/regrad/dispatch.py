@@ -516,10 +516,15 @@ ALIAS = _private("_Alias", lambda xp, x: x, lambda dy: dy)
 PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
 
 
+def in_region(x: Tensor) -> Tensor:
+    """What stands for a Tensor in the region that is open, if one is."""
+    state = current()
+    return x if state is None or state.region is None else state.region.enter(x)
+
+
 def alias_of(x: Tensor) -> Tensor:
     """The same value under a new id, with no history."""
-    state = current()
-    return _again(x if state is None or state.region is None else state.region.enter(x))
+    return _again(in_region(x))
 
 
 def alias(x: Tensor) -> Tensor:
