@@ -1,12 +1,18 @@
 """Calls in the manner of other libraries are refused with what to write here."""
 
+import collections
+import dataclasses
 import functools
 import re
+import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import regrad as rg
+import regrad.v1
 from regrad.errors import ArgumentError
 
 x = rg.tensor([1.0, 2.0])
@@ -255,3 +261,184 @@ def test_gradient_functions_that_fit():
 def test_errors_of_a_gradient_function_itself_are_left_alone():
     with pytest.raises(TypeError, match=r"^object of type 'int' has no len"):
         by_gradient_function(lambda dy, saved: len(3))  # pyright: ignore[reportArgumentType]
+
+
+# -- objects that hold Tensors ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Data:
+    w: object
+
+
+class Plain:
+    def __init__(self, w):
+        self.w = {"deep": [w]}
+
+
+class Dict(dict):
+    pass
+
+
+class List(list):
+    pass
+
+
+class Slots:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+
+MATRIX = rg.tensor([[1.0, 2.0], [3.0, 4.0]])
+CLOSED = {
+    "dataclass": lambda: Data(MATRIX),
+    "namespace": lambda: types.SimpleNamespace(w=MATRIX),
+    "dict subclass": lambda: Dict(w=MATRIX),
+    "list subclass": lambda: List([MATRIX]),
+    "UserDict": lambda: collections.UserDict(w=MATRIX),
+    "object": lambda: Plain(MATRIX),
+    "slots": lambda: Slots(MATRIX),
+    "array in an object": lambda: Data(np.ones((2, 2))),
+    "generator": lambda: (x for x in [MATRIX]),
+    "values of a dict": lambda: {"w": MATRIX}.values(),
+}
+
+
+@pytest.mark.parametrize("make", CLOSED.values(), ids=CLOSED)
+def test_objects_that_hold_tensors_are_refused_by_name(make):
+    name = type(make()).__name__
+    words = [name, "is not opened as a container", "register"]
+    says(lambda: rg.vmap(lambda o: MATRIX[0])(make()), "vmap: arguments[0] is", *words)
+    says(lambda: rg.vmap(lambda o, y: y)({"a": make()}, MATRIX), "arguments[0]['a']", *words)
+    says(lambda: rg.scan(lambda c, o: (c, c), 0.0, make()), "scan: xs is", *words)
+    says(lambda: rg.scan(lambda c, o: (c, o), make(), MATRIX), "scan: init is", *words)
+    says(lambda: rg.map(lambda o: o, make()), *words)
+    says(lambda: rg.while_loop(lambda o: False, lambda o: o, make()), "init is", *words)
+    says(lambda: rg.grad(lambda o: MATRIX)(make()), "grad: the input is", *words)
+    says(lambda: rg.vjp(lambda o: MATRIX, make()), "vjp: the input is", *words)
+
+
+def test_objects_that_are_the_same_for_all_pass():
+    for o in (Data(MATRIX[0]), types.SimpleNamespace(w=MATRIX[0])):
+        found = rg.vmap(lambda o, y: o.w * y, in_axes=(None, 0))(o, MATRIX)
+        assert found.tolist() == [[1.0, 4.0], [3.0, 8.0]]
+    assert rg.vmap(lambda o, y: y * o.w)(Data(2.0), MATRIX).tolist() == (MATRIX * 2).tolist()
+    assert rg.vmap(lambda f, y: f(y))(rg.sin, MATRIX).tolist() == rg.sin(MATRIX).tolist()
+
+
+# -- empty containers, numbers in containers -------------------------------------------------------
+
+
+def test_an_empty_list_is_an_empty_container():
+    given = {"x": x, "layers": [], "deep": [[], ()]}
+    expected = {"x": [2.0, 4.0], "layers": [], "deep": [[], ()]}
+    for mode in (lambda f: f, rg.jit):
+        dx = mode(rg.grad(lambda p: f(p["x"])))(given)
+        assert {**dx, "x": dx["x"].tolist()} == expected
+    assert rg.vjp(lambda p: f(p["x"]), given)[1](1.0)[0]["layers"] == []
+    assert rg.vmap(lambda p: p["x"] * 2)(given).tolist() == [2.0, 4.0]
+    assert rg.map(lambda p: p["x"] * 2, given).tolist() == [2.0, 4.0]
+    last, _ = rg.scan(lambda c, y: ({**c, "x": c["x"] + y}, None), {"x": 0.0, "l": []}, x)
+    assert (last["x"].item(), last["l"]) == (3.0, [])
+    assert rg.grad(lambda a: f(x))([]) == []
+    assert rg.grad(lambda v: v.sum())([2.0, 3.0]).tolist() == [1.0, 1.0]  # of numbers: one tensor
+
+
+def test_python_numbers_are_floats_for_grad_in_every_mode():
+    for value in (3, 3.0):
+        for mode in (lambda f: f, rg.jit):
+            dx = mode(rg.grad(lambda p: p["n"] * p["n"]))({"n": value})["n"]
+            assert (dx.item(), dx.dtype) == (6.0, np.float32)
+            assert mode(rg.grad(lambda n: n * n))(value).item() == 6.0
+
+
+# -- values and names of other libraries -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "got None. Has a function no return statement? (Write `x is None`"),
+        ("a", "got str: 'a'. Strings are no data"),
+        ({"a": 1}, "got dict: {'a': 1}. Give the op one of its entries"),
+        ({1}, "got set: {1}. Make a list of it first."),
+        (iter([1]), "Make a list of it first."),
+        (rg.sin, "got function"),
+        (object(), "got object"),
+    ],
+)
+def test_values_that_are_no_tensors(value, words):
+    says(lambda: rg.add(x, value), "add: expected a Tensor, an array or a number", words)
+    says(lambda: rg.sum(value), "sum: expected a Tensor, an array or a number", words)
+    says(lambda: rg.tensor(value), "expected a Tensor, an array or a number", words)
+    says(lambda: x == value, "equal: expected a Tensor", words)
+
+
+def test_attributes_of_other_libraries_are_absent_and_say_what_to_use():
+    from regrad.hints import ATTRIBUTES
+
+    protocols = [
+        "__jax_array__",
+        "__torch_function__",
+        "__array_interface__",
+        "__cuda_array_interface__",
+    ]
+    for t in (x, rg.Variable([1.0])):
+        assert [name for name in [*ATTRIBUTES, *protocols] if hasattr(t, name)] == []
+        assert ATTRIBUTES.keys().isdisjoint(dir(t))
+        assert {"shape", "numpy", "sum"} <= set(dir(t))
+        says(
+            lambda t=t: t.backward(), "no attribute 'backward'", "grad(f)(x)", error=AttributeError
+        )
+        says(lambda t=t: t.astype("float64"), "x.cast(dtype)", error=AttributeError)
+        says(lambda t=t: t.nonsense, "no attribute 'nonsense'", error=AttributeError)
+    assert getattr(x, "grad", 7) == 7
+
+
+def test_what_the_hints_name_is_there():
+    from regrad import hints
+
+    for text in [*hints.ATTRIBUTES.values(), *hints.NAMES.values()]:
+        for name in re.findall(r"regrad\.([a-z_0-9.]*[a-z_0-9])", text):
+            assert functools.reduce(getattr, name.split("."), rg) is not None
+        for name in re.findall(r"\bx\.([a-z]\w*)", text):
+            assert hasattr(x, name), name
+        for name in re.findall(r"\b([a-z_]+)\(", re.sub(r"[.]\w+\(", "", text)):
+            assert hasattr(rg, name), name
+
+
+def test_names_of_other_libraries_say_what_to_use():
+    from regrad.hints import NAMES
+
+    assert [name for name in NAMES if hasattr(rg, name)] == []
+    says(lambda: rg.no_grad, "stop_gradient(x)", error=AttributeError)
+    says(lambda: rg.relu, "regrad.nn.relu", error=AttributeError)
+
+
+def test_singular_matrices_name_the_op():
+    zeros = rg.zeros((2, 2))
+    says(lambda: rg.linalg.inv(zeros), "regrad.inv", "(2, 2)", "Singular", error=ValueError)
+    with pytest.raises(np.linalg.LinAlgError) as caught:
+        rg.grad(lambda a: rg.linalg.slogdet(a)[1])(zeros)
+    assert "MatrixInverse" in str(caught.value)
+    assert "LogMatrixDeterminant" in caught.value.__notes__[0]
+
+
+def test_numpy_functions_say_what_to_use():
+    says(lambda: np.random.permutation(x), "take(x, order)")
+
+
+@pytest.mark.parametrize("data", [x, rg.asarray(jnp.ones(2)), rg.asarray(torch.ones(2))])
+def test_dtypes_that_an_op_is_not_defined_for(data):
+    says(lambda: ~data, "regrad.bitwise_invert is not defined for float",
+         error=rg.errors.DTypeError)  # fmt: skip
+    says(lambda: data & 1, "regrad.bitwise_and is not defined for", error=rg.errors.DTypeError)
+
+
+def test_axes_and_dtypes_that_are_none():
+    says(lambda: rg.sum(x, axis="a"), "expected an integer for axis, got 'a'")
+    says(lambda: rg.tensor([1.0], dtype="floaty"), "expected a dtype such as", "got 'floaty'",
+         error=rg.errors.DTypeError)  # fmt: skip
+    says(lambda: rg.vmap(f, in_axes="a")(x), "an axis is an int or None, got str: 'a'")

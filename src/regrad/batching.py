@@ -9,7 +9,7 @@ from typing import Any
 from regrad import containers
 from regrad.arguments import Body, Given
 from regrad.compiled import to_jax
-from regrad.errors import ArgumentError, ShapeError, TraceError
+from regrad.errors import ArgumentError, ShapeError, TraceError, kind
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import BACKENDS
 from regrad.ops.array import moveaxis, stack
@@ -65,6 +65,10 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
     @helpful("vmap(f)")
     @wraps(f)
     def batched(*args: Any) -> Any:
+        each = in_axes if isinstance(in_axes, list | tuple) else [in_axes] * len(args)
+        for i, (x, axis) in enumerate(zip(args, each, strict=False)):
+            if axis is not None:
+                containers.refuse_closed(x, f"arguments[{i}]", "vmap")
         given = Given(args, {})
         axes = axes_of(in_axes, args, given)
         body = Body(f, given)
@@ -97,6 +101,8 @@ def _spread(axis: Axes, arg: Any) -> list[Any]:
     leaves = containers.flatten(arg)[0]
     if axis is None or isinstance(axis, int):
         return [axis] * len(leaves)
+    if type(axis) in (str, float, bool) or callable(axis):
+        raise ArgumentError(f"vmap: an axis is an int or None, got {kind(axis)}: {axis!r:.60}")
     import optree
 
     found: list[Any] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch
+from regrad import containers, dispatch
 from regrad.arguments import Given, noted
 from regrad.branches import branched
 from regrad.errors import ArgumentError, ShapeError
@@ -100,6 +100,8 @@ def scan(
     (6.0, [1.0, 3.0, 6.0])
     """
     callable_or_raise(f, "scan")
+    containers.refuse_closed(init, "init", "scan")
+    containers.refuse_closed(xs, "xs", "scan")
     carry = Given((init,), {}, numbers="Tensors")
     along = Given((xs,), {})
     n = _length(along.tensors, length)
@@ -145,6 +147,7 @@ def while_loop(
     """
     callable_or_raise(cond_fn, "while_loop")
     callable_or_raise(body_fn, "while_loop")
+    containers.refuse_closed(init, "init", "while_loop")
     carry = Given((init,), {}, numbers="Tensors")
     traced = in_trace(carry.tensors)
     if traced:

@@ -250,16 +250,23 @@ def watchable(leaf: Any, api: str) -> Tensor:
     """A fresh alias of an input that can be differentiated."""
     if type(leaf) is not Tensor:
         try:
-            leaf = dispatch.lift(leaf)
+            leaf = dispatch.differentiable(leaf)
         except ArgumentError:
-            raise ArgumentError(
-                f"{api}(f) differentiates by Tensors, arrays and numbers, and containers of "
-                f"them; got {kind(leaf)}: {leaf!r:.60}. Pass what is no tensor by a closure: "
-                f"{api}(lambda x: f(x, option))."
-            ) from None
+            raise _no_tensor(leaf, api) from None
     if leaf._data.dtype is not FLOAT and not is_inexact(leaf.dtype):
         dispatch.check_differentiable(leaf, f"the input of {api}(f)")
     return dispatch.alias(leaf)
+
+
+def _no_tensor(leaf: Any, api: str) -> ArgumentError:
+    name = api.partition("(")[0]
+    if containers.is_closed(leaf):
+        return ArgumentError(f"{name}: the input is {kind(leaf)}, {containers.CLOSED}")
+    return ArgumentError(
+        f"{name}(f) differentiates by Tensors, arrays and numbers, and containers of them; got "
+        f"{kind(leaf)}: {leaf!r:.60}. Pass what is no tensor by a closure: "
+        f"{name}(lambda x: f(x, option))."
+    )
 
 
 def result(y: Any, api: str) -> Tensor:

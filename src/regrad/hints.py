@@ -93,3 +93,124 @@ def of_passed(api: str) -> str:
 
 def _all(api: str) -> str:
     return ALL.get(api, f"{api}(lambda ab: f(*ab))((a, b))")
+
+
+# -- values that are no tensors --------------------------------------------------------------------
+
+
+def of_value(value: object) -> str:
+    """What to do with a value that an op cannot take."""
+    if value is None:
+        return " Has a function no return statement? (Write `x is None`, not `x == None`.)"
+    if isinstance(value, dict):
+        return " Give the op one of its entries, or differentiate by the whole of it with grad."
+    if isinstance(value, set | frozenset) or hasattr(value, "__next__"):
+        return " Make a list of it first."
+    if isinstance(value, str):
+        return " Strings are no data here."
+    if callable(value):
+        return " Call it first."
+    return ""
+
+
+# -- names of other libraries ----------------------------------------------------------------------
+
+_FUNCTIONS = "Gradients are of functions: grad(f)(x), or variable_grads(f) for Variables."
+ATTRIBUTES = {  # of a Tensor
+    "argsort": "Use regrad.argsort(x).",
+    "astype": "Use x.cast(dtype) or regrad.astype(x, dtype).",
+    "at": "Use at_set(x, index, value) or at_add(x, index, value).",
+    "backward": _FUNCTIONS,
+    "clamp": "Use regrad.clip(x, low, high).",
+    "clip": "Use regrad.clip(x, low, high).",
+    "contiguous": "Leave it out.",
+    "copy": "Leave it out: a Tensor never changes.",
+    "cpu": "Use x.numpy() for NumPy's data; device_put moves JAX's.",
+    "cuda": "Use device_put(x, device), with data of JAX.",
+    "detach": "Use stop_gradient(x).",
+    "detach_": "Use stop_gradient(x).",
+    "dim": "Use x.ndim.",
+    "double": "Use x.cast(regrad.float64).",
+    "fill": "A Tensor never changes; use full_like(x, value).",
+    "float": "Use x.cast(regrad.float32).",
+    "grad": _FUNCTIONS,
+    "grad_fn": _FUNCTIONS,
+    "half": "Use x.cast(regrad.float16).",
+    "index_select": "Use x.gather(indices, axis).",
+    "int": "Use x.cast(regrad.int32).",
+    "is_leaf": _FUNCTIONS,
+    "long": "Use x.cast(regrad.int64).",
+    "nelement": "Use x.size.",
+    "numel": "Use x.size.",
+    "permute": "Use x.transpose(axes).",
+    "ravel": "Use x.flatten().",
+    "register_hook": "To see or change a gradient on its way, use custom_grad or "
+    "gradient_override_map.",
+    "repeat": "Use x.tile(repetitions), or regrad.repeat for the elements.",
+    "requires_grad": _FUNCTIONS,
+    "requires_grad_": _FUNCTIONS,
+    "retain_grad": _FUNCTIONS,
+    "scatter_add": "Use at_add(x, index, value).",
+    "sort": "Use regrad.sort(x).",
+    "std": "Use regrad.std(x).",
+    "swapaxes": "Use regrad.swapaxes(x, a, b).",
+    "t": "Use x.T.",
+    "take": "Use x.gather(indices, axis).",
+    "to": "Use x.cast(dtype), or device_put(x, device) with data of JAX.",
+    "type": "Use x.cast(dtype), or x.dtype.",
+    "unsqueeze": "Use x.expand_dims(axis).",
+    "var": "Use regrad.var(x).",
+    "view": "Use x.reshape(shape).",
+    "zero_": "A Tensor never changes; use zeros_like(x).",
+}
+NAMES = {  # of the package
+    "GradientTape": _FUNCTIONS,
+    "Session": "It is in regrad.v1, with the rest of TensorFlow 1.",
+    "array": "Use regrad.asarray, or regrad.tensor, whose numbers are float32.",
+    "arccos": "It is called acos, as in the Array API standard.",
+    "arcsin": "It is called asin, as in the Array API standard.",
+    "arctan": "It is called atan, as in the Array API standard.",
+    "autograd": _FUNCTIONS,
+    "backward": _FUNCTIONS,
+    "cat": "Use regrad.concat.",
+    "concatenate": "Use regrad.concat.",
+    "constant": "Use regrad.tensor, or regrad.v1.constant.",
+    "cumprod": "It is called cumulative_prod, as in the Array API standard.",
+    "cumsum": "It is called cumulative_sum, as in the Array API standard.",
+    "custom_gradient": "Use regrad.custom_grad.",
+    "custom_vjp": "Use regrad.custom_grad.",
+    "detach": "Use regrad.stop_gradient.",
+    "dot": "Use regrad.matmul, vecdot or tensordot.",
+    "enable_grad": _FUNCTIONS,
+    "from_numpy": "Use regrad.asarray.",
+    "function": "Use regrad.jit.",
+    "jacfwd": "Use regrad.jacobian.",
+    "jacrev": "Use regrad.jacobian.",
+    "lax": "scan, cond, while_loop, fori_loop and map are regrad's own: regrad.scan.",
+    "no_grad": "Nothing is differentiated outside grad and its kin; inside, use stop_gradient(x).",
+    "numpy": "NumPy's functions are regrad's own: regrad.sum. x.numpy() gives NumPy's data.",
+    "pmap": "Use regrad.jit with sharded data, see device_put.",
+    "power": "It is called pow, as in the Array API standard.",
+    "reduce_mean": "Use regrad.mean, or regrad.v1.reduce_mean.",
+    "reduce_sum": "Use regrad.sum, or regrad.v1.reduce_sum.",
+    "relu": "Use regrad.nn.relu.",
+    "remat": "Use regrad.checkpoint.",
+    "sigmoid": "Use regrad.nn.sigmoid.",
+    "softmax": "Use regrad.nn.softmax.",
+    "transpose": "Use regrad.permute_dims or matrix_transpose.",
+    "tree_map": "Use optree.tree_map, which knows regrad's containers.",
+    "tree_util": "Use optree, which knows regrad's containers.",
+}
+
+
+class Hint:
+    """Stands for an attribute that Tensors do not have; who asks is told what to use."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        self.name = name
+        self.hint = hint
+
+    def __get__(self, instance: object, owner: type) -> object:
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self.name!r}. {self.hint}"
+        )

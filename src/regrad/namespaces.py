@@ -228,12 +228,13 @@ def numpy_dtype(dtype: Any) -> np.dtype:
 
 @cache
 def _numpy_dtype(dtype: Any) -> np.dtype:
-    if isinstance(dtype, type):
-        return np.dtype(dtype)
     try:
-        return np.dtype(str(dtype).removeprefix("torch."))
+        return np.dtype(dtype if isinstance(dtype, type) else str(dtype).removeprefix("torch."))
     except TypeError:
-        raise DTypeError(f"{dtype} has no NumPy counterpart; cast the torch tensor first") from None
+        what = f"{dtype} has no NumPy counterpart; cast the torch tensor first"
+        if not str(dtype).startswith("torch."):
+            what = f"expected a dtype such as regrad.float32 or 'float32', got {dtype!r}"
+        raise DTypeError(what) from None
 
 
 NUMPY = Backend()
