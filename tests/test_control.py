@@ -272,7 +272,7 @@ def test_cond_with_containers(mode):
         (lambda x: x, lambda x: (x, x), RegradError, "structure|Tensors"),
         (lambda x: x, lambda x: rg.stack([x, x]), ShapeError, "the shapes"),
         (lambda x: x, lambda x: rg.astype(x, "int32"), DTypeError, "float32 and int32; use astype"),
-        (lambda x: (x, 1), lambda x: (x, 2), ArgumentError, "same structure"),
+        (lambda x: (x, "a"), lambda x: (x, "b"), ArgumentError, "same structure"),
         (lambda x: [x], lambda x: (x,), ArgumentError, "same structure"),
         (lambda x: {"a": x}, lambda x: {"b": x}, ArgumentError, "same structure"),
         (lambda x: None, lambda x: x, RegradError, "structure|Tensors"),

@@ -37,13 +37,14 @@ def test_work_on_numpy_loads_no_jax():
 # A module imports only from those before it. Imports inside functions are for optional packages,
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
-    "errors", "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
+    "errors", "hints", "signatures",
+    "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
     "tensor", "numbers", "placement", "tape", "recording", "printing", "shapeforms", "inference",
     "static_values", "graph", "dispatch", "walk", "builtin", "executor", "opsheet", "containers",
-    "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
+    "deferral", "reports", "scopes", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
     "gradients", "trails", "custom", "arguments", "closures", "capture", "regions", "compiled",
-    "devices", "jitted", "batching", "recompute", "loops", "control", "transforms", "foreign",
-    "rules", "reals", "differences", "findings", "checking", "testing",
+    "devices", "jitted", "batching", "recompute", "loops", "branches", "control", "transforms",
+    "foreign", "rules", "reals", "differences", "findings", "checking", "testing",
     "linalg", "random", "nn", "losses", "train", "jax", "torch",
 ]  # fmt: skip
 

@@ -207,7 +207,7 @@ def test_an_unused_scope_warns():
         ({"Matmul": SEVEN}, UnknownOpError, "Did you mean 'MatMul'"),
         ({"nonsense": SEVEN}, UnknownOpError, "no op type 'nonsense'"),
         ({"Sign": "TestsSevn"}, UnknownOpError, "Did you mean 'TestsSeven'"),
-        ({"Sign": 3}, ArgumentError, "a registered name or a function is due, got 3"),
+        ({"Sign": 3}, ArgumentError, "expected a registered name or a function, got 3"),
         ({3: SEVEN}, ArgumentError, "an op type is a string"),
         ([("Sign", SEVEN)], ArgumentError, "takes a dict of op types"),
         ({"Sign": lambda dy, a: dy}, RuleError, "asks for 'a'.*may name x, y"),
@@ -227,7 +227,7 @@ def test_maps_are_checked_when_the_scope_is_entered(rules, error, words):
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (lambda dy: 0, "a Tensor is due, got int"),
+        (lambda dy: 0, "expected a Tensor, got int"),
         (lambda dy: None, None),
         (lambda dy: SEVEN, "got function. Was a function that makes rules"),
         (lambda dy: dy[:1], r"returned the shape \(1,\), expected \(2,\)"),

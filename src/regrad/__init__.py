@@ -239,8 +239,8 @@ def __getattr__(name: str) -> object:
 
         return import_module(f"regrad.{name}")
     from regrad.errors import near, snake_case
+    from regrad.hints import NAMES
 
     known = [n for n in globals() if not n.startswith("_")]
-    raise AttributeError(
-        f"module 'regrad' has no attribute {name!r}.{near(snake_case(name), known)}"
-    )
+    hint = f" {NAMES[name]}" if name in NAMES else near(snake_case(name), known)
+    raise AttributeError(f"module 'regrad' has no attribute {name!r}.{hint}")

@@ -24,19 +24,6 @@ class Note:
         self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
         self.rebuild = rebuild
 
-    def is_like(self, other: Note) -> bool:
-        """Whether two notes put the same structure around as many Tensors."""
-        count = len(self.leaves)
-        return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
-            other.rebuild([0] * count)
-        )
-
-    def __repr__(self) -> str:
-        signs = [
-            "a Tensor" if x is TENSOR else "an array" if x is ARRAY else x for x in self.leaves
-        ]
-        return repr(self.rebuild(signs))
-
     def __call__(self, ys: Sequence[Tensor]) -> Any:
         given = iter(ys)
         return self.rebuild([_placed(leaf, given) for leaf in self.leaves])
@@ -61,15 +48,21 @@ NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced nu
 ONE = Note([TENSOR], containers.only)
 
 
-def noted(y: Any) -> tuple[Sequence[Tensor], Note]:
-    """The Tensors in what a body returned, and the note that puts the rest around them."""
+def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
+    """The Tensors in what a body returned, and the note that puts the rest around them.
+
+    With `weak`, traced Python numbers stay numbers.
+    """
     if type(y) is Tensor:
         return [y], ONE
     leaves, rebuild = containers.flatten(y)
     tensors: list[Tensor] = []
     plain: list[Any] = []
     for leaf in leaves:
-        if dispatch.is_tensor(leaf):
+        if weak and type(leaf) is dispatch.Number:
+            tensors.append(leaf)
+            plain.append(_Traced(type(leaf.example)))
+        elif dispatch.is_tensor(leaf):
             tensors.append(dispatch.lift(leaf))
             plain.append(TENSOR)
         elif is_array(leaf):
@@ -115,7 +108,7 @@ class Given:
 
     def places(self) -> list[bool]:
         """Which leaves are Tensors."""
-        return [leaf is TENSOR or leaf is ARRAY or type(leaf) is _Traced for leaf in self.leaves]
+        return list(map(is_place, self.leaves))
 
     def names(self, parameters: Sequence[str]) -> list[str]:
         """What each Tensor among the arguments is called: `x`, `batch['labels']`."""
@@ -187,6 +180,17 @@ def _x64() -> bool:
     import jax
 
     return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_place(leaf: Any) -> bool:
+    """Whether what is noted of a leaf says that a Tensor stands there."""
+    return leaf is TENSOR or leaf is ARRAY or type(leaf) is _Traced
+
+
+def place_of_number(number: complex) -> tuple[Any, np.dtype]:
+    """The place of a Python number that becomes a weak Tensor, and the dtype of that."""
+    place = _Traced(type(number)) if type(number) in NUMBER else TENSOR
+    return place, _dtype_of(number, wide=_x64())
 
 
 class Static:

@@ -11,7 +11,7 @@ from regrad.arguments import Body, Given
 from regrad.capture import Captured
 from regrad.closures import Closure
 from regrad.compiled import to_jax
-from regrad.errors import ArgumentError, ShapeError, TraceError
+from regrad.errors import ArgumentError, ShapeError, TraceError, kind
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import BACKENDS
 from regrad.ops.array import moveaxis, stack
@@ -30,12 +30,14 @@ from regrad.regions import (
     run_inside,
 )
 from regrad.shapes import normalized_axis
+from regrad.signatures import helpful
 from regrad.state import current, masked
 from regrad.tensor import Tensor
 
 Axes = Any  # an int, None, or containers of these
 
 
+@helpful("vmap")
 def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
     """`f` applied along an axis: a function of single examples as one of batches.
 
@@ -65,8 +67,13 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
     """
     callable_or_raise(f, "vmap")
 
+    @helpful("vmap(f)")
     @wraps(f)
     def batched(*args: Any) -> Any:
+        each = in_axes if isinstance(in_axes, list | tuple) else [in_axes] * len(args)
+        for i, (x, axis) in enumerate(zip(args, each, strict=False)):
+            if axis is not None:
+                containers.refuse_closed(x, f"arguments[{i}]", "vmap")
         given = Given(args, {})
         axes = axes_of(in_axes, args, given)
         body = Body(f, given)
@@ -100,6 +107,8 @@ def _spread(axis: Axes, arg: Any) -> list[Any]:
     leaves = containers.flatten(arg)[0]
     if axis is None or isinstance(axis, int):
         return [axis] * len(leaves)
+    if type(axis) in (str, float, bool) or callable(axis):
+        raise ArgumentError(f"vmap: an axis is an int or None, got {kind(axis)}: {axis!r:.60}")
     import optree
 
     found: list[Any] = []

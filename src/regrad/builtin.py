@@ -141,7 +141,7 @@ class Builtin:
         shown = [dx if dx is None else op.shown(dx) for dx in dxs]
         return shown[0] if len(shown) == 1 else shown
 
-    def _pulled(self, record: Any, dy: Any) -> dict[int, Tensor]:
+    def _pulled(self, record: Any, dy: Any) -> dict[int, Tensor | None]:
         """The gradients that the rule gives, by leaf, in the shapes of the inputs."""
         rule = self.bound_to(record.op)
         if cuts(rule, record.attrs, record.xs):

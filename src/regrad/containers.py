@@ -6,13 +6,23 @@ A list of plain numbers is one tensor; any other container is a container.
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict, UserDict, UserList, defaultdict
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Sequence,
+    ValuesView,
+)
 from functools import cached_property
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from regrad.dispatch import NUMBERS
-from regrad.errors import RuleError, kind
+from regrad.dispatch import NUMBERS, is_tensor
+from regrad.errors import ArgumentError, RuleError, kind
+from regrad.namespaces import is_array
 from regrad.ruleforms import place
 from regrad.tensor import Tensor
 
@@ -20,8 +30,8 @@ Rebuild = Callable[[Sequence[Any]], Any]
 
 
 def is_number_list(value: Any) -> bool:
-    """Whether `value` is a (nested) list of plain numbers."""
-    if not isinstance(value, list):
+    """Whether `value` is a (nested) list of plain numbers; an empty list is an empty container."""
+    if not isinstance(value, list) or not value:
         return False
     return all(type(v) in NUMBERS or is_number_list(v) for v in value)
 
@@ -36,12 +46,50 @@ def flatten(value: Any) -> tuple[list[Any], Rebuild]:
     return ([value], only) if type(value) is Tensor else opened(value)[:2]
 
 
-def opened(value: Any) -> tuple[list[Any], Rebuild, Any]:
+def opened(
+    value: Any, is_leaf: Callable[[Any], bool] | None = is_number_list
+) -> tuple[list[Any], Rebuild, Any]:
     """As `flatten`, with the structure, which can be compared and hashed."""
     import optree
 
-    leaves, spec = optree.tree_flatten(value, is_leaf=is_number_list)
+    leaves, spec = optree.tree_flatten(value, is_leaf=is_leaf)
     return leaves, lambda new: optree.tree_unflatten(spec, new), spec
+
+
+def refuse_closed(value: Any, name: str, api: str) -> None:
+    """Refuse objects that hold Tensors where only containers are opened."""
+    if isinstance(value, Tensor):
+        return
+    for i, leaf in enumerate(opened(value)[0]):
+        if is_closed(leaf):
+            raise ArgumentError(f"{api}: {paths(value, name)[i]} is {kind(leaf)}, {CLOSED}")
+
+
+CLOSED = (
+    "which is not opened as a container, so the Tensors in it would not be seen. Pass them in a "
+    "list, tuple, dict or named tuple, register the class by optree.register_pytree_node, or let f "
+    "reach the object by its closure."
+)
+
+
+def is_closed(value: Any, depth: int = 3) -> bool:
+    """Whether Tensors or arrays lie in an object that is no container here, or may come from it."""
+    if is_tensor(value) or is_array(value) or isinstance(value, type | FunctionType | ModuleType):
+        return False
+    if isinstance(value, Iterator | KeysView | ValuesView | ItemsView):
+        return True
+    if isinstance(value, dict | UserDict):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple | set | frozenset | UserList):
+        parts = list(value)
+    else:
+        parts = list(getattr(value, "__dict__", {}).values())
+        parts += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    leaves = [leaf for part in parts for leaf in opened(part)[0]]
+    return any(
+        is_tensor(leaf) or is_array(leaf) or (depth > 0 and is_closed(leaf, depth - 1))
+        for leaf in leaves
+    )
 
 
 def paths(value: Any, name: str) -> list[str]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch
-from regrad.arguments import Body, Given, noted
+from regrad import containers, dispatch
+from regrad.arguments import Given, noted
+from regrad.branches import branched
 from regrad.capture import Captured
 from regrad.errors import ArgumentError, ShapeError
 from regrad.gradients import callable_or_raise
@@ -18,10 +19,12 @@ from regrad.ops.elementwise import astype, logical_not, where
 from regrad.ops.getitem import getitem
 from regrad.recompute import checkpoint as recomputing
 from regrad.regions import in_trace
+from regrad.signatures import helpful
 from regrad.state import masked
 from regrad.tensor import Tensor
 
 
+@helpful("cond")
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
@@ -31,7 +34,7 @@ def cond(
         pred: A bool, or a Tensor of rank 0.
         true_fn, false_fn: Functions of Tensors and containers of them. Under `jit`, where only
             the run can tell which is due, both are traced, and must return the same structure,
-            shapes and dtypes.
+            shapes and dtypes; a Python number takes the dtype of the Tensor that the other returns.
 
     In eager mode just the one that is due is called. Either way the gradient passes the one that
     ran, under the overrides in force where it was called; what both close over counts, and so
@@ -55,17 +58,10 @@ def cond(
         return (true_fn if bool(pred) else false_fn)(*operands)
     if pred.ndim:
         raise ArgumentError(f"cond: pred is a Tensor of rank 0, got the shape {pred.shape}")
-    given = Given(operands, {})
-    bodies = [Body(f, given) for f in (true_fn, false_fn)]
-    ys = conditional(pred, bodies, given.tensors)
-    if not bodies[0].note.is_like(bodies[1].note):
-        raise ArgumentError(
-            "cond: the two functions must return the same structure; they returned "
-            f"{bodies[0].note} and {bodies[1].note}"
-        )
-    return bodies[0].note(ys)
+    return branched(pred, [true_fn, false_fn], operands)
 
 
+@helpful("scan")
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -105,6 +101,8 @@ def scan(
     (6.0, [1.0, 3.0, 6.0])
     """
     callable_or_raise(f, "scan")
+    containers.refuse_closed(init, "init", "scan")
+    containers.refuse_closed(xs, "xs", "scan")
     carry = Given((init,), {}, numbers="Tensors")
     along = Given((xs,), {})
     n = _length(along.tensors, length)
@@ -119,6 +117,7 @@ def scan(
     return carry.close(last)[0][0], step.note(ys)
 
 
+@helpful("while_loop")
 def while_loop(
     cond_fn: Callable[[Any], Any],
     body_fn: Callable[[Any], Any],
@@ -149,6 +148,7 @@ def while_loop(
     """
     callable_or_raise(cond_fn, "while_loop")
     callable_or_raise(body_fn, "while_loop")
+    containers.refuse_closed(init, "init", "while_loop")
     carry = Given((init,), {}, numbers="Tensors")
     traced = in_trace(carry.tensors)
     if traced:
@@ -165,6 +165,7 @@ def while_loop(
     return carry.close(_bounded(goes_on, step, carry.tensors, max_steps))[0][0]
 
 
+@helpful("fori_loop")
 def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: Any) -> Any:
     """`carry = body_fn(i, carry)` for i from `lower` to `upper - 1`.
 
@@ -193,6 +194,7 @@ def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: 
     return while_loop(masked()(lambda pair: pair[0] < upper), step, (first, init))[1]
 
 
+@helpful("map")
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
     """`f` of each entry along the first axis of `xs`, one after another, stacked.
 

@@ -16,6 +16,7 @@ from regrad.graph import PLACEHOLDER, Symbol, home, is_symbolic, put_down
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
+from regrad.signatures import misfit, parameters_of
 from regrad.state import STATE, State, current, in_state, next_id
 from regrad.tensor import Tensor
 from regrad.trails import capturing
@@ -626,17 +627,25 @@ def takes_saved(grad_func: Callable[..., Any]) -> bool:
     A parameter with a default keeps it (`lambda dy, k=k: …`), unless it is called `saved`.
     """
     if type(grad_func) is FunctionType and grad_func.__defaults__ is None:
-        return grad_func.__code__.co_argcount != 1
+        count = grad_func.__code__.co_argcount
+        if count in (1, 2) and not grad_func.__code__.co_kwonlyargcount:
+            return count == 2
     try:
-        _, *rest = inspect.signature(grad_func).parameters.values()
+        parameters = list(inspect.signature(grad_func).parameters.values())
     except ValueError:
         return True
-    return any(
+    takes = any(p.kind is p.VAR_POSITIONAL for p in parameters) or any(
         p.name == "saved"
-        or p.kind is p.VAR_POSITIONAL
         or (p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-        for p in rest
+        for p in parameters[1:]
     )
+    if misfit(grad_func, ("dy", "saved")[: 1 + takes], {}) is not None:
+        raise ArgumentError(
+            f"custom_grad: the gradient function ({place(grad_func)}) takes "
+            f"{parameters_of(grad_func)}, expected (dy, saved) or (dy). What f saved comes as one "
+            "argument, saved[0], saved[1], …; several outputs have one dy, a tuple."
+        )
+    return takes
 
 
 def _described(saved: Any) -> str:

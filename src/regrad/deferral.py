@@ -158,11 +158,14 @@ class _Pull:
         record = self._record(sizes, xs, slots[self.dys + self.kept :])
         dy = tuple(dys) if isinstance(self.outputs, tuple) else dys[0]
         found = leaf_gradients(record, dy, {self.inputs[i] for i in self.leaves})
+        dxs = [found.get(i) for i in self.leaves]
+        fits = [
+            dx if dx is None else checked(record, i, dx, dy)
+            for i, dx in zip(self.leaves, dxs, strict=True)
+        ]
         return [
-            wrap(np.zeros(*record.specs[i]))
-            if found.get(i) is None
-            else checked(record, i, found[i], dy)
-            for i in self.leaves
+            wrap(np.zeros(*record.specs[i])) if dx is None else dx
+            for i, dx in zip(self.leaves, fits, strict=True)
         ]
 
     def _record(self, sizes: Any, xs: Sequence[Any], ys: Sequence[Any]) -> Record:

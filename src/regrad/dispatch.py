@@ -111,7 +111,19 @@ def lift(value: Any, integers: bool = False) -> Tensor:
         return wrap(_from_list(value, integers))
     if hasattr(value, "__array__"):
         return wrap(namespaces.NUMPY.own(np.asarray(value)))
-    raise ArgumentError(f"a Tensor, an array or a number is due, got {kind(value)}: {value!r:.80}")
+    from regrad.hints import of_value
+
+    raise ArgumentError(
+        f"expected a Tensor, an array or a number, got {kind(value)}"
+        f"{'' if value is None else f': {value!r:.80}'}.{of_value(value)}"
+    )
+
+
+def differentiable(value: Any) -> Tensor:
+    """As `lift`; a traced Python integer is a float, as Python integers are."""
+    if type(value) is Number:
+        return as_dtype(value.alone(), number_dtype(value.example))
+    return lift(value)
 
 
 def is_plain(value: Any) -> bool:
@@ -148,10 +160,15 @@ def lift_as(value: Any, dtype: np.dtype) -> Tensor:
 def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[Tensor, ...]:
     """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
     promoted = [op.promotes[p] for p in parameters]
-    xs = [
-        x if type(x) is Tensor or (weak and type(x) in WEAKEST) else lift(x, op.inputs[p].integers)
-        for x, p, weak in zip(leaves, parameters, promoted, strict=True)
-    ]
+    try:
+        xs = [
+            x
+            if type(x) is Tensor or (weak and type(x) in WEAKEST)
+            else lift(x, op.inputs[p].integers)
+            for x, p, weak in zip(leaves, parameters, promoted, strict=True)
+        ]
+    except (ArgumentError, ShapeError, DTypeError) as error:
+        raise type(error)(f"{op.name}: {error}") from None
     _check_dtypes(op, xs, parameters)
     if not any(promoted):
         return tuple(xs)
@@ -376,6 +393,13 @@ LEAKED = (
 )
 
 
+NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
+    "not supported for the input types",
+    "does not accept dtype",
+    "not implemented for",
+)
+
+
 def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
     """A kernel's error, with the op and its inputs."""
     inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
@@ -399,6 +423,10 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
             "does not compute it in half precision. Cast before and after: "
             f"astype({op.name}(astype(x, rg.float32)), x.dtype)."
         )
+    if isinstance(error, np.linalg.LinAlgError):
+        return type(error)(f"{op.type}: regrad.{op.name} of {inputs}: {error}")
+    if any(words in str(error) for words in NOT_FOR_DTYPE):
+        return DTypeError(f"{op.type}: regrad.{op.name} is not defined for {inputs}")
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
@@ -558,6 +586,12 @@ def _promote_rule(dy, x_dtype):
 
 ALIAS = _private("_Alias", lambda xp, x: x, lambda dy: dy)
 PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
+
+
+def in_region(x: Tensor) -> Tensor:
+    """What stands for a Tensor in the region that is open, if one is."""
+    state = current()
+    return x if state is None or state.region is None else state.region.enter(x)
 
 
 def alias_of(x: Tensor) -> Tensor:

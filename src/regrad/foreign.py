@@ -159,7 +159,8 @@ class ForeignCall:
         if isinstance(first, Tensor):
             return checked(record, leaf, dx, first)
         made = wrap(dx) if _same_library(dx, first) else dx
-        return checked(record, leaf, made, wrap(first))._data
+        found = checked(record, leaf, made, wrap(first))
+        return None if found is None else found._data
 
 
 def _same_library(a: Any, b: Any) -> bool:

@@ -9,6 +9,7 @@ from regrad import containers, dispatch
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
 from regrad.namespaces import FLOAT, is_inexact
 from regrad.registry import OPS
+from regrad.signatures import answering, check_passed, helpful
 from regrad.state import STATE, State, current, dismiss, enroll
 from regrad.tape import Tape
 from regrad.tensor import Tensor
@@ -65,6 +66,7 @@ def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool 
 # -- grad, grads, value_and_grad, value_and_grads --------------------------------------------
 
 
+@helpful("grad")
 def grad(f: Callable[[Any], Any], *, unconnected: Unconnected = "raise") -> Callable[..., Any]:
     """The gradient of `f`: a function `g(x, dy=None)` that gives d sum(f(x) * dy) / dx.
 
@@ -95,13 +97,14 @@ def grad(f: Callable[[Any], Any], *, unconnected: Unconnected = "raise") -> Call
     """
     call = _differentiated(f, "grad", unconnected)
 
-    @_like(f)
+    @_like(f, "grad")
     def g(x: Any, dy: Any = None) -> Any:
         return call([x], dy)[1][0]
 
     return g
 
 
+@helpful("grads")
 def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
     """The gradients of `f` by all its arguments: a function `g([x, …], dy=None) -> [dx, …]`.
 
@@ -121,13 +124,14 @@ def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Calla
     """
     call = _differentiated(f, "grads", unconnected)
 
-    @_like(f)
+    @_like(f, "grads")
     def g(args: Sequence[Any], dy: Any = None) -> list[Any]:
         return call(_arguments(args, "grads"), dy)[1]
 
     return g
 
 
+@helpful("value_and_grad")
 def value_and_grad(
     f: Callable[[Any], Any], *, unconnected: Unconnected = "raise"
 ) -> Callable[..., ValueAndGrad]:
@@ -142,7 +146,7 @@ def value_and_grad(
     """
     call = _differentiated(f, "value_and_grad", unconnected)
 
-    @_like(f)
+    @_like(f, "value_and_grad")
     def g(x: Any, dy: Any = None) -> ValueAndGrad:
         value, (dx,) = call([x], dy)
         return ValueAndGrad(value, dx)
@@ -150,6 +154,7 @@ def value_and_grad(
     return g
 
 
+@helpful("value_and_grads")
 def value_and_grads(
     f: Callable[..., Any], *, unconnected: Unconnected = "raise"
 ) -> Callable[..., ValueAndGrads]:
@@ -164,17 +169,19 @@ def value_and_grads(
     """
     call = _differentiated(f, "value_and_grads", unconnected)
 
-    @_like(f)
+    @_like(f, "value_and_grads")
     def g(args: Sequence[Any], dy: Any = None) -> ValueAndGrads:
         return ValueAndGrads(*call(_arguments(args, "value_and_grads"), dy))
 
     return g
 
 
-def _like(f: Callable[..., Any]) -> Callable[[Any], Any]:
+def _like(f: Callable[..., Any], api: str) -> Callable[[Any], Any]:
     """Name a gradient function after its function."""
 
-    def decorate(g: Any) -> Any:
+    def decorate(function: Any) -> Any:
+        g: Any = answering(function, f"{api}(f)")
+        g.__wrapped__ = function
         name = getattr(f, "__name__", type(f).__name__)
         g.__name__ = g.__qualname__ = f"grad_of_{name}".replace("<lambda>", "lambda")
         return g
@@ -211,6 +218,9 @@ def _differentiated(
         tape = Tape([x._id for x in aliases])
         try:
             y = run_taped(tape, f, inputs)
+        except TypeError:
+            check_passed(f, inputs, api)
+            raise
         finally:
             watched = tape.close()
         if type(y) is not Tensor or y._data.dtype is not FLOAT:
@@ -245,16 +255,23 @@ def watchable(leaf: Any, api: str) -> Tensor:
     """A fresh alias of an input that can be differentiated."""
     if type(leaf) is not Tensor:
         try:
-            leaf = dispatch.lift(leaf)
+            leaf = dispatch.differentiable(leaf)
         except ArgumentError:
-            raise ArgumentError(
-                f"{api}(f) differentiates by Tensors, arrays and numbers, and containers of "
-                f"them; got {kind(leaf)}: {leaf!r:.60}. Pass what is no tensor by a closure: "
-                f"{api}(lambda x: f(x, option))."
-            ) from None
+            raise _no_tensor(leaf, api) from None
     if leaf._data.dtype is not FLOAT and not is_inexact(leaf.dtype):
         dispatch.check_differentiable(leaf, f"the input of {api}(f)")
     return dispatch.alias(leaf)
+
+
+def _no_tensor(leaf: Any, api: str) -> ArgumentError:
+    name = api.partition("(")[0]
+    if containers.is_closed(leaf):
+        return ArgumentError(f"{name}: the input is {kind(leaf)}, {containers.CLOSED}")
+    return ArgumentError(
+        f"{name}(f) differentiates by Tensors, arrays and numbers, and containers of them; got "
+        f"{kind(leaf)}: {leaf!r:.60}. Pass what is no tensor by a closure: "
+        f"{name}(lambda x: f(x, option))."
+    )
 
 
 def result(y: Any, api: str) -> Tensor:
@@ -326,6 +343,7 @@ def no_path(api: str, args: Sequence[Any], i: int) -> GradientError:
 # -- variables -------------------------------------------------------------------------------
 
 
+@helpful("variable_grads")
 def variable_grads(
     f: Callable[[], Any], var_list: Iterable[Variable] | None = None
 ) -> VariableGrads:
@@ -372,6 +390,9 @@ def variable_pairs(
     tape = VariableTape(None if chosen is None else [v for v in chosen if v.trainable])
     try:
         y = result(run_taped(tape, lambda: _read(f())), "variable_grads")
+    except TypeError:
+        check_passed(f, (), "variable_grads")
+        raise
     finally:
         watched = tape.close()
     if y.ndim:

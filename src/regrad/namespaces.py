@@ -292,15 +292,15 @@ def numpy_dtype(dtype: Any) -> np.dtype:
 
 @cache
 def _numpy_dtype(dtype: Any) -> np.dtype:
-    if isinstance(dtype, type):
-        return np.dtype(dtype)
     try:
-        return np.dtype(str(dtype).removeprefix("torch."))
+        return np.dtype(dtype if isinstance(dtype, type) else str(dtype).removeprefix("torch."))
     except TypeError:
         raise _no_counterpart(dtype) from None
 
 
 def _no_counterpart(dtype: Any) -> DTypeError:
+    if not str(dtype).startswith("torch."):
+        return DTypeError(f"expected a dtype such as regrad.float32 or 'float32', got {dtype!r}")
     return DTypeError(
         f"{dtype} has no NumPy counterpart, so no Tensor can have it. Cast the torch tensor first: "
         "x.to(torch.float32)."

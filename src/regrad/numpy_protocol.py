@@ -143,6 +143,7 @@ INSTEAD = {  # what to call, where that is not plain from the name
     "convolve": "nn.conv1d(x, w, stride, pad)",
     "fill_diagonal": "at_set(x, index, y)",
     "isclose": "abs(a - b) <= tolerance",
+    "may_share_memory": "take(x, order), with the order from random.permutation(len(x))",
     "median": "sort(x) and take",
     "nan_to_num": "where(isnan(x), 0, x)",
     "nansum": "where(isnan(x), 0, x)",

@@ -11,8 +11,9 @@ from typing import Any
 
 from regrad.errors import ArgumentError, UnusedOverrideWarning
 from regrad.registry import Op, find_op, resolve
-from regrad.reports import Hit, Report
+from regrad.reports import Hit
 from regrad.ruleforms import Rule
+from regrad.scopes import Scope
 from regrad.state import STATE, State, current
 
 _HERE = os.path.dirname(__file__) + os.sep
@@ -29,6 +30,7 @@ class Wrapped(Rule):
         self.flat = rule.flat
         self.constant = rule.constant
         self.holomorphic = rule.holomorphic
+        self.whole = rule.whole
         self.keeps = rule.keeps
         self.unless = rule.unless
 
@@ -122,7 +124,7 @@ def caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class gradient_override_map(Report):
+class gradient_override_map(Scope):
     """Within the scope, ops of the given types are differentiated by the given rules.
 
     Args:
@@ -139,6 +141,10 @@ class gradient_override_map(Report):
     The object bound by `as` tells what happened: `hits` lists op type, rule, source line, how
     many ops were created and how often the rule ran, and `assert_fired()` raises unless each
     rule ran. A scope in which nothing matched warns with UnusedOverrideWarning.
+
+    As a decorator, `@gradient_override_map(rules)`, it opens a scope of its own for each call of
+    the function; the hits of all calls are told by the object that decorates. What runs after
+    the call (a generator, a coroutine) is refused.
 
     Raises:
         ArgumentError: the map is not a dict of op types to rules.
@@ -179,7 +185,7 @@ class gradient_override_map(Report):
             op.type: Binding(op, self._resolve(self._rules[key], op), depth)
             for key, op in ops.items()
         }
-        given = {(op.type, self._rules[key]) for key, op in ops.items()}
+        given = {(op.type, _identity(self._rules[key])) for key, op in ops.items()}
         if len(new) < len(given):  # (Add and AddV2 with one rule is what portable code says)
             raise ArgumentError(
                 f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
@@ -190,6 +196,9 @@ class gradient_override_map(Report):
         self._state = state.overriding(inside)
         self._token = STATE.set(self._state)
         return self
+
+    def _fresh(self, rules: Any) -> gradient_override_map:
+        return gradient_override_map(rules)
 
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
         """The rule that an entry of the map stands for."""
@@ -220,8 +229,13 @@ class gradient_override_map(Report):
                 "the scope. An override binds ops when they are created, so call the model inside "
                 "the scope; and look at the op type (Relu6 is not Relu).",
                 UnusedOverrideWarning,
-                stacklevel=2,
+                stacklevel=self._level,
             )
 
     def _key_of(self, op_type: str) -> str:
         return find_op(op_type).type
+
+
+def _identity(rule: str | Callable[..., Any]) -> Any:
+    """What tells two rules of a map apart; callable objects need no hash."""
+    return rule if isinstance(rule, str) else id(rule)

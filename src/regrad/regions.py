@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from regrad import dispatch
 from regrad.closures import Closure
+from regrad.dispatch import in_region
 from regrad.errors import ArgumentError
 from regrad.gradients import run_taped
 from regrad.namespaces import BACKENDS, is_inexact, is_traced
@@ -596,12 +597,6 @@ def in_trace(xs: Iterable[Tensor]) -> bool:
     state = current()
     inside = state is not None and state.region is not None and state.region.traced
     return inside or any(is_traced(x._data) for x in xs)
-
-
-def in_region(x: Tensor) -> Tensor:
-    """What stands for a Tensor in the region that is open, if one is."""
-    state = current()
-    return x if state is None or state.region is None else state.region.enter(x)
 
 
 def watched_by(tape: Tape, xs: Sequence[Tensor]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from regrad import namespaces
@@ -27,15 +27,18 @@ from regrad.ruleforms import (
     PerInput,
     Rule,
     TensorFlowForm,
+    called,
     parameters,
     place,
 )
+from regrad.signatures import parameters_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 OPS: dict[str, Op] = {}
 RULES: dict[str, Callable[..., Any] | Rule] = {}  # registered under a free name, for maps
 
+CACHED = type(cache(id))
 version = 0  # counts the changes of rules, which compiled programs have built in
 
 ALIASES = {
@@ -332,11 +335,11 @@ def resolve(value: str | Callable[..., Any], op: Op) -> Rule:
     if bound_to is not None:
         return bound_to(value, op)
     if callable(value):
-        return bind(value, op, getattr(value, "__name__", type(value).__name__))
+        return bind(value, op, called(value))
     if not isinstance(value, str):
         raise ArgumentError(
-            f"gradient_override_map maps op types to rules: for {op.type!r} a registered name "
-            f"or a function is due, got {value!r}"
+            f"gradient_override_map maps op types to rules: for {op.type!r} expected a "
+            f"registered name or a function, got {value!r:.80}"
         )
     if value in RULES:
         registered = RULES[value]
@@ -375,6 +378,11 @@ def borrowed(lender: Op, rule: Rule, op: Op) -> Rule:
 
 def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
     """A rule function as a rule of `op`; the first parameter's name decides its form."""
+    if isinstance(function, CACHED):
+        raise ArgumentError(
+            f"the rule {name!r} is wrapped in functools.cache or lru_cache, which cannot look up "
+            "Tensors. Give the function itself: a gradient is computed anew for each op."
+        )
     first = parameters(function)[:1]
     if first == ["dy"]:
         if len(op.inputs) > 1:
@@ -383,6 +391,7 @@ def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
         for only in op.inputs:
             rule.add(only.name, function)
         rule.function = function
+        rule.whole = True
         return rule
     _check_tensorflow_form(function, op, name)
     return TensorFlowForm(op, name, function)
@@ -391,7 +400,7 @@ def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
 def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> None:
     names = parameters(function)
     ours = {"dy", "y", *op.attrs, *[i.name for i in op.inputs]}  # the native form was meant
-    meant = names[:1] != ["op"] and not ours.isdisjoint(names[1:])
+    meant = names[:1] != ["op"] and not ours.isdisjoint(names)
     try:
         inspect.signature(function).bind("op", "grad")
         fits = True
@@ -401,9 +410,9 @@ def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> N
         fits = True
     if meant or not fits:
         raise SignatureError(
-            f"the rule {name!r} takes ({', '.join(names)}). A rule's first parameter is dy (native "
-            "form: the others name what it needs, as in `def rule(dy, x)`), or else it is in "
-            "TensorFlow's form and takes (op, grad, ...)."
+            f"the rule {name!r} takes {parameters_of(function)}. A rule's first parameter is dy "
+            "(native form: the others name what it needs, as in `def rule(dy, x)`), or else it is "
+            "in TensorFlow's form and takes (op, grad, ...)."
         )
 
 

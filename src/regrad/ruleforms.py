@@ -14,7 +14,8 @@ from functools import partial
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from regrad.errors import MissingRuleError, RuleError, near
+from regrad.errors import MissingRuleError, RuleError, SignatureError, near
+from regrad.signatures import parameters_of
 
 if TYPE_CHECKING:
     from regrad.registry import Op
@@ -32,6 +33,7 @@ class Rule:
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
+    whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
     name = ""
     function: Callable[..., Any] | None = None
     plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
@@ -78,6 +80,7 @@ class Conjugated(Rule):
         self.conj = conj
         self.name = rule.name
         self.keeps = rule.keeps
+        self.whole = rule.whole
         self.linear_in = rule.linear_in
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
@@ -296,8 +299,22 @@ class TensorFlowForm(Rule):
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         grads = dy if isinstance(dy, tuple) else (dy,)
         view = record.view()
-        answer = view.own(self.call(view, *map(view.shown, grads)), self)
-        return record.by_parameter(answer)
+        try:
+            answer = self.call(view, *map(view.shown, grads))
+        except TypeError as error:
+            self.explain(error)
+            raise
+        return record.by_parameter(view.own(answer, self))
+
+    def explain(self, error: TypeError) -> None:
+        """Say in which form a rule was called that takes anything: it may be in the native one."""
+        if first_is_any(self.call):
+            raise SignatureError(
+                f"{describe(self.call, self.name)} takes {parameters_of(self.call)}, which "
+                "does not say its form, so it was called in TensorFlow's, (op, grad), and failed: "
+                f"{error}. Name its first parameter dy for the native form; a wrapper takes over "
+                "the parameters of its rule by functools.wraps."
+            ) from error
 
 
 class OpView:
@@ -374,6 +391,19 @@ def parameters(function: Callable[..., Any]) -> list[str]:
         return list(inspect.signature(function).parameters)
     except ValueError:
         return []
+
+
+def first_is_any(function: Callable[..., Any]) -> bool:
+    """Whether a function's first parameter is `*args`."""
+    found = inspect.signature(function).parameters.values()
+    return any(p.kind is p.VAR_POSITIONAL for p in list(found)[:1])
+
+
+def called(function: Callable[..., Any]) -> str:
+    """A function's name, for a message."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

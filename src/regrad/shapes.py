@@ -40,7 +40,10 @@ def normalized_axes(axis: Axis, ndim: int, what: str = "axis") -> tuple[int, ...
 
 def normalized_axis(axis: int, ndim: int, what: str = "axis") -> int:
     """One axis as a non-negative int."""
-    axis = int(axis)
+    try:
+        axis = int(axis)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"expected an integer for {what}, got {axis!r}") from None
     if not -ndim <= axis < ndim:
         raise ShapeError(f"{what} {axis} is out of range for a Tensor of rank {ndim}")
     return axis % ndim

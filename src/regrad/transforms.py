@@ -21,6 +21,7 @@ from regrad.ops.elementwise import logical_and, where
 from regrad.ops.reduction import any as any_of
 from regrad.registry import OPS, Op
 from regrad.ruleforms import Rule, describe, label
+from regrad.signatures import check_passed, helpful
 from regrad.state import masked
 from regrad.tape import Record, Tape
 from regrad.tensor import Tensor
@@ -45,6 +46,9 @@ class Linearized:
         aliases = [r(group) for r, group in zip(self.rebuilds, self.inputs, strict=True)]
         try:
             y = run_taped(self.tape, f, aliases)
+        except TypeError:
+            check_passed(f, aliases, api)
+            raise
         finally:
             self.watched = self.tape.close()
         self.ys, self.rebuild = _outputs(y, api)
@@ -101,6 +105,7 @@ def _like(values: Any, structure: Any, what: str) -> list[Tensor]:
     return given
 
 
+@helpful("vjp")
 def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
     """`f(*xs)`, and the function that carries a gradient of it back to xs.
 
@@ -124,6 +129,7 @@ def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
     return run.value, vjp_function
 
 
+@helpful("jvp")
 def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[Any, Any]:
     """`f(*xs)`, and its derivative in the direction dxs (forward mode).
 
@@ -244,6 +250,7 @@ class LinearTape(Tape):
         return f"{named} for the op type {self.record.op.type!r}"
 
 
+@helpful("jacobian")
 def jacobian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The Jacobian of `f`: a function of x that gives all derivatives of f(x) by x.
 
@@ -259,10 +266,15 @@ def jacobian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
         [[2, 0],
          [0, 6]]
     """
-    callable_or_raise(f, "jacobian")
+    return _jacobian(f, "jacobian")
 
+
+def _jacobian(f: Callable[[Any], Any], api: str) -> Callable[[Any], Any]:
+    callable_or_raise(f, api)
+
+    @helpful(f"{api}(f)")
     def jacobian_of_f(x: Any) -> Any:
-        run = Linearized(f, [x], "jacobian(f)(x)")
+        run = Linearized(f, [x], f"{api}(f)(x)")
         return run.rebuild([run.close_inputs([_rows(run, i)])[0] for i in range(len(run.ys))])
 
     return jacobian_of_f
@@ -298,6 +310,7 @@ def _stacked(rows: Sequence[Tensor], y: Tensor, x: Tensor) -> Tensor:
     return reshape(OPS["Pack"].function(list(rows), axis=0), shape)
 
 
+@helpful("hessian")
 def hessian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The Hessian of a scalar function: a function of x that gives all second derivatives.
 
@@ -324,4 +337,4 @@ def hessian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
         with masked():
             return run.close_inputs(run.pull([seed(run.ys[0])]))[0]
 
-    return jacobian(gradient_of_f)
+    return _jacobian(gradient_of_f, "hessian")

@@ -18,7 +18,7 @@ from regrad.dispatch import alias_of, lift_as
 from regrad.errors import RegradError, RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
-from regrad.ruleforms import label
+from regrad.ruleforms import OpView, label
 from regrad.state import current, masked
 from regrad.tape import GroupedRecord, Record, positions
 from regrad.tensor import OURS, Tensor, wrap
@@ -41,7 +41,7 @@ class Inspector(Protocol):
         """The record's rule is about to run."""
 
     def __call__(self, record: Record, dy: Any, leaf: int, dx: Any) -> None:
-        """The rule gave `dx` for an input."""
+        """The rule gave `dx` for an input, and it fits."""
 
 
 def walk(
@@ -112,8 +112,6 @@ def _walk(
                     dx = leaf_gradients(record, dy, watched)[leaf]
             else:
                 dx = found[leaf]
-            if inspect is not None:
-                inspect(record, dy, leaf, dx)
             if dx is not None:
                 shape, dtype = record.specs[leaf]
                 try:
@@ -123,6 +121,8 @@ def _walk(
                     fits = False
                 if not fits:
                     dx = checked(record, leaf, dx, dy)
+            if inspect is not None:
+                inspect(record, dy, leaf, dx)
             old = get(key, UNUSED)
             if old is UNUSED or old is None:
                 grads[key] = dx
@@ -190,17 +190,21 @@ def opened(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[
             )
 
 
-def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
+def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None:
     """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
-    if hasattr(type(dx), "_symbolic"):  # TensorFlow's view of a symbolic Tensor
-        dx = dx._symbolic()
+    if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
+        (only,) = dx
+        return None if only is None else checked(record, leaf, only, dy)
+    if (symbolic := getattr(type(dx), "_symbolic", None)) is not None:  # TensorFlow's view of one
+        dx = symbolic(dx)
     if not isinstance(dx, Tensor):
         hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
         if callable(dx):
             hint = "Was a function that makes rules given without its parentheses: triangle()?"
+        elif isinstance(dx, OpView):
+            hint = "It was called in TensorFlow's form, (op, grad); name the first parameter dy."
         raise RuleError(
-            f"{where(record, leaf)} returned {dx!r:.60}, and a Tensor is due, got {kind(dx)}. "
-            f"{hint}"
+            f"{where(record, leaf)} returned {dx!r:.60}, expected a Tensor, got {kind(dx)}. {hint}"
         )
     shape, dtype = record.specs[leaf]
     data = dx._data

@@ -6,6 +6,7 @@ from typing import Any
 
 from regrad import dispatch, numpy_protocol, printing
 from regrad.errors import ShapeError
+from regrad.hints import ATTRIBUTES, Hint
 from regrad.ops import (
     activation,
     array,
@@ -349,6 +350,14 @@ class Methods:
     space_to_batch_nd = image.space_to_batch
     batch_to_space_nd = image.batch_to_space
 
+    def __dir__(self) -> list[str]:
+        return sorted(set(object.__dir__(self)) - ATTRIBUTES.keys())
+
+
+# What PyTorch's, JAX's and NumPy's users look for is absent, and says what to use instead. A
+# __getattr__ would slow down every attribute.
+for _name, _hint in ATTRIBUTES.items():
+    setattr(Methods, _name, Hint(_name, _hint))
 
 # Tensor is defined before any op exists, so it gets its methods here.
 for _name, _method in list(vars(Methods).items()):

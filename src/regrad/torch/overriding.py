@@ -25,7 +25,8 @@ from regrad.errors import (
 )
 from regrad.foreign import ForeignRule, lender, takes_all
 from regrad.registry import Input, Op, find_op
-from regrad.reports import Hit, Report, Table, Untouched
+from regrad.reports import Hit, Table, Untouched
+from regrad.scopes import Scope
 from regrad.torch import intercepts
 from regrad.torch.arguments import fill, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
@@ -82,7 +83,7 @@ def caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class gradient_override_map(Report):
+class gradient_override_map(Scope):
     """Within the scope, torch functions are differentiated by the given rules.
 
     Args:
@@ -102,7 +103,8 @@ class gradient_override_map(Report):
     `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what is refused.
 
     The object bound by `as` tells what happened: `hits`, `table()`, `untouched()` and
-    `assert_fired()`. Under `torch.compile` the hits are those of the tracing.
+    `assert_fired()`. Under `torch.compile` the hits are those of the tracing. As a decorator it
+    opens a scope of its own for each call of the function, and tells the hits of all calls.
 
     Raises:
         UnknownOpError: a key or a rule name does not exist, or torch has no such op.
@@ -175,8 +177,16 @@ class gradient_override_map(Report):
                 "An override binds ops when they run forward, so call the model inside the scope; "
                 "and look at what did run: used.untouched() (Relu6 is not Relu).",
                 UnusedOverrideWarning,
-                stacklevel=2,
+                stacklevel=self._level,
             )
+
+    def _fresh(self, rules: Any) -> gradient_override_map:
+        return gradient_override_map(rules, keep=self._keep)
+
+    def _collect(self, scope: Any) -> None:
+        super()._collect(scope)
+        self._ruleset = scope._ruleset
+        scope._untouched = self._untouched
 
     def _close(self) -> None:
         mode, token = self._mode, self._token

@@ -11,8 +11,8 @@ import regrad.graph as engine
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph import INNERMOST, Node
 from regrad.overrides import gradient_override_map as OverrideScope
-from regrad.registry import OPS, RULES, Op, canonical, resolve
-from regrad.ruleforms import NoGradient, Rule
+from regrad.registry import OPS, RULES, Op, bind, canonical, resolve
+from regrad.ruleforms import NoGradient, Rule, called
 
 
 class Graph(engine.Graph):
@@ -236,6 +236,9 @@ class GraphOverrideScope(OverrideScope):
         super().__enter__()
         return self
 
+    def _fresh(self, rules: Any) -> GraphOverrideScope:
+        return GraphOverrideScope(self._graph, rules or self._given)
+
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
         return LateRule(value, op) if isinstance(value, str) else resolve(value, op)
 
@@ -245,6 +248,11 @@ class GraphOverrideScope(OverrideScope):
 
 class SingleUseError(ArgumentError, AttributeError):
     """A scope that was used up (TensorFlow raises AttributeError here)."""
+
+
+def bind_named(function: Callable[..., Any], op: Op) -> Rule:
+    """A function as a rule of an op."""
+    return bind(function, op, called(function))
 
 
 class LateRule(Rule):

@@ -1,0 +1,216 @@
+"""What users of other libraries write, and what to write here: the ends of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from regrad.errors import near
+
+# -- arguments of our functions --------------------------------------------------------------------
+
+_CLOSE_OVER = "Let f reach what is not differentiated by a closure: {api}(lambda x: f(x, option))."
+_UNCONNECTED = "Say what an input without a path gets by unconnected='raise', 'zero' or 'none'."
+_ORDERS = "Leave it out: what {api} gives can be differentiated again, to any order."
+KEYWORDS = {
+    "allow_int": "Integers have no gradient; make floats of them, astype(x, rg.float32).",
+    "allow_unused": _UNCONNECTED,
+    "argnum": "Differentiate by one argument of several with {api}(lambda a: f(a, b)).",
+    "argnums": "Differentiate by one argument of several with {api}(lambda a: f(a, b)), by all "
+    "with {all}.",
+    "axis_name": "Axes have no names: f sees single examples. Sum or average the results of vmap.",
+    "batch_size": "Nothing is done in batches here; vmap does all at once.",
+    "create_graph": _ORDERS,
+    "grad_outputs": "It is called dy here, and goes to the gradient function: grad(f)(x, dy).",
+    "has_aux": "f returns just what is differentiated. With more results use vjp: "
+    "(y, aux), back = vjp(f, x); (dx,) = back((ones_like(y), zeros_like(aux))).",
+    "holomorphic": "Leave it out: complex inputs are differentiated as they are, by TensorFlow's "
+    "convention (the conjugate of JAX's).",
+    "in_dims": "It is called in_axes here.",
+    "loop_vars": "It is called init here.",
+    "nondiff_argnums": _CLOSE_OVER,
+    "operands": "Give them by position: cond(pred, true_fn, false_fn, *operands).",
+    "out_dims": "It is called out_axes here.",
+    "primals": "Its arguments are called xs and dxs here: jvp(f, [x], [dx]).",
+    "retain_graph": _ORDERS,
+    "static_argnames": _CLOSE_OVER,
+    "static_argnums": _CLOSE_OVER,
+    "tangents": "Its arguments are called xs and dxs here: jvp(f, [x], [dx]).",
+    "unconnected_gradients": _UNCONNECTED,
+    "unroll": "Leave it out; the compiler decides.",
+    "variables": "It is called var_list here.",
+}
+KEYWORDS["operand"] = KEYWORDS["operands"]
+KEYWORDS["axis_size"] = KEYWORDS["spmd_axis_name"] = KEYWORDS["axis_name"]
+
+ALL = {  # how each differentiates by all arguments of f
+    "grad": "grads(f)([a, b])",
+    "grads": "grads(f)([a, b])",
+    "value_and_grad": "value_and_grads(f)([a, b])",
+    "value_and_grads": "value_and_grads(f)([a, b])",
+    "variable_grads": "grads(f)([a, b])",
+    "vjp": "vjp(f, a, b)",
+    "jvp": "jvp(f, [a, b], [da, db])",
+}
+
+
+def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
+    """What to write instead of a keyword that a function does not have."""
+    if api.endswith("(f)"):  # what it returned
+        name = api.removesuffix("(f)")
+        return f"Bind it in a closure: {name}(lambda x: f(x, {keyword}={keyword}))(x)."
+    if keyword in KEYWORDS:
+        return KEYWORDS[keyword].format(api=api, all=_all(api))
+    return f"It takes {', '.join(known)}.{near(keyword, known)}"
+
+
+def of_arguments(api: str) -> str:
+    """What to write instead of more arguments than a function takes."""
+    name = api.removesuffix("(f)")
+    if api != name:
+        return of_passed(name)
+    if name in ("grad", "value_and_grad", "jacobian", "hessian"):
+        return f"It gives a function: {name}(f)(x)."
+    if name in ("grads", "value_and_grads"):
+        return f"It gives a function of a list: {name}(f)([a, b])."
+    if name == "variable_grads":
+        return "Its f takes no arguments: variable_grads(lambda: f(x))."
+    return f"help(regrad.{name}) says what it takes."
+
+
+def of_passed(api: str) -> str:
+    """What to write for an f that takes other arguments than a gradient function gives it."""
+    name = api.partition("(")[0]
+    if name == "variable_grads":
+        return "Close over the data: variable_grads(lambda: f(x))."
+    if name in ("grads", "value_and_grads"):
+        return f"{name}(f)([a, b]) gives it one argument for each entry of the list."
+    if name in ("vjp", "jvp"):
+        return f"{_all(name)} gives it one argument for each input."
+    hint = f"Differentiate by one argument with {name}(lambda a: f(a, b))(a), by all with "
+    is_dy = f" In {name}(f)(x, dy), dy is the gradient that arrives, and no argument of f."
+    return f"{hint}{_all(name)}.{is_dy if name in ALL else ''}"
+
+
+def _all(api: str) -> str:
+    return ALL.get(api, f"{api}(lambda ab: f(*ab))((a, b))")
+
+
+# -- values that are no tensors --------------------------------------------------------------------
+
+
+def of_value(value: object) -> str:
+    """What to do with a value that an op cannot take."""
+    if value is None:
+        return " Has a function no return statement? (Write `x is None`, not `x == None`.)"
+    if isinstance(value, dict):
+        return " Give the op one of its entries, or differentiate by the whole of it with grad."
+    if isinstance(value, set | frozenset) or hasattr(value, "__next__"):
+        return " Make a list of it first."
+    if isinstance(value, str):
+        return " Strings are no data here."
+    if callable(value):
+        return " Call it first."
+    return ""
+
+
+# -- names of other libraries ----------------------------------------------------------------------
+
+_FUNCTIONS = "Gradients are of functions: grad(f)(x), or variable_grads(f) for Variables."
+ATTRIBUTES = {  # of a Tensor
+    "argsort": "Use regrad.argsort(x).",
+    "astype": "Use x.cast(dtype) or regrad.astype(x, dtype).",
+    "at": "Use at_set(x, index, value) or at_add(x, index, value).",
+    "backward": _FUNCTIONS,
+    "clamp": "Use regrad.clip(x, low, high).",
+    "clip": "Use regrad.clip(x, low, high).",
+    "contiguous": "Leave it out.",
+    "copy": "Leave it out: a Tensor never changes.",
+    "cpu": "Use x.numpy() for NumPy's data; device_put moves JAX's.",
+    "cuda": "Use device_put(x, device), with data of JAX.",
+    "detach": "Use stop_gradient(x).",
+    "detach_": "Use stop_gradient(x).",
+    "dim": "Use x.ndim.",
+    "double": "Use x.cast(regrad.float64).",
+    "fill": "A Tensor never changes; use full_like(x, value).",
+    "float": "Use x.cast(regrad.float32).",
+    "grad": _FUNCTIONS,
+    "grad_fn": _FUNCTIONS,
+    "half": "Use x.cast(regrad.float16).",
+    "index_select": "Use x.gather(indices, axis).",
+    "int": "Use x.cast(regrad.int32).",
+    "is_leaf": _FUNCTIONS,
+    "long": "Use x.cast(regrad.int64).",
+    "nelement": "Use x.size.",
+    "numel": "Use x.size.",
+    "permute": "Use x.transpose(axes).",
+    "ravel": "Use x.flatten().",
+    "register_hook": "To see or change a gradient on its way, use custom_grad or "
+    "gradient_override_map.",
+    "repeat": "Use x.tile(repetitions), or regrad.repeat for the elements.",
+    "requires_grad": _FUNCTIONS,
+    "requires_grad_": _FUNCTIONS,
+    "retain_grad": _FUNCTIONS,
+    "scatter_add": "Use at_add(x, index, value).",
+    "sort": "Use regrad.sort(x).",
+    "std": "Use regrad.std(x).",
+    "swapaxes": "Use regrad.swapaxes(x, a, b).",
+    "t": "Use x.T.",
+    "take": "Use x.gather(indices, axis).",
+    "to": "Use x.cast(dtype), or device_put(x, device) with data of JAX.",
+    "type": "Use x.cast(dtype), or x.dtype.",
+    "unsqueeze": "Use x.expand_dims(axis).",
+    "var": "Use regrad.var(x).",
+    "view": "Use x.reshape(shape).",
+    "zero_": "A Tensor never changes; use zeros_like(x).",
+}
+NAMES = {  # of the package
+    "GradientTape": _FUNCTIONS,
+    "Session": "It is in regrad.v1, with the rest of TensorFlow 1.",
+    "array": "Use regrad.asarray, or regrad.tensor, whose numbers are float32.",
+    "arccos": "It is called acos, as in the Array API standard.",
+    "arcsin": "It is called asin, as in the Array API standard.",
+    "arctan": "It is called atan, as in the Array API standard.",
+    "autograd": _FUNCTIONS,
+    "backward": _FUNCTIONS,
+    "cat": "Use regrad.concat.",
+    "concatenate": "Use regrad.concat.",
+    "constant": "Use regrad.tensor, or regrad.v1.constant.",
+    "cumprod": "It is called cumulative_prod, as in the Array API standard.",
+    "cumsum": "It is called cumulative_sum, as in the Array API standard.",
+    "custom_gradient": "Use regrad.custom_grad.",
+    "custom_vjp": "Use regrad.custom_grad.",
+    "detach": "Use regrad.stop_gradient.",
+    "dot": "Use regrad.matmul, vecdot or tensordot.",
+    "enable_grad": _FUNCTIONS,
+    "from_numpy": "Use regrad.asarray.",
+    "function": "Use regrad.jit.",
+    "jacfwd": "Use regrad.jacobian.",
+    "jacrev": "Use regrad.jacobian.",
+    "lax": "scan, cond, while_loop, fori_loop and map are regrad's own: regrad.scan.",
+    "no_grad": "Nothing is differentiated outside grad and its kin; inside, use stop_gradient(x).",
+    "numpy": "NumPy's functions are regrad's own: regrad.sum. x.numpy() gives NumPy's data.",
+    "pmap": "Use regrad.jit with sharded data, see device_put.",
+    "power": "It is called pow, as in the Array API standard.",
+    "reduce_mean": "Use regrad.mean, or regrad.v1.reduce_mean.",
+    "reduce_sum": "Use regrad.sum, or regrad.v1.reduce_sum.",
+    "relu": "Use regrad.nn.relu.",
+    "remat": "Use regrad.checkpoint.",
+    "sigmoid": "Use regrad.nn.sigmoid.",
+    "softmax": "Use regrad.nn.softmax.",
+    "transpose": "Use regrad.permute_dims or matrix_transpose.",
+    "tree_map": "Use optree.tree_map, which knows regrad's containers.",
+    "tree_util": "Use optree, which knows regrad's containers.",
+}
+
+
+class Hint:
+    """Stands for an attribute that Tensors do not have; who asks is told what to use."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        self.name = name
+        self.hint = hint
+
+    def __get__(self, instance: object, owner: type) -> object:
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self.name!r}. {self.hint}"
+        )
