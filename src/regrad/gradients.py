@@ -10,7 +10,7 @@ from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, 
 from regrad.namespaces import FLOAT, is_inexact
 from regrad.registry import OPS
 from regrad.signatures import answering, check_passed, helpful
-from regrad.state import STATE, State, current, dismiss, enroll
+from regrad.state import STATE, State, begin, current, end
 from regrad.tape import Tape
 from regrad.tensor import Tensor
 from regrad.variable import Variable, VariableTape
@@ -44,15 +44,12 @@ def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> An
     """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
     state = current()
     token = STATE.set(State((tape,)) if state is None else state.taping(tape))
-    root = state is None or not state.tapes
+    begin(tape, state)
     try:
-        if root:
-            enroll(tape)
         return f(*args)
     finally:
         STATE.reset(token)
-        if root:
-            dismiss(tape)
+        end(tape)
 
 
 def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False) -> Grads:

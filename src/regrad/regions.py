@@ -23,7 +23,7 @@ from regrad.namespaces import BACKENDS, is_inexact, is_traced
 from regrad.overrides import Binding
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
-from regrad.state import State, current, in_state, next_id
+from regrad.state import OPEN, State, begin, current, end, in_state, next_id
 from regrad.tape import GroupedRecord, Tape
 from regrad.tensor import Tensor, wrap
 from regrad.trails import Trail, capturing
@@ -260,8 +260,15 @@ def run_inside(
     body: Callable[[], Any], region: Region, overrides: Overrides, tapes: tuple[Tape, ...] = ()
 ) -> Any:
     """Run a body in a region, with these tapes and no others."""
-    with in_state(State(tapes, overrides, None, region)):
-        return body()
+    new = [tape for tape in tapes if tape not in OPEN]
+    for tape in new:
+        begin(tape, current())
+    try:
+        with in_state(State(tapes, overrides, None, region)):
+            return body()
+    finally:
+        for tape in new:
+            end(tape)
 
 
 def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:

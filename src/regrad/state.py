@@ -3,8 +3,8 @@
 The state is an immutable value in a context variable, so a thread starts with none and
 an asyncio task with a copy. `LIVE` answers, without a context lookup, the question that
 the eager road asks at each op: is a tape or a scope open *anywhere*? It holds the ids of
-the states that exist, each with its tapes; a state leaves it when the last context that knows it
-is gone, so the answer stays right for tasks that outlive the scope in which they were made.
+the states that exist; a state leaves it when the last context that knows it is gone, so
+the answer stays right for tasks that outlive the scope in which they were made.
 
 A thread starts without tapes, and what it computes is on none. `refuse_elsewhere` finds Tensors
 that a tape of another context watches: their gradient would be lost there.
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from regrad.overrides import Binding
     from regrad.tape import Tape
 
-LIVE: dict[int, tuple[Tape, ...]] = {}
-ROOTS: set[Tape] = set()  # the outermost tapes of all contexts
-SEVERAL: set[int] = set()  # not empty while there is more than one of them
+LIVE: set[int] = set()
+OPEN: set[Tape] = set()  # the tapes under which a function is running, in all contexts
+ROOTS: set[Tape] = set()  # those of them that are the outermost of their contexts
+SEVERAL: set[int] = set()  # not empty while there is more than one of these
 
 next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on no tape"
 
@@ -64,7 +65,7 @@ class State:
             self.tape = tapes[0]
         else:
             self.tape = None
-        LIVE[id(self)] = tapes
+        LIVE.add(id(self))
 
     def taping(self, *tapes: Tape) -> State:
         """The state for a function that is differentiated: more tapes, which are the innermost."""
@@ -102,8 +103,8 @@ class State:
         """Whether a tape is to see every op: what else is one record then runs op by op."""
         return self.tape is None and any(tape.keeps_all for tape in self.tapes)
 
-    def __del__(self, pop=LIVE.pop) -> None:
-        pop(id(self), None)
+    def __del__(self, discard=LIVE.discard) -> None:
+        discard(id(self))
 
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
@@ -142,17 +143,20 @@ def watchers(tensor_id: int) -> list[Tape]:
 # -- other contexts ------------------------------------------------------------------------------
 
 
-def enroll(tape: Tape) -> None:
-    """Note that a tape is the outermost of its context."""
-    ROOTS.add(tape)
-    if len(ROOTS) > 1:
-        SEVERAL.add(id(tape))
+def begin(tape: Tape, state: State | None) -> None:
+    """A function is about to run under a tape, which was opened in this state."""
+    OPEN.add(tape)
+    if state is None or not state.tapes:
+        ROOTS.add(tape)
+        if len(ROOTS) > 1:
+            SEVERAL.add(id(tape))
 
 
-def dismiss(tape: Tape) -> None:
-    """The function under an outermost tape has ended."""
+def end(tape: Tape) -> None:
+    """The function under a tape has ended."""
+    OPEN.discard(tape)
     ROOTS.discard(tape)
-    if len(ROOTS) < 2:
+    if SEVERAL and len(ROOTS) < 2:
         SEVERAL.clear()
 
 
@@ -160,9 +164,9 @@ def elsewhere(tensor_id: int) -> list[Tape]:
     """The open tapes of other contexts that watch the tensor with this id."""
     if tensor_id <= 0:
         return []
-    own = set(_own_tapes(current()))
-    tapes = {tape for tapes in list(LIVE.values()) for tape in tapes}
-    return [t for t in tapes - own if tensor_id in t.watched]
+    others = [tape for tape in OPEN.copy() if tensor_id in tape.watched]
+    own = set(_own_tapes(current())) if others else ()
+    return [tape for tape in others if tape not in own]
 
 
 def _own_tapes(state: State | None) -> Iterator[Tape]:
