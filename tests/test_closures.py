@@ -135,8 +135,8 @@ def test_numbers_drawn_while_tracing_are_refused():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_loop_that_binds_a_name_anew_is_seen(compiled):
-    """A body that runs again would find the last of the weights."""
+def test_a_loop_that_binds_a_name_anew(compiled):
+    """A body that ran again would find the last of the weights: it is replayed, or refused."""
     weights = [rg.scalar(2.0), rg.scalar(3.0)]
 
     def late(x):
@@ -155,9 +155,12 @@ def test_a_loop_that_binds_a_name_anew_is_seen(compiled):
         return x
 
     mode = rg.jit if compiled else (lambda f: f)
-    with pytest.raises(GradientError, match=r"reads 'w'; that stood for something else"):
-        mode(rg.grad(late))(rg.scalar(0.5))
     due = rg.grad(plain)(rg.scalar(0.5)).item()
+    if compiled:
+        assert mode(rg.grad(late))(rg.scalar(0.5)).item() == pytest.approx(due, rel=1e-5)
+    else:
+        with pytest.raises(GradientError, match="did something else than the first time"):
+            rg.grad(late)(rg.scalar(0.5))
     assert mode(rg.grad(bound))(rg.scalar(0.5)).item() == pytest.approx(due, rel=1e-5)
 
 
@@ -169,7 +172,7 @@ def test_numpy_scalars():
     assert f(rg.scalar(1.0)).item() == 3.0
 
 
-def test_names_bound_anew_are_seen_at_the_second_order_and_in_helpers():
+def test_names_bound_anew_do_not_matter_at_the_second_order():
     ws = [2.0, 3.0]
 
     def f(x):
@@ -178,6 +181,5 @@ def test_names_bound_anew_are_seen_at_the_second_order_and_in_helpers():
             x = rg.jit(lambda x: helper(x))(x)  # noqa: B023
         return x
 
-    with pytest.raises(GradientError, match="stood for something else"):
-        rg.grad(rg.grad(f))(0.3)
-    assert np.isfinite(rg.grad(f)(0.3).item())
+    due = rg.grad(rg.grad(lambda x: rg.sin(rg.sin(x) * 2.0) * 3.0))(0.3).item()
+    assert rg.grad(rg.grad(f))(0.3).item() == pytest.approx(due, rel=1e-5)

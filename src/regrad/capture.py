@@ -29,7 +29,7 @@ from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state, next_id
 from regrad.tape import Place, Tape
 from regrad.tensor import Tensor, wrap
-from regrad.trails import Trail, resolved
+from regrad.trails import Trail, capturing, resolved
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its containers are open
 
@@ -111,9 +111,13 @@ class Capture(Trail):
         self.steps.append(PullStep(passage, [self.ref(dy) for dy in dys], _ids(dxs)))
         self.went("a gradient", dys, dxs)
 
+    def foreign(self, function: Any, read: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+        self.steps.append(ForeignStep(function, read, [self.ref(x) for x in xs], _ids(ys)))
+        super().foreign(function, read, xs, ys)
+
     def body(self, captured: Captured, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
-        for source, inner in captured.sources:
-            self.source(source, inner)
+        for source, number in captured.sources:
+            self.reach(source, number)
         self.steps.append(BodyStep(captured, [self.ref(x) for x in xs], _ids(ys)))
         super().body(captured, xs, ys)
 
@@ -240,6 +244,36 @@ class BodyStep(NamedTuple):
         env.update(zip(self.ys, ys, strict=True))
 
 
+class ForeignStep(NamedTuple):
+    """What a function of arrays computed, which no gradient passes."""
+
+    function: Callable[[Sequence[Any]], Sequence[Any]]
+    read: Callable[[Tensor], Any]
+    xs: Sequence[Ref]
+    ys: Sequence[float]
+
+    def again(self, env: Env, records: Records) -> None:
+        arrays = self.function([self.read(at(env, ref)) for ref in self.xs])
+        env.update(zip(self.ys, map(wrap, arrays), strict=True))
+
+
+def foreign(
+    function: Callable[[Sequence[Any]], Sequence[Any]],
+    xs: Sequence[Tensor],
+    read: Callable[[Tensor], Any],
+) -> list[Tensor]:
+    """What a function of another library makes of Tensors' arrays, by which no gradient passes.
+
+    `read` gives the array of a Tensor. What is computed by other ways is not known to a capture,
+    so that the Python of its body has to run again (see `Captured`).
+    """
+    xs = [dispatch.in_region(x) for x in xs]
+    ys = [wrap(array) for array in function([read(x) for x in xs])]
+    if (capture := capturing()) is not None:
+        capture.foreign(function, read, xs, ys)
+    return ys
+
+
 class StrangerStep(NamedTuple):
     """What another library computed in the trace, from the inputs on: constants to the rules."""
 
@@ -282,8 +316,8 @@ class Captured:
         return self.replay(xs)
 
     @property
-    def sources(self) -> Sequence[tuple[Any, Tensor]]:
-        """What the body reached outside, each with what stood for it."""
+    def sources(self) -> Sequence[tuple[Any, float]]:
+        """What the body reached outside, each with the id of what stood for it."""
         assert self.first is not None
         return self.first.sources
 
@@ -295,6 +329,7 @@ class Captured:
         else:
             capture = Capture(self.kind, xs, self.expected)
             ys = self._captured(xs, capture, state.region)
+            capture.let_go()
             if self.expected is not None:
                 self.expected.finished(capture)
             self.complete = not capture.strangers
@@ -335,10 +370,11 @@ class Captured:
             return [array for _, array in capture.strangers.values()]
 
         closed = jax.make_jaxpr(body)(*[x._data for x in xs])
-        region.values = values | {s: x for s, x in self.sources if hasattr(s, "_read")}
         assert self.first is not None
+        inner = self.first.let_go()
+        region.values = values | {s: inner[i] for s, i in self.sources if hasattr(s, "_read")}
         numbers = [number for number, _ in self.first.strangers.values()]
-        held = {id(x._data): _Id(x._id) for _, x in self.sources}
+        held = {id(x._data): _Id(i) for i, x in inner.items()}
         consts = [held.get(id(c), c) for c in closed.consts]
         self.first.steps.insert(0, StrangerStep(sliced(closed.jaxpr), consts, self.xs, numbers))
         self.complete = True
@@ -349,9 +385,9 @@ class Captured:
         assert self.first is not None and state is not None
         region = state.region
         env: Env = dict(zip(self.xs, xs, strict=True))
-        for source, inner in self.first.sources:
-            known = None if around is None else around.get(inner._id)
-            env[inner._id] = resolved(source) if known is None else known
+        for source, number in self.first.sources:
+            known = None if around is None else around.get(number)
+            env[number] = resolved(source) if known is None else known
         records: Records = {}
         for step in self.first.steps:
             step.again(env, records)
@@ -388,7 +424,7 @@ class Renamed:
     def __init__(self, region: Any, env: Env) -> None:
         self.region = region
         self.env = env
-        self.around = region.capture
+        self.outside = region.capture
 
     def enter(self, x: Tensor) -> Tensor:
         """What stands inside for a Tensor.
@@ -399,10 +435,10 @@ class Renamed:
         now = self.env.get(x._id)
         if now is None:
             return self.region.enter(x)
-        capture = self.region.swap(self.around)
+        capture = self.region.swap(self.outside)
         inner = self.region.enter(now)
         self.region.swap(capture)
-        if capture is not self.around:
+        if capture is not self.outside:
             capture.source(x, inner)
         return inner
 

@@ -71,10 +71,10 @@ class Traced:
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
 
-    def __init__(self, body: Body, name: str, bindings: Overrides) -> None:
+    def __init__(self, body: Body, name: str, bindings: Overrides, expected: Any = None) -> None:
         self.body = body
         self.bindings = bindings
-        self.flat = Captured(self._values, name)
+        self.flat = Captured(self._values, name, expected)
         self.derivatives: dict[Any, Program] = {}
 
     def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -282,10 +282,11 @@ class Program:
         """A source where no tape is open: a Variable's Tensor is not lent to anybody."""
         return source._tensor if isinstance(source, Variable) else self._read(source)
 
-    def begin(self) -> Traced:
+    def begin(self, former: Traced | None) -> Traced:
         """A trace of the body, which counts hits of its own."""
         bindings = {k: b.fresh() for k, b in (self.overrides or {}).items()} or None
-        return Traced(self.body, self.name, bindings)
+        expected = None if former is None else former.flat.first
+        return Traced(self.body, self.name, bindings, expected)
 
     def find(self, region: Region) -> bool:
         """Note what a trace took from outside, and say whether that is news."""
@@ -425,7 +426,9 @@ class Run:
         for source, x in zip(program.sources, inputs[self.n :], strict=True):
             self._stand_in(region, program.source(source), x)
         shapes = self.wanted, *[(a.shape, a.dtype) for a in [arrays[i] for i in range(self.n)]]
-        traced = program.begun.pop(shapes, None) or program.begin()
+        traced = program.begun.pop(shapes, None)
+        if traced is None or not traced.flat.complete:  # (its Python will run, with hits)
+            traced = program.begin(traced)
         for n, tape in enumerate(tapes):
             places = watched_by(tape.outer[0], self.given) if n else self.wanted
             tape.watched.update(inputs[i]._id for i in places)

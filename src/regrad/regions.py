@@ -465,6 +465,7 @@ class Rerun:
         finally:
             region.swap(before)
         trail.went("the results", ys, ())
+        trail.let_go()
         if self.trail is None:
             self.trail, self.drawn = trail, [*region.drawn.values(), *self.drawn]
         else:

@@ -35,7 +35,7 @@ class Trail:
 
     It tells op types, attributes, wiring and the values of constants. A second run that is
     given the trail of the first (`expected`) raises where it does something else. `sources` is
-    what the body reached outside, each with what stood for it.
+    what the body reached outside, each with the id of what stood for it.
     """
 
     def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
@@ -44,7 +44,8 @@ class Trail:
         # where each Tensor came from
         self.places: dict[float, Any] = {x._id: ("input", i) for i, x in enumerate(xs)}
         self.outputs = 0
-        self.sources: list[tuple[Any, Tensor]] = []
+        self.sources: list[tuple[Any, float]] = []
+        self.inner: dict[float, Tensor] = {}  # what stood for the sources
         for source, _ in () if expected is None else expected.sources:
             self.source(source, resolved(source))
         self.digest = 0
@@ -72,6 +73,10 @@ class Trail:
         """A region was run."""
         self.went(kind, xs, ys)
 
+    def foreign(self, function: Any, read: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+        """Another library computed something."""
+        self.went("a function of another library", xs, ys)
+
     def body(self, captured: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         """A smaller body ran for the first time, and was captured."""
         self.went("a body", xs, ys)
@@ -81,9 +86,19 @@ class Trail:
 
     def source(self, source: Any, inner: Tensor) -> None:
         """The body reached something outside, for which `inner` stands inside."""
-        if inner._id > 0 and inner._id not in self.places:
-            self.places[inner._id] = "outside", len(self.sources)
-            self.sources.append((source, inner))
+        self.inner[inner._id] = inner
+        self.reach(source, inner._id)
+
+    def reach(self, source: Any, number: float) -> None:
+        """Note the id of what stands for something outside."""
+        if number > 0 and number not in self.places:
+            self.places[number] = "outside", len(self.sources)
+            self.sources.append((source, number))
+
+    def let_go(self) -> dict[float, Tensor]:
+        """Hold no Tensor of the run any more; those that stood for the sources are returned."""
+        inner, self.inner = self.inner, {}
+        return inner
 
     def went(
         self, label: str, xs: Sequence[Tensor], ys: Sequence[Tensor],

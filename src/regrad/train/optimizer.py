@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad import dispatch
+from regrad.capture import foreign
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
 from regrad.gradients import variable_pairs
 from regrad.namespaces import BACKENDS, is_inexact, is_traced
@@ -217,21 +218,34 @@ class Optimizer:
         for dx, v in pairs:
             if dx is not None:
                 self._known(v)
-        self._run(given, {k: to_jax(x) if isinstance(x, Tensor) else x for k, x in extra.items()})
+        self._run(given, extra)
 
-    def _run(self, given: dict[str, Any], extra: dict[str, Any]) -> None:
+    def _run(self, given: dict[str, Tensor], extra: dict[str, Any]) -> None:
         import jax
 
-        params = {Name(n): to_jax(v.value) for n, v in self._trained.items()}
-        # What has no gradient gets zeros, which no norm over all of them sees, and keeps its state.
-        grads = {n: given[n] if n in given else jax.numpy.zeros_like(x) for n, x in params.items()}
-        leaves = [to_jax(slot.variable.value) for slot in self._slots]
-        params, leaves = self._compiled(grads, leaves, params, extra)
-        for n in given:
-            self._trained[n].assign(_back(params[n], self._trained[n].value))
-        for slot, leaf in zip(self._slots, leaves, strict=True):
+        params = {n: v.value for n, v in self._trained.items()}
+        leaves = [slot.variable.value for slot in self._slots]
+        tensors, structure = jax.tree.flatten((given, leaves, params, extra))
+        numbers = {i: x for i, x in enumerate(tensors) if not isinstance(x, Tensor)}
+
+        def update(arrays: Sequence[Any]) -> list[Any]:
+            """optax's part, by which no gradient passes."""
+            rest = iter(arrays)
+            whole = [numbers[i] if i in numbers else next(rest) for i in range(len(tensors))]
+            grads, leaves, params, extra = jax.tree.unflatten(structure, whole)
+            params = {Name(n): x for n, x in params.items()}
+            # What has no gradient gets zeros, which no norm over all sees, and keeps its state.
+            grads = {n: grads[n] if n in grads else jax.numpy.zeros_like(params[n]) for n in params}
+            params, leaves = self._compiled(grads, leaves, params, extra)
+            return [*[params[n] for n in names], *leaves]
+
+        names = list(given)
+        ys = foreign(update, [x for x in tensors if isinstance(x, Tensor)], to_jax)
+        for n, y in zip(names, ys, strict=False):
+            self._trained[n].assign(_back(y, self._trained[n].value))
+        for slot, y in zip(self._slots, ys[len(names) :], strict=True):
             if slot.owner is None or slot.owner in given:
-                slot.variable.assign(wrap(leaf))
+                slot.variable.assign(y)
 
     def _step(self, grads: Any, leaves: Any, params: Any, extra: Any) -> tuple[Any, list[Any]]:
         """The pure function: new parameters and state from old ones."""
@@ -287,16 +301,17 @@ class Optimizer:
 
 def _as_value(loss: Tensor, variables: Sequence[Variable]) -> Tensor:
     """The loss for optax: float64 data must not ask for JAX's x64 mode if no variable does."""
-    data, wide = loss.data, (np.float64, np.complex128)
+    wide = np.float64, np.complex128
     dtype = np.float64 if any(v.dtype in wide for v in variables) else np.float32
-    return wrap(BACKENDS[type(data)].astype(data, dtype))
+    cast = lambda arrays: [BACKENDS[type(a)].astype(a, dtype) for a in arrays]  # noqa: E731
+    return foreign(cast, [loss], lambda x: x.data)[0]
 
 
-def _back(new: Any, old: Tensor) -> Tensor:
+def _back(new: Tensor, old: Tensor) -> Tensor:
     """A new value in the library that holds the old one; what is traced stays so."""
-    if is_jax(old) or is_traced(new):
-        return wrap(new)
-    return as_held(np.asarray(new), old)
+    if is_jax(old) or is_traced(new._data):
+        return new
+    return as_held(np.asarray(new._data), old)
 
 
 # -- the state's variables -------------------------------------------------------------------------
@@ -396,8 +411,8 @@ def _check_dtype(v: Variable) -> None:
         )
 
 
-def _checked(dx: Any, v: Variable) -> Any:
-    """A gradient that fits its variable, in JAX."""
+def _checked(dx: Any, v: Variable) -> Tensor:
+    """A gradient that fits its variable."""
     dx = dispatch.lift(dx)
     if dx.shape != v.shape:
         raise ShapeError(
@@ -409,4 +424,4 @@ def _checked(dx: Any, v: Variable) -> Any:
             f"apply_gradients: the gradient of {v.name!r} must have its dtype, {v.dtype}, got "
             f"{dx.dtype}. Convert it: astype(dx, v.dtype)."
         )
-    return to_jax(dx)
+    return dx
