@@ -39,11 +39,11 @@ def test_work_on_numpy_loads_no_jax():
 LAYERS = [
     "errors", "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
     "tensor", "placement", "tape", "recording", "printing", "shapeforms", "inference",
-    "static_values", "graph", "dispatch", "walk", "executor", "opsheet", "containers",
+    "static_values", "graph", "dispatch", "walk", "executor", "opsheet", "pytrees", "containers",
     "deferral", "reports", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
-    "gradients", "custom", "arguments", "closures", "regions", "compiled", "devices", "jitted",
-    "batching", "recompute", "loops", "control", "transforms", "foreign", "rules", "testing",
-    "linalg", "random", "nn", "losses", "train", "jax", "torch",
+    "gradients", "custom", "arguments", "closures", "regions", "verification", "compiled",
+    "devices", "jitted", "batching", "recompute", "loops", "control", "transforms", "foreign",
+    "rules", "testing", "linalg", "random", "nn", "losses", "train", "jax", "torch",
 ]  # fmt: skip
 
 

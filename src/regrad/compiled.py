@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regrad import verification
 from regrad.arguments import ONE
 from regrad.closures import Closure, Names
 from regrad.dispatch import LEAKED
-from regrad.errors import ArgumentError, DeviceError, TraceError
+from regrad.errors import ArgumentError, DeviceError, StaleError, TraceError
 from regrad.namespaces import JAX
 from regrad.placement import layout, trouble
 from regrad.regions import (
@@ -64,6 +65,7 @@ class Traced:
     found: Sequence[int] = ()
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
+    jaxpr: Any = None  # the backward program, as JAX writes it
 
 
 class Found(Exception):
@@ -93,6 +95,11 @@ def find_jax() -> Any:
 
 
 _KNOWN: list[bool] = []
+
+
+def _listed(sources: Sequence[Any]) -> str:
+    names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
+    return ", ".join(names) or "a Tensor of its closure"
 
 
 def _opened(results: _Results) -> _Results:
@@ -137,8 +144,9 @@ class Program:
         *,
         function: Any = None,
         donated: Sequence[int] = (),
-        traces: Callable[[Sequence[Any]], None] = lambda arrays: None,
+        traces: Callable[[Sequence[Any], Sequence[int]], None] = lambda arrays, plainly: None,
         derived: bool = False,
+        verify: bool = False,
     ) -> None:
         self.jax = find_jax()
         self.body = body
@@ -146,6 +154,7 @@ class Program:
         self.function = function  # what the user wrote
         self.donated = donated
         self.traces = traces
+        self.verify = verify  # trace again at each call, and compare
         self.derived = derived  # the gradient of another program: its ops are no new hits
         self.closure: Closure | None = None
         self.overrides: Overrides = None
@@ -162,7 +171,7 @@ class Program:
         with ONE_AT_A_TIME:
             self.closure, self.overrides = closure, overrides
             if closure is not None and not self.runs and not self.sources:
-                self.sources = closure.arrays()
+                self.sources = list(closure.arrays)
             while True:
                 try:
                     return self._call(xs, current())
@@ -262,6 +271,20 @@ class Program:
             self.sources += [places.get(id(source), source) for source in region.captured]
         return bool(news or region.captured)
 
+    def check_sources(self, region: Region) -> None:
+        """Raise if a trace took something from outside that the program does not know."""
+        if region.captured:
+            raise StaleError(
+                f"{self.name} is stale: traced again it uses {_listed(region.captured)}, which its "
+                "program does not have"
+            )
+
+    def plainly(self, region: Region) -> list[int]:
+        """The places of arrays that a trace did not use as operands: it may have read them."""
+        places = [s for s in self.sources if type(s) is int]
+        arrays = [(i, self.source(i)) for i in places]
+        return [i for i, a in arrays if not isinstance(a, Tensor) and id(a) not in region.operands]
+
     def _count(self, traced: Traced, overrides: Overrides, *, forward: bool) -> None:
         """Report the hits of a trace to the scopes in which its program runs now."""
         for key, binding in (traced.bindings or {}).items():
@@ -340,6 +363,7 @@ class Run:
         self.given: Sequence[Tensor] = ()
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
+        self.verifying = False
         self.compiled = program.jax.jit(self._trace, donate_argnums=1)
 
     def __call__(self, inputs: Sequence[Tensor]) -> _Results:
@@ -351,6 +375,8 @@ class Run:
         try:
             if not self.complete:
                 self._find(kept, given)
+            elif self.program.verify:
+                self._verify(kept, given)
             return self.compiled(kept, given)
         except (TypeError, ValueError) as error:
             self.program.check_places(error, inputs)
@@ -367,6 +393,16 @@ class Run:
         if self.news:
             raise Found
         self.complete = True
+
+    def _verify(self, kept: list[Any], given: tuple[Any, ...]) -> None:
+        """Trace once more, and compare with the program; nothing else comes of the trace."""
+        known = self.compiled.trace(kept, given)
+        self.verifying = True
+        try:
+            again = self.program.jax.jit(lambda *a: self._trace(*a)).trace(kept, given)
+        finally:
+            self.verifying = False
+        verification.compare(self.program.name, known, again)
 
     def _converted(self, i: int, x: Tensor) -> Any:
         """A source as JAX's; what stays the same from call to call is converted once."""
@@ -392,6 +428,7 @@ class Run:
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
         tapes = inner_tapes(RegionTape, current()) if self.wanted else ()
         region = Region(program.name, tapes=tapes, traced=True, around=None)
+        region.lasting = True
         inputs = [region.given(wrap(arrays[i])) for i in range(len(arrays))]
         for source, x in zip(program.sources, inputs[self.n :], strict=True):
             self._stand_in(region, program.source(source), x)
@@ -412,12 +449,15 @@ class Run:
         if tapes:
             linearize = partial(self._linearized, tapes[0], inputs, ys, results, arrays, traced)
             run_inside(linearize, region, traced.bindings)
+        if self.verifying:
+            program.check_sources(region)
+            return _Results(results, traced)
         self.news = program.find(region)
         if self.news and self.complete:  # for other shapes
             raise Found
         if self.news:
             return _Results(results, traced)
-        program.traces([arrays[i] for i in range(self.n)])
+        program.traces([arrays[i] for i in range(self.n)], program.plainly(region))
         traced.shared = _shared(traced, results, arrays)
         for i, variable in enumerate(traced.assigned, traced.count):
             if (sharding := layout(variable._tensor._data)) is not None:
@@ -463,7 +503,7 @@ class Run:
                 places[id(array)] = "result", len(results)
                 results.append(array)
             kept.append(places[id(array)])
-        traced.kept = kept
+        traced.kept, traced.jaxpr = kept, closed
         traced.backward = jax.jit(partial(evaluate, closed.jaxpr))
 
 

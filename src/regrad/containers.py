@@ -1,4 +1,4 @@
-"""Containers of tensors: lists, tuples, dicts and whatever optree knows, opened and closed.
+"""Containers of tensors, opened and closed: lists, tuples, dicts, and what optree or JAX knows.
 
 A list of plain numbers is one tensor; any other container is a container.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regrad.dispatch import NUMBERS
+from regrad.pytrees import NAMESPACE, adopted
 from regrad.tensor import Tensor
 
 Rebuild = Callable[[Sequence[Any]], Any]
@@ -35,7 +36,9 @@ def opened(value: Any) -> tuple[list[Any], Rebuild, Any]:
     """As `flatten`, with the structure, which can be compared and hashed."""
     import optree
 
-    leaves, spec = optree.tree_flatten(value, is_leaf=is_number_list)
+    leaves, spec = optree.tree_flatten(value, is_leaf=is_number_list, namespace=NAMESPACE)
+    if adopted(leaves):
+        return opened(value)
     return leaves, lambda new: optree.tree_unflatten(spec, new), spec
 
 
@@ -43,7 +46,7 @@ def paths(value: Any, name: str) -> list[str]:
     """A name for each leaf: `x`, `x['w']`, `x[0].bias`."""
     import optree
 
-    accessors = optree.tree_accessors(value, is_leaf=is_number_list)
+    accessors = optree.tree_accessors(value, is_leaf=is_number_list, namespace=NAMESPACE)
     return [accessor.codify(name) for accessor in accessors]
 
 
@@ -56,5 +59,5 @@ def matched(values: Any, like: Any) -> list[Any]:
         return [values]
     import optree
 
-    spec = optree.tree_structure(like)
+    spec = optree.tree_structure(like, namespace=NAMESPACE)
     return spec.flatten_up_to(values)

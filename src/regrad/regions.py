@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from regrad import dispatch
 from regrad.closures import Names
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, TraceError
 from regrad.gradients import run_taped
 from regrad.namespaces import BACKENDS, is_inexact, is_traced
 from regrad.overrides import Binding
@@ -63,6 +63,8 @@ class Region:
         self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
         self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
         self.kept: list[Any] = []  # so that no id() in `stand_ins` is used twice
+        self.lasting = False  # whether a program is made of this run, for many calls
+        self.operands: set[int] = set()  # arrays that ops have taken, by id()
 
     @property
     def outer(self) -> Region | None:
@@ -104,6 +106,7 @@ class Region:
         """An array that the body uses: what stands for it, or a copy of what it holds now."""
         inner = self.stand_ins.get(id(value))
         if inner is not None:
+            self.operands.add(id(value))
             return inner
         if self.outer is not None:
             return self.outer.array(value)
@@ -112,6 +115,19 @@ class Region:
     def stand_in_for(self, source: Source) -> Tensor:
         """What stands inside for something captured, before any assignment."""
         return self.entries[id(source)]
+
+    def refuse_read(self, x: Tensor) -> None:
+        """Raise if a program would be made of the values of a Tensor from outside."""
+        root = self
+        while root.outer is not None:
+            root = root.outer
+        if root.lasting and 0 <= x._id < root.mark:
+            raise TraceError(
+                f"the values of a Tensor ({x.dtype}, shape {x.shape}) from outside were asked for "
+                f"under {root.kind}, by bool(), float(), .numpy(), an if or the like: they would "
+                "be built into the program, and the Tensor that stands there next would not be "
+                "seen. Compute with regrad's functions, or keep a Python number there instead."
+            )
 
     def generator(self, generator: Any) -> None:
         """A NumPy Generator is about to be used, which will have moved on when this runs again."""

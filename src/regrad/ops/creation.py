@@ -13,6 +13,7 @@ from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import FLOAT
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
+from regrad.shapes import as_shape
 from regrad.tensor import OURS, Tensor, wrap
 
 Shape = int | tuple[int, ...]
@@ -187,12 +188,12 @@ def _taken(obj: Any, copy: bool | None) -> Tensor:
 
 def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Zeros, float32 by default."""
-    return wrap(np.zeros(shape, _default(dtype)))
+    return wrap(np.zeros(as_shape(shape), _default(dtype)))
 
 
 def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Ones, float32 by default."""
-    return wrap(np.ones(shape, _default(dtype)))
+    return wrap(np.ones(as_shape(shape), _default(dtype)))
 
 
 def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -203,7 +204,7 @@ def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
 def full(shape: Shape, fill_value: complex, *, dtype: Any = None, device: Any = None) -> Tensor:
     """One number everywhere; by default its dtype is the standard's for that number."""
     dtype = asarray(fill_value).dtype if dtype is None else as_numpy_dtype(dtype)
-    return wrap(np.full(shape, fill_value, dtype))
+    return wrap(np.full(as_shape(shape), fill_value, dtype))
 
 
 def arange(
