@@ -248,10 +248,14 @@ class _Walk:
             self.entry(name, Identity(value))
             if isinstance(value, np.random.Generator):
                 self.closure.generators.append((name, value))
-            if not _is_closed(value):
-                self.object(value, name)
+            elif isinstance(value, Variable):
+                read = functools.partial(getattr, value, "trainable")
+                self.watch(value, "trainable", read)
+                self.value(read(), f"{name}.trainable", read)
             elif "__wrapped__" in (own := getattr(value, "__dict__", {})):
                 self.value(own["__wrapped__"], name, MISSING)
+            if not _is_closed(value):
+                self.object(value, name)
 
     def tensor(self, value: Any, name: str, read: Any) -> None:
         """A Tensor or an array: an input of the program, if it holds numbers."""
@@ -260,7 +264,7 @@ class _Walk:
         elif isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
             self.entries_of(value, name, value.ravel().tolist, {})
         else:
-            self.entry(name, Tensor)
+            self.entry(name, (Tensor, value.shape, value.dtype))
             self.closure.tensors.append(read if callable(read) else lambda: value)
 
     def method(self, method: Method, name: str) -> None:

@@ -19,7 +19,7 @@ from regrad import verification
 from regrad.arguments import ONE
 from regrad.closures import Closure, Names
 from regrad.dispatch import LEAKED
-from regrad.errors import ArgumentError, DeviceError, StaleError, TraceError
+from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
 from regrad.namespaces import JAX
 from regrad.placement import layout, trouble
 from regrad.regions import (
@@ -122,6 +122,15 @@ def to_jax(data: Any) -> Any:
     return data
 
 
+def _can_go_in(array: Any) -> bool:
+    """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
+    try:
+        JAX.native_dtype(array.dtype)
+    except DTypeError:
+        return False
+    return True
+
+
 def _given(x: Tensor) -> Any:
     """An argument as compiled programs take it: small NumPy arrays go in as they are."""
     data = x._data
@@ -171,7 +180,7 @@ class Program:
         with ONE_AT_A_TIME:
             self.closure, self.overrides = closure, overrides
             if closure is not None and not self.runs and not self.sources:
-                self.sources = list(closure.arrays)
+                self.sources = [i for i in closure.arrays if _can_go_in(closure.tensors[i]())]
             while True:
                 try:
                     return self._call(xs, current())
@@ -281,9 +290,10 @@ class Program:
 
     def plainly(self, region: Region) -> list[int]:
         """The places of arrays that a trace did not use as operands: it may have read them."""
-        places = [s for s in self.sources if type(s) is int]
-        arrays = [(i, self.source(i)) for i in places]
-        return [i for i, a in arrays if not isinstance(a, Tensor) and id(a) not in region.operands]
+        if self.closure is None:
+            return []
+        arrays = [(i, self.source(i)) for i in self.closure.arrays]
+        return [i for i, array in arrays if id(array) not in region.operands]
 
     def _count(self, traced: Traced, overrides: Overrides, *, forward: bool) -> None:
         """Report the hits of a trace to the scopes in which its program runs now."""
