@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import ArgumentError, GradientError
+from regrad.errors import ArgumentError, GradientError, RetraceWarning
 
 
 class Plain:
@@ -209,6 +209,14 @@ def test_an_array_that_is_read_counts_by_its_content(size):
         table[-1] = value
         assert f(rg.scalar(3.0)).item() == 3.0 * value
     assert f.cache_info().traces == 2
+
+
+def test_the_warning_names_arrays_that_are_read():
+    table = np.zeros(1)
+    f = rg.jit(lambda x: x * float(table[0]))
+    with pytest.warns(RetraceWarning, match="content of a NumPy array that the function reads"):
+        for table[0] in range(8):
+            f(rg.scalar(3.0))
 
 
 def test_the_program_for_other_shapes_may_read_other_arrays():

@@ -103,19 +103,21 @@ class Given:
             if type(leaf) in dispatch.NUMBERS and numbers != "as they are":
                 weak = numbers == "weak"
                 x = dispatch.constant(leaf, _dtype_of(leaf, wide=weak and _x64()))
-                place = _Traced(type(leaf)) if weak and type(leaf) in NUMBER else TENSOR
-            else:
-                x = traceable(leaf)
-                place = ARRAY if is_key(leaf) else TENSOR
-            if type(leaf) is Static:
-                self.declared.add(len(self.leaves))
-                leaf = leaf.value
-            if x is None:
-                self.plain.append(len(self.leaves))
-                self.leaves.append(leaf)
-            else:
-                self.leaves.append(place)
+                self.leaves.append(_Traced(type(leaf)) if weak and type(leaf) in NUMBER else TENSOR)
                 self.tensors.append(x)
+            elif (x := traceable(leaf)) is not None:
+                self.leaves.append(ARRAY if is_key(leaf) else TENSOR)
+                self.tensors.append(x)
+            else:
+                self._static(leaf)
+
+    def _static(self, leaf: Any) -> None:
+        """Note a leaf that is no Tensor."""
+        self.plain.append(len(self.leaves))
+        if type(leaf) is Static:
+            self.declared.add(len(self.leaves))
+            leaf = leaf.value
+        self.leaves.append(leaf)
 
     @property
     def key(self) -> Any:
@@ -130,6 +132,8 @@ class Given:
 
         Raise ArgumentError for an argument that is neither a Tensor nor static.
         """
+        if not self.plain:
+            return []
         values = [(self.leaves[i], i) for i in self.plain]
         for value, i in values:
             if i not in self.declared and not is_static(value):

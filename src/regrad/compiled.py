@@ -165,6 +165,7 @@ class Program:
         self.traces = traces
         self.verify = verify  # trace again at each call, and compare
         self.derived = derived  # the gradient of another program: its ops are no new hits
+        self.reads = False  # whether a trace may have read arrays of the closure plainly
         self.closure: Closure | None = None
         self.overrides: Overrides = None
         self.sources: list[Any] = []
@@ -467,7 +468,9 @@ class Run:
             raise Found
         if self.news:
             return _Results(results, traced)
-        program.traces([arrays[i] for i in range(self.n)], program.plainly(region))
+        plainly = program.plainly(region)
+        program.reads = program.reads or bool(plainly)
+        program.traces([arrays[i] for i in range(self.n)], plainly)
         traced.shared = _shared(traced, results, arrays)
         for i, variable in enumerate(traced.assigned, traced.count):
             if (sharding := layout(variable._tensor._data)) is not None:

@@ -18,7 +18,7 @@ import numpy as np
 from regrad import registry
 from regrad.arguments import Given, Static, noted
 from regrad.closures import Closure, Method
-from regrad.compiled import Program, find_jax
+from regrad.compiled import Body, Program, find_jax
 from regrad.errors import ArgumentError, RetraceWarning
 from regrad.gradients import callable_or_raise
 from regrad.graph import Symbol
@@ -207,31 +207,33 @@ class Jitted:
         if state is not None:
             if state.region is not None and state.region.traced:
                 return self.f(*args, **kwargs)
-        elif not kwargs and self.closure.is_current():
+        elif not kwargs:
             for x in args:
                 if type(x) is not Tensor:
                     break
             else:
                 program = self.plain.get(len(args))
-                if program is not None and registry.version == self.version:
+                if (
+                    program is not None
+                    and registry.version == self.version
+                    and self.closure.is_current()
+                ):
                     return program.alone(args)
         return self._call(state, args, kwargs)
 
     def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.static.any:
-            args, kwargs = self.static.marked(args, kwargs)
-        given = Given(args, kwargs, numbers="weak")
+        marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
+        given = Given(*marked, numbers="weak")
         reaching = given.open_to_change(self.parameters)
         if any(type(x._data) is Symbol for x in given.tensors):
-            args, kwargs = given.close(given.tensors)
             return self.f(*args, **kwargs)
         overrides = None if state is None else state.overrides
         closure = self._closure(overrides, reaching)
         program = self._program(given, closure, overrides)
-        alone = overrides is None and not kwargs and not closure.arrays and not self.verify
+        ys, note = program(given.tensors, closure, overrides)
+        alone = overrides is None and not (kwargs or program.reads or self.verify)
         if alone and all(type(x) is Tensor for x in args):
             self.plain[len(args)] = program
-        ys, note = program(given.tensors, closure, overrides)
         return note(ys)
 
     def _closure(self, overrides: Any, reaching: Sequence[Any]) -> Closure:
@@ -255,39 +257,47 @@ class Jitted:
         rules = tuple(k for k, _ in in_order(overrides)) if overrides else ()
         self.version = registry.version
         known = given.key, closure.key, rules, self.version
-        read = self.read.setdefault(known, set())
-        key = *known, closure.content(sorted(read))
+        read = self.read.get(known)
+        key = known, closure.content(sorted(read)) if read else ()
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = self._made(given, closure, known)
+        elif self.verify:
+            program.body = self._body(given)  # with the arguments of this call
+        return program
+
+    def _body(self, given: Given) -> Body:
         close = given.closer()
 
         def body(xs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
             args, kwargs = close(xs)
             return noted(self.f(*args, **kwargs))
 
-        program = self.programs.get(key)
-        if program is None:
-            names = given.names(self.parameters)
-            donated = [i for i, n in enumerate(names) if re.match(r"\w*", n)[0] in self.donate]  # pyright: ignore
-            seen = key, closure.names, names
+        return body
 
-            made = Program(
-                body,
-                self.name,
-                function=self.f,
-                donated=donated,
-                traces=lambda arrays, plainly: traced(arrays, plainly),
-                verify=self.verify,
-            )
+    def _made(self, given: Given, closure: Closure, known: tuple[Any, ...]) -> Program:
+        names = given.names(self.parameters)
+        donated = [i for i, n in enumerate(names) if re.match(r"\w*", n)[0] in self.donate]  # pyright: ignore
+        seen = known, closure.names, names
 
-            def traced(arrays: Sequence[Any], plainly: Sequence[int]) -> None:
-                """Find the program by the content of the arrays that the trace read."""
+        def traced(arrays: Sequence[Any], plainly: Sequence[int]) -> None:
+            """Find the program by the content of the arrays that the trace read."""
+            if plainly:
+                self.plain.clear()
+                assert program.closure is not None
+                read = self.read.setdefault(known, set())
                 read.update(plainly)
-                assert made.closure is not None
-                self.programs[(*known, made.closure.content(sorted(read)))] = made
-                self._traced(seen, arrays)
+                self.programs[known, program.closure.content(sorted(read))] = program
+            self._traced(seen, arrays)
 
-            program = self.programs[key] = made
-        elif self.verify:
-            program.body = body  # with the arguments of this call
+        program = Program(
+            self._body(given),
+            self.name,
+            function=self.f,
+            donated=donated,
+            traces=traced,
+            verify=self.verify,
+        )
         return program
 
     # -- what happened -----------------------------------------------------------------------
@@ -325,6 +335,8 @@ class Jitted:
         for path, a, b in zip(paths, old_shapes, shapes, strict=False):
             if a != b:
                 return f"the argument {path}, from {a} to {b}"
+        if self.read.get(new):
+            return "the content of a NumPy array that the function reads, not as an operand"
         return "a rule, or a setting of JAX"
 
 

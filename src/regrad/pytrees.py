@@ -21,17 +21,12 @@ LEAVES = {Tensor, np.ndarray, bool, int, float, complex, str, list}  # most are 
 
 def adopted(leaves: Iterable[Any]) -> bool:
     """Whether there were objects among these that JAX opens; optree opens them from now on."""
-    jax = sys.modules.get("jax")
+    strange = [x for x in leaves if type(x) not in LEAVES and not isinstance(x, Tensor)]
+    jax = sys.modules.get("jax") if strange else None
     registry = getattr(getattr(jax, "tree_util", None), "default_registry", None)
     if registry is None:
         return False
-    new = {
-        type(x)
-        for x in leaves
-        if type(x) not in LEAVES
-        and not isinstance(x, Tensor)
-        and registry.flatten_one_level(x) is not None
-    }
+    new = {type(x) for x in strange if registry.flatten_one_level(x) is not None}
     for kind in new:
         _adopt(kind)
     return bool(new)
