@@ -139,7 +139,9 @@ class Statics:
         self.names = {*names, *[parameters[i] for i in places if i < len(parameters)]}
         self.any = bool(self.places or self.names)
 
-    def marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def marked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the static ones marked."""
         return (
             tuple([Static(x) if i in self.places else x for i, x in enumerate(args)]),
