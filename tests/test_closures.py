@@ -1,8 +1,12 @@
 """What a compiled function reaches without being given it is seen to change."""
 
 import argparse
+import copy
 import functools
-from collections import OrderedDict, defaultdict, deque
+import gc
+import pickle
+import weakref
+from collections import OrderedDict, defaultdict
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -10,7 +14,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from regrad.errors import ArgumentError, GradientError
+from regrad.errors import ArgumentError, GradientError, RetraceWarning
 
 
 class Plain:
@@ -121,10 +125,12 @@ def test_through_partials_methods_and_tuples():
     assert f(rg.scalar(1.0)).item() == 3.0
 
 
-def test_what_is_of_no_known_kind_is_told_apart_by_identity():
-    queue = deque([2.0])
-    f = rg.jit(lambda x: x * len(queue))
-    assert f(rg.scalar(1.0)).item() == 1.0 and f.cache_info().programs == 1
+def test_attributes_that_no_code_asks_for_cost_no_trace():
+    holder = Plain()
+    f = rg.jit(lambda x: x * holder.rate)
+    for holder.steps in range(3):
+        assert f(rg.scalar(1.0)).item() == 2.0
+    assert f.cache_info().traces == 1
 
 
 def test_numbers_drawn_while_tracing_are_refused():
@@ -183,3 +189,98 @@ def test_names_bound_anew_do_not_matter_at_the_second_order():
 
     due = rg.grad(rg.grad(lambda x: rg.sin(rg.sin(x) * 2.0) * 3.0))(0.3).item()
     assert rg.grad(rg.grad(f))(0.3).item() == pytest.approx(due, rel=1e-5)
+
+
+# -- arrays ----------------------------------------------------------------------------------------
+
+
+def test_an_array_that_is_an_operand_costs_no_trace_when_it_changes():
+    rate = np.ones(2, "float32")
+    f = rg.jit(lambda x: x * rate)
+    for i in range(3):
+        rate[0] = i
+        assert f(rg.tensor([1.0, 1.0])).tolist() == [i, 1.0]
+    assert f.cache_info().traces == 1
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 1000])
+def test_an_array_that_is_read_counts_by_its_content(size):
+    table = np.zeros(size)
+    f = rg.jit(lambda x: x * float(table[-1]))
+    for value in (1.0, 2.0, 1.0):
+        table[-1] = value
+        assert f(rg.scalar(3.0)).item() == 3.0 * value
+    assert f.cache_info().traces == 2
+
+
+def test_the_warning_names_arrays_that_are_read():
+    table = np.zeros(1)
+    f = rg.jit(lambda x: x * float(table[0]))
+    with pytest.warns(RetraceWarning, match="content of a NumPy array that the function reads"):
+        for table[0] in range(8):
+            f(rg.scalar(3.0))
+
+
+def test_the_program_for_other_shapes_may_read_other_arrays():
+    table = np.zeros(1, "float32")
+    f = rg.jit(lambda x: x * table if x.ndim else x * float(table[0]))
+    for value in (1.0, 2.0, 1.0):
+        table[0] = value
+        assert f(rg.tensor([3.0])).tolist() == [3.0 * value]
+        assert f(rg.scalar(3.0)).item() == 3.0 * value
+
+
+# -- methods ---------------------------------------------------------------------------------------
+
+
+class Model:
+    def __init__(self, rate=2.0):
+        self.rate = rate
+
+    @rg.jit
+    def scaled(self, x):
+        return x * self.rate
+
+    @functools.partial(rg.jit, static_argnums=2, static_argnames="axis")
+    def reduced(self, x, times, axis=0):
+        return sum([x.sum(axis=axis)] * times) * self.rate
+
+
+class Child(Model):
+    @rg.jit
+    def scaled(self, x):
+        return super().scaled(x) * 10
+
+
+def test_a_compiled_method_leaves_nothing_in_its_object():
+    one = Model()
+    x = rg.scalar(1.0)
+    assert one.scaled(x).item() == 2.0 and vars(one) == {"rate": 2.0}
+    for twin in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        twin.rate = 3.0
+        assert twin.scaled(x).item() == 3.0 and one.scaled(x).item() == 2.0
+    assert Model.scaled.__name__ == "scaled" and one.scaled.cache_info().traces == 1
+
+
+def test_a_method_of_the_base_class_stays_its_own():
+    child = Child()
+    for _ in range(3):
+        assert child.scaled(rg.scalar(1.0)).item() == 20.0
+
+
+def test_static_arguments_of_methods_are_counted_with_self():
+    one = Model()
+    assert one.reduced(rg.ones((2, 2)), 2).tolist() == [8.0, 8.0]
+    assert one.reduced(rg.ones((2, 2)), 1, axis=None).item() == 8.0
+
+
+def test_an_object_goes_with_its_last_reference():
+    one = Model()
+    bound = one.scaled
+    reference = weakref.ref(one)
+    bound(rg.scalar(1.0))
+    del one
+    assert bound(rg.scalar(1.0)).item() == 2.0
+    del bound
+    gc.collect()
+    assert reference() is None

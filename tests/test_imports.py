@@ -40,12 +40,12 @@ LAYERS = [
     "errors", "hints", "signatures",
     "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
     "tensor", "numbers", "placement", "tape", "recording", "printing", "shapeforms", "inference",
-    "static_values", "graph", "dispatch", "walk", "builtin", "executor", "opsheet", "containers",
-    "deferral", "reports", "scopes", "overrides", "numpy_protocol", "ops", "dtypes", "variable",
-    "gradients", "trails", "custom", "arguments", "closures", "capture", "regions", "compiled",
-    "devices", "jitted", "batching", "recompute", "loops", "branches", "control", "transforms",
-    "foreign", "rules", "reals", "differences", "findings", "checking", "testing",
-    "linalg", "random", "nn", "losses", "train", "jax", "torch",
+    "static_values", "graph", "dispatch", "walk", "builtin", "executor", "opsheet", "pytrees",
+    "containers", "deferral", "reports", "scopes", "overrides", "numpy_protocol", "ops", "dtypes",
+    "variable", "gradients", "trails", "custom", "arguments", "closures", "capture", "regions",
+    "verification", "compiled", "devices", "jitted", "batching", "recompute", "loops", "branches",
+    "control", "transforms", "foreign", "rules", "reals", "differences", "findings", "checking",
+    "testing", "linalg", "random", "nn", "losses", "train", "jax", "torch",
 ]  # fmt: skip
 
 

@@ -5,6 +5,8 @@ Tensors are taken out of their containers, and put back into them.
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +15,7 @@ import numpy as np
 from regrad import containers, dispatch
 from regrad.errors import ArgumentError, kind
 from regrad.namespaces import BACKENDS, is_array
+from regrad.pytrees import exactly
 from regrad.tensor import Tensor, wrap
 from regrad.variable import Variable
 
@@ -23,6 +26,19 @@ class Note:
     def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
         self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
         self.rebuild = rebuild
+
+    def is_like(self, other: Note) -> bool:
+        """Whether two notes put the same structure around as many Tensors."""
+        count = len(self.leaves)
+        return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
+            other.rebuild([0] * count)
+        )
+
+    def __repr__(self) -> str:
+        signs = [
+            "a Tensor" if x is TENSOR else "an array" if x is ARRAY else x for x in self.leaves
+        ]
+        return repr(self.rebuild(signs))
 
     def __call__(self, ys: Sequence[Tensor]) -> Any:
         given = iter(ys)
@@ -87,24 +103,49 @@ class Given:
         leaves, self.rebuild, self.structure = containers.opened(self.arguments)
         self.tensors: list[Tensor] = []
         self.leaves: list[Any] = []
+        self.plain: list[int] = []  # the places of leaves that are no Tensors
+        self.declared: set[int] = set()  # those that the caller has called static
         for leaf in leaves:
             if type(leaf) in dispatch.NUMBERS and numbers != "as they are":
                 weak = numbers == "weak"
                 x = dispatch.constant(leaf, _dtype_of(leaf, wide=weak and _x64()))
-                place = _Traced(type(leaf)) if weak and type(leaf) in NUMBER else TENSOR
-            else:
-                x = traceable(leaf)
-                place = ARRAY if is_key(leaf) else TENSOR
-            if x is None:
-                self.leaves.append(leaf.value if type(leaf) is Static else leaf)
-            else:
-                self.leaves.append(place)
+                self.leaves.append(_Traced(type(leaf)) if weak and type(leaf) in NUMBER else TENSOR)
                 self.tensors.append(x)
+            elif (x := traceable(leaf)) is not None:
+                self.leaves.append(ARRAY if is_key(leaf) else TENSOR)
+                self.tensors.append(x)
+            else:
+                self._static(leaf)
+
+    def _static(self, leaf: Any) -> None:
+        """Note a leaf that is no Tensor."""
+        self.plain.append(len(self.leaves))
+        if type(leaf) is Static:
+            self.declared.add(len(self.leaves))
+            leaf = leaf.value
+        self.leaves.append(leaf)
 
     @property
     def key(self) -> Any:
         """What of the arguments a compiled program has built in."""
-        return self.structure, tuple(map(self._hashable, self.leaves, range(len(self.leaves))))
+        leaves = list(self.leaves)
+        for i in self.plain:
+            leaves[i] = self._exactly(leaves[i], i)
+        return self.structure, tuple(leaves)
+
+    def open_to_change(self, parameters: Sequence[str]) -> list[Any]:
+        """The static arguments that reach more than themselves: functions, and objects.
+
+        Raise ArgumentError for an argument that is neither a Tensor nor static.
+        """
+        if not self.plain:
+            return []
+        values = [(self.leaves[i], i) for i in self.plain]
+        for value, i in values:
+            if i not in self.declared and not is_static(value):
+                path = _called(containers.paths(self.arguments, "")[i], parameters)
+                raise ArgumentError(REFUSED.format(path=path, kind=kind(value)))
+        return [value for value, _ in values if not _has_a_value(value)]
 
     def places(self) -> list[bool]:
         """Which leaves are Tensors."""
@@ -116,17 +157,17 @@ class Given:
         names = [_called(path, parameters) for path in paths]
         return [name for name, there in zip(names, self.places(), strict=True) if there]
 
-    def _hashable(self, value: Any, i: int) -> Any:
+    def _exactly(self, value: Any, i: int) -> Any:
         try:
             hash(value)
         except TypeError:
             raise ArgumentError(
                 f"the argument {containers.paths(self.arguments, 'arguments')[i]} is "
-                f"{kind(value)}, neither a Tensor, array or number nor hashable, so no compiled "
-                "program can be found by it. Pass its tensors, make it a tuple or a frozen "
-                "dataclass, or let f reach it by a closure."
+                f"{kind(value)}, which is static and not hashable, so no compiled program can be "
+                "found by it. Make it a tuple or a frozen dataclass, or let f reach it by a "
+                "closure."
             ) from None
-        return type(value), value
+        return exactly(value)
 
     def close(self, xs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments again, with these Tensors in their places."""
@@ -191,6 +232,38 @@ def place_of_number(number: complex) -> tuple[Any, np.dtype]:
     """The place of a Python number that becomes a weak Tensor, and the dtype of that."""
     place = _Traced(type(number)) if type(number) in NUMBER else TENSOR
     return place, _dtype_of(number, wide=_x64())
+
+
+REFUSED = (
+    "the argument {path} is {kind}: expected Tensors, arrays, numbers, containers of these, or "
+    "what is static by itself (None, a string, a dtype, a function). Pass its tensors, or register "
+    "its class as a container (jax.tree_util.register_dataclass, or optree.register_pytree_node "
+    "with namespace='regrad'); let f reach it by its closure, as a method's self is; or name the "
+    "argument in static_argnames, if it is hashable."
+)
+FUNCTIONS = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType,
+    functools.partial, np.ufunc, type,
+)  # fmt: skip
+
+
+def is_static(value: Any) -> bool:
+    """Whether an argument is static by itself."""
+    return (
+        value is None
+        or value is Ellipsis
+        or isinstance(value, (str, bytes, np.dtype, *FUNCTIONS))
+        or hasattr(value, "__wrapped__")  # a function that has been decorated
+    )
+
+
+def _has_a_value(value: Any) -> bool:
+    """Whether a static argument is told by `==`: it is what its class says that it is equal to."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(_has_a_value, value))
+    if value is None or value is Ellipsis:
+        return True
+    return not isinstance(value, FUNCTIONS) and type(value).__eq__ is not object.__eq__
 
 
 class Static:

@@ -17,6 +17,7 @@ from regrad.namespaces import BACKENDS
 from regrad.ops.array import moveaxis, stack
 from regrad.ops.getitem import getitem
 from regrad.ops.reduction import sum as sum_of
+from regrad.pytrees import NAMESPACE
 from regrad.regions import (
     Flat,
     Inline,
@@ -112,9 +113,11 @@ def _spread(axis: Axes, arg: Any) -> list[Any]:
     import optree
 
     found: list[Any] = []
-    structure = optree.tree_structure(axis, none_is_leaf=True)
+    structure = optree.tree_structure(axis, none_is_leaf=True, namespace=NAMESPACE)
     for a, part in zip(
-        optree.tree_leaves(axis, none_is_leaf=True), structure.flatten_up_to(arg), strict=True
+        optree.tree_leaves(axis, none_is_leaf=True, namespace=NAMESPACE),
+        structure.flatten_up_to(arg),
+        strict=True,
     ):
         found += _spread(a, part)
     return found

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regrad import verification
 from regrad.arguments import ONE
 from regrad.capture import Captured, evaluate
 from regrad.closures import Closure
 from regrad.dispatch import LEAKED
-from regrad.errors import ArgumentError, DeviceError, TraceError
+from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
 from regrad.namespaces import JAX
 from regrad.placement import layout, trouble
 from regrad.regions import (
@@ -70,6 +71,7 @@ class Traced:
     found: Sequence[int] = ()
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
+    jaxpr: Any = None  # the backward program, as JAX writes it
 
     def __init__(self, body: Body, name: str, bindings: Overrides, expected: Any = None) -> None:
         self.body = body
@@ -127,6 +129,11 @@ def find_jax() -> Any:
 _KNOWN: list[bool] = []
 
 
+def _listed(sources: Sequence[Any]) -> str:
+    names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
+    return ", ".join(names) or "a Tensor of its closure"
+
+
 def _opened(results: _Results) -> _Results:
     return results
 
@@ -145,6 +152,15 @@ def to_jax(data: Any) -> Any:
             "with rg.tensor(t.numpy())"
         )
     return data
+
+
+def _can_go_in(array: Any) -> bool:
+    """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
+    try:
+        JAX.native_dtype(array.dtype)
+    except DTypeError:
+        return False
+    return True
 
 
 def _given(x: Tensor) -> Any:
@@ -168,15 +184,18 @@ class Program:
         name: str,
         *,
         donated: Sequence[int] = (),
-        traces: Callable[[Sequence[Any]], None] = lambda arrays: None,
+        traces: Callable[[Sequence[Any], Sequence[int]], None] = lambda arrays, plainly: None,
         derived: bool = False,
+        verify: bool = False,
     ) -> None:
         self.jax = find_jax()
         self.body = body
         self.name = name
         self.donated = donated
         self.traces = traces
+        self.verify = verify  # trace again at each call, and compare
         self.derived = derived  # the gradient of another program: its ops are no new hits
+        self.reads = False  # whether a trace may have read arrays of the closure plainly
         self.closure: Closure | None = None
         self.overrides: Overrides = None
         self.sources: list[Any] = []
@@ -192,7 +211,7 @@ class Program:
         with ONE_AT_A_TIME:
             self.closure, self.overrides = closure, overrides
             if closure is not None and not self.runs and not self.sources:
-                self.sources = closure.arrays()
+                self.sources = [i for i in closure.arrays if _can_go_in(closure.tensors[i]())]
             while True:
                 try:
                     return self._call(xs, current())
@@ -298,6 +317,21 @@ class Program:
             self.sources += [places.get(id(source), source) for source in region.captured]
         return bool(news or region.captured)
 
+    def check_sources(self, region: Region) -> None:
+        """Raise if a trace took something from outside that the program does not know."""
+        if region.captured:
+            raise StaleError(
+                f"{self.name} is stale: traced again it uses {_listed(region.captured)}, which its "
+                "program does not have"
+            )
+
+    def plainly(self, region: Region) -> list[int]:
+        """The places of arrays that a trace did not use as operands: it may have read them."""
+        if self.closure is None:
+            return []
+        arrays = [(i, self.source(i)) for i in self.closure.arrays]
+        return [i for i, array in arrays if id(array) not in region.operands]
+
     def _count(self, traced: Traced, overrides: Overrides, *, forward: bool) -> None:
         """Report the hits of a trace to the scopes in which its program runs now."""
         for key, hit in traced.hits():
@@ -370,6 +404,7 @@ class Run:
         self.given: Sequence[Tensor] = ()
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
+        self.verifying = False
         self.compiled = program.jax.jit(self._trace, donate_argnums=1)
 
     def __call__(self, inputs: Sequence[Tensor]) -> _Results:
@@ -381,6 +416,8 @@ class Run:
         try:
             if not self.complete:
                 self._find(kept, given)
+            elif self.program.verify:
+                self._verify(kept, given)
             return self.compiled(kept, given)
         except (TypeError, ValueError) as error:
             self.program.check_places(error, inputs)
@@ -397,6 +434,16 @@ class Run:
         if self.news:
             raise Found
         self.complete = True
+
+    def _verify(self, kept: list[Any], given: tuple[Any, ...]) -> None:
+        """Trace once more, and compare with the program; nothing else comes of the trace."""
+        known = self.compiled.trace(kept, given)
+        self.verifying = True
+        try:
+            again = self.program.jax.jit(lambda *a: self._trace(*a)).trace(kept, given)
+        finally:
+            self.verifying = False
+        verification.compare(self.program.name, known, again)
 
     def _converted(self, i: int, x: Tensor) -> Any:
         """A source as JAX's; what stays the same from call to call is converted once."""
@@ -422,6 +469,7 @@ class Run:
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
         tapes = inner_tapes(RegionTape, current()) if self.wanted else ()
         region = Region(program.name, tapes=tapes, traced=True, around=None)
+        region.lasting = True
         inputs = [region.given(wrap(arrays[i])) for i in range(len(arrays))]
         for source, x in zip(program.sources, inputs[self.n :], strict=True):
             self._stand_in(region, program.source(source), x)
@@ -442,6 +490,9 @@ class Run:
         if tapes:
             linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, traced)
             run_inside(linearize, region, traced.bindings)
+        if self.verifying:
+            program.check_sources(region)
+            return _Results(outputs, traced)
         self.news = program.find(region)
         if self.news:
             traced.rewind()
@@ -449,7 +500,9 @@ class Run:
             if self.complete:  # for other shapes
                 raise Found
             return _Results(outputs, traced)
-        program.traces([arrays[i] for i in range(self.n)])
+        plainly = program.plainly(region)
+        program.reads = program.reads or bool(plainly)
+        program.traces([arrays[i] for i in range(self.n)], plainly)
         lax = program.jax.lax
         traced.shared = _shared(traced, outputs, arrays)
         for i, variable in enumerate(traced.assigned, traced.count):
@@ -496,7 +549,7 @@ class Run:
                 places[id(array)] = "result", len(results)
                 results.append(array)
             kept.append(places[id(array)])
-        traced.kept = kept
+        traced.kept, traced.jaxpr = kept, closed
         traced.backward = jax.jit(partial(evaluate, closed.jaxpr))
 
 

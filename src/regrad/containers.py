@@ -1,4 +1,4 @@
-"""Containers of tensors: lists, tuples, dicts and whatever optree knows, opened and closed.
+"""Containers of tensors, opened and closed: lists, tuples, dicts, and what optree or JAX knows.
 
 A list of plain numbers is one tensor; any other container is a container.
 """
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from regrad.dispatch import NUMBERS, is_tensor
 from regrad.errors import ArgumentError, RuleError, kind
 from regrad.namespaces import is_array
+from regrad.pytrees import NAMESPACE, adopted
 from regrad.ruleforms import place
 from regrad.tensor import Tensor
 
@@ -52,7 +53,9 @@ def opened(
     """As `flatten`, with the structure, which can be compared and hashed."""
     import optree
 
-    leaves, spec = optree.tree_flatten(value, is_leaf=is_leaf)
+    leaves, spec = optree.tree_flatten(value, is_leaf=is_leaf, namespace=NAMESPACE)
+    if adopted(leaves):
+        return opened(value, is_leaf)
     return leaves, lambda new: optree.tree_unflatten(spec, new), spec
 
 
@@ -96,7 +99,7 @@ def paths(value: Any, name: str) -> list[str]:
     """A name for each leaf: `x`, `x['w']`, `x[0].bias`."""
     import optree
 
-    accessors = optree.tree_accessors(value, is_leaf=is_number_list)
+    accessors = optree.tree_accessors(value, is_leaf=is_number_list, namespace=NAMESPACE)
     return [accessor.codify(name) for accessor in accessors]
 
 
@@ -109,7 +112,7 @@ def matched(values: Any, like: Any) -> list[Any]:
         return [values]
     import optree
 
-    spec = optree.tree_structure(like)
+    spec = optree.tree_structure(like, namespace=NAMESPACE)
     return spec.flatten_up_to(values)
 
 
@@ -154,7 +157,7 @@ def read(value: Any) -> Any:
     """A container as Nodes."""
     import optree
 
-    leaves, spec = optree.tree_flatten(value)
+    leaves, spec = optree.tree_flatten(value, namespace=NAMESPACE)
     return nested(spec, iter(leaves))
 
 

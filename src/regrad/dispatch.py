@@ -260,7 +260,8 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
     if is_tensor(value):
         raise ArgumentError(
             f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
-            f"Give a plain Python value: int({name}), float({name}) or {name}.tolist()."
+            f"Give a plain Python value: int({name}), float({name}) or {name}.tolist(); for an "
+            "argument of a compiled function name it in static_argnames."
         )
     return value
 

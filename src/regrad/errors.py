@@ -74,6 +74,10 @@ class TraceError(RegradError, TypeError):
     """A compiled function asked for something that only exists while it runs, or let it leak."""
 
 
+class StaleError(RegradError, RuntimeError):
+    """A compiled function does something else than the program that was compiled from it."""
+
+
 class DeviceError(RegradError, ValueError):
     """Data that lies, or is to lie, where the call cannot use it."""
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
+import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from regrad import registry
 from regrad.arguments import Given, Static, noted
-from regrad.closures import Closure
-from regrad.compiled import Program, find_jax
+from regrad.closures import Closure, Method
+from regrad.compiled import Body, Program, find_jax
 from regrad.errors import ArgumentError, RetraceWarning
 from regrad.gradients import callable_or_raise
 from regrad.graph import Symbol
@@ -23,6 +27,7 @@ from regrad.state import State, current
 from regrad.tensor import Tensor
 
 ndarray = np.ndarray
+VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
 MANY = 8  # traces after which a function that is traced once more gets a warning
 
 
@@ -38,18 +43,24 @@ def jit(
     f: Callable[..., Any] | None = None,
     *,
     static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
     donate: str | Sequence[str] = (),
+    verify: bool | None = None,
 ) -> Any:
     """Compile a function by XLA: forward and backward as one program, every rule in force.
 
     Args:
         f: A function of Tensors, arrays, Python numbers and containers of these, which returns
-            the like. Arguments of other kinds (strings, functions, …) must be hashable, and are
-            static: f is compiled anew for each value.
-        static_argnames: Names of arguments that are to be static although they are numbers: what
-            f uses for shapes, axes, loops and branches in Python.
+            the like. Strings, None, dtypes and functions are static: f is compiled anew for each
+            value. Other arguments are refused, unless they are named as static.
+        static_argnames: Names of arguments that are static: numbers that f uses for shapes, axes,
+            loops and branches in Python, and hashable objects.
+        static_argnums: The same by position.
         donate: Names of arguments whose memory the program may write over; they cannot be used
             after the call.
+        verify: Whether each call traces f again and compares the result with the program in the
+            cache. This is slow, and finds what `jit` cannot see. By default it is done where the
+            environment has `REGRAD_JIT_VERIFY=1` when `jit` is called.
 
     The arguments come in as Tensors, the results are Tensors of JAX data (`.numpy()` is a view
     where JAX can give one). f runs once for each combination of shapes and dtypes, with traced
@@ -58,7 +69,8 @@ def jit(
     Variables that f reads are inputs of the program, those that it assigns to are outputs, whose
     memory is used again. Overrides in force count, and so do the Python values that f and the
     rules reach through closures, globals and attributes: where one has changed, f is traced
-    again. Tensors reached that way are read at each call. Other mutable state is not seen.
+    again. Tensors reached that way are read at each call. Other mutable state is not seen, but
+    found by `verify`.
 
     A compiled function can be differentiated from outside, to any order: its backward pass is
     compiled too. Inside another compiled function it is a part of that.
@@ -68,9 +80,10 @@ def jit(
 
     Raises:
         TraceError: f asks for the value of a traced Tensor, or a traced Tensor outlives the call.
-        ArgumentError: JAX is not installed; a static argument is not hashable; f makes a
-            Variable; f uses a NumPy Generator.
+        ArgumentError: JAX is not installed; an argument is neither a Tensor nor static; a static
+            argument is not hashable; f makes a Variable; f uses a NumPy Generator.
         DTypeError: data that JAX cannot hold.
+        StaleError: f does something else than its program, and `verify` is on.
 
     Source: `jax.jit`; that Variables are threaded through is `tf.function`'s.
 
@@ -84,10 +97,18 @@ def jit(
     >>> [round(step(rg.scalar(1.0)).item(), 3) for _ in range(3)]
     [4.0, 2.56, 1.638]
     """
+    options = {
+        "static_argnames": static_argnames,
+        "static_argnums": static_argnums,
+        "donate": donate,
+        "verify": os.environ.get(VERIFY) == "1" if verify is None else verify,
+    }
     if f is None:
-        return lambda f: jit(f, static_argnames=static_argnames, donate=donate)
+        return lambda f: jit(f, **options)
+    if isinstance(f, classmethod | staticmethod):
+        return type(f)(jit(f.__func__, **options))
     callable_or_raise(f, "jit")
-    return Jitted(f, _names(f, static_argnames, "static_argnames"), _names(f, donate, "donate"))
+    return Jitted(f, **options)
 
 
 def _names(f: Callable[..., Any], names: str | Sequence[str], what: str) -> tuple[str, ...]:
@@ -106,24 +127,65 @@ def _names(f: Callable[..., Any], names: str | Sequence[str], what: str) -> tupl
     return names
 
 
+class Statics:
+    """Which arguments are static: by position, and by name."""
+
+    def __init__(
+        self, parameters: Sequence[str], names: Sequence[str], places: int | Sequence[int]
+    ) -> None:
+        places = [operator.index(i) for i in ([places] if isinstance(places, int) else places)]
+        places = [i + len(parameters) if i < 0 else i for i in places]
+        self.places = {*places, *[i for i, name in enumerate(parameters) if name in names]}
+        self.names = {*names, *[parameters[i] for i in places if i < len(parameters)]}
+        self.any = bool(self.places or self.names)
+
+    def marked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the static ones marked."""
+        return (
+            tuple([Static(x) if i in self.places else x for i, x in enumerate(args)]),
+            {k: Static(x) if k in self.names else x for k, x in kwargs.items()},
+        )
+
+
 class Jitted:
     """A compiled function, see `jit`."""
 
-    def __init__(self, f: Callable[..., Any], static: Sequence[str], donate: Sequence[str]) -> None:
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *,
+        static_argnames: str | Sequence[str] = (),
+        static_argnums: int | Sequence[int] = (),
+        donate: str | Sequence[str] = (),
+        verify: bool = False,
+    ) -> None:
         find_jax()
         self.f = f
         self.name = f"jit({getattr(f, '__name__', type(f).__name__)})"
-        self.static = tuple(static)
-        self.donate = tuple(donate)
+        self.options = {
+            "static_argnames": static_argnames,
+            "static_argnums": static_argnums,
+            "donate": donate,
+            "verify": verify,
+        }
+        self.donate = _names(f, donate, "donate")
+        self.verify = verify
         self.programs: dict[Any, Program] = {}
+        self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
         self.closure = Closure(f)
         self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
-        self.under: tuple[Any, Closure] | None = None  # overrides, and what their rules reach
+        self.stamp: Any = None  # of the registry, when the closure was made
+        self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
+        self.methods: dict[int, tuple[Method, Jitted]] = {}
         self.calls = 0
         self.traces = 0
         self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
-        self.signature = _signature(f)
-        self.parameters = list(self.signature.parameters) if self.signature is not None else []
+        signature = _signature(f)
+        self.parameters = list(signature.parameters) if signature is not None else []
+        names = _names(f, static_argnames, "static_argnames")
+        self.static = Statics(self.parameters, names, static_argnums)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
@@ -131,10 +193,15 @@ class Jitted:
         """A method is compiled for each object that it is called on."""
         if instance is None:
             return self
-        made = Jitted(self.f.__get__(instance, owner), self.static, self.donate)
-        if hasattr(instance, "__dict__"):
-            vars(instance)[self.f.__name__] = made
-        return made
+        known = self.methods.get(id(instance))
+        if known is None or known[0].instance() is not instance:
+            known = self.methods[id(instance)] = self._of(instance)
+        return MethodType(known[1], instance)
+
+    def _of(self, instance: Any) -> tuple[Method, Jitted]:
+        methods, key = self.methods, id(instance)
+        method = Method(self.f, instance, gone=lambda _: methods.pop(key, None))
+        return method, CompiledMethod(method, **self.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
@@ -142,77 +209,99 @@ class Jitted:
         if state is not None:
             if state.region is not None and state.region.traced:
                 return self.f(*args, **kwargs)
-        elif not kwargs and self.closure.is_current():
+        elif not kwargs:
             for x in args:
                 if type(x) is not Tensor:
                     break
             else:
                 program = self.plain.get(len(args))
-                if program is not None and registry.version == self.version:
+                if (
+                    program is not None
+                    and registry.version == self.version
+                    and self.closure.is_current()
+                ):
                     return program.alone(args)
         return self._call(state, args, kwargs)
 
     def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.static:
-            args, kwargs = self._marked(args, kwargs)
-        given = Given(args, kwargs, numbers="weak")
+        marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
+        given = Given(*marked, numbers="weak")
+        reaching = given.open_to_change(self.parameters)
         if any(type(x._data) is Symbol for x in given.tensors):
             return self.f(*args, **kwargs)
         if state is not None and state.inspected:
             args, kwargs = given.close(given.tensors)
             return self.f(*args, **kwargs)
         overrides = None if state is None else state.overrides
-        closure = self._closure(overrides)
+        closure = self._closure(overrides, reaching)
         program = self._program(given, closure, overrides)
-        if overrides is None and not kwargs and all(type(x) is Tensor for x in args):
-            self.plain[len(args)] = program
         ys, note = program(given.tensors, closure, overrides)
+        alone = overrides is None and not (kwargs or program.reads or self.verify)
+        if alone and all(type(x) is Tensor for x in args):
+            self.plain[len(args)] = program
         return note(ys)
 
-    def _marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments with the static ones marked."""
-        assert self.signature is not None
-        bound = self.signature.bind(*args, **kwargs)
-        for name in self.static:
-            if name in bound.arguments:
-                bound.arguments[name] = Static(bound.arguments[name])
-            elif name in bound.arguments.get("kwargs", ()):
-                bound.kwargs[name] = Static(bound.kwargs[name])
-        return bound.args, bound.kwargs
-
-    def _closure(self, overrides: Any) -> Closure:
-        if not overrides:
-            if not self.closure.is_current():
-                self.closure = Closure(self.f)
+    def _closure(self, overrides: Any, reaching: Sequence[Any]) -> Closure:
+        """What the function reaches now, and the rules in force, and functions among arguments."""
+        stamp = registry.version, len(registry.OPS)
+        if not overrides and not reaching:
+            if stamp != self.stamp or not self.closure.is_current():
+                self.closure = Closure(self.f, *registered(*stamp))
+                self.stamp = stamp
                 self.plain.clear()
             return self.closure
         known = self.under
-        if known is None or known[0] is not overrides or not known[1].is_current():
-            rules = [_source(b.rule) for _, b in in_order(overrides)]
-            known = self.under = overrides, Closure(self.f, *rules)
-        return known[1]
+        same = known[0] is overrides and known[2] == stamp and len(known[1]) == len(reaching)
+        if not (same and all(map(operator.is_, known[1], reaching)) and known[3].is_current()):
+            rules = [_source(b.rule) for _, b in in_order(overrides or {})]
+            closure = Closure(self.f, *registered(*stamp), *rules, *reaching)
+            known = self.under = overrides, reaching, stamp, closure
+        return known[3]
 
     def _program(self, given: Given, closure: Closure, overrides: Any) -> Program:
         rules = tuple(k for k, _ in in_order(overrides)) if overrides else ()
         self.version = registry.version
-        key = given.key, closure.key, rules, self.version
+        known = given.key, closure.key, rules, self.version
+        read = self.read.get(known)
+        key = known, closure.content(sorted(read)) if read else ()
         program = self.programs.get(key)
         if program is None:
-            close = given.closer()
+            program = self.programs[key] = self._made(given, closure, known)
+        elif self.verify:
+            program.body = self._body(given)  # with the arguments of this call
+        return program
 
-            def body(xs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
-                args, kwargs = close(xs)
-                return noted(self.f(*args, **kwargs))
+    def _body(self, given: Given) -> Body:
+        close = given.closer()
 
-            names = given.names(self.parameters)
-            donated = [i for i, n in enumerate(names) if re.match(r"\w*", n)[0] in self.donate]  # pyright: ignore
-            seen = key, closure.names, names
-            program = self.programs[key] = Program(
-                body,
-                self.name,
-                donated=donated,
-                traces=lambda arrays: self._traced(seen, arrays),
-            )
+        def body(xs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
+            args, kwargs = close(xs)
+            return noted(self.f(*args, **kwargs))
+
+        return body
+
+    def _made(self, given: Given, closure: Closure, known: tuple[Any, ...]) -> Program:
+        names = given.names(self.parameters)
+        donated = [i for i, n in enumerate(names) if re.match(r"\w*", n)[0] in self.donate]  # pyright: ignore
+        seen = known, closure.names, names
+
+        def traced(arrays: Sequence[Any], plainly: Sequence[int]) -> None:
+            """Find the program by the content of the arrays that the trace read."""
+            if plainly:
+                self.plain.clear()
+                assert program.closure is not None
+                read = self.read.setdefault(known, set())
+                read.update(plainly)
+                self.programs[known, program.closure.content(sorted(read))] = program
+            self._traced(seen, arrays)
+
+        program = Program(
+            self._body(given),
+            self.name,
+            donated=donated,
+            traces=traced,
+            verify=self.verify,
+        )
         return program
 
     # -- what happened -----------------------------------------------------------------------
@@ -250,7 +339,29 @@ class Jitted:
         for path, a, b in zip(paths, old_shapes, shapes, strict=False):
             if a != b:
                 return f"the argument {path}, from {a} to {b}"
+        if self.read.get(new):
+            return "the content of a NumPy array that the function reads, not as an operand"
         return "a rule, or a setting of JAX"
+
+
+class CompiledMethod(Jitted):
+    """A compiled method of one object, which it does not keep alive, but gets at each call."""
+
+    def __init__(self, method: Method, *, static_argnums: int | Sequence[int], **more: Any) -> None:
+        places = [static_argnums] if isinstance(static_argnums, int) else static_argnums
+        super().__init__(method, static_argnums=[i - (i > 0) for i in places], **more)
+
+    def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=1)
+def registered(version: int, ops: int) -> list[Any]:
+    """The code that users gave to op types, rules and kernels, at a version of the registry."""
+    code = [op.kernels.kernel for op in registry.OPS.values()]
+    for op in registry.OPS.values():
+        code += [op.rule.function, *getattr(op.rule, "functions", {}).values()]
+    return [f for f in code if callable(f) and not (f.__module__ or "").startswith("regrad.")]
 
 
 def _plain(entry: Any) -> Any:

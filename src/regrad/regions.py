@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from regrad import dispatch
 from regrad.closures import Closure
 from regrad.dispatch import in_region
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, TraceError
 from regrad.gradients import run_taped
 from regrad.namespaces import BACKENDS, is_inexact, is_traced
 from regrad.overrides import Binding
@@ -70,6 +70,8 @@ class Region:
         self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
         self.kept: list[Any] = []  # so that no id() in `stand_ins` is used twice
         self.capture: Any = None  # the capture or trail of the body that is running
+        self.lasting = False  # whether a program is made of this run, for many calls
+        self.operands: set[int] = set()  # arrays that ops have taken, by id()
 
     def swap(self, capture: Any) -> Any:
         """Put a capture to work, or none, in the place of the one that is returned."""
@@ -129,6 +131,7 @@ class Region:
         """An array that the body uses: what stands for it, or a copy of what it holds now."""
         inner = self.stand_ins.get(id(value))
         if inner is not None:
+            self.operands.add(id(value))
             return self._reached(value, inner)
         if self.outer is not None:
             return self._reached_if_traced(value, self.outer.array(value))
@@ -141,6 +144,19 @@ class Region:
     def stand_in_for(self, source: Source) -> Tensor:
         """What stands inside for something captured, before any assignment."""
         return self.entries[id(source)]
+
+    def refuse_read(self, x: Tensor) -> None:
+        """Raise if a program would be made of the values of a Tensor from outside."""
+        root = self
+        while root.outer is not None:
+            root = root.outer
+        if root.lasting and 0 <= x._id < root.mark:
+            raise TraceError(
+                f"the values of a Tensor ({x.dtype}, shape {x.shape}) from outside were asked for "
+                f"under {root.kind}, by bool(), float(), .numpy(), an if or the like: they would "
+                "be built into the program, and the Tensor that stands there next would not be "
+                "seen. Compute with regrad's functions, or keep a Python number there instead."
+            )
 
     def generator(self, generator: Any) -> None:
         """A NumPy Generator is about to be used, which will have moved on when this runs again."""

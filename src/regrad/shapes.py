@@ -22,6 +22,8 @@ def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
         return (shape,)  # pyright: ignore[reportReturnType]
     if isinstance(shape, dims.UnknownRank):
         return shape  # pyright: ignore[reportReturnType]
+    if getattr(shape, "ndim", 1) == 0:  # a Tensor or an array of one integer
+        return (index(shape),)  # pyright: ignore[reportArgumentType]
     return tuple(n if isinstance(n, dims.Dim) else int(n) for n in shape)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from regrad import namespaces
 from regrad.errors import ArgumentError, GradientError
-from regrad.state import LIVE, next_id, watchers
+from regrad.state import LIVE, current, next_id, watchers
 
 if TYPE_CHECKING:
     from regrad.ops.methods import Methods
@@ -93,16 +93,26 @@ class Tensor(Methods):
 
     def _plainly(self) -> np.ndarray:
         """The values, for a plain reading; a tape that must know is told."""
-        if LIVE and self._id:
+        if LIVE:
             for tape in watchers(self._id):
                 tape.read_plainly()
+            self._refuse_in_program()
         return self._values()
+
+    def _refuse_in_program(self) -> None:
+        """Raise TraceError where the values would be built into a program that outlives them."""
+        state = current()
+        if state is not None and state.region is not None:
+            state.region.refuse_read(self)
 
     def _values(self) -> np.ndarray:
         return namespaces.BACKENDS[type(self._data)].to_numpy(self._data)
 
     def _leave(self, how: str) -> None:
-        if LIVE and self._id and watchers(self._id):
+        if not LIVE:
+            return
+        self._refuse_in_program()
+        if self._id and watchers(self._id):
             raise GradientError(
                 f"{how} of a Tensor that is being differentiated ({self.dtype}, shape "
                 f"{self.shape}): what you compute from the array would have no gradient. Use "

@@ -13,6 +13,7 @@ from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.namespaces import FLOAT
 from regrad.opsheet import TensorLike, op
 from regrad.registry import OPS, gradient
+from regrad.shapes import as_shape
 from regrad.tensor import OURS, Tensor, wrap
 
 Shape = int | tuple[int, ...]
@@ -190,12 +191,12 @@ def _taken(obj: Any, copy: bool | None) -> Tensor:
 
 def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Zeros, float32 by default."""
-    return wrap(np.zeros(shape, _default(dtype)))
+    return wrap(np.zeros(as_shape(shape), _default(dtype)))
 
 
 def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Ones, float32 by default."""
-    return wrap(np.ones(shape, _default(dtype)))
+    return wrap(np.ones(as_shape(shape), _default(dtype)))
 
 
 def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -208,12 +209,12 @@ def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None
 
     A Tensor or an array is spread over the shape, as by `broadcast_to`.
     """
-    value = asarray(fill_value, dtype=dtype)
+    shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
     if dispatch.is_plain(fill_value):
         return wrap(np.full(shape, value._data))
     from regrad.ops.array import broadcast_to
 
-    return broadcast_to(value, shape if isinstance(shape, tuple | list) else (shape,))
+    return broadcast_to(value, shape)
 
 
 def arange(

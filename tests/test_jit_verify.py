@@ -1,0 +1,127 @@
+"""`jit(f, verify=True)`: a program that is stale is found, and one that is not raises nothing."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.errors import StaleError
+
+X = rg.tensor([0.5, -1.0])
+
+
+class Hidden:
+    """State that `jit` does not see."""
+
+    def __init__(self, value):
+        self.values = [value] * 1000
+
+    def __call__(self):
+        return self.values[0]
+
+
+def twice(f, hidden, **options):
+    """Call a verified function, change what it does not see, and call it again."""
+    g = rg.jit(f, verify=True, **options)
+    g(X)
+    hidden.values[0] = 3.0
+    return g(X)
+
+
+def test_the_line_and_what_differs():
+    hidden = Hidden(2.0)
+
+    def f(x):
+        y = rg.sin(x)
+        return y * hidden()  # the line
+
+    with pytest.raises(StaleError, match=r"test_jit_verify.py:\d+ \(.*f\)") as error:
+        twice(f, hidden)
+    message = str(error.value)
+    source = pathlib.Path(__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(source, 1) if text.endswith("# the line"))
+    assert f"test_jit_verify.py:{line} " in message
+    assert "program has mul(float32[2], 2.)" in message and "now has mul(float32[2], 3.)" in message
+    assert message.startswith("jit(f) is stale") and "Variable" in message
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, h: x * rg.tensor([h, 1.0]),
+        lambda x, h: x if h == 2 else x + x,
+        lambda x, h: (x, h),
+        lambda x, h: (x, x) if h == 2 else [x, x],
+        lambda x, h: rg.reshape(x, (2, 1) if h == 2 else (1, 2)),
+        lambda x, h: rg.cond(x.sum() > 0, lambda: x * h, lambda: x),
+        lambda x, h: rg.scan(lambda c, _: (c * h, None), x, None, length=2)[0],
+        lambda x, h: rg.vmap(lambda v: v * h)(x),
+        lambda x, h: rg.grad(lambda x: (x**h).sum())(x),
+        lambda x, h: rg.checkpoint(lambda x: x * h)(x),
+        lambda x, h: x * T[h],
+    ],
+)
+def test_kinds_of_differences(f):
+    hidden = Hidden(2.0)
+    with pytest.raises(StaleError, match="is stale: traced again"):
+        twice(lambda x: f(x, hidden()), hidden)
+
+
+T = {2.0: rg.scalar(2.0), 3.0: rg.scalar(3.0)}
+
+
+def test_another_variable_is_assigned():
+    hidden, a, b = Hidden(2.0), rg.Variable(0.0, name="a"), rg.Variable(0.0, name="b")
+    with pytest.raises(StaleError):
+        twice(lambda x: (a if hidden() == 2 else b).assign(x.sum()), hidden)
+    assert b.item() == 0.0
+
+
+def test_the_backward_program():
+    hidden = Hidden(2.0)
+    with_rule = rg.custom_grad(lambda x: {"value": x * 1.0, "grad_func": lambda dy: dy * hidden()})
+    f = rg.jit(with_rule, verify=True)
+    g = rg.grad(lambda x: f(x).sum())
+    assert [g(X).tolist() for _ in range(2)] == [[2.0, 2.0]] * 2
+    hidden.values[0] = 3.0
+    with pytest.raises(StaleError, match=r"mul\(float32\[2\], 2.\)"):
+        g(X)
+
+
+def test_there_is_no_false_alarm():
+    v, runs = rg.Variable(1.0), Hidden(0)
+
+    def f(x, key):
+        runs.values[0] += 1
+        inner = lambda y: rg.sin(y) * v  # noqa: E731 (a fresh function)
+        v.assign_add(1.0)
+        noise = rg.random.normal(key, (2,))
+        loss = rg.cond(x.sum() > 0, lambda: inner(x), lambda: x)
+        return {"y": loss + noise + rg.tensor([1.0, np.nan]), "n": 3}
+
+    g = rg.jit(f, verify=True)
+    for i in range(3):
+        g(X, rg.random.key(i))
+        g(rg.ones(2), rg.random.key(i))
+    assert v.item() == 7.0 and g.cache_info() == (5, 1, 1)
+    assert runs() > 6
+
+
+def test_hits_are_those_of_the_program():
+    f = rg.jit(lambda x: rg.grad(lambda x: rg.sign(x).sum())(x), verify=True)
+    with rg.gradient_override_map({"Sign": rg.rules.straight_through}) as used:
+        assert [f(X).tolist() for _ in range(3)] == [[1.0, 1.0]] * 3
+    used.assert_fired()
+    assert [hit.count for hit in used.hits] == [3]
+
+
+def test_the_switch_in_the_environment(monkeypatch):
+    hidden = Hidden(2.0)
+    monkeypatch.setenv("REGRAD_JIT_VERIFY", "1")
+    f, g = rg.jit(lambda x: x * hidden()), rg.jit(lambda x: x * hidden(), verify=False)
+    f(X), g(X)
+    hidden.values[0] = 3.0
+    with pytest.raises(StaleError):
+        f(X)
+    assert g(X).tolist() == [1.0, -2.0]
