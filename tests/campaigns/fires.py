@@ -156,10 +156,14 @@ def call_of(op_type: str) -> Call | None:
     return next(filter(None, (caught(op_type, row) for row in covering)), None)
 
 
+def covered() -> set[str]:
+    """The op types that the samples have."""
+    return {rg.find_op(t).type for row in eager.ROWS for t in row.covers}
+
+
 def op_types() -> list[str]:
-    """The op types that the samples call with a float input."""
-    covered = {rg.find_op(t).type for row in eager.ROWS for t in row.covers}
-    return sorted(t for t in covered if call_of(t))
+    """Those among them that the samples call with a float input."""
+    return sorted(t for t in covered() if call_of(t))
 
 
 class Caught(Exception):

@@ -351,7 +351,7 @@ class Maker:
     def custom(self, target: str) -> Stmt:
         name = self.rng.choice(list(CUSTOM))
         (a,) = self.names(1)
-        b = self.alike(a)
+        b = self.rng.choice([n for n, v in self.values.items() if v.shape == self.values[a].shape])
         uses = [a, b][: CUSTOM[name]]
         text = f"{target} = FUN({', '.join(uses)})"
         return Stmt(

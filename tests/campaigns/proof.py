@@ -285,6 +285,7 @@ def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> Path
         "commit": machine.commit(),
         "seconds": round(sum(entry["seconds"] for entry in entries)),
         "jobs": len(entries),
+        "op types of no float input": sorted(fires.covered().difference(fires.op_types())),
         "counts": totals(entries),
         "classes": found,
     }
