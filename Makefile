@@ -2,6 +2,7 @@
 #   make demo    train a binarised network five ways on real digits
 #   make test    the whole test suite
 #   make check   lint, format and types
+#   make proof   that rules fire or raise, everywhere (an hour; ARGS=--quick: a minute)
 #   make bench   timings and memory against autograd, torch, NumPy and TensorFlow
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check proof bench clean
 
 # (One BLAS thread: the matrices are small, and threads would only wait for each other.)
 demo: $(VENV)/.demo
@@ -22,6 +23,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+proof: $(VENV)/.test
+	$(BIN)/python -m tests.campaigns.proof $(ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(ARGS)

@@ -1,0 +1,453 @@
+"""Random programs for F5, as text: every program can be printed and run.
+
+A program is a list of statements over float64 tensors. Each has a *twin*, in which overridden ops
+and custom gradients are written out by `stop_gradient` alone; it needs no override and no
+`custom_grad`, and its value and derivatives of every order are those of the program.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import regrad as rg
+
+PRELUDE = """
+import numpy as np
+import regrad as rg
+
+def w(y):
+    return np.cos(np.arange(max(1, int(np.prod(y.shape)))).reshape(y.shape)) + 1.5
+
+def sur(y, g):
+    return rg.stop_gradient(y) + (g - rg.stop_gradient(g))
+
+def number(x):
+    return rg.asarray(np.float64(x))
+
+def twin_sign(x): return sur(rg.sign(x), 2.0 * x)
+def twin_round(x): return sur(rg.round(x), rg.sin(x))
+def twin_relu(x): return sur(rg.nn.relu(x), rg.nn.softplus(x))
+def twin_tanh(x): return sur(rg.tanh(x), 0.5 * x * x)
+def twin_identity(x): return sur(rg.identity(x), 3.0 * x)
+def twin_sum(x): return sur(rg.sum(x), 0.5 * rg.sum(x * x))
+def twin_abs(x): return sur(rg.abs(x), rg.atan(x))
+def twin_multiply(a, b): return sur(a * b, a * a + rg.sin(b) + 0.0 * (a * b))
+
+RULES = {
+    "Sign": lambda dy: dy * 2.0,
+    "Round": lambda dy, x: dy * rg.cos(x),
+    "Relu": lambda dy, x: dy * rg.nn.sigmoid(x),
+    "Tanh": lambda op, grad: grad * op.inputs[0],
+    "Identity": lambda dy: dy * 3.0,
+    "Sum": lambda dy, x: dy * x,
+    "Abs": lambda dy, x: dy / (1.0 + x * x),
+    "Mul": lambda dy, a, b: [dy * 2.0 * a, dy * rg.cos(b)],
+}
+
+def rule(op_type):
+    return rg.gradient_override_map({op_type: RULES[op_type]})
+
+def _kept(x, save):
+    save([x])
+    return rg.sin(x), lambda dy, saved: dy * rg.cos(saved[0])
+
+def _pair(a, b, save):
+    save(a=a, b=b)
+    return a * b, lambda dy, saved: [dy * saved.b, dy * saved.a]
+
+def _surrogate(x, save):
+    save([x])
+    return x * x, lambda dy, saved: dy * rg.cos(saved[0])
+
+kept_sin = rg.custom_grad(_kept)
+closed_tanh = rg.custom_grad(lambda x: (rg.tanh(x), lambda dy: dy * (1.0 - rg.square(rg.tanh(x)))))
+pair = rg.custom_grad(_pair)
+surrogate = rg.custom_grad(_surrogate)
+steps = rg.custom_grad(lambda x: (rg.floor(x), lambda dy: dy * rg.exp(-x * x)))
+
+def twin_kept_sin(x): return rg.sin(x)
+def twin_closed_tanh(x): return rg.tanh(x)
+def twin_pair(a, b): return a * b
+def twin_surrogate(x): return sur(x * x, rg.sin(x))
+def twin_steps(x): return sur(rg.floor(x), rg.erf(x) * (np.pi ** 0.5 / 2))
+""".strip()
+
+UNARY = """
+-{a}; rg.abs({a}); rg.square({a}); rg.sqrt(rg.square({a}) + 0.3); rg.exp(rg.tanh({a}))
+rg.log(rg.abs({a}) + 0.5); rg.log1p(rg.square({a})); rg.sin({a}); rg.cos({a}); rg.tanh({a})
+rg.atan({a}); rg.asinh({a}); rg.erf({a}); rg.nn.sigmoid({a}); rg.nn.softplus({a}); rg.nn.relu({a})
+rg.sign({a}); rg.floor({a}); rg.round({a}); rg.clip({a}, -0.8, 0.9); 1.0 / (1.0 + rg.square({a}))
+rg.rsqrt(rg.square({a}) + 0.4); rg.nn.gelu({a}); rg.nn.elu({a}); rg.expm1(rg.sin({a}))
+rg.tan(rg.sin({a})); rg.asin(rg.sin({a}) * 0.9); rg.acosh(rg.square({a}) + 1.2)
+rg.sinh(rg.sin({a})); rg.where({a} > 0.1, rg.sin({a}), {a} * {a}); rg.pow(rg.abs({a}) + 0.3, 1.7)
+{a} ** 3; rg.reciprocal(rg.square({a}) + 0.6); rg.identity({a}); rg.nn.softsign({a})
+rg.lgamma(rg.abs({a}) + 0.5); rg.stop_gradient({a}) * {a}; rg.remainder({a}, 1.3)
+rg.digamma(rg.square({a}) + 0.7)
+"""
+BINARY = """
+{a} + {b}; {a} - {b}; {a} * {b}; {a} / (rg.square({b}) + 0.5); rg.maximum({a}, {b})
+rg.minimum({a}, {b}); rg.hypot({a}, {b} + 3.0); rg.atan2({a}, rg.square({b}) + 0.4)
+rg.logaddexp({a}, {b}); rg.squared_difference({a}, {b}); rg.where({a} > {b}, {a} * 2.0, {b})
+rg.pow(rg.abs({a}) + 0.4, {b} * 0.5); rg.copysign({a}, {b})
+"""
+SHAPED = """
+rg.sum({a}); rg.mean({a}); rg.sum({a}, axis=0); rg.mean({a}, axis=-1, keepdims=True)
+rg.max({a}, axis=-1); rg.min({a}); rg.prod({a}, axis=0); rg.std({a}); rg.var({a}, axis=0)
+rg.reshape({a}, (-1,)); rg.expand_dims({a}, axis=0); rg.flip({a}); rg.roll({a}, 1)
+rg.squeeze({a}, 0); rg.concat([{a}, {a} * 2.0]); rg.stack([{a}, {b}]); rg.matrix_transpose({a})
+rg.sort({a}); {a}[0]; {a}[..., -1]; {a}[::-1]; {a}[None]
+rg.take({a}, np.array([0, 1, 0]), axis=0); rg.cumulative_sum({a}, axis=0); rg.nn.softmax({a})
+rg.nn.log_softmax({a}); rg.logsumexp({a}); rg.broadcast_to({a}, (2, 3)); rg.matmul({a}, {b})
+rg.einsum("i,j->ij", {a}, {b}); rg.linalg.vector_norm({a} + 2.0); rg.tile({a}, (2,))
+rg.at_set({a}, 0, rg.sum({b})); rg.diff({a}); rg.add_n([{a}, {b}, {a}]); rg.repeat({a}, 2)
+rg.tensordot({a}, {b}, axes=1)
+rg.linalg.inv(rg.matmul({a}, rg.matrix_transpose({a})) + 2.0 * np.eye(2))
+"""
+
+# Statements with functions in them. U and Q stand for a unary expression of what is in brackets.
+REGIONS = {
+    "cond": "rg.cond(rg.sum({a}) > {k}, lambda p: U(p), lambda p: Q(p) + {b}, {a})",
+    "cond, closure": "rg.cond(rg.sum({a}) > {k}, lambda: U({a}) * 1.5, lambda: Q({b}) + {a})",
+    "cond, returns": "rg.cond(rg.sum({a}) > {k}, lambda: {a}, lambda: {b} + {a} * 0.0)",
+    "scan": "rg.scan(lambda c, x: (U(c) + 0.5 * x, Q(c * x)), rg.sum({a}, axis=0) * 0.1, {a})[1]",
+    "scan, carry": "rg.scan(lambda c, x: (U(c) + x, None), {b}, rg.stack([{a}, {b}]))[0]",
+    "scan, closure": "rg.scan(lambda c, _: (U(c * {b}), None), {a}, length=3)[0]",
+    "scan, checkpoint": (
+        "rg.scan(lambda c, _: (U(c + {b}), None), {a}, length=2, checkpoint=True, reverse=True)[0]"
+    ),
+    "while_loop": (
+        "rg.while_loop(lambda s: s[0] < 3.0, lambda s: (s[0] + 1.0, U(s[1] + {b})), "
+        "(number(0.5), {a}), max_steps=4)[1]"
+    ),
+    "fori_loop": "rg.fori_loop(0, 3, lambda i, c: U(c) + {b} * 0.3, {a})",
+    "map": "rg.map(lambda r: U(r) * Q(rg.sum(r)), {a})",
+    "vmap": "rg.vmap(lambda r: U(r) * Q(rg.sum(r)))({a})",
+    "vmap, closure": "rg.vmap(lambda r: U(r) * rg.sum({b}))({a})",
+    "checkpoint": "rg.checkpoint(lambda p: U(p) * Q({b}))({a})",
+    "checkpoint, pair": "rg.checkpoint(lambda p, q: U(p) + Q(q))({a}, {b})",
+    "jit": "rg.jit(lambda p: U(p) * {b})({a})",
+    "jit, pair": "rg.jit(lambda p, q: (Q(p * q), p))({a}, {b})[0]",
+    "grad": "rg.grad(lambda p: rg.sum(U(p * {b})))({a})",
+    "grad of grad": "rg.grad(lambda p: rg.sum(Q(rg.grad(lambda q: rg.sum(U(q * p)))({b}))))({a})",
+    "vjp": "rg.vjp(lambda p: U(p) * {b}, {a})[1](Q({a}))",
+    "jvp": "rg.jvp(lambda p: U(p) * {b}, [{a}], [Q({a})])[1]",
+}  # fmt: skip
+# Regions whose derivatives are taken inside: only expressions that can be differentiated there.
+INNER = ("grad", "grad of grad", "vjp", "jvp")
+
+OVERRIDES = {
+    "Sign": "sign", "Round": "round", "Relu": "nn.relu", "Tanh": "tanh", "Identity": "identity",
+    "Sum": "sum", "Abs": "abs", "Mul": "multiply",
+}  # fmt: skip
+CUSTOM = {
+    "kept_sin": 1, "closed_tanh": 1, "pair": 2, "surrogate": 1, "steps": 1,
+}  # fmt: skip
+SURROGATES = ("surrogate", "steps")
+
+
+def listed(text: str) -> list[str]:
+    return [t.strip() for line in text.strip().splitlines() for t in line.split(";") if t.strip()]
+
+
+class Stmt(NamedTuple):
+    """`target = …`, as the program says it and as its twin does."""
+
+    target: str
+    kind: str
+    lines: tuple[str, ...]
+    twin: tuple[str, ...]
+    uses: tuple[str, ...]
+    shape: tuple[int, ...] = ()
+    surrogate: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Inputs, statements, and the names whose weighed sum is the result."""
+
+    inputs: tuple[tuple[str, np.ndarray], ...]
+    stmts: tuple[Stmt, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def kinds(self) -> list[str]:
+        return sorted({s.kind for s in self.stmts})
+
+    @property
+    def has_surrogate(self) -> bool:
+        return any(s.surrogate for s in self.stmts)
+
+    @property
+    def xs(self) -> list[np.ndarray]:
+        return [x for _, x in self.inputs]
+
+    def text(self, twin: bool = False) -> str:
+        """The source of `f`."""
+        lines = [f"def f({', '.join(n for n, _ in self.inputs)}):"]
+        if "variable" in self.kinds:
+            lines.append("    V.assign(np.float64(0.3))")
+        for s in self.stmts:
+            lines += ["    " + line for line in (s.twin if twin else s.lines)]
+        total = " + ".join(f"rg.sum({y} * w({y}))" for y in self.outputs)
+        return "\n".join([*lines, f"    return {total}"])
+
+    def function(self, twin: bool = False) -> Any:
+        """`f`, with definitions of its own."""
+        space = definitions()
+        if "variable" in self.kinds:
+            space["V"] = rg.Variable(np.float64(0.3), name=f"V{next(SERIAL)}")
+        exec(compile(self.text(twin), "<program>", "exec"), space)
+        return space["f"]
+
+    def runnable(self) -> str:
+        """The program as a script: the prelude, f, the inputs."""
+        array = [f"np.array({x.tolist()})" for x in self.xs]
+        variable = 'V = rg.Variable(np.float64(0.3), name="V")\n' * ("variable" in self.kinds)
+        return f"{needed(self.text())}\n{variable}{self.text()}\n\nxs = [{', '.join(array)}]"
+
+
+SERIAL = iter(range(10**9))
+
+
+def definitions() -> dict[str, Any]:
+    space: dict[str, Any] = {}
+    exec(PRELUDE_CODE, space)
+    return space
+
+
+PRELUDE_CODE = compile(PRELUDE, "<prelude>", "exec")
+
+
+def needed(text: str) -> str:
+    """The parts of the prelude that a text uses."""
+    parts = re.split(r"\n\n|\n(?=def twin|\w+ = )", PRELUDE)
+    found, total = [], text
+    for part in reversed(parts):
+        names = re.findall(r"^(?:def )?(\w+)(?:\(| =)", part, re.M)
+        if part.startswith("import") or any(re.search(rf"\b{n}\b", total) for n in names):
+            found.append(part.strip())
+            total += part
+    return "\n\n".join(reversed(found)) + "\n"
+
+
+# -- making them -----------------------------------------------------------------------------------
+
+
+class Maker:
+    """Statement by statement, each run at once in eager mode to learn its shape."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.values: dict[str, Any] = {}
+        self.space = definitions()
+        self.space["V"] = rg.Variable(np.float64(0.3), name=f"V{next(SERIAL)}")
+        self.stmts: list[Stmt] = []
+
+    def program(self) -> Program:
+        rng, inputs = self.rng, []
+        numbers = np.random.default_rng(rng.randrange(2**32))
+        for i in range(rng.randint(1, 3)):
+            shape = rng.choice([(), (3,), (3,), (2, 3), (2, 3), (1, 3), (2, 1), (2, 2)])
+            inputs.append((f"x{i}", np.round(numbers.uniform(-2, 2, shape), 3)))
+            self.values[f"x{i}"] = rg.asarray(inputs[-1][1])
+        due = rng.randint(2, 7)
+        for _ in range(4 * due):
+            if len(self.stmts) < due:
+                self.grow()
+        used = {name for s in self.stmts for name in s.uses}
+        last = [s.target for s in self.stmts if s.target not in used] or ["x0"]
+        return Program(tuple(inputs), tuple(self.stmts), tuple(last))
+
+    def grow(self) -> None:
+        make = self.rng.choices(
+            [self.basic, self.shaped, self.region, self.override, self.custom, self.variable],
+            [5, 3, 4, 3, 2, 0.5],
+        )[0]
+        stmt = make(f"t{len(self.stmts)}")
+        space = {**self.space, **self.values}
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            try:
+                exec("\n".join(stmt.lines), space)
+            except Exception:
+                return  # the shapes do not fit; (that it fails in other modes alone is found there)
+        y = space[stmt.target]
+        data = y.numpy() if isinstance(y, rg.Tensor) else np.zeros(0)
+        if data.dtype == np.float64 and 0 < data.size <= 24 and np.abs(data).max() < 100:
+            self.values[stmt.target] = y
+            self.stmts.append(stmt._replace(shape=tuple(data.shape)))
+
+    def names(self, count: int) -> list[str]:
+        """Operands; those made last come more often."""
+        every = list(self.values)
+        return self.rng.choices(every, [1 + i for i in range(len(every))], k=count)
+
+    def alike(self, a: str) -> str:
+        """An operand of the same shape, or of rank 0."""
+        shape = self.values[a].shape
+        return self.rng.choice([n for n, v in self.values.items() if v.shape in (shape, ())])
+
+    def unary(self) -> str:
+        return self.rng.choice(listed(UNARY))
+
+    def plain(self, target: str, kind: str, text: str, uses: Sequence[str]) -> Stmt:
+        lines = (f"{target} = {text}",)
+        cut = "stop_gradient" in text  # differences see what the gradient is told not to
+        return Stmt(target, kind, lines, lines, tuple(dict.fromkeys(uses)), surrogate=cut)
+
+    def basic(self, target: str) -> Stmt:
+        a, b = self.names(2)
+        text = self.rng.choice(listed(UNARY) + listed(BINARY) * 2)
+        return self.plain(target, "op", text.format(a=a, b=b), [a, b] if "{b}" in text else [a])
+
+    def shaped(self, target: str) -> Stmt:
+        (a,), text = self.names(1), self.rng.choice(listed(SHAPED))
+        b = self.alike(a)
+        return self.plain(target, "op", text.format(a=a, b=b), [a, b] if "{b}" in text else [a])
+
+    def region(self, target: str) -> Stmt:
+        kind = self.rng.choice(list(REGIONS))
+        (a,) = self.names(1)
+        text, uses = self.filled(REGIONS[kind], a)
+        return self.plain(target, kind, text, uses)
+
+    def filled(self, text: str, a: str, op: str = "") -> tuple[str, list[str]]:
+        """A region with its expressions; `op` is applied within the first."""
+        b, k = self.alike(a), round(self.rng.uniform(-1.5, 1.5), 2)
+        inside = {"U": self.unary(), "Q": self.unary()}
+        for letter, unary in inside.items():
+            text = substituted(text, letter, unary, op if letter == "U" else "")
+        return text.format(a=a, b=b, k=k), [a, b] if "{b}" in text else [a]
+
+    def override(self, target: str) -> Stmt:
+        op_type = self.rng.choice(list(OVERRIDES))
+        name = OVERRIDES[op_type]
+        (a,) = self.names(1)
+        if op_type in ("Mul", "Sum") or self.rng.random() < 0.4:
+            b = self.alike(a)
+            args = f"{a}, {b}" if op_type == "Mul" else a
+            text, uses = f"OP({args})", [a, b] if op_type == "Mul" else [a]
+            kind = "override"
+        else:
+            region = self.rng.choice([r for r in REGIONS if r not in INNER and "U(" in REGIONS[r]])
+            text, uses = self.filled(REGIONS[region], a, "OP")
+            kind = f"override of {region}"
+            if any(f"rg.{n}(" in text for n in (name, "sum", "mean")) and op_type in ("Sum", "Mul"):
+                return self.basic(target)
+        text = text.replace(f"rg.{name}(", "OP(")  # (it binds those, too)
+        scope = f'with rule("{op_type}"):'
+        lines = (scope, f"    {target} = {text.replace('OP(', f'rg.{name}(')}")
+        twin_name = f"twin_{name.rpartition('.')[2]}("
+        twin = (f"{target} = {text.replace('OP(', twin_name)}",)
+        return Stmt(target, kind, lines, twin, tuple(dict.fromkeys(uses)), surrogate=True)
+
+    def custom(self, target: str) -> Stmt:
+        name = self.rng.choice(list(CUSTOM))
+        (a,) = self.names(1)
+        b = self.rng.choice([n for n, v in self.values.items() if v.shape == self.values[a].shape])
+        uses = [a, b][: CUSTOM[name]]
+        text = f"{target} = FUN({', '.join(uses)})"
+        return Stmt(
+            target, "custom_grad", (text.replace("FUN", name),),
+            (text.replace("FUN", f"twin_{name}"),), tuple(dict.fromkeys(uses)),
+            surrogate=name in SURROGATES,
+        )  # fmt: skip
+
+    def variable(self, target: str) -> Stmt:
+        (a,) = self.names(1)
+        written = f"V.assign(rg.sin(rg.sum({a})))"
+        lines = (f"{target} = V * {a}", written, f"{target} = {target} + V")
+        return Stmt(target, "variable", lines, lines, (a,))
+
+
+def substituted(text: str, letter: str, unary: str, op: str) -> str:
+    """`U(…)` written out; with `op`, of `OP(…)`."""
+    while (i := text.find(f"{letter}(")) >= 0 and not text[i - 1].isalnum():
+        depth, j = 1, i + 2
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[j], 0)
+            j += 1
+        inner = f"({text[i + 2 : j - 1]})"
+        inner = f"{op}{inner}" if op else inner
+        text = text[:i] + "(" + unary.replace("{a}", inner) + ")" + text[j:]
+    return text
+
+
+def made(seed: int) -> Program:
+    return Maker(seed).program()
+
+
+# -- making them smaller ---------------------------------------------------------------------------
+
+
+def smaller(program: Program) -> Iterator[Program]:
+    """Programs with less in them."""
+    if len(program.outputs) > 1:
+        for y in program.outputs:
+            yield tidy(replace(program, outputs=(y,)))
+    for s in reversed(program.stmts):
+        if s.target in program.outputs:
+            for name in s.uses:
+                others = tuple(y for y in program.outputs if y != s.target)
+                yield tidy(replace(program, outputs=(*others, name)))
+    for i, s in enumerate(program.stmts):
+        if s.kind not in ("constant",):
+            for name, x in program.inputs:
+                if x.shape == s.shape and s.lines != (f"{s.target} = {name}",):
+                    yield tidy(swapped(program, i, name, (name,), "input"))
+            text = f"rg.asarray(np.full({s.shape}, 0.7))"
+            yield tidy(swapped(program, i, text, (), "constant"))
+        if s.kind == "op" and len(s.uses) >= 1:
+            for name in s.uses:
+                if shape_of(program, name) == s.shape:
+                    yield tidy(swapped(program, i, name, (name,), "input"))
+
+
+def shape_of(program: Program, name: str) -> Any:
+    shapes = {n: x.shape for n, x in program.inputs} | {s.target: s.shape for s in program.stmts}
+    return shapes[name]
+
+
+def swapped(program: Program, i: int, text: str, uses: tuple[str, ...], kind: str) -> Program:
+    s = program.stmts[i]
+    lines = (f"{s.target} = {text}",)
+    new = Stmt(s.target, kind, lines, lines, uses, s.shape)
+    return replace(program, stmts=(*program.stmts[:i], new, *program.stmts[i + 1 :]))
+
+
+def tidy(program: Program) -> Program:
+    """Without statements and inputs that lead nowhere, and with plain copies resolved."""
+    names = {}
+    stmts = []
+    for s in program.stmts:
+        if s.kind == "input":
+            names[s.target] = names.get(s.uses[0], s.uses[0])
+        elif names.keys() & set(s.uses):
+            stmts.append(renamed(s, names))
+        else:
+            stmts.append(s)
+    outputs = tuple(dict.fromkeys(names.get(y, y) for y in program.outputs))
+    needed, kept = set(outputs), []
+    for s in reversed(stmts):
+        if s.target in needed:
+            needed |= set(s.uses)
+            kept.append(s)
+    inputs = tuple(pair for pair in program.inputs if pair[0] in needed) or program.inputs[:1]
+    return Program(inputs, tuple(reversed(kept)), outputs)
+
+
+def renamed(s: Stmt, names: dict[str, str]) -> Stmt:
+    def new(text: str) -> str:
+        return re.sub(r"\b[tx]\d+\b", lambda m: names.get(m[0], m[0]), text)
+
+    return s._replace(
+        lines=tuple(map(new, s.lines)), twin=tuple(map(new, s.twin)),
+        uses=tuple(names.get(u, u) for u in s.uses),
+    )  # fmt: skip

@@ -1,0 +1,325 @@
+"""The proof that rules fire or raise: `make proof`, or
+
+    python -m tests.campaigns.proof                  all of it
+    python -m tests.campaigns.proof --quick          a minute's worth
+    python -m tests.campaigns.proof --only F1        one campaign
+    python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
+    python -m tests.campaigns.proof --fresh          from the beginning
+
+Three campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
+rules (`answers`); F5, random programs in every mode (`agreement`). What is done is noted under
+`out/`; a second run of the same sources goes on from there. A whole run writes its results to
+`tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
+
+The exit status is 1 if anything was silent or broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import multiprocessing
+import platform
+import signal
+import sys
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tqdm
+from bench import report as machine
+
+import regrad
+from tests.campaigns import agreement, answers, fires
+from tests.campaigns.verdicts import (
+    BROKEN,
+    DELIVERED,
+    EXPLAINED,
+    REFUSED,
+    SILENT,
+    UNNAMED,
+    WRONG,
+    Verdict,
+)
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "out"
+RESULTS = Path(__file__).parent / "results" / "proof.json"
+OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
+CAMPAIGNS: dict[str, Any] = {"F1": fires, "F3": answers, "F5": agreement}
+TITLES = {"F1": "rules in every context", "F3": "wrong answers", "F5": "random programs"}
+LIMIT = 600  # seconds for a job
+
+
+class Job(NamedTuple):
+    """A part of a campaign that is done at once: `F1`, `Sign/jit`."""
+
+    campaign: str
+    name: str
+    quick: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.campaign}/{self.name}"
+
+
+# -- the jobs --------------------------------------------------------------------------------------
+
+
+def all_jobs(options: argparse.Namespace) -> list[Job]:
+    quick, seed = options.quick, options.seed * 10_000_000
+    programs = options.programs or (40 if quick else 20_000)
+    names = {
+        "F1": quick_jobs() if quick else fires.jobs(),
+        "F3": answers.jobs(),
+        "F5": agreement.jobs(programs, seed),
+    }
+    every = [Job(c, name, quick) for c in CAMPAIGNS for name in names[c]]
+    return [job for job in every if job.key.startswith(options.only)]
+
+
+QUICK = {"numpy": 1, "torch": 6, "graph": 12, "jax": 24, "jit": 24}
+
+
+def quick_jobs() -> list[str]:
+    """Every op type in eager mode, and some of them in each other mode."""
+    by_mode = defaultdict(list)
+    for name in fires.jobs():
+        by_mode[name.rpartition("/")[2]].append(name)
+    return [name for mode, step in QUICK.items() for name in by_mode[mode][::step]]
+
+
+def done(job: Job) -> dict[str, Any]:
+    """A job's results as they are written down: counts, and what was not delivered."""
+    start = time.perf_counter()
+    verdicts = list(attempted(job))
+    if next(JOBS) % 20 == 19:
+        forget()
+    return {
+        "job": job.key,
+        "counts": Counter(v.outcome for v in verdicts),
+        "others": [v for v in verdicts if v.outcome != DELIVERED],
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+JOBS = iter(range(10**9))
+
+
+def attempted(job: Job) -> Iterable[Verdict]:
+    """The verdicts of a job; one that fails as a whole, or does not end, is broken."""
+
+    def stop(*args: Any) -> None:
+        raise TimeoutError(f"no end after {LIMIT} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return CAMPAIGNS[job.campaign].run(job.name, job.quick)
+    except Exception as error:
+        return [Verdict(job.name, BROKEN, f"the job failed: {error!r}"[:300])]
+    finally:
+        signal.alarm(0)
+
+
+def forget() -> None:
+    """What JAX has compiled is not needed again."""
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+
+
+def results(jobs: Sequence[Job], workers: int) -> Iterator[dict[str, Any]]:
+    if workers == 1:
+        yield from map(done, jobs)
+        return
+    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=100) as pool:
+        yield from pool.imap_unordered(done, jobs)
+
+
+# -- what was done before --------------------------------------------------------------------------
+
+
+def sources() -> str:
+    """A digest of the library and of the campaigns: results hold for these sources only."""
+    digest = hashlib.sha256()
+    for folder in (
+        Path(regrad.__file__).parent,
+        ROOT / "tests" / "campaigns",
+        ROOT / "tests/samples",
+    ):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def before(path: Path, digest: str) -> dict[str, dict[str, Any]]:
+    """The results of earlier runs of the same sources, by job."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [entry for line in lines if (entry := parsed(line))]
+    return {entry["job"]: entry for entry in found if entry["sources"] == digest}
+
+
+def parsed(line: str) -> dict[str, Any] | None:
+    """A line of the state file; None for one that was cut off as it was written."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
+
+
+def carried_out(jobs: Sequence[Job], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The results of all jobs: those of earlier runs, and the others, noted as they come."""
+    path = OUT / ("proof-quick.jsonl" if options.quick else "proof.jsonl")
+    OUT.mkdir(exist_ok=True)
+    if options.fresh:
+        path.unlink(missing_ok=True)
+    digest = sources()
+    known = before(path, digest)
+    wanted = [job for job in jobs if job.key not in known]
+    if len(wanted) < len(jobs):
+        print(f"{len(jobs) - len(wanted)} of {len(jobs)} jobs were done by an earlier run.")
+    bar = tqdm.tqdm(results(wanted, options.workers), total=len(wanted), unit="job", smoothing=0.1)
+    wrong = 0
+    with path.open("a", encoding="utf-8") as file:
+        for result in bar:
+            entry = {"sources": digest, **result}
+            known[result["job"]] = json.loads(json.dumps(entry))
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+            wrong += sum(result["counts"].get(outcome, 0) for outcome in WRONG)
+            bar.set_postfix(wrong=wrong, refresh=False)
+    return [known[job.key] for job in jobs]
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def totals(entries: Sequence[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """Counts by campaign and outcome."""
+    found = {c: Counter[str]() for c in CAMPAIGNS}
+    for entry in entries:
+        found[entry["job"][:2]].update(entry["counts"])
+    return {c: counts for c, counts in found.items() if counts}
+
+
+def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
+    """What a case has in common with others, and what tells it from them."""
+    case, outcome, detail = verdict
+    if campaign == "F1":
+        job, _, context = case.partition(" ")
+        op_type, _, mode = job.partition("/")
+        return f"{mode} {context}", op_type
+    if campaign == "F3":
+        place, _, fault = case.partition(": ")
+        return fault, place
+    seed, _, mode = case.partition(" ")
+    what = detail.partition("]")[0] + "]" if outcome in WRONG else detail.partition(":")[0]
+    return f"{mode} {what}", seed
+
+
+def classes(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Everything that was not delivered, by class; with the shortest detail of each."""
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for entry in entries:
+        campaign = entry["job"][:2]
+        for verdict in entry["others"]:
+            name, case = class_of(campaign, verdict)
+            found[campaign, verdict[1], name].append((case, verdict[2]))
+    return [
+        {
+            "campaign": campaign,
+            "outcome": outcome,
+            "class": name,
+            "count": len(these),
+            "cases": sorted({case for case, _ in these}),
+            "detail": min((detail for _, detail in these), key=len),
+        }
+        for (campaign, outcome, name), these in sorted(
+            found.items(), key=lambda pair: (pair[0][0], OUTCOMES.index(pair[0][1]), pair[0][2])
+        )
+    ]
+
+
+def table(counts: dict[str, Counter[str]]) -> str:
+    rows = [["", "cases", *OUTCOMES]]
+    for campaign, found in counts.items():
+        numbers = [sum(found.values()), *[found[o] for o in OUTCOMES]]
+        rows.append([f"{campaign} {TITLES[campaign]}", *[f"{n:,}" for n in numbers]])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    texts = [[t.rjust(w) for t, w in zip(row, widths, strict=True)] for row in rows]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *t[1:]]) for row, t in zip(rows, texts, strict=True)
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def listing(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The classes that must not be, each with a case."""
+    for each in found:
+        if each["outcome"] in WRONG:
+            cases = ", ".join(each["cases"][:6]) + (", …" if len(each["cases"]) > 6 else "")
+            yield f"\n{each['outcome'].upper()} {each['campaign']}: {each['class']}"
+            yield f"  {each['count']} cases: {cases}"
+            yield "\n".join("  " + line for line in each["detail"].splitlines())
+
+
+def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> Path:
+    """The results as a file."""
+    whole = not (options.quick or options.only or options.programs or options.seed)
+    path = RESULTS if whole else OUT / "proof-part.json"
+    path.parent.mkdir(exist_ok=True)
+    content = {
+        "date": machine.today(),
+        "command": " ".join(["python -m tests.campaigns.proof", *sys.argv[1:]]),
+        "machine": f"{machine.cpu()}, {machine.cores()}, {platform.system()} {platform.machine()}",
+        "versions": [f"Python {platform.python_version()}", *machine.versions()],
+        "commit": machine.commit(),
+        "seconds": round(sum(entry["seconds"] for entry in entries)),
+        "jobs": len(entries),
+        "op types of no float input": sorted(fires.covered().difference(fires.op_types())),
+        "counts": totals(entries),
+        "classes": found,
+    }
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.proof")
+    parser.add_argument("--quick", action="store_true", help="a minute's worth, for every change")
+    parser.add_argument("--only", default="", metavar="F1", help="jobs whose name begins like this")
+    parser.add_argument("--seed", type=int, default=0, help="other random programs (F5)")
+    parser.add_argument("--programs", type=int, help="how many of them (20,000; quick: 40)")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    options = arguments(given)
+    start = time.perf_counter()
+    jobs = all_jobs(options)
+    if not jobs:
+        sys.exit(f"no job begins with {options.only!r}; there are F1/…, F3/… and F5/…")
+    entries = carried_out(jobs, options)
+    found = classes(entries)
+    print("\n".join(listing(found)))
+    print(f"\n{table(totals(entries))}\n")
+    path = written(entries, found, options)
+    wrong = sum(each["count"] for each in found if each["outcome"] in WRONG)
+    verdict = "No rule was passed over." if not wrong else f"{wrong} cases must not be."
+    print(f"{verdict} {time.perf_counter() - start:.0f} s; written to {path.relative_to(ROOT)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
