@@ -37,15 +37,15 @@ def test_work_on_numpy_loads_no_jax():
 # A module imports only from those before it. Imports inside functions are for optional packages,
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
-    "errors", "hints", "signatures",
-    "files", "state", "dims", "shapes", "namespaces", "ruleforms", "registry",
-    "tensor", "numbers", "placement", "tape", "recording", "printing", "shapeforms", "inference",
-    "static_values", "graph", "dispatch", "walk", "builtin", "executor", "opsheet", "pytrees",
-    "containers", "deferral", "reports", "scopes", "overrides", "numpy_protocol", "ops", "dtypes",
-    "variable", "gradients", "trails", "custom", "arguments", "closures", "capture", "regions",
-    "verification", "compiled", "devices", "jitted", "batching", "recompute", "loops", "branches",
-    "control", "transforms", "foreign", "rules", "reals", "differences", "findings", "checking",
-    "testing", "linalg", "random", "nn", "losses", "train", "jax", "torch",
+    "errors", "hints", "signatures", "files", "state", "dims", "shapes", "namespaces", "ruleforms",
+    "registry", "tensor", "numbers", "placement", "tape", "recording", "printing", "shapeforms",
+    "inference", "static_values", "graph", "kernel_errors", "dispatch", "walk", "builtin",
+    "executor", "opsheet", "pytrees", "containers", "deferral", "reports", "scopes", "overrides",
+    "numpy_protocol", "ops", "dtypes", "variable", "gradients", "trails", "custom_nodes", "custom",
+    "arguments", "closures", "capture", "regions", "again", "verification", "compiled", "devices",
+    "jitted", "batching", "recompute", "loops", "branches", "control", "transforms", "foreign",
+    "rules", "reals", "differences", "findings", "checking", "testing", "linalg", "random", "nn",
+    "losses", "train", "jax", "torch",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from functools import partial, wraps
 from typing import Any
 
 from regrad import containers
+from regrad.again import Once, pullback
 from regrad.arguments import Body, Given
 from regrad.capture import Captured
 from regrad.closures import Closure
@@ -21,11 +22,9 @@ from regrad.pytrees import NAMESPACE
 from regrad.regions import (
     Flat,
     Inline,
-    Once,
     Passage,
     Region,
     check_guard,
-    pullback,
     read_source,
     results,
     run_inside,

@@ -53,7 +53,6 @@ class Capture(Trail):
         self.strangers: dict[int, tuple[int, Any]] = {}  # id() of an array: a number, the array
         self.passages: set[Any] = set()  # of regions in here
         self.pulls: set[Any] = set()  # those through which the body asked for a gradient
-        self.assigned: dict[Any, Tensor] = {}
 
     def ref(self, x: Tensor) -> Ref:
         """How a replay finds an input of a step."""
@@ -117,12 +116,13 @@ class Capture(Trail):
 
     def body(self, captured: Captured, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         for source, number in captured.sources:
-            self.reach(source, number)
+            value = self.assigned.get(source) if hasattr(source, "_read") else None
+            if value is None:
+                self.reach(source, number)
+            elif number not in self.places:  # a constant that was assigned in here
+                self.steps.append(HeldStep(self.ref(value), number))
         self.steps.append(BodyStep(captured, [self.ref(x) for x in xs], _ids(ys)))
         super().body(captured, xs, ys)
-
-    def assign(self, variable: Any, value: Tensor) -> None:
-        self.assigned[variable] = value
 
 
 def _ids(ys: Sequence[Tensor]) -> list[float]:
@@ -157,6 +157,16 @@ class OpStep(NamedTuple):
         if isinstance(rule, Counted) and state is not None and state.overrides:
             rule = rule.under(state.overrides.get(self.op.type))
         return Within(rule, env)
+
+
+class HeldStep(NamedTuple):
+    """A constant that a Variable was given, for a body that reads the Variable."""
+
+    value: Ref
+    number: float
+
+    def again(self, env: Env, records: Records) -> None:
+        env[self.number] = at(env, self.value)
 
 
 class CustomStep(NamedTuple):

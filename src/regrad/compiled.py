@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad import verification
+from regrad.again import Again, pull_through, pullback
 from regrad.arguments import ONE
 from regrad.capture import Captured, evaluate
 from regrad.closures import Closure
-from regrad.dispatch import LEAKED
 from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
+from regrad.kernel_errors import LEAKED
 from regrad.namespaces import JAX
 from regrad.placement import layout, trouble
 from regrad.regions import (
-    Again,
     Overrides,
     Passage,
     Region,
@@ -34,8 +34,6 @@ from regrad.regions import (
     check_guard,
     in_region,
     inner_tapes,
-    pull_through,
-    pullback,
     record_region,
     results,
     run_inside,

@@ -17,18 +17,15 @@ from regrad import namespaces, numbers
 from regrad.dims import Dim
 from regrad.errors import (
     ArgumentError,
-    DeviceError,
     DTypeError,
     GradientError,
-    RegradError,
     ShapeError,
-    TraceError,
     kind,
 )
 from regrad.graph import Symbol, Symbolic, defer, size_tensor
-from regrad.namespaces import BACKENDS, FLOAT, GONE, backend_of, gone, is_array, is_inexact
+from regrad.kernel_errors import explained
+from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.numbers import is_tensor
-from regrad.placement import trouble
 from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
 from regrad.ruleforms import PerInput, Rule
@@ -385,77 +382,6 @@ def _array(data: Any) -> Any:
             f"a kernel must return arrays of its namespace, this one returned {data!r}"
         )
     return np.asarray(data) if isinstance(data, np.generic) else data
-
-
-LEAKED = (
-    "a Tensor that was made while a function was traced is used after the trace has ended; it "
-    "never had a value. Return it from the compiled function, or assign it to a Variable, and do "
-    "not keep it in a list, an attribute or a global."
-)
-
-
-NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
-    "not supported for the input types",
-    "does not accept dtype",
-    "not implemented for",
-)
-
-
-def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
-    """A kernel's error, with the op and its inputs."""
-    inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
-    if isinstance(error, RegradError):
-        return error
-    if type(error).__name__ == "UnexpectedTracerError":
-        return TraceError(f"{op.type}: {LEAKED}")
-    if gone(error):
-        return ArgumentError(f"{op.type}: {GONE}")
-    if (where := trouble(error, xs)) is not None:
-        return DeviceError(f"{op.type}: {where}")
-    if any(c.__name__ == "ConcretizationTypeError" for c in type(error).__mro__):  # JAX's
-        return TraceError(
-            f"{op.type}: regrad.{op.name} of {inputs} needs values, for the shape of its result or "
-            "to choose what to do, and what is traced has none. Leave it outside the compiled "
-            "function, or use what keeps the shape (where, a mask that multiplies)."
-        )
-    if _no_halves(error, xs):
-        return DTypeError(
-            f"{op.type}: regrad.{op.name} of {inputs}: {backend_of(*[x._data for x in xs]).name} "
-            "does not compute it in half precision. Cast before and after: "
-            f"astype({op.name}(astype(x, rg.float32)), x.dtype)."
-        )
-    if isinstance(error, np.linalg.LinAlgError):
-        return type(error)(f"{op.type}: regrad.{op.name} of {inputs}: {error}")
-    if any(words in str(error) for words in NOT_FOR_DTYPE):
-        return DTypeError(f"{op.type}: regrad.{op.name} is not defined for {inputs}")
-    if op.broadcasts and not _broadcast([x.shape for x in xs]):
-        return ShapeError(
-            f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
-        )
-    ours = op.function.__module__.startswith("regrad.")
-    if ours and not op.attrs and isinstance(error, TypeError | NotImplementedError):
-        return DTypeError(
-            f"{op.type}: regrad.{op.name} is not defined for {inputs} ({error!s:.200}). "
-            + ("It works on the bits of integers and bools. " if "bit" in op.name else "")
-            + "Convert the input first, with astype."
-        )
-    error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
-    return error
-
-
-def _no_halves(error: Exception, xs: Sequence[Tensor]) -> bool:
-    """Whether a library says that it has no such function of float16 (or bfloat16)."""
-    if not any(is_inexact(x.dtype) and x.dtype.itemsize == 2 for x in xs):
-        return False
-    return isinstance(error, TypeError | NotImplementedError) or "Half" in str(error)
-
-
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> bool:
-    try:
-        np.broadcast_shapes(*shapes)
-    except ValueError:
-        return False
-    return True
 
 
 # -- the short roads -----------------------------------------------------------------------

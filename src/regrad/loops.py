@@ -14,24 +14,13 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
+from regrad.again import Again, Once, pull_through, pullback, with_assigned
 from regrad.capture import Captured, evaluate
 from regrad.compiled import to_jax
 from regrad.errors import DTypeError, GradientError, ShapeError
 from regrad.namespaces import is_inexact
 from regrad.ops.elementwise import add
-from regrad.regions import (
-    Again,
-    Flat,
-    Links,
-    Once,
-    Passage,
-    RegionTape,
-    pull_through,
-    pullback,
-    run_inside,
-    watched_places,
-    with_assigned,
-)
+from regrad.regions import Flat, Links, Passage, RegionTape, run_inside, watched_places
 from regrad.state import current
 from regrad.tensor import Tensor, wrap
 from regrad.trails import capturing

@@ -7,11 +7,12 @@ from functools import wraps
 from typing import Any
 
 from regrad import dispatch
+from regrad.again import Once, Rerun, pullback
 from regrad.arguments import Body, Given, is_key
 from regrad.capture import Captured
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import is_traced
-from regrad.regions import Flat, Once, Passage, Rerun, pullback
+from regrad.regions import Flat, Passage
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import current

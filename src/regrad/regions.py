@@ -9,26 +9,20 @@ replayed (see `capture`), that of an eager `checkpoint` runs again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from regrad import dispatch
-from regrad.closures import Closure
 from regrad.dispatch import in_region
 from regrad.errors import ArgumentError, TraceError
-from regrad.gradients import run_taped
-from regrad.namespaces import BACKENDS, is_inexact, is_traced
+from regrad.namespaces import BACKENDS, JAX, is_inexact, is_traced
 from regrad.overrides import Binding
-from regrad.registry import OPS, Input, Op
+from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import OPEN, State, begin, current, end, in_state, next_id
 from regrad.tape import GroupedRecord, Tape
 from regrad.tensor import Tensor, wrap
-from regrad.trails import Trail, capturing
+from regrad.trails import capturing
 from regrad.variable import Variable
-from regrad.walk import Grads, walk_from
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
 Source = Tensor | Variable  # what a body takes from outside
@@ -111,13 +105,15 @@ class Region:
             with in_state(self.around):
                 value = variable._read()
             if self.traced or self.tapes:
-                value = self.given(value)
+                value = self._stand_in(value)
             else:  # the tapes outside go on, and know the value by its id
                 self.stand_ins[id(value)] = value  # so that it is no second, lasting input
                 self.kept.append(value)
             self.values[variable] = self.entries[id(variable)] = value
             self.captured.append(variable)
-        return self._reached(variable, self.values[variable])
+        if self.capture is not None:
+            self.capture.read(variable, self.values[variable])
+        return self.values[variable]
 
     def assign(self, variable: Variable, value: Tensor) -> None:
         """A Variable gets a new value, which leaves the region as an output."""
@@ -178,7 +174,18 @@ class Region:
         return y
 
     def _stand_in(self, x: Tensor) -> Tensor:
-        return self.given(x) if self.tapes or self.traced else x
+        if not (self.tapes or self.traced):
+            return x
+        y = self.given(x)
+        return self._without_values(y) if self.lasting else y
+
+    def _without_values(self, x: Tensor) -> Tensor:
+        """Trace what will be an input of a program: no Python may depend on its values."""
+        import jax
+
+        data = JAX.from_numpy(x._data) if BACKENDS[type(x._data)].name == "numpy" else x._data
+        x._data = jax.lax.optimization_barrier(data)
+        return x
 
     def _early_id(self) -> float:
         """An id as old as the region: whatever runs inside sees it as coming from outside."""
@@ -292,256 +299,6 @@ def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:
     return [region.enter(y) for y in flat(xs)]
 
 
-# -- a run whose gradient runs it again ------------------------------------------------------------
-
-
-class Once:
-    """One run of a body, with what it took from outside and what leads where.
-
-    `xs` are its arguments as Tensors outside. `run` may be called for several bodies of which
-    one will count (branches). `done` puts the record on the tapes.
-    """
-
-    def __init__(
-        self, kind: str, xs: Sequence[Tensor], *, traced: bool, tape: type[RegionTape] = Links
-    ) -> None:
-        self.state = current()
-        self.kind = kind
-        self.xs = [in_region(x) for x in xs]
-        self.overrides = None if self.state is None else self.state.overrides
-        self.tapes = inner_tapes(tape, self.state)
-        self.region = Region(kind, tapes=self.tapes, traced=traced)
-        self.inner = [self.region.given(x) for x in self.xs]
-        self.watched = set() if not self.tapes else self.tapes[0].watched
-        self.outputs: list[list[int]] = []  # ids by place, one list for each run
-
-    def stand_ins(self, arrays: Sequence[Any]) -> list[Tensor]:
-        """The arguments inside, with these arrays in them (what stands in keeps its id)."""
-        made = [wrap(array) for array in arrays]
-        for y, x in zip(made, self.inner, strict=True):
-            y._id = x._id
-        return made
-
-    def run(self, flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Run a body in the region."""
-        body = partial(results, flat, xs, self.region)
-        ys = run_inside(body, self.region, self.overrides, self.tapes)
-        self.outputs.append([y._id for y in ys])
-        return ys
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """All that the body took, as Tensors outside: its arguments and its sources."""
-        return [*self.xs, *map(read_source, self.sources)]
-
-    @property
-    def sources(self) -> list[Source]:
-        """What the body took from outside."""
-        return self.region.captured
-
-    def again(self, flat: Flat, assigned: Sequence[Variable] = ()) -> Again:
-        """The body as a function of all that it used; it also gives what it assigned."""
-        return Again(
-            with_assigned(flat, assigned), len(self.xs), self.sources, self.overrides, self.kind
-        )
-
-    def done(
-        self,
-        ys: Sequence[Any],
-        answer: Answer,
-        again: Flat,
-        loops: Sequence[tuple[int, int]] = (),
-    ) -> list[Tensor]:
-        """The results as Tensors outside, recorded.
-
-        `answer` is that of `RegionRule`. `again` runs the region on other inputs. `loops` are
-        (result, argument): what comes round again.
-        """
-        results = [wrap(y) for y in ys]
-        inputs = self.inputs
-        check_guard(inputs)
-        rule = self._rule(inputs, results, answer, loops)
-        capture = capturing()
-        if capture is not None:
-            capture.region(self.kind, inputs, results, again, rule)
-        if rule is not None:
-            record_region(rule, results)
-        return results
-
-    def _rule(
-        self, inputs: Sequence[Tensor], results: Sequence[Tensor],
-        answer: Answer, loops: Sequence[tuple[int, int]],
-    ) -> RegionRule | None:  # fmt: skip
-        """The rule of the record outside; None if nothing watched leads through."""
-        wanted = watched_places(inputs) if self.tapes else ()
-        if not wanted:
-            return None
-        stand_ins = [self.region.stand_in_for(s) for s in self.sources]
-        ids = [x._id for x in (*self.inner, *stand_ins)]
-        links = [(_ids(r.inputs), _ids(r.outputs)) for r in self.tapes[0].records]
-        links += [((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
-        watched = leads(links, {ids[i] for i in wanted})
-        reached = [
-            i for i, y in enumerate(results)
-            if is_inexact(y.dtype) and any(run[i] in watched for run in self.outputs)
-        ]  # fmt: skip
-        back = [(outputs, inputs) for inputs, outputs in reversed(links)]
-        leading = leads(back, {run[i] for run in self.outputs for i in reached})
-        found = [i for i in wanted if ids[i] in leading]
-        return RegionRule(self.kind, inputs, Passage(found, reached), answer)
-
-
-def _ids(ids: Any) -> tuple[Any, ...]:
-    return ids if isinstance(ids, tuple) else (ids,)
-
-
-def leads(links: Sequence[tuple[Any, Any]], seeds: set[Any]) -> set[Any]:
-    """All that these lead to; once through is enough where nothing comes round."""
-    seeds = set(seeds)
-    before = -1
-    while len(seeds) != before:
-        before = len(seeds)
-        for inputs, outputs in links:
-            if not seeds.isdisjoint(inputs):
-                seeds.update(outputs)
-    return seeds
-
-
-def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:
-    """A body whose results are followed by what it leaves in these Variables."""
-
-    def more(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        ys = list(flat(xs))
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        return [*ys, *[region.read(v) for v in assigned]]
-
-    return more if assigned else flat
-
-
-# -- running again ---------------------------------------------------------------------------------
-
-
-class Again:
-    """A body that ran once, as a function of all that it used: `again([*xs, *captured])`.
-
-    It runs under the overrides that were in force at first. What it assigns to Variables is
-    left alone: that has been done.
-    """
-
-    def __init__(
-        self, f: Flat, count: int, captured: Sequence[Source], overrides: Overrides, kind: str
-    ) -> None:
-        self.f = f
-        self.count = count
-        self.captured = list(captured)
-        self.overrides = again_in_force(overrides)
-        self.kind = kind
-
-    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        # a Tensor that comes twice (an argument that is also captured, say) is two inputs
-        tensors = distinct([in_region(x) for x in tensors])
-        pairs = list(zip(self.captured, tensors[self.count :], strict=True))
-        stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
-        values = {s: x for s, x in pairs if isinstance(s, Variable)}
-        region = Inline(self.kind, stand_ins, values)
-        tapes = () if (state := current()) is None else state.tapes
-        body = partial(results, self.f, tensors[: self.count], region)
-        return run_inside(body, region, self.overrides, tapes)
-
-
-def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
-    """The same Tensors, each with an id of its own."""
-    ids: set[int] = set()
-    ys = []
-    for x in xs:
-        y = dispatch.alias(x) if x._id <= 0 or x._id in ids else x
-        ids.add(y._id)
-        ys.append(y)
-    return ys
-
-
-class Rerun:
-    """A body whose Python runs again, on the numbers drawn at first, and must do the same."""
-
-    def __init__(self, flat: Flat, kind: str) -> None:
-        self.flat = flat
-        self.kind = kind
-        self.trail: Trail | None = None
-        reached = Closure(flat.function).generators  # pyright: ignore[reportFunctionMemberAccess]
-        # Generators, and where they stood
-        self.drawn = [(g, g.bit_generator.state) for _, g in reached]
-
-    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        trail = Trail(self.kind, xs, self.trail)
-        before = region.swap(trail)
-        try:
-            with drawn_again(self.drawn if self.trail is not None else ()):
-                ys = [region.enter(y) for y in self.flat(xs)]
-        finally:
-            region.swap(before)
-        trail.went("the results", ys, ())
-        trail.let_go()
-        if self.trail is None:
-            self.trail, self.drawn = trail, [*region.drawn.values(), *self.drawn]
-        else:
-            self.trail.finished(trail)
-        return ys
-
-
-@contextmanager
-def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """NumPy's Generators draw the same numbers again, and then go on from where they were."""
-    now = [(generator, generator.bit_generator.state) for generator, _ in drawn]
-    for generator, then in drawn:
-        generator.bit_generator.state = then
-    try:
-        yield
-    finally:
-        for generator, state in now:
-            generator.bit_generator.state = state
-
-
-def again_in_force(overrides: Overrides) -> Overrides:
-    """The same overrides for ops that are created again, which are no new hits."""
-    return overrides and {key: binding.again() for key, binding in overrides.items()}
-
-
-class Passage:
-    """The inputs of a region that are wanted and the outputs that they reach, as places."""
-
-    def __init__(self, wanted: Sequence[int], reached: Sequence[int]) -> None:
-        self.wanted = list(wanted)
-        self.reached = list(reached)
-
-
-def pullback(f: Flat, count: int, passage: Passage) -> Flat:
-    """The gradient of a flat function: (xs…, dys…) to the gradients by the wanted xs.
-
-    dys are those of the outputs reached, in order. Zeros stand where nothing is connected.
-    """
-    wanted, reached = passage.wanted, passage.reached
-
-    def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        xs, dys = list(tensors[:count]), tensors[count:]
-        tape = Tape()
-        for i in wanted:
-            xs[i] = dispatch.alias(xs[i])
-            tape.watched.add(xs[i]._id)
-        ys = run_taped(tape, f, (xs,))
-        found = pull_through(tape, [ys[i] for i in reached], dys)
-        zeros = OPS["ZerosLike"].function
-        return [zeros(xs[i]) if (dx := found.get(xs[i]._id)) is None else dx for i in wanted]
-
-    return pull
-
-
-def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Grads:
-    """The gradients of `sum(y * dy)` over all ys by what the tape watches."""
-    watched = tape.close()
-    return walk_from(reversed(tape.records), [y._id for y in ys], dys, watched)
-
-
 # -- the record outside ----------------------------------------------------------------------------
 
 
@@ -550,6 +307,14 @@ def _no_kernel(xp: Any, xs: Sequence[Any]) -> Any:
 
 
 REGION = Op("_Region", "region", _no_kernel, [Input("xs", "many")], several=True)
+
+
+class Passage:
+    """The inputs of a region that are wanted and the outputs that they reach, as places."""
+
+    def __init__(self, wanted: Sequence[int], reached: Sequence[int]) -> None:
+        self.wanted = list(wanted)
+        self.reached = list(reached)
 
 
 Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]

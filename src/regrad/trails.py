@@ -46,6 +46,7 @@ class Trail:
         self.outputs = 0
         self.sources: list[tuple[Any, float]] = []
         self.inner: dict[float, Tensor] = {}  # what stood for the sources
+        self.assigned: dict[Any, Tensor] = {}  # by Variable
         for source, _ in () if expected is None else expected.sources:
             self.source(source, resolved(source))
         self.digest = 0
@@ -83,6 +84,12 @@ class Trail:
 
     def assign(self, variable: Any, value: Tensor) -> None:
         """The body assigned to a Variable."""
+        self.assigned[variable] = value
+
+    def read(self, variable: Any, value: Tensor) -> None:
+        """The body read a Variable: something from outside, unless it has assigned to it."""
+        if variable not in self.assigned:
+            self.source(variable, value)
 
     def source(self, source: Any, inner: Tensor) -> None:
         """The body reached something outside, for which `inner` stands inside."""

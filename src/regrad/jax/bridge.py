@@ -9,18 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from regrad.again import Again, pullback
 from regrad.capture import Captured
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
 from regrad.jax.primitives import Gradient, fitted, is_float, run_op
 from regrad.namespaces import JAX, is_array
 from regrad.regions import (
-    Again,
     Flat,
     Passage,
     Region,
     in_region,
-    pullback,
     read_source,
     results,
     run_inside,

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from regrad import containers
+from regrad.again import again_in_force, pullback
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
-from regrad.regions import Flat, Passage, again_in_force, pullback
+from regrad.regions import Flat, Passage
 from regrad.state import State, current, in_state
 from regrad.tensor import Tensor, wrap
 from regrad.transforms import jvp

@@ -10,7 +10,7 @@ import numpy as np
 
 import regrad as rg
 from regrad import containers, dims
-from regrad.custom import InGraph, custom_node
+from regrad.custom_nodes import InGraph, custom_node
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
 from regrad.graph import Node, Symbol, tensor_of
 from regrad.namespaces import is_inexact
