@@ -203,7 +203,9 @@ def test_it_does_not_come_back_to_the_override():
     assert [hit.op_type for hit in used.hits] == ["Exp"]
 
 
-@pytest.mark.parametrize("rule", ["Exp", builtin("Exp"), called("Exp"), of("Exp")], ids=["type", "value", "called", "of"])
+@pytest.mark.parametrize(
+    "rule", ["Exp", builtin("Exp"), called("Exp"), of("Exp")], ids=["type", "value", "called", "of"]
+)
 def test_complex_numbers_are_conjugated_once(rule):
     z = rg.tensor(np.array([1 + 2j]))
     f = lambda z: rg.real(rg.exp(z) * (1 + 1j)).sum()  # noqa: E731

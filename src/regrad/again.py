@@ -15,7 +15,6 @@ from regrad import dispatch
 from regrad.closures import Closure
 from regrad.dispatch import in_region
 from regrad.gradients import run_taped
-from regrad.namespaces import is_inexact
 from regrad.regions import (
     Answer,
     Flat,
@@ -27,6 +26,7 @@ from regrad.regions import (
     RegionRule,
     RegionTape,
     Source,
+    check_floats,
     check_guard,
     inner_tapes,
     read_source,
@@ -130,10 +130,9 @@ class Once:
         links = [(_ids(r.inputs), _ids(r.outputs)) for r in self.tapes[0].records]
         links += [((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
         watched = leads(links, {ids[i] for i in wanted})
-        reached = [
-            i for i, y in enumerate(results)
-            if is_inexact(y.dtype) and any(run[i] in watched for run in self.outputs)
-        ]  # fmt: skip
+        reached = [i for i in range(len(results)) if any(run[i] in watched for run in self.outputs)]
+        for i in reached:
+            check_floats(results[i], "comes out of")
         back = [(outputs, inputs) for inputs, outputs in reversed(links)]
         leading = leads(back, {run[i] for run in self.outputs for i in reached})
         found = [i for i in wanted if ids[i] in leading]

@@ -31,6 +31,7 @@ from regrad.regions import (
     Region,
     RegionRule,
     RegionTape,
+    check_floats,
     check_guard,
     in_region,
     inner_tapes,
@@ -523,6 +524,8 @@ class Run:
         jax = self.program.jax
         keys = [inputs[i]._id for i in self.wanted]
         reached = [i for i, y in enumerate(ys) if y._id in tape.watched]
+        for i in reached:
+            check_floats(ys[i], "comes out of")
         found: list[int] = []
 
         def back(*dys: Any) -> list[Any]:

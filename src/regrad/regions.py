@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from regrad.dispatch import in_region
-from regrad.errors import ArgumentError, TraceError
+from regrad.errors import ArgumentError, GradientError, TraceError
 from regrad.namespaces import BACKENDS, JAX, is_inexact, is_traced
 from regrad.overrides import Binding
 from regrad.registry import Input, Op
@@ -183,8 +183,10 @@ class Region:
         """Trace what will be an input of a program: no Python may depend on its values."""
         import jax
 
-        data = JAX.from_numpy(x._data) if BACKENDS[type(x._data)].name == "numpy" else x._data
-        x._data = jax.lax.optimization_barrier(data)
+        library = BACKENDS[type(x._data)].name
+        if library != "torch":  # which the program will refuse
+            data = JAX.from_numpy(x._data) if library == "numpy" else x._data
+            x._data = jax.lax.optimization_barrier(data)
         return x
 
     def _early_id(self) -> float:
@@ -213,8 +215,21 @@ class Inline(Region):
 
 
 def is_watched(x: Tensor, state: State) -> bool:
-    """Whether a tape of this state watches a float Tensor."""
-    return any(x._id in tape.watched for tape in state.tapes) and is_inexact(x.dtype)
+    """Whether a tape of this state watches a Tensor; GradientError if that is not of floats."""
+    watched = any(x._id in tape.watched for tape in state.tapes)
+    if watched:
+        check_floats(x, "goes into")
+    return watched
+
+
+def check_floats(x: Tensor, how: str) -> None:
+    """Raise if a watched Tensor that goes into a region, or comes out of it, is not of floats."""
+    if not is_inexact(x.dtype):
+        raise GradientError(
+            f"a Tensor ({x.dtype}, shape {x.shape}) that has a gradient by an override {how} a "
+            "compiled, repeated or batched function, where only floats have one. Compute it on the "
+            "same side as what uses it, or cast it to floats first: astype(x, rg.float32)."
+        )
 
 
 class RegionTape(Tape):

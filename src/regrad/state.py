@@ -182,10 +182,10 @@ def _own_tapes(state: State | None) -> Iterator[Tape]:
 
 def refuse_elsewhere(op_type: str, xs: Iterable[Any]) -> None:
     """Raise GradientError if another context is differentiating an input of an op."""
-    if op_type != "StopGradient" and any(elsewhere(x._id) for x in xs):
+    if any(elsewhere(x._id) for x in xs):
         raise GradientError(
             f"{op_type}: another thread is differentiating an input of this op, whose gradient "
             "and overrides would be lost here: a thread starts without them. Carry the context "
             "over, with a copy for each call: pool.submit(contextvars.copy_context().run, f, x), "
-            "or use stop_gradient(x)."
+            "or hand over a constant, stop_gradient(x)."
         )
