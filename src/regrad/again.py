@@ -15,6 +15,7 @@ from regrad import dispatch
 from regrad.closures import Closure
 from regrad.dispatch import in_region
 from regrad.gradients import run_taped
+from regrad.namespaces import is_inexact
 from regrad.regions import (
     Answer,
     Flat,
@@ -130,9 +131,13 @@ class Once:
         links = [(_ids(r.inputs), _ids(r.outputs)) for r in self.tapes[0].records]
         links += [((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
         watched = leads(links, {ids[i] for i in wanted})
-        reached = [i for i in range(len(results)) if any(run[i] in watched for run in self.outputs)]
-        for i in reached:
-            check_floats(results[i], "comes out of")
+        reached = [
+            i for i, y in enumerate(results)
+            if is_inexact(y.dtype) and any(run[i] in watched for run in self.outputs)
+        ]  # fmt: skip
+        for i, y in enumerate(results):
+            if any(run[i] in self.watched for run in self.outputs):
+                check_floats(y, "comes out of")
         back = [(outputs, inputs) for inputs, outputs in reversed(links)]
         leading = leads(back, {run[i] for run in self.outputs for i in reached})
         found = [i for i in wanted if ids[i] in leading]
