@@ -238,10 +238,14 @@ def _fits(due: Any, given: Any, gradients: list[Any]) -> bool:
         return False
     if due is None:  # nothing that has a gradient
         return all(_fits(None, part, gradients) for part in given.parts.values())
-    return (
-        given.what == due.what
-        and given.parts.keys() == due.parts.keys()
-        and all(_fits(part, given.parts[key], gradients) for key, part in due.parts.items())
+    if given.what != due.what or not given.parts.keys() <= due.parts.keys():
+        return False
+    if due.what is not dict and len(given.parts) < len(due.parts):
+        return False
+    # what holds no tensor may be left out of a dict
+    return all(
+        _fits(part, given.parts[key], gradients) if key in given.parts else not any(_slots(part))
+        for key, part in due.parts.items()
     )
 
 

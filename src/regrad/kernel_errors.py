@@ -59,20 +59,24 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
     if isinstance(error, np.linalg.LinAlgError):
         return type(error)(f"{op.type}: regrad.{op.name} of {inputs}: {error}")
     if any(words in str(error) for words in NOT_FOR_DTYPE):
-        return DTypeError(f"{op.type}: regrad.{op.name} is not defined for {inputs}")
+        return _undefined(op, inputs)
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
         )
     ours = op.function.__module__.startswith("regrad.")
     if ours and not op.attrs and isinstance(error, TypeError | NotImplementedError):
-        return DTypeError(
-            f"{op.type}: regrad.{op.name} is not defined for {inputs} ({error!s:.200}). "
-            + ("It works on the bits of integers and bools. " if "bit" in op.name else "")
-            + "Convert the input first, with astype."
-        )
+        return _undefined(op, f"{inputs} ({error!s:.200})")
     error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
     return error
+
+
+def _undefined(op: Op, inputs: str) -> DTypeError:
+    return DTypeError(
+        f"{op.type}: regrad.{op.name} is not defined for {inputs}. "
+        + ("It works on the bits of integers and bools. " if "bit" in op.name else "")
+        + "Convert the input first, with astype."
+    )
 
 
 def _no_halves(error: Exception, xs: Sequence[Tensor]) -> bool:

@@ -301,24 +301,28 @@ for _type in ("FloorMod", "NextAfter"):
 
 
 @op("OrZero")
-def or_zero(xp, y: TensorLike, x: TensorLike, /) -> Tensor:
-    """y, a function of x; 0 where x is 0, and there so is its gradient."""
-    return xp.where(x == 0, xp.zeros_like(y), y)
+def or_zero(xp, value: TensorLike, x: TensorLike, /) -> Tensor:
+    """`value`, a function of x; 0 where x is 0, and there so is its gradient."""
+    return xp.where(x == 0, xp.zeros_like(value), value)
 
 
-@gradient("OrZero")
+@gradient("OrZero", "value")
 def _(dy, x):
-    dy = _grad_or_zero(dy, x)
-    return dy, where(x == 0, dy, 0)  # (y may mask a NaN there)
+    return _grad_or_zero(dy, x)
+
+
+@gradient("OrZero", "x")
+def _(dy, x):
+    return where(x == 0, _grad_or_zero(dy, x), 0)  # (the value may mask a NaN there)
 
 
 @op("OrZeroGrad")
-def _grad_or_zero(xp, dy: TensorLike, x: TensorLike, /) -> Tensor:
-    return xp.where((x == 0) & (dy == dy), xp.zeros_like(dy), dy)  # a NaN stays visible
+def _grad_or_zero(xp, grad: TensorLike, x: TensorLike, /) -> Tensor:
+    return xp.where((x == 0) & (grad == grad), xp.zeros_like(grad), grad)  # a NaN stays visible
 
 
 entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
-         together=lambda dy, x: dy * where(x == 0, math.nan, 1))  # fmt: skip
+         together=lambda dy, x: dy * astype(where(x == 0, math.nan, 1), dy.dtype))  # fmt: skip
 
 
 def _pow_a(dy, a, b):
