@@ -362,3 +362,62 @@ def test_what_is_made_inside_a_branch_stays_there(session):
         tf.tanh(leaked[0])
     with pytest.raises(ValueError, match="inside a branch or loop"):
         session.run(leaked[0], {x: 1.0})
+
+
+# -- functions that are one record in eager mode, of a graph's tensors ----------------------------
+
+BODIES = {
+    "checkpoint": rg.checkpoint,
+    "jit": rg.jit,
+    "vmap": rg.vmap,
+    "scan": lambda f: lambda x: rg.scan(lambda c, e: (c, f(e)), None, x)[1],
+    "scan(checkpoint=True)": lambda f: (
+        lambda x: rg.scan(lambda c, e: (c, f(e)), None, x, checkpoint=True)[1]
+    ),
+}
+ARGUMENTS = {
+    "a Tensor": rg.asarray,
+    "TensorFlow's view of one": tf.identity,
+    "a Variable beside it": lambda x: x * tf.Variable([1.0, 1.0, 1.0], dtype=tf.float64),
+}
+VALUE = np.array([0.5, -1.0, 2.0])
+
+
+@pytest.mark.parametrize("given", ARGUMENTS)
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("by", ["a tape", "tf.gradients"])
+def test_bodies_of_symbolic_tensors(session, name, given, by):
+    def f(x):
+        return rg.sum(rg.sin(BODIES[name](lambda p: p * p * p)(ARGUMENTS[given](x))))
+
+    x = tf.placeholder(tf.float64, [3])
+    if by == "a tape":
+        orders = [f(x), rg.grad(f)(x), rg.grad(lambda x: rg.sum(rg.grad(f)(x)))(x)]
+    else:
+        (dx,) = tf.gradients(f(x), x)
+        orders = [f(x), dx, tf.gradients(dx, x)[0]]
+    session.run(tf.global_variables_initializer())
+    y, dx, ddx = session.run(orders, {x: VALUE})
+    sines = lambda v: np.sin(v**3)  # noqa: E731
+    h = 1e-4
+    ahead, here, behind = sines(VALUE + h), sines(VALUE), sines(VALUE - h)
+    np.testing.assert_allclose(y, here.sum())
+    np.testing.assert_allclose(dx, (ahead - behind) / (2 * h), rtol=1e-5)
+    np.testing.assert_allclose(ddx, (ahead - 2 * here + behind) / h**2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("body", [rg.checkpoint, rg.jit], ids=["checkpoint", "jit"])
+def test_bodies_that_only_close_over_a_graph_say_so(body):
+    x, c = tf.placeholder(tf.float32, [3], name="x"), rg.tensor([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="uses 'x:0', a tensor of a graph, by its closure"):
+        rg.grad(lambda z: rg.sum(body(lambda p: p * z)(c)))(x)
+
+
+def test_a_checkpoint_in_a_graph_obeys_overrides(graph, session):
+    def f(x):
+        with graph.gradient_override_map({"Sign": lambda dy: dy * 5.0}):
+            return rg.sum(rg.checkpoint(rg.sign)(x))
+
+    x = tf.placeholder(tf.float32, [3])
+    slopes = session.run([rg.grad(f)(x), tf.gradients(f(x), x)[0]], {x: VALUE})
+    assert [dx.tolist() for dx in slopes] == [[5.0] * 3] * 2

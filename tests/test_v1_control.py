@@ -315,3 +315,58 @@ def test_a_rule_inside_a_branch_may_use_what_the_branch_does_not():
         session.run(tf.global_variables_initializer())
         assert session.run([y, dx], {p: True}) == [4.0, 3.0]
         assert session.run([y, dx], {p: False}) == [-2.0, -1.0]
+
+
+# -- complex numbers -------------------------------------------------------------------------------
+
+COMPLEX = {  # holomorphic and not; TensorFlow's convention is conj(df/dz) where there is one
+    "a cube": lambda z: z * z * z * 1j,
+    "the real part": lambda z: tf.complex(tf.real(z * z * 1j), tf.imag(z) ** 3.0),
+    "the conjugate": lambda z: tf.conj(z) * z * z,
+    "exp": tf.exp,
+}
+REGIONS = {
+    "cond": lambda f, z: tf.cond(tf.constant(True), lambda: f(z), lambda: z),
+    "a cond in a cond": lambda f, z: tf.cond(
+        tf.constant(True), lambda: tf.cond(tf.constant(True), lambda: f(z), lambda: z), lambda: z
+    ),
+    "while_loop, a variable": lambda f, z: tf.while_loop(
+        lambda i, a: i < 2, lambda i, a: (i + 1, tf.cond(i < 1, lambda: f(a), lambda: a)), [0, z]
+    )[1],
+    "while_loop, a capture": lambda f, z: tf.while_loop(
+        lambda i, a: i < 1, lambda i, a: (i + 1, f(z)), [0, z * 0.0]
+    )[1],
+}
+
+
+@pytest.mark.parametrize("f", COMPLEX)
+@pytest.mark.parametrize("region", REGIONS)
+def test_complex_gradients_through_regions_at_three_orders(region, f):
+    z = tf.placeholder(tf.complex128, [])
+    feed = {z: 0.6 - 0.7j}
+
+    def orders(y):
+        found = []
+        for _ in range(3):
+            (y,) = tf.gradients(tf.real(y) + 2.0 * tf.imag(y), z)
+            found.append(y)
+        return run(found, feed)
+
+    np.testing.assert_allclose(orders(REGIONS[region](COMPLEX[f], z)), orders(COMPLEX[f](z)))
+
+
+@pytest.mark.parametrize("f", COMPLEX)
+@pytest.mark.parametrize("region", REGIONS)
+def test_complex_second_derivatives_agree_with_differences(region, f):
+    z = tf.placeholder(tf.complex128, [])
+    (d,) = tf.gradients(tf.real(REGIONS[region](COMPLEX[f], z)), z)
+    (dd,) = tf.gradients(tf.real(d), z)
+    at, h = 0.6 - 0.7j, 1e-5
+    with tf.Session() as session:
+
+        def slope(step):
+            over, under = (session.run(tf.real(d), {z: at + s}) for s in (step, -step))
+            return over - under
+
+        by_parts = slope(h) / (2 * h) + 1j * slope(h * 1j) / (2 * h)
+        np.testing.assert_allclose(session.run(dd, {z: at}), by_parts, atol=1e-7)

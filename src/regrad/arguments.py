@@ -17,7 +17,6 @@ from regrad.errors import ArgumentError, kind
 from regrad.namespaces import BACKENDS, is_array
 from regrad.pytrees import exactly
 from regrad.tensor import Tensor, wrap
-from regrad.variable import Variable
 
 
 class Note:
@@ -202,7 +201,7 @@ def traceable(leaf: Any) -> Tensor | None:
     """A leaf among the arguments as a Tensor, or None."""
     if isinstance(leaf, Tensor):
         return leaf
-    if isinstance(leaf, list | Variable):
+    if isinstance(leaf, list) or dispatch.is_tensor(leaf):
         return dispatch.lift(leaf)
     if not is_array(leaf):
         return None

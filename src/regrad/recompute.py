@@ -11,6 +11,7 @@ from regrad.again import Once, Rerun, pullback
 from regrad.arguments import Body, Given, is_key
 from regrad.capture import Captured
 from regrad.gradients import callable_or_raise
+from regrad.graph import is_symbolic
 from regrad.namespaces import is_traced
 from regrad.regions import Flat, Passage
 from regrad.registry import Input, Op
@@ -31,7 +32,8 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
     Variables is assigned once. Values and gradients are those of `f`, at every order.
 
     In eager mode the memory falls from all that the rules of f keep to the inputs of f, and the
-    time rises by one forward pass. Under `jit` XLA is told not to merge the second computation
+    time rises by one forward pass. Of a graph's tensors f is a part of the graph, whose run lets go
+    of values by itself. Under `jit` XLA is told not to merge the second computation
     with the first; on the CPU it may do so all the same where a loop was unrolled (use
     `scan(…, checkpoint=True)` for loops).
 
@@ -51,6 +53,8 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
         if state is None or not state.tapes or state.inspected:
             return f(*args, **kwargs)
         given = Given(args, kwargs)
+        if any(map(is_symbolic, given.tensors)):
+            return f(*args, **kwargs)
         body = Body(f, given)
         ys = recomputed(body, given.tensors)
         return body.note(ys)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from regrad.dispatch import in_region
-from regrad.errors import ArgumentError, GradientError, TraceError
+from regrad.errors import ArgumentError, GradientError, GraphError, TraceError
+from regrad.graph import is_symbolic
 from regrad.namespaces import BACKENDS, JAX, is_inexact, is_traced
 from regrad.overrides import Binding
 from regrad.registry import Input, Op
@@ -176,6 +177,12 @@ class Region:
     def _stand_in(self, x: Tensor) -> Tensor:
         if not (self.tapes or self.traced):
             return x
+        if is_symbolic(x):
+            raise GraphError(
+                f"{self.kind}: the function uses {x._data.name!r}, a tensor of a graph, by its "
+                "closure, and none of its arguments is of the graph. Pass the tensor as an "
+                "argument, and the function becomes a part of the graph."
+            )
         y = self.given(x)
         return self._without_values(y) if self.lasting else y
 

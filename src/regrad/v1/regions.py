@@ -179,6 +179,14 @@ def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[Any]) -> list[Any]:
     return [next(found) if _is_float(x) else None for x in xs]
 
 
+def _op(type: str, name: str, kernel: Callable[..., Any], attrs: str, *first: Input) -> Op:
+    """An op that runs regions. Their own rules conjugate where that is due, so it must not."""
+    return Op(
+        type, name, kernel, [*first, Input("xs", "many")], attrs.split(),
+        several=True, stateful=True, holomorphic=False,
+    )  # fmt: skip
+
+
 # -- cond ----------------------------------------------------------------------------------------
 
 
@@ -186,10 +194,7 @@ def _if(run: Any, pred: Any, xs: Values, branches: Sequence[Region]) -> Any:
     return tuple(run.through(branches[0 if bool(pred) else 1], xs))
 
 
-IF = Op(
-    "If", "cond", _if, [Input("pred", "one"), Input("xs", "many")], ["branches"],
-    several=True, stateful=True,
-)  # fmt: skip
+IF = _op("If", "cond", _if, "branches", Input("pred", "one"))
 
 
 def cond_node(
@@ -328,7 +333,7 @@ def _calls(run: Any) -> Call:
     return call
 
 
-WHILE = Op("While", "while", _while, [Input("xs", "many")], ["loop"], several=True, stateful=True)
+WHILE = _op("While", "while", _while, "loop")
 
 
 def while_node(
@@ -392,10 +397,7 @@ def _while_grad(run: Any, xs: Values, loop: Loop, floats: int) -> Any:
     return tuple(loop.pull(_calls(run), xs, floats))
 
 
-WHILE_GRAD = Op(
-    "WhileGrad", "while_grad", _while_grad, [Input("xs", "many")], ["loop", "floats"],
-    several=True, stateful=True,
-)  # fmt: skip
+WHILE_GRAD = _op("WhileGrad", "while_grad", _while_grad, "loop floats")
 
 
 class WhileGradRule(RegionRule):
