@@ -154,8 +154,8 @@ class OpStep(NamedTuple):
         if self.rule is self.op.rule or not self.rule.watches:
             return self.rule
         rule, state = self.rule, current()
-        if isinstance(rule, Counted) and state is not None and state.overrides:
-            rule = rule.under(state.overrides.get(self.op.type))
+        if isinstance(rule, Counted) and state is not None and (scopes := state.scopes):
+            rule = rule.under(scopes.get(self.op.type))
         return Within(rule, env)
 
 

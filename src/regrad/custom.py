@@ -18,7 +18,7 @@ from regrad.namespaces import is_array
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
 from regrad.signatures import misfit, parameters_of
-from regrad.state import STATE, State, current, in_state, next_id
+from regrad.state import STATE, State, current, held, in_state, next_id
 from regrad.tensor import Tensor
 from regrad.trails import capturing
 from regrad.variable import Variable
@@ -409,9 +409,10 @@ class CustomCall(Saves, Rule):
         A function that it differentiates in its turn (the model again, say) runs under the
         overrides that were in force at the call.
         """
-        if self.scopes is None:
+        state = current() or State()
+        if self.scopes is None and state.overrides is None:
             return self._answer(dy)
-        with in_state((current() or State()).holding(self.scopes)):
+        with in_state(state.overriding(held(self.scopes))):
             return self._answer(dy)
 
     def _answer(self, dy: Any) -> Any:

@@ -23,7 +23,7 @@ from regrad.errors import ArgumentError, RetraceWarning
 from regrad.gradients import callable_or_raise
 from regrad.graph import Symbol
 from regrad.ruleforms import place
-from regrad.state import State, current
+from regrad.state import State, current, is_held
 from regrad.tensor import Tensor
 
 ndarray = np.ndarray
@@ -368,9 +368,10 @@ def _plain(entry: Any) -> Any:
     return entry[1] if isinstance(entry, tuple) and len(entry) == 2 else "another object"
 
 
-def in_order(overrides: Any) -> list[tuple[str, Any]]:
+def in_order(overrides: Any) -> list[tuple[Any, Any]]:
     """The overrides of ops outside graphs, sorted by op type."""
-    return sorted((k, b) for k, b in overrides.items() if isinstance(k, str))
+    found = [(k, b) for k, b in overrides.items() if isinstance(k, str) or is_held(k)]
+    return sorted(found, key=lambda pair: str(pair[0]))
 
 
 def _source(rule: Any) -> Any:

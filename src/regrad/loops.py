@@ -19,6 +19,7 @@ from regrad.capture import Captured, evaluate
 from regrad.compiled import to_jax
 from regrad.errors import DTypeError, GradientError, ShapeError
 from regrad.namespaces import is_inexact
+from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import add
 from regrad.regions import Flat, Links, Passage, RegionTape, run_inside, watched_places
 from regrad.state import current
@@ -322,8 +323,8 @@ class Scan:
             sums = [add(a, dx) for a, dx in zip(sums, dxs[f : f + s], strict=True)]
             return [*dxs[:f], *sums, *dxs[f + s :]]
 
-        first = [arriving[i] if i in arriving else _zeros_of(inputs[i]) for i in self.floats]
-        sums = [_zeros_of(inputs[i]) for i in summed]
+        first = [arriving[i] if i in arriving else zeros_like(inputs[i]) for i in self.floats]
+        sums = [zeros_like(inputs[i]) for i in summed]
         last, dxs = scanned(
             backward, [*first, *sums], [*carries, *xs, *[arriving[i] for i in along]],
             self.length, not self.reverse, self.checkpoint, kind,
@@ -367,12 +368,6 @@ def _zeros(variable: Any) -> Any:
     import jax
 
     return jax.numpy.zeros(variable.aval.shape, variable.aval.dtype)
-
-
-def _zeros_of(x: Tensor) -> Tensor:
-    import jax
-
-    return wrap(jax.numpy.zeros_like(to_jax(x._data)))
 
 
 # -- branches --------------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ def _barrier(xp: Any, xs: Sequence[Any]) -> tuple[Any, ...]:
 class _Through(Rule):
     """The gradients that arrive, as they are."""
 
+    each = True
+
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return True
 
@@ -110,5 +112,5 @@ class _Through(Rule):
         return [(0, list(dy))]
 
 
-APART = Op("_Apart", "apart", _barrier, [Input("xs", "many")], several=True)
+APART = Op("_Apart", "apart", _barrier, [Input("xs", "many")], several=True, holomorphic=False)
 APART.rule = _Through()

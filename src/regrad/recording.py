@@ -114,6 +114,9 @@ def put(
     else:
         entry, watches = _grouped(op, rule, attrs, ids, specs, xs, kept, y, keeps_y, layout)
         for tape in tapes:
+            if rule.each:
+                pairs = zip(ids, entry.outputs, strict=True)
+                watches = [output for i, output in pairs if i in tape.watched]
             tape.records.append(entry)
             tape.watched.update(watches)
 

@@ -31,6 +31,7 @@ class Rule:
     watches = True  # whether outputs of an op under this rule are watched
     flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)
+    each = False  # of several outputs each depends on the input at its place, and on no other
     unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient

@@ -37,13 +37,14 @@ class State:
 
     The guard watches over what a custom function closes over; the region (see `regions`) knows
     what a compiled or repeated body takes from outside. In a gradient function, whose ops no
-    override concerns, `held` are the overrides for the functions that it differentiates.
+    override concerns, the overrides for the functions that it differentiates are held back, under
+    keys of their own (see `held`).
     `tape` is the common case in one word: the only tape, where nothing else is in force.
     `inner` is kept for the calls of custom functions under this state (see `guarded`).
     """
 
     __slots__ = (
-        "__weakref__", "guard", "held", "inner", "left", "overrides", "region", "tape", "tapes",
+        "__weakref__", "guard", "inner", "left", "overrides", "region", "tape", "tapes",
     )  # fmt: skip
 
     def __init__(
@@ -52,10 +53,8 @@ class State:
         overrides: Mapping[Any, Binding] | None = None,
         guard: Any = None,
         region: Any = None,
-        held: Mapping[Any, Binding] | None = None,
     ) -> None:
         self.tapes = tapes
-        self.held = held
         self.overrides = overrides
         self.guard = guard
         self.region = region
@@ -73,18 +72,17 @@ class State:
 
     def overriding(self, overrides: Mapping[Any, Binding] | None) -> State:
         """The same state with other overrides."""
-        return State(self.tapes, overrides, self.guard, self.region, self.held)
-
-    def holding(self, held: Mapping[Any, Binding]) -> State:
-        """The state for a gradient function that was made under these overrides."""
-        return State(self.tapes, self.overrides, self.guard, self.region, held)
+        return State(self.tapes, overrides, self.guard, self.region)
 
     @property
     def scopes(self) -> Mapping[Any, Binding] | None:
         """The overrides for a function that is differentiated here."""
-        if self.held is None:
+        if not self.overrides:
             return self.overrides
-        return {**self.held, **(self.overrides or {})}
+        own = {key: b for key, b in self.overrides.items() if not is_held(key)}
+        if len(own) == len(self.overrides):
+            return self.overrides
+        return {key[1]: b for key, b in self.overrides.items() if is_held(key)} | own
 
     def guarded(self, outer: tuple[Tape, ...], guard: Any) -> State:
         """The state in which a custom function runs: fewer tapes, and a guard.
@@ -94,7 +92,7 @@ class State:
         """
         inner = self.inner
         if inner is None or inner.tapes is not outer:
-            inner = self.inner = State(outer, self.overrides, guard, self.region, self.held)
+            inner = self.inner = State(outer, self.overrides, guard, self.region)
         inner.guard = guard
         return inner
 
@@ -119,6 +117,23 @@ def in_state(state: State | None) -> Iterator[None]:
         yield
     finally:
         STATE.reset(token)
+
+
+HELD = "held"
+
+
+def held(overrides: Mapping[Any, Binding] | None) -> Mapping[Any, Binding] | None:
+    """Overrides for a gradient function that was made under them.
+
+    They concern no op of its own, only the functions that it differentiates: no op is looked
+    up under their keys.
+    """
+    return overrides and {(HELD, key): binding for key, binding in overrides.items()}
+
+
+def is_held(key: Any) -> bool:
+    """Whether this is the key of an override that is held back."""
+    return type(key) is tuple and key[0] is HELD
 
 
 @contextmanager
