@@ -122,6 +122,9 @@ class Capture(Trail):
             elif number not in self.places:  # a constant that was assigned in here
                 self.steps.append(HeldStep(self.ref(value), number))
         self.steps.append(BodyStep(captured, [self.ref(x) for x in xs], _ids(ys)))
+        # what it made is known out here, too: records on tapes that go on may have kept it
+        for number, place in captured.first.places.items():
+            self.places.setdefault(number, place)
         super().body(captured, xs, ys)
 
 
@@ -394,10 +397,11 @@ class Captured:
         state = current()
         assert self.first is not None and state is not None
         region = state.region
-        env: Env = dict(zip(self.xs, xs, strict=True))
+        env: Env = {} if around is None else around
+        env.update(zip(self.xs, xs, strict=True))
         for source, number in self.first.sources:
-            known = None if around is None else around.get(number)
-            env[number] = resolved(source) if known is None else known
+            if number not in env:
+                env[number] = resolved(source)
         records: Records = {}
         for step in self.first.steps:
             step.again(env, records)
