@@ -127,3 +127,57 @@ def test_what_must_be_known_is_asked_for(row: Sample, hidden: str) -> None:
 def test_every_exception_is_a_sample() -> None:
     known = {str(row) for row in eager.ROWS}
     assert [name for names in NEEDS.values() for name in names if name not in known] == []
+
+
+# -- rules in force for ops whose results are integers or bools -----------------------------------
+
+
+def threes(op: Any, *dys: Any) -> list[Any]:
+    """A rule for any op: 3 by each of the floats that go in."""
+    xs = [rg.asarray(x) for x in op.inputs]
+    return [rg.full_like(x, 3.0) if x.dtype.kind in "fc" else None for x in xs]
+
+
+def overridden(op_type: str, row: Sample, xs: list[Any]) -> tuple[list[Any], Any]:
+    """The results of a sample under that rule, and the sum of their elements and of the inputs."""
+    with rg.gradient_override_map({op_type: threes}):
+        ys = eager.outputs(row.f(*xs))
+    floats = [x for x in xs if x.dtype.kind in "fc"]
+    return ys, sum(rg.sum(rg.astype(rg.real(t), rg.float64)) for t in (*ys, *floats))
+
+
+def gives_integers(row: Sample, op_type: str) -> bool:
+    if not any(map(eager.is_float, row.inputs)):
+        return False
+    ys, _ = overridden(op_type, row, [rg.asarray(a) for a in eager.given(row, "numpy")])
+    return any(y.dtype.kind in "biu" for y in ys)
+
+
+WHOLE = [(row, t) for row in eager.ROWS for t in row.covers if gives_integers(row, t)]
+
+
+def test_there_are_samples_of_such_ops() -> None:
+    assert len({op_type for _, op_type in WHOLE}) > 20
+
+
+@pytest.mark.parametrize("by", ["tf.gradients", "a tape"])
+@pytest.mark.parametrize("hidden", SHAPES)
+@pytest.mark.parametrize(("row", "op_type"), WHOLE, ids=str)
+def test_a_rule_for_an_op_of_integers_fires(
+    row: Sample, op_type: str, hidden: str, by: str
+) -> None:
+    arrays = eager.given(row, "numpy")
+    places = [i for i, a in enumerate(arrays) if eager.is_float(a)]
+    xs = [tf.placeholder(arrays[i].dtype, SHAPES[hidden](arrays[i])) for i in places]
+
+    def f(*floats: Any) -> Any:
+        given = [rg.asarray(a) for a in arrays]
+        for i, x in zip(places, floats, strict=True):
+            given[i] = rg.asarray(x)
+        return overridden(op_type, row, given)[1]
+
+    found = tf.gradients(f(*xs), xs) if by == "tf.gradients" else rg.grads(f)(xs)
+    with tf.Session() as session:
+        slopes = session.run(found, {x: arrays[i] for x, i in zip(xs, places, strict=True)})
+    for i, slope in zip(places, slopes, strict=True):  # 3 by the rule, and 1 by the sum of x
+        np.testing.assert_array_equal(slope, np.full(arrays[i].shape, 4.0))

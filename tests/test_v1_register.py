@@ -14,7 +14,7 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.errors import NotFiredError, UnknownOpError, UnusedOverrideWarning
+from regrad.errors import GradientError, NotFiredError, UnknownOpError, UnusedOverrideWarning
 
 COUNT = itertools.count()
 
@@ -425,3 +425,172 @@ def test_ops_of_another_graph_do_not_count_as_used(graph):
     with pytest.warns(UnusedOverrideWarning), graph.gradient_override_map({"Sign": "Identity"}):  # noqa: SIM117
         with tf.Graph().as_default():
             tf.sign(tf.constant(1.0))
+
+
+# -- integers and bools that carry a gradient ------------------------------------------------------
+
+
+def whole(b):
+    return rg.astype(b, rg.int32)
+
+
+# what can stand between a bool under a rule and the floats that it becomes
+BETWEEN = {
+    "nothing": lambda b: b,
+    "a product with floats": lambda b: b * rg.tensor(2.5),
+    "identity": rg.identity,
+    "reshape": lambda b: rg.reshape(b, (-1,)),
+    "arithmetic": lambda b: whole(b) * 3 - whole(b),
+    "sum": lambda b: rg.sum(whole(b), axis=0),
+    "mean": lambda b: rg.mean(rg.astype(b, rg.float32), axis=0),
+    "max": lambda b: rg.max(whole(b), axis=0),
+    "prod": lambda b: rg.prod(whole(b) + 1),
+    "concat": lambda b: rg.concat([whole(b), whole(b) * 2], axis=0),
+    "stack": lambda b: rg.stack([whole(b), whole(b) * 2]),
+    "a slice": lambda b: whole(b)[1:],
+    "split, a part unused": lambda b: rg.split(whole(b), [1, 2], axis=0)[1],
+    "where": lambda b: rg.where(rg.tensor([True, False]), whole(b), 0),
+    "cumulative_sum": lambda b: rg.cumulative_sum(whole(b), axis=0),
+    "matmul": lambda b: rg.matmul(whole(b), whole([[1, 2], [3, 4]])),
+    "sort": lambda b: rg.sort(whole(b)),
+    "pad": lambda b: rg.pad(whole(b), ((1, 1), (0, 0))),
+    "einsum": lambda b: rg.einsum("ij->j", whole(b)),
+    "diff": lambda b: rg.diff(whole(b)),
+    "repeat": lambda b: rg.repeat(whole(b), 2, axis=0),
+}
+COMPARED = [[0.0, 3.0], [2.0, 0.5], [1.5, -1.0]]
+
+
+@pytest.mark.parametrize("by", ["tf.gradients", "a tape"])
+@pytest.mark.parametrize("shape", [[3, 2], [None, None], None], ids=["static", "sizes", "rank"])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_gradient_goes_by_integers_that_a_rule_made(name, shape, by):
+    def f(x):
+        with rg.gradient_override_map({"Greater": lambda op, dy: [dy * 5.0, None]}):
+            b = x > 1.0
+        return rg.sum(rg.astype(BETWEEN[name](b), rg.float32) * 2.0) + rg.sum(x)
+
+    due = rg.grad(f)(COMPARED).tolist()
+    assert due != [[1.0, 1.0]] * 3
+    x = tf.placeholder(tf.float32, shape)
+    dx = tf.gradients(f(rg.asarray(x)), x)[0] if by == "tf.gradients" else rg.grad(f)(x)
+    assert run(dx, {x: COMPARED}).tolist() == due
+
+
+def test_without_a_rule_integers_and_bools_end_the_path():
+    x, i = tf.placeholder(tf.float32, [3]), tf.placeholder(tf.int32, [3])
+    for b in (x > 1.0, tf.argsort(x), tf.cast(x, tf.int32), tf.nn.top_k(x, 3)[1]):
+        assert tf.gradients(tf.cast(b, tf.float32), x) == [None]
+    assert tf.gradients(tf.cast(i * 2, tf.float32), i) == [None]
+    assert run(tf.gradients(i * i, i), {i: [1, 2, 3]})[0].tolist() == [2, 4, 6]
+    with unused_is_fine():
+        b = overridden({"Less": lambda op, dy: [dy, None]}, lambda: x > 1.0)
+    assert tf.gradients(tf.cast(b, tf.float32), x) == [None]
+
+
+def test_a_rule_that_declares_no_gradient_leaves_integers_without_one():
+    name = new_name()
+    tf.NotDifferentiable(name)
+    x = tf.constant([1.0, 2.0])
+    b = overridden({"Greater": name}, lambda: x > 1.0)
+    assert tf.gradients(tf.cast(b, tf.float32), x) == [None]
+
+
+# Branches and loops: what is cast on the side where it is made has its gradient; the rest is
+# refused where a gradient comes there, and only there.
+
+TRUE = functools.partial(tf.constant, True)
+
+
+def floats(b):
+    return tf.cast(b, tf.float32)
+
+
+def pair(x):
+    return tf.cond(TRUE(), lambda: (x > 1.0, x * 2.0), lambda: (x < 1.0, x))
+
+
+def turns(body, *start):
+    return tf.while_loop(lambda i, *_: i < 2, lambda i, *a: (i + 1, *body(*a)), [0, *start])[1:]
+
+
+PASSED = {  # functions of x, and the gradient under a rule that gives 5 dy for x > 1
+    "made and cast in a branch": (
+        lambda x: tf.cond(TRUE(), lambda: floats(x > 1.0) + x, lambda: x), 6.0,
+    ),
+    "made and cast in a loop": (lambda x: turns(lambda a: [a + floats(x > 1.0)], x), 11.0),
+    "a predicate": (
+        lambda x: tf.cond(tf.reduce_all(x > -1.0), lambda: x * 2.0, lambda: x), 2.0,
+    ),
+    "unused beside floats": (lambda x: pair(x)[1], 2.0),
+    "an index": (
+        lambda x: (lambda i: tf.cond(TRUE(), lambda: x + tf.gather([1.0, 2.0], i), lambda: x))(
+            tf.cast(x > 1.0, tf.int32)
+        ), 1.0,
+    ),
+    "a counter": (
+        lambda x: tf.while_loop(
+            lambda i, a: i < 2, lambda i, a: (i + 1, a * floats(i + 1)), [0, x]
+        )[1], 2.0,
+    ),
+    "a flag that ends a loop": (
+        lambda x: tf.while_loop(
+            lambda on, a: tf.reduce_any(on), lambda on, a: (-a > -5.0, a * 2.0), [x > -9.0, x]
+        )[1], 4.0,
+    ),
+}  # fmt: skip
+REFUSED = {
+    "out of a branch": lambda x: floats(tf.cond(TRUE(), lambda: x > 1.0, lambda: x < 1.0)),
+    "out of a branch, beside floats": lambda x: floats(pair(x)[0]) + pair(x)[1],
+    "out of two": lambda x: floats(
+        tf.cond(
+            TRUE(), lambda: tf.cond(TRUE(), lambda: x > 1.0, lambda: x < 1.0), lambda: x < 2.0
+        )
+    ),
+    "into a branch": lambda x: (
+        lambda b: tf.cond(TRUE(), lambda: floats(b) + x, lambda: x)
+    )(x > 1.0),
+    "into two": lambda x: (
+        lambda b: tf.cond(
+            TRUE(), lambda: tf.cond(TRUE(), lambda: floats(b) + x, lambda: x), lambda: x
+        )
+    )(x > 1.0),
+    "into a loop": lambda x: (lambda b: turns(lambda a: [a + floats(b)], x))(x > 1.0),
+    "at the start of a loop": lambda x: turns(lambda b, a: [b, a + floats(b)], x > 1.0, x)[1],
+    "out of a loop": lambda x: floats(turns(lambda b: [x > 1.0], x < 5.0)[0]),
+    "from turn to turn": lambda x: turns(lambda b, a: [x > 1.0, a + floats(b)], x < 5.0, x)[1],
+    "by two turns": lambda x: turns(
+        lambda b, i, a: [x > 1.0, tf.cast(b, tf.int32), a + floats(i)],
+        x < 5.0, tf.ones([3], tf.int32), x,
+    )[2],
+    "from turn to turn, into a branch": lambda x: turns(
+        lambda b, a: [x > 1.0, tf.cond(TRUE(), lambda: a + floats(b), lambda: a)], x < 5.0, x
+    )[1],
+}  # fmt: skip
+
+
+def slope(f, by):
+    x = tf.placeholder(tf.float32, [3])
+
+    def under_a_rule(x):
+        x = tf.convert_to_tensor(x)
+        y = overridden({"Greater": lambda op, dy: [dy * 5.0, None]}, lambda: f(x))
+        return y[0] if isinstance(y, list | tuple) else y
+
+    dx = tf.gradients(under_a_rule(x), x)[0] if by == "tf.gradients" else rg.grad(under_a_rule)(x)
+    return run(dx, {x: [3.0, 4.0, 6.0]}).tolist()
+
+
+@pytest.mark.parametrize("by", ["tf.gradients", "a tape"])
+@pytest.mark.parametrize("name", PASSED)
+def test_rules_for_integers_inside_regions(name, by):
+    f, due = PASSED[name]
+    with unused_is_fine():
+        assert slope(f, by) == [due] * 3
+
+
+@pytest.mark.parametrize("by", ["tf.gradients", "a tape"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_integers_carry_no_gradient_into_or_out_of_regions(name, by):
+    with pytest.raises(GradientError, match="into or out of a branch or loop"):
+        slope(REFUSED[name], by)

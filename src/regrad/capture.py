@@ -14,7 +14,7 @@ first run is served too: it runs in a region that knows `env` (see `Renamed`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -123,7 +123,7 @@ class Capture(Trail):
                 self.steps.append(HeldStep(self.ref(value), number))
         self.steps.append(BodyStep(captured, [self.ref(x) for x in xs], _ids(ys)))
         # what it made is known out here, too: records on tapes that go on may have kept it
-        for number, place in captured.first.places.items():
+        for number, place in captured.known.items():
             self.places.setdefault(number, place)
         super().body(captured, xs, ys)
 
@@ -333,6 +333,12 @@ class Captured:
         """What the body reached outside, each with the id of what stood for it."""
         assert self.first is not None
         return self.first.sources
+
+    @property
+    def known(self) -> Mapping[float, Any]:
+        """The ids of the Tensors of the first run, and where they came from."""
+        assert self.first is not None
+        return self.first.places
 
     def _begin(self, xs: Sequence[Tensor], state: State) -> Sequence[Tensor]:
         around = state.region.capture

@@ -15,7 +15,7 @@ import numpy as np
 
 from regrad import containers
 from regrad.dims import UnknownRank
-from regrad.dispatch import alias, is_tensor, lift
+from regrad.dispatch import alias, as_dtype, is_tensor, lift
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
 from regrad.graph import defer, home, is_symbolic
 from regrad.inference import Spec
@@ -75,13 +75,16 @@ class LaterRule(Rule):
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return False  # nobody can know before the run
 
+    def carries(self, node: Any, index: int) -> bool:
+        return bool(node.attrs["overrides"]) or super().carries(node, index)
+
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         attrs, xs = record.attrs, list(record.xs)
-        places = [i for i, x in enumerate(xs) if is_inexact(x.dtype)]
-        specs = [spec_of_record(*record.specs[i]) for i in places]
+        places = [i for i, x in enumerate(xs) if x._data.carries]
         call = differentiated(attrs["call"], len(xs), places)
         zeros = OPS["ZerosLike"].function
         dy = [zeros(record.symbolic[i]) if d is None else d for i, d in enumerate(dy)]
+        specs = [_spec_due(record, i, dy) for i in places]
         found = later(call, [*xs, *dy], attrs["sizes"], attrs["overrides"], specs)
         dxs: list[Any] = [None] * len(xs)
         for i, dx in zip(places, found, strict=True):
@@ -107,9 +110,24 @@ def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
         watched = tape.close()
         found = walk_from(drained(tape.records), [y._id for y in ys], dys, watched)
         zeros = OPS["ZerosLike"].function
-        return [zeros(xs[i]) if (dx := found.get(xs[i]._id)) is None else dx for i in places]
+        dxs = [zeros(xs[i]) if (dx := found.get(xs[i]._id)) is None else dx for i in places]
+        return [
+            as_dtype(dx, dtype_due(xs[i].dtype, dys)) for i, dx in zip(places, dxs, strict=True)
+        ]
 
     return gradients
+
+
+def dtype_due(dtype: np.dtype, dys: Sequence[Any]) -> np.dtype:
+    """The dtype of a gradient: that of the input, or for integers that of what arrives."""
+    arriving = [dy.dtype for dy in dys if dy is not None]
+    return dtype if is_inexact(dtype) else next(filter(is_inexact, arriving), arriving[0])
+
+
+def _spec_due(record: Record, leaf: int, dys: Sequence[Any]) -> Spec:
+    """What is known of the gradient by an input."""
+    shape, dtype = record.specs[leaf]
+    return spec_of_record(shape, dtype_due(dtype, dys))
 
 
 def spec_of_record(shape: Any, dtype: Any) -> Spec:
@@ -129,7 +147,7 @@ def pull_later(record: Record, dy: Any, watched: set[int]) -> dict[int, Any]:
     shapes = [shape for shape, _ in record.specs]
     attrs = [record.attrs[name] for name in record.attrs]
     call = _Pull(record, leaves, [x is not None for x in slots], len(dys))
-    specs = [spec_of_record(*record.specs[i]) for i in leaves]
+    specs = [_spec_due(record, i, dys) for i in leaves]
     given = [x for x in slots if x is not None]
     found = later(call, given, (shapes, attrs), None, specs)
     return dict(zip(leaves, found, strict=True))
@@ -158,15 +176,12 @@ class _Pull:
         record = self._record(sizes, xs, slots[self.dys + self.kept :])
         dy = tuple(dys) if isinstance(self.outputs, tuple) else dys[0]
         found = leaf_gradients(record, dy, {self.inputs[i] for i in self.leaves})
-        dxs = [found.get(i) for i in self.leaves]
-        fits = [
-            dx if dx is None else checked(record, i, dx, dy)
-            for i, dx in zip(self.leaves, dxs, strict=True)
-        ]
-        return [
-            wrap(np.zeros(*record.specs[i])) if dx is None else dx
-            for i, dx in zip(self.leaves, fits, strict=True)
-        ]
+        return [self._fitted(record, i, found.get(i), dy) for i in self.leaves]
+
+    def _fitted(self, record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
+        dx = None if dx is None else checked(record, leaf, dx, dy)
+        dx = wrap(np.zeros(*record.specs[leaf])) if dx is None else dx
+        return as_dtype(dx, dtype_due(self.dtypes[leaf], dy if isinstance(dy, tuple) else (dy,)))
 
     def _record(self, sizes: Any, xs: Sequence[Any], ys: Sequence[Any]) -> Record:
         shapes, values = sizes

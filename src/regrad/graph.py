@@ -38,9 +38,13 @@ class Symbol:
 
     `content` are the values of a small integer output as far as they are known when the graph
     is built (numbers and Dims): shapes are computed by ops, and should stay known.
+    `carries` says whether a gradient can come this way: floats carry one, and of integers and
+    bools those that an override in force makes, with what is computed from them.
     """
 
-    __slots__ = ("content", "dtype", "face", "id", "index", "node", "relied", "shape", "spec")
+    __slots__ = (
+        "carries", "content", "dtype", "face", "id", "index", "node", "relied", "shape", "spec",
+    )  # fmt: skip
 
     shape: Any  # a tuple of ints and Dims, or an UnknownRank
     spec: Spec  # shape and dtype, as inference takes them
@@ -50,6 +54,7 @@ class Symbol:
         self.index = index
         self.dtype = spec.dtype
         self.id = next_id()
+        self.carries = is_inexact(spec.dtype)
         self.content: np.ndarray | None = None
         self.relied = False  # whether the content was used for a shape
         self.face: Any = None  # TensorFlow's view of it, made by regrad.v1
@@ -144,8 +149,8 @@ class Node(GroupedRecord):
     face_inputs: Any
 
     def unused(self, index: int) -> Any:
-        whole = not is_inexact(self.symbols[index].dtype)
-        return None if whole else super().unused(index)  # as in TensorFlow
+        given = self.op.owns(self.rule) or is_inexact(self.symbols[index].dtype)
+        return super().unused(index) if given else None  # as in TensorFlow
 
     def view(self) -> Any:
         return self.graph.root.view_of(self)
@@ -153,6 +158,12 @@ class Node(GroupedRecord):
     def sources(self) -> Iterator[Symbol]:
         """The symbols that the op reads."""
         return (x._data for x in self.xs)
+
+    def carry(self) -> None:
+        """Note which integers and bools among the outputs carry a gradient."""
+        for i, symbol in enumerate(self.symbols):
+            if not symbol.carries and self.rule.watches:
+                symbol.carries = not self.op.owns(self.rule) or self.rule.carries(self, i)
 
     def __repr__(self) -> str:
         return f"<node {self.name!r} type={self.op.type}>"
@@ -335,6 +346,7 @@ class Graph:
         self.by_name[node.name] = node
         if made and made[0].dtype.kind in "iu":
             fold(node)
+        node.carry()
         return node.y
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
@@ -365,6 +377,7 @@ class Graph:
         if key not in self.captures:
             inner = self.placeholder(symbol.spec, "captured")
             inner._data.content = _own(symbol.content)
+            inner._data.carries = symbol.carries
             self.captures[key] = outer, inner
         return self.captures[key][1]
 

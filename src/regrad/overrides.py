@@ -32,6 +32,7 @@ class Wrapped(Rule):
         self.holomorphic = rule.holomorphic
         self.whole = rule.whole
         self.keeps = rule.keeps
+        self.carries = rule.carries
         self.unless = rule.unless
 
     @property

@@ -167,9 +167,10 @@ def _grouped(
     entry.layout = layout
     entry.output_specs = [(t._data.shape, t.dtype) for t in outputs]
     entry.symbolic = outputs if outputs and type(outputs[0]) is not Tensor else None
-    # of several outputs, those of integers have no gradient, unless a rule was put in force
-    floats = [t._id for t in outputs if is_inexact(t.dtype)]
-    return entry, floats if floats and several and op.owns(rule) else list(ids_out)
+    # of several outputs, those of integers have no gradient, unless a rule was put in force (in a
+    # graph: for an op before, too)
+    carrying = [t._id for t in outputs if is_inexact(t.dtype) or getattr(t._data, "carries", False)]
+    return entry, carrying if carrying and several and op.owns(rule) else list(ids_out)
 
 
 def _is_complex(y: Any) -> bool:

@@ -60,6 +60,10 @@ class Rule:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
 
+    def carries(self, node: Any, index: int) -> bool:
+        """Whether an output of integers in a graph carries a gradient: as inputs of integers do."""
+        return any(s.carries and s.dtype.kind in "biu" for s in node.sources())
+
     def input_name(self, leaf: int) -> str | None:
         """What messages call an input; None for the name that the op gives it."""
         return None

@@ -279,16 +279,19 @@ class _Path:
 
 
 def _with_gradients(node: Node) -> list[int]:
-    """The outputs that have a gradient: of several, by a built-in rule, those of floats."""
-    floats = [s.id for s in node.symbols if is_inexact(s.dtype)]
+    """The outputs that have a gradient: of several, by a built-in rule, those that carry one."""
+    carrying = [s.id for s in node.symbols if s.carries]
     own = node.op.owns(node.rule) and node.op.several
-    return floats if floats and own else [s.id for s in node.symbols]
+    return carrying if carrying and own else [s.id for s in node.symbols]
 
 
 def _is_cast_of_integers(node: Node) -> bool:
-    """Whether integers become floats here, which TensorFlow's own rule does not differentiate."""
+    """Whether integers without a gradient become floats here.
+
+    TensorFlow's own rule does not differentiate by them, though by other ops it does.
+    """
     own = node.op.type == "Cast" and node.op.owns(node.rule)
-    return own and not is_inexact(node.specs[0][1]) and is_inexact(node.symbols[0].dtype)
+    return own and not node.xs[0]._data.carries and is_inexact(node.symbols[0].dtype)
 
 
 def pull_within(

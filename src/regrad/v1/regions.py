@@ -53,6 +53,16 @@ class Region:
         """The arguments, and then what is captured."""
         return self.arguments + self.captured
 
+    def spread(self, given: Iterable[tuple[rg.Tensor, rg.Tensor]] = ()) -> None:
+        """Note which integers inside carry a gradient: those that come in as they do outside.
+
+        `given` are pairs: what is given for an argument, and the argument.
+        """
+        for outer, inner in (*self.graph.captures.values(), *given):
+            inner._data.carries |= outer._data.carries
+        for node in self.graph.nodes:
+            node.carry()
+
     def again(self) -> Region:
         """The same part of the graph, for an op that gives it more captured inputs."""
         return Region(self.graph, self.arguments, self.outputs, self.targets)
@@ -147,15 +157,33 @@ def _zeros_for_none(wrt: Sequence[rg.Tensor], found: Sequence[Any]) -> list[rg.T
     return [zeros(x) if dx is None else dx for x, dx in zip(wrt, found, strict=True)]
 
 
-def gradient_region(region: Region, wrt: Sequence[rg.Tensor]) -> Region:
-    """The gradients by `wrt`, given the region's arguments and the gradients that arrive.
+def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[Any]) -> list[Any]:
+    """The gradients by the floats among what goes into a region or comes out of it.
+
+    Those by integers cannot pass, and are refused if an override gave them a gradient.
+    """
+    for x, dx in zip(xs, dxs, strict=True):
+        if x._data.carries and not (_is_float(x) or dx is None) and is_inexact(dx.dtype):
+            raise GradientError(
+                f"a gradient would go by {x._data.name!r}, of {x._data.dtype}, into or out of a "
+                "branch or loop: a rule is in force for an op that leads there. Only gradients by "
+                "floats go in and out; make the op and the cast to floats on one side, and pass "
+                "the floats, or use tf.stop_gradient."
+            )
+    return [dx for x, dx in zip(xs, dxs, strict=True) if _is_float(x)]
+
+
+def gradient_region(region: Region) -> Region:
+    """The gradients by the float inputs, given the arguments and the gradients that arrive.
 
     Only float outputs have one arriving.
     """
+    wrt = [x for x in region.inputs if x._data.carries]
     with inside(region.graph) as graph:
         ys = [y for y in region.outputs if _is_float(y)]
         arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in ys]
-        dxs = _zeros_for_none(wrt, pull_within(ys, wrt, arriving))
+        found = _of_floats(wrt, pull_within(ys, wrt, arriving))
+        dxs = _zeros_for_none(list(filter(_is_float, wrt)), found)
     made = Region(graph, [*region.arguments, *arriving], dxs)
     _refuse_writers(made)
     return made
@@ -239,14 +267,20 @@ class CondRule(RegionRule):
 
     name = "cond"
 
+    def carries(self, node: Any, index: int) -> bool:
+        branches = node.attrs["branches"]
+        for branch in branches:
+            branch.spread()
+        return any(branch.outputs[index]._data.carries for branch in branches)
+
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         xs = list(record.xs[1:])
+        arriving = _of_floats(record.y, dy)
         made = []
         for branch in record.attrs["branches"]:
-            wrt = [x for x in branch.inputs if _is_float(x)]
-            made.append(gradient_region(branch, wrt))
+            branch.spread()
+            made.append(gradient_region(branch))
         first = len(record.attrs["branches"][0].arguments)
-        arriving = [d for d, y in zip(dy, record.y, strict=True) if _is_float(y)]
         found = cond_node(record.xs[0], (made[0], made[1]), [*xs[:first], *arriving])
         return [(0, None), (1, _placed(xs, found))]
 
@@ -282,6 +316,13 @@ class Loop:
             ):
                 return
             values, number = call(self.body, inputs, number), number + 1
+
+    def spread(self, xs: Sequence[rg.Tensor]) -> None:
+        """Note which integers of the body carry a gradient, from one iteration to the next too."""
+        arguments = self.body.arguments
+        pairs = [*zip(xs, arguments, strict=False), *zip(self.body.outputs, arguments, strict=True)]
+        for _ in range(1 + sum(not _is_float(x) for x in arguments)):
+            self.body.spread(pairs)
 
     def pull(self, call: Call, xs: Values, floats: int) -> list[Any]:
         """The gradients by the float variables at the start, and by the float captures.
@@ -369,14 +410,19 @@ class WhileRule(RegionRule):
 
     name = "while_loop"
 
+    def carries(self, node: Any, index: int) -> bool:
+        loop: Loop = node.attrs["loop"]
+        loop.spread(node.xs)
+        return loop.body.arguments[index]._data.carries
+
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         old: Loop = record.attrs["loop"]
         start, xs = list(record.xs[: old.count]), list(record.xs)
         loop = Loop(old.cond.again(), old.body.again(), old.limit)
         loop.wrt = old.wrt
-        wrt = [x for x in old.body.inputs if _is_float(x)]
-        loop.gradient = gradient_region(old.body, wrt)
-        arriving = [d for d, y in zip(dy, record.y, strict=True) if _is_float(y)]
+        arriving = _of_floats(record.y, dy)
+        old.spread(start)
+        loop.gradient = gradient_region(old.body)
         captured = share_captures(loop.cond, loop.body, loop.gradient)
         graph = current_graph()
         given = tuple([graph.entering(x) for x in (*start, *arriving, *captured)])
