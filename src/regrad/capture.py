@@ -51,6 +51,7 @@ class Capture(Trail):
         self.mark = next_id()
         self.steps: list[Any] = []
         self.strangers: dict[int, tuple[int, Any]] = {}  # id() of an array: a number, the array
+        self.patchy = False  # whether a body inside has strangers of which too little is known
         self.passages: set[Any] = set()  # of regions in here
         self.pulls: set[Any] = set()  # those through which the body asked for a gradient
 
@@ -108,7 +109,9 @@ class Capture(Trail):
         """The backward pass of a region that was run in here, where it is no region itself."""
         self.pulls.add(passage)
         self.steps.append(PullStep(passage, [self.ref(dy) for dy in dys], _ids(dxs)))
-        self.went("a gradient", dys, dxs)
+        # (by which inputs there are gradients depends on the tapes outside)
+        for i, dx in zip(passage.wanted, dxs, strict=True):
+            self.places[dx._id] = "gradient", len(self.pulls), i
 
     def foreign(self, function: Any, read: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         self.steps.append(ForeignStep(function, read, [self.ref(x) for x in xs], _ids(ys)))
@@ -324,7 +327,7 @@ class Captured:
             return self.flat(xs)
         if self.first is None:
             return self._begin(xs, state)
-        if self.first.strangers and not self.complete:
+        if not self.complete:
             return Captured(self.flat, self.kind, self.first)._begin(xs, state)
         return self.replay(xs)
 
@@ -344,16 +347,28 @@ class Captured:
         around = state.region.capture
         if any(is_key(x._data) and is_traced(x._data) for x in xs):
             self._discover(xs, state)
-            ys = self.replay(xs)
+            if self.complete:
+                ys = self.replay(xs)
+            else:  # once more, and no other: a body inside draws from keys that it closes over
+                again = {k: b.again() for k, b in (state.overrides or {}).items()}
+                with in_state(state.overriding(again or None)):
+                    ys = self._run(xs, state, self.first)
         else:
-            capture = Capture(self.kind, xs, self.expected)
-            ys = self._captured(xs, capture, state.region)
-            capture.let_go()
-            if self.expected is not None:
-                self.expected.finished(capture)
-            self.complete = not capture.strangers
+            ys = self._run(xs, state, self.expected)
         if around is not None:
             around.body(self, xs, ys)
+        return ys
+
+    def _run(self, xs: Sequence[Tensor], state: State, expected: Trail | None) -> Sequence[Tensor]:
+        """Run the Python in the trace that is open."""
+        capture = Capture(self.kind, xs, expected)
+        ys = self._captured(xs, capture, state.region)
+        capture.let_go()
+        if expected is not None:
+            expected.finished(capture)
+        self.complete = not (capture.strangers or capture.patchy)
+        if not self.complete:
+            _note_patch(state.region)
         return ys
 
     def _captured(self, xs: Sequence[Tensor], capture: Capture, region: Any) -> Sequence[Tensor]:
@@ -396,7 +411,7 @@ class Captured:
         held = {id(x._data): _Id(i) for i, x in inner.items()}
         consts = [held.get(id(c), c) for c in closed.consts]
         self.first.steps.insert(0, StrangerStep(sliced(closed.jaxpr), consts, self.xs, numbers))
-        self.complete = True
+        self.complete = not self.first.patchy
 
     def replay(self, xs: Sequence[Tensor], around: Env | None = None) -> Sequence[Tensor]:
         """Do it again on other inputs; what it reached outside is found in the region of now."""
@@ -414,6 +429,14 @@ class Captured:
         for variable, ref in self.assigned.items():
             region.assign(variable, at(env, ref))
         return [at(env, ref) for ref in self.ys]
+
+
+def _note_patch(region: Any) -> None:
+    """Tell the captures around that a body inside them cannot be replayed."""
+    while region is not None:
+        if region.capture is not None:
+            region.capture.patchy = True
+        region = region.outer
 
 
 class Back:

@@ -38,6 +38,8 @@ class Trail:
     what the body reached outside, each with the id of what stood for it.
     """
 
+    patchy = False
+
     def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
         self.kind = kind
         self.expected = expected
