@@ -349,10 +349,10 @@ class Captured:
             self._discover(xs, state)
             if self.complete:
                 ys = self.replay(xs)
-            else:  # once more, and no other: a body inside draws from keys that it closes over
+            else:  # a body inside draws from keys that it closes over: the next run counts
                 again = {k: b.again() for k, b in (state.overrides or {}).items()}
                 with in_state(state.overriding(again or None)):
-                    ys = self._run(xs, state, self.first)
+                    ys = self._run(xs, state, self.expected)
         else:
             ys = self._run(xs, state, self.expected)
         if around is not None:
