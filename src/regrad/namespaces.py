@@ -9,7 +9,9 @@ library is imported before one of its arrays turns up.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache, cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,22 +72,30 @@ class Backend:
     @cached_property
     def special(self) -> Any:
         """`erf`, `gammaln`, `psi`, … as in `scipy.special`."""
-        return _SciPy()
+        import scipy.special as scipy
+
+        names = "erf", "erfc", "erfinv", "expit", "gammaln", "psi"
+        return SimpleNamespace(
+            polygamma=lambda n, x: np.asarray(scipy.polygamma(n, x)).astype(x.dtype, copy=False),
+            **{name: _of_scipy(getattr(scipy, name)) for name in names},
+        )
 
     def check(self, array: Any) -> None:
         """Refuse an array that a Tensor cannot hold."""
-        if isinstance(array, np.ma.MaskedArray):
+        if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
             raise ArgumentError(
                 f"a Tensor has no mask, and this masked array ({array.dtype}, {array.shape}) would "
                 "lose its own. Fill it, x.filled(0), and give np.ma.getmaskarray(x) beside it, for "
                 "where(mask, a, b)."
             )
-        check_dtype(array.dtype)
+        if array.dtype not in HELD:
+            check_dtype(array.dtype)
 
     def own(self, array: Any) -> Any:
         """A copy that nobody else can change."""
         self.check(array)
-        return np.array(array, dtype=array.dtype.newbyteorder("="))
+        dtype = array.dtype
+        return np.array(array, dtype=dtype if dtype.isnative else dtype.newbyteorder("="))
 
     def from_numpy(self, array: np.ndarray) -> Any:
         """The same values in this library."""
@@ -115,20 +125,9 @@ def _real_of(array: Any, dtype: Any) -> Any:
     return array != 0 if np.dtype(dtype).kind == "b" else array.real
 
 
-class _SciPy:
-    """The functions of `scipy.special`, under the dtype of x (SciPy answers halves in doubles)."""
-
-    def __getattr__(self, name: str) -> Any:
-        import scipy.special
-
-        function = getattr(scipy.special, name)
-
-        def of_dtype(*arguments: Any) -> Any:
-            y, dtype = function(*arguments), arguments[-1].dtype
-            return y if y.dtype is dtype else y.astype(dtype)
-
-        setattr(self, name, of_dtype)
-        return of_dtype
+def _of_scipy(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of SciPy's, which answers halves in a wider dtype, under the dtype of x."""
+    return lambda x: function(x) if x.itemsize > 2 else function(x).astype(x.dtype)
 
 
 class JaxBackend(Backend):
@@ -372,7 +371,7 @@ def backend_of(*arrays: Any) -> Backend:
 
 def special(xp: Any) -> Any:
     """The special functions that go with a kernel's namespace."""
-    return _by_namespace(xp).special
+    return (NUMPY if xp is np else _by_namespace(xp)).special
 
 
 def cast(xp: Any, array: Any, dtype: Any) -> Any:

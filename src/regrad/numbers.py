@@ -9,6 +9,8 @@ import numpy as np
 from regrad.errors import ArgumentError, DTypeError, NumberRangeError, ShapeError
 from regrad.tensor import Tensor
 
+PLAIN = frozenset({bool, int, float, complex, list, tuple})
+
 
 def is_tensor(value: Any) -> bool:
     """Whether a value is a Tensor, or stands for one (a Variable, TensorFlow's view of one)."""
@@ -21,7 +23,11 @@ def listed(values: Any, exact: bool = True) -> np.ndarray:
     Integers that only Python can hold come as an array of objects. (NumPy makes floats of them
     where smaller ones stand beside them, as in `[2**63, 1]`; those stay unless it must be exact.)
     """
-    if isinstance(values, list | tuple) and any(map(is_tensor, values)):
+    if (
+        isinstance(values, list | tuple)
+        and not PLAIN.issuperset(map(type, values))
+        and any(map(is_tensor, values))
+    ):
         raise ArgumentError(
             "a list that holds Tensors is no list of numbers: join them with stack([a, b, ...]) or "
             "concat([a, b, ...]), which have a gradient"

@@ -74,10 +74,11 @@ class Variable(Methods):
 
     def _set(self, tensor: Tensor, lent: bool) -> None:
         """Hold a Tensor that fits."""
-        if (state := current()) is not None and state.guard is not None:
+        state = current()
+        if state is not None and state.guard is not None:
             state.guard.loses(tensor)
-        if (region := self._in_region()) is not None:
-            region.assign(self, tensor)
+        if state is not None and state.region is not None:
+            state.region.assign(self, tensor)
         else:
             self._tensor, self._lent = tensor, lent
 
@@ -138,8 +139,12 @@ class Variable(Methods):
         that lies on a mesh of devices stays there, see `place`.
         """
         before = self._read()  # so that open tapes know what the variable was
-        plain = dispatch.is_plain(value)
-        new = dispatch.lift_as(value, before.dtype) if plain else dispatch.lift(value)
+        if type(value) is Tensor:
+            new = value
+        elif dispatch.is_plain(value):
+            new = dispatch.lift_as(value, before.dtype)
+        else:
+            new = dispatch.lift(value)
         if new.dtype != before.dtype:
             raise DTypeError(
                 f"assign to the variable {self.name!r}: its dtype is {before.dtype}, got "
