@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from regrad.dispatch import NUMBERS, is_tensor
 from regrad.errors import ArgumentError, RuleError, kind
 from regrad.namespaces import is_array
-from regrad.pytrees import NAMESPACE, adopted
+from regrad.pytrees import LEAVES, NAMESPACE, adopted
 from regrad.ruleforms import place
 from regrad.tensor import Tensor
 
@@ -54,7 +54,7 @@ def opened(
     import optree
 
     leaves, spec = optree.tree_flatten(value, is_leaf=is_leaf, namespace=NAMESPACE)
-    if adopted(leaves):
+    if not LEAVES.issuperset(map(type, leaves)) and adopted(leaves):
         return opened(value, is_leaf)
     return leaves, lambda new: optree.tree_unflatten(spec, new), spec
 

@@ -29,7 +29,7 @@ from regrad.numbers import is_tensor
 from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
 from regrad.ruleforms import PerInput, Rule
-from regrad.state import LIVE, SEVERAL, current, next_id, refuse_elsewhere
+from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.tape import Place, Record, placed
 from regrad.tensor import OURS, Tensor, wrap
 
@@ -420,7 +420,7 @@ def unary(op: Op) -> Callable[..., Any]:
                     refuse_elsewhere(op.type, (x,))
                 else:
                     tape = state.tape
-                    if tape is None or SEVERAL or p.dtype not in REAL:
+                    if tape is None or BESIDE or p.dtype not in REAL:
                         record(op, (x,), NO_ATTRS, y)
                     elif (i := x._id) in tape.watched and (rule := op.rule).watches:
                         kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
@@ -466,7 +466,7 @@ def binary(op: Op) -> Callable[..., Any]:
                     refuse_elsewhere(op.type, (a, b))
                 else:
                     tape = state.tape
-                    if tape is None or SEVERAL or p.dtype not in REAL:
+                    if tape is None or BESIDE or p.dtype not in REAL:
                         record(op, (a, b), NO_ATTRS, y)
                         return y
                     i, j, watched = a._id, b._id, tape.watched

@@ -10,9 +10,9 @@ from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, 
 from regrad.namespaces import FLOAT, is_inexact
 from regrad.registry import OPS
 from regrad.signatures import answering, check_passed, helpful
-from regrad.state import STATE, State, begin, current, end
+from regrad.state import BESIDE, OPEN, STATE, State, current, note_beside
 from regrad.tape import Tape
-from regrad.tensor import Tensor
+from regrad.tensor import Tensor, id_of
 from regrad.variable import Variable, VariableTape
 from regrad.walk import UNUSED, Grads, drained, seed, walk
 
@@ -44,12 +44,15 @@ def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> An
     """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
     state = current()
     token = STATE.set(State((tape,)) if state is None else state.taping(tape))
-    begin(tape, state)
+    OPEN.add(tape)
+    if len(OPEN) > 1 and (state is None or not state.tapes):
+        note_beside(tape, state)
     try:
         return f(*args)
     finally:
         STATE.reset(token)
-        end(tape)
+        OPEN.discard(tape)
+        BESIDE.discard(tape)
 
 
 def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False) -> Grads:
@@ -92,13 +95,12 @@ def grad(f: Callable[[Any], Any], *, unconnected: Unconnected = "raise") -> Call
     Tensor
         [4, 6]
     """
-    call = _differentiated(f, "grad", unconnected)
+    _check(f, "grad", unconnected)
 
-    @_like(f, "grad")
     def g(x: Any, dy: Any = None) -> Any:
-        return call([x], dy)[1][0]
+        return _gradients(f, [x], dy, "grad", unconnected)[1][0]
 
-    return g
+    return _like(f, g, "grad(f)")
 
 
 @helpful("grads")
@@ -119,13 +121,13 @@ def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Calla
         2
     (None, None)
     """
-    call = _differentiated(f, "grads", unconnected)
+    _check(f, "grads", unconnected)
 
-    @_like(f, "grads")
     def g(args: Sequence[Any], dy: Any = None) -> list[Any]:
-        return call(_arguments(args, "grads"), dy)[1]
+        args = _arguments(args, "grads")
+        return _gradients(f, args, dy, "grads", unconnected)[1]
 
-    return g
+    return _like(f, g, "grads(f)")
 
 
 @helpful("value_and_grad")
@@ -141,14 +143,13 @@ def value_and_grad(
     >>> value.item(), dx.item()
     (9.0, 6.0)
     """
-    call = _differentiated(f, "value_and_grad", unconnected)
+    _check(f, "value_and_grad", unconnected)
 
-    @_like(f, "value_and_grad")
     def g(x: Any, dy: Any = None) -> ValueAndGrad:
-        value, (dx,) = call([x], dy)
+        value, (dx,) = _gradients(f, [x], dy, "value_and_grad", unconnected)
         return ValueAndGrad(value, dx)
 
-    return g
+    return _like(f, g, "value_and_grad(f)")
 
 
 @helpful("value_and_grads")
@@ -164,26 +165,22 @@ def value_and_grads(
     >>> value.item(), da.item(), db.item()
     (10.0, 5.0, 2.0)
     """
-    call = _differentiated(f, "value_and_grads", unconnected)
+    _check(f, "value_and_grads", unconnected)
 
-    @_like(f, "value_and_grads")
     def g(args: Sequence[Any], dy: Any = None) -> ValueAndGrads:
-        return ValueAndGrads(*call(_arguments(args, "value_and_grads"), dy))
+        args = _arguments(args, "value_and_grads")
+        return ValueAndGrads(*_gradients(f, args, dy, "value_and_grads", unconnected))
 
-    return g
+    return _like(f, g, "value_and_grads(f)")
 
 
-def _like(f: Callable[..., Any], api: str) -> Callable[[Any], Any]:
-    """Name a gradient function after its function."""
-
-    def decorate(function: Any) -> Any:
-        g: Any = answering(function, f"{api}(f)")
-        g.__wrapped__ = function
-        name = getattr(f, "__name__", type(f).__name__)
-        g.__name__ = g.__qualname__ = f"grad_of_{name}".replace("<lambda>", "lambda")
-        return g
-
-    return decorate
+def _like(f: Callable[..., Any], g: Callable[..., Any], api: str) -> Callable[..., Any]:
+    """The gradient function g, named after its function."""
+    call: Any = answering(g, api)
+    call.__wrapped__ = g
+    name = getattr(f, "__name__", None) or type(f).__name__
+    call.__name__ = call.__qualname__ = f"grad_of_{name.strip('<>')}"
+    return call
 
 
 def callable_or_raise(f: Any, api: str) -> None:
@@ -203,49 +200,50 @@ def _arguments(args: Any, api: str) -> Sequence[Any]:
     return args
 
 
-def _differentiated(
-    f: Callable[..., Any], api: str, unconnected: Unconnected
-) -> Callable[..., tuple[Tensor, Any]]:
+def _check(f: Any, api: str, unconnected: Unconnected) -> None:
     callable_or_raise(f, api)
     if unconnected not in ("raise", "zero", "none"):
         raise ArgumentError(f"unconnected is 'raise', 'zero' or 'none', got {unconnected!r}")
 
-    def call(args: Sequence[Any], dy: Any) -> tuple[Tensor, Sequence[Any]]:
-        inputs, aliases, close = watched_inputs(args, api)
-        tape = Tape([x._id for x in aliases])
-        try:
-            y = run_taped(tape, f, inputs)
-        except TypeError:
-            check_passed(f, inputs, api)
-            raise
-        finally:
-            watched = tape.close()
-        if type(y) is not Tensor or y._data.dtype is not FLOAT:
-            y = result(y, api)
-        if dy is not None:
-            dy = checked_dy(dy, y, api)
-        found = pull_back(tape, y, dy, watched)
-        gradients = []
-        for i, x in enumerate(aliases):
-            dx = found.get(x._id, UNUSED)
-            gradients.append(
-                dx if isinstance(dx, Tensor) else without(dx, x, unconnected, api, args, i)
-            )
-        return y, gradients if close is None else list(close(gradients))
 
-    return call
+def _gradients(
+    f: Callable[..., Any], args: Sequence[Any], dy: Any, api: str, unconnected: Unconnected
+) -> tuple[Tensor, Any]:
+    """The value of f, and its gradients by these arguments."""
+    inputs, aliases, close = watched_inputs(args, api)
+    tape = Tape(map(id_of, aliases))
+    try:
+        y = run_taped(tape, f, inputs)
+    except TypeError:
+        check_passed(f, inputs, api)
+        raise
+    finally:
+        watched = tape.close()
+    if type(y) is not Tensor or y._data.dtype is not FLOAT:
+        y = result(y, api)
+    if dy is not None:
+        dy = checked_dy(dy, y, api)
+    found = pull_back(tape, y, dy, watched)
+    gradients = []
+    for i, x in enumerate(aliases):
+        dx = found.get(x._id, UNUSED)
+        gradients.append(
+            dx if isinstance(dx, Tensor) else without(dx, x, unconnected, api, args, i)
+        )
+    return y, gradients if close is None else list(close(gradients))
 
 
 def watched_inputs(
     args: Sequence[Any], api: str
 ) -> tuple[Sequence[Any], list[Tensor], Callable[[Sequence[Any]], list[Any]] | None]:
     """The arguments for f, the fresh aliases in them, and what closes gradients by leaf again."""
-    if len(args) == 1 and type(args[0]) is Tensor:
-        aliases = [watchable(args[0], api)]
-        return aliases, aliases, None
-    leaves, rebuild = containers.flatten(tuple(args))  # a list of numbers would be one tensor
-    aliases = [watchable(leaf, api) for leaf in leaves]
-    return rebuild(aliases), aliases, rebuild
+    leaves, rebuild = args, None
+    if (len(args) != 1 or type(args[0]) is not Tensor) and {*map(type, args)} != {Tensor}:
+        leaves, rebuild = containers.flatten(tuple(args))  # a list of numbers would be one tensor
+    aliases = []
+    for leaf in leaves:
+        aliases.append(watchable(leaf, api))
+    return aliases if rebuild is None else rebuild(aliases), aliases, rebuild
 
 
 def watchable(leaf: Any, api: str) -> Tensor:

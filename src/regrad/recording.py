@@ -10,7 +10,7 @@ import numpy as np
 from regrad.namespaces import is_inexact
 from regrad.registry import OPS, Op
 from regrad.ruleforms import Conjugated, NoGradient, Rule
-from regrad.state import ROOTS, SEVERAL, State, current, refuse_elsewhere
+from regrad.state import BESIDE, OPEN, State, current, refuse_elsewhere
 from regrad.tape import GroupedRecord, Place, Record, Tape, positions
 from regrad.tensor import Tensor
 
@@ -33,10 +33,12 @@ def record(
     An op that is run again (see `capture`) brings the `rule` that was in force the first time.
     """
     state = current()
-    if state is None or SEVERAL or (ROOTS and not state.tapes):
-        refuse_elsewhere(op.type, xs)
     if state is None:
+        refuse_elsewhere(op.type, xs)
         return
+    guard = state.guard
+    if BESIDE or (OPEN and not (state.tapes or (guard is not None and guard.tapes))):
+        refuse_elsewhere(op.type, xs)
     if rule is None:
         rule = rule_in_force(state, op, xs)
     if state.region is not None:
@@ -69,10 +71,10 @@ def effective(op: Op, rule: Rule, specs: Sequence[tuple[Any, Any]], y: Any) -> R
 
     Rules that an override gives are used as they are, but for those of other ops.
     """
+    if not specs or specs[0][1] in REAL or not rule.watches:
+        return rule
     holomorphic = op.holomorphic if op.owns(rule) else rule.holomorphic
-    if holomorphic and rule.watches and specs and specs[0][1] not in REAL and _is_complex(y):
-        return Conjugated(rule, OPS["Conj"].function)
-    return rule
+    return Conjugated(rule, OPS["Conj"].function) if holomorphic and _is_complex(y) else rule
 
 
 def put(

@@ -19,7 +19,7 @@ from regrad.namespaces import BACKENDS, JAX, is_inexact, is_traced
 from regrad.overrides import Binding
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
-from regrad.state import OPEN, State, begin, current, end, in_state, next_id
+from regrad.state import OPEN, State, current, in_state, next_id
 from regrad.tape import GroupedRecord, Tape
 from regrad.tensor import Tensor, wrap
 from regrad.trails import capturing
@@ -306,14 +306,12 @@ def run_inside(
 ) -> Any:
     """Run a body in a region, with these tapes and no others."""
     new = [tape for tape in tapes if tape not in OPEN]
-    for tape in new:
-        begin(tape, current())
+    OPEN.update(new)
     try:
         with in_state(State(tapes, overrides, None, region)):
             return body()
     finally:
-        for tape in new:
-            end(tape)
+        OPEN.difference_update(new)
 
 
 def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 LIVE: set[int] = set()
 OPEN: set[Tape] = set()  # the tapes under which a function is running, in all contexts
-ROOTS: set[Tape] = set()  # those of them that are the outermost of their contexts
-SEVERAL: set[int] = set()  # not empty while there is more than one of these
+BESIDE: set[Tape] = set()  # those of them that began while another context had one
 
 next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on no tape"
 
@@ -152,36 +151,24 @@ def watchers(tensor_id: int) -> list[Tape]:
     state = current()
     own = () if state is None else state.tapes
     found = [t for t in own if tensor_id in t.watched]
-    return [*found, *elsewhere(tensor_id)] if state is None or SEVERAL else found
+    return [*found, *elsewhere(tensor_id)] if state is None or BESIDE else found
 
 
 # -- other contexts ------------------------------------------------------------------------------
 
 
-def begin(tape: Tape, state: State | None) -> None:
-    """A function is about to run under a tape, which was opened in this state."""
-    OPEN.add(tape)
-    if state is None or not state.tapes:
-        ROOTS.add(tape)
-        if len(ROOTS) > 1:
-            SEVERAL.add(id(tape))
-
-
-def end(tape: Tape) -> None:
-    """The function under a tape has ended."""
-    OPEN.discard(tape)
-    ROOTS.discard(tape)
-    if SEVERAL and len(ROOTS) < 2:
-        SEVERAL.clear()
+def note_beside(tape: Tape, before: State | None) -> None:
+    """Note that a tape was opened, in this state, beside one of another context, if it was."""
+    if not OPEN.issubset((tape, *_own_tapes(before))):
+        BESIDE.add(tape)
 
 
 def elsewhere(tensor_id: int) -> list[Tape]:
     """The open tapes of other contexts that watch the tensor with this id."""
     if tensor_id <= 0:
         return []
-    others = [tape for tape in OPEN.copy() if tensor_id in tape.watched]
-    own = set(_own_tapes(current())) if others else ()
-    return [tape for tape in others if tape not in own]
+    others = {tape for tape in OPEN.copy() if tensor_id in tape.watched}
+    return [*others.difference(_own_tapes(current()))] if others else []
 
 
 def _own_tapes(state: State | None) -> Iterator[Tape]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ else:
     Methods = object  # regrad.ops.methods puts the methods on Tensor when it is imported
 
 
+id_of = attrgetter("_id")
 OURS = -1  # the id of the library's own constants, which no tape and no region asks about
 
 

@@ -122,9 +122,9 @@ def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
     """
     run = Linearized(f, xs, "vjp(f, *xs)")
 
-    @masked()
     def vjp_function(dy: Any) -> tuple[Any, ...]:
-        return run.close_inputs(run.pull(_like(dy, run.value, "the dy of a vjp function")))
+        with masked():
+            return run.close_inputs(run.pull(_like(dy, run.value, "the dy of a vjp function")))
 
     return run.value, vjp_function
 
