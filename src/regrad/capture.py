@@ -189,10 +189,9 @@ class CustomStep(NamedTuple):
 
     def again(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
-        state = current()
-        assert state is not None
         call = self.call.on(tuple(xs))
-        run = partial(call.perform, lambda: (self._values(env, records), self._back(env)))
+        f = lambda: (self._values(env, records), self._back(env))  # noqa: E731
+        run = lambda: call.perform(f, (), {}, current())  # noqa: E731
         ys = hidden(xs, run) if self.cut else run()
         env.update(zip(self.ys, containers.flatten(ys)[0], strict=True))
 

@@ -19,8 +19,7 @@ from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
 from regrad.signatures import misfit, parameters_of
 from regrad.state import STATE, State, current, held, in_state, next_id
-from regrad.tensor import Tensor
-from regrad.trails import capturing
+from regrad.tensor import Tensor, id_of
 from regrad.variable import Variable
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
@@ -90,7 +89,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             options["save"] = call.save
         elif how == "last":
             args = (*args, call.save)
-        return call.perform(f, *args, **options)
+        return call.perform(f, args, options, state)
 
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
 
@@ -252,22 +251,26 @@ class CustomCall(Saves, Rule):
         other.inputs, other.tapes, other.seen, other.outer = inputs, (), (), None
         return other
 
-    def perform(self, f: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Run f, and record what it returns as the output of one op."""
-        state = current()
-        capture = capturing()
-        self.scopes = None if state is None else state.scopes
+    def perform(
+        self, f: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any],
+        state: State | None,
+    ) -> Any:  # fmt: skip
+        """Run f in a state, and record what it returns as the output of one op."""
+        capture = None
+        if state is not None:
+            self.scopes = None if state.overrides is None else state.scopes
+            capture = None if state.region is None else state.region.capture
         if state is None or (capture is None and not state.tapes):
             self.mark = next_id()
             value, self.grad_func = unpack(f(*args, **options), self.name)
             self.running = False
-            return self.placed(value) if _is_in_graph(value) else value
+            return value if type(value) is Tensor or not _is_in_graph(value) else self.placed(value)
         if capture is not None:
             return capture.custom(self, lambda: self._guarding(state, f, args, options), state)
         return self.recorded(self._guarding(state, f, args, options), state)
 
     def _guarding(
-        self, state: State, f: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+        self, state: State, f: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
         """What f returns, while this call is the guard."""
         inner = self.guarded(state)
@@ -293,9 +296,8 @@ class CustomCall(Saves, Rule):
             self.outer.check(CUSTOM, self.inputs)
         self.tapes = outer = state.tapes
         self.mark = next_id()
-        ids = [x._id for x in self.inputs]
         for i in range(len(outer) - 1, -1, -1):
-            if not outer[i].watched.isdisjoint(ids):
+            if not outer[i].watched.isdisjoint(map(id_of, self.inputs)):
                 outer = outer[:i]
                 break
         self.seen = outer
@@ -344,11 +346,11 @@ class CustomCall(Saves, Rule):
 
     def recorded(self, value: Any, state: State) -> Any:
         """The value as the output of one record on the tapes that watch an input."""
-        if _is_in_graph(value):
+        if type(value) is Tensor:
+            y = outputs = self.adopted(value)
+        elif _is_in_graph(value):
             outputs = self.placed(value)
             y = outputs if isinstance(outputs, Tensor) else tuple(containers.flatten(outputs)[0])
-        elif type(value) is Tensor:
-            y = outputs = self.adopted(value)
         else:
             leaves, self.rebuild = containers.flatten(value)
             first = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
@@ -358,7 +360,8 @@ class CustomCall(Saves, Rule):
             )
             outputs = self.rebuild(y)
         inputs = self.inputs
-        self.inputs, self.tapes, self.seen, self.outer = (), (), (), None  # but for what was saved
+        self.inputs = self.tapes = self.seen = ()  # only what was saved is kept
+        self.outer = None
         if state.tape is not None and len(inputs) == 1 and type(y) is Tensor:
             recording.put_one(state.tape, CUSTOM, self, inputs[0], y, NOTHING)
         else:
@@ -409,10 +412,10 @@ class CustomCall(Saves, Rule):
         A function that it differentiates in its turn (the model again, say) runs under the
         overrides that were in force at the call.
         """
-        state = current() or State()
-        if self.scopes is None and state.overrides is None:
+        state = current()
+        if self.scopes is None and (state is None or state.overrides is None):
             return self._answer(dy)
-        with in_state(state.overriding(held(self.scopes))):
+        with in_state((state or State()).overriding(held(self.scopes))):
             return self._answer(dy)
 
     def _answer(self, dy: Any) -> Any:
