@@ -22,7 +22,6 @@ from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -404,8 +403,13 @@ def content(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return Identity(value)
     written = np.ascontiguousarray(value)
-    numbers = written.tobytes() if value.size <= SMALL else blake2b(written.data).digest()
-    return value.shape, value.dtype, numbers
+    return value.shape, value.dtype, written.tobytes() if value.size <= SMALL else _digest(written)
+
+
+def _digest(array: np.ndarray) -> bytes:
+    from hashlib import blake2b
+
+    return blake2b(array.data).digest()
 
 
 # -- what Python code names, and where Python looks for it -----------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from functools import update_wrapper
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -247,7 +246,8 @@ class CustomCall(Saves, Rule):
 
     def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
         """The same call on other inputs."""
-        other = copy(self)
+        other = CustomCall.__new__(CustomCall)
+        vars(other).update(vars(self))
         other.inputs, other.tapes, other.seen, other.outer = inputs, (), (), None
         return other
 

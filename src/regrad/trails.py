@@ -6,8 +6,6 @@ second time for the gradient. A trail, of bounded size, tells whether it did wha
 
 from __future__ import annotations
 
-import zlib
-from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +52,7 @@ class Trail:
         self.digest = 0
         self.count = 0
         self.stride = 1  # one digest is kept for as many ops
-        self.digests = array("q")
+        self.digests: list[int] = []
 
     def did(
         self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: dict[str, Any], y: Any,
@@ -171,6 +169,8 @@ def _shown(value: Any) -> str:
 
 
 def _checksum(values: np.ndarray) -> int:
+    import zlib
+
     return zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data) if values.size else 0
 
 
