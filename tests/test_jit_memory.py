@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
+from regrad.state import LIVE
 from regrad.tensor import wrap
 from tests.quick import full_effort
 
@@ -105,3 +106,56 @@ def test_what_a_loop_gives_out_is_not_kept_a_second_time():
 def test_its_gradients_are_those_of_eager_mode():
     for ours, due in zip(rg.jit(gradients)(*GIVEN), gradients(*GIVEN), strict=True):
         np.testing.assert_allclose(ours.numpy(), due.numpy(), rtol=1e-5)
+
+
+# What was made of a function for good (JAX keeps structures and programs) must not keep it alive,
+# nor what it closes over: programs made in a loop would fill the memory.
+
+BODIES = {
+    "plain": lambda x: rg.sum(rg.sin(x) * x),
+    "cond": lambda x: rg.cond(rg.sum(x) > 0.0, lambda: rg.sum(x * x), lambda: rg.sum(x)),
+    "scan": lambda x: rg.scan(lambda c, e: (c * rg.sin(e), e), rg.sum(x), x)[0],
+    "checkpoint": lambda x: rg.sum(rg.checkpoint(lambda e: rg.sin(e) * e)(x)),
+    "jit": lambda x: rg.sum(rg.jit(lambda e: rg.sin(e) * e)(x)),
+    "custom": lambda x: rg.sum(
+        rg.custom_grad(lambda e: (e * e, lambda dy: rg.grad(lambda z: rg.sum(z * z * dy))(e)))(x)
+    ),
+}
+TRANSFORMED = {
+    "jit": rg.jit,
+    "jit, verify": lambda f: twice(rg.jit(f, verify=True)),
+    "grad of jit": lambda f: rg.grad(rg.jit(f)),
+    "jit of grad": lambda f: rg.jit(rg.grad(f)),
+    "hessian of jit": lambda f: rg.hessian(rg.jit(f)),
+    "jit of vmap": lambda f: rg.jit(rg.vmap(lambda x: f(rg.stack([x])))),
+}
+
+
+def twice(f):
+    return lambda x: (f(x), f(x))
+
+
+@pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_functions_are_let_go(body, transformed):
+    class Held:
+        pass
+
+    def used():
+        held, errors = Held(), []
+
+        def f(x):
+            try:
+                rg.matmul(x, held)
+            except rg.errors.ArgumentError as error:
+                errors.append(error)  # its traceback holds the frames of the trace
+            return body(x)
+
+        transformed(f)(rg.tensor([1.0, 2.0]))
+        assert errors
+        return weakref.ref(held)
+
+    reference = used()
+    gc.collect()
+    assert reference() is None
+    assert not LIVE

@@ -15,7 +15,7 @@ from regrad import dispatch
 from regrad.closures import Closure
 from regrad.dispatch import in_region
 from regrad.gradients import run_taped
-from regrad.namespaces import is_inexact
+from regrad.namespaces import gradient_dtype, widest
 from regrad.regions import (
     Answer,
     Flat,
@@ -27,7 +27,6 @@ from regrad.regions import (
     RegionRule,
     RegionTape,
     Source,
-    check_floats,
     check_guard,
     inner_tapes,
     read_source,
@@ -133,11 +132,8 @@ class Once:
         watched = leads(links, {ids[i] for i in wanted})
         reached = [
             i for i, y in enumerate(results)
-            if is_inexact(y.dtype) and any(run[i] in watched for run in self.outputs)
+            if any(run[i] in watched for run in self.outputs)
         ]  # fmt: skip
-        for i, y in enumerate(results):
-            if any(run[i] in self.watched for run in self.outputs):
-                check_floats(y, "comes out of")
         back = [(outputs, inputs) for inputs, outputs in reversed(links)]
         leading = leads(back, {run[i] for run in self.outputs for i in reached})
         found = [i for i in wanted if ids[i] in leading]
@@ -145,7 +141,8 @@ class Once:
 
 
 def _ids(ids: Any) -> tuple[Any, ...]:
-    return ids if isinstance(ids, tuple) else (ids,)
+    """The ids of a record's inputs or outputs, less the places that have none."""
+    return tuple(filter(None, ids)) if isinstance(ids, tuple) else (ids,)
 
 
 def leads(links: Sequence[tuple[Any, Any]], seeds: set[Any]) -> set[Any]:
@@ -263,7 +260,8 @@ def again_in_force(overrides: Overrides) -> Overrides:
 def pullback(f: Flat, count: int, passage: Passage) -> Flat:
     """The gradient of a flat function: (xs…, dys…) to the gradients by the wanted xs.
 
-    dys are those of the outputs reached, in order. Zeros stand where nothing is connected.
+    dys are those of the outputs reached, in order. Zeros stand where nothing is connected. The
+    dtypes are those of `gradient_dtype`, with the widest of xs and ys.
     """
     wanted, reached = passage.wanted, passage.reached
 
@@ -275,10 +273,17 @@ def pullback(f: Flat, count: int, passage: Passage) -> Flat:
             tape.watched.add(xs[i]._id)
         ys = run_taped(tape, f, (xs,))
         found = pull_through(tape, [ys[i] for i in reached], dys)
-        zeros = OPS["ZerosLike"].function
-        return [zeros(xs[i]) if (dx := found.get(xs[i]._id)) is None else dx for i in wanted]
+        wide = widest((*xs, *ys))
+        return [_gradient(found.get(xs[i]._id), xs[i], gradient_dtype(xs[i], wide)) for i in wanted]
 
     return pull
+
+
+def _gradient(dx: Tensor | None, x: Tensor, dtype: Any) -> Tensor:
+    """A gradient that was found, or zeros, in a dtype."""
+    if dx is None:
+        return OPS["ZerosLike"].function(x, dtype=dtype)
+    return dx if dx.dtype == dtype else dispatch.as_dtype(dx, dtype)
 
 
 def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Grads:

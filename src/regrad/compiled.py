@@ -8,6 +8,7 @@ what the rules keep, and the backward program takes it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -22,7 +23,7 @@ from regrad.capture import Captured, evaluate
 from regrad.closures import Closure
 from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
 from regrad.kernel_errors import LEAKED
-from regrad.namespaces import JAX
+from regrad.namespaces import JAX, gradient_dtype, widest
 from regrad.placement import layout, trouble
 from regrad.regions import (
     Overrides,
@@ -30,7 +31,6 @@ from regrad.regions import (
     Region,
     RegionRule,
     RegionTape,
-    check_floats,
     check_guard,
     in_region,
     inner_tapes,
@@ -69,6 +69,7 @@ class Traced:
     found: Sequence[int] = ()
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
+    dtypes: Sequence[Any] = ()  # of what arrives at the backward program
     jaxpr: Any = None  # the backward program, as JAX writes it
 
     def __init__(self, body: Body, name: str, bindings: Overrides, expected: Any = None) -> None:
@@ -132,12 +133,13 @@ def _listed(sources: Sequence[Any]) -> str:
     return ", ".join(names) or "a Tensor of its closure"
 
 
-def _opened(results: _Results) -> _Results:
-    return results
+def _opened(results: _Results) -> tuple[list[Any], Any]:
+    # JAX keeps this structure for good. A reference must not keep the user's function with it.
+    return results.arrays, weakref.ref(results.traced)
 
 
-def _closed(traced: Traced, arrays: Any) -> _Results:
-    return _Results(arrays, traced)
+def _closed(traced: Any, arrays: Any) -> _Results:
+    return _Results(arrays, traced())
 
 
 def to_jax(data: Any) -> Any:
@@ -150,6 +152,12 @@ def to_jax(data: Any) -> Any:
             "with rg.tensor(t.numpy())"
         )
     return data
+
+
+def to_jax_as(data: Any, dtype: Any) -> Any:
+    """An array as JAX's, in a dtype."""
+    data = to_jax(data)
+    return data if data.dtype == dtype else data.astype(dtype)
 
 
 def _can_go_in(array: Any) -> bool:
@@ -362,7 +370,8 @@ class Program:
             if watched_places(given):
                 return derivative()(given, closure, overrides)[0]
             self._count(traced, overrides, forward=False)
-            dxs = traced.backward(kept, [to_jax(dy._data) for dy in dys])
+            pairs = zip(dys, traced.dtypes, strict=True)
+            dxs = traced.backward(kept, [to_jax_as(dy._data, dtype) for dy, dtype in pairs])
             return [wrap(dx) for dx in dxs]
 
         record_region(RegionRule(self.name, inputs, passage, answer), ys)
@@ -400,6 +409,7 @@ class Run:
         self.kept = [i for i in range(n + len(program.sources)) if i not in places]
         self.converted: dict[int, tuple[Tensor, Any]] = {}
         self.given: Sequence[Tensor] = ()
+        self.traces: list[Traced] = []  # those that compiled programs belong to
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
         self.verifying = False
@@ -504,6 +514,7 @@ class Run:
         program.reads = program.reads or bool(plainly)
         program.traces([arrays[i] for i in range(self.n)], plainly)
         lax = program.jax.lax
+        self.traces.append(traced)
         traced.shared = _shared(traced, outputs, arrays)
         for i, variable in enumerate(traced.assigned, traced.count):
             if (sharding := layout(variable._tensor._data)) is not None:
@@ -525,8 +536,6 @@ class Run:
         jax = self.program.jax
         keys = [inputs[i]._id for i in self.wanted]
         reached = [i for i, y in enumerate(ys) if y._id in tape.watched]
-        for i in reached:
-            check_floats(ys[i], "comes out of")
         found: list[int] = []
 
         def back(*dys: Any) -> list[Any]:
@@ -537,7 +546,11 @@ class Run:
             zeros = jax.numpy.zeros_like
             return [zeros(x._data) if dx is None else to_jax(dx._data) for x, dx in dxs]
 
-        specs = [jax.ShapeDtypeStruct(results[i].shape, results[i].dtype) for i in reached]
+        outputs = [results[i] for i in reached]
+        wide = widest((*inputs, *ys))
+        traced.dtypes = [gradient_dtype(y, wide) for y in outputs]
+        shapes = [y.shape for y in outputs]
+        specs = list(map(jax.ShapeDtypeStruct, shapes, traced.dtypes))
         closed = jax.make_jaxpr(back)(*specs)
         traced.reached, traced.found = reached, found
         places = {id(array): ("input", i) for i, array in arrays.items()}

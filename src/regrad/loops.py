@@ -16,9 +16,9 @@ import numpy as np
 from regrad import dispatch
 from regrad.again import Again, Once, pull_through, pullback, with_assigned
 from regrad.capture import Captured, evaluate
-from regrad.compiled import to_jax
+from regrad.compiled import to_jax, to_jax_as
 from regrad.errors import DTypeError, GradientError, ShapeError
-from regrad.namespaces import is_inexact
+from regrad.namespaces import gradient_dtype, is_inexact, widest
 from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import add
 from regrad.regions import Flat, Links, Passage, RegionTape, run_inside, watched_places
@@ -84,16 +84,23 @@ class Scan:
         self.carry = [*carry, *[v._read() for v in assigned]]
         # (no method: what is kept of it for later must not keep this run)
         self.step = partial(stepped, flat, self.count, len(self.carry), self.assigned)
-        self.floats = [i for i, x in enumerate(self.carry) if is_inexact(x.dtype)]
         self.xs = list(xs)
         self.once = Once(kind, [*self.carry, *self.xs], traced=True, tape=tape)
-        self.shadowed = [set(self._seeds(t)) for t in self.once.tapes[1:]]
+        # the carries that each tape watches; the main one all floats, which a step may reach
+        self.watched = [set(self._seeds(t)) for t in self.once.tapes]
+        for places in self.watched[:1]:
+            places.update(i for i, x in enumerate(self.carry) if is_inexact(x.dtype))
         self.kept: list[tuple[str, Any]] = []
 
     @property
     def inputs(self) -> list[Tensor]:
         """All that it takes in, as Tensors outside."""
         return self.once.inputs
+
+    @property
+    def carried(self) -> list[int]:
+        """The places of the carries whose gradients are carried by the backward loop."""
+        return sorted(self.watched[0])
 
     def _seeds(self, tape: RegionTape) -> list[int]:
         ids = [x._id for x in self.once.inner[: len(self.carry)]]
@@ -110,7 +117,7 @@ class Scan:
             m = len(self.carry)
             entry = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in arrays[m:]]
             closed = jax.make_jaxpr(self._body)(arrays[:m], entry)
-            if not self._spread():
+            if not self.grown:
                 return self._run(closed, arrays[:m], arrays[m:])
 
     def _run(self, closed: Any, first: list[Any], along: list[Any]) -> list[Any]:
@@ -134,9 +141,9 @@ class Scan:
         return [*last, *ys]
 
     def _spread(self) -> bool:
-        """Whether what a strict tape watches has come round to carries that it did not watch."""
+        """Whether what a tape watches has come round to carries that it did not watch."""
         m, grown = len(self.carry), False
-        for seeds, tape in zip(self.shadowed, self.once.tapes[1:], strict=True):
+        for seeds, tape in zip(self.watched, self.once.tapes, strict=True):
             now = {i for i in range(m) if self.once.outputs[-1][i] in tape.watched} - seeds
             seeds.update(now)
             grown = grown or bool(now)
@@ -145,13 +152,13 @@ class Scan:
     def _body(self, carry: list[Any], x: list[Any]) -> list[Any]:
         self.once = once = Once(self.kind, self.once.xs, traced=True, tape=self.tape)
         inner = once.stand_ins([*carry, *x])
-        places = [self.floats, *self.shadowed]
-        for tape, watched in zip(once.tapes, places, strict=False):
+        for tape, watched in zip(once.tapes, self.watched, strict=True):
             tape.watched.update(inner[i]._id for i in watched)
         ys = once.run(self.step, inner)
         arrays = [to_jax(y._data) for y in ys]
         self.outputs = len(arrays)
-        if self.tape is RegionTape:
+        self.grown = self._spread()
+        if self.tape is RegionTape and not self.grown:
             arrays += run_inside(
                 lambda: self._linearized(inner, ys, arrays), once.region, once.overrides
             )
@@ -168,9 +175,9 @@ class Scan:
         stand_ins = [region.stand_in_for(s) for s in once.sources]
         given = [*inner, *stand_ins]
         keys = [x._id for x in given]
-        self.wanted = [i for i, key in enumerate(keys) if i in self.floats or key in once.watched]
+        self.wanted = [i for i, key in enumerate(keys) if i in self.carried or key in once.watched]
         self.active = [
-            i for i, y in enumerate(ys) if i in self.floats or (i >= m and y._id in tape.watched)
+            i for i, y in enumerate(ys) if i in self.carried or (i >= m and y._id in tape.watched)
         ]
         again = Again(self.step, len(inner), once.sources, once.overrides, self.kind)
         recompute = pullback(again, len(given), Passage(self.wanted, self.active))
@@ -182,11 +189,18 @@ class Scan:
             else:
                 found = pull_through(tape, [ys[i] for i in self.active], arriving)
                 dxs = [found.get(keys[i]) for i in self.wanted]
-            pairs = zip(dxs, self.wanted, strict=True)
-            zeros = jax.numpy.zeros_like
-            return [zeros(given[i]._data) if dx is None else to_jax(dx._data) for dx, i in pairs]
+            return [
+                jax.numpy.zeros(given[i].shape, dtype) if dx is None else to_jax_as(dx._data, dtype)
+                for dx, i, dtype in zip(dxs, self.wanted, dtypes, strict=True)
+            ]
 
-        specs = [jax.ShapeDtypeStruct(results[i].shape, results[i].dtype) for i in self.active]
+        self.wide = widest((*given, *ys))
+        dtypes = [gradient_dtype(given[i], self.wide) for i in self.wanted]
+        outputs = [results[i] for i in self.active]
+        shapes = [y.shape for y in outputs]
+        specs = list(
+            map(jax.ShapeDtypeStruct, shapes, [gradient_dtype(y, self.wide) for y in outputs])
+        )
         closed = jax.make_jaxpr(back)(*specs)
         self.jaxpr = closed.jaxpr
         return self._sorted(closed.consts, inner, stand_ins, results[m:])
@@ -257,14 +271,14 @@ class Scan:
         import jax
 
         m, k = len(self.carry), len(self.carry) + len(self.xs)
-        zeros = jax.numpy.zeros_like
-        arriving = {i: to_jax(dy._data) for i, dy in zip(passage.reached, dys, strict=True)}
+        due = dict(zip(self.active, self.jaxpr.invars, strict=True))
+        pairs = zip(passage.reached, dys, strict=True)
+        arriving = {i: to_jax_as(dy._data, due[i].aval.dtype) for i, dy in pairs}
         arrays = [to_jax(x._data) for x in self.once.xs]
-        inputs = [to_jax(x._data) for x in self.inputs]
         along = [i for i in self.active if i in arriving and i >= m]
         captured = [i for i in self.wanted if i >= k]
-        first = [arriving[i] if i in arriving else zeros(arrays[i]) for i in self.floats]
-        sums = [zeros(inputs[i]) for i in captured]
+        first = [arriving[i] if i in arriving else _zeros(due[i]) for i in self.carried]
+        sums = [_zeros(v) for i, v in zip(self.wanted, self.jaxpr.outvars, strict=True) if i >= k]
 
         def body(carry: Any, entries: Any) -> Any:
             dcarry, sums = carry
@@ -275,15 +289,14 @@ class Scan:
                 "same": lambda a: a,
                 "step": lambda i: kept[i],
             }
-            given = dict(zip([*self.floats, *along], [*dcarry, *dys], strict=True))
+            given = dict(zip([*self.carried, *along], [*dcarry, *dys], strict=True))
             consts = [pools[pool](i) for pool, i in self.kept]
             dxs = evaluate(self.jaxpr, consts, [
-                given[i] if i in given else _zeros(self.jaxpr.invars[j])
-                for j, i in enumerate(self.active)
+                given[i] if i in given else _zeros(due[i]) for i in self.active
             ])  # fmt: skip
             by_input = dict(zip(self.wanted, dxs, strict=True))
             sums = [a + by_input[i] for a, i in zip(sums, captured, strict=True)]
-            return ([by_input[i] for i in self.floats], sums), [
+            return ([by_input[i] for i in self.carried], sums), [
                 by_input[i] for i in self.wanted if m <= i < k
             ]
 
@@ -292,7 +305,7 @@ class Scan:
         (dcarry, sums), dxs = jax.lax.scan(
             body, (first, sums), entries, self.length, reverse=not self.reverse
         )
-        places = [*self.floats, *captured, *[i for i in self.wanted if m <= i < k]]
+        places = [*self.carried, *captured, *[i for i in self.wanted if m <= i < k]]
         by_input = dict(zip(places, [*dcarry, *sums, *dxs], strict=True))
         return [wrap(by_input[i]) for i in passage.wanted]
 
@@ -313,9 +326,9 @@ class Scan:
         arriving = dict(zip(reached, dys, strict=True))
         along = [i for i in reached if i >= m]
         summed, entries = [i for i in found if i >= k], [i for i in found if m <= i < k]
-        places = Passage([*self.floats, *summed, *entries], [*self.floats, *along])
+        places = Passage([*self.carried, *summed, *entries], [*self.carried, *along])
         pull = pullback(again, len(inputs), places)
-        f, s = len(self.floats), len(summed)
+        f, s = len(self.carried), len(summed)
 
         def backward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
             dcarry, sums, rest = tensors[:f], tensors[f : f + s], tensors[f + s :]
@@ -323,13 +336,18 @@ class Scan:
             sums = [add(a, dx) for a, dx in zip(sums, dxs[f : f + s], strict=True)]
             return [*dxs[:f], *sums, *dxs[f + s :]]
 
-        first = [arriving[i] if i in arriving else zeros_like(inputs[i]) for i in self.floats]
-        sums = [zeros_like(inputs[i]) for i in summed]
+        dtype = lambda i: gradient_dtype(inputs[i], self.wide)  # noqa: E731
+        zeros = lambda i: zeros_like(inputs[i], dtype=dtype(i))  # noqa: E731
+        first = [
+            dispatch.as_dtype(arriving[i], dtype(i)) if i in arriving else zeros(i)
+            for i in self.carried
+        ]
+        sums = [zeros(i) for i in summed]
         last, dxs = scanned(
             backward, [*first, *sums], [*carries, *xs, *[arriving[i] for i in along]],
             self.length, not self.reverse, self.checkpoint, kind,
         )  # fmt: skip
-        by_input = dict(zip([*self.floats, *summed, *entries], [*last, *dxs], strict=True))
+        by_input = dict(zip([*self.carried, *summed, *entries], [*last, *dxs], strict=True))
         return [by_input[i] for i in found]
 
 
@@ -490,7 +508,7 @@ def _repeat(once: Once, test: Flat, step: Flat) -> Sequence[Any]:
 
     def run(flat: Flat, arrays: Sequence[Any]) -> list[Any]:
         inner = once.stand_ins(arrays)
-        once.watched.update(x._id for x in inner if is_inexact(x.dtype))
+        once.watched.update(x._id for x in inner)
         return [to_jax(y._data) for y in once.run(flat, inner)]
 
     def goes_on(arrays: Any) -> Any:

@@ -9,7 +9,7 @@ library is imported before one of its arrays turns up.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -397,7 +397,7 @@ def is_complex(array: Any) -> bool:
 
 def is_inexact(dtype: np.dtype) -> bool:
     """Whether a dtype is of floats or complex numbers, and so has gradients."""
-    return dtype.kind in "fc" or dtype.kind == "V"
+    return dtype.kind in "fcV"
 
 
 def promote(dtypes: list[np.dtype]) -> np.dtype:
@@ -410,6 +410,21 @@ def promote(dtypes: list[np.dtype]) -> np.dtype:
     for dtype in rest:
         first = first if dtype == first else np.promote_types(first, dtype)
     return first
+
+
+def widest(xs: Iterable[Any]) -> np.dtype:
+    """The widest dtype of the real floats among these: float32 if there are none."""
+    dtypes = [x.dtype for x in xs]
+    return promote([d for d in dtypes if getattr(d, "kind", "") in ("f", "V")] or [FLOAT])
+
+
+def gradient_dtype(x: Any, wide: np.dtype) -> np.dtype:
+    """The dtype of a gradient by x: its own; by integers, the one given.
+
+    An integer has a gradient where a rule gave it one, of any float dtype. A program must know
+    which before it arrives, and two branches must agree: it is the widest around.
+    """
+    return x.dtype if is_inexact(x.dtype) else wide
 
 
 def weak(value: complex, dtype: np.dtype) -> np.dtype:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from regrad.dispatch import in_region
-from regrad.errors import ArgumentError, GradientError, GraphError, TraceError
+from regrad.errors import ArgumentError, GraphError, TraceError
 from regrad.graph import is_symbolic
-from regrad.namespaces import BACKENDS, JAX, is_inexact, is_traced
+from regrad.namespaces import BACKENDS, JAX, is_traced
 from regrad.overrides import Binding
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
@@ -222,21 +222,8 @@ class Inline(Region):
 
 
 def is_watched(x: Tensor, state: State) -> bool:
-    """Whether a tape of this state watches a Tensor; GradientError if that is not of floats."""
-    watched = any(x._id in tape.watched for tape in state.tapes)
-    if watched:
-        check_floats(x, "goes into")
-    return watched
-
-
-def check_floats(x: Tensor, how: str) -> None:
-    """Raise if a watched Tensor that goes into a region, or comes out of it, is not of floats."""
-    if not is_inexact(x.dtype):
-        raise GradientError(
-            f"a Tensor ({x.dtype}, shape {x.shape}) that has a gradient by an override {how} a "
-            "compiled, repeated or batched function, where only floats have one. Compute it on the "
-            "same side as what uses it, or cast it to floats first: astype(x, rg.float32)."
-        )
+    """Whether a tape of this state watches a Tensor."""
+    return any(x._id in tape.watched for tape in state.tapes)
 
 
 class RegionTape(Tape):
@@ -253,7 +240,7 @@ class RegionTape(Tape):
 
     def watch(self, stand_in: Tensor, x: Tensor) -> None:
         """Watch what stands for x, if x is watched outside."""
-        if any(x._id in tape.watched for tape in self.outer) and is_inexact(x.dtype):
+        if any(x._id in tape.watched for tape in self.outer):
             self.watched.add(stand_in._id)
 
 
@@ -375,7 +362,9 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
     keys = {i: rule.inputs[i]._id for i in passage.wanted}
     ids = tuple(keys.get(i, 0) for i in range(len(rule.inputs)))
     specs = [(x._data.shape, x._data.dtype) for x in rule.inputs]
-    entry = GroupedRecord(REGION, rule, {}, ids, specs, (), tuple(y._id for y in ys), None)
+    reached = set(passage.reached)
+    out = tuple(y._id if i in reached else 0 for i, y in enumerate(ys))
+    entry = GroupedRecord(REGION, rule, {}, ids, specs, (), out, None)
     entry.layout = (tuple(range(len(ids))),)
     entry.output_specs = [(y._data.shape, y.dtype) for y in ys]
     entry.symbolic = None
