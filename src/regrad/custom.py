@@ -533,10 +533,13 @@ def takes_saved(grad_func: Callable[..., Any]) -> bool:
 
     A parameter with a default keeps it (`lambda dy, k=k: …`), unless it is called `saved`.
     """
-    if type(grad_func) is FunctionType and grad_func.__defaults__ is None:
-        count = grad_func.__code__.co_argcount
-        if count in (1, 2) and not grad_func.__code__.co_kwonlyargcount:
-            return count == 2
+    if type(grad_func) is FunctionType:  # made anew at each call: its code answers at once
+        code = grad_func.__code__
+        names = code.co_varnames[: code.co_argcount]
+        required = len(names) - len(grad_func.__defaults__ or ())
+        plain = not code.co_kwonlyargcount and not code.co_flags & inspect.CO_VARARGS
+        if names and required <= 2 and plain:
+            return required == 2 or "saved" in names[1:]
     try:
         parameters = list(inspect.signature(grad_func).parameters.values())
     except ValueError:
