@@ -6,12 +6,12 @@ is replayed (`Captured`), an eager checkpoint's Python runs again (`Rerun`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
 from regrad import dispatch
+from regrad.blocks import block
 from regrad.closures import Closure
 from regrad.dispatch import in_region
 from regrad.gradients import run_taped
@@ -239,13 +239,13 @@ class Rerun:
         return ys
 
 
-@contextmanager
-def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+@block
+def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
     """NumPy's Generators draw the same numbers again, and then go on from where they were."""
     now = [(generator, generator.bit_generator.state) for generator, _ in drawn]
-    for generator, then in drawn:
-        generator.bit_generator.state = then
     try:
+        for generator, then in drawn:
+            generator.bit_generator.state = then
         yield
     finally:
         for generator, state in now:

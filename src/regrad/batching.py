@@ -11,13 +11,13 @@ from regrad.again import Once, pullback
 from regrad.arguments import Body, Given
 from regrad.capture import Captured
 from regrad.closures import Closure
-from regrad.compiled import to_jax
 from regrad.errors import ArgumentError, ShapeError, TraceError, kind
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import BACKENDS
 from regrad.ops.array import moveaxis, stack
 from regrad.ops.getitem import getitem
 from regrad.ops.reduction import sum as sum_of
+from regrad.placement import to_jax
 from regrad.pytrees import NAMESPACE
 from regrad.regions import (
     Flat,

@@ -22,9 +22,10 @@ from regrad.arguments import ONE
 from regrad.capture import Captured, evaluate
 from regrad.closures import Closure
 from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
+from regrad.interrupts import Deferred, at_once
 from regrad.kernel_errors import LEAKED
 from regrad.namespaces import JAX, gradient_dtype, widest
-from regrad.placement import layout, trouble
+from regrad.placement import layout, searches_nan, to_jax, to_jax_as, trouble
 from regrad.regions import (
     Overrides,
     Passage,
@@ -142,24 +143,6 @@ def _closed(traced: Any, arrays: Any) -> _Results:
     return _Results(arrays, traced())
 
 
-def to_jax(data: Any) -> Any:
-    """An array of NumPy or JAX as JAX's."""
-    if type(data) is ndarray:
-        return JAX.from_numpy(data)
-    if hasattr(data, "detach"):
-        raise ArgumentError(
-            "a compiled function takes Tensors of NumPy or JAX data, got PyTorch's; convert it "
-            "with rg.tensor(t.numpy())"
-        )
-    return data
-
-
-def to_jax_as(data: Any, dtype: Any) -> Any:
-    """An array as JAX's, in a dtype."""
-    data = to_jax(data)
-    return data if data.dtype == dtype else data.astype(dtype)
-
-
 def _can_go_in(array: Any) -> bool:
     """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
     try:
@@ -257,23 +240,36 @@ class Program:
             wanted = watched_places(inputs)
             if wanted:
                 strict = tuple(watched_by(t, inputs) for t in state.tapes if not t.plain)
+        if not self.assigned:
+            return self._finish(inputs, len(xs), wanted, strict)
+        # what the program writes over is lost if a signal strikes before it is assigned anew
+        with Deferred():
+            return self._finish(inputs, len(xs), wanted, strict)
+
+    def _finish(
+        self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
+    ) -> tuple[list[Tensor], Any]:
         # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
-        key = wanted, strict, tuple([layout(v._tensor._data) for v in self.assigned])
+        layouts = tuple([layout(v._tensor._data) for v in self.assigned])
+        key = wanted, strict, layouts, self._donates()
         run = self.runs.get(key)
         if run is None:
-            run = self.runs[key] = Run(self, len(xs), wanted)
+            run = self.runs[key] = Run(self, n, wanted, key[-1])
         results, traced = run(inputs)
         if not wanted and not self.sources and not run.places:
             self.quick = run.compiled
         if traced.bindings:
             self._count(traced, self.overrides, forward=True)
-        n = traced.count + len(traced.assigned)
-        ys = [wrap(array) for array in results[:n]]
+        ys = [wrap(array) for array in results[: traced.count + len(traced.assigned)]]
         if wanted:
-            self._record(inputs, len(xs), wanted, ys, results, traced)
+            self._record(inputs, n, wanted, ys, results, traced)
         for variable, y in zip(traced.assigned, ys[traced.count :], strict=True):
             variable._set(y, lent=bool(wanted) or variable in traced.shared)
         return ys[: traced.count], traced.note
+
+    def _donates(self) -> bool:
+        """Whether programs may write over arrays: not if JAX may call them twice."""
+        return bool(self.assigned or self.donated) and not searches_nan(self.jax)
 
     def check_places(self, error: Exception, inputs: Sequence[Tensor]) -> None:
         """Raise the error that is due where inputs are not JAX's, or lie where they do not fit."""
@@ -397,13 +393,14 @@ class Program:
 class Run:
     """A program for one choice of inputs that tapes watch."""
 
-    def __init__(self, program: Program, n: int, wanted: tuple[int, ...]) -> None:
+    def __init__(self, program: Program, n: int, wanted: tuple[int, ...], donates: bool) -> None:
         self.program = program
         self.n = n
         self.wanted = wanted
         variables = [(i, s) for i, s in enumerate(program.sources, n) if isinstance(s, Variable)]
-        self.donated = [] if wanted else [i for i, v in variables if v in program.assigned]
-        self.lent = [] if wanted else list(program.donated)
+        donates = donates and not wanted
+        self.donated = [i for i, v in variables if v in program.assigned] if donates else []
+        self.lent = list(program.donated) if donates else []
         places = {*self.donated, *self.lent}
         self.places = [*self.donated, *self.lent]
         self.kept = [i for i in range(n + len(program.sources)) if i not in places]
@@ -475,6 +472,10 @@ class Run:
     # -- tracing -----------------------------------------------------------------------------
 
     def _trace(self, kept: list[Any], given: tuple[Any, ...]) -> _Results:
+        with at_once():  # signals do not wait for a trace: nothing has been given away yet
+            return self._results(kept, given)
+
+    def _results(self, kept: list[Any], given: tuple[Any, ...]) -> _Results:
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
         tapes = inner_tapes(RegionTape, current()) if self.wanted else ()

@@ -17,7 +17,7 @@ from regrad.namespaces import is_array
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
 from regrad.signatures import misfit, parameters_of
-from regrad.state import STATE, State, current, held, in_state, next_id
+from regrad.state import STATE, State, current, next_id, run_held
 from regrad.tensor import Tensor, id_of
 from regrad.variable import Variable
 
@@ -274,13 +274,14 @@ class CustomCall(Saves, Rule):
     ) -> Any:
         """What f returns, while this call is the guard."""
         inner = self.guarded(state)
-        token = STATE.set(inner)
         try:
+            STATE.set(inner)
             value, self.grad_func = unpack(f(*args, **options), self.name)
         finally:
-            STATE.reset(token)
             inner.guard = None
             self.running = False
+            STATE.set(state)
+            state.spare.append(inner)
         return value
 
     # -- the guard ---------------------------------------------------------------------------
@@ -412,11 +413,7 @@ class CustomCall(Saves, Rule):
         A function that it differentiates in its turn (the model again, say) runs under the
         overrides that were in force at the call.
         """
-        state = current()
-        if self.scopes is None and (state is None or state.overrides is None):
-            return self._answer(dy)
-        with in_state((state or State()).overriding(held(self.scopes))):
-            return self._answer(dy)
+        return run_held(self.scopes, self._answer, dy)
 
     def _answer(self, dy: Any) -> Any:
         """What grad_func says; it may take what was saved beside dy, or leave it."""

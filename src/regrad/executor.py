@@ -119,6 +119,7 @@ class Plan:
         unfed = [n for n in self.nodes if n.op is PLACEHOLDER and n.outputs not in fed]
         self.unfed = unfed[0] if unfed else None
         self.feeds = list(feeds)
+        self.donates = False  # whether a run writes over the values of variables
         self.stateful = any(node.op.stateful for node in self.nodes)
         self._prepare(fetches, feeds, fed)
 

@@ -43,16 +43,19 @@ class VariableGrads(NamedTuple):
 def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
     """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
     state = current()
-    token = STATE.set(State((tape,)) if state is None else state.taping(tape))
-    OPEN.add(tape)
-    if len(OPEN) > 1 and (state is None or not state.tapes):
-        note_beside(tape, state)
     try:
+        OPEN[tape] = None
+        if len(OPEN) > 1 and (state is None or not state.tapes):
+            note_beside(tape, state)
+        STATE.set(State((tape,)) if state is None else state.taping(tape))
         return f(*args)
     finally:
-        STATE.reset(token)
-        OPEN.discard(tape)
-        BESIDE.discard(tape)
+        # A signal's handler (Ctrl-C) may raise after any call: there is one, and it comes last.
+        if tape in OPEN:
+            del OPEN[tape]
+        if tape in BESIDE:
+            del BESIDE[tape]
+        STATE.set(state)
 
 
 def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False) -> Grads:

@@ -8,14 +8,15 @@ the place of values. So rules, tapes and the walk treat both alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from regrad import dims
+from regrad.blocks import block
 from regrad.dims import Dim, UnknownRank
 from regrad.errors import FinalizedError, GraphError, RuleError, UnknownShapeError
 from regrad.inference import Spec, infer
@@ -277,6 +278,14 @@ def size_tensor(size: Dim) -> Tensor:
 INNERMOST: ContextVar[Graph | None] = ContextVar("regrad_region", default=None)
 
 
+class _Here(threading.local):
+    """What holds for the nodes that one thread adds: several may build one graph."""
+
+    scope = ""
+    controls: tuple[Node, ...] = ()
+    pending: tuple[str, str] | None = None  # an op type, and the name for its next op
+
+
 class Graph:
     """Nodes in the order of their making, and the names that they have taken.
 
@@ -291,12 +300,25 @@ class Graph:
         self.captures: dict[int, tuple[Tensor, Tensor]] = {}
         self.by_name: dict[str, Node] = {}
         self.finalized = False
-        self.scope = ""
-        self.controls: tuple[Node, ...] = ()
+        self._here = _Here()
+        self._lock = threading.RLock()
         self.waits_for: list[Node] = []  # nodes around a region that must run before it
         self._taken: dict[str, int] = {}
         self._constants: dict[Any, Tensor] = {}
-        self.pending: tuple[str, str] | None = None
+
+    @property
+    def scope(self) -> str:
+        """What the names of ops begin with, in this thread."""
+        return self._here.scope
+
+    @scope.setter
+    def scope(self, scope: str) -> None:
+        self._here.scope = scope
+
+    @property
+    def controls(self) -> tuple[Node, ...]:
+        """The nodes after which those run that this thread adds."""
+        return self._here.controls
 
     def view_of(self, node: Node) -> Any:
         """What a rule in TensorFlow's form sees of a node."""
@@ -332,9 +354,7 @@ class Graph:
         node.layout = layout or PLACES[len(xs)]
         node.plain = layout is None and not op.several and op.flat
         node.graph = self
-        node.name = self._name_for(op)
-        node.number = len(self.nodes)
-        node.control = self.controls
+        node.control = self._here.controls
         node.face = node.face_inputs = None
         node.sized = dims.sources(attrs.values()) if attrs else []
         node.symbols = made = tuple([Symbol(node, i, spec) for i, spec in enumerate(specs)])
@@ -342,7 +362,10 @@ class Graph:
         node.output_specs = [(symbol.shape, symbol.dtype) for symbol in made]
         node.outputs = tuple([t._id for t in tensors]) if op.several else tensors[0]._id
         node.y = tensors if op.several else tensors[0]
-        self.nodes.append(node)
+        with self._lock:
+            node.name = self._name_for(op)
+            node.number = len(self.nodes)
+            self.nodes.append(node)
         self.by_name[node.name] = node
         if made and made[0].dtype.kind in "iu":
             fold(node)
@@ -351,10 +374,10 @@ class Graph:
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
         """A Const node; constants with one key are shared."""
-        if key is not None and not self.controls and key in self._constants:
+        if key is not None and not self._here.controls and key in self._constants:
             return self._constants[key]
         y = self.add(CONST, NO_RULE, (), {"value": value}, specs=(Spec(value.shape, value.dtype),))
-        if key is not None and not self.controls:
+        if key is not None and not self._here.controls:
             self._constants[key] = y
         return y
 
@@ -397,18 +420,20 @@ class Graph:
 
     # -- names -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def naming(self, op_type: str, name: str | None) -> Iterator[None]:
+    @block
+    def naming(self, op_type: str, name: str | None) -> Generator[None]:
         """Within the block, the next op of this type gets the name."""
-        before, self.pending = self.pending, (op_type, name) if name else None
+        before = self._here.pending
         try:
+            self._here.pending = (op_type, name) if name else None
             yield
         finally:
-            self.pending = before
+            self._here.pending = before
 
     def _name_for(self, op: Op) -> str:
-        if self.pending is not None and self.pending[0] == op.type:
-            name, self.pending = self.pending[1], None
+        here = self._here
+        if here.pending is not None and here.pending[0] == op.type:
+            name, here.pending = here.pending[1], None
             if name.endswith("/"):  # a full name, taken already by its scope
                 return name[:-1]
             return self.unique(name)
@@ -421,7 +446,8 @@ class Graph:
                 f"{name!r} is not a valid node name: letters, digits and _ . \\ / > - are, "
                 "beginning with a letter, a digit or a dot"
             )
-        return self._numbered(self.scope + name)
+        with self._lock:
+            return self._numbered(self.scope + name)
 
     def _numbered(self, name: str) -> str:
         taken = self._taken
@@ -436,39 +462,37 @@ class Graph:
         taken[numbered.lower()] = 1
         return numbered
 
-    @contextmanager
-    def name_scope(self, name: str | None) -> Iterator[str]:
+    @block
+    def name_scope(self, name: str | None) -> Generator[str]:
         """Ops made in the block get names under `name/`; `s/` re-enters a scope, None leaves all.
 
         The scope with its slash is bound by `as`.
         """
         before = self.scope
-        if not name:
-            self.scope = ""
-        elif name.endswith("/"):
-            self.scope = name
-        else:
-            self.scope = self.unique(name) + "/"
+        scope = name or ""
+        if scope and not scope.endswith("/"):
+            scope = self.unique(scope) + "/"
         try:
-            yield self.scope
+            self.scope = scope
+            yield scope
         finally:
             self.scope = before
 
-    @contextmanager
-    def control_dependencies(self, nodes: Sequence[Node] | None) -> Iterator[None]:
+    @block
+    def control_dependencies(self, nodes: Sequence[Node] | None) -> Generator[None]:
         """Ops made in the block run after these; None clears what outer blocks asked for."""
-        before = self.controls
+        before = self._here.controls
         for node in nodes or ():
             if node.graph not in chain(self):
                 raise GraphError(f"{node.name!r} is not an element of this graph")
         self.waits_for += [n for n in nodes or () if n.graph is not self]
         nodes = nodes and [n for n in nodes if n.graph is self]
         extra = () if nodes is None else tuple(n for n in nodes if n not in before)
-        self.controls = extra if nodes is None else (*before, *extra)
         try:
+            self._here.controls = extra if nodes is None else (*before, *extra)
             yield
         finally:
-            self.controls = before
+            self._here.controls = before
 
 
 def _own(content: np.ndarray | None) -> np.ndarray | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import Token
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 from regrad.errors import ArgumentError, UnusedOverrideWarning
 from regrad.registry import Op, find_op, resolve
@@ -170,15 +169,36 @@ class gradient_override_map(Scope):
             )
         self._rules = dict(rules)
         self._bindings: dict[str, Binding] = {}
-        self._token: Token[State | None] | None = None
         self._state: State | None = None
 
-    def __enter__(self) -> gradient_override_map:
-        if self._token is not None:
+    def _steps(self) -> Generator[Self]:
+        if self._state is not None:
             raise ArgumentError(
                 "this gradient_override_map is open already; make a new one for an inner scope"
             )
-        state = current() or State()
+        before = current()
+        inside = self._inside(before or State())
+        try:
+            self._state = inside
+            STATE.set(inside)
+            yield self
+        finally:
+            self._state = None
+            while before is not None and before.left is not None:
+                before = before.left[0]
+            found = STATE.set(before).old_value  # (first of all: a signal may raise after a call)
+            if found is not inside:
+                STATE.set(found)
+                inside.left = (before,)
+                raise ArgumentError(
+                    "a gradient_override_map scope was left out of turn: scopes must nest, in one "
+                    "thread and task. Do not hold one open across a yield; open it where it is "
+                    "used."
+                )
+        self._check_used()
+
+    def _inside(self, state: State) -> State:
+        """The state in the scope."""
         around = state.overrides or {}
         depth = 1 + max((b.depth for b in around.values()), default=0)
         ops = {key: find_op(key) for key in self._rules}
@@ -194,9 +214,7 @@ class gradient_override_map(Scope):
             )
         self._bindings = new
         inside = {**around, **{self._key(op_type): b for op_type, b in new.items()}}
-        self._state = state.overriding(inside)
-        self._token = STATE.set(self._state)
-        return self
+        return state.overriding(inside)
 
     def _fresh(self, rules: Any) -> gradient_override_map:
         return gradient_override_map(rules)
@@ -209,28 +227,16 @@ class gradient_override_map(Scope):
         """Under what key a binding is found; a graph's own scope is found for its ops only."""
         return op_type
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        token, state = self._token, self._state
-        self._token = self._state = None
-        if token is None or state is None or current() is not state:
-            if token is not None and state is not None:
-                before = token.old_value
-                state.left = (None if before is Token.MISSING else before,)
-            raise ArgumentError(
-                "a gradient_override_map scope was left out of turn: scopes must nest, in one "
-                "thread and task. Do not hold one open across a yield; open it where it is used."
-            )
-        STATE.reset(token)
-        while (state := current()) is not None and state.left is not None:
-            STATE.set(state.left[0])
-        if kind is None and self._rules and not self.hits:
+    def _check_used(self) -> None:
+        """Warn if nothing was overridden in the block, unless that raises."""
+        if self._rules and not self._failed and not self.hits:
             types = ", ".join(repr(t) for t in self._bindings)
             warnings.warn(
                 f"gradient_override_map matched nothing: no op of type {types} was created in "
                 "the scope. An override binds ops when they are created, so call the model inside "
                 "the scope; and look at the op type (Relu6 is not Relu).",
                 UnusedOverrideWarning,
-                stacklevel=self._level,
+                stacklevel=self._level + 1,
             )
 
     def _key_of(self, op_type: str) -> str:

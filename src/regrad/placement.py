@@ -117,3 +117,26 @@ def _where(x: Tensor) -> str:
     if len(devices) == 1:
         return str(devices[0])
     return f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
+
+
+def searches_nan(jax: Any) -> bool:
+    """Whether JAX looks for NaN or infinities, and if it finds one calls the program once more."""
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+
+
+def to_jax(data: Any) -> Any:
+    """An array of NumPy or JAX as JAX's."""
+    if type(data) is ndarray:
+        return JAX.from_numpy(data)
+    if hasattr(data, "detach"):
+        raise ArgumentError(
+            "a compiled function takes Tensors of NumPy or JAX data, got PyTorch's; convert it "
+            "with rg.tensor(t.numpy())"
+        )
+    return data
+
+
+def to_jax_as(data: Any, dtype: Any) -> Any:
+    """An array as JAX's, in a dtype."""
+    data = to_jax(data)
+    return data if data.dtype == dtype else data.astype(dtype)

@@ -9,7 +9,9 @@ replayed (see `capture`), that of an eager `checkpoint` runs again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 from regrad.dispatch import in_region
@@ -293,12 +295,12 @@ def run_inside(
 ) -> Any:
     """Run a body in a region, with these tapes and no others."""
     new = [tape for tape in tapes if tape not in OPEN]
-    OPEN.update(new)
     try:
+        OPEN.update(dict.fromkeys(new))
         with in_state(State(tapes, overrides, None, region)):
             return body()
     finally:
-        OPEN.difference_update(new)
+        deque(map(OPEN.pop, new, repeat(None)), 0)  # in one call, after which a signal may raise
 
 
 def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:

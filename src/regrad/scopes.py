@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Self, TypeVar
 
+from regrad.blocks import Block
 from regrad.errors import ArgumentError, NotFiredError, kind
 from regrad.reports import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Scope(Report):
+class Scope(Block, Report):
     """Rules that are in force within a block, and tell what they did."""
 
     _rules: Mapping[Any, Any]
     _level = 2  # how far up the stack a warning's line is: that of the `with`
+    _around: BaseException | None = None  # what was being handled when the scope was entered
 
     def __enter__(self) -> Self:
-        raise NotImplementedError
+        self._around = sys.exc_info()[1]
+        return super().__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        raise NotImplementedError
+    @property
+    def _failed(self) -> bool:
+        """Whether the block that is being left raises."""
+        return sys.exc_info()[1] is not self._around
 
     def _fresh(self, rules: Any) -> Self:
         """A scope like this one, not entered, with these rules."""

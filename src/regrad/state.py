@@ -2,9 +2,9 @@
 
 The state is an immutable value in a context variable, so a thread starts with none and
 an asyncio task with a copy. `LIVE` answers, without a context lookup, the question that
-the eager road asks at each op: is a tape or a scope open *anywhere*? It holds the ids of
-the states that exist; a state leaves it when the last context that knows it is gone, so
-the answer stays right for tasks that outlive the scope in which they were made.
+the eager road asks at each op: is a tape or a scope open *anywhere*? It knows the states
+that exist; a state leaves it when the last context that knows it is gone, so the answer
+stays right for tasks that outlive the scope in which they were made.
 
 A thread starts without tapes, and what it computes is on none. `refuse_elsewhere` finds Tensors
 that a tape of another context watches: their gradient would be lost there.
@@ -13,20 +13,27 @@ that a tape of another context watches: their gradient would be lost there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from regrad.blocks import block
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
     from regrad.overrides import Binding
     from regrad.tape import Tape
 
-LIVE: set[int] = set()
-OPEN: set[Tape] = set()  # the tapes under which a function is running, in all contexts
-BESIDE: set[Tape] = set()  # those of them that began while another context had one
+T = TypeVar("T")
+
+LIVE: set[Any] = set()  # weak references to the states there are
+
+# The tapes under which a function is running, in all contexts, and those of them that began while
+# another context had one. (They are dicts because `del` is no call, after which a signal's handler
+# may raise.)
+OPEN: dict[Tape, None] = {}
+BESIDE: dict[Tape, None] = {}
 
 next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on no tape"
 
@@ -39,11 +46,11 @@ class State:
     override concerns, the overrides for the functions that it differentiates are held back, under
     keys of their own (see `held`).
     `tape` is the common case in one word: the only tape, where nothing else is in force.
-    `inner` is kept for the calls of custom functions under this state (see `guarded`).
+    `spare` are states for the calls of custom functions under this state (see `guarded`).
     """
 
     __slots__ = (
-        "__weakref__", "guard", "inner", "left", "overrides", "region", "tape", "tapes",
+        "__weakref__", "guard", "left", "overrides", "region", "spare", "tape", "tapes",
     )  # fmt: skip
 
     def __init__(
@@ -57,13 +64,15 @@ class State:
         self.overrides = overrides
         self.guard = guard
         self.region = region
-        self.inner: State | None = None
+        self.spare: list[State] = []
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
         if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
             self.tape = tapes[0]
         else:
             self.tape = None
-        LIVE.add(id(self))
+        # (`discard` runs when the state goes, without a step of Python in which a signal's handler
+        # could raise: what is raised in `__del__` is lost)
+        LIVE.add(weakref.ref(self, LIVE.discard))
 
     def taping(self, *tapes: Tape) -> State:
         """The state for a function that is differentiated: more tapes, which are the innermost."""
@@ -86,12 +95,15 @@ class State:
     def guarded(self, outer: tuple[Tape, ...], guard: Any) -> State:
         """The state in which a custom function runs: fewer tapes, and a guard.
 
-        It is made once for all calls under this state. They follow each other, and calls
-        inside calls run under states of their own; `guard` is theirs in turn.
+        It is taken from the spare ones, and goes back to them after the call: a copied context
+        shares this state with its thread, so no two calls may hold one at a time.
         """
-        inner = self.inner
+        try:
+            inner = self.spare.pop() if self.spare else None
+        except IndexError:  # another thread took it
+            inner = None
         if inner is None or inner.tapes is not outer:
-            inner = self.inner = State(outer, self.overrides, guard, self.region)
+            return State(outer, self.overrides, guard, self.region)
         inner.guard = guard
         return inner
 
@@ -100,22 +112,20 @@ class State:
         """Whether a tape is to see every op: what else is one record then runs op by op."""
         return self.tape is None and any(tape.keeps_all for tape in self.tapes)
 
-    def __del__(self, discard=LIVE.discard) -> None:
-        discard(id(self))
-
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
 current = STATE.get
 
 
-@contextmanager
-def in_state(state: State | None) -> Iterator[None]:
+@block
+def in_state(state: State | None) -> Generator[None]:
     """Run a block under `state`, and put the former one back however the block ends."""
-    token = STATE.set(state)
+    before = current()
     try:
+        STATE.set(state)
         yield
     finally:
-        STATE.reset(token)
+        STATE.set(before)
 
 
 HELD = "held"
@@ -130,20 +140,30 @@ def held(overrides: Mapping[Any, Binding] | None) -> Mapping[Any, Binding] | Non
     return overrides and {(HELD, key): binding for key, binding in overrides.items()}
 
 
+def run_held(scopes: Mapping[Any, Binding] | None, f: Callable[..., T], *args: Any) -> T:
+    """Run a gradient function that was made under these overrides, which are held back."""
+    state = current()
+    if scopes is None and (state is None or state.overrides is None):
+        return f(*args)
+    with in_state((state or State()).overriding(held(scopes))):
+        return f(*args)
+
+
 def is_held(key: Any) -> bool:
     """Whether this is the key of an override that is held back."""
     return type(key) is tuple and key[0] is HELD
 
 
-@contextmanager
-def masked() -> Iterator[None]:
+@block
+def masked() -> Generator[None]:
     """Run a block without overrides: what the library does for itself is not the user's op."""
-    state = current()
-    if state is None or state.overrides is None:
+    before = current()
+    try:
+        if before is not None and before.overrides is not None:
+            STATE.set(before.overriding(None))
         yield
-    else:
-        with in_state(state.overriding(None)):
-            yield
+    finally:
+        STATE.set(before)
 
 
 def watchers(tensor_id: int) -> list[Tape]:
@@ -159,15 +179,15 @@ def watchers(tensor_id: int) -> list[Tape]:
 
 def note_beside(tape: Tape, before: State | None) -> None:
     """Note that a tape was opened, in this state, beside one of another context, if it was."""
-    if not OPEN.issubset((tape, *_own_tapes(before))):
-        BESIDE.add(tape)
+    if not OPEN.keys() <= {tape, *_own_tapes(before)}:
+        BESIDE[tape] = None
 
 
 def elsewhere(tensor_id: int) -> list[Tape]:
     """The open tapes of other contexts that watch the tensor with this id."""
     if tensor_id <= 0:
         return []
-    others = {tape for tape in OPEN.copy() if tensor_id in tape.watched}
+    others = {tape for tape in list(OPEN) if tensor_id in tape.watched}
     return [*others.difference(_own_tapes(current()))] if others else []
 
 

@@ -8,8 +8,8 @@ replaced; when the last one is left they are as before.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.utils.checkpoint as checkpointing
 from torch.overrides import _get_current_function_mode_stack
 
+from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.torch.optypes import families
 
@@ -54,8 +55,8 @@ def scopes() -> tuple[Any, ...]:
     return SCOPES.get()
 
 
-@contextmanager
-def again(them: tuple[Any, ...]) -> Iterator[None]:
+@block
+def again(them: tuple[Any, ...]) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
     from regrad.torch.overriding import SCOPES
 
@@ -64,11 +65,12 @@ def again(them: tuple[Any, ...]) -> Iterator[None]:
         for _, mode in them:
             if mode not in running:
                 stack.enter_context(mode)
-        token = SCOPES.set(tuple(scope for scope, _ in them))
+        before = SCOPES.get()
         try:
+            SCOPES.set(tuple(scope for scope, _ in them))
             yield
         finally:
-            SCOPES.reset(token)
+            SCOPES.set(before)
 
 
 def _held() -> tuple[Any, ...]:
@@ -141,8 +143,8 @@ def _nodes(program: Any) -> Iterator[Any]:
     while stack:
         node = stack.pop()
         yield node
-        for block in node.blocks():
-            stack += block.nodes()
+        for inner in node.blocks():
+            stack += inner.nodes()
 
 
 _ENTRANCES = (

@@ -7,9 +7,9 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.overrides
@@ -24,6 +24,7 @@ from regrad.errors import (
     near,
 )
 from regrad.foreign import ForeignRule, lender, takes_all
+from regrad.interrupts import Deferred
 from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Table, Untouched
 from regrad.scopes import Scope
@@ -143,34 +144,25 @@ class gradient_override_map(Scope):
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
         self._left = False
 
-    def __enter__(self) -> gradient_override_map:
+    def _steps(self) -> Generator[Self]:
         if self._mode is not None:
             raise ArgumentError(
                 "this gradient_override_map is open already; make a new one for an inner scope"
             )
         outer = SCOPES.get()
         ruleset = rule_set(self._rules, self._keep, outer[-1]._ruleset if outer else None)
-        self._ruleset = ruleset
-        self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
-        self._untouched = Untouched()
-        self._mode = ruleset.mode(self)
-        self._mode.__enter__()
-        self._token = SCOPES.set((*SCOPES.get(), self))
-        intercepts.install()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        if self._mode is None or SCOPES.get()[-1:] != (self,):
-            self._left = True  # closed with the scope that is open inside it
-            raise ArgumentError(
-                "a gradient_override_map scope was left out of turn: scopes must nest, in one "
-                "thread and task. Do not hold one open across a yield; open it where it is used."
-            )
-        self._close()
-        while (around := SCOPES.get()) and around[-1]._left:
-            around[-1]._close()
+        try:
+            self._open(ruleset)
+            yield self
+        finally:
+            try:
+                if self._mode is not None:
+                    self._leave()
+            finally:  # a signal came before that began
+                if self._mode is not None and not self._left:
+                    self._leave()
         compiled = self._ruleset is not None and self._ruleset.compiled
-        if kind is None and self._rules and not self.hits and not compiled:
+        if self._rules and not self._failed and not self.hits and not compiled:
             keys = ", ".join(map(repr, self._bindings))
             warnings.warn(
                 f"gradient_override_map matched nothing: no op of type {keys} ran in the scope. "
@@ -179,6 +171,30 @@ class gradient_override_map(Scope):
                 UnusedOverrideWarning,
                 stacklevel=self._level,
             )
+
+    def _open(self, ruleset: RuleSet) -> None:
+        with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
+            self._ruleset = ruleset
+            self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
+            self._untouched = Untouched()
+            mode = ruleset.mode(self)
+            mode.__enter__()
+            self._mode = mode
+            self._token = SCOPES.set((*SCOPES.get(), self))
+            intercepts.install()
+
+    def _leave(self) -> None:
+        with Deferred():
+            if SCOPES.get()[-1:] != (self,):
+                self._left = True  # closed with the scope that is open inside it
+                raise ArgumentError(
+                    "a gradient_override_map scope was left out of turn: scopes must nest, in one "
+                    "thread and task. Do not hold one open across a yield; open it where it is "
+                    "used."
+                )
+            self._close()
+            while (around := SCOPES.get()) and around[-1]._left:
+                around[-1]._close()
 
     def _fresh(self, rules: Any) -> gradient_override_map:
         return gradient_override_map(rules, keep=self._keep)

@@ -15,7 +15,9 @@ import numpy as np
 from regrad.compiled import find_jax
 from regrad.executor import Plan, Run
 from regrad.graph import CONST, Symbol
+from regrad.interrupts import at_once
 from regrad.namespaces import JAX
+from regrad.placement import searches_nan
 from regrad.v1 import traced_control  # noqa: F401 (registers how branches and loops are traced)
 from regrad.v1.tracing import Trace, check, everything, refused, settled, settled_all, touched
 
@@ -44,7 +46,9 @@ class CompiledPlan(Plan):
         self.long = any(s.dtype in LONG for s in symbols)
         self.double = next((s for s in symbols if s.dtype in DOUBLE), None)
         self.text = next((s for s in symbols if s.dtype.kind in "OSU"), None)
+        self.donates = bool(self.donated)
         self.program = self.jax.jit(self._trace, donate_argnums=1)
+        self.careful = self.jax.jit(self._trace)
 
     def _symbols(self) -> list[Symbol]:
         """The values of the plan that are not just constants."""
@@ -55,7 +59,8 @@ class CompiledPlan(Plan):
         self._admit()
         # 64-bit integers are exact whatever JAX's mode is; floats are asked about above
         with self.jax.enable_x64(True) if self.long else nullcontext():
-            found, written, keys, checks = self.program(
+            program = self.careful if searches_nan(self.jax) else self.program
+            found, written, keys, checks = program(
                 list(values), self._given(run, self.donated), self._given(run, self.kept),
                 {stream: self._key(run, stream) for stream in self.touched.streams},
             )  # fmt: skip
@@ -98,6 +103,12 @@ class CompiledPlan(Plan):
         return key
 
     def _trace(
+        self, values: list[Any], donated: dict[str, Any], kept: dict[str, Any], keys: dict[int, Any]
+    ) -> tuple[Any, ...]:
+        with at_once():
+            return self._results(values, donated, kept, keys)
+
+    def _results(
         self, values: list[Any], donated: dict[str, Any], kept: dict[str, Any], keys: dict[int, Any]
     ) -> tuple[Any, ...]:
         pairs = {stream: self.jax.random.split(key) for stream, key in keys.items()}

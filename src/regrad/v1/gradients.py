@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from regrad.recording import cuts
 from regrad.registry import OPS, RULES, name_is_taken
 from regrad.registry import RegisterGradient as register
 from regrad.ruleforms import NoGradient
-from regrad.state import next_id
+from regrad.state import current, next_id, run_held
 from regrad.v1.graphs import current_graph
 from regrad.v1.tensors import (
     IndexedSlices,
@@ -420,6 +421,7 @@ class _Custom:
 
     def call(self, args: list[Tensor]) -> Any:
         graph = current_graph()
+        scopes = None if (state := current()) is None else state.scopes
         start, mark = len(graph.nodes), next_id()
         result, grad_fn = self._run(args)
         outputs, close = containers.flatten(result)
@@ -456,7 +458,7 @@ class _Custom:
             self.name,
             [y._read() for y in ys],
             [t._read() for t in (*args, *refs)],
-            grad_func,
+            partial(run_held, scopes, grad_func),
             mark,
             input_name,
             taped=True,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 import regrad.graph as engine
+from regrad.blocks import block
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph import INNERMOST, Node
 from regrad.overrides import gradient_override_map as OverrideScope
@@ -35,14 +36,15 @@ class Graph(engine.Graph):
         self.variables_by_name: dict[str, Any] = {}
         self._collections: dict[Any, list[Any]] = {}
 
-    @contextlib.contextmanager
-    def as_default(self) -> Iterator[Graph]:
+    @block
+    def as_default(self) -> Generator[Graph]:
         """Make it the default graph in the block."""
-        token = _DEFAULT.set(self)
+        before = _DEFAULT.get()
         try:
+            _DEFAULT.set(self)
             yield self
         finally:
-            _DEFAULT.reset(token)
+            _DEFAULT.set(before)
 
     def view_of(self, node: Node) -> Any:
         from regrad.v1.tensors import operation
@@ -125,10 +127,10 @@ class Graph(engine.Graph):
 
     colocate_with = device
 
-    @contextlib.contextmanager
+    @block
     def control_dependencies(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's)
         self, control_inputs: Sequence[Any] | None
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         """Ops *made* in the block run after these ops and tensors; None clears what is around."""
         nodes = None if control_inputs is None else [node_of(x) for x in control_inputs]
         inner = INNERMOST.get()
@@ -221,7 +223,7 @@ class GraphOverrideScope(OverrideScope):
         self._given = op_type_map
         self._used = False
 
-    def __enter__(self) -> GraphOverrideScope:
+    def __enter__(self) -> Self:
         given = self._given
         if not isinstance(given, dict) or not all(
             isinstance(k, str) and (isinstance(v, str) or callable(v)) for k, v in given.items()
@@ -233,8 +235,7 @@ class GraphOverrideScope(OverrideScope):
         if self._used:
             raise SingleUseError("a gradient_override_map scope can be entered once; make another")
         self._used = True
-        super().__enter__()
-        return self
+        return super().__enter__()
 
     def _fresh(self, rules: Any) -> GraphOverrideScope:
         return GraphOverrideScope(self._graph, rules or self._given)

@@ -7,13 +7,13 @@ what that needs of the forward pass is computed again, where it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import regrad as rg
 from regrad import dims, recording
+from regrad.blocks import block
 from regrad.deferral import later, spec_of_record
 from regrad.dispatch import alias_of
 from regrad.dispatch import run as run_eagerly
@@ -115,14 +115,15 @@ def _at_once(node: Node, known: dict[int, rg.Tensor]) -> Sequence[rg.Tensor]:
 AT_ONCE: dict[str, Callable[[Node, list[rg.Tensor]], Sequence[rg.Tensor]]] = {}
 
 
-@contextmanager
-def inside(graph: Graph) -> Iterator[Graph]:
+@block
+def inside(graph: Graph) -> Generator[Graph]:
     """Ops made in the block go into the inner graph."""
-    token = INNERMOST.set(graph)
+    before = INNERMOST.get()
     try:
+        INNERMOST.set(graph)
         yield graph
     finally:
-        INNERMOST.reset(token)
+        INNERMOST.set(before)
 
 
 def new_graph(name: str) -> Graph:

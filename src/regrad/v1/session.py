@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Self
 
 import numpy as np
 
 import regrad as rg
 from regrad import dims, numbers
+from regrad.blocks import Block, block
 from regrad.compiled import find_jax
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.executor import Plan, Run
 from regrad.graph import Node, Symbol, is_symbolic, made_inside
+from regrad.interrupts import Deferred
 from regrad.tensor import read_only
 from regrad.v1 import dtypes, errors
 from regrad.v1.graphs import Graph, MissingNameError, get_default_graph
@@ -147,7 +150,7 @@ class _Fetches:
         return fetch
 
 
-class Session:
+class Session(Block):
     """Runs ops of a graph, and holds the values of its variables.
 
     Args:
@@ -178,14 +181,14 @@ class Session:
     ) -> None:
         if target:
             raise ArgumentError(f"there are no remote sessions: target must be '', got {target!r}")
-        self._plan_type = _compiled_plans() if jit else Plan
+        plan_type = _compiled_plans() if jit else Plan
+        self._plan = lru_cache(PLANS)(partial(_planned, plan_type))
         self.graph = get_default_graph() if graph is None else graph
         self._variables: dict[Any, Any] = {}
         self._others: dict[Any, Any] = {}
-        self._plans: dict[Any, Plan] = {}
         self._lock = threading.RLock()
         self._closed = False
-        self._entered: list[Any] = []
+        self._entered = False
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -215,15 +218,7 @@ class Session:
     def _values(
         self, symbols: Sequence[Symbol], nodes: Sequence[Node], feeds: dict[Symbol, Any]
     ) -> list[Any]:
-        key = (
-            tuple([s.id for s in symbols]),
-            tuple([id(n) for n in nodes]),
-            tuple([s.id for s in feeds]),
-        )
-        plan = self._plans.get(key)
-        if plan is None:
-            fed = [s for s in feeds if s.node.op.type != "VariableV2"]
-            plan = self._plans[key] = self._plan_type(symbols, nodes, fed)
+        plan = self._plan(tuple(symbols), tuple(nodes), tuple(feeds))
         if plan.unfed is not None:
             raise errors.unfed(plan.unfed)
         variables, values = self._variables, list(feeds.values())
@@ -232,13 +227,14 @@ class Session:
             values = [v for s, v in feeds.items() if s.node.name not in fed]
             variables = {**variables, **fed}
         run = Run(variables, self._others)
-        with self._lock if plan.stateful else nullcontext():  # one after the other
+        one_by_one = self._lock if plan.stateful else nullcontext()
+        with one_by_one, Deferred() if plan.donates else nullcontext():
             try:
                 found = plan(values, run)
             except Exception as error:
                 raise errors.of_run(error) from error.__cause__
             self._variables.update(run.written)
-        once = len(set(key[0])) == len(found)
+        once = len(set(symbols)) == len(found)
         return [_handed_out(v, own and once) for v, own in zip(found, plan.owned, strict=True)]
 
     def _feeds(self, feed_dict: Any) -> dict[Symbol, Any]:
@@ -315,23 +311,36 @@ class Session:
     def close(self) -> None:
         """Free the values of the variables; the session cannot be used again."""
         self._closed = True
-        self._variables, self._others, self._plans = {}, {}, {}
+        self._variables, self._others = {}, {}
+        self._plan.cache_clear()
 
     def as_default(self) -> Any:
         """Make it the default session in a block, without closing it at the end."""
-        return _AsDefault(self)
+        return _as_default(self)
 
-    def __enter__(self) -> Session:
-        graph = self.graph.as_default()
-        graph.__enter__()
-        self._entered.append((graph, _DEFAULT.set((*_DEFAULT.get(), self))))
-        return self
+    def _steps(self) -> Generator[Self]:
+        if self._entered:
+            raise GraphError(
+                "a session's with-block was entered while it is open; use session.as_default() to "
+                "make a session the default one several times"
+            )
+        try:
+            self._entered = True
+            with self.graph.as_default(), _as_default(self):
+                yield self
+        finally:
+            self._entered = False
+            self.close()
 
-    def __exit__(self, *reason: Any) -> None:
-        graph, token = self._entered.pop()
-        _DEFAULT.reset(token)
-        graph.__exit__(*reason)
-        self.close()
+
+PLANS = 256  # choices of fetches and feeds whose plans a session keeps
+
+
+def _planned(
+    plan_type: type[Plan], symbols: Sequence[Symbol], nodes: Sequence[Node], feeds: Sequence[Symbol]
+) -> Plan:
+    """The plan for some fetches and feeds; values of variables are no feeds of it."""
+    return plan_type(symbols, nodes, [s for s in feeds if s.node.op.type != "VariableV2"])
 
 
 def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
@@ -360,18 +369,14 @@ def _compiled_plans() -> type[Plan]:
     return CompiledPlan
 
 
-class _AsDefault:
-    """The block of `session.as_default()`."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def __enter__(self) -> Session:
-        self.token = _DEFAULT.set((*_DEFAULT.get(), self.session))
-        return self.session
-
-    def __exit__(self, *reason: Any) -> None:
-        _DEFAULT.reset(self.token)
+@block
+def _as_default(session: Session) -> Generator[Session]:
+    before = _DEFAULT.get()
+    try:
+        _DEFAULT.set((*before, session))
+        yield session
+    finally:
+        _DEFAULT.set(before)
 
 
 class InteractiveSession(Session):
@@ -390,11 +395,11 @@ class InteractiveSession(Session):
         super().close()
         _DEFAULT.set(tuple(s for s in _DEFAULT.get() if s is not self))
 
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *reason: Any) -> None:
-        self.close()
+    def _steps(self) -> Generator[Self]:
+        try:
+            yield self
+        finally:
+            self.close()
 
 
 _DEFAULT: ContextVar[tuple[Session, ...]] = ContextVar("regrad_default_session", default=())

@@ -535,11 +535,8 @@ def build(
         return function(*tensors, **attrs)
     xs = [t if t is None else convert_to_tensor(t)._read() for t in tensors]
     graph = current_graph()
-    before, graph.pending = graph.pending, (op_type, name) if name else None
-    try:
+    with graph.naming(op_type, name):
         return face(function(*xs, **attrs))
-    finally:
-        graph.pending = before
 
 
 def static_value(value: Any, what: str) -> Any:

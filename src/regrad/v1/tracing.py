@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad import dims
-from regrad.compiled import find_jax, to_jax
+from regrad.compiled import find_jax
 from regrad.errors import TraceError
 from regrad.executor import Run, at_node
 from regrad.graph import CONST, Node
 from regrad.namespaces import JAX, NUMPY, backend_of
+from regrad.placement import to_jax
 from regrad.tape import placed
 from regrad.v1.control import ASSERT, PRINT
 from regrad.v1.errors import UnimplementedError

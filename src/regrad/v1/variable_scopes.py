@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
+from regrad.blocks import block
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.graphs import GraphKeys, get_default_graph
@@ -65,7 +66,7 @@ def get_variable_scope() -> VariableScope:
     return graph.variable_scopes[-1]
 
 
-@contextlib.contextmanager
+@block
 def variable_scope(
     name_or_scope: Any,
     default_name: str | None = None,
@@ -80,7 +81,7 @@ def variable_scope(
     use_resource: Any = None,
     constraint: Any = None,
     auxiliary_name_scope: bool = True,
-) -> Iterator[VariableScope]:
+) -> Generator[VariableScope]:
     """Variables that get_variable makes in the block are named under the scope, and shared by it.
 
     `reuse=True` finds variables that exist, `tf.AUTO_REUSE` makes those that do not.
@@ -121,16 +122,17 @@ def variable_scope(
     opened = graph.name_scope(short) if auxiliary_name_scope and short else None
     with opened or contextlib.nullcontext(graph.scope) as name_scope:
         scope = VariableScope(name, reuse, defaults, str(name_scope))
-        graph.variable_scopes.append(scope)
         counts = graph.scope_counts
-        counts[name] = counts.get(name, 0) + 1
         before = {k: v for k, v in counts.items() if k.startswith(name + "/")}
-        for key in before:
-            del counts[key]
         try:
+            graph.variable_scopes.append(scope)
+            counts[name] = counts.get(name, 0) + 1
+            for key in before:
+                del counts[key]
             yield scope
         finally:
-            graph.variable_scopes.pop()
+            if graph.variable_scopes[-1:] == [scope]:
+                del graph.variable_scopes[-1]
             counts.update(before)
 
 
@@ -297,8 +299,8 @@ def _takes_nothing(function: Any) -> bool:
     return all(p.default is not p.empty for p in parameters)
 
 
-@contextlib.contextmanager
-def variable_op_scope(values: Any, name_or_scope: Any, **options: Any) -> Iterator[VariableScope]:
+@block
+def variable_op_scope(values: Any, name_or_scope: Any, **options: Any) -> Generator[VariableScope]:
     """`variable_scope` with the arguments in an older order."""
     with variable_scope(name_or_scope, **options) as scope:
         yield scope
