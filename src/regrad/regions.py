@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
@@ -295,12 +296,13 @@ def run_inside(
 ) -> Any:
     """Run a body in a region, with these tapes and no others."""
     new = [tape for tape in tapes if tape not in OPEN]
+    close = partial(deque, map(OPEN.pop, new, repeat(None)), 0)
     try:
         OPEN.update(dict.fromkeys(new))
         with in_state(State(tapes, overrides, None, region)):
             return body()
     finally:
-        deque(map(OPEN.pop, new, repeat(None)), 0)  # in one call, after which a signal may raise
+        close()  # a single call: a signal's handler may raise after any
 
 
 def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:
