@@ -25,7 +25,7 @@ Variables = Iterable[Variable] | Mapping[str, Variable]
 
 VIEWED = "regrad.dtypes"  # the key, in the metadata, of the dtypes of what is stored as a view
 CHECKSUMS = "regrad.crc32"  # those of the arrays
-SEAL = "regrad.crc32.metadata"  # that of the metadata
+SEAL = "regrad.crc32.metadata"  # that of the metadata, which begins with the key above
 RESERVED = (VIEWED, CHECKSUMS, SEAL, "__metadata__")
 CODES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8",
@@ -163,22 +163,19 @@ def _checksum(array: np.ndarray) -> str:
 
 
 def _seal(notes: Mapping[str, str]) -> str:
-    return f"{zlib.crc32(json.dumps(sorted(notes.items())).encode()):08x}"
+    return f"{CHECKSUMS}:{zlib.crc32(json.dumps(sorted(notes.items())).encode()):08x}"
 
 
 def _sealed(notes: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Metadata with the checksums of arrays, and with its own."""
     sums = json.dumps({name: _checksum(array) for name, array in arrays.items()})
-    notes = {**notes, CHECKSUMS: sums}
+    notes = {CHECKSUMS: sums, **notes}
     return {**notes, SEAL: _seal(notes)}
 
 
 def _taken_checksums(notes: dict[str, str], names: set[str]) -> dict[str, str] | None:
-    """Take the checksums out of the metadata; None if another program wrote the file.
-
-    A file that has one of the two notes had the other.
-    """
-    if not {CHECKSUMS, SEAL} & notes.keys():
+    """Take the checksums out of the metadata; None if another program wrote the file."""
+    if CHECKSUMS not in str(notes):  # one place that is left will do: damage may have hit others
         return None
     if notes.pop(SEAL, None) != _seal(notes):
         raise ValueError("the metadata are not those that were saved (checksum)")

@@ -2,7 +2,8 @@
 
 The format has a CRC-32 of every entry, which covers the entry's header (dtype and shape) as well
 as the elements. It is compared only where an entry is read to its end, so entries are. What reads
-headers alone needs a checksum of its own, which lies in the comment of the entry.
+headers alone needs a checksum of its own, which lies in the comment of the entry. The comment of
+the archive has the checksum of its table of contents: of names, CRCs and comments.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from regrad.files import as_bytes, reading
 from regrad.v1 import errors
 
 FORM = ".npz file"
+MARK = b"regrad crc32 "  # before a checksum
 # the methods that NumPy writes, and by how much they shrink data at most
 METHODS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 LENGTHS = {b"\1\0": 2, b"\2\0": 4}  # the bytes of a header's length, by the version of the header
@@ -43,6 +45,7 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
             with archive.open(info, "w", force_zip64=True) as entry:
                 entry.write(header)
                 entry.write(as_bytes(array))
+        archive.comment = _seal(archive.infolist())
 
 
 def _storable(name: str, array: np.ndarray) -> np.ndarray:
@@ -64,7 +67,12 @@ def _header(array: np.ndarray) -> bytes:
 
 
 def _comment(info: zipfile.ZipInfo, header: bytes) -> bytes:
-    return b"header crc32 %08x" % zlib.crc32(header, zlib.crc32(info.filename.encode()))
+    return MARK + b"%08x" % zlib.crc32(header, zlib.crc32(info.filename.encode()))
+
+
+def _seal(infos: Iterable[zipfile.ZipInfo]) -> bytes:
+    table = [f"{info.filename} {info.CRC} {info.comment}" for info in infos]
+    return MARK + b"%08x" % zlib.crc32("\n".join(table).encode())
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -98,8 +106,15 @@ class Archive:
             self._zip = zipfile.ZipFile(path)
             infos = self._zip.infolist()
             self._infos = {info.filename.removesuffix(".npy"): info for info in infos}
+            # one mark that is left will do: damage may have taken the others
+            marks = [self._zip.comment, *[info.comment for info in infos]]
+            self._sealed = any(comment.startswith(MARK) for comment in marks)
+            if self._sealed and self._zip.comment != _seal(infos):
+                raise ValueError("its table of contents is not the one that was saved (checksum)")
             if len(self._infos) < len(infos):
                 raise ValueError("two entries have one name")
+            if not infos and not self._sealed:
+                raise ValueError("it holds no arrays")
 
     def __enter__(self) -> Archive:
         return self
@@ -120,7 +135,7 @@ class Archive:
             self._check_place(name, info)
             with self._zip.open(info) as file:
                 header = _read_header(file)
-            if info.comment.startswith(b"header crc32 ") and info.comment != _comment(info, header):
+            if self._sealed and info.comment != _comment(info, header):
                 raise ValueError(f"the header of {name!r} is not the one that was saved (checksum)")
             entry = Entry(info, *_parsed(name, header), len(header))
             size = entry.start + math.prod(entry.shape) * entry.stored.itemsize

@@ -63,8 +63,7 @@ def remove_checkpoint(checkpoint_prefix: Any) -> None:
 
 # -- the file that names the latest ---------------------------------------------------------------
 
-LINE = re.compile(r'\s*(?:#.*|(\w+):\s*(".*"|[-+.\w]+))?\s*')  # a comment, or a key and its value
-SEAL = re.compile("# crc32: [0-9a-f]{8}")
+LINE = re.compile(r'\s*(?:(\w+):\s*(".*"|[-+.\w]+))?\s*')  # a key and its value, or nothing
 KEYS = ("model_checkpoint_path", "all_model_checkpoint_paths")  # TensorFlow has others, of times
 
 
@@ -136,13 +135,14 @@ def get_checkpoint_state(
     with reading(state, "file that names checkpoints", errors.DataLossError):
         with open(state, "rb") as file:
             text = file.read().decode()
-        first, _, rest = text.partition("\n")
-        if SEAL.fullmatch(first) and first != _seal(rest):
-            raise ValueError("its checksum is that of another text")
+        if text.startswith("#"):  # TensorFlow writes no comments
+            first, _, text = text.partition("\n")
+            if first != _seal(text):
+                raise ValueError("its checksum is that of another text")
         found = list(_entries(text, folder))
         latest, every = [[path for key, path in found if key == wanted] for wanted in KEYS]
-        if len(latest) != 1:
-            raise ValueError(f"it names {len(latest)} latest checkpoints, expected 1")
+        if len(latest) != 1 or (every and latest[0] not in every):
+            raise ValueError(f"it names {latest} as the latest checkpoint of {every}")
     return CheckpointState(latest[0], every)
 
 
