@@ -215,9 +215,9 @@ def unchanged(file: Format) -> str:
     return SILENT if any(map(any, file.held())) else REFUSED
 
 
-def jobs() -> list[str]:
+def jobs(count: int = RANDOM) -> list[str]:
     """`npz/cut`, `npz/flipped`, `npz/1000`: random damage, by the thousand."""
-    kinds = ["cut", "flipped", *map(str, range(0, RANDOM, CHUNK))]
+    kinds = ["cut", "flipped", *map(str, range(0, count, CHUNK))]
     return [f"{name}/{kind}" for name in FORMATS for kind in kinds]
 
 

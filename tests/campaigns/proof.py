@@ -8,9 +8,8 @@
 
 Four campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
 rules (`answers`); F5, random programs in every mode (`agreement`); F11, damaged files (`damage`).
-What is done is noted under
-`out/`; a second run of the same sources goes on from there. A whole run writes its results to
-`tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
+What is done is noted under `out/`; a second run of the same sources goes on from there. A whole
+run writes its results to `tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
 
 The exit status is 1 if anything was silent or broken.
 """
@@ -84,10 +83,11 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F1": quick_jobs() if quick else fires.jobs(),
         "F3": answers.jobs(),
         "F5": agreement.jobs(programs, seed),
-        "F11": damage.jobs(),
+        "F11": damage.jobs(damage.CHUNK if quick else damage.RANDOM),
     }
     every = [Job(c, name, quick) for c in CAMPAIGNS for name in names[c]]
-    return [job for job in every if job.key.startswith(options.only)]
+    only = f"{options.only}/" if options.only in CAMPAIGNS else options.only  # F1 is not F11
+    return [job for job in every if job.key.startswith(only)]
 
 
 QUICK = {"numpy": 1, "torch": 6, "graph": 12, "jax": 24, "jit": 24}

@@ -154,7 +154,7 @@ def _entries(text: str, folder: str) -> Iterator[tuple[str, str]]:
             raise ValueError(f"it has the line {line!r:.60}")
         if match[1] in KEYS:
             path = os.path.join(folder, json.loads(match[2]))
-            if not _is_within(path, folder):
+            if "\0" in path or not _is_within(path, folder):
                 raise ValueError(f"it names {path!r:.200}, which is not in the folder")
             yield match[1], path
 
