@@ -148,20 +148,38 @@ def test_files_of_other_programs_have_no_checksums(saved):
     assert variables[0].tolist() == [1.0, 2.0]
 
 
-def test_folders_and_devices_are_refused(tmp_path):
-    (tmp_path / "a.npz").mkdir()
-    w = rg.Variable(1.0, name="w")
-    for path in (tmp_path, "/dev/null"):
-        with pytest.raises(CheckpointError, match="damaged, or no safetensors file"):
-            rg.train.restore(path, [w])
-    with pytest.raises(tf.errors.DataLossError, match="IsADirectoryError"):
-        tf.train.list_variables(tmp_path / "a")
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+@pytest.mark.parametrize("name", ["a", "a.npz", "checkpoint"])
+def test_what_is_no_file_is_refused(tmp_path, kind, name):
+    make = {"folder": os.mkdir, "pipe": os.mkfifo, "device": lambda p: os.symlink("/dev/zero", p)}
+    make[kind](tmp_path / name)
+    read = {
+        "a": lambda: rg.train.restore(tmp_path / "a", [rg.Variable(1.0, name="w")]),
+        "a.npz": lambda: tf.train.list_variables(tmp_path / "a"),
+        "checkpoint": lambda: tf.train.latest_checkpoint(tmp_path),
+    }
+    with pytest.raises(CheckpointError, match=f"{tmp_path / name} is .*not a regular file"):
+        read[name]()
+
+
+def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
-        rg.train.restore(tmp_path / "missing", [w])
+        rg.train.restore(tmp_path / "missing", [rg.Variable(1.0, name="w")])
+    with pytest.raises(tf.errors.NotFoundError):
+        tf.train.list_variables(tmp_path / "missing")
 
 
 def test_a_data_loss_error_is_a_checkpoint_error():
     assert issubclass(tf.errors.DataLossError, CheckpointError)
+
+
+def test_a_saver_of_no_variables(tmp_path):
+    with tf.Graph().as_default(), tf.Session() as session:
+        saver = tf.train.Saver(allow_empty=True)
+        assert tf.train.list_variables(saver.save(session, tmp_path / "model")) == []
+    np.savez(tmp_path / "none.npz")
+    with pytest.raises(tf.errors.DataLossError, match="holds no arrays"):
+        tf.train.list_variables(tmp_path / "none")
 
 
 # -- archives --------------------------------------------------------------------------------------

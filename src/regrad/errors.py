@@ -95,7 +95,7 @@ class StateError(RegradError, RuntimeError):
 
 
 class CheckpointError(RegradError, ValueError):
-    """A file of values that does not fit the variables, or is no such file."""
+    """A file of values that is damaged, or does not fit the variables."""
 
 
 class MissingPackageError(RegradError, ImportError):

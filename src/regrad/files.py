@@ -133,6 +133,8 @@ def reading(
     Errors of the library pass, and so do those that the file is not to blame for.
     """
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # a device or pipe may have no end
+            raise ValueError("it is not a regular file")
         yield
     except (RegradError, FileNotFoundError, PermissionError):
         raise

@@ -128,20 +128,28 @@ class Archive:
     def __contains__(self, name: object) -> bool:
         return name in self._infos
 
-    def entry(self, name: str) -> Entry:
-        """Read the header of an array."""
-        info = self._infos[name]
+    def entries(self, names: Iterable[str] | None = None) -> dict[str, Entry]:
+        """Read the headers of some arrays, by default of all."""
+        wanted = self._infos if names is None else names
         with self._reading():
-            self._check_place(name, info)
-            with self._zip.open(info) as file:
-                header = _read_header(file)
-            if self._sealed and info.comment != _comment(info, header):
-                raise ValueError(f"the header of {name!r} is not the one that was saved (checksum)")
-            entry = Entry(info, *_parsed(name, header), len(header))
-            size = entry.start + math.prod(entry.shape) * entry.stored.itemsize
-            if size != info.file_size:
-                raise ValueError(f"{name!r} takes {size} bytes, and its entry {info.file_size}")
-            return entry
+            return {name: self._entry(name, self._infos[name]) for name in wanted}
+
+    def arrays(self, entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
+        """Read arrays."""
+        with self._reading():
+            return {name: self._array(entry) for name, entry in entries.items()}
+
+    def _entry(self, name: str, info: zipfile.ZipInfo) -> Entry:
+        self._check_place(name, info)
+        with self._zip.open(info) as file:
+            header = _read_header(file)
+        if self._sealed and info.comment != _comment(info, header):
+            raise ValueError(f"the header of {name!r} is not the one that was saved (checksum)")
+        entry = Entry(info, *_parsed(name, header), len(header))
+        size = entry.start + math.prod(entry.shape) * entry.stored.itemsize
+        if size != info.file_size:
+            raise ValueError(f"{name!r} takes {size} bytes, and its entry {info.file_size}")
+        return entry
 
     def _check_place(self, name: str, info: zipfile.ZipInfo) -> None:
         """Refuse an entry that cannot be in the file before anything of its size is allocated."""
@@ -152,19 +160,13 @@ class Archive:
         if size > room:
             raise ValueError(f"{name!r} would take {size} bytes, and there are {room}")
 
-    def entries(self) -> dict[str, Entry]:
-        """Read the headers of all arrays."""
-        return {name: self.entry(name) for name in self._infos}
-
-    def array(self, entry: Entry) -> np.ndarray:
-        """Read an array."""
-        with self._reading():
-            flat = np.empty(math.prod(entry.shape), entry.stored)
-            with self._zip.open(entry.info) as file:
-                file.read(entry.start)
-                _fill(as_bytes(flat), file)  # to the end, where the CRC is compared
-            array = flat.reshape(entry.shape, order="F" if entry.transposed else "C")
-            return array.astype(entry.dtype, copy=False)
+    def _array(self, entry: Entry) -> np.ndarray:
+        flat = np.empty(math.prod(entry.shape), entry.stored)
+        with self._zip.open(entry.info) as file:
+            file.read(entry.start)
+            _fill(as_bytes(flat), file)  # to the end, where the CRC is compared
+        array = flat.reshape(entry.shape, order="F" if entry.transposed else "C")
+        return array.astype(entry.dtype, copy=False)
 
 
 def _fill(room: memoryview, file: Any) -> None:

@@ -196,7 +196,7 @@ class CheckpointReader:
             raise errors.NotFoundError(
                 f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._entries)}"
             )
-        return self._archive.array(self._entries[tensor_name])
+        return self._archive.arrays({tensor_name: self._entries[tensor_name]})[tensor_name]
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
         """The shapes by name."""
@@ -422,14 +422,12 @@ class Saver:
                     f"has {_names(present)}. Give Saver the variables that it has, or a dict of "
                     "its names to variables."
                 )
-            entries = {name: archive.entry(name) for name in variables}
+            entries = archive.entries(variables)
             shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
-            # nothing that is larger than the variables gets this far
-            values = {
-                v.op.name: archive.array(entries[name]).reshape(shapes[name])
-                for name, v in variables.items()
-            }
-        sess._variables.update(values)
+            arrays = archive.arrays(entries)  # none is larger than its variable
+        sess._variables.update(
+            {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
+        )
 
     def _shape(self, name: str, variable: Variable, entry: Entry) -> tuple[int, ...]:
         """The shape in which a variable takes an array of a file, if it does."""
