@@ -293,7 +293,6 @@ def test_no_transformation():
     ("package", "extra", "use"),
     [
         ("optax", "jax", lambda: train.Optimizer(None)),
-        ("safetensors.numpy", "train", lambda: train.save("x", model())),
         ("safetensors", "train", lambda: train.restore("x", model())),
     ],
 )

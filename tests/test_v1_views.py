@@ -1,14 +1,17 @@
 """The table and the picture of a graph."""
 
+import html
 import os
 import re
 import shutil
 import sys
+import xml.etree.ElementTree
 
 import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from regrad.errors import ArgumentError
 from regrad.v1 import views
 
 
@@ -143,6 +146,45 @@ def test_a_name_with_backslashes_is_escaped(graph):
     dot = views.to_dot(graph)
     assert '"a\\\\b>c" -> "d"' in dot
     assert views.quoted('a "b"\n\\') == r'"a \"b\"\n\\"'
+
+
+HOSTILE = [
+    "bell\a",
+    "\x1b[31mred",
+    "line\nbreak",
+    "\x00",
+    "\u202eback",
+    "\ufffe",
+    "\udc80",
+    '"]; }',
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_control_characters_in_a_rules_name_are_shown(graph, name):
+    def rule(dy):
+        return dy
+
+    rule.__name__ = name
+    with graph.gradient_override_map({"Sign": rule}) as used:
+        tf.sign(tf.constant(1.0))
+    table, source = views.summary(graph), views.to_dot(graph)
+    for text in (table, source, str(used), str(used.table())):
+        assert all(c.isprintable() for c in text.replace("\n", ""))
+    assert len(table.splitlines()) == 4  # no row is broken
+    assert source.count("\n") == 8  # nor is a statement
+    xml.etree.ElementTree.fromstring(f"<svg>{html.escape(source)}</svg>")
+
+
+@pytest.mark.parametrize("rankdir", ["TB", "BT", "LR", "RL"])
+def test_directions(graph, rankdir):
+    assert f"  rankdir={rankdir};" in graph.to_dot(rankdir=rankdir)
+
+
+@pytest.mark.parametrize("rankdir", ["tb", "", "TB; evil [shape=none]", None, 3])
+def test_no_direction(graph, rankdir):
+    with pytest.raises(ArgumentError, match="rankdir is one of TB, BT, LR, RL, got"):
+        graph.to_dot(rankdir=rankdir)
 
 
 # -- drawing -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every error of regrad, and the two helpers that build their sentences.
+"""Every error of regrad, and the helpers that build their sentences.
 
 A message says what failed, where, what came and what was due, and what to call instead.
 Each class also derives from the built-in class that Python code expects there.
@@ -95,7 +95,7 @@ class StateError(RegradError, RuntimeError):
 
 
 class CheckpointError(RegradError, ValueError):
-    """A file of values that does not fit the variables, or is no such file."""
+    """A file of values that is damaged, or does not fit the variables."""
 
 
 class MissingPackageError(RegradError, ImportError):
@@ -119,6 +119,13 @@ def near(name: str, names: Iterable[str]) -> str:
     if not close:
         return ""
     return f" Did you mean {' or '.join(repr(known[c]) for c in close)}?"
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey and XML may not hold: `bell\\x07` for `bell` and a bell."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def snake_case(name: str) -> str:

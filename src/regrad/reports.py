@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from regrad.errors import ArgumentError, NotFiredError
+from regrad.errors import ArgumentError, NotFiredError, printable
 
 SHAPES = 3  # so many different shapes are shown for a line
 
@@ -37,7 +37,7 @@ class Hit:
         )
 
     def __repr__(self) -> str:
-        return (
+        return printable(
             f"{self.op_type} <- {self.rule}: {self.count} created, rule ran {self.ran} times "
             f"({self.where})"
         )
@@ -164,6 +164,6 @@ def _shapes(shapes: Iterable[str]) -> str:
 
 
 def _short(cell: str) -> str:
-    """A source line relative to the working folder, if it is below it."""
+    """A cell to be shown; a source line is relative to the working folder, if it is below it."""
     folder = os.getcwd() + os.sep
-    return cell.removeprefix(folder)
+    return printable(cell.removeprefix(folder))

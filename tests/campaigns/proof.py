@@ -6,10 +6,10 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
 
-Three campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
-rules (`answers`); F5, random programs in every mode (`agreement`). What is done is noted under
-`out/`; a second run of the same sources goes on from there. A whole run writes its results to
-`tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
+Four campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
+rules (`answers`); F5, random programs in every mode (`agreement`); F11, damaged files (`damage`).
+What is done is noted under `out/`; a second run of the same sources goes on from there. A whole
+run writes its results to `tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
 
 The exit status is 1 if anything was silent or broken.
 """
@@ -35,7 +35,7 @@ import tqdm
 from bench import report as machine
 
 import regrad
-from tests.campaigns import agreement, answers, fires
+from tests.campaigns import agreement, answers, damage, fires
 from tests.campaigns.verdicts import (
     BROKEN,
     DELIVERED,
@@ -51,8 +51,13 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
 RESULTS = Path(__file__).parent / "results" / "proof.json"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
-CAMPAIGNS: dict[str, Any] = {"F1": fires, "F3": answers, "F5": agreement}
-TITLES = {"F1": "rules in every context", "F3": "wrong answers", "F5": "random programs"}
+CAMPAIGNS: dict[str, Any] = {"F1": fires, "F3": answers, "F5": agreement, "F11": damage}
+TITLES = {
+    "F1": "rules in every context",
+    "F3": "wrong answers",
+    "F5": "random programs",
+    "F11": "damaged files",
+}
 LIMIT = 600  # seconds for a job
 
 
@@ -78,9 +83,11 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F1": quick_jobs() if quick else fires.jobs(),
         "F3": answers.jobs(),
         "F5": agreement.jobs(programs, seed),
+        "F11": damage.jobs(damage.CHUNK if quick else damage.RANDOM),
     }
     every = [Job(c, name, quick) for c in CAMPAIGNS for name in names[c]]
-    return [job for job in every if job.key.startswith(options.only)]
+    only = f"{options.only}/" if options.only in CAMPAIGNS else options.only  # F1 is not F11
+    return [job for job in every if job.key.startswith(only)]
 
 
 QUICK = {"numpy": 1, "torch": 6, "graph": 12, "jax": 24, "jit": 24}
@@ -207,8 +214,12 @@ def totals(entries: Sequence[dict[str, Any]]) -> dict[str, Counter[str]]:
     """Counts by campaign and outcome."""
     found = {c: Counter[str]() for c in CAMPAIGNS}
     for entry in entries:
-        found[entry["job"][:2]].update(entry["counts"])
+        found[campaign_of(entry)].update(entry["counts"])
     return {c: counts for c, counts in found.items() if counts}
+
+
+def campaign_of(entry: dict[str, Any]) -> str:
+    return entry["job"].partition("/")[0]
 
 
 def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
@@ -221,6 +232,9 @@ def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
     if campaign == "F3":
         place, _, fault = case.partition(": ")
         return fault, place
+    if campaign == "F11":
+        job, _, number = case.rpartition(" ")
+        return job, number
     seed, _, mode = case.partition(" ")
     what = detail.partition("]")[0] + "]" if outcome in WRONG else detail.partition(":")[0]
     return f"{mode} {what}", seed
@@ -230,7 +244,7 @@ def classes(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Everything that was not delivered, by class; with the shortest detail of each."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for entry in entries:
-        campaign = entry["job"][:2]
+        campaign = campaign_of(entry)
         for verdict in entry["others"]:
             name, case = class_of(campaign, verdict)
             found[campaign, verdict[1], name].append((case, verdict[2]))
@@ -309,7 +323,7 @@ def main(given: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     jobs = all_jobs(options)
     if not jobs:
-        sys.exit(f"no job begins with {options.only!r}; there are F1/…, F3/… and F5/…")
+        sys.exit(f"no job begins with {options.only!r}; there are F1/…, F3/…, F5/… and F11/…")
     entries = carried_out(jobs, options)
     found = classes(entries)
     print("\n".join(listing(found)))

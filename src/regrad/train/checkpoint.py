@@ -1,20 +1,22 @@
 """Checkpoints: the values of Variables in one file in the safetensors format.
 
 Other programs read it too. A dtype that the format's NumPy reader lacks is stored as a view:
-complex128 as pairs of float64, others as bytes; a note in the file's metadata says which.
+complex128 as pairs of float64, others as bytes; a note in the file's metadata says which. Two more
+notes hold checksums, which the format lacks: one of each array, and one of all other metadata.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from regrad.errors import ArgumentError, CheckpointError, StateError, kind
-from regrad.files import replace_file
+from regrad.files import as_bytes, checksum, reading, replace_file
 from regrad.namespaces import is_traced
 from regrad.train.arrays import as_held, is_jax, needed, to_host
 from regrad.variable import Variable
@@ -22,7 +24,9 @@ from regrad.variable import Variable
 Variables = Iterable[Variable] | Mapping[str, Variable]
 
 VIEWED = "regrad.dtypes"  # the key, in the metadata, of the dtypes of what is stored as a view
-RESERVED = (VIEWED, "__metadata__")
+CHECKSUMS = "regrad.crc32"  # those of the arrays
+SEAL = "regrad.crc32.metadata"  # that of the metadata, which begins with the key above
+RESERVED = (VIEWED, CHECKSUMS, SEAL, "__metadata__")
 CODES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8",
     "U16": "uint16", "U32": "uint32", "U64": "uint64", "F16": "float16", "BF16": "bfloat16",
@@ -35,7 +39,8 @@ def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = N
 
     Args:
         path: The file, `model.safetensors` say. If there is one, it stays, whole, until the new
-            one is complete.
+            one is complete; the new one has its mode. If it is a symbolic link, what it points to
+            is replaced.
         variables: Variables, which are stored under their names, or a dict from names of your
             choice. (Default names count the variables of a program; name those that another
             program is to restore.) To go on with training later, save the optimizer's too:
@@ -46,8 +51,9 @@ def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = N
     writes.
 
     Raises:
-        MissingPackageError: safetensors is not installed.
         ArgumentError: two variables of one name; no variables, or something else.
+        CheckpointError: there is something at `path` that is no file.
+        OSError: the file cannot be written; the old one is as it was.
         GradientError: a variable is being differentiated.
         StateError: called inside a compiled function.
 
@@ -64,7 +70,6 @@ def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = N
     >>> w.tolist()
     [1.0, 2.0]
     """
-    save_file = needed("safetensors.numpy", "train", "regrad.train.save").save_file
     named = _by_name(variables, "save")
     notes = _notes(metadata or {})
     arrays = {name: to_host(v.value) for name, v in named.items()}
@@ -73,7 +78,7 @@ def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = N
     stored = {n: _stored(a, n in viewed) for n, a in arrays.items()}
     _on_first_host(
         any(is_jax(v.value) for v in named.values()),
-        lambda: replace_file(os.fspath(path), lambda new: save_file(stored, new, metadata=notes)),
+        lambda: replace_file(path, lambda file: _write(file, stored, notes)),
     )
 
 
@@ -85,7 +90,8 @@ def restore(path: Any, variables: Variables) -> dict[str, str]:
         variables: As for `save`; the names must be those in the file, all of them.
 
     Values come back bit for bit. A variable keeps its library, and in JAX its devices and
-    sharding. All is checked first: after an error no variable has changed.
+    sharding. All is checked first, by checksums too if `save` wrote the file: after an error no
+    variable has changed.
 
     Raises:
         MissingPackageError: safetensors is not installed.
@@ -96,14 +102,16 @@ def restore(path: Any, variables: Variables) -> dict[str, str]:
     """
     safetensors = needed("safetensors", "train", "regrad.train.restore")
     named = _by_name(variables, "restore")
-    try:
-        with safetensors.safe_open(os.fspath(path), framework="np") as file:
-            notes = dict(file.metadata() or {})
-            viewed = json.loads(notes.pop(VIEWED, "{}"))
-            _check(path, file, named, viewed)
-            arrays = {n: _unstored(file.get_tensor(n), v, n in viewed) for n, v in named.items()}
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"restore: {path} is no safetensors file: {error}") from error
+    with (
+        reading(path, "safetensors file"),
+        safetensors.safe_open(os.fspath(path), framework="np") as file,
+    ):
+        notes = dict(file.metadata() or {})
+        checksums = _taken_checksums(notes, set(file.keys()))
+        viewed = json.loads(notes.pop(VIEWED, "{}"))
+        _check(path, file, named, viewed)
+        arrays = {n: _checked(n, file.get_tensor(n), checksums) for n in named}
+        arrays = {n: _unstored(arrays[n], v, n in viewed) for n, v in named.items()}
     new = [(v, as_held(arrays[name], v.value)) for name, v in named.items()]
     for variable, value in new:
         variable.assign(value)
@@ -114,14 +122,79 @@ def restore(path: Any, variables: Variables) -> dict[str, str]:
 
 
 def _stored(array: np.ndarray, viewed: bool) -> np.ndarray:
-    array = np.array(array, order="C", copy=None)  # the format writes the buffer as it lies
-    if not viewed:
-        return array
-    return array[..., None].view(np.float64 if array.dtype == np.complex128 else np.uint8)
+    array = np.array(array, order="C", copy=None)  # the format has the buffer as it lies
+    if viewed:
+        return array[..., None].view(np.float64 if array.dtype == np.complex128 else np.uint8)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _unstored(array: np.ndarray, v: Variable, viewed: bool) -> np.ndarray:
-    return array.view(v.dtype)[..., 0] if viewed else array
+    return array.view(v.dtype).reshape(v.shape) if viewed else array
+
+
+def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> None:
+    """Write the format: the length of the header, the header, the arrays without gaps.
+
+    (The package's own function takes no open file, only a name, which another program may have
+    made a link.)
+    """
+    codes = {dtype: code for code, dtype in CODES.items()}
+    # the widest first, so that each array lies where its dtype may lie in memory
+    arrays = dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    header: dict[str, Any] = {"__metadata__": _sealed(notes, arrays)}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + array.nbytes
+        code, shape = codes[array.dtype.name], list(array.shape)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        file.write(as_bytes(array))
+
+
+# -- checksums -------------------------------------------------------------------------------------
+
+
+def _checksum(array: np.ndarray) -> str:
+    """The checksum of an array, its dtype and shape included."""
+    return f"{checksum(array, zlib.crc32(f'{array.dtype} {array.shape}'.encode())):08x}"
+
+
+def _seal(notes: Mapping[str, str]) -> str:
+    return f"{CHECKSUMS}:{zlib.crc32(json.dumps(sorted(notes.items())).encode()):08x}"
+
+
+def _sealed(notes: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Metadata with the checksums of arrays, and with its own."""
+    sums = json.dumps({name: _checksum(array) for name, array in arrays.items()})
+    notes = {CHECKSUMS: sums, **notes}
+    return {**notes, SEAL: _seal(notes)}
+
+
+def _taken_checksums(notes: dict[str, str], names: set[str]) -> dict[str, str] | None:
+    """Take the checksums out of the metadata; None if another program wrote the file."""
+    if CHECKSUMS not in str(notes):  # one place that is left will do: damage may have hit others
+        return None
+    if notes.pop(SEAL, None) != _seal(notes):
+        raise ValueError("the metadata are not those that were saved (checksum)")
+    checksums = json.loads(notes.pop(CHECKSUMS, "{}"))
+    if checksums.keys() != names:
+        raise ValueError("the names of its arrays are not those of its checksums")
+    return checksums
+
+
+def _checked(name: str, array: np.ndarray, checksums: Mapping[str, str] | None) -> np.ndarray:
+    if checksums is not None and checksums[name] != _checksum(array):
+        raise ValueError(
+            f"the array {name!r} is not the one that was saved (checksum). (A program that changes "
+            f"arrays on purpose drops the metadata {CHECKSUMS!r} and {SEAL!r}.)"
+        )
+    return array
+
+
+# -- checks of a file ------------------------------------------------------------------------------
 
 
 def _check(path: Any, file: Any, named: Mapping[str, Variable], viewed: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regrad import dims
-from regrad.errors import RegradError, ShapeError
+from regrad.errors import CheckpointError, RegradError, ShapeError
 from regrad.graph import Node
 
 
@@ -50,8 +50,8 @@ class InternalError(OpError):
     """A mistake of the library."""
 
 
-class DataLossError(OpError):
-    """A file that cannot be read."""
+class DataLossError(OpError, CheckpointError):
+    """A file that is damaged."""
 
 
 class AlreadyExistsError(OpError):

@@ -6,19 +6,23 @@ named `checkpoint` beside it says which is the latest, as in TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
+import threading
 import time
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regrad.errors import ArgumentError, GraphError
-from regrad.files import replace_file
+from regrad.files import reading, replace_file
 from regrad.v1 import errors
+from regrad.v1.archives import Archive, Entry, write_arrays
 from regrad.v1.session import Session
 from regrad.v1.tensors import is_tensor
 from regrad.v1.variables import Variable, global_variables, variable_of
@@ -33,55 +37,17 @@ class MissingCheckpointError(errors.NotFoundError, GraphError):
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _replace(path: str, write: Callable[[IO[bytes]], None]) -> None:
-    """Write to a file that takes the place of the old one when it is whole."""
-
-    def opened(temporary: str) -> None:
-        with open(temporary, "wb") as file:
-            write(file)
-
-    replace_file(path, opened)
-
-
-def _write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
-    def write(file: IO[bytes]) -> None:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, _storable(name, array), allow_pickle=False)
-
-    _replace(path, write)
-
-
-def _storable(name: str, array: np.ndarray) -> np.ndarray:
-    """An array as NumPy's format holds it without pickling: strings get a fixed length."""
-    array = np.asarray(array)
-    if array.dtype.kind != "O":
-        return array
-    fixed = array.astype(bytes)
-    if (fixed.astype(object) != array).any():
-        raise ArgumentError(f"the strings of {name!r} end in zero bytes and cannot be saved")
-    return fixed
-
-
-def _read_arrays(path: Any) -> dict[str, np.ndarray]:
+def _opened(path: Any) -> Archive:
     path = os.fspath(path)
+    missing = MissingCheckpointError(
+        f"The passed save_path is not a valid checkpoint: {path} (there is no file {path}{SUFFIX})"
+    )
     if not checkpoint_exists(path):
-        raise MissingCheckpointError(
-            f"The passed save_path is not a valid checkpoint: {path} (there is no file "
-            f"{path}{SUFFIX})"
-        )
+        raise missing
     try:
-        with zipfile.ZipFile(path + SUFFIX) as archive:
-            return {n.removesuffix(".npy"): _stored(archive, n) for n in archive.namelist()}
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise errors.DataLossError(f"{path}{SUFFIX} is damaged: {error}") from error
-
-
-def _stored(archive: zipfile.ZipFile, entry: str) -> np.ndarray:
-    with archive.open(entry) as file:
-        array = np.lib.format.read_array(file, allow_pickle=False)
-    return array.astype(object) if array.dtype.kind == "S" else array
+        return Archive(path + SUFFIX)
+    except FileNotFoundError as error:  # deleted just now
+        raise missing from error
 
 
 def checkpoint_exists(checkpoint_prefix: Any) -> bool:
@@ -91,11 +57,14 @@ def checkpoint_exists(checkpoint_prefix: Any) -> bool:
 
 def remove_checkpoint(checkpoint_prefix: Any) -> None:
     """Delete a checkpoint, if it exists."""
-    if checkpoint_exists(checkpoint_prefix):
+    with contextlib.suppress(FileNotFoundError):
         os.remove(os.fspath(checkpoint_prefix) + SUFFIX)
 
 
 # -- the file that names the latest ---------------------------------------------------------------
+
+LINE = re.compile(r'\s*(?:(\w+):\s*(".*"|[-+.\w]+))?\s*')  # a key and its value, or nothing
+KEYS = ("model_checkpoint_path", "all_model_checkpoint_paths")  # TensorFlow has others, of times
 
 
 class CheckpointState(NamedTuple):
@@ -111,48 +80,83 @@ def update_checkpoint_state(
     all_model_checkpoint_paths: Sequence[Any] | None = None,
     latest_filename: str | None = None,
 ) -> None:
-    """Write the file that names the latest checkpoint of a folder; paths in it are relative."""
+    """Write the file that names the latest checkpoint of a folder; paths in it are relative.
+
+    Raises ValueError for a path outside the folder: no program that reads the file may be led
+    to use, or to delete, a file elsewhere.
+    """
     latest, paths = os.fspath(model_checkpoint_path), list(all_model_checkpoint_paths or [])
+    folder = os.fspath(save_dir)
     if latest not in paths:
         paths.append(latest)
-    lines = [f"model_checkpoint_path: {_quoted(latest, save_dir)}"]
-    lines += [f"all_model_checkpoint_paths: {_quoted(path, save_dir)}" for path in paths]
+    outside = [os.fspath(path) for path in paths if not _is_within(path, folder)]
+    if outside:
+        raise GraphError(
+            f"update_checkpoint_state: {outside[0]!r} is not in the folder {folder!r}; give the "
+            "folder that holds the checkpoints"
+        )
+    lines = [f"model_checkpoint_path: {_quoted(latest, folder)}"]
+    lines += [f"all_model_checkpoint_paths: {_quoted(path, folder)}" for path in paths]
     text = "\n".join(lines) + "\n"
-    state = os.path.join(os.fspath(save_dir), latest_filename or "checkpoint")
-    _replace(state, lambda file: _write(file, text.encode()))
+    text = f"{_seal(text)}\n{text}"
+    state = os.path.join(folder, latest_filename or "checkpoint")
+    replace_file(state, lambda file: file.write(text.encode()))
 
 
-def _write(file: IO[bytes], data: bytes) -> None:
-    file.write(data)
+def _seal(text: str) -> str:
+    """The first line of a state file, a comment: the checksum of what follows."""
+    return f"# crc32: {zlib.crc32(text.encode()):08x}"
 
 
-def _quoted(path: Any, folder: Any) -> str:
-    return json.dumps(os.path.relpath(os.fspath(path), os.fspath(folder) or "."))
+def _quoted(path: Any, folder: str) -> str:
+    return json.dumps(os.path.relpath(os.fspath(path), folder or "."))
+
+
+def _is_within(path: Any, folder: str) -> bool:
+    """Whether a checkpoint lies in a folder or below it, once links are followed."""
+    inner, outer = os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)
+    return os.path.basename(path) not in ("", ".", "..") and (
+        os.path.commonpath([inner, outer]) == outer
+    )
 
 
 def get_checkpoint_state(
     checkpoint_dir: Any, latest_filename: str | None = None
 ) -> CheckpointState | None:
-    """The checkpoints of a folder; None if none was saved there."""
+    """The checkpoints of a folder; None if none was saved there.
+
+    Raises `tf.errors.DataLossError` for a file that is damaged, or that names a checkpoint
+    outside the folder.
+    """
     folder = os.fspath(checkpoint_dir)
     state = os.path.join(folder, latest_filename or "checkpoint")
     if not os.path.exists(state):
         return None
-    with open(state, encoding="utf-8") as file:
-        found = list(_entries(file, folder))
-    latest = [path for key, path in found if key == "model_checkpoint_path"]
-    if not latest:
-        return None
-    return CheckpointState(
-        latest[0], [path for key, path in found if key == "all_model_checkpoint_paths"]
-    )
+    with reading(state, "file that names checkpoints", errors.DataLossError):
+        with open(state, "rb") as file:
+            text = file.read().decode()
+        if text.startswith("#"):  # TensorFlow writes no comments
+            first, _, text = text.partition("\n")
+            if first != _seal(text):
+                raise ValueError("its checksum is that of another text")
+        found = list(_entries(text, folder))
+        latest, every = [[path for key, path in found if key == wanted] for wanted in KEYS]
+        if len(latest) != 1 or (every and latest[0] not in every):
+            raise ValueError(f"it names {latest} as the latest checkpoint of {every}")
+    return CheckpointState(latest[0], every)
 
 
-def _entries(lines: Iterable[str], folder: str) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        match = re.fullmatch(r'\s*(\w+):\s*(".*")\s*', line)
-        if match:
-            yield match[1], os.path.join(folder, json.loads(match[2]))
+def _entries(text: str, folder: str) -> Iterator[tuple[str, str]]:
+    """The keys and paths in the text of a state file."""
+    for line in text.splitlines():
+        match = LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"it has the line {line!r:.60}")
+        if match[1] in KEYS:
+            path = os.path.join(folder, json.loads(match[2]))
+            if "\0" in path or not _is_within(path, folder):
+                raise ValueError(f"it names {path!r:.200}, which is not in the folder")
+            yield match[1], path
 
 
 def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
@@ -172,33 +176,37 @@ def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -
 class CheckpointReader:
     """The variables in a checkpoint, by name.
 
+    What is not asked for is not read. A checkpoint that is replaced or deleted later is still
+    this one to the reader.
+
     Source: `tf.train.NewCheckpointReader`.
     """
 
     def __init__(self, filepattern: Any) -> None:
-        self._arrays = _read_arrays(filepattern)
+        self._archive = _opened(filepattern)
+        self._entries = self._archive.entries()
 
     def has_tensor(self, tensor_name: str) -> bool:
         """Whether it has a variable of this name."""
-        return tensor_name in self._arrays
+        return tensor_name in self._entries
 
     def get_tensor(self, tensor_name: str) -> np.ndarray:
         """The value of a variable; `tf.errors.NotFoundError` if there is none of this name."""
-        if tensor_name not in self._arrays:
+        if tensor_name not in self._entries:
             raise errors.NotFoundError(
-                f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._arrays)}"
+                f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._entries)}"
             )
-        return self._arrays[tensor_name]
+        return self._archive.arrays({tensor_name: self._entries[tensor_name]})[tensor_name]
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
         """The shapes by name."""
-        return {name: list(array.shape) for name, array in self._arrays.items()}
+        return {name: list(entry.shape) for name, entry in self._entries.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, Any]:
         """The dtypes by name."""
         from regrad.v1 import dtypes
 
-        return {name: dtypes.of(array.dtype) for name, array in self._arrays.items()}
+        return {name: dtypes.of(entry.dtype) for name, entry in self._entries.items()}
 
 
 NewCheckpointReader = CheckpointReader
@@ -285,6 +293,7 @@ class Saver:
         self._next_kept = time.time() + self._interval
         self._pad = pad_step_number
         self._kept: list[tuple[str, float]] = []  # oldest first, with when they were saved
+        self._lock = threading.Lock()
         self._variables: dict[str, Variable] | None = None
         if not defer_build:
             self.build()
@@ -314,8 +323,9 @@ class Saver:
     ) -> str:
         """Save the variables; the path to give to `restore`, which is `save_path-global_step`.
 
-        The file appears whole or not at all. Checkpoints beyond `max_to_keep` are deleted, the
-        oldest first.
+        The file appears whole or not at all, with the mode of the one that it replaces; where
+        there is a symbolic link, what it points to is replaced. Checkpoints beyond `max_to_keep`
+        are deleted, the oldest first.
 
         Raises FailedPreconditionError for a variable without a value, ValueError if the folder
         does not exist.
@@ -325,10 +335,13 @@ class Saver:
         folder = _checked_folder(path, state)
         if global_step is not None:
             path = f"{path}-{self._step(sess, global_step)}"
-        _write_arrays(path + SUFFIX, self._values(sess))
-        self._keep_latest(path)
-        if write_state:
-            update_checkpoint_state(folder, path, self.last_checkpoints, state)
+        values = self._values(sess)
+        replace_file(path + SUFFIX, lambda file: write_arrays(file, values))
+        with self._lock:  # threads may share a Saver
+            self._keep_latest(path)
+            if write_state:
+                here = [kept for kept in self.last_checkpoints if _is_within(kept, folder)]
+                update_checkpoint_state(folder, path, here, state)
         return path
 
     def _step(self, sess: Session, global_step: Any) -> str:
@@ -394,37 +407,44 @@ class Saver:
 
         Nothing is changed unless all names, shapes and dtypes fit. Raises
         `tf.errors.NotFoundError` for a checkpoint or a name in it that does not exist,
-        `tf.errors.InvalidArgumentError` for values of another shape or dtype.
+        `tf.errors.InvalidArgumentError` for values of another shape or dtype,
+        `tf.errors.DataLossError` for a file that is damaged.
         """
         if save_path is None:
             raise GraphError("Can't load save_path when it is None.")
         variables = self._of(sess)
-        arrays = _read_arrays(save_path)
-        missing = [name for name in variables if name not in arrays]
-        if missing:
-            raise errors.NotFoundError(
-                f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which has "
-                f"{_names(arrays)}. Give Saver the variables that it has, or a dict of its names "
-                "to variables."
-            )
-        values = {v.op.name: self._fitted(name, v, arrays[name]) for name, v in variables.items()}
-        sess._variables.update(values)
+        with _opened(save_path) as archive:
+            missing = [name for name in variables if name not in archive]
+            if missing:
+                present = archive.entries()  # raises if it is their names that are damaged
+                raise errors.NotFoundError(
+                    f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which "
+                    f"has {_names(present)}. Give Saver the variables that it has, or a dict of "
+                    "its names to variables."
+                )
+            entries = archive.entries(variables)
+            shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
+            arrays = archive.arrays(entries)  # none is larger than its variable
+        sess._variables.update(
+            {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
+        )
 
-    def _fitted(self, name: str, variable: Variable, array: np.ndarray) -> np.ndarray:
-        due = variable.dtype.base_dtype
-        if due != array.dtype:
+    def _shape(self, name: str, variable: Variable, entry: Entry) -> tuple[int, ...]:
+        """The shape in which a variable takes an array of a file, if it does."""
+        expected = variable.dtype.base_dtype
+        if expected != entry.dtype:
             raise errors.InvalidArgumentError(
-                f"{name!r} was saved as {array.dtype}, and the variable {variable.name!r} is "
-                f"{due.name}"
+                f"{name!r} was saved as {entry.dtype}, and the variable {variable.name!r} is "
+                f"{expected.name}"
             )
-        if variable.shape.is_compatible_with(array.shape):
-            return array
-        if self._reshape and variable.shape.num_elements() == array.size:
+        if variable.shape.is_compatible_with(entry.shape):
+            return entry.shape
+        if self._reshape and variable.shape.num_elements() == math.prod(entry.shape):
             sizes: Any = variable.shape.as_list()
-            return array.reshape(sizes)
+            return tuple(sizes)
         raise errors.InvalidArgumentError(
             f"Assign requires shapes of both tensors to match: {name!r} was saved with the shape "
-            f"{array.shape}, and the variable {variable.name!r} has {variable.shape}"
+            f"{entry.shape}, and the variable {variable.name!r} has {variable.shape}"
         )
 
 

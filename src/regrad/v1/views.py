@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from regrad.errors import RegradError
+from regrad.errors import ArgumentError, RegradError, printable
 from regrad.executor import needed
+from regrad.files import replace_file
 from regrad.graph import CONST, Graph, Node, Symbol
 from regrad.overrides import Counted
 from regrad.ruleforms import Missing, NoGradient
@@ -65,7 +65,8 @@ def summary(graph: Graph, limit: int | None = None, of: Any = None) -> str:
         limit: How many ops to list (all by default).
         of: Tensors or ops; only what these need is listed.
 
-    Rules that a `gradient_override_map` put in force are marked with `*`.
+    Rules that a `gradient_override_map` put in force are marked with `*`; control characters in
+    names are escaped.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default() as g:
@@ -92,7 +93,7 @@ def summary(graph: Graph, limit: int | None = None, of: Any = None) -> str:
 
 def _row(node: Node) -> tuple[str, str, str, str]:
     mark = "* " if overridden(node) else ""
-    return node.name, _type(node), _outputs(node), mark + rule_name(node)
+    return node.name, printable(_type(node)), _outputs(node), mark + printable(rule_name(node))
 
 
 def _type(node: Node) -> str:
@@ -113,6 +114,7 @@ TYPES = {
     "VariableV2": ', fillcolor="#dce8fb"',
     "Const": ', fillcolor="#ffffff"',
 }
+DIRECTIONS = ("TB", "BT", "LR", "RL")
 
 
 def to_dot(graph: Graph, of: Any = None, rankdir: str = "TB") -> str:
@@ -120,13 +122,17 @@ def to_dot(graph: Graph, of: Any = None, rankdir: str = "TB") -> str:
 
     Args:
         of: Tensors or ops; only what these need is drawn (by default all).
-        rankdir: Where edges run: `"TB"` down, `"LR"` to the right.
+        rankdir: Where edges run: `"TB"` down, `"BT"` up, `"LR"` to the right, `"RL"` to the left.
 
     Name scopes are boxes. An op shows its name, its type (unless that is its name), and the dtype
     and shape of its output; constants of one element show it. An op that a
     `gradient_override_map` bound is orange, and names its rule. Edges show shapes;
     control dependencies are dashed.
     """
+    if rankdir not in DIRECTIONS:
+        raise ArgumentError(
+            f"to_dot: rankdir is one of {', '.join(DIRECTIONS)}, got {rankdir!r:.60}"
+        )
     nodes = _chosen(graph, of)
     lines = [
         "digraph {",
@@ -140,8 +146,9 @@ def to_dot(graph: Graph, of: Any = None, rankdir: str = "TB") -> str:
 
 
 def quoted(text: str) -> str:
-    """A string of Graphviz's language; its line breaks stay."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """A string of Graphviz's language; its line breaks stay, other control characters are shown."""
+    lines = [printable(line).replace("\\", "\\\\") for line in text.split("\n")]
+    escaped = "\\n".join(lines).replace('"', '\\"')
     return f'"{escaped}"'
 
 
@@ -208,7 +215,7 @@ class MissingProgramError(RegradError, ImportError):
 
 
 def to_svg(graph: Graph, path: Any = None, of: Any = None, rankdir: str = "TB") -> str:
-    """The picture of `to_dot` as SVG, written to `path` if one is given.
+    """The picture of `to_dot` as SVG, written to `path`, whole or not at all, if one is given.
 
     Raises ImportError, with what to install, if the package `graphviz` or the program `dot` is
     missing.
@@ -222,8 +229,7 @@ def to_svg(graph: Graph, path: Any = None, of: Any = None, rankdir: str = "TB") 
     except graphviz.ExecutableNotFound:
         raise _not_installed("the program dot") from None
     if path is not None:
-        with open(os.fspath(path), "w", encoding="utf-8") as file:
-            file.write(svg)
+        replace_file(path, lambda file: file.write(svg.encode()))
     return svg
 
 
