@@ -322,6 +322,7 @@ class Graph:
         if self.outer is not None and op is not PLACEHOLDER and dims.sources(attrs.values()):
             attrs = {k: dims.moved(v, self._own_symbol) for k, v in attrs.items()}
         symbols = [x._data for x in xs]
+        xs = tuple([symbol.node.symbolic[symbol.index] for symbol in symbols])
         if specs is None:
             known: Any = [symbol.spec for symbol in symbols]
             specs = infer(op, [placed(known, p) for p in layout] if layout else known, attrs)
@@ -338,6 +339,7 @@ class Graph:
         node.face = node.face_inputs = None
         node.sized = dims.sources(attrs.values()) if attrs else []
         node.symbols = made = tuple([Symbol(node, i, spec) for i, spec in enumerate(specs)])
+        # (its own Tensors: one that the user holds may become another op's, see `custom`)
         node.symbolic = tensors = tuple([tensor_of(symbol) for symbol in made])
         node.output_specs = [(symbol.shape, symbol.dtype) for symbol in made]
         node.outputs = tuple([t._id for t in tensors]) if op.several else tensors[0]._id
@@ -347,7 +349,8 @@ class Graph:
         if made and made[0].dtype.kind in "iu":
             fold(node)
         node.carry()
-        return node.y
+        given = tuple([tensor_of(symbol) for symbol in made])
+        return given if op.several else given[0]
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
         """A Const node; constants with one key are shared."""

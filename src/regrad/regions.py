@@ -276,6 +276,9 @@ class Link(NamedTuple):
     inputs: Any
     outputs: Any
 
+    def replace(self, x: Tensor, other: Tensor) -> None:
+        """Nothing is kept here."""
+
 
 class _Pairs(list[Any]):
     def append(self, record: Any) -> None:
