@@ -28,7 +28,7 @@ from regrad.registry import Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state, next_id
 from regrad.tape import Place, Tape
-from regrad.tensor import Tensor, wrap
+from regrad.tensor import Tensor, twin, wrap
 from regrad.trails import Trail, capturing, resolved
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its containers are open
@@ -196,9 +196,12 @@ class CustomStep(NamedTuple):
         env.update(zip(self.ys, containers.flatten(ys)[0], strict=True))
 
     def _values(self, env: Env, records: Records) -> Any:
+        mark = next_id()
         for step in self.inner:
             step.again(env, records)
-        return self.close([at(env, ref) for ref in self.values])
+        ys = [at(env, ref) for ref in self.values]
+        # (those that were made here become the call's; in `env` they stay what the steps made)
+        return self.close([twin(y) if y._id > mark else y for y in ys])
 
     def _back(self, env: Env) -> Callable[[Any], Any]:
         return lambda dy: inside(env, partial(self.back, dy))
@@ -421,7 +424,7 @@ class Captured:
         env.update(zip(self.xs, xs, strict=True))
         for source, number in self.first.sources:
             if number not in env:
-                env[number] = resolved(source)
+                env[number] = resolved(region.first(source, number))
         records: Records = {}
         for step in self.first.steps:
             step.again(env, records)
@@ -483,6 +486,14 @@ class Renamed:
         if capture is not self.outside:
             capture.source(x, inner)
         return inner
+
+    def first(self, source: Any, number: float) -> Any:
+        """Where a body looks for something outside: the Tensor with this id, if this run has it."""
+        if number not in self.env or not isinstance(source, Tensor):
+            return self.region.first(source, number)
+        x = twin(source)
+        x._id = number  # pyright: ignore[reportAttributeAccessIssue]
+        return x
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.region, name)

@@ -358,7 +358,7 @@ class CustomCall(Saves, Rule):
             leaves, self.rebuild = containers.flatten(value)
             first = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
             y = tuple(
-                self.adopted(leaf) if first[id(leaf)] == i else dispatch.alias_of(leaf)
+                self.adopted(leaf) if first[id(leaf)] == i else dispatch.renamed(leaf)
                 for i, leaf in enumerate(leaves)
             )
             outputs = self.rebuild(y)
@@ -382,8 +382,9 @@ class CustomCall(Saves, Rule):
             self.name, inner, self.inputs, lambda dys: self.per_input(self.answer(self.given(dys))),
             self.mark, self.input_name,
         )  # fmt: skip
-        for leaf, y in zip(leaves, outputs, strict=True):
-            if leaf._id > self.mark and leaf._data is not y._data:
+        pairs = {id(leaf): (leaf, y) for leaf, y in zip(leaves[::-1], outputs[::-1], strict=True)}
+        for leaf, y in pairs.values():  # one that is returned twice becomes the first output
+            if leaf._id > self.mark:
                 self.set_apart(leaf)
                 leaf._data, leaf._id = y._data, y._id
         return self.rebuild(list(outputs))

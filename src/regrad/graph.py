@@ -512,6 +512,12 @@ def home(xs: Sequence[Tensor]) -> Graph:
     return graph
 
 
+def in_innermost(x: Tensor) -> Tensor:
+    """What stands for a symbolic Tensor in the region that is being built, if one is."""
+    region = INNERMOST.get()
+    return x if region is None or x._data.node.graph not in chain(region) else region.entering(x)
+
+
 def made_inside(symbol: Symbol) -> GraphError:
     """A tensor of a branch or loop was used outside of it."""
     return GraphError(
