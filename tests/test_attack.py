@@ -5,12 +5,18 @@ Each program comes with numbers from a calculation by hand, or with the words of
 
 from __future__ import annotations
 
+import functools
+import itertools
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import regrad as rg
 import regrad.v1 as tf
+from regrad.errors import ArgumentError
 from tests.quick import nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
@@ -178,3 +184,149 @@ def test_custom_gradients_in_graphs(name, place):
             ys.append(tf.zeros_like(x) if dx is None else dx)
         found = session.run(ys[1:], {x: X})
     np.testing.assert_allclose(found, due[:orders])
+
+
+# -- results in which Tensors would be lost --------------------------------------------------------
+
+
+class Slots:
+    __slots__ = ("y",)
+
+    def __init__(self, y):
+        self.y = y
+
+
+async def later(y):
+    return y
+
+
+HIDING = {
+    "object": lambda y: SimpleNamespace(y=y),
+    "object in a list": lambda y: [SimpleNamespace(y={"deep": y})],
+    "slots": Slots,
+    "generator": lambda y: (v for v in [y]),
+    "iterator": lambda y: iter([y]),
+    "values": lambda y: {"y": y}.values(),
+    "list in an object": lambda y: SimpleNamespace(y=[y]),
+    "closure": lambda y: lambda: y,
+    "closure over an object": lambda y: (lambda o: lambda: o)(SimpleNamespace(y=y)),
+    "vjp function": lambda y: rg.vjp(rg.sin, y),
+    "iterator of numbers": lambda y: itertools.count(),
+}
+BODIES = {
+    "checkpoint": rg.checkpoint,
+    "vmap": rg.vmap,
+    "map": lambda f: lambda x: rg.map(f, x),
+    "scan": lambda f: lambda x: rg.scan(lambda c, v: (c, f(v)), 0.0, x)[1],
+    "jit": rg.jit,
+    "cond": lambda f: rg.jit(lambda x: rg.cond(rg.sum(x) > 0, f, f, x)),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+@pytest.mark.parametrize("body", BODIES)
+def test_results_that_hide_tensors_are_refused(body, name):
+    """A checkpoint lost their gradient, vmap gave those of the last example, jit dead tracers."""
+    f = BODIES[body](lambda x: HIDING[name](x * x))
+    with pytest.raises(ArgumentError, match=r"returned \w+, which is not opened as a container"):
+        rg.grad(lambda x: (f(x), rg.sum(x))[1])(X)
+
+
+@pytest.mark.parametrize("body", ["vmap", "jit", "checkpoint"])
+def test_a_coroutine_is_refused(body):
+    made = []
+    f = BODIES[body](lambda x: made.append(later(x)) or made[-1])
+    with pytest.raises(ArgumentError, match="returned coroutine"):
+        rg.grad(lambda x: (f(x), rg.sum(x))[1])(X)
+    made[0].close()
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("plain", [None, "a", 3, len, int, {2, 3}, np.float32], ids=repr)
+def test_results_that_hide_nothing_pass(body, plain):
+    y, found = BODIES[body](lambda x: (x * 2, plain))(rg.asarray(X))
+    np.testing.assert_allclose(y.numpy(), 2 * X)
+    assert found == plain
+
+
+@pytest.mark.parametrize("make", [lambda: [1, 2], lambda: [[1], [2]], lambda: {1, 2}])
+def test_what_a_compiled_function_returned_may_be_changed(make):
+    f = rg.jit(lambda x: (x, make()))
+    for _ in range(3):
+        _, plain = f(X)
+        assert plain == make()
+        plain.pop()
+        if isinstance(plain, list) and isinstance(plain[0], list):
+            plain[0].clear()
+
+
+# -- static arguments, arrays of other libraries, lists --------------------------------------------
+
+
+class Model:
+    """A model in JAX's manner, with self among the static arguments."""
+
+    rate = 2.0
+
+    @functools.partial(rg.jit, static_argnums=0)
+    def by_place(self, x, n=1):
+        return x * self.rate * n
+
+    @functools.partial(rg.jit, static_argnums=(0, 2))
+    def by_places(self, x, n):
+        return rg.reshape(x, (n, 1))[:, 0] * self.rate
+
+    @functools.partial(rg.jit, static_argnums=(-1, -3))
+    def from_the_end(self, x, n):
+        return rg.reshape(x, (n, 1))[:, 0] * self.rate
+
+    @functools.partial(rg.jit, static_argnames=("self", "n"))
+    def by_name(self, x, n):
+        return rg.reshape(x, (n, 1))[:, 0] * self.rate
+
+
+@pytest.mark.parametrize("method", ["by_place", "by_places", "from_the_end", "by_name"])
+def test_self_may_be_called_static(method):
+    model, n = Model(), 1 if method == "by_place" else 2
+    for rate in 2.0, 3.0:
+        model.rate = rate
+        np.testing.assert_allclose(getattr(model, method)(X, n).numpy(), rate * X)
+
+
+@pytest.mark.parametrize("place", [2, -3, (0, 5)])
+def test_static_arguments_that_are_not_there(place):
+    with pytest.raises(ArgumentError, match=r"static_argnums holds -?\d.*has 2 parameters: x, n"):
+        rg.jit(lambda x, n: x, static_argnums=place)
+    f = rg.jit(lambda *args: rg.reshape(args[-1], (args[0], 1)), static_argnums=0)
+    assert f(2, X).shape == (2, 1)
+
+
+READ = {
+    "item": lambda t: t[0].item(),
+    "numpy": lambda t: t.numpy()[0],
+    "float": lambda t: float(t[0]),
+    "if": lambda t: 2.0 if t[0] < 3 else 5.0,
+    "a rule": lambda t: (lambda k: rg.grad(rg.custom_grad(lambda y: (y, lambda dy: dy * k)))(1.0))(
+        t[0].item()
+    ),
+}
+
+
+@pytest.mark.parametrize("how", READ)
+@pytest.mark.parametrize("size", [2, 100])
+def test_torch_data_that_is_read_counts_by_its_content(how, size):
+    t = torch.full((size,), 2.0, dtype=torch.float64)
+    f = rg.jit(lambda x: x * READ[how](t))
+    assert [f(X).tolist() for _ in range(2)] == [(2 * X).tolist()] * 2
+    t.fill_(5.0)
+    assert f(X).tolist() == (5 * X).tolist()
+    with pytest.raises(ArgumentError, match="cannot mix data of jax and torch"):
+        rg.jit(lambda x: x * t[:2])(X)
+
+
+@pytest.mark.parametrize("mode", [lambda f: f, rg.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("rows", [lambda x: [x, 1.0], lambda x: [[x, 1.0], [2.0, x]]])
+@pytest.mark.parametrize("make", [rg.tensor, rg.asarray, lambda v: rg.scalar(1.0) + v])
+def test_lists_that_hold_tensors_say_stack(mode, rows, make):
+    with pytest.raises(ArgumentError, match=r"join them with stack\(\[a, b, ...\]\)"):
+        mode(rg.grad(lambda x: rg.sum(make(rows(x)))))(1.5)

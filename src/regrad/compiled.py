@@ -23,7 +23,7 @@ from regrad.capture import Captured, evaluate
 from regrad.closures import Closure
 from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
 from regrad.kernel_errors import LEAKED
-from regrad.namespaces import JAX, gradient_dtype, widest
+from regrad.namespaces import BACKENDS, JAX, gradient_dtype, widest
 from regrad.placement import layout, trouble
 from regrad.regions import (
     Overrides,
@@ -162,11 +162,12 @@ def to_jax_as(data: Any, dtype: Any) -> Any:
 
 def _can_go_in(array: Any) -> bool:
     """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
+    library = BACKENDS[type(array)]
     try:
-        JAX.native_dtype(array.dtype)
+        JAX.native_dtype(library.dtype(array))
     except DTypeError:
         return False
-    return True
+    return library.name != "torch"
 
 
 def _given(x: Tensor) -> Any:
