@@ -330,3 +330,53 @@ def test_torch_data_that_is_read_counts_by_its_content(how, size):
 def test_lists_that_hold_tensors_say_stack(mode, rows, make):
     with pytest.raises(ArgumentError, match=r"join them with stack\(\[a, b, ...\]\)"):
         mode(rg.grad(lambda x: rg.sum(make(rows(x)))))(1.5)
+
+
+# -- Variables that a body assigns to --------------------------------------------------------------
+
+v = rg.Variable(np.zeros(2), name="v")
+
+
+def then_v(body):
+    """What a body leaves in v, which starts at 0, counts as what it returns does."""
+    return lambda x: (v.assign(rg.zeros_like(x)), body(x), rg.sum(v * x))[2]
+
+
+def add(x, c):
+    v.assign_add(x)
+    return c
+
+
+def assigned(x):
+    v.assign(x * 2)
+    return v.value, lambda dy: dy * 10
+
+
+# A body, and the derivative of the sum of v x.
+ASSIGNING = {
+    "cond": (lambda x: rg.cond(rg.sum(x) > 0, lambda: v.assign(x * 3), lambda: v.assign(x)), 6 * X),
+    "checkpoint": (lambda x: rg.checkpoint(lambda y: v.assign(y * 3))(x), 6 * X),
+    "jit in checkpoint": (lambda x: rg.checkpoint(rg.jit(lambda y: v.assign(y * 3)))(x), 6 * X),
+    "fori": (lambda x: rg.fori_loop(0, 2, lambda i, c: add(x, c), 0.0), 4 * X),
+    "fori, used": (lambda x: rg.fori_loop(0, 2, lambda i, c: add(x, c * 2), x), 4 * X),
+    "scan": (lambda x: rg.scan(lambda c, _: (add(x, c), None), 0.0, None, length=2), 4 * X),
+    "scan, xs": (  # v = x Σx, so that it is the derivative of Σx² Σx
+        lambda x: rg.scan(lambda c, y: (add(x * y, c), None), 0.0, x),
+        2 * X * X.sum() + (X**2).sum(),
+    ),
+    "while": (
+        lambda x: rg.while_loop(lambda c: c < 2, lambda c: add(x, c + 1), 0, max_steps=4),
+        4 * X,
+    ),
+    "custom": (lambda x: rg.custom_grad(assigned)(x), 12 * X),
+    "twice": (lambda x: (v.assign(x), v.assign(v * x)), 3 * X**2),
+}
+
+
+@pytest.mark.parametrize("name", ASSIGNING)
+def test_what_a_body_assigns_has_its_gradient(name):
+    body, due = ASSIGNING[name]
+    f = then_v(body)
+    for g in rg.grad(f), rg.jit(rg.grad(f)), rg.grad(rg.jit(f)):
+        for x in X, rg.asarray(jnp.asarray(X)):
+            np.testing.assert_allclose(g(x).numpy(), due)

@@ -212,6 +212,17 @@ def hidden(xs: Sequence[Tensor], run: Callable[[], Any]) -> Any:
     return run_taped(Tape([x._id for x in xs]), run)
 
 
+def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
+    """The same Tensors, each with an id of its own."""
+    ids: set[int] = set()
+    ys = []
+    for x in xs:
+        y = dispatch.alias(x) if x._id <= 0 or x._id in ids else x
+        ids.add(y._id)
+        ys.append(y)
+    return ys
+
+
 class RegionStep(NamedTuple):
     """A region inside: a loop, a branch, a batch."""
 
@@ -224,10 +235,10 @@ class RegionStep(NamedTuple):
     def again(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         if self.passage in self.pulls:  # the body will ask for its gradient
-            xs = [dispatch.alias(x) if x._id <= 0 else x for x in xs]
+            xs = distinct(xs)
             tape = Tape([xs[i]._id for i in self.passage.wanted])
             ys = run_taped(tape, self.run, (xs,))
-            records[self.passage] = tape.records[-1]
+            records[self.passage] = tape.records[-1], xs
         else:
             ys = self.run(xs)
         env.update(zip(self.ys, ys, strict=True))
@@ -241,13 +252,15 @@ class PullStep(NamedTuple):
     dxs: Sequence[float]
 
     def again(self, env: Env, records: Records) -> None:
-        record = records[self.passage]
+        record, xs = records[self.passage]
         rule, passage = record.rule, record.rule.passage
         given = dict(zip(self.passage.reached, [at(env, ref) for ref in self.dys], strict=True))
         dys = [given[i] if i in given else record.unused(i) for i in passage.reached]
         dxs = rule.answer(rule.inputs, passage, dys)
-        found = dict(zip(passage.wanted, dxs, strict=True))
-        env.update((n, found[i]) for i, n in zip(self.passage.wanted, self.dxs, strict=True))
+        # (what the body closes over may stand at another place among the inputs of this run)
+        found = {rule.inputs[i]._id: dx for i, dx in zip(passage.wanted, dxs, strict=True)}
+        for i, number in zip(self.passage.wanted, self.dxs, strict=True):
+            env[number] = found[xs[i]._id]
 
 
 class BodyStep(NamedTuple):
