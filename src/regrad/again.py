@@ -12,6 +12,7 @@ from typing import Any
 
 from regrad import dispatch
 from regrad.blocks import block
+from regrad.capture import distinct
 from regrad.closures import Closure
 from regrad.dispatch import in_region
 from regrad.gradients import run_taped
@@ -197,17 +198,6 @@ class Again:
         tapes = () if (state := current()) is None else state.tapes
         body = partial(results, self.f, tensors[: self.count], region)
         return run_inside(body, region, self.overrides, tapes)
-
-
-def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
-    """The same Tensors, each with an id of its own."""
-    ids: set[int] = set()
-    ys = []
-    for x in xs:
-        y = dispatch.alias(x) if x._id <= 0 or x._id in ids else x
-        ids.add(y._id)
-        ys.append(y)
-    return ys
 
 
 class Rerun:

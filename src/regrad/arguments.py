@@ -5,6 +5,7 @@ Tensors are taken out of their containers, and put back into them.
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +56,9 @@ def _placed(leaf: Any, given: Iterator[Tensor]) -> Any:
         return next(given)
     if leaf is ARRAY:
         return next(given)._data
-    return dispatch.Number.of(next(given), NUMBER[leaf.type]) if type(leaf) is _Traced else leaf
+    if type(leaf) is _Traced:
+        return dispatch.Number.of(next(given), NUMBER[leaf.type])
+    return copy.deepcopy(leaf) if type(leaf) in (list, set) else leaf  # the caller may change it
 
 
 TENSOR, ARRAY = object(), object()
@@ -86,6 +89,14 @@ def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
         else:
             plain.append(leaf)
     return tensors, Note(plain, rebuild)
+
+
+def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
+    """As `noted`, of what a function of the user's returned: nothing may hide a Tensor."""
+    ys, note = noted(y, weak=weak)
+    for leaf in note.leaves:
+        containers.refuse_hidden(leaf)
+    return ys, note
 
 
 class Given:
@@ -188,7 +199,7 @@ class Body:
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         args, kwargs = self.given.close(xs)
-        ys, self.note = noted(self.function(*args, **kwargs))
+        ys, self.note = returned(self.function(*args, **kwargs))
         return ys
 
 

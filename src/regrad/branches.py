@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regrad import containers, dispatch
-from regrad.arguments import ARRAY, TENSOR, Given, Note, is_place, noted, place_of_number
+from regrad.arguments import ARRAY, TENSOR, Given, Note, is_place, place_of_number, returned
 from regrad.capture import Captured
 from regrad.errors import ArgumentError, kind
 from regrad.loops import conditional
@@ -48,7 +48,7 @@ class Branch:
 
     def _run(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         args, kwargs = self.given.close(xs)
-        ys, self.note = noted(self.function(*args, **kwargs), weak=True)
+        ys, self.note = returned(self.function(*args, **kwargs), weak=True)
         return ys
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -28,7 +28,7 @@ from regrad.registry import Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state, next_id
 from regrad.tape import Place, Tape
-from regrad.tensor import Tensor, wrap
+from regrad.tensor import Tensor, twin, wrap
 from regrad.trails import Trail, capturing, resolved
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its containers are open
@@ -196,9 +196,12 @@ class CustomStep(NamedTuple):
         env.update(zip(self.ys, containers.flatten(ys)[0], strict=True))
 
     def _values(self, env: Env, records: Records) -> Any:
+        mark = next_id()
         for step in self.inner:
             step.again(env, records)
-        return self.close([at(env, ref) for ref in self.values])
+        ys = [at(env, ref) for ref in self.values]
+        # (those that were made here become the call's; in `env` they stay what the steps made)
+        return self.close([twin(y) if y._id > mark else y for y in ys])
 
     def _back(self, env: Env) -> Callable[[Any], Any]:
         return lambda dy: inside(env, partial(self.back, dy))
@@ -207,6 +210,17 @@ class CustomStep(NamedTuple):
 def hidden(xs: Sequence[Tensor], run: Callable[[], Any]) -> Any:
     """Run something as if the body were differentiating it by xs, as it did the first time."""
     return run_taped(Tape([x._id for x in xs]), run)
+
+
+def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
+    """The same Tensors, each with an id of its own."""
+    ids: set[int] = set()
+    ys = []
+    for x in xs:
+        y = dispatch.alias(x) if x._id <= 0 or x._id in ids else x
+        ids.add(y._id)
+        ys.append(y)
+    return ys
 
 
 class RegionStep(NamedTuple):
@@ -221,10 +235,10 @@ class RegionStep(NamedTuple):
     def again(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         if self.passage in self.pulls:  # the body will ask for its gradient
-            xs = [dispatch.alias(x) if x._id <= 0 else x for x in xs]
+            xs = distinct(xs)
             tape = Tape([xs[i]._id for i in self.passage.wanted])
             ys = run_taped(tape, self.run, (xs,))
-            records[self.passage] = tape.records[-1]
+            records[self.passage] = tape.records[-1], xs
         else:
             ys = self.run(xs)
         env.update(zip(self.ys, ys, strict=True))
@@ -238,13 +252,15 @@ class PullStep(NamedTuple):
     dxs: Sequence[float]
 
     def again(self, env: Env, records: Records) -> None:
-        record = records[self.passage]
+        record, xs = records[self.passage]
         rule, passage = record.rule, record.rule.passage
         given = dict(zip(self.passage.reached, [at(env, ref) for ref in self.dys], strict=True))
         dys = [given[i] if i in given else record.unused(i) for i in passage.reached]
         dxs = rule.answer(rule.inputs, passage, dys)
-        found = dict(zip(passage.wanted, dxs, strict=True))
-        env.update((n, found[i]) for i, n in zip(self.passage.wanted, self.dxs, strict=True))
+        # (what the body closes over may stand at another place among the inputs of this run)
+        found = {rule.inputs[i]._id: dx for i, dx in zip(passage.wanted, dxs, strict=True)}
+        for i, number in zip(self.passage.wanted, self.dxs, strict=True):
+            env[number] = found[xs[i]._id]
 
 
 class BodyStep(NamedTuple):
@@ -421,7 +437,7 @@ class Captured:
         env.update(zip(self.xs, xs, strict=True))
         for source, number in self.first.sources:
             if number not in env:
-                env[number] = resolved(source)
+                env[number] = resolved(region.first(source, number))
         records: Records = {}
         for step in self.first.steps:
             step.again(env, records)
@@ -483,6 +499,14 @@ class Renamed:
         if capture is not self.outside:
             capture.source(x, inner)
         return inner
+
+    def first(self, source: Any, number: float) -> Any:
+        """Where a body looks for something outside: the Tensor with this id, if this run has it."""
+        if number not in self.env or not isinstance(source, Tensor):
+            return self.region.first(source, number)
+        x = twin(source)
+        x._id = number  # pyright: ignore[reportAttributeAccessIssue]
+        return x
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.region, name)

@@ -24,7 +24,7 @@ from regrad.closures import Closure
 from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
 from regrad.interrupts import Deferred, at_once
 from regrad.kernel_errors import LEAKED
-from regrad.namespaces import JAX, gradient_dtype, widest
+from regrad.namespaces import BACKENDS, JAX, gradient_dtype, widest
 from regrad.placement import layout, searches_nan, to_jax, to_jax_as, trouble
 from regrad.regions import (
     Overrides,
@@ -145,11 +145,12 @@ def _closed(traced: Any, arrays: Any) -> _Results:
 
 def _can_go_in(array: Any) -> bool:
     """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
+    library = BACKENDS[type(array)]
     try:
-        JAX.native_dtype(array.dtype)
+        JAX.native_dtype(library.dtype(array))
     except DTypeError:
         return False
-    return True
+    return library.name != "torch"
 
 
 def _given(x: Tensor) -> Any:

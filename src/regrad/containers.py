@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict, UserDict, UserList, defaultdict
 from collections.abc import (
+    AsyncIterator,
+    Awaitable,
     Callable,
     ItemsView,
     Iterable,
@@ -75,11 +77,14 @@ CLOSED = (
 )
 
 
+LATER = Iterator | AsyncIterator | Awaitable | KeysView | ValuesView | ItemsView
+
+
 def is_closed(value: Any, depth: int = 3) -> bool:
     """Whether Tensors or arrays lie in an object that is no container here, or may come from it."""
     if is_tensor(value) or is_array(value) or isinstance(value, type | FunctionType | ModuleType):
         return False
-    if isinstance(value, Iterator | KeysView | ValuesView | ItemsView):
+    if isinstance(value, LATER):
         return True
     if isinstance(value, dict | UserDict):
         parts = list(value.values())
@@ -93,6 +98,26 @@ def is_closed(value: Any, depth: int = 3) -> bool:
         is_tensor(leaf) or is_array(leaf) or (depth > 0 and is_closed(leaf, depth - 1))
         for leaf in leaves
     )
+
+
+def refuse_hidden(leaf: Any) -> None:
+    """Refuse a part of what a body returned if Tensors lie in it, or may come from it."""
+    cells = getattr(leaf, "__closure__", None) or ()
+    if is_closed(leaf) or any(map(_holds_tensors, cells)):
+        raise ArgumentError(
+            f"a function that is compiled, batched, repeated or run again returned {kind(leaf)}, "
+            "which is not opened as a container, so the Tensors in it would be lost. Return them "
+            "in a list, tuple, dict or named tuple, or register the class by "
+            "optree.register_pytree_node."
+        )
+
+
+def _holds_tensors(cell: Any) -> bool:
+    """Whether a function closes over Tensors by this cell."""
+    try:
+        return is_closed((cell.cell_contents,))
+    except ValueError:  # an empty cell
+        return False
 
 
 def paths(value: Any, name: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regrad import containers, dispatch
-from regrad.arguments import Given, noted
+from regrad.arguments import Given, returned
 from regrad.branches import branched
 from regrad.capture import Captured
 from regrad.errors import ArgumentError, ShapeError
@@ -239,7 +239,7 @@ class _Step:
                 f"{self.carry.structure} and came out as {last.structure}"
             )
         self._check(last.tensors)
-        ys, self.note = noted(result[1])
+        ys, self.note = returned(result[1])
         return [*last.tensors, *ys]
 
     def _check(self, carry: Sequence[Tensor]) -> None:

@@ -18,11 +18,13 @@ from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
 from regrad.signatures import misfit, parameters_of
 from regrad.state import STATE, State, current, next_id, run_held
-from regrad.tensor import Tensor, id_of
+from regrad.tape import Tape
+from regrad.tensor import Tensor, id_of, twin
 from regrad.variable import Variable
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
 NOTHING: tuple[frozenset[int], bool] = frozenset(), False
+UNSEEN: Mapping[Tape, int] = {}
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,6 +232,7 @@ class CustomCall(Saves, Rule):
     grad_func: Callable[..., Any]
     again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
     outer: CustomCall | None = None  # the call inside whose f this one was made
+    seen = UNSEEN  # the tapes that see what f does, with their numbers of records before it
     scopes: Any = None  # the overrides in force at the call
     form: Sequence[Any] | None = None  # of the arguments; None: each is a Tensor
     nests = False  # whether one of the arguments is a container of Tensors
@@ -248,7 +251,7 @@ class CustomCall(Saves, Rule):
         """The same call on other inputs."""
         other = CustomCall.__new__(CustomCall)
         vars(other).update(vars(self))
-        other.inputs, other.tapes, other.seen, other.outer = inputs, (), (), None
+        other.inputs, other.tapes, other.seen, other.outer = inputs, (), UNSEEN, None
         return other
 
     def perform(
@@ -301,7 +304,7 @@ class CustomCall(Saves, Rule):
             if not outer[i].watched.isdisjoint(map(id_of, self.inputs)):
                 outer = outer[:i]
                 break
-        self.seen = outer
+        self.seen = {tape: len(tape.records) for tape in outer} if outer else UNSEEN
         return state.guarded(outer, self)
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
@@ -356,13 +359,13 @@ class CustomCall(Saves, Rule):
             leaves, self.rebuild = containers.flatten(value)
             first = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
             y = tuple(
-                self.adopted(leaf) if first[id(leaf)] == i else dispatch.alias_of(leaf)
+                self.adopted(leaf) if first[id(leaf)] == i else dispatch.renamed(leaf)
                 for i, leaf in enumerate(leaves)
             )
             outputs = self.rebuild(y)
         inputs = self.inputs
-        self.inputs = self.tapes = self.seen = ()  # only what was saved is kept
-        self.outer = None
+        self.inputs = self.tapes = ()  # only what was saved is kept
+        self.seen, self.outer = UNSEEN, None
         if state.tape is not None and len(inputs) == 1 and type(y) is Tensor:
             recording.put_one(state.tape, CUSTOM, self, inputs[0], y, NOTHING)
         else:
@@ -380,8 +383,10 @@ class CustomCall(Saves, Rule):
             self.name, inner, self.inputs, lambda dys: self.per_input(self.answer(self.given(dys))),
             self.mark, self.input_name,
         )  # fmt: skip
-        for leaf, y in zip(leaves, outputs, strict=True):
-            if leaf._id > self.mark and leaf._data is not y._data:
+        pairs = {id(leaf): (leaf, y) for leaf, y in zip(leaves[::-1], outputs[::-1], strict=True)}
+        for leaf, y in pairs.values():  # one that is returned twice becomes the first output
+            if leaf._id > self.mark:
+                self.set_apart(leaf)
                 leaf._data, leaf._id = y._data, y._id
         return self.rebuild(list(outputs))
 
@@ -396,10 +401,23 @@ class CustomCall(Saves, Rule):
         it, higher orders differentiate it by the custom rule. An older one gets an alias.
         """
         if y._id > self.mark:
+            self.set_apart(y)
             y._id = next_id()
             return y
         self.check(CUSTOM, (y,))
         return dispatch.alias_of(y)
+
+    def set_apart(self, y: Tensor) -> None:
+        """Leave the ops of f, which have kept y for their rules, a Tensor that does not change.
+
+        To them it stays what f's own op made, at all orders.
+        """
+        if not self.seen:
+            return
+        own = twin(y)
+        for tape, begin in self.seen.items():
+            for record in tape.records[begin:]:
+                record.replace(y, own)
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return NOTHING  # what is kept is what f saved

@@ -22,7 +22,7 @@ from regrad.errors import (
     ShapeError,
     kind,
 )
-from regrad.graph import Symbol, Symbolic, defer, size_tensor
+from regrad.graph import Symbol, Symbolic, defer, in_innermost, size_tensor
 from regrad.kernel_errors import explained
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.numbers import is_tensor
@@ -525,9 +525,9 @@ def alias_of(x: Tensor) -> Tensor:
     """The same value under a new id, with no history."""
     state = current()
     if state is None or state.region is None:
-        return _again(x)
+        return renamed(x)
     x = state.region.enter(x)
-    y = _again(x)
+    y = renamed(x)
     state.region.did(ALIAS, CUT, (x,), NO_ATTRS, y)
     return y
 
@@ -536,10 +536,10 @@ def alias(x: Tensor) -> Tensor:
     """The same value under a new id: what a gradient function differentiates by."""
     state = current()
     if state is None:
-        return _again(x)
+        return renamed(x)
     if state.region is not None:
         x = state.region.enter(x)
-    y = _again(x)
+    y = renamed(x)
     if state.region is not None:
         state.region.did(ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
     if state.guard is not None:
@@ -549,7 +549,10 @@ def alias(x: Tensor) -> Tensor:
     return y
 
 
-def _again(x: Tensor) -> Tensor:
+def renamed(x: Tensor) -> Tensor:
+    """The same value under a new id, of which nothing is told."""
+    if type(x) is Symbolic:
+        x = in_innermost(x)
     y = type(x)()
     y._data = x._data
     y._id = next_id()

@@ -344,6 +344,7 @@ class Graph:
         if self.outer is not None and op is not PLACEHOLDER and dims.sources(attrs.values()):
             attrs = {k: dims.moved(v, self._own_symbol) for k, v in attrs.items()}
         symbols = [x._data for x in xs]
+        xs = tuple([symbol.node.symbolic[symbol.index] for symbol in symbols])
         if specs is None:
             known: Any = [symbol.spec for symbol in symbols]
             specs = infer(op, [placed(known, p) for p in layout] if layout else known, attrs)
@@ -358,6 +359,7 @@ class Graph:
         node.face = node.face_inputs = None
         node.sized = dims.sources(attrs.values()) if attrs else []
         node.symbols = made = tuple([Symbol(node, i, spec) for i, spec in enumerate(specs)])
+        # (its own Tensors: one that the user holds may become another op's, see `custom`)
         node.symbolic = tensors = tuple([tensor_of(symbol) for symbol in made])
         node.output_specs = [(symbol.shape, symbol.dtype) for symbol in made]
         node.outputs = tuple([t._id for t in tensors]) if op.several else tensors[0]._id
@@ -370,7 +372,8 @@ class Graph:
         if made and made[0].dtype.kind in "iu":
             fold(node)
         node.carry()
-        return node.y
+        given = tuple([tensor_of(symbol) for symbol in made])
+        return given if op.several else given[0]
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
         """A Const node; constants with one key are shared."""
@@ -531,6 +534,12 @@ def home(xs: Sequence[Tensor]) -> Graph:
     if graph.outer is not None:
         raise made_inside(symbol)
     return graph
+
+
+def in_innermost(x: Tensor) -> Tensor:
+    """What stands for a symbolic Tensor in the region that is being built, if one is."""
+    region = INNERMOST.get()
+    return x if region is None or x._data.node.graph not in chain(region) else region.entering(x)
 
 
 def made_inside(symbol: Symbol) -> GraphError:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad import registry
-from regrad.arguments import Given, Static, noted
+from regrad.arguments import Given, Static, returned
 from regrad.closures import Closure, Method
 from regrad.compiled import Body, Program, find_jax
 from regrad.errors import ArgumentError, RetraceWarning
@@ -127,14 +127,30 @@ def _names(f: Callable[..., Any], names: str | Sequence[str], what: str) -> tupl
     return names
 
 
+def _places(f: Callable[..., Any], places: int | Sequence[int]) -> list[int]:
+    """Positions of arguments, those from the end too, as they count from 0."""
+    places = [operator.index(i) for i in ([places] if isinstance(places, int) else places)]
+    signature = _signature(f)
+    if signature is None:
+        return places
+    parameters = signature.parameters.values()
+    count = len(parameters)
+    for i in places:
+        more = i >= 0 and any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        if not (more or -count <= i < count):
+            raise ArgumentError(
+                f"jit: static_argnums holds {i}, and {place(f)} has {count} parameters: "
+                f"{', '.join(signature.parameters) or 'none'}"
+            )
+    return [i + count if i < 0 else i for i in places]
+
+
 class Statics:
     """Which arguments are static: by position, and by name."""
 
     def __init__(
-        self, parameters: Sequence[str], names: Sequence[str], places: int | Sequence[int]
+        self, parameters: Sequence[str], names: Sequence[str], places: Sequence[int]
     ) -> None:
-        places = [operator.index(i) for i in ([places] if isinstance(places, int) else places)]
-        places = [i + len(parameters) if i < 0 else i for i in places]
         self.places = {*places, *[i for i, name in enumerate(parameters) if name in names]}
         self.names = {*names, *[parameters[i] for i in places if i < len(parameters)]}
         self.any = bool(self.places or self.names)
@@ -185,7 +201,7 @@ class Jitted:
         signature = _signature(f)
         self.parameters = list(signature.parameters) if signature is not None else []
         names = _names(f, static_argnames, "static_argnames")
-        self.static = Statics(self.parameters, names, static_argnums)
+        self.static = Statics(self.parameters, names, _places(f, static_argnums))
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
@@ -201,7 +217,11 @@ class Jitted:
     def _of(self, instance: Any) -> tuple[Method, Jitted]:
         methods, key = self.methods, id(instance)
         method = Method(self.f, instance, gone=lambda _: methods.pop(key, None))
-        return method, CompiledMethod(method, **self.options)
+        static = {  # less self, which is reached
+            "static_argnums": [i - 1 for i in self.static.places if i],
+            "static_argnames": [n for n in self.static.names if n not in self.parameters[:1]],
+        }
+        return method, CompiledMethod(method, **{**self.options, **static})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
@@ -276,7 +296,7 @@ class Jitted:
 
         def body(xs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
             args, kwargs = close(xs)
-            return noted(self.f(*args, **kwargs))
+            return returned(self.f(*args, **kwargs))
 
         return body
 
@@ -346,10 +366,6 @@ class Jitted:
 
 class CompiledMethod(Jitted):
     """A compiled method of one object, which it does not keep alive, but gets at each call."""
-
-    def __init__(self, method: Method, *, static_argnums: int | Sequence[int], **more: Any) -> None:
-        places = [static_argnums] if isinstance(static_argnums, int) else static_argnums
-        super().__init__(method, static_argnums=[i - (i > 0) for i in places], **more)
 
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs)

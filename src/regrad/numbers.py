@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.errors import ArgumentError, DTypeError, NumberRangeError, ShapeError
+from regrad.errors import ArgumentError, DTypeError, NumberRangeError, RegradError, ShapeError
 from regrad.tensor import Tensor
 
 PLAIN = frozenset({bool, int, float, complex, list, tuple})
@@ -15,6 +15,12 @@ PLAIN = frozenset({bool, int, float, complex, list, tuple})
 def is_tensor(value: Any) -> bool:
     """Whether a value is a Tensor, or stands for one (a Variable, TensorFlow's view of one)."""
     return isinstance(value, Tensor) or hasattr(type(value), "_read")
+
+
+HOLDS_TENSORS = (
+    "a list that holds Tensors is no list of numbers: join them with stack([a, b, ...]) or "
+    "concat([a, b, ...]), which have a gradient"
+)
 
 
 def listed(values: Any, exact: bool = True) -> np.ndarray:
@@ -28,12 +34,11 @@ def listed(values: Any, exact: bool = True) -> np.ndarray:
         and not PLAIN.issuperset(map(type, values))
         and any(map(is_tensor, values))
     ):
-        raise ArgumentError(
-            "a list that holds Tensors is no list of numbers: join them with stack([a, b, ...]) or "
-            "concat([a, b, ...]), which have a gradient"
-        )
+        raise ArgumentError(HOLDS_TENSORS)
     try:
         array = np.array(values)
+    except RegradError:  # of a Tensor in one of the rows, which may not be read
+        raise ArgumentError(HOLDS_TENSORS) from None
     except ValueError as error:
         raise ShapeError(f"a list of unequal rows is no Tensor: {error}") from None
     if (exact or array.dtype.kind == "O") and (whole := integers(array, values)) is not None:

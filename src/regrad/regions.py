@@ -103,6 +103,10 @@ class Region:
             self.captured.append(x)
         return self._reached(x, inner)
 
+    def first(self, source: Any, number: float) -> Any:
+        """Where a body that is replayed looks for something outside (see `Renamed`)."""
+        return source
+
     def read(self, variable: Variable) -> Tensor:
         """The value of a Variable at this point of the body."""
         if variable not in self.values:
@@ -278,6 +282,9 @@ class Link(NamedTuple):
 
     inputs: Any
     outputs: Any
+
+    def replace(self, x: Tensor, other: Tensor) -> None:
+        """Nothing is kept here."""
 
 
 class _Pairs(list[Any]):

@@ -14,6 +14,7 @@ from regrad.tensor import wrap
 if TYPE_CHECKING:
     from regrad.registry import Op
     from regrad.ruleforms import Rule
+    from regrad.tensor import Tensor
 
 # Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
 Place = int | tuple[int, ...] | None
@@ -58,6 +59,14 @@ class Record:
     def detail(self, parameter: int, which: int) -> Any:
         """The shape (0) or dtype (1) of a parameter; a list of them for a sequence."""
         return self.specs[parameter][which]
+
+    def replace(self, x: Tensor, other: Tensor) -> None:
+        """Keep another Tensor for the rule wherever x is kept."""
+        self.xs = [other if kept is x else kept for kept in self.xs]
+        if isinstance(self.y, tuple):
+            self.y = tuple([other if kept is x else kept for kept in self.y])
+        elif self.y is x:
+            self.y = other
 
     def view(self) -> OpView:
         """What a rule in TensorFlow's form sees."""

@@ -227,7 +227,8 @@ class _Run(Linearized):
     def pull(self, dys: checking.Arrays) -> list[Tensor | None]:  # pyright: ignore
         """The gradients by all inputs, None where nothing came."""
         given = _tensors(dys, self.ys)
-        found = walk_from(reversed(self.tape.records), self.ids, given, self.watched)
+        ids = [y._id for y in self.ys]
+        found = walk_from(reversed(self.tape.records), ids, given, self.watched)
         return [found.get(x._id) for (x,) in self.inputs]
 
 

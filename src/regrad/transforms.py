@@ -52,18 +52,20 @@ class Linearized:
         finally:
             self.watched = self.tape.close()
         self.ys, self.rebuild = _outputs(y, api)
-        # the ids of now: a custom function that returns a Tensor gives it a new one
-        self.ids = [y._id for y in self.ys]
 
     @property
     def value(self) -> Any:
         """What f returned."""
         return self.rebuild(self.ys)
 
+    def handed_out(self) -> Any:
+        """What f returned, by Tensors that a custom function may make its own outputs."""
+        return self.rebuild([dispatch.alias(y) for y in self.ys])
+
     def pull(self, dys: Sequence[Tensor], inspect: Any = None) -> list[list[Tensor]]:
         """The gradients by all inputs of `sum(y * dy)` over all outputs."""
         floats = [i for i, y in enumerate(self.ys) if is_inexact(y.dtype)]
-        ids, dys = [self.ids[i] for i in floats], [dys[i] for i in floats]
+        ids, dys = [self.ys[i]._id for i in floats], [dys[i] for i in floats]
         found = walk_from(reversed(self.tape.records), ids, dys, self.watched, inspect)
         return [[_or_zeros(found.get(x._id), x) for x in group] for group in self.inputs]
 
@@ -126,7 +128,7 @@ def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
         with masked():
             return run.close_inputs(run.pull(_like(dy, run.value, "the dy of a vjp function")))
 
-    return run.value, vjp_function
+    return run.handed_out(), vjp_function
 
 
 @helpful("jvp")
@@ -158,7 +160,7 @@ def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
     directions = _like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs")
     floats = [y for y in run.ys if is_inexact(y.dtype)]
     dys = iter(_transposed(run, floats, directions))
-    return run.value, run.rebuild(
+    return run.handed_out(), run.rebuild(
         [next(dys) if is_inexact(y.dtype) else zeros_like(y) for y in run.ys]
     )
 
