@@ -16,7 +16,7 @@ from regrad.graph import is_symbolic
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
-from regrad.signatures import misfit, parameters_of
+from regrad.signatures import misfit, parameters_of, public
 from regrad.state import STATE, State, current, held, in_state, next_id
 from regrad.tensor import Tensor, id_of
 from regrad.variable import Variable
@@ -25,6 +25,7 @@ CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
 NOTHING: tuple[frozenset[int], bool] = frozenset(), False
 
 
+@public
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function with a gradient of your own.
 

@@ -19,8 +19,8 @@ from regrad.errors import (
     ArgumentError,
     DTypeError,
     GradientError,
-    ShapeError,
     kind,
+    refusal,
 )
 from regrad.graph import Symbol, Symbolic, defer, size_tensor
 from regrad.kernel_errors import explained
@@ -29,6 +29,7 @@ from regrad.numbers import is_tensor
 from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
 from regrad.ruleforms import PerInput, Rule
+from regrad.signatures import check_call, is_of_caller
 from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.tape import Place, Record, placed
 from regrad.tensor import OURS, Tensor, wrap
@@ -84,6 +85,24 @@ def _is_complex(x: Any) -> bool:
 def constant(value: complex, dtype: np.dtype) -> Tensor:
     """A Python number as a Tensor of rank 0, shared between calls (Tensors do not change)."""
     return _constant(value, dtype) if value else _constant(value, dtype, repr(value))  # -0.0 == 0.0
+
+
+class Missing:
+    """Stands for an argument that was not given."""
+
+
+MISSING = Missing()
+
+
+def misfitting(op: Op, args: Sequence[Any], options: dict[str, Any]) -> ArgumentError:
+    """The error for a call that an op's signature does not fit."""
+    args = [x for x in args if x is not MISSING]
+    options = {name: value for name, value in options.items() if value is not MISSING}
+    try:
+        check_call(op.function, op.name, args, options)
+    except ArgumentError as error:
+        return error
+    raise AssertionError(f"{op.name} takes what was refused")
 
 
 def lift(value: Any, integers: bool = False) -> Tensor:
@@ -157,22 +176,30 @@ def lift_as(value: Any, dtype: np.dtype) -> Tensor:
 def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[Tensor, ...]:
     """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
     promoted = [op.promotes[p] for p in parameters]
+    xs: list[Any] = []
     try:
-        xs = [
-            x
-            if type(x) is Tensor or (weak and type(x) in WEAKEST)
-            else lift(x, op.inputs[p].integers)
-            for x, p, weak in zip(leaves, parameters, promoted, strict=True)
-        ]
-    except (ArgumentError, ShapeError, DTypeError) as error:
-        raise type(error)(f"{op.name}: {error}") from None
-    _check_dtypes(op, xs, parameters)
-    if not any(promoted):
-        return tuple(xs)
-    dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
-    if op.to_float and not is_inexact(dtype):
-        dtype = FLOAT
-    return tuple(as_dtype(x, dtype) if weak else x for x, weak in zip(xs, promoted, strict=True))
+        for x, p, weak in zip(leaves, parameters, promoted, strict=True):
+            taken = type(x) is Tensor or (weak and type(x) in WEAKEST)
+            xs.append(x if taken else lift(x, op.inputs[p].integers))
+        _check_dtypes(op, xs, parameters)
+        if not any(promoted):
+            return tuple(xs)
+        dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
+        if op.to_float and not is_inexact(dtype):
+            dtype = FLOAT
+        pairs = zip(xs, promoted, strict=True)
+        return tuple([as_dtype(x, dtype) if weak else x for x, weak in pairs])
+    except Exception as error:
+        names = [op.inputs[p].name for p in parameters]
+        raise _unprepared(error, op, leaves, names[len(xs) :]) from None
+
+
+def _unprepared(error: Exception, op: Op, leaves: Sequence[Any], left: list[str]) -> Exception:
+    """The error for inputs that are no tensors; the first that is left is the one to blame."""
+    if any(x is MISSING for x in leaves):
+        return misfitting(op, leaves, {})
+    name = f"{op.name}: {left[0]}" if left else op.name
+    return error if is_of_caller(error) else refusal(error, name, {})
 
 
 def _check_dtypes(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
@@ -332,7 +359,7 @@ def computed(
             arrays = [placed(arrays, place) for place in layout]
         return _wrapped(kernel(*arrays, **attrs))
     except Exception as error:
-        raise explained(error, op, xs) from error.__cause__
+        raise explained(error, op, xs, attrs) from error.__cause__
 
 
 def again(
@@ -395,7 +422,9 @@ def unary(op: Op) -> Callable[..., Any]:
     kernels = op.kernels
     kinds = op.kinds
 
-    def function(x, /):
+    def function(x: Any = MISSING, /, *more: Any, **unknown: Any):
+        if more or unknown:
+            raise misfitting(op, (x, *more), unknown)
         if type(x) is Tensor:
             p = x._data
             state = current() if LIVE else None
@@ -441,7 +470,9 @@ def binary(op: Op) -> Callable[..., Any]:
     kernels = op.kernels
     kinds = op.kinds
 
-    def function(a: Any, b: Any, /):
+    def function(a: Any = MISSING, b: Any = MISSING, /, *more: Any, **unknown: Any):
+        if more or unknown:
+            raise misfitting(op, (a, b, *more), unknown)
         if type(a) is Tensor is type(b):
             p = a._data
             q = b._data

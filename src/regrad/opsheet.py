@@ -14,14 +14,16 @@ array namespace and is no part of the public signature.
 from __future__ import annotations
 
 import inspect
+import keyword
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad import dispatch
-from regrad.errors import ArgumentError, RegistrationError
-from regrad.registry import OPS, Input, Op, find_op, gradient
+from regrad.errors import ArgumentError, RegistrationError, kind
+from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.ruleforms import Entwined
 from regrad.tensor import Tensor
 
@@ -78,28 +80,45 @@ def op(
         [1, 2]
     """
 
+    check_op_type(type)
+
     def decorate(kernel: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        _check_function(kernel, type)
         inputs, attrs = _parameters(kernel, type)
-        entry = _register(
-            Op(
-                type,
-                kernel.__name__.lstrip("_"),  # `_clip` is the op behind the function clip
-                kernel,
-                inputs,
-                attrs,
-                broadcasts=broadcasts,
-                promotes=promotes,
-                to_float=to_float,
-                holomorphic=holomorphic,
-                real=real,
-                several=_annotation(kernel.__annotations__.get("return")).startswith("tuple"),
-            )
+        _check_name(kernel.__name__, type)
+        entry = Op(
+            type,
+            kernel.__name__.lstrip("_"),  # `_clip` is the op behind the function clip
+            kernel,
+            inputs,
+            attrs,
+            broadcasts=broadcasts,
+            promotes=promotes,
+            to_float=to_float,
+            holomorphic=holomorphic,
+            real=real,
+            several=_annotation(kernel.__annotations__.get("return")).startswith("tuple"),
         )
         function = _public(entry, kernel)
         entry.function = function
+        _register(entry)
         return function
 
     return decorate
+
+
+def _check_function(kernel: Any, type: str) -> None:
+    if not inspect.isfunction(kernel):
+        raise ArgumentError(f"op: the kernel of {type!r} must be a function, got {kind(kernel)}")
+
+
+def _check_name(name: str, type: str) -> None:
+    """Refuse a name that Python cannot call: the op is called as its kernel is."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ArgumentError(
+            f"op: the kernel of {type!r} is called {name!r}, which is no identifier, and the op is "
+            "called as its kernel is. Write it with def."
+        )
 
 
 def _register(entry: Op) -> Op:
@@ -164,38 +183,70 @@ def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    names = kernel.__code__.co_varnames[: _count(kernel)]
-    positional = kernel.__code__.co_argcount
-    only = kernel.__code__.co_posonlyargcount
-    first_default = positional - len(kernel.__defaults__ or ())
-    scope: dict[str, Any] = {"call_": dispatch.call, "op_": entry}
+    scope: dict[str, Any] = {
+        "__name__": __name__, "call_": dispatch.call, "op_": entry, "refuse_": _refuse,
+        "missing_": dispatch.MISSING,
+    }  # fmt: skip
+    names = kernel.__code__.co_varnames[1 : _count(kernel)]
+    positional = kernel.__code__.co_argcount - 1
+    only = kernel.__code__.co_posonlyargcount - 1
+    defaults = _defaults(kernel)
     pieces = []
     for i, name in enumerate(names):
         if i == positional:
-            pieces.append("*")
-        if i >= positional or i >= first_default:
-            default = (
-                (kernel.__defaults__ or ())[i - first_default]
-                if i < positional
-                else (kernel.__kwdefaults__ or {}).get(name, inspect.Parameter.empty)
-            )
-            if default is inspect.Parameter.empty:
-                pieces.append(name)
-            else:
-                scope[f"{name}_"] = default
-                pieces.append(f"{name}={name}_")
-        else:
-            pieces.append(name)
-        if i + 1 == only and only > 1:
+            pieces.append("*more_")
+        scope[f"{name}_"] = defaults.get(name, dispatch.MISSING)
+        pieces.append(f"{name}={name}_")
+        if i + 1 == only:
             pieces.append("/")
-    pieces = pieces[1:]
+    if positional == len(names):
+        pieces.append("*more_")
+    needed = [name for name in names if name not in defaults]
+    fault = " or ".join(["more_", "unknown_", *[f"{name} is missing_" for name in needed]])
+    before = "".join(f"{name}, " for name in names[:positional])
+    after = ", ".join(f"{name!r}: {name}" for name in names[positional:])
     tensors = "".join(f"{i.name}, " for i in entry.inputs)
     attrs = ", ".join(f"{a!r}: {a}" for a in entry.attrs)
-    # As namedtuple does: a function with exactly this signature. Its file name says that it is
-    # ours, so that hits and warnings name the line of the caller.
-    source = f"def {entry.name}({', '.join(pieces)}): return call_(op_, ({tensors}), {{{attrs}}})"
+    # As namedtuple does: a function with exactly this signature, which answers whatever else it
+    # is given. Its file name says that it is ours, so that hits and warnings name the line of
+    # the caller.
+    source = (
+        f"def {entry.name}({', '.join([*pieces, '**unknown_'])}):\n"
+        f"    if {fault}: refuse_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
+        f"    return call_(op_, ({tensors}), {{{attrs}}})"
+    )
     exec(compile(source, f"{os.path.dirname(__file__)}{os.sep}<{entry.name}>", "exec"), scope)
     return scope[entry.name]
+
+
+def _defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of a kernel's parameters, by name."""
+    values = kernel.__defaults__ or ()
+    positional = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
+    last = positional[len(positional) - len(values) :]
+    return {**dict(zip(last, values, strict=True)), **(kernel.__kwdefaults__ or {})}
+
+
+def _refuse(op: Op, args: Sequence[Any], options: dict[str, Any], unknown: dict[str, Any]) -> None:
+    raise dispatch.misfitting(op, args, {**options, **unknown})
+
+
+class Declared(inspect.Signature):
+    """What an op takes, worked out when somebody asks for it."""
+
+    __slots__ = ("_declare",)
+
+    def __init__(self, declare: Callable[[], inspect.Signature]) -> None:
+        self._declare = declare
+
+    @property
+    def parameters(self) -> Any:
+        found = self._declare().parameters
+        return MappingProxyType({name: p for name, p in found.items() if name != "xp"})
+
+    @property
+    def _return_annotation(self) -> Any:
+        return self._declare().return_annotation
 
 
 def _dressed(
@@ -205,7 +256,13 @@ def _dressed(
     function.__module__ = like.__module__
     function.__annotations__ = {k: v for k, v in like.__annotations__.items() if k != "xp"}
     function.__doc__ = f"{like.__doc__}\n\n    Op type: `{entry.type}`." if like.__doc__ else None
+    function.__signature__ = Declared(lambda: inspect.signature(like))  # pyright: ignore
     return function
+
+
+def _positional(names: Sequence[str]) -> inspect.Signature:
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
 
 def elementwise(
@@ -243,6 +300,7 @@ def elementwise(
     function.__module__ = sys._getframe(1).f_globals["__name__"]
     function.__annotations__ = dict.fromkeys([*names, "return"], "Tensor")
     function.__doc__ = f"{doc}\n\n    Op type: `{type}`."
+    function.__signature__ = Declared(lambda: _positional(names))  # pyright: ignore
     entry.function = function
     for wrt, rule in zip(names, rules, strict=False):
         gradient(type, wrt)(rule)

@@ -12,6 +12,7 @@ from regrad.ops.reduction import sum
 from regrad.opsheet import TensorLike, elementwise, op
 from regrad.registry import gradient
 from regrad.shapes import Axis, normalized_axes
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 # -- rectifiers ----------------------------------------------------------------------------------
@@ -107,6 +108,7 @@ softsign = elementwise(
 )  # fmt: skip
 
 
+@public
 def hard_sigmoid(x: Any, /) -> Tensor:
     """`relu6(x + 3) / 6`, as JAX, PyTorch and Keras 3 have it.
 
@@ -115,6 +117,7 @@ def hard_sigmoid(x: Any, /) -> Tensor:
     return relu6(dispatch.lift(x) + 3) / 6
 
 
+@public
 def hard_tanh(x: Any, /) -> Tensor:
     """x, brought into [-1, 1]; the gradient passes at both bounds."""
     return clip(x, -1, 1)
@@ -134,6 +137,7 @@ silu = elementwise(
 )  # fmt: skip
 
 
+@public
 def mish(x: Any, /) -> Tensor:
     """`x * tanh(softplus(x))`."""
     x = dispatch.lift(x)

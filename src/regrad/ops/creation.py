@@ -14,12 +14,14 @@ from regrad.namespaces import FLOAT
 from regrad.opsheet import TensorLike, op
 from regrad.registry import OPS, gradient
 from regrad.shapes import as_shape
+from regrad.signatures import public
 from regrad.tensor import OURS, Tensor, wrap
 
 Shape = int | tuple[int, ...]
 COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
 
 
+@public
 def as_numpy_dtype(dtype: Any) -> np.dtype:
     """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
     if isinstance(dtype, np.dtype):
@@ -40,6 +42,7 @@ def as_numpy_dtype(dtype: Any) -> np.dtype:
 # -- TensorFlow.js ---------------------------------------------------------------------------
 
 
+@public
 def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
     """A Tensor with a copy of the values.
 
@@ -102,6 +105,7 @@ def _converted(t: Tensor, dtype: np.dtype) -> Tensor:
     return astype(t, dtype)
 
 
+@public
 def scalar(value: Any, dtype: Any = None) -> Tensor:
     """A Tensor of rank 0 from a number or bool.
 
@@ -124,21 +128,25 @@ def _of_rank(values: Any, shape: Sequence[int] | None, dtype: Any, rank: int) ->
     return t
 
 
+@public
 def tensor1d(values: Any, dtype: Any = None) -> Tensor:
     """A Tensor of rank 1; see `tensor`."""
     return _of_rank(values, None, dtype, 1)
 
 
+@public
 def tensor2d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
     """A Tensor of rank 2; see `tensor`."""
     return _of_rank(values, shape, dtype, 2)
 
 
+@public
 def tensor3d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
     """A Tensor of rank 3; see `tensor`."""
     return _of_rank(values, shape, dtype, 3)
 
 
+@public
 def tensor4d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
     """A Tensor of rank 4; see `tensor`."""
     return _of_rank(values, shape, dtype, 4)
@@ -147,6 +155,7 @@ def tensor4d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None)
 # -- the Array API standard --------------------------------------------------------------------
 
 
+@public
 def asarray(
     obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
 ) -> Tensor:
@@ -189,21 +198,25 @@ def _taken(obj: Any, copy: bool | None) -> Tensor:
     return wrap(numbers.under(obj, due))
 
 
+@public
 def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Zeros, float32 by default."""
     return wrap(np.zeros(as_shape(shape), _default(dtype)))
 
 
+@public
 def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Ones, float32 by default."""
     return wrap(np.ones(as_shape(shape), _default(dtype)))
 
 
+@public
 def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A Tensor of that shape; its values (zeros) are not to be relied on."""
     return zeros(shape, dtype=dtype)
 
 
+@public
 def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """One number everywhere; by default its dtype is the standard's for that number.
 
@@ -217,6 +230,7 @@ def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None
     return broadcast_to(value, shape)
 
 
+@public
 def arange(
     start: float,
     /,
@@ -241,6 +255,7 @@ def _count(values: range, dtype: Any) -> np.ndarray:
     return numbers.under(list(values), dtype)
 
 
+@public
 def linspace(
     start: complex,
     stop: complex,
@@ -255,6 +270,7 @@ def linspace(
     return wrap(numbers.under(np.linspace(start, stop, num, endpoint=endpoint), _default(dtype)))
 
 
+@public
 def eye(
     n_rows: int,
     n_cols: int | None = None,
@@ -272,6 +288,7 @@ def _default(dtype: Any) -> np.dtype:
     return FLOAT if dtype is None else as_numpy_dtype(dtype)
 
 
+@public
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
     """A Tensor that shares the memory of any array with `__dlpack__`."""
     if isinstance(x, Tensor):

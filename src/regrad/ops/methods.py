@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isfunction
 from typing import Any
 
 from regrad import dispatch, numpy_protocol, printing
@@ -24,7 +25,8 @@ from regrad.ops import (
     sorting,
 )
 from regrad.ops import matmul as products
-from regrad.shapes import Axis, Shape
+from regrad.shapes import Axis
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 
@@ -273,33 +275,17 @@ class Methods:
 
     # -- shape and indexing ----------------------------------------------------------------------
 
-    def reshape(self, shape: Shape) -> Any:
-        """The same elements in another shape; see `regrad.reshape`."""
-        return array.reshape(self, shape)
+    reshape = array.reshape
+    expand_dims = array.expand_dims
+    squeeze = array.squeeze
+    transpose = array.permute_dims
+    broadcast_to = array.broadcast_to
+    tile = array.tile
+    split = array.split
 
     def flatten(self) -> Any:
         """The elements in one axis."""
         return array.reshape(self, (-1,))
-
-    def expand_dims(self, axis: int = 0) -> Any:
-        """A new axis of size 1; see `regrad.expand_dims`."""
-        return array.expand_dims(self, axis)
-
-    def squeeze(self, axis: Axis = None) -> Any:
-        """Without axes of size 1; see `regrad.squeeze`."""
-        return array.squeeze(self, axis)
-
-    def transpose(self, axes: tuple[int, ...] | None = None) -> Any:
-        """The axes in another order; see `regrad.permute_dims`."""
-        return array.permute_dims(self, axes)
-
-    def broadcast_to(self, shape: Shape) -> Any:
-        """Repeated to a shape; see `regrad.broadcast_to`."""
-        return array.broadcast_to(self, shape)
-
-    def tile(self, repetitions: tuple[int, ...]) -> Any:
-        """Repeated along each axis; see `regrad.tile`."""
-        return array.tile(self, repetitions)
 
     def concat(self, others: Any, axis: int = 0) -> Any:
         """This tensor and others, one after the other; see `regrad.concat`."""
@@ -314,10 +300,6 @@ class Methods:
     def unstack(self, axis: int = 0) -> Any:
         """The tensors along an axis; see `regrad.unstack`."""
         return array.unstack(self, axis=axis)
-
-    def split(self, sections_or_sizes: Any, axis: int = 0) -> Any:
-        """Parts along an axis; see `regrad.split`."""
-        return array.split(self, sections_or_sizes, axis=axis)
 
     def reverse(self, axis: Axis = None) -> Any:
         """The elements in reverse along axes; see `regrad.flip`."""
@@ -362,4 +344,5 @@ for _name, _hint in ATTRIBUTES.items():
 # Tensor is defined before any op exists, so it gets its methods here.
 for _name, _method in list(vars(Methods).items()):
     if _name not in ("__module__", "__doc__", "__slots__", "__dict__", "__weakref__"):
-        setattr(Tensor, _name, _method)
+        own = isfunction(_method) and _method.__module__ == __name__ and _name[0] != "_"
+        setattr(Tensor, _name, public(_method) if own else _method)

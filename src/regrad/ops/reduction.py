@@ -35,6 +35,7 @@ from regrad.ops.rows import _sums
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Axis, normalized_axes, normalized_axis
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 
@@ -85,6 +86,7 @@ def _spread_back(xp: Any, x: Any, shape: tuple[int, ...], axis: Axis, keepdims: 
     return xp.broadcast_to(x, shape)
 
 
+@public
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """The sum over `axis` (all axes by default); 0 for no elements.
 
@@ -148,6 +150,7 @@ def _(dy, x, axis, keepdims):
     return dx
 
 
+@public
 def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """The product over `axis` (all axes by default); 1 for no elements.
 
