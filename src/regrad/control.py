@@ -19,6 +19,7 @@ from regrad.ops.elementwise import astype, logical_not, where
 from regrad.ops.getitem import getitem
 from regrad.recompute import checkpoint as recomputing
 from regrad.regions import in_trace
+from regrad.shapes import as_count
 from regrad.signatures import helpful
 from regrad.state import masked
 from regrad.tensor import Tensor
@@ -147,6 +148,8 @@ def while_loop(
     (0.125, 0.125)
     """
     callable_or_raise(cond_fn, "while_loop")
+    if max_steps is not None:
+        as_count(max_steps, "max_steps")
     callable_or_raise(body_fn, "while_loop")
     containers.refuse_closed(init, "init", "while_loop")
     carry = Given((init,), {}, numbers="Tensors")
@@ -253,7 +256,8 @@ class _Step:
 
 
 def _length(xs: Sequence[Tensor], length: int | None) -> int:
-    lengths = {len(x) for x in xs} | ({length} if length is not None else set())
+    given = () if length is None else (as_count(length, "length"),)
+    lengths = {*[len(x) for x in xs], *given}
     if len(lengths) > 1:
         raise ShapeError(f"scan: xs and length must agree, got the lengths {sorted(lengths)}")
     if not lengths:

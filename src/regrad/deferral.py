@@ -211,7 +211,7 @@ def deferrable(f: Callable[P, R]) -> Callable[P, R]:
             except UnknownShapeError:
                 return _call_later(f, args, kwargs)
         except Exception as error:
-            answer = answered(error, f, f.__name__, args, kwargs)
+            answer = answered(error, f, args, kwargs)
             if answer is error:
                 raise
             raise answer from error

@@ -29,7 +29,7 @@ from regrad.numbers import is_tensor
 from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
 from regrad.ruleforms import PerInput, Rule
-from regrad.signatures import check_call, is_of_caller
+from regrad.signatures import is_of_caller
 from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.tape import Place, Record, placed
 from regrad.tensor import OURS, Tensor, wrap
@@ -85,24 +85,6 @@ def _is_complex(x: Any) -> bool:
 def constant(value: complex, dtype: np.dtype) -> Tensor:
     """A Python number as a Tensor of rank 0, shared between calls (Tensors do not change)."""
     return _constant(value, dtype) if value else _constant(value, dtype, repr(value))  # -0.0 == 0.0
-
-
-class Missing:
-    """Stands for an argument that was not given."""
-
-
-MISSING = Missing()
-
-
-def misfitting(op: Op, args: Sequence[Any], options: dict[str, Any]) -> ArgumentError:
-    """The error for a call that an op's signature does not fit."""
-    args = [x for x in args if x is not MISSING]
-    options = {name: value for name, value in options.items() if value is not MISSING}
-    try:
-        check_call(op.function, op.name, args, options)
-    except ArgumentError as error:
-        return error
-    raise AssertionError(f"{op.name} takes what was refused")
 
 
 def lift(value: Any, integers: bool = False) -> Tensor:
@@ -191,13 +173,11 @@ def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[T
         return tuple([as_dtype(x, dtype) if weak else x for x, weak in pairs])
     except Exception as error:
         names = [op.inputs[p].name for p in parameters]
-        raise _unprepared(error, op, leaves, names[len(xs) :]) from None
+        raise _unprepared(error, op, names[len(xs) :]) from None
 
 
-def _unprepared(error: Exception, op: Op, leaves: Sequence[Any], left: list[str]) -> Exception:
+def _unprepared(error: Exception, op: Op, left: list[str]) -> Exception:
     """The error for inputs that are no tensors; the first that is left is the one to blame."""
-    if any(x is MISSING for x in leaves):
-        return misfitting(op, leaves, {})
     name = f"{op.name}: {left[0]}" if left else op.name
     return error if is_of_caller(error) else refusal(error, name, {})
 
@@ -422,9 +402,7 @@ def unary(op: Op) -> Callable[..., Any]:
     kernels = op.kernels
     kinds = op.kinds
 
-    def function(x: Any = MISSING, /, *more: Any, **unknown: Any):
-        if more or unknown:
-            raise misfitting(op, (x, *more), unknown)
+    def function(x, /):
         if type(x) is Tensor:
             p = x._data
             state = current() if LIVE else None
@@ -470,9 +448,7 @@ def binary(op: Op) -> Callable[..., Any]:
     kernels = op.kernels
     kinds = op.kinds
 
-    def function(a: Any = MISSING, b: Any = MISSING, /, *more: Any, **unknown: Any):
-        if more or unknown:
-            raise misfitting(op, (a, b, *more), unknown)
+    def function(a: Any, b: Any, /):
         if type(a) is Tensor is type(b):
             p = a._data
             q = b._data

@@ -4,6 +4,7 @@ A message says what failed, where, what came and what was due, and what to call 
 Each class also derives from the built-in class that Python code expects there.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 
 from numpy.linalg import LinAlgError
@@ -151,23 +152,31 @@ def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Excepti
     What is no fault of the call (a warning made an error, a missing file, a NaN that the user
     has asked to be told of) stays as it is.
     """
+    got = ", ".join(f"{key}={brief(value)}" for key, value in given.items())
     if isinstance(error, RegradError):
-        return prefixed(error, name)
+        return prefixed(error, name, got if _is_unnamed(error, given) else "")
     ours = next((ours for other, ours in CLASSES.items() if isinstance(error, other)), None)
     if ours is None:
         error.add_note(f"in {name}")
         return error
     said = NESTED if isinstance(error, RecursionError) else str(error).strip().rstrip(".")
-    got = ", ".join(f"{key}={brief(value)}" for key, value in given.items())
     return ours(f"{name}: {said or type(error).__name__}{got and f'; got {got}'}")
 
 
-def prefixed(error: RegradError, name: str) -> RegradError:
-    """The same error, whose message says which function was called."""
+def prefixed(error: RegradError, name: str, got: str = "") -> RegradError:
+    """The same error, whose message says which function was called, and with what."""
     text = str(error.args[0]) if error.args else ""
-    if len(error.args) <= 1 and name.rpartition(".")[2] not in text:
-        error.args = (f"{name}: {text}",)
+    if len(error.args) <= 1:
+        start = "" if name.rpartition(".")[2] in text else f"{name}: "
+        error.args = (f"{start}{text}{got and f'; got {got}'}",)
     return error
+
+
+def _is_unnamed(error: RegradError, given: Mapping[str, object]) -> bool:
+    """Whether an error is about an argument, and does not say which."""
+    if not isinstance(error, ArgumentError | ShapeError | DTypeError | NumberRangeError):
+        return False
+    return not any(re.search(rf"\b{name}\b", str(error)) for name in given)
 
 
 def brief(value: object) -> str:
@@ -212,5 +221,5 @@ def kind(value: object) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         return type(value).__name__
-    sizes = tuple(shape) if isinstance(shape, tuple | list) else "of unknown rank"
+    sizes = tuple(shape) if isinstance(shape, tuple | list) else str(shape)
     return f"{type(value).__name__}({dtype}, {sizes})"

@@ -17,7 +17,14 @@ import numpy as np
 
 from regrad import dims
 from regrad.dims import Dim, UnknownRank
-from regrad.errors import FinalizedError, GraphError, RuleError, UnknownShapeError
+from regrad.errors import (
+    ArgumentError,
+    FinalizedError,
+    GraphError,
+    RuleError,
+    UnknownShapeError,
+    kind,
+)
 from regrad.inference import Spec, infer
 from regrad.namespaces import BACKENDS, Backend, is_inexact
 from regrad.recording import effective, put, rule_in_force
@@ -445,6 +452,8 @@ class Graph:
         before = self.scope
         if not name:
             self.scope = ""
+        elif not isinstance(name, str):
+            raise ArgumentError(f"name_scope: expected a name (a string), got {kind(name)}")
         elif name.endswith("/"):
             self.scope = name
         else:

@@ -25,6 +25,7 @@ from regrad import dispatch
 from regrad.errors import ArgumentError, RegistrationError, kind
 from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.ruleforms import Entwined
+from regrad.signatures import check_call
 from regrad.tensor import Tensor
 
 P = ParamSpec("P")
@@ -179,13 +180,14 @@ def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
         function = short(entry)
     else:
         function = _written(entry, kernel)
+        function.__signature__ = Declared(lambda: inspect.signature(kernel))  # pyright: ignore
     return _dressed(function, entry, kernel)
 
 
 def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     scope: dict[str, Any] = {
-        "__name__": __name__, "call_": dispatch.call, "op_": entry, "refuse_": _refuse,
-        "missing_": dispatch.MISSING,
+        "__name__": __name__, "call_": dispatch.call, "op_": entry, "misfit_": _misfitting,
+        "missing_": MISSING,
     }  # fmt: skip
     names = kernel.__code__.co_varnames[1 : _count(kernel)]
     positional = kernel.__code__.co_argcount - 1
@@ -195,7 +197,7 @@ def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     for i, name in enumerate(names):
         if i == positional:
             pieces.append("*more_")
-        scope[f"{name}_"] = defaults.get(name, dispatch.MISSING)
+        scope[f"{name}_"] = defaults.get(name, MISSING)
         pieces.append(f"{name}={name}_")
         if i + 1 == only:
             pieces.append("/")
@@ -212,11 +214,14 @@ def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     # the caller.
     source = (
         f"def {entry.name}({', '.join([*pieces, '**unknown_'])}):\n"
-        f"    if {fault}: refuse_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
+        f"    if {fault}: raise misfit_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
         f"    return call_(op_, ({tensors}), {{{attrs}}})"
     )
     exec(compile(source, f"{os.path.dirname(__file__)}{os.sep}<{entry.name}>", "exec"), scope)
     return scope[entry.name]
+
+
+MISSING = object()  # stands for an argument that was not given
 
 
 def _defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
@@ -227,8 +232,17 @@ def _defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
     return {**dict(zip(last, values, strict=True)), **(kernel.__kwdefaults__ or {})}
 
 
-def _refuse(op: Op, args: Sequence[Any], options: dict[str, Any], unknown: dict[str, Any]) -> None:
-    raise dispatch.misfitting(op, args, {**options, **unknown})
+def _misfitting(
+    op: Op, args: Sequence[Any], options: dict[str, Any], unknown: dict[str, Any]
+) -> Exception:
+    """The error for a call that an op's signature does not fit."""
+    args = [x for x in args if x is not MISSING]
+    options = {name: x for name, x in {**options, **unknown}.items() if x is not MISSING}
+    try:
+        check_call(op.function, op.name, args, options)
+    except ArgumentError as error:
+        return error
+    raise AssertionError(f"{op.name} takes what was refused")
 
 
 class Declared(inspect.Signature):
@@ -256,13 +270,7 @@ def _dressed(
     function.__module__ = like.__module__
     function.__annotations__ = {k: v for k, v in like.__annotations__.items() if k != "xp"}
     function.__doc__ = f"{like.__doc__}\n\n    Op type: `{entry.type}`." if like.__doc__ else None
-    function.__signature__ = Declared(lambda: inspect.signature(like))  # pyright: ignore
     return function
-
-
-def _positional(names: Sequence[str]) -> inspect.Signature:
-    kind = inspect.Parameter.POSITIONAL_ONLY
-    return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
 
 def elementwise(
@@ -300,7 +308,6 @@ def elementwise(
     function.__module__ = sys._getframe(1).f_globals["__name__"]
     function.__annotations__ = dict.fromkeys([*names, "return"], "Tensor")
     function.__doc__ = f"{doc}\n\n    Op type: `{type}`."
-    function.__signature__ = Declared(lambda: _positional(names))  # pyright: ignore
     entry.function = function
     for wrt, rule in zip(names, rules, strict=False):
         gradient(type, wrt)(rule)

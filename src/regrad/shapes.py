@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from operator import index
@@ -10,21 +11,54 @@ from typing import Any
 import numpy as np
 
 from regrad import dims
-from regrad.errors import ArgumentError, ShapeError, UnknownShapeError
+from regrad.errors import (
+    ArgumentError,
+    InvalidValueError,
+    ShapeError,
+    UnknownShapeError,
+    brief,
+)
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
 
 
-def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """A shape from an int or a sequence of ints."""
-    if isinstance(shape, int | dims.Dim):
-        return (shape,)  # pyright: ignore[reportReturnType]
+LARGEST = 2**48  # elements that a Tensor can have: XLA ends the process at sizes beyond 64 bits
+
+
+def as_shape(shape: int | Sequence[int], *, rest: bool = False) -> tuple[int, ...]:
+    """A shape from an int or a sequence of ints; with `rest` a size may be -1, for what remains."""
     if isinstance(shape, dims.UnknownRank):
         return shape  # pyright: ignore[reportReturnType]
-    if getattr(shape, "ndim", 1) == 0:  # a Tensor or an array of one integer
-        return (index(shape),)  # pyright: ignore[reportArgumentType]
-    return tuple(n if isinstance(n, dims.Dim) else int(n) for n in shape)
+    # a Tensor or an array of rank 0 is one integer
+    alone = isinstance(shape, int | dims.Dim) or getattr(shape, "ndim", 1) == 0
+    try:
+        given: Any = (shape,) if alone else shape
+        sizes = tuple([n if isinstance(n, dims.Dim) else index(n) for n in given])
+    except TypeError:
+        raise ArgumentError(
+            f"expected a shape, an integer or a sequence of integers, got {brief(shape)}"
+        ) from None
+    known = [n for n in sizes if isinstance(n, int)]
+    if known and (min(known) < -rest or math.prod(known) > LARGEST):
+        raise ShapeError(
+            f"a Tensor cannot have the shape {brief(sizes)}: expected sizes of 0 or more, and at "
+            "most 2**48 elements"
+        )
+    return sizes  # pyright: ignore[reportReturnType]
+
+
+def as_count(n: Any, what: str) -> Any:
+    """A number of things that are to be made: 0 or more."""
+    if isinstance(n, dims.Dim):
+        return n
+    try:
+        count = index(n)
+    except TypeError:
+        raise ArgumentError(f"expected an integer for {what}, got {brief(n)}") from None
+    if not 0 <= count <= LARGEST:
+        raise InvalidValueError(f"{what} must lie between 0 and 2**48, got {brief(n)}")
+    return count
 
 
 def normalized_axes(axis: Axis, ndim: int, what: str = "axis") -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             return function(*args, **options)
         except Exception as error:
-            answer = answered(error, function, name, args, options)
+            answer = answered(error, function, args, options, name)
             if answer is error:
                 raise
             raise answer from error
@@ -49,17 +49,19 @@ def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def answered(
     error: Exception,
     function: Callable[..., Any],
-    name: str,
     args: Sequence[Any],
     options: Mapping[str, Any],
+    name: str = "",
 ) -> Exception:
     """An error of a call as the caller is to see it.
 
     What the caller's own code raised stays as it is, and so does what another function of the
     library is told: only the one that the user has called speaks.
     """
-    if sys._getframe(2).f_globals.get("__name__", "").startswith("regrad."):
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if caller.startswith("regrad.") and caller != METHODS:
         return error
+    name = name or function.__name__
     if isinstance(error, TypeError) and not isinstance(error, RegradError):
         check_call(function, name, args, options)
     if is_of_caller(error):
@@ -67,6 +69,7 @@ def answered(
     return refusal(error, name, given(function, args, options))
 
 
+METHODS = "regrad.ops.methods"  # which pass on what the user wrote
 OWN = {
     "regrad", "numpy", "scipy", "jax", "jaxlib", "torch", "optree", "opt_einsum", "ml_dtypes",
     "array_api_compat", "safetensors", *sys.stdlib_module_names,

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from regrad import dispatch
+from regrad.errors import InvalidValueError
 from regrad.namespaces import special
 from regrad.ops.elementwise import abs, clip, erfc, exp, logical_and, square, tanh, where
 from regrad.ops.reduction import sum
@@ -151,6 +152,10 @@ def gelu(xp, x: TensorLike, /, approximate: bool = False) -> Tensor:
     With `approximate=True` that probability is `sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x³))`
     instead, which older models were trained with (the form with `tanh` is the same function).
     """
+    if approximate not in (True, False):
+        raise InvalidValueError(
+            f"gelu: approximate must be True (the form with tanh) or False, got {approximate!r:.40}"
+        )
     if approximate:
         return x * special(xp).expit(TANH_SLOPE * (x + TANH_CUBIC * x * x * x))
     return 0.5 * x * special(xp).erfc(-SQRT_HALF * x)

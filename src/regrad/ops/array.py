@@ -33,7 +33,7 @@ from regrad.tensor import Tensor
 @op("Reshape")
 def reshape(xp, x: TensorLike, /, shape: Shape, *, copy: bool | None = None) -> Tensor:
     """x with another shape of the same size; one size may be -1."""
-    shape = as_shape(shape)
+    shape = as_shape(shape, rest=True)
     _check_size(tuple(x.shape), shape)
     return xp.reshape(x, shape)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import isfunction
 from typing import Any
 
 from regrad import dispatch, numpy_protocol, printing
@@ -26,7 +25,6 @@ from regrad.ops import (
 )
 from regrad.ops import matmul as products
 from regrad.shapes import Axis
-from regrad.signatures import public
 from regrad.tensor import Tensor
 
 
@@ -214,52 +212,53 @@ class Methods:
         """This tensor where `condition`, `b` elsewhere; see `regrad.where`."""
         return elementwise.where(condition, self, b)
 
-    # -- reductions and scans: axis and keepdims by position, as in TensorFlow.js --------------
+    # -- reductions and scans: axis and keepdims by position, as in TensorFlow.js. What they do
+    # not know goes on to the op, which says what it takes. ------------------------------------
 
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def sum(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         """The sum over `axis`; see `regrad.sum`."""
-        return reduction.sum(self, axis=axis, keepdims=keepdims)
+        return reduction.sum(self, axis=axis, keepdims=keepdims, **unknown)
 
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def mean(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         """The mean over `axis`; see `regrad.mean`."""
-        return reduction.mean(self, axis=axis, keepdims=keepdims)
+        return reduction.mean(self, axis=axis, keepdims=keepdims, **unknown)
 
-    def prod(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def prod(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         """The product over `axis`; see `regrad.prod`."""
-        return reduction.prod(self, axis=axis, keepdims=keepdims)
+        return reduction.prod(self, axis=axis, keepdims=keepdims, **unknown)
 
-    def max(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def max(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         """The maximum over `axis`; see `regrad.max`."""
-        return reduction.max(self, axis=axis, keepdims=keepdims)
+        return reduction.max(self, axis=axis, keepdims=keepdims, **unknown)
 
-    def min(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def min(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         """The minimum over `axis`; see `regrad.min`."""
-        return reduction.min(self, axis=axis, keepdims=keepdims)
+        return reduction.min(self, axis=axis, keepdims=keepdims, **unknown)
 
-    def all(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def all(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         """Whether all are true over `axis`; see `regrad.all`."""
-        return reduction.all(self, axis=axis, keepdims=keepdims)
+        return reduction.all(self, axis=axis, keepdims=keepdims, **unknown)
 
-    def any(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def any(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         """Whether any is true over `axis`; see `regrad.any`."""
-        return reduction.any(self, axis=axis, keepdims=keepdims)
+        return reduction.any(self, axis=axis, keepdims=keepdims, **unknown)
 
-    def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Any:
+    def logsumexp(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         """`log(sum(exp(x)))` over `axis`, stable; see `regrad.logsumexp`."""
-        return reduction.logsumexp(self, axis=axis, keepdims=keepdims)
+        return reduction.logsumexp(self, axis=axis, keepdims=keepdims, **unknown)
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Any:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
         names: dict[Any, Any] = {"euclidean": 2, "fro": 2, "inf": float("inf")}  # TensorFlow.js's
         return reduction.vector_norm(self, axis=axis, keepdims=keepdims, ord=names.get(ord, ord))
 
-    def argmax(self, axis: int | None = None) -> Any:
+    def argmax(self, axis: int | None = None, **unknown: Any) -> Any:
         """The place of the maximum; see `regrad.argmax`."""
-        return reduction.argmax(self, axis=axis)
+        return reduction.argmax(self, axis=axis, **unknown)
 
-    def argmin(self, axis: int | None = None) -> Any:
+    def argmin(self, axis: int | None = None, **unknown: Any) -> Any:
         """The place of the minimum; see `regrad.argmin`."""
-        return reduction.argmin(self, axis=axis)
+        return reduction.argmin(self, axis=axis, **unknown)
 
     def cumsum(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
         """The sum of all elements so far; see `regrad.cumulative_sum`."""
@@ -344,5 +343,4 @@ for _name, _hint in ATTRIBUTES.items():
 # Tensor is defined before any op exists, so it gets its methods here.
 for _name, _method in list(vars(Methods).items()):
     if _name not in ("__module__", "__doc__", "__slots__", "__dict__", "__weakref__"):
-        own = isfunction(_method) and _method.__module__ == __name__ and _name[0] != "_"
-        setattr(Tensor, _name, public(_method) if own else _method)
+        setattr(Tensor, _name, _method)

@@ -135,8 +135,8 @@ def slice(x: Any, begin: int | Sequence[int], size: int | Sequence[int] | None =
         [2, 3, 4]
     """
     x = dispatch.lift(x)
-    begin = as_shape(begin)
-    size = (-1,) * len(begin) if size is None else as_shape(size)
+    begin = as_shape(begin, rest=True)
+    size = (-1,) * len(begin) if size is None else as_shape(size, rest=True)
     more = x.ndim - len(begin)
     if len(begin) != len(size) or more < 0:
         raise ShapeError(
@@ -161,7 +161,7 @@ MirrorMode = Literal["reflect", "symmetric", "edge"]
 
 @op("PadV2")
 def _pad(xp, x: TensorLike, /, *, paddings: Paddings, constant_value: complex) -> Tensor:
-    shape = [a + n + b for (a, b), n in zip(paddings, x.shape, strict=True)]
+    shape = as_shape([a + n + b for (a, b), n in zip(paddings, x.shape, strict=True)])
     windows = [(a, n, 1) for (a, _), n in zip(paddings, x.shape, strict=True)]
     return _embedded(xp, x, shape, windows, constant_value)
 
