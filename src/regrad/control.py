@@ -11,9 +11,10 @@ from regrad import containers, dispatch
 from regrad.arguments import Given, noted
 from regrad.branches import branched
 from regrad.capture import Captured
-from regrad.errors import ArgumentError, ShapeError
+from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.gradients import callable_or_raise
 from regrad.loops import as_jax, conditional, repeated, scanned
+from regrad.namespaces import is_array
 from regrad.ops.array import stack
 from regrad.ops.elementwise import astype, logical_not, where
 from regrad.ops.getitem import getitem
@@ -182,6 +183,8 @@ def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: 
     8.0
     """
     callable_or_raise(body_fn, "fori_loop")
+    _check_bound(lower, "lower")
+    _check_bound(upper, "upper")
     if isinstance(lower, int) and isinstance(upper, int):
         numbers = dispatch.lift(np.arange(lower, max(upper, lower), dtype=np.int32))
         return scan(lambda carry, i: (body_fn(i, carry), None), init, numbers)[0]
@@ -253,6 +256,11 @@ class _Step:
                     f"{before.dtype} {before.shape} came out as {after.dtype} {after.shape}. "
                     "Start with the shape and dtype that the steps give (astype, broadcast_to)."
                 )
+
+
+def _check_bound(n: Any, what: str) -> None:
+    if not (dispatch.is_tensor(n) or is_array(n)) and not hasattr(n, "__index__"):
+        raise ArgumentError(f"fori_loop: expected an integer for {what}, got {kind(n)}")
 
 
 def _length(xs: Sequence[Tensor], length: int | None) -> int:

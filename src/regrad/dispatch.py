@@ -19,7 +19,9 @@ from regrad.errors import (
     ArgumentError,
     DTypeError,
     GradientError,
+    NumberRangeError,
     kind,
+    prefixed,
     refusal,
 )
 from regrad.graph import Symbol, Symbolic, defer, size_tensor
@@ -260,7 +262,10 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()  # NumPy's scalars are not weak, Python's are
     if isinstance(value, list):
-        return frozen(value)  # the record keeps it, the caller may change it
+        try:
+            return frozen(value)  # the record keeps it, the caller may change it
+        except RecursionError as error:
+            raise refusal(error, f"{op.name}: {name}", {}) from None
     if is_tensor(value):
         raise ArgumentError(
             f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
@@ -488,9 +493,17 @@ def binary(op: Op) -> Callable[..., Any]:
                         )
                 return y
         elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
-            return function(a, constant(b, d))
+            try:
+                b = constant(b, d)  # pyright: ignore[reportArgumentType] (a number)
+            except NumberRangeError as error:
+                raise prefixed(error, op.name) from None
+            return function(a, b)
         elif type(b) is Tensor and type(a) in WEAK and (d := b._data.dtype) in REAL:
-            return function(constant(a, d), b)  # pyright: ignore[reportArgumentType] (a number)
+            try:
+                a = constant(a, d)  # pyright: ignore[reportArgumentType] (a number)
+            except NumberRangeError as error:
+                raise prefixed(error, op.name) from None
+            return function(a, b)
         return call(op, (a, b), NO_ATTRS)
 
     return function

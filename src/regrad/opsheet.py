@@ -14,6 +14,7 @@ array namespace and is no part of the public signature.
 from __future__ import annotations
 
 import inspect
+import itertools
 import keyword
 import os
 import sys
@@ -86,6 +87,7 @@ def op(
     def decorate(kernel: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
         _check_function(kernel, type)
         inputs, attrs = _parameters(kernel, type)
+        _check_free(type)
         _check_name(kernel.__name__, type)
         entry = Op(
             type,
@@ -100,10 +102,9 @@ def op(
             real=real,
             several=_annotation(kernel.__annotations__.get("return")).startswith("tuple"),
         )
-        function = _public(entry, kernel)
-        entry.function = function
-        _register(entry)
-        return function
+        entry.function = _public(entry, kernel)
+        OPS[type] = entry
+        return entry.function
 
     return decorate
 
@@ -122,14 +123,12 @@ def _check_name(name: str, type: str) -> None:
         )
 
 
-def _register(entry: Op) -> Op:
-    if entry.type in OPS:
+def _check_free(type: str) -> None:
+    if type in OPS:
         raise RegistrationError(
-            f"the op type {entry.type!r} exists already (regrad.{OPS[entry.type].name}); "
+            f"the op type {type!r} exists already (regrad.{OPS[type].name}); "
             "choose another name for yours"
         )
-    OPS[entry.type] = entry
-    return entry
 
 
 def _parameters(kernel: Callable[..., Any], type: str) -> tuple[list[Input], list[str]]:
@@ -236,7 +235,7 @@ def _misfitting(
     op: Op, args: Sequence[Any], options: dict[str, Any], unknown: dict[str, Any]
 ) -> Exception:
     """The error for a call that an op's signature does not fit."""
-    args = [x for x in args if x is not MISSING]
+    args = list(itertools.takewhile(lambda x: x is not MISSING, args))
     options = {name: x for name, x in {**options, **unknown}.items() if x is not MISSING}
     try:
         check_call(op.function, op.name, args, options)
@@ -290,18 +289,17 @@ def elementwise(
     input, in order; none for ops that have no gradient.
     """
     names = inputs.split()
-    entry = _register(
-        Op(
-            type,
-            name,
-            kernel,
-            [Input(n, "one") for n in names],
-            broadcasts=len(names) > 1,
-            promotes=len(names) > 1,
-            to_float=to_float,
-            holomorphic=holomorphic,
-            real=real,
-        )
+    _check_free(type)
+    entry = OPS[type] = Op(
+        type,
+        name,
+        kernel,
+        [Input(n, "one") for n in names],
+        broadcasts=len(names) > 1,
+        promotes=len(names) > 1,
+        to_float=to_float,
+        holomorphic=holomorphic,
+        real=real,
     )
     function = (dispatch.unary if len(names) == 1 else dispatch.binary)(entry)
     function.__name__ = function.__qualname__ = name

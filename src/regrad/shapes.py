@@ -18,6 +18,7 @@ from regrad.errors import (
     UnknownShapeError,
     brief,
 )
+from regrad.signatures import public
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
@@ -26,26 +27,31 @@ Shape = int | tuple[int, ...]
 LARGEST = 2**48  # elements that a Tensor can have: XLA ends the process at sizes beyond 64 bits
 
 
+def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ...]:
+    """Integers (or sizes that only the run of a graph can tell) from one or a sequence of them."""
+    # a Tensor or an array of rank 0 is one integer
+    alone = isinstance(values, int | dims.Dim) or getattr(values, "ndim", 1) == 0
+    try:
+        given: Any = (values,) if alone else values
+        return tuple([n if isinstance(n, dims.Dim) else index(n) for n in given])
+    except TypeError:
+        raise ArgumentError(
+            f"expected {what}, an integer or a sequence of integers, got {brief(values)}"
+        ) from None
+
+
 def as_shape(shape: int | Sequence[int], *, rest: bool = False) -> tuple[int, ...]:
     """A shape from an int or a sequence of ints; with `rest` a size may be -1, for what remains."""
     if isinstance(shape, dims.UnknownRank):
         return shape  # pyright: ignore[reportReturnType]
-    # a Tensor or an array of rank 0 is one integer
-    alone = isinstance(shape, int | dims.Dim) or getattr(shape, "ndim", 1) == 0
-    try:
-        given: Any = (shape,) if alone else shape
-        sizes = tuple([n if isinstance(n, dims.Dim) else index(n) for n in given])
-    except TypeError:
-        raise ArgumentError(
-            f"expected a shape, an integer or a sequence of integers, got {brief(shape)}"
-        ) from None
+    sizes = as_ints(shape)
     known = [n for n in sizes if isinstance(n, int)]
     if known and (min(known) < -rest or math.prod(known) > LARGEST):
         raise ShapeError(
             f"a Tensor cannot have the shape {brief(sizes)}: expected sizes of 0 or more, and at "
             "most 2**48 elements"
         )
-    return sizes  # pyright: ignore[reportReturnType]
+    return sizes
 
 
 def as_count(n: Any, what: str) -> Any:
@@ -94,6 +100,7 @@ def spread_axes(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ..
     return (*range(new), *stretched)
 
 
+@public
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape to which tensors of these shapes broadcast together."""
     try:

@@ -6,8 +6,9 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
 
-Three campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
-rules (`answers`); F5, random programs in every mode (`agreement`). What is done is noted under
+Four campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
+rules (`answers`); F5, random programs in every mode (`agreement`); F12, calls that make no sense
+(`malformed`). What is done is noted under
 `out/`; a second run of the same sources goes on from there. A whole run writes its results to
 `tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
 
@@ -35,7 +36,7 @@ import tqdm
 from bench import report as machine
 
 import regrad
-from tests.campaigns import agreement, answers, fires
+from tests.campaigns import agreement, answers, fires, malformed
 from tests.campaigns.verdicts import (
     BROKEN,
     DELIVERED,
@@ -51,8 +52,13 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
 RESULTS = Path(__file__).parent / "results" / "proof.json"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
-CAMPAIGNS: dict[str, Any] = {"F1": fires, "F3": answers, "F5": agreement}
-TITLES = {"F1": "rules in every context", "F3": "wrong answers", "F5": "random programs"}
+CAMPAIGNS: dict[str, Any] = {"F1": fires, "F3": answers, "F5": agreement, "F12": malformed}
+TITLES = {
+    "F1": "rules in every context",
+    "F3": "wrong answers",
+    "F5": "random programs",
+    "F12": "malformed calls",
+}
 LIMIT = 600  # seconds for a job
 
 
@@ -78,6 +84,7 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F1": quick_jobs() if quick else fires.jobs(),
         "F3": answers.jobs(),
         "F5": agreement.jobs(programs, seed),
+        "F12": malformed.jobs(quick),
     }
     every = [Job(c, name, quick) for c in CAMPAIGNS for name in names[c]]
     return [job for job in every if job.key.startswith(options.only)]
@@ -207,7 +214,7 @@ def totals(entries: Sequence[dict[str, Any]]) -> dict[str, Counter[str]]:
     """Counts by campaign and outcome."""
     found = {c: Counter[str]() for c in CAMPAIGNS}
     for entry in entries:
-        found[entry["job"][:2]].update(entry["counts"])
+        found[entry["job"].partition("/")[0]].update(entry["counts"])
     return {c: counts for c, counts in found.items() if counts}
 
 
@@ -221,6 +228,9 @@ def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
     if campaign == "F3":
         place, _, fault = case.partition(": ")
         return fault, place
+    if campaign == "F12":
+        function, _, fault = case.partition(": ")
+        return fault, function
     seed, _, mode = case.partition(" ")
     what = detail.partition("]")[0] + "]" if outcome in WRONG else detail.partition(":")[0]
     return f"{mode} {what}", seed
@@ -230,7 +240,7 @@ def classes(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Everything that was not delivered, by class; with the shortest detail of each."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for entry in entries:
-        campaign = entry["job"][:2]
+        campaign = entry["job"].partition("/")[0]
         for verdict in entry["others"]:
             name, case = class_of(campaign, verdict)
             found[campaign, verdict[1], name].append((case, verdict[2]))
@@ -309,14 +319,16 @@ def main(given: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     jobs = all_jobs(options)
     if not jobs:
-        sys.exit(f"no job begins with {options.only!r}; there are F1/…, F3/… and F5/…")
+        sys.exit(f"no job begins with {options.only!r}; there are F1/…, F3/…, F5/… and F12/…")
     entries = carried_out(jobs, options)
     found = classes(entries)
     print("\n".join(listing(found)))
     print(f"\n{table(totals(entries))}\n")
     path = written(entries, found, options)
     wrong = sum(each["count"] for each in found if each["outcome"] in WRONG)
-    verdict = "No rule was passed over." if not wrong else f"{wrong} cases must not be."
+    verdict = (
+        "Nothing was silent, and nothing broke." if not wrong else f"{wrong} cases must not be."
+    )
     print(f"{verdict} {time.perf_counter() - start:.0f} s; written to {path.relative_to(ROOT)}")
     return 1 if wrong else 0
 
