@@ -334,11 +334,14 @@ def computed(
 ) -> Any:
     """What an op's kernel makes of Tensors, without a record."""
     arrays: Any = [x._data for x in xs]
-    types = {*map(type, arrays)}
-    if len(types) > 1:
-        arrays = _one_library(arrays)
-        types = {*map(type, arrays)} - {ndarray}
-    kernel = op.kernels[types.pop()]
+    if len(arrays) == 1:  # as of most ops
+        kernel = op.kernels[type(arrays[0])]
+    else:
+        types = {*map(type, arrays)}
+        if len(types) > 1:
+            arrays = _one_library(arrays)
+            types = {*map(type, arrays)} - {ndarray}
+        kernel = op.kernels[types.pop()]
     try:
         if layout is not None:
             arrays = [placed(arrays, place) for place in layout]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from operator import index
@@ -27,8 +26,13 @@ Shape = int | tuple[int, ...]
 LARGEST = 2**48  # elements that a Tensor can have: XLA ends the process at sizes beyond 64 bits
 
 
+INTS = frozenset({int})
+
+
 def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ...]:
     """Integers (or sizes that only the run of a graph can tell) from one or a sequence of them."""
+    if type(values) is tuple and INTS.issuperset(map(type, values)):
+        return values
     # a Tensor or an array of rank 0 is one integer
     alone = isinstance(values, int | dims.Dim) or getattr(values, "ndim", 1) == 0
     try:
@@ -42,16 +46,28 @@ def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ..
 
 def as_shape(shape: int | Sequence[int], *, rest: bool = False) -> tuple[int, ...]:
     """A shape from an int or a sequence of ints; with `rest` a size may be -1, for what remains."""
+    if type(shape) is int and 0 <= shape <= LARGEST:  # as most shapes are
+        return (shape,)
     if isinstance(shape, dims.UnknownRank):
         return shape  # pyright: ignore[reportReturnType]
     sizes = as_ints(shape)
-    known = [n for n in sizes if isinstance(n, int)]
-    if known and (min(known) < -rest or math.prod(known) > LARGEST):
+    if not _is_possible(sizes, -rest):
         raise ShapeError(
             f"a Tensor cannot have the shape {brief(sizes)}: expected sizes of 0 or more, and at "
             "most 2**48 elements"
         )
     return sizes
+
+
+def _is_possible(sizes: Sequence[Any], least: int) -> bool:
+    """Whether a Tensor could have these sizes, as far as they are known."""
+    elements = 1
+    for n in sizes:
+        if isinstance(n, int):
+            if n < least:
+                return False
+            elements *= n
+    return elements <= LARGEST
 
 
 def as_count(n: Any, what: str) -> Any:

@@ -28,6 +28,20 @@ from regrad.shapes import Axis
 from regrad.tensor import Tensor
 
 
+def _reducing(reduce: Any) -> Any:
+    """The method of a reduction, which takes its options by position too."""
+    name = reduce.__name__
+
+    def method(self: Any, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
+        if unknown:  # the op says what it takes
+            return reduce(self, axis=axis, keepdims=keepdims, **unknown)
+        return reduce(self, axis=axis, keepdims=keepdims)
+
+    method.__name__, method.__qualname__ = name, f"Tensor.{name}"
+    method.__doc__ = f"Reduce over `axis` (all axes by default); see `regrad.{name}`."
+    return method
+
+
 class Methods:
     """Operators and methods that call the ops; nothing is computed here."""
 
@@ -212,53 +226,29 @@ class Methods:
         """This tensor where `condition`, `b` elsewhere; see `regrad.where`."""
         return elementwise.where(condition, self, b)
 
-    # -- reductions and scans: axis and keepdims by position, as in TensorFlow.js. What they do
-    # not know goes on to the op, which says what it takes. ------------------------------------
+    # -- reductions and scans: axis and keepdims by position, as in TensorFlow.js --------------
 
-    def sum(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
-        """The sum over `axis`; see `regrad.sum`."""
-        return reduction.sum(self, axis=axis, keepdims=keepdims, **unknown)
-
-    def mean(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
-        """The mean over `axis`; see `regrad.mean`."""
-        return reduction.mean(self, axis=axis, keepdims=keepdims, **unknown)
-
-    def prod(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
-        """The product over `axis`; see `regrad.prod`."""
-        return reduction.prod(self, axis=axis, keepdims=keepdims, **unknown)
-
-    def max(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
-        """The maximum over `axis`; see `regrad.max`."""
-        return reduction.max(self, axis=axis, keepdims=keepdims, **unknown)
-
-    def min(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
-        """The minimum over `axis`; see `regrad.min`."""
-        return reduction.min(self, axis=axis, keepdims=keepdims, **unknown)
-
-    def all(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
-        """Whether all are true over `axis`; see `regrad.all`."""
-        return reduction.all(self, axis=axis, keepdims=keepdims, **unknown)
-
-    def any(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
-        """Whether any is true over `axis`; see `regrad.any`."""
-        return reduction.any(self, axis=axis, keepdims=keepdims, **unknown)
-
-    def logsumexp(self, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
-        """`log(sum(exp(x)))` over `axis`, stable; see `regrad.logsumexp`."""
-        return reduction.logsumexp(self, axis=axis, keepdims=keepdims, **unknown)
+    sum = _reducing(reduction._sum)
+    mean = _reducing(reduction.mean)
+    prod = _reducing(reduction._prod)
+    max = _reducing(reduction.max)
+    min = _reducing(reduction.min)
+    all = _reducing(reduction.all)
+    any = _reducing(reduction.any)
+    logsumexp = _reducing(reduction.logsumexp)
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Any:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
         names: dict[Any, Any] = {"euclidean": 2, "fro": 2, "inf": float("inf")}  # TensorFlow.js's
         return reduction.vector_norm(self, axis=axis, keepdims=keepdims, ord=names.get(ord, ord))
 
-    def argmax(self, axis: int | None = None, **unknown: Any) -> Any:
+    def argmax(self, axis: int | None = None) -> Any:
         """The place of the maximum; see `regrad.argmax`."""
-        return reduction.argmax(self, axis=axis, **unknown)
+        return reduction.argmax(self, axis=axis)
 
-    def argmin(self, axis: int | None = None, **unknown: Any) -> Any:
+    def argmin(self, axis: int | None = None) -> Any:
         """The place of the minimum; see `regrad.argmin`."""
-        return reduction.argmin(self, axis=axis, **unknown)
+        return reduction.argmin(self, axis=axis)
 
     def cumsum(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
         """The sum of all elements so far; see `regrad.cumulative_sum`."""

@@ -95,7 +95,8 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
 
     Op type: `Sum`.
     """
-    return _sum(_of_dtype(x, dtype), axis=axis, keepdims=keepdims)
+    x = x if dtype is None else _of_dtype(x, dtype)
+    return _sum(x, axis=axis, keepdims=keepdims)
 
 
 @op("Mean", to_float=True)
@@ -164,7 +165,8 @@ def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fa
     Tensor
         [0, 6, 0]
     """
-    return _prod(_of_dtype(x, dtype), axis=axis, keepdims=keepdims)
+    x = x if dtype is None else _of_dtype(x, dtype)
+    return _prod(x, axis=axis, keepdims=keepdims)
 
 
 # -- largest and smallest ------------------------------------------------------------------------
