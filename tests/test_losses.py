@@ -62,7 +62,7 @@ def test_an_unknown_reduction_is_refused_with_the_list():
     with pytest.raises(ArgumentError) as error:
         losses.mean_squared_error([1.0], [2.0], None, "sums")
     assert str(error.value) == (
-        "there is no reduction 'sums'. Did you mean 'sum'? The reductions are "
+        "mean_squared_error: there is no reduction 'sums'. Did you mean 'sum'? The reductions are "
         "'sum_by_nonzero_weights', 'mean', 'sum', 'none'."
     )
     with pytest.raises(ArgumentError, match=r"there is no reduction 1\.0"):

@@ -370,10 +370,10 @@ def test_python_numbers_are_floats_for_grad_in_every_mode():
     ],
 )
 def test_values_that_are_no_tensors(value, words):
-    says(lambda: rg.add(x, value), "add: expected a Tensor, an array or a number", words)
-    says(lambda: rg.sum(value), "sum: expected a Tensor, an array or a number", words)
-    says(lambda: rg.tensor(value), "expected a Tensor, an array or a number", words)
-    says(lambda: x == value, "equal: expected a Tensor", words)
+    says(lambda: rg.add(x, value), "add: b: expected a Tensor, an array or a number", words)
+    says(lambda: rg.sum(value), "sum: x: expected a Tensor, an array or a number", words)
+    says(lambda: rg.tensor(value), "tensor: expected a Tensor, an array or a number", words)
+    says(lambda: x == value, "equal: b: expected a Tensor", words)
 
 
 def test_attributes_of_other_libraries_are_absent_and_say_what_to_use():

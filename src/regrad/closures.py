@@ -54,6 +54,9 @@ SMALL = 64  # elements of an array whose content is part of a key as it is
 Read = Callable[[], Any]
 
 
+MASK = 1024  # the most elements of a mask that a program is made for
+
+
 class Closure:
     """The values that some functions reach, by the places where they were found.
 
@@ -211,7 +214,9 @@ class _Walk:
         """A Tensor or an array: an input of the program, if it holds numbers."""
         if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
             self.entry(name, Identity(value))
-        elif isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+        elif isinstance(value, np.ndarray) and (
+            value.dtype.kind not in "biufc" or (value.dtype.kind == "b" and value.size <= MASK)
+        ):  # a mask may decide a shape, so its values must be known
             self.entries_of(value, name, value.ravel().tolist, {})
         else:
             self.entry(name, (Tensor, value.shape, value.dtype))

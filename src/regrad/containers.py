@@ -23,7 +23,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from regrad.dispatch import NUMBERS, is_tensor
-from regrad.errors import ArgumentError, RuleError, kind
+from regrad.errors import NESTED, ArgumentError, RuleError, kind
 from regrad.namespaces import is_array
 from regrad.pytrees import LEAVES, NAMESPACE, adopted
 from regrad.ruleforms import place
@@ -55,7 +55,10 @@ def opened(
     """As `flatten`, with the structure, which can be compared and hashed."""
     import optree
 
-    leaves, spec = optree.tree_flatten(value, is_leaf=is_leaf, namespace=NAMESPACE)
+    try:
+        leaves, spec = optree.tree_flatten(value, is_leaf=is_leaf, namespace=NAMESPACE)
+    except RecursionError:
+        raise ArgumentError(f"{NESTED}, got {kind(value)}") from None
     if not LEAVES.issuperset(map(type, leaves)) and adopted(leaves):
         return opened(value, is_leaf)
     return leaves, lambda new: optree.tree_unflatten(spec, new), spec

@@ -11,14 +11,16 @@ from regrad import containers, dispatch
 from regrad.arguments import Given, returned
 from regrad.branches import branched
 from regrad.capture import Captured
-from regrad.errors import ArgumentError, ShapeError
+from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.gradients import callable_or_raise
 from regrad.loops import as_jax, conditional, repeated, scanned
+from regrad.namespaces import is_array
 from regrad.ops.array import stack
 from regrad.ops.elementwise import astype, logical_not, where
 from regrad.ops.getitem import getitem
 from regrad.recompute import checkpoint as recomputing
 from regrad.regions import in_trace
+from regrad.shapes import as_count
 from regrad.signatures import helpful
 from regrad.state import masked
 from regrad.tensor import Tensor
@@ -147,6 +149,8 @@ def while_loop(
     (0.125, 0.125)
     """
     callable_or_raise(cond_fn, "while_loop")
+    if max_steps is not None:
+        as_count(max_steps, "max_steps")
     callable_or_raise(body_fn, "while_loop")
     containers.refuse_closed(init, "init", "while_loop")
     carry = Given((init,), {}, numbers="Tensors")
@@ -179,6 +183,8 @@ def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: 
     8.0
     """
     callable_or_raise(body_fn, "fori_loop")
+    _check_bound(lower, "lower")
+    _check_bound(upper, "upper")
     if isinstance(lower, int) and isinstance(upper, int):
         numbers = dispatch.lift(np.arange(lower, max(upper, lower), dtype=np.int32))
         return scan(lambda carry, i: (body_fn(i, carry), None), init, numbers)[0]
@@ -252,8 +258,14 @@ class _Step:
                 )
 
 
+def _check_bound(n: Any, what: str) -> None:
+    if not (dispatch.is_tensor(n) or is_array(n)) and not hasattr(n, "__index__"):
+        raise ArgumentError(f"fori_loop: expected an integer for {what}, got {kind(n)}")
+
+
 def _length(xs: Sequence[Tensor], length: int | None) -> int:
-    lengths = {len(x) for x in xs} | ({length} if length is not None else set())
+    given = () if length is None else (as_count(length, "length"),)
+    lengths = {*[len(x) for x in xs], *given}
     if len(lengths) > 1:
         raise ShapeError(f"scan: xs and length must agree, got the lengths {sorted(lengths)}")
     if not lengths:

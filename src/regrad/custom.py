@@ -16,7 +16,7 @@ from regrad.graph import is_symbolic
 from regrad.namespaces import is_array
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
-from regrad.signatures import misfit, parameters_of
+from regrad.signatures import misfit, parameters_of, public
 from regrad.state import STATE, State, current, next_id, run_held
 from regrad.tape import Tape
 from regrad.tensor import Tensor, id_of, twin
@@ -27,6 +27,7 @@ NOTHING: tuple[frozenset[int], bool] = frozenset(), False
 UNSEEN: Mapping[Tape, int] = {}
 
 
+@public
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function with a gradient of your own.
 

@@ -22,6 +22,7 @@ from regrad.inference import Spec
 from regrad.namespaces import is_array, is_inexact
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
+from regrad.signatures import answered
 from regrad.state import State, current, in_state
 from regrad.tape import GroupedRecord, Record, Tape
 from regrad.tensor import Tensor, wrap
@@ -205,9 +206,15 @@ def deferrable(f: Callable[P, R]) -> Callable[P, R]:
     @wraps(f)
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return f(*args, **kwargs)
-        except UnknownShapeError:
-            return _call_later(f, args, kwargs)
+            try:
+                return f(*args, **kwargs)
+            except UnknownShapeError:
+                return _call_later(f, args, kwargs)
+        except Exception as error:
+            answer = answered(error, f, args, kwargs)
+            if answer is error:
+                raise
+            raise answer from error
 
     return function
 

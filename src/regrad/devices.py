@@ -10,9 +10,11 @@ from regrad.custom import custom_grad
 from regrad.errors import DeviceError
 from regrad.graph import Symbol
 from regrad.placement import put
+from regrad.signatures import public
 from regrad.tensor import Tensor, wrap
 
 
+@public
 def device_put(x: Any, sharding: Any) -> Any:
     """Tensors laid out on devices, as `sharding` says.
 

@@ -19,8 +19,10 @@ from regrad.errors import (
     ArgumentError,
     DTypeError,
     GradientError,
-    ShapeError,
+    NumberRangeError,
     kind,
+    prefixed,
+    refusal,
 )
 from regrad.graph import Symbol, Symbolic, defer, in_innermost, size_tensor
 from regrad.kernel_errors import explained
@@ -29,6 +31,7 @@ from regrad.numbers import is_tensor
 from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
 from regrad.ruleforms import PerInput, Rule
+from regrad.signatures import is_of_caller
 from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.tape import Place, Record, placed
 from regrad.tensor import OURS, Tensor, wrap
@@ -157,22 +160,28 @@ def lift_as(value: Any, dtype: np.dtype) -> Tensor:
 def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[Tensor, ...]:
     """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
     promoted = [op.promotes[p] for p in parameters]
+    xs: list[Any] = []
     try:
-        xs = [
-            x
-            if type(x) is Tensor or (weak and type(x) in WEAKEST)
-            else lift(x, op.inputs[p].integers)
-            for x, p, weak in zip(leaves, parameters, promoted, strict=True)
-        ]
-    except (ArgumentError, ShapeError, DTypeError) as error:
-        raise type(error)(f"{op.name}: {error}") from None
-    _check_dtypes(op, xs, parameters)
-    if not any(promoted):
-        return tuple(xs)
-    dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
-    if op.to_float and not is_inexact(dtype):
-        dtype = FLOAT
-    return tuple(as_dtype(x, dtype) if weak else x for x, weak in zip(xs, promoted, strict=True))
+        for x, p, weak in zip(leaves, parameters, promoted, strict=True):
+            taken = type(x) is Tensor or (weak and type(x) in WEAKEST)
+            xs.append(x if taken else lift(x, op.inputs[p].integers))
+        _check_dtypes(op, xs, parameters)
+        if not any(promoted):
+            return tuple(xs)
+        dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
+        if op.to_float and not is_inexact(dtype):
+            dtype = FLOAT
+        pairs = zip(xs, promoted, strict=True)
+        return tuple([as_dtype(x, dtype) if weak else x for x, weak in pairs])
+    except Exception as error:
+        names = [op.inputs[p].name for p in parameters]
+        raise _unprepared(error, op, names[len(xs) :]) from None
+
+
+def _unprepared(error: Exception, op: Op, left: list[str]) -> Exception:
+    """The error for inputs that are no tensors; the first that is left is the one to blame."""
+    name = f"{op.name}: {left[0]}" if left else op.name
+    return error if is_of_caller(error) else refusal(error, name, {})
 
 
 def _check_dtypes(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
@@ -253,7 +262,10 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()  # NumPy's scalars are not weak, Python's are
     if isinstance(value, list):
-        return frozen(value)  # the record keeps it, the caller may change it
+        try:
+            return frozen(value)  # the record keeps it, the caller may change it
+        except RecursionError as error:
+            raise refusal(error, f"{op.name}: {name}", {}) from None
     if is_tensor(value):
         raise ArgumentError(
             f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
@@ -322,17 +334,20 @@ def computed(
 ) -> Any:
     """What an op's kernel makes of Tensors, without a record."""
     arrays: Any = [x._data for x in xs]
-    types = {*map(type, arrays)}
-    if len(types) > 1:
-        arrays = _one_library(arrays)
-        types = {*map(type, arrays)} - {ndarray}
-    kernel = op.kernels[types.pop()]
+    if len(arrays) == 1:  # as of most ops
+        kernel = op.kernels[type(arrays[0])]
+    else:
+        types = {*map(type, arrays)}
+        if len(types) > 1:
+            arrays = _one_library(arrays)
+            types = {*map(type, arrays)} - {ndarray}
+        kernel = op.kernels[types.pop()]
     try:
         if layout is not None:
             arrays = [placed(arrays, place) for place in layout]
         return _wrapped(kernel(*arrays, **attrs))
     except Exception as error:
-        raise explained(error, op, xs) from error.__cause__
+        raise explained(error, op, xs, attrs) from error.__cause__
 
 
 def again(
@@ -481,9 +496,17 @@ def binary(op: Op) -> Callable[..., Any]:
                         )
                 return y
         elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
-            return function(a, constant(b, d))
+            try:
+                b = constant(b, d)  # pyright: ignore[reportArgumentType] (a number)
+            except NumberRangeError as error:
+                raise prefixed(error, op.name) from None
+            return function(a, b)
         elif type(b) is Tensor and type(a) in WEAK and (d := b._data.dtype) in REAL:
-            return function(constant(a, d), b)  # pyright: ignore[reportArgumentType] (a number)
+            try:
+                a = constant(a, d)  # pyright: ignore[reportArgumentType] (a number)
+            except NumberRangeError as error:
+                raise prefixed(error, op.name) from None
+            return function(a, b)
         return call(op, (a, b), NO_ATTRS)
 
     return function

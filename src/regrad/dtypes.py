@@ -10,6 +10,7 @@ import numpy as np
 from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError
 from regrad.ops.creation import as_numpy_dtype
+from regrad.signatures import public
 
 bool = np.dtype("bool")
 int8, int16, int32, int64 = (np.dtype(f"int{n}") for n in (8, 16, 32, 64))
@@ -30,16 +31,19 @@ _KINDS = {
 }
 
 
+@public
 def finfo(type: Any, /) -> Any:
     """The limits of a float dtype: `eps`, `max`, `min`, `smallest_normal`, `bits`, `dtype`."""
     return np.finfo(_dtype_of(type))
 
 
+@public
 def iinfo(type: Any, /) -> Any:
     """The limits of an integer dtype: `max`, `min`, `bits`, `dtype`."""
     return np.iinfo(_dtype_of(type))
 
 
+@public
 def isdtype(dtype: Any, kind: Any) -> Any:
     """Whether a dtype is of a kind: a name such as "integral", a dtype, or a tuple of these."""
     if isinstance(kind, tuple):
@@ -51,6 +55,7 @@ def isdtype(dtype: Any, kind: Any) -> Any:
     return as_numpy_dtype(dtype) == as_numpy_dtype(kind)
 
 
+@public
 def result_type(*arrays_and_dtypes: Any) -> np.dtype:
     """The dtype of an expression of these: Tensors, dtypes, and Python numbers (which are weak)."""
     numbers = [x for x in arrays_and_dtypes if type(x) in dispatch.NUMBERS]
@@ -58,6 +63,7 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype:
     return dispatch.common(dtypes, numbers)
 
 
+@public
 def can_cast(from_: Any, to: Any, /) -> Any:
     """Whether the standard's promotion rules lead from one dtype (or Tensor) to another."""
     to = as_numpy_dtype(to)

@@ -4,7 +4,10 @@ A message says what failed, where, what came and what was due, and what to call 
 Each class also derives from the built-in class that Python code expects there.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+
+from numpy.linalg import LinAlgError
 
 
 class RegradError(Exception):
@@ -29,6 +32,22 @@ class IndexRangeError(RegradError, IndexError):
 
 class NumberRangeError(RegradError, OverflowError):
     """A Python number that its dtype cannot hold."""
+
+
+class InvalidValueError(RegradError, ValueError):
+    """A value that a function cannot take, or cannot compute with."""
+
+
+class MatrixError(InvalidValueError, LinAlgError):
+    """A matrix without what was asked for: one that is singular, or not positive definite."""
+
+
+class ResultSizeError(RegradError, MemoryError):
+    """A result that does not fit in memory."""
+
+
+class KernelError(RegradError, RuntimeError):
+    """An array library could not compute an op."""
 
 
 class DTypeError(RegradError, TypeError):
@@ -110,6 +129,75 @@ class RetraceWarning(UserWarning):
     """A compiled function that is traced again and again."""
 
 
+CLASSES = {  # of an error that is not ours, and what it becomes; the first that fits
+    LinAlgError: MatrixError,
+    IndexError: IndexRangeError,
+    OverflowError: NumberRangeError,
+    MemoryError: ResultSizeError,
+    RecursionError: ArgumentError,
+    ValueError: InvalidValueError,
+    ZeroDivisionError: InvalidValueError,
+    RuntimeError: KernelError,
+    TypeError: ArgumentError,
+    AttributeError: ArgumentError,
+    LookupError: ArgumentError,
+    AssertionError: ArgumentError,
+}
+NESTED = "a container holds itself, or is nested too deeply"
+
+
+def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Exception:
+    """An error as one of ours that names the function and what it was given.
+
+    What is no fault of the call (a warning made an error, a missing file, a NaN that the user
+    has asked to be told of) stays as it is.
+    """
+    got = ", ".join(f"{key}={brief(value)}" for key, value in given.items())
+    if isinstance(error, RegradError):
+        return prefixed(error, name, got if _is_unnamed(error, given) else "")
+    ours = next((ours for other, ours in CLASSES.items() if isinstance(error, other)), None)
+    if ours is None:
+        error.add_note(f"in {name}")
+        return error
+    said = NESTED if isinstance(error, RecursionError) else str(error).strip().rstrip(".")
+    return ours(f"{name}: {said or type(error).__name__}{got and f'; got {got}'}")
+
+
+def prefixed(error: RegradError, name: str, got: str = "") -> RegradError:
+    """The same error, whose message says which function was called, and with what."""
+    text = str(error.args[0]) if error.args else ""
+    if len(error.args) <= 1:
+        start = "" if name.rpartition(".")[2] in text else f"{name}: "
+        error.args = (f"{start}{text}{got and f'; got {got}'}",)
+    return error
+
+
+def _is_unnamed(error: RegradError, given: Mapping[str, object]) -> bool:
+    """Whether an error is about an argument, and does not say which."""
+    if not isinstance(error, ArgumentError | ShapeError | DTypeError | NumberRangeError):
+        return False
+    return not any(re.search(rf"\b{name}\b", str(error)) for name in given)
+
+
+def brief(value: object) -> str:
+    """A value for a message: itself if it is short and plain, else what it is."""
+    if isinstance(value, str | bytes | bool | int | float | complex | type | None):
+        return f"{value!r:.40}" if not isinstance(value, int) else short_int(value)
+    if isinstance(value, tuple | list) and len(value) < 7 and not _holds_containers(value):
+        inner = ", ".join(map(brief, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    return kind(value)
+
+
+def _holds_containers(values: Iterable[object]) -> bool:
+    return any(isinstance(v, tuple | list | dict) for v in values)
+
+
+def short_int(value: int) -> str:
+    """An integer for a message; one of hundreds of digits is cut off."""
+    return str(value) if abs(value) < 10**30 else "an integer of more than 30 digits"
+
+
 def near(name: str, names: Iterable[str]) -> str:
     """`" Did you mean 'MatMul'?"`, or nothing when no name is close."""
     import difflib
@@ -140,4 +228,5 @@ def kind(value: object) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         return type(value).__name__
-    return f"{type(value).__name__}({dtype}, {tuple(shape)})"
+    sizes = tuple(shape) if isinstance(shape, tuple | list) else str(shape)
+    return f"{type(value).__name__}({dtype}, {sizes})"

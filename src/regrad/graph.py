@@ -18,7 +18,14 @@ import numpy as np
 from regrad import dims
 from regrad.blocks import block
 from regrad.dims import Dim, UnknownRank
-from regrad.errors import FinalizedError, GraphError, RuleError, UnknownShapeError
+from regrad.errors import (
+    ArgumentError,
+    FinalizedError,
+    GraphError,
+    RuleError,
+    UnknownShapeError,
+    kind,
+)
 from regrad.inference import Spec, infer
 from regrad.namespaces import BACKENDS, Backend, is_inexact
 from regrad.recording import effective, put, rule_in_force
@@ -472,6 +479,8 @@ class Graph:
         The scope with its slash is bound by `as`.
         """
         before = self.scope
+        if name and not isinstance(name, str):
+            raise ArgumentError(f"name_scope: expected a name (a string), got {kind(name)}")
         scope = name or ""
         if scope and not scope.endswith("/"):
             scope = self.unique(scope) + "/"

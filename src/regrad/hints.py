@@ -42,6 +42,16 @@ KEYWORDS = {
 KEYWORDS["operand"] = KEYWORDS["operands"]
 KEYWORDS["axis_size"] = KEYWORDS["spmd_axis_name"] = KEYWORDS["axis_name"]
 
+RENAMED = {  # arguments of ops in other libraries
+    "dim": "axis",
+    "dims": "axis",
+    "keep_dims": "keepdims",
+    "keepdim": "keepdims",
+    "newshape": "shape",
+    "perm": "axes",
+    "size": "shape",
+}
+
 ALL = {  # how each differentiates by all arguments of f
     "grad": "grads(f)([a, b])",
     "grads": "grads(f)([a, b])",
@@ -58,6 +68,8 @@ def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
     if api.endswith("(f)"):  # what it returned
         name = api.removesuffix("(f)")
         return f"Bind it in a closure: {name}(lambda x: f(x, {keyword}={keyword}))(x)."
+    if RENAMED.get(keyword) in known:
+        return f"It is called {RENAMED[keyword]} here."
     if keyword in KEYWORDS:
         return KEYWORDS[keyword].format(api=api, all=_all(api))
     return f"It takes {', '.join(known)}.{near(keyword, known)}"

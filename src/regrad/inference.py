@@ -20,11 +20,12 @@ from regrad import dims
 from regrad.dims import Dim, UnknownRank
 from regrad.errors import (
     ArgumentError,
-    DTypeError,
     IndexRangeError,
     NumberRangeError,
+    RegradError,
     ShapeError,
     UnknownShapeError,
+    refusal,
 )
 from regrad.namespaces import FLOAT, is_inexact
 from regrad.registry import Op
@@ -35,9 +36,10 @@ from regrad.shapeforms.sizes import Clash, StandIn, broadcast
 from regrad.shapeforms.table import FORMS, Arguments, Attrs, Form, quiet
 from regrad.shapeforms.table import Spec as Spec
 from regrad.shapeforms.table import shape_of as shape_of
+from regrad.signatures import is_of_caller
 
 RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
-MISTAKES = (ShapeError, DTypeError, ArgumentError, IndexRangeError, NumberRangeError)
+MISTAKES = (ShapeError, TypeError, IndexRangeError, NumberRangeError)  # DTypeErrors are TypeErrors
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
 SMALL, LARGE = 5, 2**16  # a size in a trial; the elements of an array that is tried as it is
 LARGE_SIZES = object()
@@ -70,7 +72,7 @@ def infer(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
             found = None
         except Exception as error:
             if not _is_unranked(arguments, attrs):
-                raise explained(error, op, arguments) from error.__cause__
+                raise explained(error, op, arguments, attrs) from error.__cause__
     return probe(op, arguments, attrs) if found is None else found
 
 
@@ -100,7 +102,7 @@ def _answered(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Sp
     return [Spec(answer, dtype)]
 
 
-def explained(error: Exception, op: Op, arguments: Arguments) -> Exception:
+def explained(error: Exception, op: Op, arguments: Arguments, attrs: Attrs) -> Exception:
     """An error with the op and its inputs, as eager mode has it."""
     specs = list(_leaves(arguments))
     inputs = " and ".join(f"{x.dtype} {'<unknown>' if x.shape is None else x.shape}" for x in specs)
@@ -108,8 +110,10 @@ def explained(error: Exception, op: Op, arguments: Arguments) -> Exception:
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
         )
-    error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
-    return error
+    if is_of_caller(error) or isinstance(error, RegradError):
+        error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
+        return error
+    return refusal(error, f"{op.type}: regrad.{op.name} of {inputs}", attrs)
 
 
 def _clash(specs: Sequence[Spec]) -> bool:
@@ -144,9 +148,9 @@ def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     except UnknownShapeError:
         raise
     except Exception as error:
-        error = explained(error, op, arguments)
-        if known and isinstance(error, MISTAKES):
-            raise error from error.__cause__
+        found = explained(error, op, arguments, attrs)
+        if known and (isinstance(error, MISTAKES) or isinstance(found, ShapeError)):
+            raise found from error.__cause__
         return _undecided(op, arguments)
 
 

@@ -23,6 +23,7 @@ from regrad.errors import ArgumentError, RetraceWarning
 from regrad.gradients import callable_or_raise
 from regrad.graph import Symbol
 from regrad.ruleforms import place
+from regrad.signatures import public
 from regrad.state import State, current, is_held
 from regrad.tensor import Tensor
 
@@ -39,6 +40,7 @@ class CacheInfo(NamedTuple):
     programs: int
 
 
+@public
 def jit(
     f: Callable[..., Any] | None = None,
     *,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,14 @@ from regrad.errors import (
     RegradError,
     ShapeError,
     TraceError,
+    prefixed,
+    refusal,
 )
 from regrad.namespaces import GONE, backend_of, gone, is_inexact
 from regrad.placement import trouble
+from regrad.recording import NO_ATTRS
 from regrad.registry import Op
+from regrad.signatures import is_of_caller
 from regrad.tensor import Tensor
 
 LEAKED = (
@@ -33,11 +38,14 @@ NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
 )
 
 
-def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
-    """A kernel's error, with the op and its inputs."""
+def explained(
+    error: Exception, op: Op, xs: Sequence[Tensor], attrs: Mapping[str, Any] = NO_ATTRS
+) -> Exception:
+    """A kernel's error, with the op, its inputs and its attributes."""
     inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
     if isinstance(error, RegradError):
-        return error
+        own = op.type.startswith("_") or op.type in str(error) or is_of_caller(error)
+        return error if own else prefixed(error, op.name)
     if type(error).__name__ == "UnexpectedTracerError":
         return TraceError(f"{op.type}: {LEAKED}")
     if gone(error):
@@ -56,19 +64,18 @@ def explained(error: Exception, op: Op, xs: Sequence[Tensor]) -> Exception:
             "does not compute it in half precision. Cast before and after: "
             f"astype({op.name}(astype(x, rg.float32)), x.dtype)."
         )
-    if isinstance(error, np.linalg.LinAlgError):
-        return type(error)(f"{op.type}: regrad.{op.name} of {inputs}: {error}")
     if any(words in str(error) for words in NOT_FOR_DTYPE):
         return _undefined(op, inputs)
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"
         )
-    ours = op.function.__module__.startswith("regrad.")
-    if ours and not op.attrs and isinstance(error, TypeError | NotImplementedError):
+    if is_of_caller(error):
+        error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
+        return error
+    if not op.attrs and isinstance(error, TypeError | NotImplementedError):
         return _undefined(op, f"{inputs} ({error!s:.200})")
-    error.add_note(f"in the op type {op.type!r} (regrad.{op.name}) of {inputs}")
-    return error
+    return refusal(error, f"{op.type}: regrad.{op.name} of {inputs}", attrs)
 
 
 def _undefined(op: Op, inputs: str) -> DTypeError:

@@ -34,6 +34,7 @@ from regrad.ops.matmul import vecdot as vecdot
 from regrad.ops.reduction import vector_norm as vector_norm
 from regrad.ops.spectral import eigvalsh as eigvalsh
 from regrad.ops.spectral import svdvals as svdvals
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 
@@ -44,6 +45,7 @@ class SlogdetResult(NamedTuple):
     logabsdet: Tensor
 
 
+@public
 def slogdet(x: Any, /) -> SlogdetResult:
     """The sign of the determinant (a phase for complex matrices) and the log of its size.
 
@@ -160,6 +162,7 @@ class EighResult(NamedTuple):
     eigenvectors: Tensor
 
 
+@public
 def eigh(x: Any, /) -> EighResult:
     """Eigenvalues (ascending) and orthonormal eigenvectors of Hermitian matrices.
 
@@ -183,6 +186,7 @@ class SVDResult(NamedTuple):
     Vh: Tensor
 
 
+@public
 def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
     """Singular values (descending) and vectors: `x = U @ diag(S) @ Vh`.
 

@@ -155,6 +155,8 @@ class JaxBackend(Backend):
         return array  # immutable already
 
     def from_numpy(self, array: np.ndarray) -> Any:
+        if array.dtype not in HELD:
+            check_dtype(array.dtype)
         self.native_dtype(array.dtype)
         made = self.xp.asarray(array)
         if made.dtype != array.dtype and made.dtype.itemsize < array.dtype.itemsize:

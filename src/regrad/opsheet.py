@@ -14,15 +14,19 @@ array namespace and is no part of the public signature.
 from __future__ import annotations
 
 import inspect
+import itertools
+import keyword
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad import dispatch
-from regrad.errors import ArgumentError, RegistrationError
-from regrad.registry import OPS, Input, Op, find_op, gradient
+from regrad.errors import ArgumentError, RegistrationError, kind
+from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.ruleforms import Entwined
+from regrad.signatures import check_call
 from regrad.tensor import Tensor
 
 P = ParamSpec("P")
@@ -78,38 +82,53 @@ def op(
         [1, 2]
     """
 
+    check_op_type(type)
+
     def decorate(kernel: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        _check_function(kernel, type)
         inputs, attrs = _parameters(kernel, type)
-        entry = _register(
-            Op(
-                type,
-                kernel.__name__.lstrip("_"),  # `_clip` is the op behind the function clip
-                kernel,
-                inputs,
-                attrs,
-                broadcasts=broadcasts,
-                promotes=promotes,
-                to_float=to_float,
-                holomorphic=holomorphic,
-                real=real,
-                several=_annotation(kernel.__annotations__.get("return")).startswith("tuple"),
-            )
+        _check_free(type)
+        _check_name(kernel.__name__, type)
+        entry = Op(
+            type,
+            kernel.__name__.lstrip("_"),  # `_clip` is the op behind the function clip
+            kernel,
+            inputs,
+            attrs,
+            broadcasts=broadcasts,
+            promotes=promotes,
+            to_float=to_float,
+            holomorphic=holomorphic,
+            real=real,
+            several=_annotation(kernel.__annotations__.get("return")).startswith("tuple"),
         )
-        function = _public(entry, kernel)
-        entry.function = function
-        return function
+        entry.function = _public(entry, kernel)
+        OPS[type] = entry
+        return entry.function
 
     return decorate
 
 
-def _register(entry: Op) -> Op:
-    if entry.type in OPS:
+def _check_function(kernel: Any, type: str) -> None:
+    if not inspect.isfunction(kernel):
+        raise ArgumentError(f"op: the kernel of {type!r} must be a function, got {kind(kernel)}")
+
+
+def _check_name(name: str, type: str) -> None:
+    """Refuse a name that Python cannot call: the op is called as its kernel is."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ArgumentError(
+            f"op: the kernel of {type!r} is called {name!r}, which is no identifier, and the op is "
+            "called as its kernel is. Write it with def."
+        )
+
+
+def _check_free(type: str) -> None:
+    if type in OPS:
         raise RegistrationError(
-            f"the op type {entry.type!r} exists already (regrad.{OPS[entry.type].name}); "
+            f"the op type {type!r} exists already (regrad.{OPS[type].name}); "
             "choose another name for yours"
         )
-    OPS[entry.type] = entry
-    return entry
 
 
 def _parameters(kernel: Callable[..., Any], type: str) -> tuple[list[Input], list[str]]:
@@ -160,42 +179,87 @@ def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
         function = short(entry)
     else:
         function = _written(entry, kernel)
+        function.__signature__ = Declared(lambda: inspect.signature(kernel))  # pyright: ignore
     return _dressed(function, entry, kernel)
 
 
 def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    names = kernel.__code__.co_varnames[: _count(kernel)]
-    positional = kernel.__code__.co_argcount
-    only = kernel.__code__.co_posonlyargcount
-    first_default = positional - len(kernel.__defaults__ or ())
-    scope: dict[str, Any] = {"call_": dispatch.call, "op_": entry}
+    scope: dict[str, Any] = {
+        "__name__": __name__, "call_": dispatch.call, "op_": entry, "misfit_": _misfitting,
+        "missing_": MISSING,
+    }  # fmt: skip
+    names = kernel.__code__.co_varnames[1 : _count(kernel)]
+    positional = kernel.__code__.co_argcount - 1
+    only = kernel.__code__.co_posonlyargcount - 1
+    defaults = _defaults(kernel)
     pieces = []
     for i, name in enumerate(names):
         if i == positional:
-            pieces.append("*")
-        if i >= positional or i >= first_default:
-            default = (
-                (kernel.__defaults__ or ())[i - first_default]
-                if i < positional
-                else (kernel.__kwdefaults__ or {}).get(name, inspect.Parameter.empty)
-            )
-            if default is inspect.Parameter.empty:
-                pieces.append(name)
-            else:
-                scope[f"{name}_"] = default
-                pieces.append(f"{name}={name}_")
-        else:
-            pieces.append(name)
-        if i + 1 == only and only > 1:
+            pieces.append("*more_")
+        scope[f"{name}_"] = defaults.get(name, MISSING)
+        pieces.append(f"{name}={name}_")
+        if i + 1 == only:
             pieces.append("/")
-    pieces = pieces[1:]
+    if positional == len(names):
+        pieces.append("*more_")
+    needed = [name for name in names if name not in defaults]
+    fault = " or ".join(["more_", "unknown_", *[f"{name} is missing_" for name in needed]])
+    before = "".join(f"{name}, " for name in names[:positional])
+    after = ", ".join(f"{name!r}: {name}" for name in names[positional:])
     tensors = "".join(f"{i.name}, " for i in entry.inputs)
     attrs = ", ".join(f"{a!r}: {a}" for a in entry.attrs)
-    # As namedtuple does: a function with exactly this signature. Its file name says that it is
-    # ours, so that hits and warnings name the line of the caller.
-    source = f"def {entry.name}({', '.join(pieces)}): return call_(op_, ({tensors}), {{{attrs}}})"
+    # As namedtuple does: a function with exactly this signature, which answers whatever else it
+    # is given. Its file name says that it is ours, so that hits and warnings name the line of
+    # the caller.
+    source = (
+        f"def {entry.name}({', '.join([*pieces, '**unknown_'])}):\n"
+        f"    if {fault}: raise misfit_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
+        f"    return call_(op_, ({tensors}), {{{attrs}}})"
+    )
     exec(compile(source, f"{os.path.dirname(__file__)}{os.sep}<{entry.name}>", "exec"), scope)
     return scope[entry.name]
+
+
+MISSING = object()  # stands for an argument that was not given
+
+
+def _defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of a kernel's parameters, by name."""
+    values = kernel.__defaults__ or ()
+    positional = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
+    last = positional[len(positional) - len(values) :]
+    return {**dict(zip(last, values, strict=True)), **(kernel.__kwdefaults__ or {})}
+
+
+def _misfitting(
+    op: Op, args: Sequence[Any], options: dict[str, Any], unknown: dict[str, Any]
+) -> Exception:
+    """The error for a call that an op's signature does not fit."""
+    args = list(itertools.takewhile(lambda x: x is not MISSING, args))
+    options = {name: x for name, x in {**options, **unknown}.items() if x is not MISSING}
+    try:
+        check_call(op.function, op.name, args, options)
+    except ArgumentError as error:
+        return error
+    raise AssertionError(f"{op.name} takes what was refused")
+
+
+class Declared(inspect.Signature):
+    """What an op takes, worked out when somebody asks for it."""
+
+    __slots__ = ("_declare",)
+
+    def __init__(self, declare: Callable[[], inspect.Signature]) -> None:
+        self._declare = declare
+
+    @property
+    def parameters(self) -> Any:
+        found = self._declare().parameters
+        return MappingProxyType({name: p for name, p in found.items() if name != "xp"})
+
+    @property
+    def _return_annotation(self) -> Any:
+        return self._declare().return_annotation
 
 
 def _dressed(
@@ -225,18 +289,17 @@ def elementwise(
     input, in order; none for ops that have no gradient.
     """
     names = inputs.split()
-    entry = _register(
-        Op(
-            type,
-            name,
-            kernel,
-            [Input(n, "one") for n in names],
-            broadcasts=len(names) > 1,
-            promotes=len(names) > 1,
-            to_float=to_float,
-            holomorphic=holomorphic,
-            real=real,
-        )
+    _check_free(type)
+    entry = OPS[type] = Op(
+        type,
+        name,
+        kernel,
+        [Input(n, "one") for n in names],
+        broadcasts=len(names) > 1,
+        promotes=len(names) > 1,
+        to_float=to_float,
+        holomorphic=holomorphic,
+        real=real,
     )
     function = (dispatch.unary if len(names) == 1 else dispatch.binary)(entry)
     function.__name__ = function.__qualname__ = name

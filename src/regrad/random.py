@@ -28,12 +28,14 @@ from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.elementwise import astype, less
 from regrad.ops.indexing import take
 from regrad.shapes import Shape, as_shape, normalized_axis
+from regrad.signatures import public
 from regrad.state import current
 from regrad.tensor import Tensor, wrap
 
 # -- distributions -------------------------------------------------------------------------------
 
 
+@public
 def normal(
     key: Any, shape: Shape | None = None, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None
 ) -> Tensor:
@@ -52,6 +54,7 @@ def normal(
     return _affine(source(key).draw("normal", shape, dtype), mean, stddev)
 
 
+@public
 def truncated_normal(
     key: Any, shape: Shape | None = None, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None
 ) -> Tensor:
@@ -60,6 +63,7 @@ def truncated_normal(
     return _affine(source(key).draw("truncated_normal", shape, dtype), mean, stddev)
 
 
+@public
 def uniform(
     key: Any, shape: Shape | None = None, low: Any = 0.0, high: Any = 1.0, dtype: Any = None
 ) -> Tensor:
@@ -68,6 +72,7 @@ def uniform(
     return _affine(source(key).draw("uniform", shape, dtype), low, high - low)
 
 
+@public
 def exponential(
     key: Any, shape: Shape | None = None, scale: Any = 1.0, dtype: Any = None
 ) -> Tensor:
@@ -76,6 +81,7 @@ def exponential(
     return _affine(source(key).draw("exponential", shape, dtype), 0.0, scale)
 
 
+@public
 def gumbel(
     key: Any, shape: Shape | None = None, loc: Any = 0.0, scale: Any = 1.0, dtype: Any = None
 ) -> Tensor:
@@ -84,6 +90,7 @@ def gumbel(
     return _affine(source(key).draw("gumbel", shape, dtype), loc, scale)
 
 
+@public
 def bernoulli(key: Any, shape: Shape | None = None, p: Any = 0.5, dtype: Any = bool) -> Tensor:
     """True with probability `p`, as bools unless `dtype` says otherwise.
 
@@ -93,6 +100,7 @@ def bernoulli(key: Any, shape: Shape | None = None, p: Any = 0.5, dtype: Any = b
     return astype(less(wrap(source(key).draw("uniform", shape, noise_dtype)), p), dtype)
 
 
+@public
 def randint(key: Any, shape: Shape, low: int, high: int, dtype: Any = None) -> Tensor:
     """Integers from `[low, high)`, all equally likely: int64, or JAX's default integers.
 
@@ -105,6 +113,7 @@ def randint(key: Any, shape: Shape, low: int, high: int, dtype: Any = None) -> T
     return wrap(source(key).integers(as_shape(shape), low, high, dtype))
 
 
+@public
 def permutation(key: Any, x: Any, axis: int = 0) -> Tensor:
     """The integers below `x` in random order, or a Tensor `x` with its entries along `axis` so.
 
@@ -122,6 +131,7 @@ def permutation(key: Any, x: Any, axis: int = 0) -> Tensor:
 # -- keys ----------------------------------------------------------------------------------------
 
 
+@public
 def key(seed: int) -> Any:
     """A key of JAX's, the source of randomness to use under `jit`.
 
@@ -132,6 +142,7 @@ def key(seed: int) -> Any:
     return _jax_random().key(operator.index(seed))
 
 
+@public
 def split(key: Any, num: int = 2) -> Any:
     """`num` new keys from one, which is not to be used again.
 
@@ -145,6 +156,7 @@ def split(key: Any, num: int = 2) -> Any:
     return _jax_random().split(_jax_key(key), num)
 
 
+@public
 def fold_in(key: Any, data: Any) -> Any:
     """A new key from a key and an integer (the number of a step, say), which may be a Tensor.
 
@@ -276,6 +288,7 @@ class JaxSource:
         return jax.random.permutation(self.key, n)
 
 
+@public
 def source(key: Any) -> NumpySource | JaxSource:
     """The source of randomness that a key stands for; ArgumentError for anything else."""
     if isinstance(key, Tensor):

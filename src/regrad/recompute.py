@@ -16,10 +16,12 @@ from regrad.namespaces import is_traced
 from regrad.regions import Flat, Passage
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
+from regrad.signatures import public
 from regrad.state import current
 from regrad.tensor import Tensor
 
 
+@public
 def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f`, of which the tapes keep only the inputs; the backward pass runs it again.
 

@@ -31,7 +31,7 @@ from regrad.ruleforms import (
     parameters,
     place,
 )
-from regrad.signatures import parameters_of
+from regrad.signatures import parameters_of, public
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -176,10 +176,16 @@ def canonical(op_type: str) -> str:
     return ALIASES.get(op_type, op_type)
 
 
+def check_op_type(op_type: Any) -> None:
+    """Refuse what cannot be the name of an op type."""
+    if not isinstance(op_type, str) or not op_type:
+        raise ArgumentError(f"an op type is a string such as 'Relu', got {op_type!r:.80}")
+
+
+@public
 def find_op(op_type: str) -> Op:
     """The op of a type, or an error with near names."""
-    if not isinstance(op_type, str):
-        raise ArgumentError(f"an op type is a string such as 'Relu', got {op_type!r}")
+    check_op_type(op_type)
     op = OPS.get(canonical(op_type))
     if op is None:
         raise UnknownOpError(
@@ -189,6 +195,7 @@ def find_op(op_type: str) -> Op:
     return op
 
 
+@public
 def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> Callable[[F], F]:
     """Give an op type its rule: `@gradient("Square")`, or for one input `@gradient("MatMul", "a")`.
 
@@ -264,6 +271,7 @@ def _extended(op: Op, wrt: str, function: Callable[..., Any]) -> PerInput:
     return rule
 
 
+@public
 def RegisterGradient(name: str) -> Callable[[F], F]:
     """Register a rule under a free name, for use in `gradient_override_map`.
 
@@ -309,6 +317,7 @@ def name_is_taken(name: str) -> RegistrationError:
     )
 
 
+@public
 def not_differentiable(*op_types: str) -> None:
     """Declare that these op types have no gradient; what they return is free of any tape."""
     for op_type in op_types:
@@ -316,6 +325,7 @@ def not_differentiable(*op_types: str) -> None:
         _changed()
 
 
+@public
 def op_types() -> list[str]:
     """All op types, sorted: the keys that `gradient_override_map` and `gradient` accept.
 

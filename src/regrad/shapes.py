@@ -10,21 +10,77 @@ from typing import Any
 import numpy as np
 
 from regrad import dims
-from regrad.errors import ArgumentError, ShapeError, UnknownShapeError
+from regrad.errors import (
+    ArgumentError,
+    InvalidValueError,
+    ShapeError,
+    UnknownShapeError,
+    brief,
+)
+from regrad.signatures import public
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
 
 
-def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """A shape from an int or a sequence of ints."""
-    if isinstance(shape, int | dims.Dim):
-        return (shape,)  # pyright: ignore[reportReturnType]
+LARGEST = 2**48  # elements that a Tensor can have: XLA ends the process at sizes beyond 64 bits
+
+
+INTS = frozenset({int})
+
+
+def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ...]:
+    """Integers (or sizes that only the run of a graph can tell) from one or a sequence of them."""
+    if type(values) is tuple and INTS.issuperset(map(type, values)):
+        return values
+    # a Tensor or an array of rank 0 is one integer
+    alone = isinstance(values, int | dims.Dim) or getattr(values, "ndim", 1) == 0
+    try:
+        given: Any = (values,) if alone else values
+        return tuple([n if isinstance(n, dims.Dim) else index(n) for n in given])
+    except TypeError:
+        raise ArgumentError(
+            f"expected {what}, an integer or a sequence of integers, got {brief(values)}"
+        ) from None
+
+
+def as_shape(shape: int | Sequence[int], *, rest: bool = False) -> tuple[int, ...]:
+    """A shape from an int or a sequence of ints; with `rest` a size may be -1, for what remains."""
+    if type(shape) is int and 0 <= shape <= LARGEST:  # as most shapes are
+        return (shape,)
     if isinstance(shape, dims.UnknownRank):
         return shape  # pyright: ignore[reportReturnType]
-    if getattr(shape, "ndim", 1) == 0:  # a Tensor or an array of one integer
-        return (index(shape),)  # pyright: ignore[reportArgumentType]
-    return tuple(n if isinstance(n, dims.Dim) else int(n) for n in shape)
+    sizes = as_ints(shape)
+    if not _is_possible(sizes, -rest):
+        raise ShapeError(
+            f"a Tensor cannot have the shape {brief(sizes)}: expected sizes of 0 or more, and at "
+            "most 2**48 elements"
+        )
+    return sizes
+
+
+def _is_possible(sizes: Sequence[Any], least: int) -> bool:
+    """Whether a Tensor could have these sizes, as far as they are known."""
+    elements = 1
+    for n in sizes:
+        if isinstance(n, int):
+            if n < least:
+                return False
+            elements *= n
+    return elements <= LARGEST
+
+
+def as_count(n: Any, what: str) -> Any:
+    """A number of things that are to be made: 0 or more."""
+    if isinstance(n, dims.Dim):
+        return n
+    try:
+        count = index(n)
+    except TypeError:
+        raise ArgumentError(f"expected an integer for {what}, got {brief(n)}") from None
+    if not 0 <= count <= LARGEST:
+        raise InvalidValueError(f"{what} must lie between 0 and 2**48, got {brief(n)}")
+    return count
 
 
 def normalized_axes(axis: Axis, ndim: int, what: str = "axis") -> tuple[int, ...]:
@@ -60,6 +116,7 @@ def spread_axes(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ..
     return (*range(new), *stretched)
 
 
+@public
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape to which tensors of these shapes broadcast together."""
     try:

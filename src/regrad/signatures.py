@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, RegradError, refusal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def helpful(name: str) -> Callable[[F], F]:
-    """Give a function that messages call `name` an answer to arguments that it does not have."""
+    """Give a function that messages call `name` an answer to whatever it cannot take."""
     return lambda function: wraps(function)(answering(function, name))  # pyright: ignore[reportReturnType]
+
+
+def public(function: F) -> F:
+    """As `helpful`, for a function that messages call by its own name."""
+    return helpful(function.__name__)(function)
+
+
+def answer_in(module: ModuleType) -> None:
+    """Make all functions of a module `public`."""
+    for name, value in list(vars(module).items()):
+        if type(value) is FunctionType and name[0] != "_" and not hasattr(value, "__wrapped__"):
+            setattr(module, name, helpful(name)(value))
 
 
 def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -23,11 +37,65 @@ def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
-        except TypeError:
-            check_call(function, name, args, options)
-            raise
+        except Exception as error:
+            answer = answered(error, function, args, options, name)
+            if answer is error:
+                raise
+            raise answer from error
 
     return call
+
+
+def answered(
+    error: Exception,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    name: str = "",
+) -> Exception:
+    """An error of a call as the caller is to see it.
+
+    What the caller's own code raised stays as it is, and so does what another function of the
+    library is told: only the one that the user has called speaks.
+    """
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if caller.startswith("regrad.") and caller != METHODS:
+        return error
+    name = name or function.__name__
+    if isinstance(error, TypeError) and not isinstance(error, RegradError):
+        check_call(function, name, args, options)
+    if is_of_caller(error):
+        return error
+    return refusal(error, name, given(function, args, options))
+
+
+METHODS = "regrad.ops.methods"  # which pass on what the user wrote
+OWN = {
+    "regrad", "numpy", "scipy", "jax", "jaxlib", "torch", "optree", "opt_einsum", "ml_dtypes",
+    "array_api_compat", "safetensors", *sys.stdlib_module_names,
+}  # fmt: skip
+
+
+def is_of_caller(error: Exception) -> bool:
+    """Whether an error passed through code that is neither ours nor of a library that we use."""
+    frame = error.__traceback__
+    while frame is not None:
+        module = frame.tb_frame.f_globals.get("__name__", "regrad")
+        if module.partition(".")[0] not in OWN:
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def given(
+    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by the names of their parameters."""
+    try:
+        bound = inspect.signature(function).bind(*args, **options)
+    except (TypeError, ValueError):
+        return {**{str(i): value for i, value in enumerate(args)}, **options}
+    return dict(bound.arguments)
 
 
 def check_call(

@@ -6,7 +6,15 @@ import itertools
 from typing import Any
 
 from regrad import dispatch
-from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError
+from regrad.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    RegradError,
+    ShapeError,
+    kind,
+    prefixed,
+)
 from regrad.ops.creation import tensor
 from regrad.ops.methods import Methods
 from regrad.placement import kept_in_place, moved
@@ -52,7 +60,12 @@ class Variable(Methods):
         if state is not None and state.region is not None:
             state.region.refuse_variable(name)
         self._serial = _serial()
-        self._tensor: Tensor = tensor(initial, dtype=dtype)
+        if not isinstance(name, str | None):
+            raise ArgumentError(f"Variable: name must be a string, got {kind(name)}")
+        try:
+            self._tensor: Tensor = tensor(initial, dtype=dtype)
+        except RegradError as error:
+            raise prefixed(error, "Variable") from error.__cause__
         self._lent = True  # somebody else may hold the Tensor: a program must not write over it
         self.trainable = trainable
         self.name = name or f"Variable_{self._serial}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from regrad import dims, graph
 from regrad.dispatch import alias_of, lift_as
-from regrad.errors import RegradError, RuleError, UnknownShapeError, kind
+from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
 from regrad.ruleforms import OpView, label
@@ -142,7 +142,7 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
         from regrad.deferral import pull_later
 
         return pull_later(record, dy, watched)
-    except RegradError:
+    except (RuleError, GradientError):
         raise
     except Exception as error:
         name = getattr(record, "name", "")

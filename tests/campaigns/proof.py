@@ -6,10 +6,11 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
 
-Four campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
-rules (`answers`); F5, random programs in every mode (`agreement`); F11, damaged files (`damage`).
-What is done is noted under `out/`; a second run of the same sources goes on from there. A whole
-run writes its results to `tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
+Five campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
+rules (`answers`); F5, random programs in every mode (`agreement`); F11, damaged files (`damage`);
+F12, calls that make no sense (`malformed`). What is done is noted under `out/`; a second run of the
+same sources goes on from there. A whole run writes its results to
+`tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
 
 The exit status is 1 if anything was silent or broken.
 """
@@ -35,7 +36,7 @@ import tqdm
 from bench import report as machine
 
 import regrad
-from tests.campaigns import agreement, answers, damage, fires
+from tests.campaigns import agreement, answers, damage, fires, malformed
 from tests.campaigns.verdicts import (
     BROKEN,
     DELIVERED,
@@ -51,12 +52,15 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
 RESULTS = Path(__file__).parent / "results" / "proof.json"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
-CAMPAIGNS: dict[str, Any] = {"F1": fires, "F3": answers, "F5": agreement, "F11": damage}
+CAMPAIGNS: dict[str, Any] = {
+    "F1": fires, "F3": answers, "F5": agreement, "F11": damage, "F12": malformed,
+}  # fmt: skip
 TITLES = {
     "F1": "rules in every context",
     "F3": "wrong answers",
     "F5": "random programs",
     "F11": "damaged files",
+    "F12": "malformed calls",
 }
 LIMIT = 600  # seconds for a job
 
@@ -84,6 +88,7 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F3": answers.jobs(),
         "F5": agreement.jobs(programs, seed),
         "F11": damage.jobs(damage.CHUNK if quick else damage.RANDOM),
+        "F12": malformed.jobs(quick),
     }
     every = [Job(c, name, quick) for c in CAMPAIGNS for name in names[c]]
     only = f"{options.only}/" if options.only in CAMPAIGNS else options.only  # F1 is not F11
@@ -235,6 +240,9 @@ def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
     if campaign == "F11":
         job, _, number = case.rpartition(" ")
         return job, number
+    if campaign == "F12":
+        function, _, fault = case.partition(": ")
+        return fault, function
     seed, _, mode = case.partition(" ")
     what = detail.partition("]")[0] + "]" if outcome in WRONG else detail.partition(":")[0]
     return f"{mode} {what}", seed
@@ -323,14 +331,17 @@ def main(given: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     jobs = all_jobs(options)
     if not jobs:
-        sys.exit(f"no job begins with {options.only!r}; there are F1/…, F3/…, F5/… and F11/…")
+        names = ", ".join(f"{c}/…" for c in CAMPAIGNS)
+        sys.exit(f"no job begins with {options.only!r}; there are {names}")
     entries = carried_out(jobs, options)
     found = classes(entries)
     print("\n".join(listing(found)))
     print(f"\n{table(totals(entries))}\n")
     path = written(entries, found, options)
     wrong = sum(each["count"] for each in found if each["outcome"] in WRONG)
-    verdict = "No rule was passed over." if not wrong else f"{wrong} cases must not be."
+    verdict = (
+        "Nothing was silent, and nothing broke." if not wrong else f"{wrong} cases must not be."
+    )
     print(f"{verdict} {time.perf_counter() - start:.0f} s; written to {path.relative_to(ROOT)}")
     return 1 if wrong else 0
 

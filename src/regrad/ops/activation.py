@@ -6,12 +6,14 @@ import math
 from typing import Any
 
 from regrad import dispatch
+from regrad.errors import InvalidValueError
 from regrad.namespaces import special
 from regrad.ops.elementwise import abs, clip, erfc, exp, logical_and, square, tanh, where
 from regrad.ops.reduction import sum
 from regrad.opsheet import TensorLike, elementwise, op
 from regrad.registry import gradient
 from regrad.shapes import Axis, normalized_axes
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 # -- rectifiers ----------------------------------------------------------------------------------
@@ -107,6 +109,7 @@ softsign = elementwise(
 )  # fmt: skip
 
 
+@public
 def hard_sigmoid(x: Any, /) -> Tensor:
     """`relu6(x + 3) / 6`, as JAX, PyTorch and Keras 3 have it.
 
@@ -115,6 +118,7 @@ def hard_sigmoid(x: Any, /) -> Tensor:
     return relu6(dispatch.lift(x) + 3) / 6
 
 
+@public
 def hard_tanh(x: Any, /) -> Tensor:
     """x, brought into [-1, 1]; the gradient passes at both bounds."""
     return clip(x, -1, 1)
@@ -134,6 +138,7 @@ silu = elementwise(
 )  # fmt: skip
 
 
+@public
 def mish(x: Any, /) -> Tensor:
     """`x * tanh(softplus(x))`."""
     x = dispatch.lift(x)
@@ -147,6 +152,10 @@ def gelu(xp, x: TensorLike, /, approximate: bool = False) -> Tensor:
     With `approximate=True` that probability is `sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x³))`
     instead, which older models were trained with (the form with `tanh` is the same function).
     """
+    if approximate not in (True, False):
+        raise InvalidValueError(
+            f"gelu: approximate must be True (the form with tanh) or False, got {approximate!r:.40}"
+        )
     if approximate:
         return x * special(xp).expit(TANH_SLOPE * (x + TANH_CUBIC * x * x * x))
     return 0.5 * x * special(xp).erfc(-SQRT_HALF * x)

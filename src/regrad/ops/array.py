@@ -24,6 +24,7 @@ from regrad.shapes import (
     part_sizes,
     spread_axes,
 )
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 # -- reshaping -----------------------------------------------------------------------------------
@@ -32,7 +33,7 @@ from regrad.tensor import Tensor
 @op("Reshape")
 def reshape(xp, x: TensorLike, /, shape: Shape, *, copy: bool | None = None) -> Tensor:
     """x with another shape of the same size; one size may be -1."""
-    shape = as_shape(shape)
+    shape = as_shape(shape, rest=True)
     _check_size(tuple(x.shape), shape)
     return xp.reshape(x, shape)
 
@@ -156,6 +157,7 @@ def _(dy, x_shape, repetitions):
     return reshape(sum_to(reshape(dy, pairs), ones), x_shape)
 
 
+@public
 def tile(x: Any, repetitions: tuple[int, ...], /) -> Tensor:
     """x laid side by side, `repetitions[i]` times along axis i.
 
@@ -461,6 +463,7 @@ def _(dy, offset):
     return diagonal(dy, offset=offset)
 
 
+@public
 def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
     """The sums of the diagonals of matrices."""
     from regrad.ops.reduction import sum

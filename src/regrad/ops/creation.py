@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch, namespaces, numbers
-from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError, kind
 from regrad.namespaces import FLOAT
 from regrad.opsheet import TensorLike, op
 from regrad.registry import OPS, gradient
 from regrad.shapes import as_shape
+from regrad.signatures import answered, public
 from regrad.tensor import OURS, Tensor, wrap
 
 Shape = int | tuple[int, ...]
 COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
 
 
+@public
 def as_numpy_dtype(dtype: Any) -> np.dtype:
     """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
     if isinstance(dtype, np.dtype):
@@ -29,6 +31,8 @@ def as_numpy_dtype(dtype: Any) -> np.dtype:
         return {bool: np.dtype(bool), float: FLOAT, int: np.dtype(np.int64)}.get(
             dtype, np.dtype(np.complex64)
         )
+    if dtype is None:  # NumPy takes it for float64
+        raise DTypeError("expected a dtype such as regrad.float32 or 'float32', got None")
     try:
         found = np.dtype(dtype)
     except TypeError:
@@ -59,24 +63,30 @@ def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -
         [[1, 2],
          [3, 4]]
     """
-    if isinstance(shape, str | np.dtype | type):
-        raise ArgumentError(f"tensor: {shape!r} is no shape; give a dtype by name, dtype={shape!r}")
-    t = _with_dtype(values, dtype)
-    if shape is None:
-        return t
-    shape = tuple(shape)
-    if isinstance(values, list | tuple) and t.ndim > 1 and t.shape != shape:
-        raise ShapeError(
-            f"tensor: the nested values have the shape {t.shape}, which is not the shape "
-            f"{shape} that was given. Use reshape(tensor(values), {shape}) if that is meant."
-        )
-    if math.prod(shape) != t.size:
-        raise ShapeError(
-            f"tensor: the shape {shape} holds {math.prod(shape)} values, but {t.size} were given"
-        )
-    from regrad.ops.array import reshape
+    try:
+        if isinstance(shape, str | np.dtype | type):
+            raise ArgumentError(
+                f"tensor: {shape!r} is no shape; give a dtype by name, dtype={shape!r}"
+            )
+        t = _with_dtype(values, dtype)
+        if shape is None:
+            return t
+        shape = tuple(shape)
+        if isinstance(values, list | tuple) and t.ndim > 1 and t.shape != shape:
+            raise ShapeError(
+                f"tensor: the nested values have the shape {t.shape}, which is not the shape "
+                f"{shape} that was given. Use reshape(tensor(values), {shape}) if that is meant."
+            )
+        if math.prod(shape) != t.size:
+            raise ShapeError(
+                f"tensor: the shape {shape} holds {math.prod(shape)} values, but {t.size} were "
+                "given"
+            )
+        from regrad.ops.array import reshape
 
-    return reshape(t, shape)
+        return reshape(t, shape)
+    except Exception as error:
+        raise answered(error, tensor, (values, shape, dtype), {}) from error.__cause__
 
 
 def _with_dtype(values: Any, dtype: Any) -> Tensor:
@@ -102,6 +112,7 @@ def _converted(t: Tensor, dtype: np.dtype) -> Tensor:
     return astype(t, dtype)
 
 
+@public
 def scalar(value: Any, dtype: Any = None) -> Tensor:
     """A Tensor of rank 0 from a number or bool.
 
@@ -124,21 +135,25 @@ def _of_rank(values: Any, shape: Sequence[int] | None, dtype: Any, rank: int) ->
     return t
 
 
+@public
 def tensor1d(values: Any, dtype: Any = None) -> Tensor:
     """A Tensor of rank 1; see `tensor`."""
     return _of_rank(values, None, dtype, 1)
 
 
+@public
 def tensor2d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
     """A Tensor of rank 2; see `tensor`."""
     return _of_rank(values, shape, dtype, 2)
 
 
+@public
 def tensor3d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
     """A Tensor of rank 3; see `tensor`."""
     return _of_rank(values, shape, dtype, 3)
 
 
+@public
 def tensor4d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
     """A Tensor of rank 4; see `tensor`."""
     return _of_rank(values, shape, dtype, 4)
@@ -160,15 +175,18 @@ def asarray(
     >>> rg.asarray([1, 2]).dtype
     dtype('int64')
     """
-    plain = dtype is not None and dispatch.is_plain(obj)
-    t = _with_dtype(obj, dtype) if plain else _taken(obj, copy)
-    if device is not None and device != t.device:
-        raise ArgumentError(f"asarray: the data lies on {t.device!r}, not on {device!r}")
-    if dtype is None or t.dtype == as_numpy_dtype(dtype):
-        return t
-    if copy is False:
-        raise ArgumentError(f"asarray: copy=False, but {t.dtype} to {dtype} needs a copy")
-    return _converted(t, as_numpy_dtype(dtype))
+    try:
+        plain = dtype is not None and dispatch.is_plain(obj)
+        t = _with_dtype(obj, dtype) if plain else _taken(obj, copy)
+        if device is not None and device != t.device:
+            raise ArgumentError(f"asarray: the data lies on {t.device!r}, not on {device!r}")
+        if dtype is None or t.dtype == as_numpy_dtype(dtype):
+            return t
+        if copy is False:
+            raise ArgumentError(f"asarray: copy=False, but {t.dtype} to {dtype} needs a copy")
+        return _converted(t, as_numpy_dtype(dtype))
+    except Exception as error:
+        raise answered(error, asarray, (obj,), {"dtype": dtype, "copy": copy}) from error.__cause__
 
 
 def _taken(obj: Any, copy: bool | None) -> Tensor:
@@ -191,14 +209,21 @@ def _taken(obj: Any, copy: bool | None) -> Tensor:
 
 def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Zeros, float32 by default."""
-    return wrap(np.zeros(as_shape(shape), _default(dtype)))
+    try:
+        return wrap(np.zeros(as_shape(shape), _default(dtype)))
+    except Exception as error:
+        raise answered(error, zeros, (shape,), {"dtype": dtype}) from error.__cause__
 
 
 def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Ones, float32 by default."""
-    return wrap(np.ones(as_shape(shape), _default(dtype)))
+    try:
+        return wrap(np.ones(as_shape(shape), _default(dtype)))
+    except Exception as error:
+        raise answered(error, ones, (shape,), {"dtype": dtype}) from error.__cause__
 
 
+@public
 def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A Tensor of that shape; its values (zeros) are not to be relied on."""
     return zeros(shape, dtype=dtype)
@@ -209,14 +234,18 @@ def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None
 
     A Tensor or an array is spread over the shape, as by `broadcast_to`.
     """
-    shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
-    if dispatch.is_plain(fill_value):
-        return wrap(np.full(shape, value._data))
-    from regrad.ops.array import broadcast_to
+    try:
+        shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
+        if dispatch.is_plain(fill_value):
+            return wrap(np.full(shape, value._data))
+        from regrad.ops.array import broadcast_to
 
-    return broadcast_to(value, shape)
+        return broadcast_to(value, shape)
+    except Exception as error:
+        raise answered(error, full, (shape, fill_value), {"dtype": dtype}) from error.__cause__
 
 
+@public
 def arange(
     start: float,
     /,
@@ -228,6 +257,8 @@ def arange(
 ) -> Tensor:
     """Evenly spaced values in `[start, stop)`: integers if all arguments are, else float32."""
     start, stop = (0, start) if stop is None else (start, stop)
+    if isinstance(step, int | float) and step == 0:
+        raise InvalidValueError("arange: step is 0, expected another number")
     if all(isinstance(v, int | np.integer) for v in (start, stop, step)):
         return wrap(_count(range(int(start), int(stop), int(step)), dtype))
     return wrap(numbers.under(np.arange(start, stop, step), _default(dtype)))
@@ -241,6 +272,7 @@ def _count(values: range, dtype: Any) -> np.ndarray:
     return numbers.under(list(values), dtype)
 
 
+@public
 def linspace(
     start: complex,
     stop: complex,
@@ -255,6 +287,7 @@ def linspace(
     return wrap(numbers.under(np.linspace(start, stop, num, endpoint=endpoint), _default(dtype)))
 
 
+@public
 def eye(
     n_rows: int,
     n_cols: int | None = None,
@@ -272,6 +305,7 @@ def _default(dtype: Any) -> np.dtype:
     return FLOAT if dtype is None else as_numpy_dtype(dtype)
 
 
+@public
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
     """A Tensor that shares the memory of any array with `__dlpack__`."""
     if isinstance(x, Tensor):

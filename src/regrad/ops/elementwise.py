@@ -14,6 +14,7 @@ from regrad.namespaces import is_inexact, special
 from regrad.ops.creation import as_numpy_dtype, zeros_like
 from regrad.opsheet import TensorLike, elementwise, entwined, op, piecewise_constant
 from regrad.registry import gradient, not_differentiable
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 # -- complex numbers ---------------------------------------------------------------------------
@@ -30,6 +31,7 @@ def _(dy):
     return conj(dy)
 
 
+@public
 def conj(x: Any, /) -> Tensor:
     """The complex conjugate; a real tensor comes back as it is.
 
@@ -106,6 +108,7 @@ from regrad.registry import OPS  # noqa: E402
 OPS["Cast"].rule.unless = _to_integers  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@public
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
     """x under another dtype.
 
@@ -432,6 +435,7 @@ def _(dy, x, min, max):
     return where((x if min is None else maximum(x, min)) > max, dy, 0)
 
 
+@public
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     """x, brought into `[min, max]`; the gradient passes at both bounds.
 

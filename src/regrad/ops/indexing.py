@@ -41,6 +41,7 @@ from regrad.opsheet import Indices, TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import (
     Shape,
+    as_count,
     as_shape,
     broadcast_shapes,
     normalized_axis,
@@ -375,6 +376,7 @@ def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
     Tensor
         [4, 0, 2]
     """
+    num_segments = as_count(num_segments, "num_segments")
     lead, rest = tuple(x.shape[: ids.ndim]), tuple(x.shape[ids.ndim :])
     if lead != tuple(ids.shape):
         raise ShapeError(
@@ -429,6 +431,7 @@ def one_hot(
          [1, 0, 0],
          [0, 0, 0]]
     """
+    depth = as_count(depth, "depth")
     dtype = namespaces.FLOAT if dtype is None else as_numpy_dtype(dtype)
     native = namespaces.native_dtype(xp, dtype)
     values = [fitting(value, dtype) for value in (on_value, off_value)]

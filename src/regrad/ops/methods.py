@@ -24,8 +24,22 @@ from regrad.ops import (
     sorting,
 )
 from regrad.ops import matmul as products
-from regrad.shapes import Axis, Shape
+from regrad.shapes import Axis
 from regrad.tensor import Tensor
+
+
+def _reducing(reduce: Any) -> Any:
+    """The method of a reduction, which takes its options by position too."""
+    name = reduce.__name__
+
+    def method(self: Any, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
+        if unknown:  # the op says what it takes
+            return reduce(self, axis=axis, keepdims=keepdims, **unknown)
+        return reduce(self, axis=axis, keepdims=keepdims)
+
+    method.__name__, method.__qualname__ = name, f"Tensor.{name}"
+    method.__doc__ = f"Reduce over `axis` (all axes by default); see `regrad.{name}`."
+    return method
 
 
 class Methods:
@@ -214,37 +228,14 @@ class Methods:
 
     # -- reductions and scans: axis and keepdims by position, as in TensorFlow.js --------------
 
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """The sum over `axis`; see `regrad.sum`."""
-        return reduction.sum(self, axis=axis, keepdims=keepdims)
-
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """The mean over `axis`; see `regrad.mean`."""
-        return reduction.mean(self, axis=axis, keepdims=keepdims)
-
-    def prod(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """The product over `axis`; see `regrad.prod`."""
-        return reduction.prod(self, axis=axis, keepdims=keepdims)
-
-    def max(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """The maximum over `axis`; see `regrad.max`."""
-        return reduction.max(self, axis=axis, keepdims=keepdims)
-
-    def min(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """The minimum over `axis`; see `regrad.min`."""
-        return reduction.min(self, axis=axis, keepdims=keepdims)
-
-    def all(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Whether all are true over `axis`; see `regrad.all`."""
-        return reduction.all(self, axis=axis, keepdims=keepdims)
-
-    def any(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """Whether any is true over `axis`; see `regrad.any`."""
-        return reduction.any(self, axis=axis, keepdims=keepdims)
-
-    def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Any:
-        """`log(sum(exp(x)))` over `axis`, stable; see `regrad.logsumexp`."""
-        return reduction.logsumexp(self, axis=axis, keepdims=keepdims)
+    sum = _reducing(reduction._sum)
+    mean = _reducing(reduction.mean)
+    prod = _reducing(reduction._prod)
+    max = _reducing(reduction.max)
+    min = _reducing(reduction.min)
+    all = _reducing(reduction.all)
+    any = _reducing(reduction.any)
+    logsumexp = _reducing(reduction.logsumexp)
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Any:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
@@ -273,33 +264,17 @@ class Methods:
 
     # -- shape and indexing ----------------------------------------------------------------------
 
-    def reshape(self, shape: Shape) -> Any:
-        """The same elements in another shape; see `regrad.reshape`."""
-        return array.reshape(self, shape)
+    reshape = array.reshape
+    expand_dims = array.expand_dims
+    squeeze = array.squeeze
+    transpose = array.permute_dims
+    broadcast_to = array.broadcast_to
+    tile = array.tile
+    split = array.split
 
     def flatten(self) -> Any:
         """The elements in one axis."""
         return array.reshape(self, (-1,))
-
-    def expand_dims(self, axis: int = 0) -> Any:
-        """A new axis of size 1; see `regrad.expand_dims`."""
-        return array.expand_dims(self, axis)
-
-    def squeeze(self, axis: Axis = None) -> Any:
-        """Without axes of size 1; see `regrad.squeeze`."""
-        return array.squeeze(self, axis)
-
-    def transpose(self, axes: tuple[int, ...] | None = None) -> Any:
-        """The axes in another order; see `regrad.permute_dims`."""
-        return array.permute_dims(self, axes)
-
-    def broadcast_to(self, shape: Shape) -> Any:
-        """Repeated to a shape; see `regrad.broadcast_to`."""
-        return array.broadcast_to(self, shape)
-
-    def tile(self, repetitions: tuple[int, ...]) -> Any:
-        """Repeated along each axis; see `regrad.tile`."""
-        return array.tile(self, repetitions)
 
     def concat(self, others: Any, axis: int = 0) -> Any:
         """This tensor and others, one after the other; see `regrad.concat`."""
@@ -314,10 +289,6 @@ class Methods:
     def unstack(self, axis: int = 0) -> Any:
         """The tensors along an axis; see `regrad.unstack`."""
         return array.unstack(self, axis=axis)
-
-    def split(self, sections_or_sizes: Any, axis: int = 0) -> Any:
-        """Parts along an axis; see `regrad.split`."""
-        return array.split(self, sections_or_sizes, axis=axis)
 
     def reverse(self, axis: Axis = None) -> Any:
         """The elements in reverse along axes; see `regrad.flip`."""

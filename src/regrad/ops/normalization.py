@@ -11,6 +11,7 @@ from regrad.errors import ShapeError
 from regrad.ops.elementwise import maximum, rsqrt, square
 from regrad.ops.reduction import moments, sum
 from regrad.shapes import Axis
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 
@@ -102,6 +103,7 @@ def layer_norm(
     return batch_norm(x, mean, variance, offset, scale, epsilon)
 
 
+@public
 def l2_normalize(x: Any, axis: Axis = None, epsilon: float = 1e-12) -> Tensor:
     """`x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
 

@@ -35,6 +35,7 @@ from regrad.ops.rows import _sums
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Axis, normalized_axes, normalized_axis
+from regrad.signatures import public
 from regrad.tensor import Tensor
 
 
@@ -85,6 +86,7 @@ def _spread_back(xp: Any, x: Any, shape: tuple[int, ...], axis: Axis, keepdims: 
     return xp.broadcast_to(x, shape)
 
 
+@public
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """The sum over `axis` (all axes by default); 0 for no elements.
 
@@ -93,7 +95,8 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
 
     Op type: `Sum`.
     """
-    return _sum(_of_dtype(x, dtype), axis=axis, keepdims=keepdims)
+    x = x if dtype is None else _of_dtype(x, dtype)
+    return _sum(x, axis=axis, keepdims=keepdims)
 
 
 @op("Mean", to_float=True)
@@ -148,6 +151,7 @@ def _(dy, x, axis, keepdims):
     return dx
 
 
+@public
 def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """The product over `axis` (all axes by default); 1 for no elements.
 
@@ -161,7 +165,8 @@ def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fa
     Tensor
         [0, 6, 0]
     """
-    return _prod(_of_dtype(x, dtype), axis=axis, keepdims=keepdims)
+    x = x if dtype is None else _of_dtype(x, dtype)
+    return _prod(x, axis=axis, keepdims=keepdims)
 
 
 # -- largest and smallest ------------------------------------------------------------------------

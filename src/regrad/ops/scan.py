@@ -17,7 +17,7 @@ from regrad.ops.indexing import scatter_along_axis
 from regrad.ops.slicing import pad
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
-from regrad.shapes import normalized_axis
+from regrad.shapes import as_count, normalized_axis
 from regrad.tensor import Tensor
 
 # -- scans ---------------------------------------------------------------------------------------
@@ -240,7 +240,8 @@ def diff(
     axis = normalized_axis(axis, x.ndim)
     parts = [part for part in (prepend, x, append) if part is not None]
     x = concat(parts, axis=axis) if len(parts) > 1 else x
-    for _ in range(n):
+    n, size = as_count(n, "n"), x.shape[axis]
+    for _ in range(min(n, size) if isinstance(size, int) else n):  # no more than empties x
         x = getitem(x, _between(axis, 1, None)) - getitem(x, _between(axis, None, -1))
     return x
 

@@ -22,6 +22,7 @@ from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import (
     Window,
+    as_ints,
     as_shape,
     as_slice,
     ascending,
@@ -135,8 +136,8 @@ def slice(x: Any, begin: int | Sequence[int], size: int | Sequence[int] | None =
         [2, 3, 4]
     """
     x = dispatch.lift(x)
-    begin = as_shape(begin)
-    size = (-1,) * len(begin) if size is None else as_shape(size)
+    begin = as_ints(begin, "begin")
+    size = (-1,) * len(begin) if size is None else as_ints(size, "size")
     more = x.ndim - len(begin)
     if len(begin) != len(size) or more < 0:
         raise ShapeError(
@@ -161,7 +162,7 @@ MirrorMode = Literal["reflect", "symmetric", "edge"]
 
 @op("PadV2")
 def _pad(xp, x: TensorLike, /, *, paddings: Paddings, constant_value: complex) -> Tensor:
-    shape = [a + n + b for (a, b), n in zip(paddings, x.shape, strict=True)]
+    shape = as_shape([a + n + b for (a, b), n in zip(paddings, x.shape, strict=True)])
     windows = [(a, n, 1) for (a, _), n in zip(paddings, x.shape, strict=True)]
     return _embedded(xp, x, shape, windows, constant_value)
 
@@ -246,7 +247,7 @@ def pad(
 def _pairs(paddings: Any, ndim: int) -> Paddings:
     if isinstance(paddings, int):
         paddings = [(paddings, paddings)] * ndim
-    pairs = [as_shape(pair) for pair in paddings if isinstance(pair, tuple | list)]
+    pairs = [as_ints(pair, "paddings") for pair in paddings if isinstance(pair, tuple | list)]
     if len(pairs) != ndim or len(paddings) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
         raise ArgumentError(
             f"pad: paddings is one pair (before, after) of 0 or more per axis, {ndim} in all, got "

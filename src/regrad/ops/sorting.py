@@ -31,7 +31,7 @@ def sort(
     if xp.__name__ == "jax.numpy":  # in a compiled program the rule's argsort is this very one
         return xp.take_along_axis(x, _sorting(xp, x, axis, descending, stable), axis=axis)
     if xp is not np:
-        return xp.sort(x, axis=axis, descending=descending, stable=stable)
+        return xp.sort(x, axis=axis, descending=descending, stable=bool(stable))
     y = xp.sort(x, axis=axis)  # without `stable`, which is slower and makes no difference here
     return xp.flip(y, axis=axis) if descending else y
 
@@ -52,7 +52,7 @@ def argsort(
 
 def _sorting(xp: Any, x: Any, axis: int, descending: bool, stable: bool) -> Any:
     if xp is not np:
-        return xp.argsort(x, axis=axis, descending=descending, stable=stable)
+        return xp.argsort(x, axis=axis, descending=bool(descending), stable=bool(stable))
     if not descending:
         return np.argsort(x, axis=axis, stable=stable)
     back = np.argsort(np.flip(x, axis=axis), axis=axis, stable=stable)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 
+from regrad.signatures import answer_in
 from regrad.v1 import array_grad as array_grad
 from regrad.v1 import bitwise as bitwise
 from regrad.v1 import control, uncovered
@@ -339,7 +340,11 @@ for _module, _label in (
     (initializers, "tf.initializers"),
     (layers, "tf.layers"),
     (losses, "tf.losses"),
+    (linalg, "tf.linalg"),
+    (math, "tf.math"),
     (nn, "tf.nn"),
+    (random, "tf.random"),
     (train, "tf.train"),
 ):
+    answer_in(_module)
     uncovered.refuse_in(_module, _label)

@@ -47,6 +47,7 @@ class CompiledPlan(Plan):
         self.double = next((s for s in symbols if s.dtype in DOUBLE), None)
         self.text = next((s for s in symbols if s.dtype.kind in "OSU"), None)
         self.donates = bool(self.donated)
+        self.labels: dict[int, Any] = {}  # the text in the data of asserts, by symbol
         self.program = self.jax.jit(self._trace, donate_argnums=1)
         self.careful = self.jax.jit(self._trace)
 
@@ -68,7 +69,8 @@ class CompiledPlan(Plan):
         if self.prints:
             self.jax.effects_barrier()
         for node, inputs in zip(self.asserts, checks, strict=True):
-            check(node, inputs)
+            pairs = zip(node.sources(), inputs, strict=True)
+            check(node, [self.labels.get(s.id, value) for s, value in pairs])
         run.written.update(written)
         run.others.update(keys)
         return [np.array(y) for y in found]
@@ -119,9 +121,16 @@ class CompiledPlan(Plan):
         found = settled_all([known[s.id] for s in self.fetches], self.fetches)
         written = {key: settled(value, value.dtype) for key, value in trace.written.items()}
         given = [*values, *donated.values(), *kept.values()]
-        checks = [[known[s.id] for s in node.sources()] for node in self.asserts]
+        checks = [[self._checked(s, known[s.id]) for s in node.sources()] for node in self.asserts]
         followed = {stream: pair[0] for stream, pair in pairs.items()}
         return found, self._apart(written, given), followed, checks
+
+    def _checked(self, symbol: Symbol, value: Any) -> Any:
+        """What an Assert looks at after the run; text stays outside of the program."""
+        if symbol.dtype.kind not in "OSU":
+            return value
+        self.labels[symbol.id] = value
+        return None
 
     def _apart(self, written: dict[str, Any], given: Sequence[Any]) -> dict[str, Any]:
         """New values of variables, each in memory of its own: it will be given away."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regrad import dims
-from regrad.errors import CheckpointError, RegradError, ShapeError
+from regrad.errors import CheckpointError, InvalidValueError, RegradError, ShapeError
 from regrad.graph import Node
 
 
@@ -87,7 +87,7 @@ def unfed(node: Node) -> InvalidArgumentError:
 def of_run(error: Exception) -> Exception:
     """A failure of an op as TensorFlow classes it; errors of rules and of users stay."""
     node = getattr(error, "node", None)
-    if node is None or not isinstance(error, ShapeError | IndexError):
+    if node is None or not isinstance(error, ShapeError | InvalidValueError | IndexError):
         return error
     text = f"{error} (the op {node.name!r})"
     if isinstance(error, ShapeError):

@@ -15,7 +15,7 @@ import regrad as rg
 from regrad import dims, numbers
 from regrad.blocks import Block, block
 from regrad.compiled import find_jax
-from regrad.errors import ArgumentError, GraphError, ShapeError
+from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
 from regrad.executor import Plan, Run
 from regrad.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.interrupts import Deferred
@@ -181,6 +181,8 @@ class Session(Block):
     ) -> None:
         if target:
             raise ArgumentError(f"there are no remote sessions: target must be '', got {target!r}")
+        if not isinstance(graph, Graph | None):
+            raise ArgumentError(f"Session: graph must be a tf.Graph, got {kind(graph)}")
         plan_type = _compiled_plans() if jit else Plan
         self._plan = lru_cache(PLANS)(partial(_planned, plan_type))
         self.graph = get_default_graph() if graph is None else graph
@@ -346,6 +348,8 @@ def _planned(
 def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray) and value.dtype == symbol.dtype:
         return value
+    if value is None:  # NumPy takes it for NaN
+        raise ArgumentError(f"feed_dict: {symbol.name} is fed with None, expected a value")
     if symbol.dtype.kind == "O":
         from regrad.v1.tensors import as_array
 
@@ -359,7 +363,7 @@ def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
             raise ArgumentError(
                 f"The value of a feed cannot hold tensors; {symbol.name!r} was given {value!r:.60}"
             ) from None
-        raise type(error)(f"{symbol.name} is fed as {symbol.dtype}: {error}") from None
+        raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
 
 
 def _compiled_plans() -> type[Plan]:
