@@ -37,8 +37,8 @@ def test_work_on_numpy_loads_no_jax():
 # A module imports only from those before it. Imports inside functions are for optional packages,
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
-    "blocks", "interrupts",
-    "errors", "hints", "signatures", "files", "state", "dims", "shapes", "namespaces", "ruleforms",
+    "interrupts", "errors", "blocks", "hints", "signatures", "files", "state", "dims", "shapes",
+    "namespaces", "ruleforms",
     "registry", "tensor", "numbers", "placement", "tape", "recording", "printing", "shapeforms",
     "inference", "static_values", "graph", "kernel_errors", "dispatch", "walk", "builtin",
     "executor", "opsheet", "pytrees", "containers", "deferral", "reports", "scopes", "overrides",

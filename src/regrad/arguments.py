@@ -63,6 +63,7 @@ def _placed(leaf: Any, given: Iterator[Tensor]) -> Any:
 
 TENSOR, ARRAY = object(), object()
 NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced number is noted
+NOTHING_INSIDE = {object, _Traced, type(None), bool, int, float, complex, str}
 ONE = Note([TENSOR], containers.only)
 
 
@@ -95,7 +96,8 @@ def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
     """As `noted`, of what a function of the user's returned: nothing may hide a Tensor."""
     ys, note = noted(y, weak=weak)
     for leaf in note.leaves:
-        containers.refuse_hidden(leaf)
+        if type(leaf) not in NOTHING_INSIDE:
+            containers.refuse_hidden(leaf)
     return ys, note
 
 

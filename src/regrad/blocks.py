@@ -17,79 +17,75 @@ from collections.abc import Callable, Generator
 from functools import partial, update_wrapper, wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from regrad.errors import ArgumentError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class _End(io.IOBase):
-    """Calls its attribute `close` when a with-block ends: `IOBase.__exit__` is written in C."""
+class _Ended(io.IOBase, Generic[T]):
+    """The context manager of a generator; `IOBase.__exit__` is C code that calls `close`."""
 
+    __slots__ = ("close", "steps")
     closed = True  # pyright: ignore (the finalizer has nothing to close)
 
+    def __init__(self, steps: Generator[T]) -> None:
+        self.steps = steps
 
-class _Exit:
-    """`__exit__` of a block: looked up as the block is entered, and then a function in C."""
-
-    def __get__(self, block: Any, owner: Any = None) -> Callable[..., Any]:
-        if block is None:  # by contextlib.ExitStack, which passes the block
-            return _leave
-        return _end_of(block).__exit__
-
-
-def _leave(block: Any, *raised: Any) -> None:
-    _end_of(block).close()
-
-
-def _end_of(block: Any) -> _End:
-    held = block.__dict__
-    if "_end" not in held:
-        held["_end"] = _End()
-    return held["_end"]
-
-
-class Block:
-    """A context manager by a generator, `_steps`, which yields once: in a `try` with a `finally`.
-
-    The generator is not told of an exception of the block (see `sys.exception`).
-    """
-
-    def _steps(self) -> Generator[Any, None, None]:
-        raise NotImplementedError
-
-    def __enter__(self) -> Any:
-        end, steps = _end_of(self), self._steps()
+    def __enter__(self) -> T:  # pyright: ignore[reportIncompatibleMethodOverride]
+        steps = self.steps
         close = partial(next, steps, None)
         try:
             value = next(steps)
         except BaseException:
             steps.close()
             raise
-        end.close = close
+        self.close = close  # pyright: ignore (and no call between this and the block)
         return value
+
+
+class _Exit:
+    """`__exit__` of a `Block`: that of its generator's own context manager."""
+
+    def __get__(self, block: Any, owner: Any = None) -> Callable[..., Any]:
+        return _leave if block is None else _ended(block).__exit__
+
+
+def _leave(block: Any, *raised: Any) -> None:  # (contextlib.ExitStack asks the class for it)
+    _ended(block).__exit__(*raised)
+
+
+def _ended(block: Block) -> _Ended[Any]:
+    """The context manager of an object: a new one, or that whose block is open."""
+    ended = block.__dict__.get("_ended")
+    if ended is None or ended.steps.gi_frame is None:
+        ended = block.__dict__["_ended"] = _Ended(block._steps())
+    return ended
+
+
+class Block:
+    """A context manager by a generator, `_steps`, which yields once: in a `try` with a `finally`.
+
+    The generator is not told of an exception of the block (see `sys.exc_info`). One object is one
+    block at a time; `_twice` says what to do instead.
+    """
+
+    _twice = "make a new one for an inner scope"
+
+    def _steps(self) -> Generator[Any]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        ended = _ended(self)
+        if ended.steps.gi_suspended:  # pyright: ignore[reportAttributeAccessIssue]
+            raise ArgumentError(f"this {type(self).__name__} is open already; {self._twice}")
+        return ended.__enter__()
 
     __exit__ = _Exit()
 
 
-class _Steps(Block, Generic[T]):
-    def __init__(self, steps: Callable[[], Generator[T, None, None]]) -> None:
-        self._steps = steps  # pyright: ignore[reportAttributeAccessIssue]
-
-    def __enter__(self) -> T:
-        return super().__enter__()
-
-    def __call__(self, f: Callable[P, R]) -> Callable[P, R]:
-        """Decorate a function: each call is a block of its own."""
-
-        @wraps(f)
-        def inside(*args: P.args, **options: P.kwargs) -> R:
-            with _Steps(self._steps):
-                return f(*args, **options)
-
-        return inside
-
-
-def block(steps: Callable[P, Generator[T, None, None]]) -> Callable[P, _Steps[T]]:
+def block(steps: Callable[P, Generator[T]]) -> Callable[P, _Ended[T]]:
     """Make a context manager of a generator function, as `contextlib.contextmanager` does.
 
     The generator must undo in a `finally`, and gets no exception of the block.
@@ -109,7 +105,23 @@ def block(steps: Callable[P, Generator[T, None, None]]) -> Callable[P, _Steps[T]
     [1, 2]
     """
 
-    def made(*args: P.args, **options: P.kwargs) -> _Steps[T]:
-        return _Steps(partial(steps, *args, **options))
+    def made(*args: P.args, **options: P.kwargs) -> _Ended[T]:
+        return _Ended(steps(*args, **options))
 
     return update_wrapper(made, steps)  # pyright: ignore[reportReturnType]
+
+
+def inside(
+    manager: Callable[..., _Ended[Any]], *args: Any
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function: each call runs in a block of its own, `with manager(*args)`."""
+
+    def decorated(f: Callable[P, R]) -> Callable[P, R]:
+        @wraps(f)
+        def call(*given: P.args, **options: P.kwargs) -> R:
+            with manager(*args):
+                return f(*given, **options)
+
+        return call
+
+    return decorated

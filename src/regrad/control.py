@@ -9,6 +9,7 @@ import numpy as np
 
 from regrad import containers, dispatch
 from regrad.arguments import Given, returned
+from regrad.blocks import inside
 from regrad.branches import branched
 from regrad.capture import Captured
 from regrad.errors import ArgumentError, ShapeError, kind
@@ -197,7 +198,7 @@ def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: 
 
     with masked():
         first = astype(dispatch.lift(lower, integers=True), np.int32)
-    return while_loop(masked()(lambda pair: pair[0] < upper), step, (first, init))[1]
+    return while_loop(inside(masked)(lambda pair: pair[0] < upper), step, (first, init))[1]
 
 
 @helpful("map")

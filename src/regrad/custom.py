@@ -285,6 +285,8 @@ class CustomCall(Saves, Rule):
             inner.guard = None
             self.running = False
             STATE.set(state)
+            if state.spare is None:
+                state.spare = []
             state.spare.append(inner)
         return value
 
@@ -432,6 +434,8 @@ class CustomCall(Saves, Rule):
         A function that it differentiates in its turn (the model again, say) runs under the
         overrides that were in force at the call.
         """
+        if self.scopes is None and ((state := current()) is None or state.overrides is None):
+            return self._answer(dy)  # (as `run_held` would; nearly every call is one of these)
         return run_held(self.scopes, self._answer, dy)
 
     def _answer(self, dy: Any) -> Any:
@@ -550,12 +554,12 @@ def takes_saved(grad_func: Callable[..., Any]) -> bool:
     A parameter with a default keeps it (`lambda dy, k=k: …`), unless it is called `saved`.
     """
     if type(grad_func) is FunctionType:  # made anew at each call: its code answers at once
-        code = grad_func.__code__
-        names = code.co_varnames[: code.co_argcount]
-        required = len(names) - len(grad_func.__defaults__ or ())
+        code, defaults = grad_func.__code__, grad_func.__defaults__
+        count = code.co_argcount
+        required = count if defaults is None else count - len(defaults)
         plain = not code.co_kwonlyargcount and not code.co_flags & inspect.CO_VARARGS
-        if names and required <= 2 and plain:
-            return required == 2 or "saved" in names[1:]
+        if count and required <= 2 and plain:
+            return required == 2 or (count > 1 and "saved" in code.co_varnames[1:count])
     try:
         parameters = list(inspect.signature(grad_func).parameters.values())
     except ValueError:

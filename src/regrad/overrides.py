@@ -169,21 +169,14 @@ class gradient_override_map(Scope):
             )
         self._rules = dict(rules)
         self._bindings: dict[str, Binding] = {}
-        self._state: State | None = None
 
     def _steps(self) -> Generator[Self]:
-        if self._state is not None:
-            raise ArgumentError(
-                "this gradient_override_map is open already; make a new one for an inner scope"
-            )
         before = current()
         inside = self._inside(before or State())
         try:
-            self._state = inside
             STATE.set(inside)
             yield self
         finally:
-            self._state = None
             while before is not None and before.left is not None:
                 before = before.left[0]
             found = STATE.set(before).old_value  # (first of all: a signal may raise after a call)

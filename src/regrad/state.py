@@ -64,7 +64,7 @@ class State:
         self.overrides = overrides
         self.guard = guard
         self.region = region
-        self.spare: list[State] = []
+        self.spare: list[State] | None = None
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
         if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
             self.tape = tapes[0]

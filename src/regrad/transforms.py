@@ -12,6 +12,7 @@ import numpy as np
 
 from regrad import containers, dispatch
 from regrad.batching import at_once
+from regrad.blocks import inside
 from regrad.errors import ArgumentError, GradientError, ShapeError, kind
 from regrad.gradients import callable_or_raise, run_taped, watchable
 from regrad.namespaces import BACKENDS, has_values, is_inexact
@@ -154,7 +155,7 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     return _pushed(Linearized(f, xs, "jvp(f, xs, dxs)"), dxs)
 
 
-@masked()
+@inside(masked)
 def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
     inputs = run.close_inputs(run.inputs)
     directions = _like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs")
@@ -282,7 +283,7 @@ def _jacobian(f: Callable[[Any], Any], api: str) -> Callable[[Any], Any]:
     return jacobian_of_f
 
 
-@masked()
+@inside(masked)
 def _rows(run: Linearized, i: int) -> list[Tensor]:
     """The derivatives of all elements of one output by each input."""
     y = run.ys[i]

@@ -145,10 +145,6 @@ class gradient_override_map(Scope):
         self._left = False
 
     def _steps(self) -> Generator[Self]:
-        if self._mode is not None:
-            raise ArgumentError(
-                "this gradient_override_map is open already; make a new one for an inner scope"
-            )
         outer = SCOPES.get()
         ruleset = rule_set(self._rules, self._keep, outer[-1]._ruleset if outer else None)
         try:

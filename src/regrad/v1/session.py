@@ -190,7 +190,6 @@ class Session(Block):
         self._others: dict[Any, Any] = {}
         self._lock = threading.RLock()
         self._closed = False
-        self._entered = False
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -320,18 +319,13 @@ class Session(Block):
         """Make it the default session in a block, without closing it at the end."""
         return _as_default(self)
 
+    _twice = "session.as_default() makes a session the default one several times"
+
     def _steps(self) -> Generator[Self]:
-        if self._entered:
-            raise GraphError(
-                "a session's with-block was entered while it is open; use session.as_default() to "
-                "make a session the default one several times"
-            )
         try:
-            self._entered = True
             with self.graph.as_default(), _as_default(self):
                 yield self
         finally:
-            self._entered = False
             self.close()
 
 
