@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regrad.builtin import Builtin
-from regrad.namespaces import BACKENDS, is_array
+from regrad.namespaces import BACKENDS, is_array, numpy_dtype
 from regrad.recording import effective
 from regrad.registry import RULES, Op, canonical, resolve
 from regrad.ruleforms import Rule
@@ -140,7 +140,10 @@ class ForeignCall:
     def _record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
         ids = tuple(i + 1 if i in wanted else 0 for i in range(len(self.specs)))
         op = self.rule.op
-        rule = effective(op, self.rule.rule, self.specs, dy)
+        # (NumPy compares dtypes with torch's by trying to convert them, and swallows what is
+        # raised meanwhile, Ctrl-C too)
+        known = [(shape, numpy_dtype(dtype)) for shape, dtype in self.specs[:1]]
+        rule = effective(op, self.rule.rule, known, dy)
         if self.layout is None and self.outputs is None:
             return Record(op, rule, self.attrs, ids, self.specs, xs, -1, y)
         outs = tuple(-1 - i for i in range(len(self.outputs or "1")))

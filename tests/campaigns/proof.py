@@ -6,10 +6,10 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
 
-Five campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
-rules (`answers`); F5, random programs in every mode (`agreement`); F11, damaged files (`damage`);
-F12, calls that make no sense (`malformed`). What is done is noted under `out/`; a second run of the
-same sources goes on from there. A whole run writes its results to
+Six campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
+rules (`answers`); F5, random programs in every mode (`agreement`); F10, interrupts (`interrupts`);
+F11, damaged files (`damage`); F12, calls that make no sense (`malformed`). What is done is noted
+under `out/`; a second run of the same sources goes on from there. A whole run writes its results to
 `tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
 
 The exit status is 1 if anything was silent or broken.
@@ -36,7 +36,7 @@ import tqdm
 from bench import report as machine
 
 import regrad
-from tests.campaigns import agreement, answers, damage, fires, malformed
+from tests.campaigns import agreement, answers, damage, fires, interrupts, malformed
 from tests.campaigns.verdicts import (
     BROKEN,
     DELIVERED,
@@ -53,12 +53,14 @@ OUT = ROOT / "out"
 RESULTS = Path(__file__).parent / "results" / "proof.json"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
 CAMPAIGNS: dict[str, Any] = {
-    "F1": fires, "F3": answers, "F5": agreement, "F11": damage, "F12": malformed,
+    "F1": fires, "F3": answers, "F5": agreement, "F10": interrupts, "F11": damage,
+    "F12": malformed,
 }  # fmt: skip
 TITLES = {
     "F1": "rules in every context",
     "F3": "wrong answers",
     "F5": "random programs",
+    "F10": "interrupts",
     "F11": "damaged files",
     "F12": "malformed calls",
 }
@@ -87,6 +89,7 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F1": quick_jobs() if quick else fires.jobs(),
         "F3": answers.jobs(),
         "F5": agreement.jobs(programs, seed),
+        "F10": interrupts.jobs(quick),
         "F11": damage.jobs(damage.CHUNK if quick else damage.RANDOM),
         "F12": malformed.jobs(quick),
     }
@@ -237,7 +240,7 @@ def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
     if campaign == "F3":
         place, _, fault = case.partition(": ")
         return fault, place
-    if campaign == "F11":
+    if campaign in ("F10", "F11"):
         job, _, number = case.rpartition(" ")
         return job, number
     if campaign == "F12":

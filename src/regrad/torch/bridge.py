@@ -6,7 +6,7 @@ gradient of the first), so it is carried by the same Function, and so on for eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache, update_wrapper
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from regrad import containers
 from regrad.again import again_in_force, pullback
+from regrad.blocks import block
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
 from regrad.regions import Flat, Passage
@@ -208,25 +209,17 @@ def spread(found: dict[int, Any], count: int) -> tuple[Any, ...]:
     return None, *[found.get(i) for i in range(count)]
 
 
-class unaffected:
+@block
+def unaffected(dys: Sequence[Any]) -> Generator[None]:
     """A block of a backward pass: no override, no autocast, whatever is in force around."""
-
-    def __init__(self, dys: Sequence[Any]) -> None:
-        device = next((dy.device.type for dy in dys if dy is not None), "cpu")
-        self.functions = torch._C.DisableTorchFunction()
-        self.autocast = None
-        if torch.is_autocast_enabled(device):
-            self.autocast = torch.autocast(device, enabled=False)
-
-    def __enter__(self) -> None:
-        self.functions.__enter__()
-        if self.autocast is not None:
-            self.autocast.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.autocast is not None:
-            self.autocast.__exit__(*error)
-        self.functions.__exit__(*error)
+    device = next((dy.device.type for dy in dys if dy is not None), "cpu")
+    autocast = torch.is_autocast_enabled(device)
+    with torch._C.DisableTorchFunction():
+        if not autocast:
+            yield
+        else:
+            with torch.autocast(device, enabled=False):
+                yield
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:

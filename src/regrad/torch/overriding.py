@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 import torch.overrides
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import (
@@ -174,6 +175,7 @@ class gradient_override_map(Scope):
             self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
             self._untouched = Untouched()
             mode = ruleset.mode(self)
+            _drop_closed()
             mode.__enter__()
             self._mode = mode
             self._token = SCOPES.set((*SCOPES.get(), self))
@@ -206,7 +208,8 @@ class gradient_override_map(Scope):
         self._left = False
         assert mode is not None and token is not None
         SCOPES.reset(token)
-        mode.__exit__(None, None, None)
+        if _get_current_function_mode_stack()[-1:] == [mode]:
+            mode.__exit__(None, None, None)
         intercepts.remove()
 
     def untouched(self) -> Table:
@@ -227,6 +230,20 @@ class gradient_override_map(Scope):
                 "compiled, or run the model once without compiling it"
             )
         return super()._why_not(binding)
+
+
+def _drop_closed() -> None:
+    """Take modes of closed scopes off torch's stack.
+
+    While a mode is at work torch has taken it off. If a signal strikes in the block in which it
+    does, it comes back only when the error is forgotten, to a scope that was left meanwhile.
+    """
+    while (
+        (stack := _get_current_function_mode_stack())
+        and isinstance(stack[-1], Mode)
+        and stack[-1].scope not in SCOPES.get()
+    ):
+        torch._C._pop_torch_function_stack()
 
 
 # -- sets of rules --------------------------------------------------------------------------------
