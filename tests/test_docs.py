@@ -35,6 +35,18 @@ def test_programs_print_what_the_page_says(page):
             assert printed == text
 
 
+NAMED = re.compile(r"`(test_\w+)\.py::(test_\w+)`")
+
+
+def test_promises_of_reliability_have_their_tests():
+    page = (ROOT / "docs/reliability.md").read_text()
+    named = NAMED.findall(page)
+    assert len(named) > 15
+    for file, function in named:
+        source = (ROOT / f"tests/{file}.py").read_text()
+        assert f"def {function}(" in source, f"{file}.py::{function}"
+
+
 def test_tables_of_torch_callables_are_those_of_the_code():
     page = PAGE.read_text(encoding="utf-8")
     assert with_tables(page) == page, "run python tests/foreign_table.py"
