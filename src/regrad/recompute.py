@@ -18,6 +18,7 @@ from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import current
 from regrad.tensor import Tensor
+from regrad.variable import assign_all
 
 
 def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,8 +77,7 @@ def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         return pullback(again, len(inputs), passage)(apart([*inputs, *dys]))
 
     results = once.done([y._data for y in outputs], answer, lambda xs: recomputed(again, xs))
-    for variable, y in zip(assigned, results[len(ys) :], strict=True):
-        variable._set(y, lent=True)
+    assign_all(assigned, results[len(ys) :])
     return results[: len(ys)]
 
 
