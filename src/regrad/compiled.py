@@ -209,6 +209,12 @@ class Program:
         """How many traces it holds; one that has none yet, or failed, takes a place as well."""
         return sum(len(run.traces) for run in list(self.runs.values())) or 1
 
+    def free(self) -> None:
+        """Let go of what was compiled, at once: a Run and its function refer to each other."""
+        for run in self.runs.values():
+            run.compiled = None
+        self.forget()
+
     def forget(self) -> None:
         """Compile anew, for more inputs than were known."""
         self.runs.clear()

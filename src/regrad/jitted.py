@@ -291,7 +291,10 @@ class Jitted:
         before = self._distinct()
         while self._kept() > KEPT:
             self.programs.popitem(last=False)
-        self.dropped += len(before - self._distinct())
+        gone = before - self._distinct()
+        for program in gone:
+            program.free()
+        self.dropped += len(gone)
         states = {known for known, _ in self.programs}
         self.read = {known: places for known, places in self.read.items() if known in states}
         self.plain.clear()
