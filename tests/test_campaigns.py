@@ -10,7 +10,7 @@ import pytest
 import regrad as rg
 from regrad import overrides, walk
 from regrad.errors import RuleError
-from tests.campaigns import agreement, answers, fires, programs, proof
+from tests.campaigns import agreement, answers, concurrency, fires, memory, programs, proof
 from tests.campaigns.agreement import Task, differences
 from tests.campaigns.programs import Program, Stmt
 from tests.campaigns.verdicts import (
@@ -241,6 +241,47 @@ def test_chosen_modes_fit():
         assert all(agreement.fits(made, m) for m in agreement.chosen(made, random.Random(seed)))
 
 
+# -- F8 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
+@pytest.mark.parametrize("way", concurrency.WAYS)
+def test_a_slice_of_threads_and_tasks(way):
+    assert outcomes(concurrency.run(f"{way}/0", quick=True)) == {DELIVERED}
+
+
+def test_rules_that_all_threads_share_are_found(monkeypatch):
+    def leaking(rng):
+        bound.append(k := rng.uniform(-2, 2))
+        yield
+        yield np.float32(bound[-1] - k)
+
+    bound = []
+    monkeypatch.setattr(concurrency, "PARTS", [leaking])
+    found = concurrency.run("tasks/0", quick=True)
+    assert SILENT in outcomes(found)
+
+
+def test_an_update_that_is_lost_is_found(monkeypatch):
+    monkeypatch.setattr(concurrency, "UPDATES", [*concurrency.UPDATES, None])
+    assert outcomes(concurrency.counted("threads")) == {SILENT}
+
+
+# -- F9 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gradient", "override", "new graph", "thread"])
+def test_a_slice_of_memory(name):
+    assert memory.examined(name, 100).outcome == DELIVERED
+
+
+def test_a_leak_is_found(monkeypatch):
+    kept = []
+    leak = memory.Kind(lambda stack: lambda i: kept.append(np.ones(10_000)), 1000)
+    monkeypatch.setitem(memory.KINDS, "leak", leak)
+    assert memory.examined("leak", 200).outcome == BROKEN
+
+
 # -- the whole -------------------------------------------------------------------------------------
 
 
@@ -252,7 +293,8 @@ def runner(monkeypatch, tmp_path):
     def run(name, quick):
         calls.append(name)
         outcome = SILENT if name.startswith("Tanh") else DELIVERED
-        return [Verdict(f"{name} first: alone", outcome, "[1] instead of [2]")]
+        detail = "[1] instead of [2]" if outcome == SILENT else ""
+        return [Verdict(f"{name} first: alone", outcome, detail)]
 
     monkeypatch.setitem(proof.CAMPAIGNS, "F1", SimpleNamespace(run=run))
     monkeypatch.setattr(proof, "ROOT", tmp_path)

@@ -6,8 +6,9 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
 
-Four campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
-rules (`answers`); F5, random programs in every mode (`agreement`); F11, damaged files (`damage`).
+Six campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
+rules (`answers`); F5, random programs in every mode (`agreement`); F8, threads and tasks
+(`concurrency`); F9, memory (`memory`); F11, damaged files (`damage`).
 What is done is noted under `out/`; a second run of the same sources goes on from there. A whole
 run writes its results to `tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
 
@@ -35,7 +36,7 @@ import tqdm
 from bench import report as machine
 
 import regrad
-from tests.campaigns import agreement, answers, damage, fires
+from tests.campaigns import agreement, answers, concurrency, damage, fires, memory
 from tests.campaigns.verdicts import (
     BROKEN,
     DELIVERED,
@@ -51,11 +52,20 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
 RESULTS = Path(__file__).parent / "results" / "proof.json"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
-CAMPAIGNS: dict[str, Any] = {"F1": fires, "F3": answers, "F5": agreement, "F11": damage}
+CAMPAIGNS: dict[str, Any] = {
+    "F1": fires,
+    "F3": answers,
+    "F5": agreement,
+    "F8": concurrency,
+    "F9": memory,
+    "F11": damage,
+}
 TITLES = {
     "F1": "rules in every context",
     "F3": "wrong answers",
     "F5": "random programs",
+    "F8": "threads and tasks",
+    "F9": "memory",
     "F11": "damaged files",
 }
 LIMIT = 600  # seconds for a job
@@ -83,6 +93,8 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F1": quick_jobs() if quick else fires.jobs(),
         "F3": answers.jobs(),
         "F5": agreement.jobs(programs, seed),
+        "F8": concurrency.jobs(quick),
+        "F9": memory.jobs(quick),
         "F11": damage.jobs(damage.CHUNK if quick else damage.RANDOM),
     }
     every = [Job(c, name, quick) for c in CAMPAIGNS for name in names[c]]
@@ -102,7 +114,7 @@ def quick_jobs() -> list[str]:
 
 
 def done(job: Job) -> dict[str, Any]:
-    """A job's results as they are written down: counts, and what was not delivered."""
+    """A job's results as they are written down: counts, and what has something to be said of it."""
     start = time.perf_counter()
     verdicts = list(attempted(job))
     if next(JOBS) % 20 == 19:
@@ -110,7 +122,7 @@ def done(job: Job) -> dict[str, Any]:
     return {
         "job": job.key,
         "counts": Counter(v.outcome for v in verdicts),
-        "others": [v for v in verdicts if v.outcome != DELIVERED],
+        "others": [v for v in verdicts if v.outcome != DELIVERED or v.detail],
         "seconds": round(time.perf_counter() - start, 2),
     }
 
@@ -232,6 +244,11 @@ def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
     if campaign == "F3":
         place, _, fault = case.partition(": ")
         return fault, place
+    if campaign == "F8":
+        way, _, what = case.partition(" ")
+        return (f"{way} {what}", "") if what.startswith("updates") else (f"{way}: {detail}", what)
+    if campaign == "F9":
+        return case, ""
     if campaign == "F11":
         job, _, number = case.rpartition(" ")
         return job, number
@@ -241,7 +258,7 @@ def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
 
 
 def classes(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Everything that was not delivered, by class; with the shortest detail of each."""
+    """Everything but what was just delivered, by class; with the shortest detail of each."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for entry in entries:
         campaign = campaign_of(entry)
@@ -323,7 +340,9 @@ def main(given: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     jobs = all_jobs(options)
     if not jobs:
-        sys.exit(f"no job begins with {options.only!r}; there are F1/…, F3/…, F5/… and F11/…")
+        sys.exit(
+            f"no job begins with {options.only!r}; there are F1/…, F3/…, F5/…, F8/…, F9/… and F11/…"
+        )
     entries = carried_out(jobs, options)
     found = classes(entries)
     print("\n".join(listing(found)))
