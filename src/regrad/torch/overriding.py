@@ -210,7 +210,7 @@ class gradient_override_map(Scope):
         self._left = False
         assert mode is not None and token is not None
         SCOPES.reset(token)
-        take_off(mode)
+        intercepts.take_off(mode)
         intercepts.remove()
 
     def untouched(self) -> Table:
@@ -476,15 +476,6 @@ class Mode(torch.overrides.TorchFunctionMode):
         if func not in self.ruleset.keep:
             watch.look(func, result, self.scope._untouched, caller)
         return result
-
-
-def take_off(mode: Mode) -> None:
-    """Take a mode off torch's stack, on which other tasks of this thread may have put theirs."""
-    above = []
-    while (top := torch.overrides._pop_mode()) is not mode:
-        above.append(top)
-    for other in reversed(above):
-        torch.overrides._push_mode(other)
 
 
 def fused_error(func: Any, types: Iterable[str], what: str) -> PassedOverError:
