@@ -10,7 +10,7 @@ import pytest
 import regrad as rg
 from regrad import overrides, walk
 from regrad.errors import RuleError
-from tests.campaigns import agreement, answers, fires, programs, proof
+from tests.campaigns import agreement, answers, concurrency, fires, memory, programs, proof
 from tests.campaigns.agreement import Task, differences
 from tests.campaigns.programs import Program, Stmt
 from tests.campaigns.verdicts import (
@@ -241,6 +241,47 @@ def test_chosen_modes_fit():
         assert all(agreement.fits(made, m) for m in agreement.chosen(made, random.Random(seed)))
 
 
+# -- F8 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
+@pytest.mark.parametrize("way", concurrency.WAYS)
+def test_a_slice_of_threads_and_tasks(way):
+    assert outcomes(concurrency.run(f"{way}/0", quick=True)) == {DELIVERED}
+
+
+def test_rules_that_all_threads_share_are_found(monkeypatch):
+    def leaking(rng):
+        bound.append(k := rng.uniform(-2, 2))
+        yield
+        yield np.float32(bound[-1] - k)
+
+    bound = []
+    monkeypatch.setattr(concurrency, "PARTS", [leaking])
+    found = concurrency.run("tasks/0", quick=True)
+    assert SILENT in outcomes(found)
+
+
+def test_an_update_that_is_lost_is_found(monkeypatch):
+    monkeypatch.setattr(concurrency, "UPDATES", [*concurrency.UPDATES, None])
+    assert outcomes(concurrency.counted("threads")) == {SILENT}
+
+
+# -- F9 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gradient", "override", "new graph", "thread"])
+def test_a_slice_of_memory(name):
+    assert memory.examined(name, 100).outcome == DELIVERED
+
+
+def test_a_leak_is_found(monkeypatch):
+    kept = []
+    leak = memory.Kind(lambda stack: lambda i: kept.append(np.ones(10_000)), 1000)
+    monkeypatch.setitem(memory.KINDS, "leak", leak)
+    assert memory.examined("leak", 200).outcome == BROKEN
+
+
 # -- the whole -------------------------------------------------------------------------------------
 
 
@@ -252,11 +293,13 @@ def runner(monkeypatch, tmp_path):
     def run(name, quick):
         calls.append(name)
         outcome = SILENT if name.startswith("Tanh") else DELIVERED
-        return [Verdict(f"{name} first: alone", outcome, "[1] instead of [2]")]
+        detail = "[1] instead of [2]" if outcome == SILENT else ""
+        return [Verdict(f"{name} first: alone", outcome, detail)]
 
     monkeypatch.setitem(proof.CAMPAIGNS, "F1", SimpleNamespace(run=run))
     monkeypatch.setattr(proof, "ROOT", tmp_path)
     monkeypatch.setattr(proof, "OUT", tmp_path / "out")
+    monkeypatch.setattr(proof, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(proof.fires, "op_types", lambda: ["Sign", "Tanh"])
     monkeypatch.setattr(proof.sys, "argv", ["proof"])
     return calls
@@ -278,7 +321,10 @@ def test_a_second_run_goes_on(runner, capsys, tmp_path):
 
 def test_results_are_written(runner, tmp_path):
     proof.main(["--only", "F1"])
-    result = json.loads((tmp_path / "out" / "proof-part.json").read_text())
+    proof.main(["--only", "F1/Sign"])
+    part = json.loads((tmp_path / "out" / "proof-part.json").read_text())
+    assert part["jobs"] == len(fires.MODES)
+    result = json.loads((tmp_path / "results" / "F1.json").read_text())
     modes = len(fires.MODES)
     assert result["counts"] == {"F1": {DELIVERED: modes, SILENT: modes}}
     assert result["classes"][0]["cases"] == ["Tanh"]
@@ -289,5 +335,7 @@ def test_a_campaign_that_fails_is_broken(monkeypatch, runner):
     def fails(name, quick):
         raise KeyError(name)
 
-    monkeypatch.setitem(proof.CAMPAIGNS, "F1", SimpleNamespace(run=fails))
+    monkeypatch.setitem(
+        proof.CAMPAIGNS, "F1", SimpleNamespace(run=fails, TITLE="", class_of=fires.class_of)
+    )
     assert proof.main(["--only", "F1/Sign/numpy"]) == 1

@@ -589,12 +589,12 @@ def test_a_rule_that_is_wrong_says_so_under_jit():
 
 def test_cache_info():
     f = rg.jit(lambda x: x * 2)
-    assert f.cache_info() == (0, 0, 0)
+    assert f.cache_info() == (0, 0, 0, 0)
     for _ in range(3):
         f(rg.ones((2,)))
     f(rg.ones((3,)))
     f(np.ones(2))
-    assert f.cache_info() == (2, 3, 1)
+    assert f.cache_info() == (2, 3, 1, 0)
 
 
 def test_a_warning_names_what_changed():

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import warnings
 import weakref
 
 import jax
@@ -10,8 +11,12 @@ import numpy as np
 import pytest
 
 import regrad as rg
+import regrad.v1 as tf
+from regrad import jitted
+from regrad.errors import RetraceWarning
 from regrad.state import LIVE
 from regrad.tensor import wrap
+from regrad.v1 import compiled_plans
 from tests.quick import full_effort
 
 pytestmark = pytest.mark.usefixtures(full_effort.__name__)
@@ -159,3 +164,108 @@ def test_functions_are_let_go(body, transformed):
     gc.collect()
     assert reference() is None
     assert not LIVE
+
+
+# -- programs make room for others -----------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Only four programs are kept."""
+    monkeypatch.setattr(jitted, "KEPT", 4)
+    monkeypatch.setattr(compiled_plans, "KEPT", 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RetraceWarning)
+        yield
+
+
+def alive(programs):
+    gc.collect()
+    return len({program() for program in programs} - {None})
+
+
+def newest(f):
+    """The programs of XLA that a compiled function made last, as it holds them."""
+    return weakref.ref([*next(reversed(f.programs.values())).runs.values()][-1])
+
+
+def in_a_closure(k):
+    factor[0] = float(k)
+    return 2.0
+
+
+factor = [1.0]
+STATES = {
+    "static values": (rg.jit(lambda x, k: x * k, static_argnames="k"), lambda k: (2.0, k)),
+    "shapes": (rg.jit(lambda x: rg.sum(x)), lambda k: (rg.full(k + 1, 2.0 * k / (k + 1)),)),
+    "closures": (rg.jit(lambda x: x * factor[0]), lambda k: (rg.scalar(in_a_closure(k)),)),
+    "arrays": (rg.jit(lambda x, a: rg.sum(x * a)), lambda k: ([2.0 * k / (k + 1)] * (k + 1), 1.0)),
+}
+
+
+@pytest.mark.parametrize(("f", "arguments"), STATES.values(), ids=STATES)
+@pytest.mark.usefixtures("few")
+def test_programs_make_room_for_others(f, arguments):
+    made = []
+    for k in [*range(12), *range(12)]:
+        assert f(*arguments(k)).item() == pytest.approx(2.0 * k)
+        made.append(newest(f))
+        assert alive(made) <= 5  # with that of the last call
+    info = f.cache_info()
+    assert info.traces >= 20 and info.programs <= 5 and info.dropped >= 4
+    assert sum(program.size for program in f.programs.values()) <= 5
+
+
+@pytest.mark.usefixtures("few")
+def test_the_program_that_was_used_longest_ago_goes():
+    f = rg.jit(lambda x, k: x * k, static_argnames="k")
+    for k in range(1, 12):
+        assert [f(3.0, 0).item(), f(3.0, k).item()] == [0.0, 3.0 * k]
+    info = f.cache_info()
+    assert (info.traces, info.hits) == (12, 10)  # 0 stays, since it is used all the time
+
+
+@pytest.mark.usefixtures("few")
+def test_a_gradient_outlives_its_program():
+    f = rg.jit(lambda x, k: x * x * k, static_argnames="k")
+
+    def total(x):
+        return sum(f(x, k) for k in range(10))
+
+    assert rg.grad(total)(3.0).item() == 2 * 3.0 * 45
+    assert rg.grad(rg.grad(total))(3.0).item() == 2 * 45
+    assert f.cache_info().programs <= 5
+
+
+@pytest.mark.usefixtures("few")
+def test_what_cannot_be_traced_takes_no_room_for_good():
+    f = rg.jit(lambda x, k: x if x > k else -x, static_argnames="k")
+    for k in range(12):
+        with pytest.raises(rg.errors.TraceError):
+            f(1.0, k)
+    assert len(f.programs) <= 5
+
+
+@pytest.mark.usefixtures("few")
+def test_programs_of_arrays_that_were_read_are_dropped_with_their_content():
+    mask = np.ones(3, bool)
+    f = rg.jit(lambda x, k: rg.sum(x[np.flatnonzero(mask)]) * k, static_argnames="k")
+    for k in range(12):
+        mask[:] = [True, bool(k % 2), False]
+        assert f([1.0, 2.0, 4.0], k).item() == (3.0 if k % 2 else 1.0) * k
+        assert f([1.0, 2.0, 4.0], 0).item() == 0.0
+    assert len(f.programs) <= 10 and len(f.read) <= 5
+
+
+@pytest.mark.usefixtures("few")
+def test_sessions_compile_anew_after_many_shapes():
+    with tf.Graph().as_default(), tf.Session(jit=True) as session:
+        x = tf.placeholder(tf.float32, [None])
+        y = tf.gradients(tf.reduce_sum(x * x), x)[0]
+        made = []
+        for n in range(1, 20):
+            assert session.run(y, {x: np.ones(n)}).tolist() == [2.0] * n
+            plan = session._plan((y._symbol,), (), (x._symbol,))
+            made.append(weakref.ref(plan.program))
+            assert plan.traces <= 4
+        assert alive(made) == 1

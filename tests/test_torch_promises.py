@@ -4,6 +4,8 @@ The model is one that somebody else wrote. Each way of running it is asked for t
 rule, which is compared with that of the same model with hand-written `autograd.Function`s.
 """
 
+import asyncio
+import itertools
 import threading
 import warnings
 
@@ -376,8 +378,6 @@ def test_a_script_function_is_refused_by_name():
 
 
 def test_overrides_do_not_reach_other_threads_or_tasks(model, x):
-    import asyncio
-
     plain = backward(model, x)
     before = threading.Event()
     found = []
@@ -412,6 +412,29 @@ def test_overrides_do_not_reach_other_threads_or_tasks(model, x):
     inner, outer = asyncio.run(both())
     torch.testing.assert_close(inner, wished("", model, x))
     torch.testing.assert_close(outer, plain)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_scopes_of_tasks_close_in_any_order(order):
+    """Each task keeps its rule until it leaves its own scope, whichever scope was opened last."""
+    x = torch.ones((), requires_grad=True)
+    found = []
+
+    async def under(factor, turns, events):
+        with override({"Relu": lambda dy: dy * factor}):
+            for turn in turns:
+                await events[turn].wait()
+                found.append(torch.autograd.grad(torch.relu(x), x)[0].item())
+                events[turn + 1].set()
+
+    async def together():
+        events = [asyncio.Event() for _ in range(7)]
+        events[0].set()
+        turns = [(k, 3 + order.index(k)) for k in range(3)]
+        await asyncio.gather(*[under(float(k), turns[k], events) for k in range(3)])
+
+    asyncio.run(together())
+    assert found == [0.0, 1.0, 2.0, *map(float, order)]
 
 
 def test_scopes_left_out_of_turn_are_an_error_and_leave_nothing_open(model, x):

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,10 +43,8 @@ from regrad.regions import (
 from regrad.reports import Hit
 from regrad.state import State, current
 from regrad.tensor import Tensor, wrap
-from regrad.variable import Variable
+from regrad.variable import UPDATES, Variable
 
-# Programs write over what Variables held, and threads may share Variables.
-ONE_AT_A_TIME = RLock()
 Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
 ndarray = np.ndarray
 
@@ -198,7 +195,7 @@ class Program:
         self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
     ) -> tuple[list[Tensor], Any]:
         """The results as Tensors, and the note; assignments are made, and tapes record."""
-        with ONE_AT_A_TIME:
+        with UPDATES:
             self.closure, self.overrides = closure, overrides
             if closure is not None and not self.runs and not self.sources:
                 self.sources = [i for i in closure.arrays if _can_go_in(closure.tensors[i]())]
@@ -208,6 +205,17 @@ class Program:
                 except Found:
                     self.forget()
 
+    @property
+    def size(self) -> int:
+        """How many traces it holds; one that has none yet, or failed, takes a place as well."""
+        return sum(len(run.traces) for run in list(self.runs.values())) or 1
+
+    def free(self) -> None:
+        """Let go of what was compiled, at once: a Run and its function refer to each other."""
+        for run in self.runs.values():
+            run.compiled = None
+        self.forget()
+
     def forget(self) -> None:
         """Compile anew, for more inputs than were known."""
         self.runs.clear()
@@ -215,11 +223,12 @@ class Program:
 
     def alone(self, xs: Sequence[Tensor]) -> Any:
         """The result where nothing is in force, with the turns out that are not needed then."""
-        if self.quick is None:
+        quick = self.quick  # (another thread may forget it)
+        if quick is None:
             ys, note = self(xs, self.closure)
             return note(ys)
         try:
-            results, traced = self.quick([_given(x) for x in xs], ())
+            results, traced = quick([_given(x) for x in xs], ())
         except Found:  # for other shapes it takes something
             self.forget()
             return self.alone(xs)
@@ -245,7 +254,11 @@ class Program:
             return self._finish(inputs, len(xs), wanted, strict)
         # what the program writes over is lost if a signal strikes before it is assigned anew
         with Deferred():
-            return self._finish(inputs, len(xs), wanted, strict)
+            try:
+                return self._finish(inputs, len(xs), wanted, strict)
+            finally:
+                for variable in self.assigned:
+                    variable._away = False
 
     def _finish(
         self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
@@ -468,6 +481,7 @@ class Run:
             return to_jax(x._data)
         variable: Variable = self.program.sources[i - self.n]
         data = to_jax(x._data)
+        variable._away = True  # from now on other threads wait to read it; those that did have it
         return data.copy() if variable._lent or data is not x._data else data
 
     # -- tracing -----------------------------------------------------------------------------

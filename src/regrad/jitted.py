@@ -8,6 +8,7 @@ import operator
 import os
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from types import MethodType
@@ -26,10 +27,12 @@ from regrad.ruleforms import place
 from regrad.signatures import public
 from regrad.state import State, current, is_held
 from regrad.tensor import Tensor
+from regrad.variable import UPDATES
 
 ndarray = np.ndarray
 VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
 MANY = 8  # traces after which a function that is traced once more gets a warning
+KEPT = 512  # traces of one function whose programs are kept (of one or two MB, if they are small)
 
 
 class CacheInfo(NamedTuple):
@@ -38,6 +41,7 @@ class CacheInfo(NamedTuple):
     hits: int
     traces: int
     programs: int
+    dropped: int
 
 
 @public
@@ -73,6 +77,10 @@ def jit(
     rules reach through closures, globals and attributes: where one has changed, f is traced
     again. Tensors reached that way are read at each call. Other mutable state is not seen, but
     found by `verify`.
+
+    A function keeps what was compiled in 512 traces. After that the programs that were used longest
+    ago are dropped, with their memory, and compiled again if they are called for; so is a program
+    that was compiled for more shapes than that.
 
     A compiled function can be differentiated from outside, to any order: its backward pass is
     compiled too. Inside another compiled function it is a part of that.
@@ -190,7 +198,9 @@ class Jitted:
         }
         self.donate = _names(f, donate, "donate")
         self.verify = verify
-        self.programs: dict[Any, Program] = {}
+        self.programs: OrderedDict[Any, Program] = OrderedDict()  # the one used last comes last
+        self.full = False  # programs are to be dropped
+        self.dropped = 0
         self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
         self.closure = Closure(f)
         self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
@@ -259,7 +269,7 @@ class Jitted:
         program = self._program(given, closure, overrides)
         ys, note = program(given.tensors, closure, overrides)
         alone = overrides is None and not (kwargs or program.reads or self.verify)
-        if alone and all(type(x) is Tensor for x in args):
+        if alone and not self.full and all(type(x) is Tensor for x in args):
             self.plain[len(args)] = program
         return note(ys)
 
@@ -284,14 +294,41 @@ class Jitted:
         rules = tuple(k for k, _ in in_order(overrides)) if overrides else ()
         self.version = registry.version
         known = given.key, closure.key, rules, self.version
-        read = self.read.get(known)
-        key = known, closure.content(sorted(read)) if read else ()
-        program = self.programs.get(key)
-        if program is None:
-            program = self.programs[key] = self._made(given, closure, known)
-        elif self.verify:
-            program.body = self._body(given)  # with the arguments of this call
+        with UPDATES:  # as the call of a program
+            if self.full:
+                self._drop()
+            read = self.read.get(known)
+            key = known, closure.content(sorted(read)) if read else ()
+            program = self.programs.get(key)
+            if program is None:
+                program = self.programs[key] = self._made(given, closure, known)
+                self.full = len(self.programs) > KEPT
+            elif self.verify:
+                program.body = self._body(given)  # with the arguments of this call
+            self.programs.move_to_end(key)
         return program
+
+    def _drop(self) -> None:
+        """Let go of the programs that were used longest ago, and of what XLA made of them."""
+        before = self._distinct()
+        while self._kept() > KEPT:
+            self.programs.popitem(last=False)
+        gone = before - self._distinct()
+        for program in gone:
+            program.free()
+        self.dropped += len(gone)
+        states = {known for known, _ in self.programs}
+        self.read = {known: places for known, places in self.read.items() if known in states}
+        self.plain.clear()
+        self.full = False
+
+    def _kept(self) -> int:
+        """How many traces there are of which something is kept."""
+        return sum(program.size for program in self._distinct())
+
+    def _distinct(self) -> set[Program]:
+        """The programs. One that has read arrays of the closure has several keys."""
+        return set(self.programs.values())
 
     def _body(self, given: Given) -> Body:
         close = given.closer()
@@ -332,14 +369,19 @@ class Jitted:
         """How many calls found a program, how many traces there were, how many programs there are.
 
         A program is for one state of closures, overrides and static arguments; JAX keeps one
-        executable in it for each combination of shapes and dtypes.
+        executable in it for each combination of shapes and dtypes. `dropped` counts the programs
+        that had to make room for others, see `jit`.
         """
-        return CacheInfo(self.calls - self.traces, self.traces, len(self.programs))
+        programs = len(self._distinct())
+        return CacheInfo(self.calls - self.traces, self.traces, programs, self.dropped)
 
     def _traced(self, seen: tuple[Any, ...], arrays: Sequence[Any]) -> None:
         shapes = [f"{a.dtype}{tuple(a.shape)}" for a in arrays]
         self.last = [*self.last[-1:], (*seen, shapes)]
         self.traces = n = self.traces + 1
+        if n >= KEPT and self._kept() >= KEPT:  # (the trace that ends now is not counted yet)
+            self.full = True
+            self.plain.clear()  # so that the next call comes by `_program`
         if n >= MANY and n & (n - 1) == 0:
             warnings.warn(
                 f"{self.name} was traced and compiled for the {n}th time. What changed last: "

@@ -25,7 +25,7 @@ from regrad.regions import Flat, Links, Passage, RegionTape, run_inside, watched
 from regrad.state import current
 from regrad.tensor import Tensor, wrap
 from regrad.trails import capturing
-from regrad.variable import Variable
+from regrad.variable import Variable, assign_all
 
 
 def as_jax(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -61,8 +61,7 @@ def scanned(
         else:
             ys = loop.recorded(results)
             n, m = len(carry), len(loop.carry)
-            for variable, y in zip(assigned, ys[n:m], strict=True):
-                variable._set(y, lent=True)
+            assign_all(assigned, ys[n:m])
             return ys[:n], ys[m:]
 
 
@@ -410,8 +409,7 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
 
     results = once.done(ys, answer, lambda xs: conditional(xs[0], agains, xs))
     n = len(results) - len(assigned)
-    for variable, y in zip(assigned, results[n:], strict=True):
-        variable._set(y, lent=True)
+    assign_all(assigned, results[n:])
     return results[:n]
 
 
@@ -487,8 +485,7 @@ def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor
         return repeated(test, flat, inputs[:m])
 
     results = once.done(ys, _refused, again, [(i, i) for i in range(m)])
-    for variable, y in zip(assigned, results[n:], strict=True):
-        variable._set(y, lent=True)
+    assign_all(assigned, results[n:])
     return results[:n]
 
 

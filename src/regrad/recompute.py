@@ -19,6 +19,7 @@ from regrad.ruleforms import Rule
 from regrad.signatures import public
 from regrad.state import current
 from regrad.tensor import Tensor
+from regrad.variable import assign_all
 
 
 @public
@@ -78,8 +79,7 @@ def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         return pullback(again, len(inputs), passage)(apart([*inputs, *dys]))
 
     results = once.done([y._data for y in outputs], answer, lambda xs: recomputed(again, xs))
-    for variable, y in zip(assigned, results[len(ys) :], strict=True):
-        variable._set(y, lent=True)
+    assign_all(assigned, results[len(ys) :])
     return results[: len(ys)]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Iterable
+from threading import RLock
 from typing import Any
 
 from regrad import dispatch
@@ -23,6 +26,18 @@ from regrad.tape import Tape
 from regrad.tensor import Tensor
 
 _serial = itertools.count(1).__next__
+
+# Whoever reads Variables and then writes to them holds this lock: updates, and compiled functions
+# from their arguments to their assignments. One lock for all, since a program has many Variables.
+UPDATES = RLock()
+
+# A fork waits for it too: a thread that held it would not be there to give it back.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=UPDATES.acquire,
+        after_in_parent=UPDATES.release,
+        after_in_child=UPDATES.release,
+    )
 
 
 class Variable(Methods):
@@ -47,7 +62,7 @@ class Variable(Methods):
         [4, 6]
     """
 
-    __slots__ = ("__weakref__", "_lent", "_serial", "_tensor", "name", "trainable")
+    __slots__ = ("__weakref__", "_away", "_lent", "_serial", "_tensor", "name", "trainable")
 
     def __init__(
         self,
@@ -67,6 +82,7 @@ class Variable(Methods):
         except RegradError as error:
             raise prefixed(error, "Variable") from error.__cause__
         self._lent = True  # somebody else may hold the Tensor: a program must not write over it
+        self._away = False  # a program may be writing over it
         self.trainable = trainable
         self.name = name or f"Variable_{self._serial}"
 
@@ -86,26 +102,25 @@ class Variable(Methods):
         return self._read()
 
     def _set(self, tensor: Tensor, lent: bool) -> None:
-        """Hold a Tensor that fits."""
+        """Hold a Tensor that fits. The caller has `UPDATES`."""
         state = current()
         if state is not None and state.guard is not None:
             state.guard.loses(tensor)
-        if state is not None and state.region is not None:
-            state.region.assign(self, tensor)
-        else:
+        if state is None or state.region is None:
             self._tensor, self._lent = tensor, lent
-
-    def _in_region(self) -> Any:
-        """The region that is open, if one is: it has values of its own for Variables."""
-        state = current()
-        return None if state is None else state.region
+        else:
+            state.region.assign(self, tensor)
 
     def _read(self) -> Tensor:
+        value = self._tensor
         self._lent = True
+        if self._away or self._tensor is not value:
+            value = self._awaited()
         state = current()
         if state is None:
-            return self._tensor
-        value = self._tensor if state.region is None else state.region.read(self)
+            return value
+        if state.region is not None:
+            value = state.region.read(self)
         if state.guard is not None:
             state.guard.check_variable(self)
         for tape in state.tapes:
@@ -114,6 +129,12 @@ class Variable(Methods):
             if isinstance(tape, VariableTape) and tape.wants(self):
                 value = tape.read(self, value)
         return value
+
+    def _awaited(self) -> Tensor:
+        """The Tensor as soon as no program writes over it."""
+        with UPDATES:  # (a program that was faster did not know that the Tensor is lent)
+            self._lent = True
+            return self._tensor
 
     def _lost(self) -> GradientError:
         return GradientError(
@@ -151,6 +172,10 @@ class Variable(Methods):
         Inside `variable_grads`, later reads see the assigned tensor with its history. A Variable
         that lies on a mesh of devices stays there, see `place`.
         """
+        with UPDATES:
+            self._assign(value)
+
+    def _assign(self, value: Any) -> None:
         before = self._read()  # so that open tapes know what the variable was
         if type(value) is Tensor:
             new = value
@@ -168,7 +193,8 @@ class Variable(Methods):
                 f"assign to the variable {self.name!r}: its shape is {before.shape}, got "
                 f"{new.shape}. A variable keeps its shape; make a new Variable."
             )
-        if self._in_region() is None:
+        state = current()
+        if state is None or state.region is None:
             new = kept_in_place(new, self._tensor)
         self._set(new, lent=True)
 
@@ -178,20 +204,25 @@ class Variable(Methods):
         From then on what is assigned is laid out in the same way, eagerly and by compiled
         functions. See `device_put`, which is for Tensors.
         """
-        if self._in_region() is not None:
+        state = current()
+        if state is not None and state.region is not None:
             raise ArgumentError(
                 f"the Variable {self.name!r} is placed inside a compiled or repeated function. "
                 "Place Variables outside, once; what is assigned inside is laid out as they are."
             )
-        self._set(moved(self._tensor, sharding, f"placing the Variable {self.name!r}"), lent=True)
+        with UPDATES:
+            new = moved(self._tensor, sharding, f"placing the Variable {self.name!r}")
+            self._set(new, lent=True)
 
     def assign_add(self, value: Any) -> None:
-        """`v = v + value`."""
-        self.assign(self.add(value))
+        """`v = v + value`, of which no other thread's update is lost."""
+        with UPDATES:
+            self._assign(self.add(value))
 
     def assign_sub(self, value: Any) -> None:
-        """`v = v - value`."""
-        self.assign(self.sub(value))
+        """`v = v - value`, of which no other thread's update is lost."""
+        with UPDATES:
+            self._assign(self.sub(value))
 
     def _no_augmented(self, other: Any) -> Any:
         raise ArgumentError(
@@ -238,6 +269,13 @@ class Variable(Methods):
         frozen = "" if self.trainable else ", trainable=False"
         head = f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype}{frozen}>"
         return f"{head}\n{self._tensor!r}"
+
+
+def assign_all(variables: Iterable[Variable], tensors: Iterable[Tensor]) -> None:
+    """Give Variables the values that a loop or a branch leaves behind."""
+    with UPDATES:
+        for variable, tensor in zip(variables, tensors, strict=True):
+            variable._set(tensor, lent=True)
 
 
 class VariableTape(Tape):

@@ -35,6 +35,8 @@ from tests.campaigns.verdicts import (
     shown,
 )
 
+TITLE = "random programs"
+
 Function = Callable[..., Any]
 Arrays = list[np.ndarray]
 TOLERANCE = 1e-7
@@ -318,3 +320,10 @@ def jobs(count: int, seed: int = 0) -> list[str]:
 def run(job: str, quick: bool = False) -> list[Verdict]:
     first, count = map(int, job.split("+"))
     return [v for seed in range(first, first + count) for v in examined(seed)]
+
+
+def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
+    """What a case has in common with others, and what tells it from them."""
+    seed, _, mode = case.partition(" ")
+    what = detail.partition("]")[0] + "]" if outcome in WRONG else detail.partition(":")[0]
+    return f"{mode} {what}", seed

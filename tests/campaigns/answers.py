@@ -20,6 +20,8 @@ from regrad.errors import RegradError
 from tests import test_ops as eager
 from tests.campaigns.verdicts import REFUSED, UNNAMED, Verdict, judged
 
+TITLE = "wrong answers"
+
 Function = Callable[..., Any]
 Answer = Callable[[Sequence[Any]], Any]  # of the right gradients
 
@@ -398,3 +400,9 @@ def attempt(f: Function, *args: Any) -> Any:
         return f(*args)
     except Exception as error:
         return error
+
+
+def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
+    """What a case has in common with others, and what tells it from them."""
+    place, _, fault = case.partition(": ")
+    return fault, place

@@ -32,6 +32,8 @@ from tests.campaigns.verdicts import (
     shown,
 )
 
+TITLE = "damaged files"
+
 RANDOM = 10_000  # cases of random damage per format
 CHUNK = 1000
 
@@ -230,3 +232,9 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
         data = file.path.read_bytes()
         cases = {"cut": cut, "flipped": flipped}.get(kind, lambda d: at_random(d, job, CHUNK))
         return list(verdicts(file, cases(data), job, step=20 if quick else 1))
+
+
+def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
+    """What a case has in common with others, and what tells it from them."""
+    job, _, number = case.rpartition(" ")
+    return job, number

@@ -26,6 +26,8 @@ from regrad.state import current, masked
 from tests import test_ops as eager
 from tests.campaigns.verdicts import Verdict, judged
 
+TITLE = "rules in every context"
+
 Function = Callable[..., Any]
 Arrays = list[np.ndarray]
 
@@ -724,3 +726,10 @@ def works(call: Call, mode: str) -> bool:
     """Whether the op itself runs there (torch lacks some kernels)."""
     library = "jax" if mode in ("jit", "jax") else mode if mode == "torch" else "numpy"
     return not isinstance(attempt(call.apply, *data(call, library)), Exception)
+
+
+def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
+    """What a case has in common with others, and what tells it from them."""
+    job, _, context = case.partition(" ")
+    op_type, _, mode = job.partition("/")
+    return f"{mode} {context}", op_type

@@ -32,6 +32,8 @@ import regrad.v1 as tf
 from regrad.state import BESIDE, OPEN, STATE, current
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, SILENT, Verdict, shown
 
+TITLE = "interrupts"
+
 X = np.linspace(0.1, 0.9, 4, dtype=np.float32)
 STRIKES = 1000  # interrupts per job
 CHUNKS = 4  # jobs per eager program
@@ -378,3 +380,9 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
     else:
         found = in_notebook(name, STRIKES // 4, 0)
     return [Verdict(f"{job} {i}", *outcome) for i, outcome in enumerate(found)]
+
+
+def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
+    """What a case has in common with others, and what tells it from them."""
+    job, _, number = case.rpartition(" ")
+    return job, number

@@ -44,6 +44,8 @@ from tests.campaigns.verdicts import (
     shown,
 )
 
+TITLE = "malformed calls"
+
 Function = Callable[..., Any]
 LIMIT = 20  # seconds for a call
 SPACES: dict[str, ModuleType] = {
@@ -427,3 +429,9 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
     name, _, mode = job.partition("/")
     step = 7 if quick else 4 if "jit" in mode else 1
     return [verdict(call, mode) for call in list(calls(name))[::step]]
+
+
+def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
+    """What a case has in common with others, and what tells it from them."""
+    function, _, fault = case.partition(": ")
+    return fault, function

@@ -6,11 +6,12 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
 
-Six campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
-rules (`answers`); F5, random programs in every mode (`agreement`); F10, interrupts (`interrupts`);
-F11, damaged files (`damage`); F12, calls that make no sense (`malformed`). What is done is noted
-under `out/`; a second run of the same sources goes on from there. A whole run writes its results to
-`tests/campaigns/results/proof.json`, and others to `out/proof-part.json`.
+Eight campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
+rules (`answers`); F5, random programs in every mode (`agreement`); F8, threads and tasks
+(`concurrency`); F9, memory (`memory`); F10, interrupts (`interrupts`); F11, damaged files
+(`damage`); F12, calls that make no sense (`malformed`). What is done is noted under `out/`; a
+second run of the same sources goes on from there. A campaign that is run whole writes its results
+to `tests/campaigns/results/F1.json` and so on, and what is not whole to `out/`.
 
 The exit status is 1 if anything was silent or broken.
 """
@@ -36,7 +37,16 @@ import tqdm
 from bench import report as machine
 
 import regrad
-from tests.campaigns import agreement, answers, damage, fires, interrupts, malformed
+from tests.campaigns import (
+    agreement,
+    answers,
+    concurrency,
+    damage,
+    fires,
+    interrupts,
+    malformed,
+    memory,
+)
 from tests.campaigns.verdicts import (
     BROKEN,
     DELIVERED,
@@ -50,19 +60,17 @@ from tests.campaigns.verdicts import (
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
-RESULTS = Path(__file__).parent / "results" / "proof.json"
+RESULTS = Path(__file__).parent / "results"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
 CAMPAIGNS: dict[str, Any] = {
-    "F1": fires, "F3": answers, "F5": agreement, "F10": interrupts, "F11": damage,
+    "F1": fires,
+    "F3": answers,
+    "F5": agreement,
+    "F8": concurrency,
+    "F9": memory,
+    "F10": interrupts,
+    "F11": damage,
     "F12": malformed,
-}  # fmt: skip
-TITLES = {
-    "F1": "rules in every context",
-    "F3": "wrong answers",
-    "F5": "random programs",
-    "F10": "interrupts",
-    "F11": "damaged files",
-    "F12": "malformed calls",
 }
 LIMIT = 600  # seconds for a job
 
@@ -90,6 +98,8 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F3": answers.jobs(),
         "F5": agreement.jobs(programs, seed),
         "F10": interrupts.jobs(quick),
+        "F8": concurrency.jobs(quick),
+        "F9": memory.jobs(quick),
         "F11": damage.jobs(damage.CHUNK if quick else damage.RANDOM),
         "F12": malformed.jobs(quick),
     }
@@ -110,7 +120,7 @@ def quick_jobs() -> list[str]:
 
 
 def done(job: Job) -> dict[str, Any]:
-    """A job's results as they are written down: counts, and what was not delivered."""
+    """A job's results as they are written down: counts, and what has something to be said of it."""
     start = time.perf_counter()
     verdicts = list(attempted(job))
     if next(JOBS) % 20 == 19:
@@ -118,7 +128,7 @@ def done(job: Job) -> dict[str, Any]:
     return {
         "job": job.key,
         "counts": Counter(v.outcome for v in verdicts),
-        "others": [v for v in verdicts if v.outcome != DELIVERED],
+        "others": [v for v in verdicts if v.outcome != DELIVERED or v.detail],
         "seconds": round(time.perf_counter() - start, 2),
     }
 
@@ -230,34 +240,13 @@ def campaign_of(entry: dict[str, Any]) -> str:
     return entry["job"].partition("/")[0]
 
 
-def class_of(campaign: str, verdict: Sequence[str]) -> tuple[str, str]:
-    """What a case has in common with others, and what tells it from them."""
-    case, outcome, detail = verdict
-    if campaign == "F1":
-        job, _, context = case.partition(" ")
-        op_type, _, mode = job.partition("/")
-        return f"{mode} {context}", op_type
-    if campaign == "F3":
-        place, _, fault = case.partition(": ")
-        return fault, place
-    if campaign in ("F10", "F11"):
-        job, _, number = case.rpartition(" ")
-        return job, number
-    if campaign == "F12":
-        function, _, fault = case.partition(": ")
-        return fault, function
-    seed, _, mode = case.partition(" ")
-    what = detail.partition("]")[0] + "]" if outcome in WRONG else detail.partition(":")[0]
-    return f"{mode} {what}", seed
-
-
 def classes(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Everything that was not delivered, by class; with the shortest detail of each."""
+    """Everything but what was just delivered, by class; with the shortest detail of each."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for entry in entries:
         campaign = campaign_of(entry)
         for verdict in entry["others"]:
-            name, case = class_of(campaign, verdict)
+            name, case = CAMPAIGNS[campaign].class_of(*verdict)
             found[campaign, verdict[1], name].append((case, verdict[2]))
     return [
         {
@@ -278,7 +267,7 @@ def table(counts: dict[str, Counter[str]]) -> str:
     rows = [["", "cases", *OUTCOMES]]
     for campaign, found in counts.items():
         numbers = [sum(found.values()), *[found[o] for o in OUTCOMES]]
-        rows.append([f"{campaign} {TITLES[campaign]}", *[f"{n:,}" for n in numbers]])
+        rows.append([f"{campaign} {CAMPAIGNS[campaign].TITLE}", *[f"{n:,}" for n in numbers]])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     texts = [[t.rjust(w) for t, w in zip(row, widths, strict=True)] for row in rows]
     lines = [
@@ -297,11 +286,21 @@ def listing(found: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield "\n".join("  " + line for line in each["detail"].splitlines())
 
 
-def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> Path:
-    """The results as a file."""
-    whole = not (options.quick or options.only or options.programs or options.seed)
-    path = RESULTS if whole else OUT / "proof-part.json"
-    path.parent.mkdir(exist_ok=True)
+def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> list[Path]:
+    """The results as files: one for each campaign, or one for parts of them."""
+    if options.quick or options.only not in ("", *CAMPAIGNS):
+        return [write(OUT / "proof-part.json", entries, found)]
+    return [
+        write(
+            RESULTS / f"{campaign}.json",
+            [entry for entry in entries if campaign_of(entry) == campaign],
+            [each for each in found if each["campaign"] == campaign],
+        )
+        for campaign in totals(entries)
+    ]
+
+
+def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
     content = {
         "date": machine.today(),
         "command": " ".join(["python -m tests.campaigns.proof", *sys.argv[1:]]),
@@ -310,10 +309,12 @@ def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> Path
         "commit": machine.commit(),
         "seconds": round(sum(entry["seconds"] for entry in entries)),
         "jobs": len(entries),
-        "op types of no float input": sorted(fires.covered().difference(fires.op_types())),
         "counts": totals(entries),
         "classes": found,
     }
+    if "F1" in content["counts"]:
+        content["op types of no float input"] = sorted(fires.covered().difference(fires.op_types()))
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
@@ -340,12 +341,12 @@ def main(given: Sequence[str] | None = None) -> int:
     found = classes(entries)
     print("\n".join(listing(found)))
     print(f"\n{table(totals(entries))}\n")
-    path = written(entries, found, options)
+    paths = ", ".join(str(p.relative_to(ROOT)) for p in written(entries, found, options))
     wrong = sum(each["count"] for each in found if each["outcome"] in WRONG)
     verdict = (
         "Nothing was silent, and nothing broke." if not wrong else f"{wrong} cases must not be."
     )
-    print(f"{verdict} {time.perf_counter() - start:.0f} s; written to {path.relative_to(ROOT)}")
+    print(f"{verdict} {time.perf_counter() - start:.0f} s; written to {paths}")
     return 1 if wrong else 0
 
 

@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch.overrides
 import torch.utils.checkpoint as checkpointing
 from torch.overrides import _get_current_function_mode_stack
 
@@ -24,6 +25,20 @@ from regrad.torch.optypes import families
 _LOCK = threading.Lock()
 _open = 0
 _before: list[tuple[Any, str, Any]] = []
+
+
+def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
+    """Take a mode off torch's stack, on which other tasks of this thread may have put theirs.
+
+    It is not there if a signal struck while torch itself had taken it off.
+    """
+    if mode not in _get_current_function_mode_stack():
+        return
+    above = []
+    while (top := torch.overrides._pop_mode()) is not mode:
+        above.append(top)
+    for other in reversed(above):
+        torch.overrides._push_mode(other)
 
 
 def install() -> None:

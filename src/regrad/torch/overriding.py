@@ -208,8 +208,7 @@ class gradient_override_map(Scope):
         self._left = False
         assert mode is not None and token is not None
         SCOPES.reset(token)
-        if _get_current_function_mode_stack()[-1:] == [mode]:
-            mode.__exit__(None, None, None)
+        intercepts.take_off(mode)
         intercepts.remove()
 
     def untouched(self) -> Table:

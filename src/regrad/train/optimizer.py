@@ -20,7 +20,7 @@ from regrad.gradients import variable_pairs
 from regrad.namespaces import BACKENDS, is_inexact, is_traced
 from regrad.tensor import Tensor, wrap
 from regrad.train.arrays import as_held, is_jax, needed, to_jax
-from regrad.variable import Variable
+from regrad.variable import UPDATES, Variable
 from regrad.walk import UNUSED
 
 Pairs = Sequence[tuple[Any, Variable]]
@@ -213,12 +213,13 @@ class Optimizer:
                 f"the optimizer {self.name!r} got no gradient for any variable: "
                 f"{[v.name for _, v in pairs]}. Does the loss depend on them?"
             )
-        if self._structure is None:
-            self.init([v for dx, v in pairs if dx is not None or _can_train(v)])
-        for dx, v in pairs:
-            if dx is not None:
-                self._known(v)
-        self._run(given, extra)
+        with UPDATES:
+            if self._structure is None:
+                self.init([v for dx, v in pairs if dx is not None or _can_train(v)])
+            for dx, v in pairs:
+                if dx is not None:
+                    self._known(v)
+            self._run(given, extra)
 
     def _run(self, given: dict[str, Tensor], extra: dict[str, Any]) -> None:
         import jax

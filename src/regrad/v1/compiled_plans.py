@@ -25,6 +25,9 @@ LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
 DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
 
 
+KEPT = 512  # shapes for which a plan stays compiled
+
+
 class CompiledPlan(Plan):
     """A plan as one program of XLA.
 
@@ -48,8 +51,13 @@ class CompiledPlan(Plan):
         self.text = next((s for s in symbols if s.dtype.kind in "OSU"), None)
         self.donates = bool(self.donated)
         self.labels: dict[int, Any] = {}  # the text in the data of asserts, by symbol
-        self.program = self.jax.jit(self._trace, donate_argnums=1)
-        self.careful = self.jax.jit(self._trace)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Compile anew, and let go of what was compiled. (JAX keeps it as long as the function.)"""
+        self.traces = 0
+        self.program = self.jax.jit(lambda *given: self._trace(*given), donate_argnums=1)
+        self.careful = self.jax.jit(lambda *given: self._trace(*given))
 
     def _symbols(self) -> list[Symbol]:
         """The values of the plan that are not just constants."""
@@ -58,6 +66,8 @@ class CompiledPlan(Plan):
 
     def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
         self._admit()
+        if self.traces >= KEPT:
+            self._begin()
         # 64-bit integers are exact whatever JAX's mode is; floats are asked about above
         with self.jax.enable_x64(True) if self.long else nullcontext():
             program = self.careful if searches_nan(self.jax) else self.program
@@ -107,6 +117,7 @@ class CompiledPlan(Plan):
     def _trace(
         self, values: list[Any], donated: dict[str, Any], kept: dict[str, Any], keys: dict[int, Any]
     ) -> tuple[Any, ...]:
+        self.traces += 1
         with at_once():
             return self._results(values, donated, kept, keys)
 
