@@ -2,7 +2,6 @@
 
 import json
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -296,7 +295,7 @@ def runner(monkeypatch, tmp_path):
         detail = "[1] instead of [2]" if outcome == SILENT else ""
         return [Verdict(f"{name} first: alone", outcome, detail)]
 
-    monkeypatch.setitem(proof.CAMPAIGNS, "F1", SimpleNamespace(run=run))
+    monkeypatch.setattr(proof.fires, "run", run)
     monkeypatch.setattr(proof, "ROOT", tmp_path)
     monkeypatch.setattr(proof, "OUT", tmp_path / "out")
     monkeypatch.setattr(proof, "RESULTS", tmp_path / "results")
@@ -335,7 +334,5 @@ def test_a_campaign_that_fails_is_broken(monkeypatch, runner):
     def fails(name, quick):
         raise KeyError(name)
 
-    monkeypatch.setitem(
-        proof.CAMPAIGNS, "F1", SimpleNamespace(run=fails, TITLE="", class_of=fires.class_of)
-    )
+    monkeypatch.setattr(proof.fires, "run", fails)
     assert proof.main(["--only", "F1/Sign/numpy"]) == 1

@@ -240,7 +240,8 @@ def _drop_closed() -> None:
     while (
         (stack := _get_current_function_mode_stack())
         and isinstance(stack[-1], Mode)
-        and stack[-1].scope not in SCOPES.get()
+        and stack[-1].scope._mode is None
+        and stack[-1].scope not in SCOPES.get()  # (a checkpoint runs again under closed ones)
     ):
         torch._C._pop_torch_function_stack()
 
