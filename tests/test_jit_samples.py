@@ -18,9 +18,6 @@ Function = Callable[..., Any]
 # Samples in which a value decides a shape. Only eager mode has it; compiled, they are refused.
 NEEDS_VALUES = {
     "indexing: x[a mask]": "the values of the mask decide how many there are",
-    "indexing: x[a mask of rows]": "the values of the mask decide how many there are",
-    "indexing: x[a mask of rank 0]": "the value of the mask decides whether there is a row",
-    "indexing: x[nothing by a mask]": "the values of the mask decide how many there are",
     "indexing: at_set, a mask, a tensor": "what is set has as many entries as the mask says",
     "indexing: at_add, a mask, a tensor": "what is added has as many entries as the mask says",
     "indexing: nonzero": "the values decide how many there are",

@@ -142,7 +142,7 @@ class ForeignCall:
         op = self.rule.op
         # (NumPy compares dtypes with torch's by trying to convert them, and swallows what is
         # raised meanwhile, Ctrl-C too)
-        known = [(shape, numpy_dtype(dtype)) for shape, dtype in self.specs[:1]]
+        known = [(shape, dtype and numpy_dtype(dtype)) for shape, dtype in self.specs[:1]]
         rule = effective(op, self.rule.rule, known, dy)
         if self.layout is None and self.outputs is None:
             return Record(op, rule, self.attrs, ids, self.specs, xs, -1, y)

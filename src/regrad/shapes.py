@@ -13,6 +13,7 @@ from regrad import dims
 from regrad.errors import (
     ArgumentError,
     InvalidValueError,
+    RegradError,
     ShapeError,
     UnknownShapeError,
     brief,
@@ -38,6 +39,8 @@ def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ..
     try:
         given: Any = (values,) if alone else values
         return tuple([n if isinstance(n, dims.Dim) else index(n) for n in given])
+    except RegradError:  # a traced number says what to do
+        raise
     except TypeError:
         raise ArgumentError(
             f"expected {what}, an integer or a sequence of integers, got {brief(values)}"
@@ -76,6 +79,8 @@ def as_count(n: Any, what: str) -> Any:
         return n
     try:
         count = index(n)
+    except RegradError:
+        raise
     except TypeError:
         raise ArgumentError(f"expected an integer for {what}, got {brief(n)}") from None
     if not 0 <= count <= LARGEST:
@@ -100,6 +105,8 @@ def normalized_axis(axis: int, ndim: int, what: str = "axis") -> int:
     """One axis as a non-negative int."""
     try:
         axis = int(axis)
+    except RegradError:
+        raise
     except (TypeError, ValueError):
         raise ArgumentError(f"expected an integer for {what}, got {axis!r}") from None
     if not -ndim <= axis < ndim:

@@ -41,6 +41,20 @@ def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
         torch.overrides._push_mode(other)
 
 
+def drop_closed() -> None:
+    """Take modes of closed scopes off torch's stack.
+
+    While a mode is at work torch has taken it off. If a signal strikes in the block in which it
+    does, it comes back only when the error is forgotten, to a scope that was left meanwhile.
+    """
+    while (
+        (stack := _get_current_function_mode_stack())
+        and getattr(stack[-1], "is_closed", False)
+        and stack[-1].scope not in scopes()  # (a checkpoint runs again under closed ones)
+    ):
+        torch.overrides._pop_mode()
+
+
 def install() -> None:
     """A scope opens."""
     global _open

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import torch
 import torch.overrides
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import (
@@ -175,7 +174,7 @@ class gradient_override_map(Scope):
             self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
             self._untouched = Untouched()
             mode = ruleset.mode(self)
-            _drop_closed()
+            intercepts.drop_closed()
             mode.__enter__()
             self._mode = mode
             self._token = SCOPES.set((*SCOPES.get(), self))
@@ -229,21 +228,6 @@ class gradient_override_map(Scope):
                 "compiled, or run the model once without compiling it"
             )
         return super()._why_not(binding)
-
-
-def _drop_closed() -> None:
-    """Take modes of closed scopes off torch's stack.
-
-    While a mode is at work torch has taken it off. If a signal strikes in the block in which it
-    does, it comes back only when the error is forgotten, to a scope that was left meanwhile.
-    """
-    while (
-        (stack := _get_current_function_mode_stack())
-        and isinstance(stack[-1], Mode)
-        and stack[-1].scope._mode is None
-        and stack[-1].scope not in SCOPES.get()  # (a checkpoint runs again under closed ones)
-    ):
-        torch._C._pop_torch_function_stack()
 
 
 # -- sets of rules --------------------------------------------------------------------------------
@@ -447,6 +431,11 @@ class Mode(torch.overrides.TorchFunctionMode):
     def __init__(self, scope: gradient_override_map) -> None:
         super().__init__()
         self.scope = scope
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the scope was left."""
+        return self.scope._mode is None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
