@@ -6,6 +6,7 @@ every new session repeats the same numbers; without one they are fresh.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 import regrad as rg
 from regrad.dims import UnknownRank
-from regrad.errors import DTypeError, GraphError, MissingRuleError
+from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
 from regrad.graph import NO_RULE, SHAPE, chain, defer
 from regrad.inference import Spec
 from regrad.namespaces import BACKENDS
@@ -43,17 +44,24 @@ def set_random_seed(seed: int | None) -> None:
     >>> draw() == draw()
     True
     """
-    get_default_graph().seed = seed
+    get_default_graph().seed = _checked(seed)
 
 
 def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
     """The graph's seed and the op's for an op made now: both None if there is no seed at all."""
-    graph_seed = get_default_graph().seed
+    graph_seed, op_seed = get_default_graph().seed, _checked(op_seed)
     if graph_seed is None:
         return (None, None) if op_seed is None else (DEFAULT_GRAPH_SEED, op_seed)
     if op_seed is None:  # the number of ops tells ops of one graph apart
         op_seed = sum(len(graph.nodes) for graph in chain(current_graph()))
     return graph_seed, op_seed
+
+
+def _checked(seed: Any) -> int | None:
+    try:
+        return None if seed is None else operator.index(seed)
+    except TypeError:
+        raise ArgumentError(f"seed: expected an integer or None, got {brief(seed)}") from None
 
 
 def _seeds(op_seed: int | None) -> tuple[int, int]:
