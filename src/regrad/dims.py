@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from regrad.errors import UnknownShapeError
+from regrad.errors import ArgumentError, UnknownShapeError, brief
 
 # What a leaf refers to: a symbol of a graph, which says its name and, in a run, its array.
 Source = Any
@@ -327,3 +327,16 @@ def moved(value: Any, to: Callable[[Source], Source]) -> Any:
 def sources(values: Iterable[Any]) -> list[Source]:
     """The symbols on which attributes depend, each once, in order."""
     return list({id(s): s for value in values for s in leaves(value)}.values())
+
+
+KINDS = frozenset({int, Dim, type(None)})  # of the sizes in a foreseen shape
+
+
+def as_sizes(shape: Any, name: str) -> tuple[Any, ...]:
+    """A foreseen shape with Python's integers in it; what is none was given to the op `name`."""
+    try:
+        return tuple([n if isinstance(n, Dim | None) else operator.index(n) for n in shape])
+    except Exception:  # a TypeError, or what a class of the caller's raises
+        raise ArgumentError(
+            f"{name}: expected integers for the sizes of the result, got {brief(shape)}"
+        ) from None

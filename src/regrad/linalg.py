@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from regrad import dispatch
 from regrad.deferral import deferrable
-from regrad.errors import ArgumentError, ShapeError
+from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops import decompositions, reduction, spectral
 from regrad.ops.array import concat, expand_dims, reshape, split
 from regrad.ops.array import diag as diag
@@ -88,6 +88,10 @@ def triangular_solve(a: Any, b: Any, /, *, lower: bool = True, adjoint: bool = F
 
     Op type: `MatrixTriangularSolve`.
     """
+
+    for name, flag in (("lower", lower), ("adjoint", adjoint)):
+        if not isinstance(flag, bool):
+            raise ArgumentError(f"triangular_solve: {name} must be True or False, got {kind(flag)}")
 
     def solver(a: Tensor, b: Tensor) -> Tensor:
         a = conj(a) if adjoint else a

@@ -41,7 +41,7 @@ def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ..
         return tuple([n if isinstance(n, dims.Dim) else index(n) for n in given])
     except RegradError:  # a traced number says what to do
         raise
-    except TypeError:
+    except Exception:  # a TypeError mostly, and NumPy's MaskError is an Exception
         raise ArgumentError(
             f"expected {what}, an integer or a sequence of integers, got {brief(values)}"
         ) from None

@@ -140,7 +140,8 @@ class Trail:
             return spec
         from regrad.files import checksum  # (only here: `import regrad` does without it)
 
-        return *spec, checksum(x._values())
+        values = x._values()
+        return *spec, repr(values.tolist()) if values.dtype.hasobject else checksum(values)
 
     def compare(self, now: Trail, label: str) -> None:
         """Raise if another run has left this trail."""

@@ -444,7 +444,7 @@ def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None
     if x.ndim == 0:
         raise ShapeError("diag takes vectors (rank 1 or more), got a Tensor of rank 0")
     n = x.shape[-1] + abs(offset)
-    sizes: tuple[int, ...] = (n, n) if shape is None else tuple(shape)
+    sizes = as_shape((n, n) if shape is None else shape)
     places = _diagonal_places(xp, sizes, offset, x)
     if len(places[0]) != x.shape[-1]:
         raise ShapeError(

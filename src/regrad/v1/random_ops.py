@@ -20,6 +20,7 @@ from regrad.inference import Spec
 from regrad.namespaces import BACKENDS
 from regrad.random import JaxSource, NumpySource
 from regrad.registry import OPS, Input, Op, bind
+from regrad.shapes import as_count
 from regrad.state import next_id
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
@@ -305,7 +306,8 @@ def _categorical(
 ) -> Tensor:
     with current_graph().name_scope(name or default):
         logits = convert_to_tensor(logits, name="logits")
-        attrs = {"count": sizes(count), "dtype": dtypes.to_numpy(dtype or dtypes.int64)}
+        count = as_count(sizes(count), "num_samples")
+        attrs = {"count": count, "dtype": dtypes.to_numpy(dtype or dtypes.int64)}
         shape = logits._symbol.shape
         batch = None if isinstance(shape, UnknownRank) else shape[0]
         spec = Spec((batch, attrs["count"]), attrs["dtype"])

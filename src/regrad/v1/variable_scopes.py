@@ -9,6 +9,7 @@ from typing import Any
 
 from regrad.blocks import block
 from regrad.errors import ArgumentError, GraphError
+from regrad.signatures import public
 from regrad.v1 import dtypes
 from regrad.v1.graphs import GraphKeys, get_default_graph
 from regrad.v1.tensors import TensorShape, convert_to_tensor
@@ -66,6 +67,7 @@ def get_variable_scope() -> VariableScope:
     return graph.variable_scopes[-1]
 
 
+@public
 @block
 def variable_scope(
     name_or_scope: Any,
@@ -299,6 +301,7 @@ def _takes_nothing(function: Any) -> bool:
     return all(p.default is not p.empty for p in parameters)
 
 
+@public
 @block
 def variable_op_scope(values: Any, name_or_scope: Any, **options: Any) -> Generator[VariableScope]:
     """`variable_scope` with the arguments in an older order."""
