@@ -288,7 +288,7 @@ INNERMOST: ContextVar[Graph | None] = ContextVar("regrad_region", default=None)
 
 
 class _Here(threading.local):
-    """What holds for the nodes that one thread adds: several may build one graph."""
+    """The scope, control dependencies and pending name of one thread: several may build a graph."""
 
     scope = ""
     controls: tuple[Node, ...] = ()
@@ -317,7 +317,7 @@ class Graph:
 
     @property
     def scope(self) -> str:
-        """What the names of ops begin with, in this thread."""
+        """The prefix of the names of ops, in this thread."""
         return self._here.scope
 
     @scope.setter
