@@ -2,6 +2,7 @@
 
 import json
 import random
+import tempfile
 
 import numpy as np
 import pytest
@@ -328,6 +329,12 @@ def test_results_are_written(runner, tmp_path):
     assert result["counts"] == {"F1": {DELIVERED: modes, SILENT: modes}}
     assert result["classes"][0]["cases"] == ["Tanh"]
     assert {"date", "machine", "versions", "command", "commit"} <= result.keys()
+
+
+def test_results_name_no_folder_of_the_machine():
+    with tempfile.TemporaryDirectory() as folder:
+        text = f"{folder}/model.npz is damaged ({proof.ROOT}/tests/x.py:3)"
+    assert proof.without_folders(text) == "model.npz is damaged (tests/x.py:3)"
 
 
 def test_a_campaign_that_fails_is_broken(monkeypatch, runner):

@@ -23,9 +23,12 @@ import gc
 import hashlib
 import json
 import multiprocessing
+import os
 import platform
+import re
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter, defaultdict
@@ -315,8 +318,15 @@ def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
     if "F1" in content["counts"]:
         content["op types of no float input"] = sorted(fires.covered().difference(fires.op_types()))
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    path.write_text(without_folders(text), encoding="utf-8")
     return path
+
+
+def without_folders(text: str) -> str:
+    """Messages without the folders of this machine: that of the project, and temporary ones."""
+    temporary = re.escape(f"{tempfile.gettempdir()}{os.sep}") + r"tmp\w+" + re.escape(os.sep)
+    return re.sub(temporary, "", text.replace(f"{ROOT}{os.sep}", ""))
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
