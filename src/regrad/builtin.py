@@ -82,7 +82,7 @@ class Builtin:
         """What a call needs beside `dy`."""
         inputs = [i.name for i in self.op.inputs]
         always = [*inputs, *self.op.attrs] if self.rule.unless is not None else []
-        asking = [n for f in self._functions().values() for n in asked(f, self.op)]
+        asking = [n for f in self._functions().values() for n in asked(f, self.op)[0]]
         return list(dict.fromkeys([*asking, *always]))
 
     def _functions(self) -> Mapping[str, Any]:
@@ -105,7 +105,7 @@ class Builtin:
         absent = entry.kind == "optional" and names.get(entry.name, UNSAID) is None
         if function is None or absent:
             return None
-        given = {n: names[n] for n in asked(function, self.op)}
+        given = {n: names[n] for n in asked(function, self.op)[0]}
         if self._conjugates(dy):
             return _conjugate(function(_conjugate(dy), **given))
         dx = function(dy, **given)

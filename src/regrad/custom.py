@@ -91,6 +91,8 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             options["save"] = call.save
         elif how == "last":
             args = (*args, call.save)
+        if state is not None and state.tape is not None and state.region is None:
+            return call.recorded(call.guarding(state, f, args, options), state)
         return call.perform(f, args, options, state)
 
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
@@ -270,10 +272,10 @@ class CustomCall(Saves, Rule):
             self.running = False
             return value if type(value) is Tensor or not _is_in_graph(value) else self.placed(value)
         if capture is not None:
-            return capture.custom(self, lambda: self._guarding(state, f, args, options), state)
-        return self.recorded(self._guarding(state, f, args, options), state)
+            return capture.custom(self, lambda: self.guarding(state, f, args, options), state)
+        return self.recorded(self.guarding(state, f, args, options), state)
 
-    def _guarding(
+    def guarding(
         self, state: State, f: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
         """What f returns, while this call is the guard."""
@@ -286,8 +288,9 @@ class CustomCall(Saves, Rule):
             self.running = False
             STATE.set(state)
             if state.spare is None:
-                state.spare = []
-            state.spare.append(inner)
+                state.spare = [inner]
+            else:
+                state.spare.append(inner)
         return value
 
     # -- the guard ---------------------------------------------------------------------------
@@ -307,7 +310,8 @@ class CustomCall(Saves, Rule):
             if not outer[i].watched.isdisjoint(map(id_of, self.inputs)):
                 outer = outer[:i]
                 break
-        self.seen = {tape: len(tape.records) for tape in outer} if outer else UNSEEN
+        if outer:
+            self.seen = {tape: len(tape.records) for tape in outer}
         return state.guarded(outer, self)
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
@@ -428,18 +432,14 @@ class CustomCall(Saves, Rule):
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return False  # nobody can know
 
-    def answer(self, dy: Any) -> Any:
-        """What grad_func says, by ops that no override concerns.
+    def answer(self, dy: Any, holding: bool = True) -> Any:
+        """What grad_func says, by ops that no override concerns (the walk, which asks, is masked).
 
-        A function that it differentiates in its turn (the model again, say) runs under the
-        overrides that were in force at the call.
+        It may take what was saved beside dy, or leave it. A function that it differentiates in its
+        turn (the model again, say) runs under the overrides that were in force at the call.
         """
-        if self.scopes is None and ((state := current()) is None or state.overrides is None):
-            return self._answer(dy)  # (as `run_held` would; nearly every call is one of these)
-        return run_held(self.scopes, self._answer, dy)
-
-    def _answer(self, dy: Any) -> Any:
-        """What grad_func says; it may take what was saved beside dy, or leave it."""
+        if self.scopes is not None and holding:
+            return run_held(self.scopes, self.answer, dy, False)
         grad_func = self.grad_func
         if not takes_saved(grad_func):
             return grad_func(dy)
@@ -556,10 +556,8 @@ def takes_saved(grad_func: Callable[..., Any]) -> bool:
     if type(grad_func) is FunctionType:  # made anew at each call: its code answers at once
         code, defaults = grad_func.__code__, grad_func.__defaults__
         count = code.co_argcount
-        required = count if defaults is None else count - len(defaults)
-        plain = not code.co_kwonlyargcount and not code.co_flags & inspect.CO_VARARGS
-        if count and required <= 2 and plain:
-            return required == 2 or (count > 1 and "saved" in code.co_varnames[1:count])
+        if 0 < count <= 2 and defaults is None and not code.co_kwonlyargcount | code.co_flags & 4:
+            return count == 2  # (4 is `inspect.CO_VARARGS`)
     try:
         parameters = list(inspect.signature(grad_func).parameters.values())
     except ValueError:

@@ -172,7 +172,7 @@ class gradient_override_map(Scope):
 
     def _steps(self) -> Generator[Self]:
         before = current()
-        inside = self._inside(before or State())
+        inside = self._inside(before)
         try:
             STATE.set(inside)
             yield self
@@ -190,9 +190,9 @@ class gradient_override_map(Scope):
                 )
         self._check_used()
 
-    def _inside(self, state: State) -> State:
+    def _inside(self, before: State | None) -> State:
         """The state in the scope."""
-        around = state.overrides or {}
+        around = (before and before.overrides) or {}
         depth = 1 + max((b.depth for b in around.values()), default=0)
         ops = {key: find_op(key) for key in self._rules}
         new = {
@@ -207,7 +207,7 @@ class gradient_override_map(Scope):
             )
         self._bindings = new
         inside = {**around, **{self._key(op_type): b for op_type, b in new.items()}}
-        return state.overriding(inside)
+        return before.overriding(inside) if before is not None else State(overrides=inside)
 
     def _fresh(self, rules: Any) -> gradient_override_map:
         return gradient_override_map(rules)

@@ -125,14 +125,14 @@ class Part:
 
     __slots__ = ("inputs", "output", "pull")
 
-    def __init__(self, function: Callable[..., Any], op: Op, where: str) -> None:
-        names = asked(function, op)
+    def __init__(self, function: Callable[..., Any], op: Op, rule_name: str) -> None:
+        names, by_place = asked(function, op)
         inputs = [i.name for i in op.inputs]
-        self.inputs = frozenset(inputs.index(n) for n in names if n in inputs)
+        self.inputs = frozenset([inputs.index(n) for n in names if n in inputs])
         self.output = "y" in names
-        getters = [getter(op, name, where) for name in names]
+        getters = [getter(op, name, function, rule_name) for name in names]
         self.pull = _call_with(named(function, f"d{op.type}"), getters)
-        if names != parameters(function)[1 : len(names) + 1]:  # some by keyword only
+        if not by_place:
             self.pull = partial(_call_by_keyword, function, dict(zip(names, getters, strict=True)))
 
 
@@ -157,15 +157,16 @@ def _call_by_keyword(
     return function(dy, **{name: get(record) for name, get in getters.items()})
 
 
-def asked(function: Callable[..., Any], op: Op) -> list[str]:
-    """The names that a rule asks for: all after `dy`, but for unknown ones that have a default.
+def asked(function: Callable[..., Any], op: Op) -> tuple[list[str], bool]:
+    """The names that a rule asks for, and whether it takes them by place.
 
-    (`lambda dy, k=k: dy * k` brings its own k.) `**names` asks for all that there are.
+    It asks for all after `dy`, but for unknown ones that have a default. (`lambda dy, k=k: dy * k`
+    brings its own k.) `**names` asks for all that there are.
     """
     plain = type(function) is FunctionType and not hasattr(function, "__wrapped__")
     code = function.__code__ if plain else None
     if code and not (function.__defaults__ or code.co_kwonlyargcount or code.co_flags & STARS):
-        return parameters(function)[1:]
+        return list(code.co_varnames[1 : code.co_argcount]), True
     _, *rest = inspect.signature(function).parameters.values()
     known = op.names()
     named = [
@@ -174,12 +175,14 @@ def asked(function: Callable[..., Any], op: Op) -> list[str]:
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and (p.default is p.empty or p.name in known)
     ]
-    if not any(p.kind is p.VAR_KEYWORD for p in rest):
-        return named
-    return [*named, *(n for n in known if n not in named)]
+    if any(p.kind is p.VAR_KEYWORD for p in rest):
+        named += [n for n in known if n not in named]
+    return named, named == parameters(function)[1 : len(named) + 1]
 
 
-def getter(op: Op, name: str, where: str) -> Callable[[Any], Any]:
+def getter(
+    op: Op, name: str, function: Callable[..., Any], rule_name: str
+) -> Callable[[Any], Any]:
     """How a rule's parameter `name` is read from a record."""
     if name == "y":
         return lambda record: record.y
@@ -194,7 +197,7 @@ def getter(op: Op, name: str, where: str) -> Callable[[Any], Any]:
             return partial(_detail, i, 1)
     known = op.names()
     raise RuleError(
-        f"{where} asks for {name!r}, which the op type {op.type!r} does not have."
+        f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does not have."
         f"{near(name, known)} After dy it may name {', '.join(known)}."
     )
 
@@ -224,7 +227,7 @@ class PerInput(Rule):
 
     def add(self, wrt: str, function: Callable[..., Any]) -> None:
         index = [i.name for i in self.op.inputs].index(wrt)
-        self.parts[index] = Part(function, self.op, describe(function, self.name))
+        self.parts[index] = Part(function, self.op, self.name)
         self.functions[wrt] = function
         self.pulls = [
             self.parts[i].pull if i in self.parts else partial(self.missing, i)
@@ -264,7 +267,7 @@ class Entwined(PerInput):
     together: Part
 
     def add_together(self, function: Callable[..., Any]) -> None:
-        self.together = Part(function, self.op, describe(function, self.name))
+        self.together = Part(function, self.op, self.name)
         self.pulls = None  # the walk asks `pull`, and says what is wanted
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
@@ -279,7 +282,7 @@ class Joint(Rule):
         self.op = op
         self.name = name
         self.function = function
-        self.part = Part(function, op, describe(function, name))
+        self.part = Part(function, op, name)
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return self.part.inputs, self.part.output
