@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from regrad.errors import ArgumentError, UnknownShapeError, brief
+from regrad.errors import ArgumentError, RegradError, UnknownShapeError, brief
 
 # What a leaf refers to: a symbol of a graph, which says its name and, in a run, its array.
 Source = Any
@@ -332,11 +332,11 @@ def sources(values: Iterable[Any]) -> list[Source]:
 KINDS = frozenset({int, Dim, type(None)})  # of the sizes in a foreseen shape
 
 
-def as_sizes(shape: Any, name: str) -> tuple[Any, ...]:
-    """A foreseen shape with Python's integers in it; what is none was given to the op `name`."""
+def as_sizes(shape: Any, what: str) -> tuple[Any, ...]:
+    """Sizes as Python's integers; those not known, Dim and None, stay. `what` is for the error."""
     try:
         return tuple([n if isinstance(n, Dim | None) else operator.index(n) for n in shape])
-    except Exception:  # a TypeError, or what a class of the caller's raises
-        raise ArgumentError(
-            f"{name}: expected integers for the sizes of the result, got {brief(shape)}"
-        ) from None
+    except RegradError:
+        raise
+    except Exception:  # a TypeError mostly; a class of the caller's may raise anything
+        raise ArgumentError(f"{what}, got {brief(shape)}") from None

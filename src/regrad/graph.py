@@ -67,7 +67,8 @@ class Symbol:
         self.relied = False  # whether the content was used for a shape
         self.face: Any = None  # TensorFlow's view of it, made by regrad.v1
         if spec.shape is not None and not dims.KINDS.issuperset(map(type, spec.shape)):
-            spec = Spec(dims.as_sizes(spec.shape, node.op.name), spec.dtype)
+            what = f"{node.op.name}: expected integers for the sizes of the result"
+            spec = Spec(dims.as_sizes(spec.shape, what), spec.dtype)
         if spec.shape is not None and None not in spec.shape:
             self.shape = spec.shape
             self.spec = spec

@@ -180,9 +180,7 @@ def asked(function: Callable[..., Any], op: Op) -> tuple[list[str], bool]:
     return named, named == parameters(function)[1 : len(named) + 1]
 
 
-def getter(
-    op: Op, name: str, function: Callable[..., Any], rule_name: str
-) -> Callable[[Any], Any]:
+def getter(op: Op, name: str, function: Callable[..., Any], rule_name: str) -> Callable[[Any], Any]:
     """How a rule's parameter `name` is read from a record."""
     if name == "y":
         return lambda record: record.y
@@ -197,8 +195,8 @@ def getter(
             return partial(_detail, i, 1)
     known = op.names()
     raise RuleError(
-        f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does not have."
-        f"{near(name, known)} After dy it may name {', '.join(known)}."
+        f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does "
+        f"not have.{near(name, known)} After dy it may name {', '.join(known)}."
     )
 
 

@@ -12,7 +12,6 @@ another error comes, or no end, or the end of the process.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import re
@@ -344,8 +343,7 @@ def is_explained(error: Exception) -> bool:
     Python's error names the function and the argument.
     """
     last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    here = last.f_code.co_filename in (__file__, contextlib.__file__)
-    return here and isinstance(error, TypeError)
+    return last.f_code.co_filename == __file__ and isinstance(error, TypeError)
 
 
 def says_what(text: str) -> bool:

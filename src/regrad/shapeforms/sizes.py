@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any
 
+from regrad import dims
 from regrad.dims import Dim, UnknownRank
-from regrad.errors import ArgumentError, RegradError, ShapeError, brief
+from regrad.errors import ShapeError
 
 Size = int | Dim | None  # None: nothing is known
 Shape = tuple[Size, ...] | None  # None: not even the rank is known
@@ -99,12 +100,7 @@ def as_sizes(shape: Any) -> Shape:
     if isinstance(shape, UnknownRank):
         return None
     entries = shape if isinstance(shape, tuple | list) else (shape,)
-    try:
-        return tuple([n if isinstance(n, Dim) else int(n) for n in entries])
-    except RegradError:
-        raise
-    except Exception:  # a TypeError mostly; NumPy's MaskError is nothing but an Exception
-        raise ArgumentError(f"expected a shape of integers, got {brief(shape)}") from None
+    return dims.as_sizes(entries, "expected a shape of integers")
 
 
 def said(shapes: Iterable[Any]) -> str:

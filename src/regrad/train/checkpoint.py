@@ -188,8 +188,8 @@ def _taken_checksums(notes: dict[str, str], names: set[str]) -> dict[str, str] |
 def _checked(name: str, array: np.ndarray, checksums: Mapping[str, str] | None) -> np.ndarray:
     if checksums is not None and checksums[name] != _checksum(array):
         raise ValueError(
-            f"the array {name!r} is not the one that was saved (checksum). (A program that changes "
-            f"arrays on purpose drops the metadata {CHECKSUMS!r} and {SEAL!r}.)"
+            f"the array {name!r} is not the one that was saved (checksum); a program that changes "
+            f"arrays on purpose drops the metadata {CHECKSUMS!r} and {SEAL!r}"
         )
     return array
 
