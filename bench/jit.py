@@ -6,6 +6,7 @@ compared before anything is timed. JAX's calls are waited for.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,8 +31,9 @@ from bench.networks import (
     sign_jax,
 )
 from bench.report import Measure, Row, compared, megabytes, times
-from bench.timing import Call, Effort, interleaved, timed
+from bench.timing import Call, Effort, interleaved, sampler, timed
 from bench.transformer import transformer
+from regrad.interrupts import Deferred, set_handler
 
 COMPILED_TORCH = "torch.compile"
 
@@ -210,6 +212,24 @@ def memory(effort: Effort) -> Iterator[Row]:
     )
 
 
+def signals(effort: Effort) -> Iterator[Row]:
+    """What a step pays so that Ctrl-C cannot strike while it writes over the Variables."""
+    handler = signal.getsignal(signal.SIGINT)
+
+    def deferring() -> None:
+        with Deferred():
+            pass
+
+    def twice() -> None:
+        for _ in range(2):
+            set_handler(signal.SIGINT, handler)
+
+    calls = {"regrad": deferring, "signal.signal, twice": twice}
+    samplers = {name: sampler(call, effort.seconds) for name, call in calls.items()}
+    samples = interleaved(samplers, effort.rounds)
+    yield from compared("signals wait, per step", samples, {"signal.signal, twice": None})
+
+
 def needed(program: Any) -> int:
     """Bytes; what is written over an argument counts once."""
     m = program.compile().memory_analysis()
@@ -227,6 +247,7 @@ def lowered(step: Step) -> Any:
 
 
 MEASURES: dict[str, Measure] = {
+    "jit-signals": signals,
     "jit-custom-op": Speed("custom op of 4 floats, compiled", custom_op, {JAX: 2.0}),
     "jit-sign": sign,
     "jit-mlp": Speed("step of a binarised MLP", calls_of(networks.mlp), {JAX: 1.05, TORCH: 0.9}),

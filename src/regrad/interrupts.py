@@ -8,8 +8,10 @@ So in a `Deferred` block handlers only note that their signal came. They run as 
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from threading import get_ident
 from typing import Any
 
 try:  # the functions in C; those of `signal` make enums of everything, in twelve times the time
@@ -23,11 +25,14 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGBREAK")
 SIGNALS = [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]
 
 _open: list[Deferred] = []  # of the main thread, innermost last
+_main: list[int | None] = [threading.main_thread().ident]  # Python runs handlers there only
 
+if hasattr(os, "register_at_fork"):  # a child's main thread is the one that forked
 
-def _is_main() -> bool:
-    """Whether this is the main thread: Python runs handlers there only."""
-    return threading.get_ident() == threading.main_thread().ident
+    def _forked() -> None:
+        _main[0] = threading.main_thread().ident
+
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Deferred:
@@ -36,21 +41,19 @@ class Deferred:
     Inside it, `at_once` is a block in which they run as ever.
     """
 
-    __slots__ = ("due", "handlers", "is_open")
+    __slots__ = ("due", "handlers")
 
     def __init__(self) -> None:
-        self.due: list[tuple[int, Any]] = []
         self.handlers: dict[int, Any] = {}  # those that were in force
-        self.is_open = False
+        self.due: list[tuple[int, Any]] | None = None
 
     def __enter__(self) -> None:
-        if _is_main():
+        if get_ident() in _main:
             self.defer()
-            self.is_open = True
             _open.append(self)
 
     def __exit__(self, *raised: Any) -> None:
-        if self.is_open:
+        if get_ident() in _main:
             _open.pop()
             self.restore()
 
@@ -66,7 +69,7 @@ class Deferred:
             raise
 
     def _note(self, number: int, frame: Any) -> None:
-        self.due.append((number, frame))
+        self.due = [*(self.due or ()), (number, frame)]
 
     def restore(self) -> None:
         try:
@@ -74,16 +77,16 @@ class Deferred:
                 set_handler(*self.handlers.popitem())
         finally:
             if self.due:
-                self._run_due()
+                self._run_due(self.due)
 
-    def _run_due(self) -> None:
-        number, frame = self.due.pop(0)
+    def _run_due(self, due: list[tuple[int, Any]]) -> None:
+        number, frame = due.pop(0)
         try:
             handler: Any = getsignal(number)
             handler(number, frame)
         finally:
-            if self.due:
-                self._run_due()
+            if due:
+                self._run_due(due)
 
 
 class at_once:
@@ -95,7 +98,7 @@ class at_once:
         self.waiting: Deferred | None = None
 
     def __enter__(self) -> None:
-        if _open and _is_main() and _open[-1].handlers:
+        if _open and get_ident() in _main and _open[-1].handlers:
             self.waiting = _open[-1]
             self.waiting.restore()
 
