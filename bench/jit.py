@@ -214,7 +214,7 @@ def memory(effort: Effort) -> Iterator[Row]:
 
 def signals(effort: Effort) -> Iterator[Row]:
     """What a step pays so that Ctrl-C cannot strike while it writes over the Variables."""
-    handler = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, handler := signal.default_int_handler)
 
     def deferring() -> None:
         with Deferred():
@@ -227,6 +227,7 @@ def signals(effort: Effort) -> Iterator[Row]:
     calls = {"regrad": deferring, "signal.signal, twice": twice}
     samplers = {name: sampler(call, effort.seconds) for name, call in calls.items()}
     samples = interleaved(samplers, effort.rounds)
+    signal.signal(signal.SIGINT, before)
     yield from compared("signals wait, per step", samples, {"signal.signal, twice": None})
 
 
