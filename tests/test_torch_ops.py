@@ -392,6 +392,16 @@ OTHERS = [
     ("Relu", lambda x: torch.unique(x.detach()) + x[0, 0]),
     ("Relu", lambda x: F.fractional_max_pool2d(x[None], 1, output_ratio=(0.5, 0.5))),
     ("Mul", lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0]),
+    # torch's own plumbing
+    ("Reshape", lambda x: F.linear(x[None].expand(2, *x.shape), x)),
+    ("AddV2", lambda x: F.linear(x.t(), x.t(), x[:, 0].repeat(len(x.t()))[: len(x.t())])),
+    ("AddV2", lambda x: F.linear(x[None].transpose(1, 2), x.t(), x[0])),
+    ("Mul", lambda x: F.dropout(x, 0.5, training=True)),
+    ("Mul", lambda x: F.dropout2d(x[None], 0.5, training=True)),
+    ("Mul", lambda x: F.alpha_dropout(x, 0.5, training=True)),
+    ("RealDiv", lambda x: F.dropout(x, 0.5, training=True)),
+    ("Mean", lambda x: F.adaptive_avg_pool2d(x[None], 1)),
+    ("Mean", lambda x: F.adaptive_avg_pool1d(x, 1)),
 ]
 
 
@@ -408,13 +418,32 @@ def test_not_the_op(op_type, f):
     assert torch.equal(x.grad, their.grad)
 
 
+LAYOUTS = {
+    "contiguous": lambda x: x.t().contiguous(),
+    "reshape": lambda x: x.t().reshape(-1),
+    "linear": lambda x: F.linear(x.t(), x.t()),
+    "group_norm": lambda x: F.group_norm(x.t()[None], 1),
+    "matmul": lambda x: x[None].expand(2, *x.shape).transpose(1, 2) @ x,
+}
+
+
+@pytest.mark.parametrize("f", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_copy_for_layout_is_no_identity(f):
+    x, their = (X.clone().requires_grad_() for _ in "ab")
+    with override({"Identity": places}) as used:
+        y = f(x) + x.clone().sum()
+    assert [hit.count for hit in used.hits] == [1]  # the clone that is written here
+    y.sum().backward()
+    f(their).sum().backward()
+    assert torch.allclose(x.grad, their.grad + 1.0)  # (the rule says 1)
+
+
 REFUSED = [
     ("MatMul", lambda x: torch.einsum("ij,kj->ik", x, x)),
     ("MatMul", lambda x: torch.vdot(x[0], x[1])),
     ("Max", lambda x: torch.aminmax(x)[1]),
     ("Mul", lambda x: torch.outer(x[0], x[1])),
     ("Exp", lambda x: torch._foreach_exp([x, x])[0]),
-    ("Identity", lambda x: x.t().contiguous()),
     ("Reshape", lambda x: x.flatten()),
     ("ConcatV2", lambda x: torch.hstack([x, x])),
     ("MaxPool", lambda x: F.max_pool2d(x[None], 2, return_indices=True)[0]),

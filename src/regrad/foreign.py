@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from regrad.builtin import Builtin
@@ -15,7 +16,7 @@ from regrad.namespaces import BACKENDS, is_array, numpy_dtype
 from regrad.recording import effective
 from regrad.registry import RULES, Op, canonical, resolve
 from regrad.ruleforms import Rule
-from regrad.state import in_state, masked
+from regrad.state import current, in_state, masked
 from regrad.tape import GroupedRecord, Place, Record, positions
 from regrad.tensor import Tensor, wrap
 from regrad.walk import checked, leaf_gradients
@@ -120,10 +121,12 @@ class ForeignCall:
         record = self._record(xs, y, wanted, dy)
         ids = {i + 1 for i in wanted}
         first = dy[0] if isinstance(dy, tuple) else dy
-        # Tensors may be differentiated once more, by the tapes that are open
-        with masked() if isinstance(first, Tensor) else in_state(None):
+        if current() is None:
             answers = leaf_gradients(record, dy, ids)
-            return [self._checked(record, i, answers.get(i), dy) for i in wanted]
+        else:  # Tensors may be differentiated once more, by the tapes that are open
+            with masked() if isinstance(first, Tensor) else in_state(None):
+                answers = leaf_gradients(record, dy, ids)
+        return [self._checked(record, i, answers.get(i), first) for i in wanted]
 
     def settle(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> bool:
         """Whether the rule is plain, found out by running it on these arrays."""
@@ -138,12 +141,11 @@ class ForeignCall:
         return self.rule.plain
 
     def _record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
-        ids = tuple(i + 1 if i in wanted else 0 for i in range(len(self.specs)))
-        op = self.rule.op
-        # (NumPy compares dtypes with torch's by trying to convert them, and swallows what is
-        # raised meanwhile, Ctrl-C too)
-        known = [(shape, dtype and numpy_dtype(dtype)) for shape, dtype in self.specs[:1]]
-        rule = effective(op, self.rule.rule, known, dy)
+        ids = tuple([i + 1 if i in wanted else 0 for i in range(len(self.specs))])
+        op, rule = self.rule.op, self.rule.rule
+        if self.specs and _is_complex(self.specs[0][1]):
+            shape, dtype = self.specs[0]
+            rule = effective(op, rule, [(shape, numpy_dtype(dtype))], dy)
         if self.layout is None and self.outputs is None:
             return Record(op, rule, self.attrs, ids, self.specs, xs, -1, y)
         outs = tuple(-1 - i for i in range(len(self.outputs or "1")))
@@ -158,12 +160,24 @@ class ForeignCall:
     def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
         if dx is None:
             return None
-        first = dy[0] if isinstance(dy, tuple) else dy
-        if isinstance(first, Tensor):
-            return checked(record, leaf, dx, first)
-        made = wrap(dx) if _same_library(dx, first) else dx
-        found = checked(record, leaf, made, wrap(first))
+        if isinstance(dy, Tensor):
+            return checked(record, leaf, dx, dy)
+        shape, dtype = self.specs[leaf]
+        if type(dx) is type(dy) and dx.shape == shape and dx.dtype == dtype:
+            return dx
+        made = wrap(dx) if _same_library(dx, dy) else dx
+        found = checked(record, leaf, made, wrap(dy))
         return None if found is None else found._data
+
+
+@cache
+def _is_complex(dtype: Any) -> bool:
+    """Whether a dtype of any library is complex.
+
+    (NumPy compares dtypes with torch's by trying to convert them, and swallows what is raised
+    meanwhile, Ctrl-C too.)
+    """
+    return dtype is not None and numpy_dtype(dtype).kind == "c"
 
 
 def _same_library(a: Any, b: Any) -> bool:

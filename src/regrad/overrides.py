@@ -86,7 +86,7 @@ class Binding:
         mine = self._counted(hit.where).told
         mine.count += count
         mine.ran += ran
-        mine.shapes.update(hit.shapes)
+        mine.sizes.update(hit.sizes)
 
     def again(self) -> Binding:
         """The same rule for ops that are created again: they tell when it runs, and no more."""

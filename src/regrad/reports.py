@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from regrad.errors import ArgumentError, NotFiredError, printable
 
+INTEGERS = frozenset({int})
 SHAPES = 3  # so many different shapes are shown for a line
 
 
@@ -19,7 +19,7 @@ class Hit:
     their first inputs had.
     """
 
-    __slots__ = ("count", "op_type", "ran", "rule", "shapes", "where")
+    __slots__ = ("count", "op_type", "ran", "rule", "sizes", "where")
 
     def __init__(self, op_type: str, rule: str, where: str) -> None:
         self.op_type = op_type
@@ -27,20 +27,29 @@ class Hit:
         self.where = where
         self.count = 0
         self.ran = 0
-        self.shapes: dict[str, None] = {}  # `2×3`, in the order in which they came
+        self.sizes: dict[Any, None] = {}  # the shapes, in the order in which they came
 
     def seen(self, shape: Any) -> None:
         """One more op was created, whose first input has this shape."""
         self.count += 1
-        self.shapes["×".join(map(str, shape)) or "scalar" if isinstance(shape, tuple) else "?"] = (
-            None
-        )
+        known = isinstance(shape, tuple) and INTEGERS.issuperset(map(type, shape))
+        self.sizes[shape if known else _shown(shape)] = None
+
+    @property
+    def shapes(self) -> list[str]:
+        """The shapes as text: `2×3`."""
+        return [s if isinstance(s, str) else _shown(s) for s in self.sizes]
 
     def __repr__(self) -> str:
         return printable(
             f"{self.op_type} <- {self.rule}: {self.count} created, rule ran {self.ran} times "
             f"({self.where})"
         )
+
+
+def _shown(shape: Any) -> str:
+    """A shape as text; a size that only the run of a graph can tell does not keep the graph."""
+    return "×".join(map(str, shape)) or "scalar" if isinstance(shape, tuple) else "?"
 
 
 class Bound(Protocol):
@@ -112,11 +121,11 @@ class Untouched:
     """Counts the differentiable ops that kept their own gradient, by name and source line."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.counts: dict[tuple[str, str], int] = {}
 
     def note(self, name: str, where: str, count: int = 1) -> None:
         """An op ran and kept its gradient."""
-        self.counts[name, where] += count
+        self.counts[name, where] = self.counts.get((name, where), 0) + count
 
     def table(self) -> Table:
         """The ops as a table: name, calls, source line."""

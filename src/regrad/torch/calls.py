@@ -39,10 +39,10 @@ class Call:
         self.attrs = attrs
         self.forward = forward
         self.hit = hit
-        self.places, self.kept, self.keeps_y = rule.plan(
-            tuple([isinstance(v, torch.Tensor) for v in values]), layout
-        )
-        self.values = [None if isinstance(v, torch.Tensor) else v for v in values]
+        arrays = tuple([isinstance(v, torch.Tensor) for v in values])
+        self.places, self.kept, self.keeps_y = rule.plan(arrays, layout)
+        pairs = zip(values, arrays, strict=True)
+        self.values = [None if is_array else v for v, is_array in pairs]
 
     kind: type = tuple  # of several outputs
 
@@ -104,7 +104,8 @@ class Overridden(torch.autograd.Function):
         ctx.call = call
         ctx.specs = [_spec(x) for x in xs]
         ctx.outputs = [_spec(y) for y in ys] if isinstance(output, tuple) else None
-        ctx.mark_non_differentiable(*[y for y in ys if not differentiable(y)])
+        if integers := [y for y in ys if not differentiable(y)]:
+            ctx.mark_non_differentiable(*integers)
         ctx.kept = call.kept
         if in_forward_mode():  # vmap has it that both modes save the same
             ctx.kept = list(range(len(xs)))
@@ -117,7 +118,7 @@ class Overridden(torch.autograd.Function):
         wanted = [n for n in range(len(ctx.specs)) if ctx.needs_input_grad[n + 1]]
         call.ran()
         saved = _saved(ctx)  # which may run a checkpoint again, under its own overrides
-        with unaffected(dys):
+        with unaffected():
             found = Pull(call, ctx.specs, wanted, ctx.outputs)(saved, dys)
         return spread(dict(zip(wanted, found, strict=True)), len(ctx.specs))
 
@@ -146,11 +147,13 @@ def _saved(ctx: Any) -> Sequence[torch.Tensor]:
 
 def in_forward_mode() -> bool:
     """Whether some transformation around asks for forward-mode derivatives."""
+    if forward_ad._current_level >= 0:
+        return True
+    if not torch._C._are_functorch_transforms_active():
+        return False
     functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     levels = functorch.get_interpreter_stack() or ()
-    return forward_ad._current_level >= 0 or any(
-        level.key() == functorch.TransformType.Jvp for level in levels
-    )
+    return any(level.key() == functorch.TransformType.Jvp for level in levels)
 
 
 def _spec(x: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
@@ -181,16 +184,18 @@ class Pull:
 
     def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
         dtype = next((dy.dtype for dy in dys if _float(dy.dtype)), None)
-        given = [*saved, *dys]
-        mixed = dtype is not None and any(_as_precise(d, dtype) != d for _, d in self.specs)
-        if mixed and dtype is not None:
-            given = self._work_in(dtype, given)
+        given: Sequence[torch.Tensor] = (*saved, *dys)
+        mixed = False
+        if dtype is not None and any(
+            d != dtype and _as_precise(d, dtype) != d for _, d in self.specs
+        ):
+            given, mixed = self._work_in(dtype, given), True
         plain = self._is_plain(given)
-        if not plain and dtype == torch.bfloat16:
-            given, mixed = self._work_in(torch.float32, given), True
         if plain:
             dxs = self._pulled(given)
         else:
+            if dtype == torch.bfloat16:
+                given, mixed = self._work_in(torch.float32, given), True
             dxs = (bridged if torch.is_grad_enabled() else run)(self._flat, given)
         if not mixed:
             return list(dxs)
@@ -251,7 +256,7 @@ def converted(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _as_precise(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
     """A float dtype with another's precision; complex if either is (`abs` has a real dy)."""
-    if not _float(dtype):
+    if dtype == other or not _float(dtype):
         return dtype
     return other.to_complex() if dtype.is_complex else other
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,48 +16,97 @@ from regrad.errors import PassedOverError
 from regrad.reports import Untouched
 from regrad.torch.optypes import HOLDS, nodes_of, spellings
 
+# Ops inside a call that are torch's plumbing, and no op that the caller wrote: the layout of an
+# operand (anywhere), a bias, the factor of a dropout mask, the way in which a pool averages.
+LAYOUT = frozenset({"Identity", "Reshape"})
+RESHAPES = frozenset({"flatten", "ravel", "reshape_as", "unflatten", "view_as"})
+PLUMBING = {
+    "AddV2": "linear scaled_dot_product_attention multi_head_attention_forward",
+    "Mul": "dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ "
+           "feature_alpha_dropout feature_alpha_dropout_ native_dropout dropout1d dropout2d "
+           "dropout3d rrelu rrelu_ scaled_dot_product_attention",
+    "RealDiv": "dropout dropout_ feature_dropout feature_dropout_ native_dropout dropout1d "
+               "dropout2d dropout3d scaled_dot_product_attention",
+    "Mean": "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
+}  # fmt: skip
+
+sequence_nr = torch._C._autograd._get_sequence_nr  # pyright: ignore[reportAttributeAccessIssue]
+
 
 class Watch:
-    """Looks at one call of a torch function that no rule covers.
+    """Looks at the calls of torch functions that no rule of a scope covers.
 
-    Autograd's new nodes are compared with those that belong to the overridden op types.
+    Autograd numbers its nodes as it makes them, so those of a call are known by their numbers.
+    They are compared with those that belong to the overridden op types.
     """
 
-    def __init__(self, rules: Mapping[str, Any], args: Sequence[Any], options: Any) -> None:
-        self.rules = rules
-        self.seen = {x.grad_fn for x in tensors((args, options))}
+    def __init__(self, rules: Iterable[str]) -> None:
+        self.rules = frozenset(rules)
+        self.harmless: dict[Any, str] = {}  # a function and its kinds of nodes: what reports show
 
-    def look(self, func: Any, result: Any, untouched: Untouched, where: Callable[[], str]) -> None:
-        """Note what kept its gradient; raise if an overridden op type is among it."""
-        if func in gradients():
-            return
-        for node in self.seen:
-            if isinstance(node, BackwardCFunction) and _is_news(node):
-                name = node._forward_cls.__qualname__  # pyright: ignore
-                untouched.note(f"{name} (autograd.Function)", where())
+    def look(self, func: Any, start: int, result: Any, untouched: Untouched) -> None:
+        """Note what kept its gradient; raise if an overridden op type is among it.
+
+        `start` is the number of the first node that the call may have made.
+        """
+        seen: set[Any] = set()
         for y in tensors((result,)):
             node = y.grad_fn
-            if node is None or node in self.seen:
+            if node is None or node in seen or node._sequence_nr() < start:
                 continue
-            self.seen.add(node)
-            made = list(new_nodes(node, self.seen))
-            for each in made:
-                self._check(func, each)
-            untouched.note(_described(func, made), where())
+            made = [*new_nodes(node, seen, start, untouched)]
+            key = (func, *map(type, made))
+            shown = self.harmless.get(key)
+            if shown is None:
+                risky = [self._check(func, each) for each in made]
+                shown = _described(func, made)
+                if not any(risky):
+                    self.harmless[key] = shown
+            untouched.note(shown, caller())
 
-    def _check(self, func: Any, node: Any) -> None:
+    def _check(self, func: Any, node: Any) -> bool:
+        """Raise if a node belongs to an overridden op; whether another of its kind could."""
         name = node.name().rstrip("0123456789")
-        hidden = name.endswith(
-            "CopySlices"
-        )  # a view was changed in place, by a node that cannot be seen
-        for op_type in types_of(_node_named(func) if hidden else name):
+        hidden = name.endswith("CopySlices")  # a view was changed in place, by a node out of sight
+        types = types_of(_node_named(func) if hidden else name)
+        for op_type in types:
+            if op_type not in self.rules or _is_plumbing(func, op_type):
+                continue
             holds = hidden or HOLDS.get(op_type, _always)(node)
-            if op_type in self.rules and holds and not _is_spelled(func, op_type):
+            if holds and not _is_spelled(func, op_type):
                 raise PassedOverError(
                     f"{name_of(func)} computes {op_type!r} inside ({node.name()}), which is "
                     "overridden, and would keep its own gradient. Write it with separate torch "
                     f"functions, or pass keep=[{name_of(func)}] to leave it as it is."
                 )
+        return hidden or any(op_type in HOLDS for op_type in types)
+
+
+@cache
+def _is_plumbing(func: Any, op_type: str) -> bool:
+    """Whether an op of this type is a detail of how torch computes a function."""
+    name = getattr(func, "__name__", "")
+    if op_type in LAYOUT:
+        return op_type != "Reshape" or name not in RESHAPES
+    return name in PLUMBING.get(op_type, "").split()
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_GENERATED = "<eval_with_key>"  # what torch.compile writes
+
+
+@cache
+def _is_machinery(filename: str) -> bool:
+    return filename.startswith((_TORCH, _HERE, _GENERATED))
+
+
+def caller() -> str:
+    """The line outside torch and regrad that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _is_news(node: Any) -> bool:
@@ -115,22 +166,33 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value.values())
 
 
-def new_nodes(node: Any, seen: set[Any]) -> Iterator[Any]:
-    """A node, and those behind it that are not known. (`seen` holds them: a wrapper that nobody
-    holds goes, and the next may have its id.)"""
+def new_nodes(
+    node: Any, seen: set[Any], start: int = 0, untouched: Untouched | None = None
+) -> Iterator[Any]:
+    """A node, and those behind it that are not known, and not older than the number `start`.
+
+    (`seen` holds them: a wrapper that nobody holds goes, and the next may have its id.) An
+    `autograd.Function` of somebody else's, which no mode is asked about, is met here, and noted.
+    """
+    seen.add(node)
     stack = [node]
     while stack:
         node = stack.pop()
         yield node
         for behind, _ in node.next_functions:
-            if behind is not None and behind not in seen and not is_leaf(behind):
+            if behind is None or is_leaf(behind) or behind in seen:
+                continue
+            if untouched is not None and isinstance(behind, BackwardCFunction) and _is_news(behind):
+                name = behind._forward_cls.__qualname__  # pyright: ignore
+                untouched.note(f"{name} (autograd.Function)", caller())
+            if behind._sequence_nr() >= start:
                 seen.add(behind)
                 stack.append(behind)
 
 
 def is_leaf(node: Any) -> bool:
     """Whether a node stands for a leaf, where gradients are accumulated."""
-    return node.name() == "torch::autograd::AccumulateGrad"
+    return isinstance(node, torch._C._functions.AccumulateGrad)  # pyright: ignore
 
 
 @cache

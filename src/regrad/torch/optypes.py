@@ -129,6 +129,8 @@ class Family(NamedTuple):
 
     def attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The op's attributes, as it means them, of what a call says."""
+        if not self.op.attrs:
+            return {}
         said = {name: MEANS.get(name, _as_is)(value) for name, value in given.items()}
         return {**_defaults(self.type), **said}
 
@@ -145,7 +147,7 @@ class Spelling(NamedTuple):
         self, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> tuple[bool, tuple[Any, ...], dict[str, Any]]:
         """Whether a call is in place, and its arguments without what says so."""
-        named = {k: v for k, v in options.items() if k != "inplace"}
+        named = {k: v for k, v in options.items() if k != "inplace"} if options else {}
         if self.switch is None or len(args) <= self.switch:
             return self.in_place or bool(options.get("inplace")), args, named
         return bool(args[self.switch]), args[: self.switch], named

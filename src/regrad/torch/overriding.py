@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import warnings
@@ -33,7 +32,7 @@ from regrad.torch.arguments import fill, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
 from regrad.torch.composites import CHECKS, Fused, bodies, fused, is_other_op
-from regrad.torch.nodes import Watch, tensors
+from regrad.torch.nodes import Watch, caller, gradients, sequence_nr, tensors
 from regrad.torch.optypes import (
     CHANNELS_LAST,
     PLACES,
@@ -47,9 +46,6 @@ from regrad.torch.optypes import (
 )
 
 SCOPES: ContextVar[tuple[gradient_override_map, ...]] = ContextVar("regrad_torch", default=())
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_GENERATED = "<eval_with_key>"  # what torch.compile writes
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 
 
@@ -72,16 +68,6 @@ class Binding:
             hit = self.by_line.setdefault(where, Hit(op_type, self.rule.name, where))
         hit.seen(shape)
         return hit
-
-
-def caller() -> str:
-    """The line outside torch and regrad that is running."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(
-        (_TORCH, _HERE, _GENERATED)
-    ):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class gradient_override_map(Scope):
@@ -258,6 +244,8 @@ class RuleSet:
             named = bool(family.parameters)
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
             spelled.update(spellings_of(family))
+        self.watch = Watch(self.rules)
+        self.left = {*keep, *gradients()}  # whose nodes are not looked at
         self.alone = {f for f, s in spelled.items() if not s.family.parameters}
         self.calls = {f: _overridden(self, f, s) for f, s in spelled.items() if f not in keep}
         found = ((f, self._concerned(f, rows)) for f, rows in fused().items())
@@ -473,10 +461,10 @@ class Mode(torch.overrides.TorchFunctionMode):
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         if not torch.is_grad_enabled():
             return func(*args, **options)
-        watch = Watch(self.ruleset.rules, args, options)
+        start = sequence_nr()
         result = func(*args, **options)
-        if func not in self.ruleset.keep:
-            watch.look(func, result, self.scope._untouched, caller)
+        if sequence_nr() != start and func not in self.ruleset.left:
+            self.ruleset.watch.look(func, start, result, self.scope._untouched)
         return result
 
 
@@ -535,6 +523,8 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
     """Whether a call is of tensors (and not of what torch.fx traces with)."""
+    if args and isinstance(args[0], torch.Tensor):
+        return True
     return any(True for _ in tensors((args, options)))
 
 
