@@ -66,9 +66,9 @@ WHEN: dict[str, Callable[..., bool]] = {
     ),
     "RealDiv": lambda *args, rounding_mode=None: rounding_mode is None,
 }
-# Ops that a call runs for torch's own ends, and that nobody wrote: the layout of an operand, a bias,
-# the factor of a dropout mask, the mean in a pool. They count only in calls of these names, or (the
-# second table) in all but these.
+# Ops that a call runs for torch's own ends, and that nobody wrote: the layout of an operand, a
+# bias, the factor of a dropout mask, the mean in a pool. They count only in calls of these names,
+# or (the second table) in all but these.
 ONLY_IN = {
     "Identity": "clone alias",
     "Reshape": "reshape view flatten ravel unflatten view_as reshape_as",
