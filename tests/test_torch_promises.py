@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import threading
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -460,21 +461,71 @@ class Named(torch.Tensor):
 
 
 class Logged(torch.Tensor):
+    """A subclass that takes note of what runs, and marks what comes out."""
+
+    log: ClassVar[list[str]] = []
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return super().__torch_function__(func, types, args, kwargs)
+        y = super().__torch_function__(func, types, args, kwargs or {})
+        cls.log.append(func.__name__)
+        return y
 
 
-def test_subclasses_of_tensor():
-    x = torch.randn(3).as_subclass(Named).requires_grad_()
-    with override({"Tanh": lambda dy: dy * 3}):
-        y = torch.tanh(x)
-    assert type(y) is Named
-    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [3, 3, 3]
-    x = torch.randn(3).as_subclass(Logged)
-    scope = override({"Tanh": lambda dy: dy * 3})
-    with pytest.raises(PassedOverError, match="called with a Logged"), scope:
-        torch.tanh(x)
+class Rewriting(torch.Tensor):
+    """A subclass that computes a function by others."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.sinh:
+            return torch.tanh(args[0]) * 2
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Wrapper:
+    """No Tensor, but has one."""
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        args = [a.held if isinstance(a, Wrapper) else a for a in args]
+        return Wrapper(func(*args, **(kwargs or {})))
+
+
+def thrice(dy):
+    return dy * 3
+
+
+@pytest.mark.parametrize("kind", [Named, Logged, Rewriting])
+@pytest.mark.parametrize("nested", [False, True])
+def test_subclasses_of_tensor(kind, nested):
+    leaf = torch.randn(3, requires_grad=True)
+    x, Logged.log = leaf.as_subclass(kind), []
+    with override({"Tanh": thrice}) as used, override({"Relu": thrice} if nested else {}):
+        y = torch.tanh(x) + F.relu(x.tanh())
+    assert type(y) is kind
+    assert used.hits[0].count + used.hits[-1].count >= 2
+    assert Logged.log == (["tanh", "tanh", "relu", "add"] if kind is Logged else [])
+    ones = torch.ones(3)
+    expected = ones * 3 + (ones if not nested else 3 * ones) * (3 if nested else 3 * (leaf > 0))
+    assert torch.equal(torch.autograd.grad(y.sum(), leaf)[0], expected)
+
+
+def test_a_subclass_that_computes_by_others():
+    leaf = torch.randn(3, requires_grad=True)
+    with override({"Tanh": thrice}) as used:
+        y = torch.sinh(leaf.as_subclass(Rewriting))
+    assert torch.autograd.grad(y.sum(), leaf)[0].tolist() == [6, 6, 6]
+    used.assert_fired()
+
+
+def test_what_only_wraps_a_tensor():
+    leaf = torch.randn(3, requires_grad=True)
+    with override({"Tanh": thrice}):
+        y = torch.tanh(Wrapper(leaf))
+    assert torch.autograd.grad(y.held.sum(), leaf)[0].tolist() == [3, 3, 3]
 
 
 def test_scopes_nest_in_compiled_code_too(model, x):

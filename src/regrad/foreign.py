@@ -177,7 +177,7 @@ def _is_complex(dtype: Any) -> bool:
     (NumPy compares dtypes with torch's by trying to convert them, and swallows what is raised
     meanwhile, Ctrl-C too.)
     """
-    return dtype is not None and numpy_dtype(dtype).kind == "c"
+    return "complex" in str(dtype)
 
 
 def _same_library(a: Any, b: Any) -> bool:

@@ -437,6 +437,10 @@ class Mode(torch.overrides.TorchFunctionMode):
                 return REFLECTED[func.__name__](args[0], args[1], self.divides)
         if not compiling and self.scope not in SCOPES.get():  # another task of this thread runs
             return func(*args, **options)
+        if types and not compiling and torch._C._is_torch_function_enabled():
+            for kind in filter(has_own_protocol, types):  # which runs the function, and asks again
+                with self:
+                    return kind.__torch_function__(func, types, args, options)
         if func in self.parts:
             for row in self.parts[func]:
                 if row.when is None or row.when(*args, **options):
@@ -531,21 +535,26 @@ def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def as_given(y: Any, xs: Sequence[torch.Tensor]) -> Any:
+def as_given(y: Any, xs: Sequence[Any]) -> Any:
     """A result in the subclass of Tensor that the arguments have, as torch has it."""
     kind = next((type(x) for x in xs if type(x) not in PLAIN), None)
     if kind is None or type(y) is not torch.Tensor:
         return y
-    function = getattr(kind.__torch_function__, "__func__", None)
-    if function is torch.Tensor.__torch_function__.__func__:
-        return y.as_subclass(kind)
-    if function is not None:
-        raise PassedOverError(
-            f"an overridden op was called with a {kind.__name__}, which decides in its own "
-            "__torch_function__ what torch's functions do with it, so that the rule could not be "
-            "put around that. Unwrap it, or leave it out of the scope."
-        )
-    return y
+    # (one with a protocol of its own has asked for y, and makes of it what it likes)
+    return y.as_subclass(kind) if _protocol(kind) is _TENSORS_OWN else y
+
+
+def has_own_protocol(kind: type) -> bool:
+    """Whether a subclass of Tensor says itself what torch's functions do with it."""
+    return _protocol(kind) not in (None, _TENSORS_OWN)
+
+
+def _protocol(kind: Any) -> Any:
+    """The function behind a class's `__torch_function__`; None where that is switched off."""
+    return getattr(kind.__torch_function__, "__func__", None)
+
+
+_TENSORS_OWN = _protocol(torch.Tensor)
 
 
 def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
