@@ -15,7 +15,7 @@ from regrad.reports import Hit
 from regrad.state import current
 from regrad.tape import Place
 from regrad.tensor import Tensor, wrap
-from regrad.torch.bridge import apply, bridged, differentiable, pushed, run, spread, unaffected
+from regrad.torch.bridge import apply, bridged, differentiable, pushed, run, unaffected
 
 
 class Call:
@@ -102,6 +102,7 @@ class Overridden(torch.autograd.Function):
         call, *xs = inputs
         ys = output if isinstance(output, tuple) else (output,)
         ctx.call = call
+        ctx.at, ctx.total = range(1, len(inputs)), len(inputs)  # where the tensors stand
         ctx.specs = [_spec(x) for x in xs]
         ctx.outputs = [_spec(y) for y in ys] if isinstance(output, tuple) else None
         if integers := [y for y in ys if not differentiable(y)]:
@@ -115,12 +116,15 @@ class Overridden(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
         call = ctx.call
-        wanted = [n for n in range(len(ctx.specs)) if ctx.needs_input_grad[n + 1]]
+        wanted = [n for n, i in enumerate(ctx.at) if ctx.needs_input_grad[i]]
         call.ran()
         saved = _saved(ctx)  # which may run a checkpoint again, under its own overrides
         with unaffected():
             found = Pull(call, ctx.specs, wanted, ctx.outputs)(saved, dys)
-        return spread(dict(zip(wanted, found, strict=True)), len(ctx.specs))
+        dxs: list[Any] = [None] * ctx.total
+        for n, dx in zip(wanted, found, strict=True):
+            dxs[ctx.at[n]] = dx
+        return tuple(dxs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -20,6 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from regrad.blocks import block
 from regrad.errors import PassedOverError
+from regrad.torch import functions
 from regrad.torch.optypes import families
 
 _LOCK = threading.Lock()
@@ -87,11 +88,12 @@ def scopes() -> tuple[Any, ...]:
 @block
 def again(them: tuple[Any, ...]) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
-    from regrad.torch.overriding import SCOPES
+    from regrad.torch.overriding import SCOPES, called_here
 
     running = _get_current_function_mode_stack()
     with ExitStack() as stack:
         for _, mode in them:
+            stack.enter_context(functions.installed(mode.ruleset.functions, called_here))
             if mode not in running:
                 stack.enter_context(mode)
         before = SCOPES.get()

@@ -255,9 +255,19 @@ def _operators(family: Family) -> Iterator[tuple[Any, Spelling]]:
 
 def alone(function: Any) -> Family:
     """A torch callable that belongs to no op type, as a family of its own: all of its name."""
-    full = torch.overrides.resolve_name(function) or function.__name__
+    full = torch.overrides.resolve_name(function) or getattr(function, "__qualname__", None)
+    full = full or str(function)
     name = full.rpartition(".")[2]
     return Family(Op(full, name, lambda xp, *xs: xs, [Input("xs", "many")]), (name,), ())
+
+
+def custom_op(key: Any) -> Any:
+    """The overload behind a custom op, as it was defined or as `torch.ops` has it; or None."""
+    key = getattr(key, "_opoverload", key)
+    if isinstance(key, torch._ops.OpOverloadPacket):
+        key = key.default if hasattr(key, "default") else None
+    own = isinstance(key, torch._ops.OpOverload) and key.namespace not in ("aten", "prims", "prim")
+    return key if own else None
 
 
 def find_family(op_type: str) -> Family | None:

@@ -27,7 +27,7 @@ from regrad.interrupts import Deferred
 from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Table, Untouched
 from regrad.scopes import Scope
-from regrad.torch import intercepts
+from regrad.torch import functions, intercepts
 from regrad.torch.arguments import fill, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
@@ -39,6 +39,7 @@ from regrad.torch.optypes import (
     Family,
     Spelling,
     alone,
+    custom_op,
     families,
     find_family,
     spellings,
@@ -162,6 +163,7 @@ class gradient_override_map(Scope):
             mode = ruleset.mode(self)
             intercepts.drop_closed()
             mode.__enter__()
+            functions.install(ruleset.functions, called_here)
             self._mode = mode
             self._token = SCOPES.set((*SCOPES.get(), self))
             intercepts.install()
@@ -195,6 +197,7 @@ class gradient_override_map(Scope):
         SCOPES.reset(token)
         intercepts.take_off(mode)
         intercepts.remove()
+        functions.remove(mode.ruleset.functions)
 
     def untouched(self) -> Table:
         """The differentiable ops that ran in the scope and kept their own gradient.
@@ -231,7 +234,8 @@ class RuleSet:
     def __init__(
         self, rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
     ) -> None:
-        self.keep = keep
+        self.functions = {key: family_of(key).type for key in rules if functions.is_function(key)}
+        self.keep = (*keep, *self.functions)  # whose own forward passes are left alone
         self.outer = outer
         self.compiled = False  # whether torch.compile has built these rules into a program
         self.rules: dict[str, ForeignRule] = {}
@@ -244,6 +248,8 @@ class RuleSet:
             named = bool(family.parameters)
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
             spelled.update(spellings_of(family))
+            if op := custom_op(key):
+                spelled.update(dict.fromkeys((op, op._overloadpacket), Spelling(family, op)))
         self.watch = Watch(self.rules)
         self.left = {*keep, *gradients()}  # whose nodes are not looked at
         self.alone = {f for f, s in spelled.items() if not s.family.parameters}
@@ -363,11 +369,13 @@ def family_of(key: Any) -> Family:
                 f"{near(op.type, families())} Give the torch callable itself as the key."
             )
         return family
+    if functions.is_function(key) or custom_op(key):
+        return alone(custom_op(key) or key)
     if isinstance(key, type) or not callable(key):
         raise ArgumentError(
-            f"a key is an op type such as 'Relu', or a torch callable such as torch.relu; got "
-            f"{key!r:.80}. For a module class, give the function that it calls; a "
-            "torch.autograd.Function has a backward pass of its own, which no override reaches."
+            f"a key is an op type such as 'Relu', a torch callable such as torch.relu, or a "
+            f"torch.autograd.Function; got {key!r:.80}. For a module class, give the function that "
+            "it calls."
         )
     if key in spellings():
         return spellings()[key].family
@@ -523,6 +531,21 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             return target.copy_(call(*xs))
 
     return allow_in_graph(overridden)
+
+
+def called_here(function: Any, args: Sequence[Any]) -> Call | None:
+    """A call of an `autograd.Function` under the rule that is in force for it here."""
+    for scope in reversed(SCOPES.get()):
+        ruleset = scope._ruleset
+        key = None if ruleset is None else ruleset.functions.get(function)
+        if ruleset is None or key is None:
+            continue
+        xs = [x for x in args if isinstance(x, torch.Tensor)]
+        rule = ruleset.rules[key].taking(len(xs))
+        layout = None if rule.op.flat else (tuple(range(len(xs))),)
+        hit = scope._bindings[key].hit(key, tuple(xs[0].shape))
+        return Call(rule, xs, layout, {}, function.apply, hit)
+    return None
 
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:

@@ -1,0 +1,132 @@
+"""An `autograd.Function` as a key: its forward pass stays, and a rule is its gradient.
+
+No mode is asked about a Function, and code may hold its `apply` since it was imported. So while a
+scope with such a key is open, the class itself has another `forward` (or `setup_context`, if it has
+one). It runs the old one and binds the rule to the node that autograd is making. From then on the
+rule is with the node, wherever and whenever it is differentiated.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from regrad.blocks import block
+from regrad.errors import GradientError, PassedOverError
+from regrad.torch.calls import Call, Overridden, in_forward_mode
+
+_LOCK = threading.Lock()
+_open: dict[Any, int] = {}  # in how many scopes a Function is a key
+_before: dict[Any, tuple[str, Any]] = {}  # what is replaced in it, and what was there
+_INHERITED: Any = object()
+
+# Given a Function and its inputs, the call under the rule that is in force here, if there is one.
+Binder = Callable[[Any, Sequence[Any]], Call | None]
+
+
+def is_function(key: Any) -> bool:
+    """Whether a key is an `autograd.Function`."""
+    return isinstance(key, type) and issubclass(key, torch.autograd.Function)
+
+
+def install(functions: Iterable[Any], bind: Binder) -> None:
+    """A scope opens in which these Functions are keys."""
+    with _LOCK:
+        for function in functions:
+            _open[function] = _open.get(function, 0) + 1
+            if _open[function] == 1:
+                name = "setup_context" if _has_context(function) else "forward"
+                _before[function] = name, function.__dict__.get(name, _INHERITED)
+                make = _setting_up if name == "setup_context" else _forward
+                setattr(function, name, staticmethod(make(function, bind)))
+
+
+def remove(functions: Iterable[Any]) -> None:
+    """Such a scope is left."""
+    with _LOCK:
+        for function in functions:
+            _open[function] -= 1
+            if not _open[function]:
+                del _open[function]
+                name, old = _before.pop(function)
+                if old is _INHERITED:
+                    delattr(function, name)
+                else:
+                    setattr(function, name, old)
+
+
+@block
+def installed(functions: Iterable[Any], bind: Binder) -> Generator[None]:
+    """A block that runs in such a scope, when the scope itself may have been left."""
+    install(functions, bind)
+    try:
+        yield
+    finally:
+        remove(functions)
+
+
+def _has_context(function: Any) -> bool:
+    return function.setup_context is not torch.autograd.Function.setup_context
+
+
+def _forward(function: Any, bind: Binder) -> Callable[..., Any]:
+    old = function.forward
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        y = old(ctx, *args)
+        _bind(ctx, function, bind, args, y)
+        return y
+
+    return forward
+
+
+def _setting_up(function: Any, bind: Binder) -> Callable[..., Any]:
+    old = function.setup_context
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        old(ctx, inputs, output)
+        _bind(ctx, function, bind, inputs, output)
+
+    return setup_context
+
+
+def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) -> None:
+    """Have a rule answer for the gradient of one call of a Function."""
+    if torch._C._are_functorch_transforms_active():
+        _refuse_transforms(function, bind, args)
+        return
+    if ctx._forward_cls is not function or not any(ctx.needs_input_grad):
+        return  # (a subclass is another Function)
+    call = bind(function, args)
+    if call is None:
+        return
+    if in_forward_mode():
+        raise GradientError(
+            f"forward mode: {function.__name__} has a rule for its gradient, and its own jvp would "
+            "be used instead. Use reverse mode (backward, autograd.grad)."
+        )
+    xs = [(i, x) for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    ctx._forward_cls = Ruled  # whose backward pass the node then asks for
+    ctx.set_materialize_grads(True)
+    Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
+    ctx.at, ctx.total = [i for i, _ in xs], len(args)
+
+
+def _refuse_transforms(function: Any, bind: Binder, args: Sequence[Any]) -> None:
+    if bind(function, args) is not None:
+        raise PassedOverError(
+            f"{function.__name__} is overridden, and ran under torch.func, which differentiates "
+            "it out of sight. Use torch.autograd.grad, or give the function a gradient with "
+            "regrad.torch.custom_grad."
+        )
+
+
+class Ruled(torch.autograd.Function):
+    """The backward pass of a Function under a rule."""
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return Overridden.backward(ctx, *dys)
