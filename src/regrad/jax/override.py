@@ -172,14 +172,15 @@ class Call:
             leaves[i] = x
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = tree_unflatten(self.structure, leaves)
-        self.outs, self.out_structure = tree_flatten(f(*args, **kwargs))
+        y = f(*args, **kwargs)
+        self.outs, self.out_structure = tree_flatten(y, is_leaf=self.modules.copied)
         self.out_places = [i for i, y in enumerate(self.outs) if isinstance(y, jax.Array)]
         return [*(self.outs[i] for i in self.out_places), *self.modules.changed()]
 
     def result(self, ys: list[Any]) -> Any:
         """What the function returned, with these arrays."""
         count = len(self.out_places)
-        outs = list(self.outs)
+        outs = [*map(self.modules.original, self.outs)]
         for i, y in zip(self.out_places, ys, strict=False):
             outs[i] = y
         self.modules.update(ys[count:])
@@ -187,11 +188,12 @@ class Call:
 
 
 class Modules:
-    """Modules of Flax's nnx among the arguments, whose state a call may change."""
+    """Objects of Flax's nnx among the arguments (modules, optimizers, Rngs), which may change."""
 
     def __init__(self, given: Any) -> None:
         self.nnx: Any = sys.modules.get("flax.nnx")
         self.found: list[Any] = []
+        self.copies: list[Any] = []
         self.arrays: list[Any] = []
         if self.nnx is not None:
             leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds)
@@ -201,19 +203,30 @@ class Modules:
             self.arrays, self.state = tree_flatten(state)
 
     def holds(self, leaf: Any) -> bool:
-        """Whether this is such a module."""
-        return self.nnx is not None and isinstance(leaf, self.nnx.Module)
+        """Whether this is such an object: what nnx knows by reference, but no Ref of JAX's."""
+        if self.nnx is None or isinstance(leaf, jax.Ref):
+            return False
+        return self.nnx.graph.is_graph_node(leaf) or isinstance(leaf, self.nnx.Variable)
 
     def inside(self, leaves: list[Any], xs: Any) -> None:
-        """Put modules with these arrays in the places of those outside."""
+        """Put objects with these arrays in the places of those outside."""
         if self.found:
             self.given = list(xs)
             self.copies = self.nnx.merge(self.graph, tree_unflatten(self.state, xs))
             copies = iter(self.copies)
             leaves[:] = [next(copies) if self.holds(leaf) else leaf for leaf in leaves]
 
+    def copied(self, leaf: Any) -> bool:
+        """Whether this is an object that the function was given."""
+        return any(leaf is copy for copy in self.copies)
+
+    def original(self, leaf: Any) -> Any:
+        """The object outside for one inside, anything else as it is."""
+        pairs = zip(self.copies, self.found, strict=True)
+        return next((found for copy, found in pairs if copy is leaf), leaf)
+
     def changed(self) -> list[Any]:
-        """The arrays that the function put into the modules."""
+        """The arrays that the function put into the objects."""
         if not self.found:
             return []
         state = self.nnx.state(self.copies)
@@ -224,7 +237,7 @@ class Modules:
         return [now[i] for i in self.moved]
 
     def update(self, ys: list[Any]) -> None:
-        """Put changed state into the modules outside."""
+        """Put changed state into the objects outside."""
         if self.found and self.moved:
             now = [None] * self.count if len(self.arrays) != self.count else list(self.arrays)
             for i, y in zip(self.moved, ys, strict=True):
