@@ -269,7 +269,7 @@ def test_examples_of_a_vmap_inside_never_mix():
     np.testing.assert_allclose(jax.grad(fine)(xs), jax.vmap(jax.grad(model))(xs))
     with pytest.raises(GradientError, match="Put the vmap outside"):
         product = jax.vmap(lambda a: a @ M)
-        rg.jax.override(lambda a: product(a), {"MatMul": "MatMul"})(M[:, None, :2])
+        rg.jax.override(lambda a: product(a), {"MatMul": seven})(M[:, None, :2])
 
 
 def test_bodies_that_jax_does_not_open():
@@ -293,6 +293,10 @@ def test_bodies_that_jax_does_not_open():
     root = lambda x: lax.custom_root(lambda y: jnp.tanh(y) - x, x, lambda f, y: y, lambda f, y: y)  # noqa: E731
     with pytest.raises(GradientError, match="custom_root"):
         rg.jax.override(lambda x: root(x) * jnp.tanh(x), {"Tanh": seven})(X)
+    ours = rg.jax.override(
+        lambda x: root(x) * jnp.tanh(x), {"Tanh": lambda dy: dy}, keep=["_custom_root"]
+    )
+    np.testing.assert_allclose(ours(X), root(X) * jnp.tanh(X))
 
 
 def test_linear_transposition_past_a_rule_is_refused():
@@ -454,12 +458,6 @@ def test_the_report():
     ]
     with pytest.raises(ArgumentError, match="does not override"):
         ours.assert_fired("Sin")
-
-
-def test_a_function_that_was_opened_is_reported():
-    ours = rg.jax.override(lambda x: jax.nn.relu(x).sum(), {"Maximum": lambda dy: [dy * 9, None]})
-    np.testing.assert_array_equal(jax.grad(ours)(X), np.full(3, 9.0))
-    assert ("relu", "opened") in [row[:2] for row in ours.table().rows]
 
 
 def test_nothing_matched():

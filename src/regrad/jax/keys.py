@@ -310,6 +310,15 @@ def key_for(key: Any) -> Key:
     return FunctionKey(key)
 
 
+def same_thing(key: Key, op_type: str) -> bool:
+    """Whether a key stands for just what an op type stands for."""
+    if op_type not in TABLE:
+        return False
+    return {(t.name, t.power) for t in key.targets} == {
+        (t.name, t.power) for t in _named(op_type).targets
+    }
+
+
 def _named(name: str) -> Key:
     op_type = canonical(name)
     if op_type in TABLE:

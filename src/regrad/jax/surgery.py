@@ -17,16 +17,16 @@ import jax
 from jax.extend import core
 
 from regrad.errors import GradientError, RuleError
-from regrad.foreign import ForeignRule
-from regrad.jax.gradients import RuleGradient
-from regrad.jax.keys import Key, made_op
+from regrad.foreign import ForeignRule, lender
+from regrad.jax.closed import JAX, Choice, Closed, called, of_jax
+from regrad.jax.gradients import Counted, RuleGradient
+from regrad.jax.keys import Key, made_op, same_thing
 from regrad.jax.linear import not_elementwise
 from regrad.jax.primitives import is_float, op_p
 from regrad.registry import Op
 from regrad.reports import Hit
 
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-JAX = os.path.dirname(jax.__file__) + os.sep
 MACHINERY = tuple(
     os.path.join(JAX, "_src", name)
     for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
@@ -51,20 +51,23 @@ SCALAR = frozenset({
 class Around(NamedTuple):
     """Where in a program an equation stands: in a vmap, in a derivative, in a custom function.
 
-    The body of a function with a derivative of its own is there undifferentiated.
+    The body of a function with a derivative of its own is there undifferentiated (`whole`). In
+    one that is left closed, ops are only looked for.
     """
 
     batched: bool = False
     derived: bool = False
     whole: bool = False
+    closed: bool = False
 
     def inside(self, eqn: Any) -> Around:
         names = {getattr(part, "name", "") for part in eqn.source_info.name_stack.stack
                  if type(part).__name__ == "Transform"}  # fmt: skip
-        return Around(
-            self.batched or "vmap" in names,
-            self.derived or not names.isdisjoint({"jvp", "transpose"}),
-            self.whole,
+        if self.closed:
+            return self
+        return self._replace(
+            batched=self.batched or "vmap" in names,
+            derived=self.derived or not names.isdisjoint({"jvp", "transpose"}),
         )
 
 
@@ -74,6 +77,8 @@ class Binding:
     def __init__(self, key: Key, value: Any) -> None:
         self.key = key
         self.value = value
+        lent = lender(value)
+        self.native = lent is not None and same_thing(key, lent)  # JAX's own derivative
         self.name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
         self.by_line: dict[str, Hit] = {}
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
@@ -113,31 +118,46 @@ class Binding:
         return self.by_line[where]
 
 
+class Occurrence(NamedTuple):
+    """An op of a key: its hit, the shape of its first input, and whether JAX's code made it."""
+
+    binding: Binding
+    hit: Hit
+    shape: tuple[int, ...]
+    of_jax: bool
+
+
 class Found:
-    """What a program was found to hold: ops under rules, what was opened, and what was left."""
+    """What a program was found to hold: ops under rules, and functions opened, kept and closed.
+
+    `notes` count those by name, what was done, and source line.
+    """
 
     def __init__(self) -> None:
-        self.hits: list[tuple[Hit, Any]] = []
-        self.opened: Counter[tuple[str, str]] = Counter()
-        self.kept: Counter[tuple[str, str]] = Counter()
+        self.hits: list[Occurrence] = []
+        self.closed: list[Closed] = []
+        self.notes: Counter[tuple[str, str, str]] = Counter()
         self.untouched: Counter[tuple[str, str]] = Counter()
 
     def add(self, other: Found) -> None:
         """Count what a program inside holds."""
         self.hits += other.hits
-        self.opened += other.opened
-        self.kept += other.kept
+        self.closed += other.closed
+        self.notes += other.notes
         self.untouched += other.untouched
 
 
 class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
-    def __init__(self, bindings: Sequence[Binding]) -> None:
+    def __init__(self, bindings: Sequence[Binding], choice: Choice) -> None:
         self.bindings = bindings
+        self.choice = choice
         self.codes = {code: b for b in bindings for code in b.key.codes}
         self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
         self.lines = ["unknown"]  # of the equations around
+        self.programs: list[core.Jaxpr] = []  # around the equation, and the equations that run them
+        self.eqns: list[Any] = []
         self.calls: set[Any] = set()
 
     def operate(self, closed: Any) -> tuple[Any, Found]:
@@ -160,7 +180,11 @@ class Surgery:
 
     def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Found]:
         found = Found()
-        eqns = [self.equation(eqn, around, found) for eqn in jaxpr.eqns]
+        self.programs.append(jaxpr)
+        try:
+            eqns = [self.equation(eqn, around, found) for eqn in jaxpr.eqns]
+        finally:
+            self.programs.pop()
         same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
 
@@ -178,10 +202,12 @@ class Surgery:
     def equation(self, eqn: Any, around: Around, found: Found) -> Any:
         """An equation with the rules in it, or itself."""
         self.lines.append(line(eqn, self.lines[-1]))
+        self.eqns.append(eqn)
         try:
             return self._equation(eqn, around.inside(eqn), found)
         finally:
             self.lines.pop()
+            self.eqns.pop()
 
     def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
         for binding in self.bindings:
@@ -194,7 +220,7 @@ class Surgery:
             return self.inside(eqn, around, found)
         if name in CUSTOM or eqn.primitive is op_p:
             return self.custom(eqn, around, found)
-        self.check_hidden(eqn, around)
+        self.check_hidden(eqn, around, found)
         if differentiable(eqn) and name != "stop_gradient":
             found.untouched[name, self.lines[-1]] += 1
         return eqn
@@ -203,14 +229,21 @@ class Surgery:
 
     def under_rule(self, eqn: Any, binding: Binding, around: Around, found: Found) -> Any:
         """The operation, computed by the same equation, with the rule as its derivative."""
-        if around.derived:
+        if around.derived and not binding.native:
             raise _already_derived(binding, self.lines[-1])
         hit = binding.hit(self.lines[-1])
-        operands = [v for v in eqn.invars if not isinstance(v, core.Literal)]
+        if not around.derived:
+            shape = tuple(eqn.invars[0].aval.shape) if eqn.invars else ()
+            by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
+            found.hits.append(Occurrence(binding, hit, shape, by_jax))
+        if around.closed or around.derived:
+            return eqn
+        if binding.native:
+            return _counted(eqn, hit)
+        operands = _operands(eqn)
         gradient = _gradient(eqn, binding, hit, operands)
         if around.batched:
             check_elementwise(eqn, gradient, operands)
-        found.hits.append((hit, tuple(eqn.invars[0].aval.shape) if eqn.invars else ()))
         params = {"jaxpr": alone(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
@@ -255,31 +288,48 @@ class Surgery:
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
     def custom(self, eqn: Any, around: Around, found: Found) -> Any:
-        """A function with a derivative of its own: opened if a rule is for something inside."""
+        """A function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
-        new, inner = self.program(body, around._replace(whole=True))
-        called = eqn.params["gradient"].name if ours else _called(body)
-        if called == "_custom_root" and self.bindings:
+        name = eqn.params["gradient"].name if ours else called(body)[0]
+        if name == "_custom_root" and self.bindings and not self.choice.keeps(body):
             raise GradientError(
                 f"override: the program calls jax.lax.custom_root ({self.lines[-1]}), whose "
                 "function is differentiated out of sight. Give the whole of it a gradient with "
-                "rg.jax.custom_grad, or leave it out of the function."
+                "rg.jax.custom_grad, or pass keep=['_custom_root'] to leave it as it is."
             )
-        if new is body:
-            if differentiable(eqn):
-                found.untouched[called, self.lines[-1]] += 1
-            found.kept += inner.kept
-            return eqn
-        found.hits += inner.hits
+        if not ours and not around.closed and self.choice.opens(body):
+            new, inner = self.program(body, around._replace(whole=True))
+            if any(not seen.binding.native for seen in inner.hits):
+                found.add(inner)
+                found.notes[name, "opened", self.lines[-1]] += 1
+                return eqn.replace(primitive=closed_call_p(), params={"call_jaxpr": new})
+        _, inner = self.program(body, Around(closed=True))
+        hidden = [seen for seen in inner.hits if not seen.binding.native]
+        if differentiable(eqn) and not (ours and hidden):
+            found.untouched[name, self.lines[-1]] += 1
         if ours:  # the inner rule wins; what it covers is created, and its own rule never runs
-            found.kept[called, self.lines[-1]] += 1
-            return eqn
-        found.add(_without_hits(inner))
-        found.opened[called, self.lines[-1]] += 1
-        return eqn.replace(primitive=closed_call_p(), params={"call_jaxpr": new})
+            found.hits += hidden
+            found.notes += Counter({(name, "kept its own rule", self.lines[-1]): bool(hidden)})
+        elif hidden:
+            self.leave(name, body, hidden, around, found)
+        return eqn
 
-    def check_hidden(self, eqn: Any, around: Around) -> None:
+    def leave(
+        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Found
+    ) -> None:
+        """Note a function that was left closed over ops of some keys."""
+        place = called(body)[1]
+        theirs = [seen for seen in hidden if not (place.startswith(JAX) and seen.of_jax)]
+        if around.closed:  # by the function around, which answers for what others wrote
+            found.hits += theirs
+            return
+        keys = frozenset(seen.binding.key.label for seen in hidden)
+        where, kept = self.lines[-1], self.choice.keeps(body)
+        found.closed.append(Closed(name, place, where, keys, not theirs, kept))
+        found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
+
+    def check_hidden(self, eqn: Any, around: Around, found: Found) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
         if name == "call_exported" and eqn.params["exported"].has_vjp():
@@ -289,9 +339,12 @@ class Surgery:
             )
         for body in () if name in SCALAR else _bodies(eqn.params.values()):
             _, inner = self.program(body, around)
-            if inner.hits:
+            hits = [seen.hit for seen in inner.hits if not seen.binding.native]
+            if around.closed:
+                found.hits += inner.hits
+            elif hits:
                 raise GradientError(
-                    f"override: {inner.hits[0][0].op_type!r} occurs inside {name} "
+                    f"override: {hits[0].op_type!r} occurs inside {name} "
                     f"({self.lines[-1]}), which JAX does not differentiate op by op: the rule "
                     "would never run. Leave that part out of the function, or give the whole of "
                     "it a gradient with rg.jax.custom_grad."
@@ -310,21 +363,11 @@ def _bodies(values: Any) -> Iterator[Any]:
             yield from _bodies(value)
 
 
-def _without_hits(found: Found) -> Found:
-    rest = Found()
-    rest.opened, rest.kept, rest.untouched = found.opened, found.kept, found.untouched
-    return rest
-
-
 def closed_call_p() -> Any:
     """JAX's primitive that runs a program, and is differentiated as the program is."""
     from jax._src.core import closed_call_p
 
     return closed_call_p
-
-
-def _called(body: Any) -> str:
-    return (body.jaxpr.debug_info.func_src_info or "a function").partition(" at ")[0]
 
 
 def differentiable(eqn: Any) -> bool:
@@ -347,6 +390,32 @@ def alone(eqn: Any) -> Any:
     return core.ClosedJaxpr(
         core.Jaxpr([], [x for x in inputs if x is not None], outs, [body], eqn.effects, info), ()
     )
+
+
+def _counted(eqn: Any, hit: Hit) -> Any:
+    """An equation with its own derivative, and a note of each time that this is asked for."""
+    given, outs = [[core.Var(v.aval) for v in vs] for vs in (_operands(eqn), eqn.outvars)]
+    floats = [y for y in outs if _float(y.aval)]
+    noted = {y: core.Var(y.aval) for y in floats}
+    info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
+    same = core.ClosedJaxpr(core.Jaxpr([], floats, floats, [], set(), info), ())
+    free = iter(given)
+    first = eqn.replace(
+        invars=[v if isinstance(v, core.Literal) else next(free) for v in eqn.invars], outvars=outs
+    )
+    gradient = Counted(hit, [y.aval for y in floats])
+    second = eqn.replace(
+        invars=floats, outvars=[*noted.values()], primitive=op_p, effects=set(),
+        params={"jaxpr": same, "gradient": gradient},
+    )  # fmt: skip
+    ys = [noted.get(y, y) for y in outs]
+    body = core.ClosedJaxpr(core.Jaxpr([], given, ys, [first, second], eqn.effects, info), ())
+    params = {"call_jaxpr": body}
+    return eqn.replace(invars=_operands(eqn), primitive=closed_call_p(), params=params)
+
+
+def _operands(eqn: Any) -> list[Any]:
+    return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
 def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
