@@ -47,17 +47,37 @@ OTHER = {
     "MatMul": lambda x: x @ M.T, "StopGradient": lax.stop_gradient, "Neg": lambda x: -x,
     "Erf": lax.erf, "Erfc": lax.erfc, "Erfinv": lax.erf_inv, "Lgamma": lax.lgamma,
     "Digamma": lax.digamma, "Rsqrt": lax.rsqrt, "Sigmoid": jax.nn.sigmoid, "Trunc": jnp.trunc,
+    "SelectV2": lambda x: jnp.where(x > 0.5, x, -x),
+    "Conv2D": lambda x: convolved(x, 2), "Conv3D": lambda x: convolved(x, 3),
+    "MaxPool": lambda x: pooled(x, 2), "MaxPool3D": lambda x: pooled(x, 3),
     "Reciprocal": jnp.reciprocal, "LogSigmoid": jax.nn.log_sigmoid, "Softsign": jax.nn.soft_sign,
     "LeakyRelu": jax.nn.leaky_relu, "LogSoftmax": jax.nn.log_softmax, "Acosh": lambda x:
     jnp.arccosh(x), "ClipByValue": lambda x: jnp.clip(x, 0.2, 0.5), "Square": jnp.square,
     **{n: getattr(jnp, "arc" + n[1:].lower()) for n in ("Asin", "Acos", "Atan", "Asinh", "Atanh")},
 }  # fmt: skip
+DUE = {"SelectV2": 0}  # 7 - 7
 COMPLEX = {"Real": jnp.real, "Imag": jnp.imag, "Conj": jnp.conj}
+
+
+def images(x, n):
+    return x.reshape(1, *([1] * (n - 2)), *x.shape, 1)
+
+
+def convolved(x, n):
+    layout = ("NHWC", "HWIO", "NHWC") if n == 2 else ("NDHWC", "DHWIO", "NDHWC")
+    strides = (1,) * n
+    w = jnp.ones((*strides, 1, 1)) * 0.3
+    return lax.conv_general_dilated(images(x, n), w, strides, "SAME", dimension_numbers=layout)
+
+
+def pooled(x, n):
+    window = (1,) * n + (2, 1)
+    return lax.reduce_window(images(x, n), -jnp.inf, lax.max, window, (1,) * (n + 2), "SAME")
 
 
 def seven(op, dy):
     """A rule that nothing could be mistaken for: seven for each input."""
-    return [x * 0 + 7 for x in op.inputs]
+    return [None if x.dtype == bool else x * 0 + 7 for x in op.inputs]
 
 
 @pytest.mark.parametrize("op_type", TABLE)
@@ -68,7 +88,7 @@ def test_every_op_type_of_the_table_is_found(op_type):
     ours = rg.jax.override(f, {op_type: seven})
     np.testing.assert_array_equal(ours(x), f(x))
     g = jax.grad(lambda x: jnp.sum(ours(x).real))(x)
-    np.testing.assert_array_equal(g, np.full_like(x, 7))
+    np.testing.assert_array_equal(g, np.full_like(x, DUE.get(op_type, 7)))
     ours.assert_fired(op_type)
 
 
@@ -78,14 +98,6 @@ def test_squares_and_reciprocals_written_as_powers():
         np.testing.assert_array_equal(g, np.full_like(M, 7))
     with pytest.warns(UnusedOverrideWarning):
         rg.jax.override(lambda x: x**3, {"Square": seven})(M)
-
-
-def test_a_product_that_is_no_matrix_product_is_refused():
-    f = rg.jax.override(lambda a: jnp.einsum("ij,kj->ik", a, M), {"MatMul": seven})
-    with pytest.raises(GradientError, match="dot_general"):
-        f(M)
-    g = jax.grad(lambda a: rg.jax.override(lambda a: a @ M, {"MatMul": "MatMul"})(a).sum())
-    np.testing.assert_allclose(g(M @ M.T), jnp.ones((2, 3)) @ M.T)
 
 
 def test_attributes_and_outputs_under_their_names():
@@ -124,11 +136,11 @@ def test_a_call_that_does_not_say_where_it_was_written_is_refused():
 @pytest.mark.parametrize(
     ("key", "error", "words"),
     [
-        ("Softmax", UnknownOpError, "leaves no boundary"),
-        ("Conv2D", UnknownOpError, "leaves no boundary"),
+        ("AvgPool", UnknownOpError, "leaves no boundary"),
+        ("Einsum", UnknownOpError, "leaves no boundary"),
         ("Reluu", UnknownOpError, "Did you mean 'Relu'"),
         ("tahn", UnknownOpError, "'tanh'"),
-        (jax.nn.softmax, ArgumentError, "plain function.*jax.jit"),
+        (jax.nn.logsumexp, ArgumentError, "plain function.*jax.jit"),
         (jnp.sin, ArgumentError, "inline=True"),
         (relu, ArgumentError, "jax.jit"),
         (jax.jit(lambda x: x), ArgumentError, "Write it with def"),

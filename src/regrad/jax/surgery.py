@@ -6,11 +6,13 @@ by which JAX finds what it has compiled.
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,11 +20,12 @@ from jax.extend import core
 
 from regrad.errors import GradientError, RuleError
 from regrad.foreign import ForeignRule, lender
+from regrad.jax.boundaries import restored
 from regrad.jax.closed import JAX, Choice, Closed, called, of_jax
 from regrad.jax.gradients import Counted, RuleGradient
-from regrad.jax.keys import Key, made_op, same_thing
+from regrad.jax.keys import Form, FunctionKey, Key, closed_call_p, made_op, same_thing
 from regrad.jax.linear import not_elementwise
-from regrad.jax.primitives import is_float, op_p
+from regrad.jax.primitives import is_float, op_p, run_op, varying
 from regrad.registry import Op
 from regrad.reports import Hit
 
@@ -155,6 +158,8 @@ class Surgery:
         self.choice = choice
         self.codes = {code: b for b in bindings for code in b.key.codes}
         self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
+        keys = [b.key for b in bindings]
+        self.inlined = [k for k in keys if isinstance(k, FunctionKey) and k.is_inlined]
         self.lines = ["unknown"]  # of the equations around
         self.programs: list[core.Jaxpr] = []  # around the equation, and the equations that run them
         self.eqns: list[Any] = []
@@ -182,11 +187,28 @@ class Surgery:
         found = Found()
         self.programs.append(jaxpr)
         try:
-            eqns = [self.equation(eqn, around, found) for eqn in jaxpr.eqns]
+            given = self.with_boundaries(jaxpr.eqns, around)
+            eqns = [new for eqn in given for new in self.equation(eqn, around, found)]
         finally:
             self.programs.pop()
-        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+        same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
+
+    def with_boundaries(self, eqns: Sequence[Any], around: Around) -> Sequence[Any]:
+        """The equations, with a boundary around those of keys whose functions JAX inlines."""
+        if not self.inlined or around.derived:
+            return eqns
+        found = []
+        for eqn, key in restored(eqns, self.inlined):
+            if key is not None and not around.closed and not around.inside(eqn).derived:
+                raise GradientError(
+                    f"override: {key.label!r} is called in a form that is not recognised "
+                    f"({line(eqn, self.lines[-1])}): {key.name} with where=, or under a vmap "
+                    "inside the function. Put the vmap outside, override what it is made of, or "
+                    f"call jax.jit({key.name}) in the model and use that as the key."
+                )
+            found.append(eqn)
+        return found
 
     def _calls(self, jaxpr: Any) -> set[Any]:
         """The places of calls of functions with a derivative of their own that can be seen."""
@@ -199,12 +221,13 @@ class Surgery:
                 found |= self._calls(body)
         return found
 
-    def equation(self, eqn: Any, around: Around, found: Found) -> Any:
-        """An equation with the rules in it, or itself."""
+    def equation(self, eqn: Any, around: Around, found: Found) -> list[Any]:
+        """An equation with the rules in it, or itself, and notes behind it."""
         self.lines.append(line(eqn, self.lines[-1]))
         self.eqns.append(eqn)
         try:
-            return self._equation(eqn, around.inside(eqn), found)
+            made = self._equation(eqn, around.inside(eqn), found)
+            return made if isinstance(made, list) else [made]
         finally:
             self.lines.pop()
             self.eqns.pop()
@@ -240,7 +263,12 @@ class Surgery:
             return eqn
         if binding.native:
             return _counted(eqn, hit)
+        if why := binding.key.refused(eqn):
+            raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
         operands = _operands(eqn)
+        form = binding.key.form(eqn)
+        if form is not None and not around.batched:
+            return in_form(eqn, form, binding, hit)
         gradient = _gradient(eqn, binding, hit, operands)
         if around.batched:
             check_elementwise(eqn, gradient, operands)
@@ -363,13 +391,6 @@ def _bodies(values: Any) -> Iterator[Any]:
             yield from _bodies(value)
 
 
-def closed_call_p() -> Any:
-    """JAX's primitive that runs a program, and is differentiated as the program is."""
-    from jax._src.core import closed_call_p
-
-    return closed_call_p
-
-
 def differentiable(eqn: Any) -> bool:
     """Whether a gradient may pass: floats go in, and floats come out."""
     avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
@@ -382,6 +403,8 @@ def _float(aval: Any) -> bool:
 
 def alone(eqn: Any) -> Any:
     """An equation as a program of its own; constants in it stay where they are."""
+    if eqn.primitive is closed_call_p():
+        return eqn.params["call_jaxpr"]
     inputs = [None if isinstance(v, core.Literal) else core.Var(v.aval) for v in eqn.invars]
     given = [v if x is None else x for x, v in zip(inputs, eqn.invars, strict=True)]
     outs = [core.Var(v.aval) for v in eqn.outvars]
@@ -392,26 +415,46 @@ def alone(eqn: Any) -> Any:
     )
 
 
-def _counted(eqn: Any, hit: Hit) -> Any:
-    """An equation with its own derivative, and a note of each time that this is asked for."""
-    given, outs = [[core.Var(v.aval) for v in vs] for vs in (_operands(eqn), eqn.outvars)]
-    floats = [y for y in outs if _float(y.aval)]
-    noted = {y: core.Var(y.aval) for y in floats}
+def in_form(eqn: Any, form: Form, binding: Binding, hit: Hit) -> Any:
+    """An equation under a rule that sees it in another form: axes in another order, or as one."""
+    avals = [v.aval for v in eqn.invars]
+    if any(map(varying, avals)):
+        raise GradientError(
+            f"override: {hit.op_type!r} meets `{eqn}` inside shard_map, where its axes cannot be "
+            f"those of the op type. Use the key {eqn.primitive.name!r}."
+        )
+    run = partial(eqn.primitive.bind, **eqn.params)
+    like = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    inside = jax.make_jaxpr(lambda *xs: form.result(run(*map(form.undone, xs, (0, 1)))))
+    body = inside(*jax.eval_shape(lambda *xs: [*map(form.operand, xs, (0, 1))], *like))
+    attrs = binding.key.attrs(eqn)
+    rule = binding.bound(binding.key.op(eqn))
+    gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
+
+    def whole(*xs: Any) -> Any:
+        (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
+        return y.reshape(eqn.outvars[0].aval.shape)
+
+    params = {"call_jaxpr": jax.make_jaxpr(whole)(*like)}
+    return eqn.replace(primitive=closed_call_p(), params=params)
+
+
+def _counted(eqn: Any, hit: Hit) -> list[Any]:
+    """An equation as it is, and behind it a note of each gradient that passes."""
+    is_call = eqn.primitive is closed_call_p()  # that we made of equations
+    given = eqn.params["call_jaxpr"].jaxpr.eqns if is_call else [eqn]
+    noted = {
+        y: core.Var(y.aval) for y in eqn.outvars if _float(y.aval) and type(y).__name__ != "DropVar"
+    }
+    made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
+    xs = [core.Var(y.aval) for y in noted]
     info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
-    same = core.ClosedJaxpr(core.Jaxpr([], floats, floats, [], set(), info), ())
-    free = iter(given)
-    first = eqn.replace(
-        invars=[v if isinstance(v, core.Literal) else next(free) for v in eqn.invars], outvars=outs
+    same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
+    params = {"jaxpr": same, "gradient": Counted(hit, [x.aval for x in xs])}
+    note = eqn.replace(
+        invars=[*noted.values()], outvars=[*noted], primitive=op_p, params=params, effects=set()
     )
-    gradient = Counted(hit, [y.aval for y in floats])
-    second = eqn.replace(
-        invars=floats, outvars=[*noted.values()], primitive=op_p, effects=set(),
-        params={"jaxpr": same, "gradient": gradient},
-    )  # fmt: skip
-    ys = [noted.get(y, y) for y in outs]
-    body = core.ClosedJaxpr(core.Jaxpr([], given, ys, [first, second], eqn.effects, info), ())
-    params = {"call_jaxpr": body}
-    return eqn.replace(invars=_operands(eqn), primitive=closed_call_p(), params=params)
+    return [*made, note]
 
 
 def _operands(eqn: Any) -> list[Any]:
