@@ -120,6 +120,39 @@ def test_a_function_of_that_name_is_another_function():
     assert "max" in str(f.untouched())
 
 
+def test_two_functions_of_one_decorator_are_told_apart_or_refused():
+    def plain(f):
+        return jax.jit(lambda_named(f))
+
+    def lambda_named(f):
+        def wrapper(x):
+            return f(x)
+
+        return wrapper
+
+    def telling(f):
+        return jax.jit(functools.wraps(f)(lambda_named(f)))
+
+    def sine(x):
+        return jnp.sin(x)
+
+    def cosine(x):
+        return jnp.cos(x)
+
+    for made in (plain, telling):
+        one, other = made(sine), made(cosine)
+        alone = rg.jax.override(lambda x, f=one: f(x).sum(), {one: lambda dy: 7 * dy})
+        np.testing.assert_array_equal(jax.grad(alone)(X), np.full(3, 7))
+        both = rg.jax.override(
+            lambda x, f=one, g=other: (f(x) + g(x)).sum(), {one: lambda dy: 7 * dy}
+        )
+        if made is plain:
+            with pytest.raises(GradientError, match=r"one of several.*functools\.wraps"):
+                both(X)
+        else:
+            np.testing.assert_allclose(jax.grad(both)(X), 7 - np.sin(X))
+
+
 def test_a_call_that_does_not_say_where_it_was_written_is_refused():
     class Odd:
         def __call__(self, x):

@@ -32,7 +32,7 @@ def restored(
         key = next((k for k in keys if runs(k, eqns[at])), None)
         found = key and _call(key, eqns[at:])
         call, count = found or (eqns[at], 1)
-        if all(is_float(v.aval) for v in (*call.invars, *call.outvars)) or not found:
+        if not found or all(is_float(v.aval) for v in (*call.invars, *call.outvars)):
             yield call, (None if found else key)
         else:  # nothing to differentiate
             yield from ((eqn, None) for eqn in eqns[at : at + count])

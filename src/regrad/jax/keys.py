@@ -383,6 +383,8 @@ class FunctionKey(Key):
         self.options = (target and target.options) or (lambda eqns: [])
         self.given: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.code = _code(function)
+        self.wraps = any(map(callable, inspect.getclosurevars(_plain(function)).nonlocals.values()))
+        self.bodies: dict[Any, str] = {}
         self.codes = [c for c in map(_code, _parts(function)) if c is not None and c not in SHARED]
         without = getattr(function, "nondiff_argnums", ())
         given = enumerate(inspect.signature(function).parameters)
@@ -400,7 +402,23 @@ class FunctionKey(Key):
                 f"written, so it may or may not be the key {self.label} ({self.place}). Give it a "
                 "name of its own, or override what it is made of."
             )
-        return (name, where) == (self.name, self.place)
+        if (name, where) != (self.name, self.place):
+            return False
+        self._check_one(eqn)
+        return True
+
+    def _check_one(self, eqn: Any) -> None:
+        """Refuse two functions that one decorator made: they are written at one place."""
+        if not self.wraps:
+            return
+        body = body_of(eqn)[0]
+        kinds = tuple(str(v.aval) for v in eqn.invars)
+        if self.bodies.setdefault(kinds, str(body)) != str(body):
+            raise GradientError(
+                f"override: the key {self.label!r} ({self.place}) is one of several functions in "
+                "the program that were written at one place, by a decorator, and cannot be told "
+                "from the others. Use functools.wraps in the decorator."
+            )
 
     def lies(self, eqn: Any) -> Sequence[str]:
         """The parameters; what the function closes over comes first, and is called `outer0`."""
@@ -441,10 +459,14 @@ def _parts(function: Any) -> list[Any]:
     return [function, *filter(None, parts)]
 
 
-def _code(function: Any) -> Any:
+def _plain(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
-    return getattr(inspect.unwrap(function), "__code__", None)
+    return inspect.unwrap(function)
+
+
+def _code(function: Any) -> Any:
+    return getattr(_plain(function), "__code__", None)
 
 
 def _made_by_defjvps() -> Any:
@@ -458,10 +480,7 @@ SHARED = (_made_by_defjvps(),)  # by many functions, which show themselves when 
 
 def written(function: Any) -> tuple[str, str]:
     """A function's name, and `file:line` of where it was written, as JAX notes them."""
-    plain = function
-    while isinstance(plain, functools.partial):
-        plain = plain.func
-    plain = inspect.unwrap(plain)
+    plain = _plain(function)
     code = getattr(plain, "__code__", None)
     if code is None or plain.__name__ == "<lambda>":
         raise ArgumentError(

@@ -160,6 +160,7 @@ class Surgery:
         self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
         keys = [b.key for b in bindings]
         self.inlined = [k for k in keys if isinstance(k, FunctionKey) and k.is_inlined]
+        self.ruled = [b.key for b in bindings if not b.native]
         self.lines = ["unknown"]  # of the equations around
         self.programs: list[core.Jaxpr] = []  # around the equation, and the equations that run them
         self.eqns: list[Any] = []
@@ -200,7 +201,7 @@ class Surgery:
             return eqns
         found = []
         for eqn, key in restored(eqns, self.inlined):
-            if key is not None and not around.closed and not around.inside(eqn).derived:
+            if key in self.ruled and not around.closed and not around.inside(eqn).derived:
                 raise GradientError(
                     f"override: {key.label!r} is called in a form that is not recognised "
                     f"({line(eqn, self.lines[-1])}): {key.name} with where=, or under a vmap "
