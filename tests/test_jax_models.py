@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import equinox as eqx
 import flax.linen as nn
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -202,3 +205,84 @@ def test_these_tests_can_fail():
     g = jax.tree_util.tree_leaves(jax.grad(lambda p: loss(model.apply(p, X)))(p))
     with pytest.raises(AssertionError):
         compare(g, g)
+
+
+# -- objects of nnx that a call changes ------------------------------------------------------------
+
+
+def average(metric, x):
+    metric.update(values=jnp.tanh(x))
+    return jnp.tanh(x).sum()
+
+
+def trained(optimizer, model, x):
+    loss = lambda model: jnp.tanh(model(x)).sum()  # noqa: E731
+    optimizer.update(model, nnx.grad(loss)(model))
+    return optimizer.step[...] + model(x).sum()
+
+
+def doubled(variable, x):
+    variable[...] = variable[...] * 2
+    return jnp.tanh(variable[...] * x).sum()
+
+
+def model_and_optimizer():
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    return nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param), model
+
+
+CHANGED = {
+    "Rngs": (lambda: (nnx.Rngs(0),), lambda rngs, x: jnp.sin(nnx.Dropout(0.5)(x, rngs=rngs))),
+    "stream": (lambda: (nnx.Rngs(0).dropout,), lambda rng, x: jax.random.normal(rng(), x.shape)),
+    "Metric": (lambda: (nnx.metrics.Average(),), average),
+    "Optimizer": (model_and_optimizer, trained),
+    "Variable": (lambda: (nnx.Param(jnp.ones(3)),), doubled),
+    "Dropout": (lambda: (nnx.Dropout(0.5, rngs=nnx.Rngs(0)),), lambda drop, x: jnp.sin(drop(x))),
+}
+WAYS = {
+    "alone": (lambda f: f, lambda given: given),
+    "dict": (lambda f: lambda given, x: f(*given["all"], x), lambda given: ({"all": given},)),
+    "nested": (
+        lambda f: lambda given, x: f(*given[1]["of"], x),
+        lambda given: ((0, {"of": [*given]}),),
+    ),
+    "nnx.Dict": (
+        lambda f: lambda given, x: f(*given["of"], x),
+        lambda given: (nnx.Dict(of=nnx.List(given)),),
+    ),
+}
+
+
+def plain(x):
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def state(given):
+    return [*map(plain, jax.tree.leaves(nnx.state(list(given))))]
+
+
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # nnx's, in double precision
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CHANGED)
+def test_objects_of_nnx_change_as_they_do_outside(name, way):
+    make, f = CHANGED[name]
+    wrap, hand_over = WAYS[way]
+    ours = rg.jax.override(wrap(f), {"Exp": lambda dy: dy})
+    given, same = make(), make()
+    first = state(given)
+    for _ in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rg.errors.UnusedOverrideWarning)
+            got = ours(*hand_over(given), X)
+        np.testing.assert_allclose(got, f(*same, X), rtol=1e-6)
+        for a, b in zip(state(given), state(same), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    moved = zip(first, state(given), strict=True)
+    assert any(not np.array_equal(a, b) for a, b in moved)
+
+
+def test_an_object_of_nnx_that_is_returned_is_the_one_given():
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    ours = rg.jax.override(lambda m, x: {"model": m, "y": jnp.tanh(m(x))}, {"Tanh": "Tanh"})
+    assert ours(model, X)["model"] is model

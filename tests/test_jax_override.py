@@ -47,17 +47,37 @@ OTHER = {
     "MatMul": lambda x: x @ M.T, "StopGradient": lax.stop_gradient, "Neg": lambda x: -x,
     "Erf": lax.erf, "Erfc": lax.erfc, "Erfinv": lax.erf_inv, "Lgamma": lax.lgamma,
     "Digamma": lax.digamma, "Rsqrt": lax.rsqrt, "Sigmoid": jax.nn.sigmoid, "Trunc": jnp.trunc,
+    "SelectV2": lambda x: jnp.where(x > 0.5, x, -x),
+    "Conv2D": lambda x: convolved(x, 2), "Conv3D": lambda x: convolved(x, 3),
+    "MaxPool": lambda x: pooled(x, 2), "MaxPool3D": lambda x: pooled(x, 3),
     "Reciprocal": jnp.reciprocal, "LogSigmoid": jax.nn.log_sigmoid, "Softsign": jax.nn.soft_sign,
     "LeakyRelu": jax.nn.leaky_relu, "LogSoftmax": jax.nn.log_softmax, "Acosh": lambda x:
     jnp.arccosh(x), "ClipByValue": lambda x: jnp.clip(x, 0.2, 0.5), "Square": jnp.square,
     **{n: getattr(jnp, "arc" + n[1:].lower()) for n in ("Asin", "Acos", "Atan", "Asinh", "Atanh")},
 }  # fmt: skip
+DUE = {"SelectV2": 0}  # 7 - 7
 COMPLEX = {"Real": jnp.real, "Imag": jnp.imag, "Conj": jnp.conj}
+
+
+def images(x, n):
+    return x.reshape(1, *([1] * (n - 2)), *x.shape, 1)
+
+
+def convolved(x, n):
+    layout = ("NHWC", "HWIO", "NHWC") if n == 2 else ("NDHWC", "DHWIO", "NDHWC")
+    strides = (1,) * n
+    w = jnp.ones((*strides, 1, 1)) * 0.3
+    return lax.conv_general_dilated(images(x, n), w, strides, "SAME", dimension_numbers=layout)
+
+
+def pooled(x, n):
+    window = (1,) * n + (2, 1)
+    return lax.reduce_window(images(x, n), -jnp.inf, lax.max, window, (1,) * (n + 2), "SAME")
 
 
 def seven(op, dy):
     """A rule that nothing could be mistaken for: seven for each input."""
-    return [x * 0 + 7 for x in op.inputs]
+    return [None if x.dtype == bool else x * 0 + 7 for x in op.inputs]
 
 
 @pytest.mark.parametrize("op_type", TABLE)
@@ -68,7 +88,7 @@ def test_every_op_type_of_the_table_is_found(op_type):
     ours = rg.jax.override(f, {op_type: seven})
     np.testing.assert_array_equal(ours(x), f(x))
     g = jax.grad(lambda x: jnp.sum(ours(x).real))(x)
-    np.testing.assert_array_equal(g, np.full_like(x, 7))
+    np.testing.assert_array_equal(g, np.full_like(x, DUE.get(op_type, 7)))
     ours.assert_fired(op_type)
 
 
@@ -78,14 +98,6 @@ def test_squares_and_reciprocals_written_as_powers():
         np.testing.assert_array_equal(g, np.full_like(M, 7))
     with pytest.warns(UnusedOverrideWarning):
         rg.jax.override(lambda x: x**3, {"Square": seven})(M)
-
-
-def test_a_product_that_is_no_matrix_product_is_refused():
-    f = rg.jax.override(lambda a: jnp.einsum("ij,kj->ik", a, M), {"MatMul": seven})
-    with pytest.raises(GradientError, match="dot_general"):
-        f(M)
-    g = jax.grad(lambda a: rg.jax.override(lambda a: a @ M, {"MatMul": "MatMul"})(a).sum())
-    np.testing.assert_allclose(g(M @ M.T), jnp.ones((2, 3)) @ M.T)
 
 
 def test_attributes_and_outputs_under_their_names():
@@ -108,6 +120,39 @@ def test_a_function_of_that_name_is_another_function():
     assert "max" in str(f.untouched())
 
 
+def test_two_functions_of_one_decorator_are_told_apart_or_refused():
+    def plain(f):
+        return jax.jit(lambda_named(f))
+
+    def lambda_named(f):
+        def wrapper(x):
+            return f(x)
+
+        return wrapper
+
+    def telling(f):
+        return jax.jit(functools.wraps(f)(lambda_named(f)))
+
+    def sine(x):
+        return jnp.sin(x)
+
+    def cosine(x):
+        return jnp.cos(x)
+
+    for made in (plain, telling):
+        one, other = made(sine), made(cosine)
+        alone = rg.jax.override(lambda x, f=one: f(x).sum(), {one: lambda dy: 7 * dy})
+        np.testing.assert_array_equal(jax.grad(alone)(X), np.full(3, 7))
+        both = rg.jax.override(
+            lambda x, f=one, g=other: (f(x) + g(x)).sum(), {one: lambda dy: 7 * dy}
+        )
+        if made is plain:
+            with pytest.raises(GradientError, match=r"one of several.*functools\.wraps"):
+                both(X)
+        else:
+            np.testing.assert_allclose(jax.grad(both)(X), 7 - np.sin(X))
+
+
 def test_a_call_that_does_not_say_where_it_was_written_is_refused():
     class Odd:
         def __call__(self, x):
@@ -124,11 +169,11 @@ def test_a_call_that_does_not_say_where_it_was_written_is_refused():
 @pytest.mark.parametrize(
     ("key", "error", "words"),
     [
-        ("Softmax", UnknownOpError, "leaves no boundary"),
-        ("Conv2D", UnknownOpError, "leaves no boundary"),
+        ("AvgPool", UnknownOpError, "leaves no boundary"),
+        ("Einsum", UnknownOpError, "leaves no boundary"),
         ("Reluu", UnknownOpError, "Did you mean 'Relu'"),
         ("tahn", UnknownOpError, "'tanh'"),
-        (jax.nn.softmax, ArgumentError, "plain function.*jax.jit"),
+        (jax.nn.logsumexp, ArgumentError, "plain function.*jax.jit"),
         (jnp.sin, ArgumentError, "inline=True"),
         (relu, ArgumentError, "jax.jit"),
         (jax.jit(lambda x: x), ArgumentError, "Write it with def"),
@@ -269,7 +314,7 @@ def test_examples_of_a_vmap_inside_never_mix():
     np.testing.assert_allclose(jax.grad(fine)(xs), jax.vmap(jax.grad(model))(xs))
     with pytest.raises(GradientError, match="Put the vmap outside"):
         product = jax.vmap(lambda a: a @ M)
-        rg.jax.override(lambda a: product(a), {"MatMul": "MatMul"})(M[:, None, :2])
+        rg.jax.override(lambda a: product(a), {"MatMul": seven})(M[:, None, :2])
 
 
 def test_bodies_that_jax_does_not_open():
@@ -293,6 +338,10 @@ def test_bodies_that_jax_does_not_open():
     root = lambda x: lax.custom_root(lambda y: jnp.tanh(y) - x, x, lambda f, y: y, lambda f, y: y)  # noqa: E731
     with pytest.raises(GradientError, match="custom_root"):
         rg.jax.override(lambda x: root(x) * jnp.tanh(x), {"Tanh": seven})(X)
+    ours = rg.jax.override(
+        lambda x: root(x) * jnp.tanh(x), {"Tanh": lambda dy: dy}, keep=["_custom_root"]
+    )
+    np.testing.assert_allclose(ours(X), root(X) * jnp.tanh(X))
 
 
 def test_linear_transposition_past_a_rule_is_refused():
@@ -454,12 +503,6 @@ def test_the_report():
     ]
     with pytest.raises(ArgumentError, match="does not override"):
         ours.assert_fired("Sin")
-
-
-def test_a_function_that_was_opened_is_reported():
-    ours = rg.jax.override(lambda x: jax.nn.relu(x).sum(), {"Maximum": lambda dy: [dy * 9, None]})
-    np.testing.assert_array_equal(jax.grad(ours)(X), np.full(3, 9.0))
-    assert ("relu", "opened") in [row[:2] for row in ours.table().rows]
 
 
 def test_nothing_matched():

@@ -116,6 +116,22 @@ class RuleGradient(Gradient):
         return bridged(flat, [*map(jax.numpy.asarray, leaves)], self.name)
 
 
+class Counted(Gradient):
+    """The gradient of nothing but a note, behind an operation, that a gradient passes there."""
+
+    def __init__(self, hit: Hit, avals: Sequence[Any]) -> None:
+        self.hit = hit
+        self.name = f"JAX's own derivative of {hit.op_type!r} ({hit.where})"
+        self.avals = avals
+
+    def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
+        return (), False
+
+    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        self.hit.ran += 1
+        return [dys[i] for i in wanted]
+
+
 def _zeros(spec: tuple[Any, Any]) -> Tensor:
     shape, dtype = spec
     return wrap(jax.numpy.zeros(shape, dtype))

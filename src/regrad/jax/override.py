@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from regrad.errors import ArgumentError, UnusedOverrideWarning, kind
 from regrad.gradients import callable_or_raise
+from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.keys import key_for
 from regrad.jax.surgery import Binding, Found, Surgery
 from regrad.reports import Report, Table, Untouched
@@ -29,13 +31,21 @@ class override(Report):
         rules: `{key: rule}`. A key is an op type (`"Relu"`; the table is in the documentation),
             the name of a JAX primitive (`"tanh"`), or a function under `jax.jit`,
             `jax.custom_jvp` or `jax.custom_vjp` (`jax.nn.relu`). A rule is what
-            `gradient_override_map` takes, written with regrad's functions or with JAX's.
+            `gradient_override_map` takes, written with regrad's functions or with JAX's. An op
+            type's own name, `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
+        open: functions with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`), or
+            their names, that are to be differentiated op by op where they hold an overridden op.
+        keep: those that are known to keep their derivative, so that no warning tells it.
 
     Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
-    `cond`, `checkpoint`, `vmap`, `shard_map` and functions with a derivative of their own, too),
-    and runs the program. A rule in force fires or raises. So differentiate, batch and compile the
-    result, not f: `jax.grad(override(loss, rules))`. Arrays of JAX among the arguments are traced,
-    everything else (Python numbers, NumPy arrays) is a constant.
+    `cond`, `checkpoint`, `vmap` and `shard_map`, too), and runs the program. A rule in force fires
+    or raises. So differentiate, batch and compile the result, not f:
+    `jax.grad(override(loss, rules))`. Arrays of JAX among the arguments are traced, everything
+    else (Python numbers, NumPy arrays) is a constant.
+
+    A function with a derivative of its own keeps it, and rules stay out, unless `open` names it;
+    the table says `closed over`, and a warning names it, unless `keep` does. JAX's own
+    (`logaddexp` in a softplus) are named only if a key occurs nowhere else.
 
     `hits`, `table()`, `untouched()` and `assert_fired()` tell what happened. Ops are counted
     when a program is traced, rules when they are; what a compiled program does later is not. A
@@ -60,7 +70,14 @@ class override(Report):
     >>> ours.assert_fired()
     """
 
-    def __init__(self, f: Callable[..., Any], rules: Mapping[Any, Any]) -> None:
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        rules: Mapping[Any, Any],
+        *,
+        open: Iterable[Any] = (),
+        keep: Iterable[Any] = (),
+    ) -> None:
         callable_or_raise(f, "override")
         if not isinstance(rules, Mapping):
             raise ArgumentError(
@@ -71,9 +88,10 @@ class override(Report):
         self._bindings: dict[str, Binding] = {}
         for key, rule in rules.items():
             self._bind(key, rule)
-        self._surgery = Surgery([*self._bindings.values()])
+        self._surgery = Surgery([*self._bindings.values()], Choice(open, keep))
         self._untouched = Untouched()
-        self._notes: dict[tuple[str, str, str], int] = {}
+        self._notes: Counter[tuple[str, str, str]] = Counter()
+        self._closed: dict[Closed, None] = {}
         self._look_like(f)
 
     def _look_like(self, f: Any) -> None:
@@ -108,26 +126,33 @@ class override(Report):
         call = Call((self._original, args, kwargs))
         closed = jax.make_jaxpr(call.traced)(*call.arrays)
         program, found = self._surgery.operate(closed)
+        self._warn(found)
         self._note(found)
-        if self._bindings and not found.hits:
-            names = ", ".join(repr(label) for label in self._bindings)
-            warnings.warn(
-                f"override matched nothing: no {names} through which a gradient could pass occurs "
-                "in the function. untouched() lists what does; max(x, 0) is Maximum, not Relu.",
-                UnusedOverrideWarning,
-                stacklevel=2,
-            )
         return call.result(core.jaxpr_as_fun(program)(*call.arrays))
 
+    def _warn(self, found: Found) -> None:
+        """Warn of functions that stay closed, once for each, and of a call without a match."""
+        hit = {seen.binding.key.label for seen in found.hits}
+        known = {(c.name, c.place, c.keys) for c in self._closed}
+        new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
+        tell = [c for c in new if not c.own or not c.keys <= hit]
+        names = ", ".join(repr(label) for label in self._bindings)
+        if self._bindings and not found.hits:
+            why = advice(found.closed) if found.closed else (
+                f"no {names} through which a gradient could pass occurs in the function. "
+                "untouched() lists what does; max(x, 0) is Maximum, not Relu."
+            )  # fmt: skip
+            warnings.warn(f"override matched nothing: {why}", UnusedOverrideWarning, stacklevel=3)
+        elif tell:
+            warnings.warn(f"override: {advice(tell)}", UnusedOverrideWarning, stacklevel=3)
+
     def _note(self, found: Found) -> None:
-        for hit, shape in found.hits:
-            hit.seen(shape)
+        for seen in found.hits:
+            seen.hit.seen(seen.shape)
         for (name, where), count in found.untouched.items():
             self._untouched.note(name, where, count)
-        for what, counts in (("opened", found.opened), ("kept its own rule", found.kept)):
-            for (name, where), count in counts.items():
-                key = name, what, where
-                self._notes[key] = self._notes.get(key, 0) + count
+        self._notes += found.notes
+        self._closed |= dict.fromkeys(found.closed)
 
     # -- the report ----------------------------------------------------------------------------
 
@@ -136,7 +161,7 @@ class override(Report):
         return self._untouched.table()
 
     def table(self) -> Table:
-        """The hits as a table; then what was opened for a rule inside, or kept its own."""
+        """The hits as a table; then what was opened, was left closed, or kept a rule of its own."""
         table = super().table()
         rows = [(n, what, str(c), "", at, "") for (n, what, at), c in self._notes.items()]
         return Table(table.headings, [*table.rows, *rows])
@@ -151,6 +176,9 @@ class override(Report):
         return next(known, meant.label)
 
     def _why_not(self, binding: Any) -> str:
+        closed = [c for c in self._closed if binding.key.label in c.keys]
+        if closed and not binding.hits:
+            return f"it occurs only where it cannot. {advice(closed)}"
         if not binding.hits:
             return "it did not occur in a program that was traced"
         return super()._why_not(binding)
@@ -172,14 +200,15 @@ class Call:
             leaves[i] = x
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = tree_unflatten(self.structure, leaves)
-        self.outs, self.out_structure = tree_flatten(f(*args, **kwargs))
+        y = f(*args, **kwargs)
+        self.outs, self.out_structure = tree_flatten(y, is_leaf=self.modules.copied)
         self.out_places = [i for i, y in enumerate(self.outs) if isinstance(y, jax.Array)]
         return [*(self.outs[i] for i in self.out_places), *self.modules.changed()]
 
     def result(self, ys: list[Any]) -> Any:
         """What the function returned, with these arrays."""
         count = len(self.out_places)
-        outs = list(self.outs)
+        outs = [*map(self.modules.original, self.outs)]
         for i, y in zip(self.out_places, ys, strict=False):
             outs[i] = y
         self.modules.update(ys[count:])
@@ -187,11 +216,12 @@ class Call:
 
 
 class Modules:
-    """Modules of Flax's nnx among the arguments, whose state a call may change."""
+    """Objects of Flax's nnx among the arguments (modules, optimizers, Rngs), which may change."""
 
     def __init__(self, given: Any) -> None:
         self.nnx: Any = sys.modules.get("flax.nnx")
         self.found: list[Any] = []
+        self.copies: list[Any] = []
         self.arrays: list[Any] = []
         if self.nnx is not None:
             leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds)
@@ -201,19 +231,30 @@ class Modules:
             self.arrays, self.state = tree_flatten(state)
 
     def holds(self, leaf: Any) -> bool:
-        """Whether this is such a module."""
-        return self.nnx is not None and isinstance(leaf, self.nnx.Module)
+        """Whether this is such an object: what nnx knows by reference, but no Ref of JAX's."""
+        if self.nnx is None or isinstance(leaf, jax.Ref):
+            return False
+        return self.nnx.graph.is_graph_node(leaf) or isinstance(leaf, self.nnx.Variable)
 
     def inside(self, leaves: list[Any], xs: Any) -> None:
-        """Put modules with these arrays in the places of those outside."""
+        """Put objects with these arrays in the places of those outside."""
         if self.found:
             self.given = list(xs)
             self.copies = self.nnx.merge(self.graph, tree_unflatten(self.state, xs))
             copies = iter(self.copies)
             leaves[:] = [next(copies) if self.holds(leaf) else leaf for leaf in leaves]
 
+    def copied(self, leaf: Any) -> bool:
+        """Whether this is an object that the function was given."""
+        return any(leaf is copy for copy in self.copies)
+
+    def original(self, leaf: Any) -> Any:
+        """The object outside for one inside, anything else as it is."""
+        pairs = zip(self.copies, self.found, strict=True)
+        return next((found for copy, found in pairs if copy is leaf), leaf)
+
     def changed(self) -> list[Any]:
-        """The arrays that the function put into the modules."""
+        """The arrays that the function put into the objects."""
         if not self.found:
             return []
         state = self.nnx.state(self.copies)
@@ -224,7 +265,7 @@ class Modules:
         return [now[i] for i in self.moved]
 
     def update(self, ys: list[Any]) -> None:
-        """Put changed state into the modules outside."""
+        """Put changed state into the objects outside."""
         if self.found and self.moved:
             now = [None] * self.count if len(self.arrays) != self.count else list(self.arrays)
             for i, y in zip(self.moved, ys, strict=True):

@@ -6,27 +6,30 @@ by which JAX finds what it has compiled.
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
 
 from regrad.errors import GradientError, RuleError
-from regrad.foreign import ForeignRule
-from regrad.jax.gradients import RuleGradient
-from regrad.jax.keys import Key, made_op
+from regrad.foreign import ForeignRule, lender
+from regrad.jax.boundaries import restored
+from regrad.jax.closed import JAX, Choice, Closed, called, of_jax
+from regrad.jax.gradients import Counted, RuleGradient
+from regrad.jax.keys import Form, FunctionKey, Key, closed_call_p, made_op, same_thing
 from regrad.jax.linear import not_elementwise
-from regrad.jax.primitives import is_float, op_p
+from regrad.jax.primitives import is_float, op_p, run_op, varying
 from regrad.registry import Op
 from regrad.reports import Hit
 
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-JAX = os.path.dirname(jax.__file__) + os.sep
 MACHINERY = tuple(
     os.path.join(JAX, "_src", name)
     for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
@@ -51,20 +54,23 @@ SCALAR = frozenset({
 class Around(NamedTuple):
     """Where in a program an equation stands: in a vmap, in a derivative, in a custom function.
 
-    The body of a function with a derivative of its own is there undifferentiated.
+    The body of a function with a derivative of its own is there undifferentiated (`whole`). In
+    one that is left closed, ops are only looked for.
     """
 
     batched: bool = False
     derived: bool = False
     whole: bool = False
+    closed: bool = False
 
     def inside(self, eqn: Any) -> Around:
         names = {getattr(part, "name", "") for part in eqn.source_info.name_stack.stack
                  if type(part).__name__ == "Transform"}  # fmt: skip
-        return Around(
-            self.batched or "vmap" in names,
-            self.derived or not names.isdisjoint({"jvp", "transpose"}),
-            self.whole,
+        if self.closed:
+            return self
+        return self._replace(
+            batched=self.batched or "vmap" in names,
+            derived=self.derived or not names.isdisjoint({"jvp", "transpose"}),
         )
 
 
@@ -74,6 +80,8 @@ class Binding:
     def __init__(self, key: Key, value: Any) -> None:
         self.key = key
         self.value = value
+        lent = lender(value)
+        self.native = lent is not None and same_thing(key, lent)  # JAX's own derivative
         self.name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
         self.by_line: dict[str, Hit] = {}
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
@@ -113,31 +121,49 @@ class Binding:
         return self.by_line[where]
 
 
+class Occurrence(NamedTuple):
+    """An op of a key: its hit, the shape of its first input, and whether JAX's code made it."""
+
+    binding: Binding
+    hit: Hit
+    shape: tuple[int, ...]
+    of_jax: bool
+
+
 class Found:
-    """What a program was found to hold: ops under rules, what was opened, and what was left."""
+    """What a program was found to hold: ops under rules, and functions opened, kept and closed.
+
+    `notes` count those by name, what was done, and source line.
+    """
 
     def __init__(self) -> None:
-        self.hits: list[tuple[Hit, Any]] = []
-        self.opened: Counter[tuple[str, str]] = Counter()
-        self.kept: Counter[tuple[str, str]] = Counter()
+        self.hits: list[Occurrence] = []
+        self.closed: list[Closed] = []
+        self.notes: Counter[tuple[str, str, str]] = Counter()
         self.untouched: Counter[tuple[str, str]] = Counter()
 
     def add(self, other: Found) -> None:
         """Count what a program inside holds."""
         self.hits += other.hits
-        self.opened += other.opened
-        self.kept += other.kept
+        self.closed += other.closed
+        self.notes += other.notes
         self.untouched += other.untouched
 
 
 class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
-    def __init__(self, bindings: Sequence[Binding]) -> None:
+    def __init__(self, bindings: Sequence[Binding], choice: Choice) -> None:
         self.bindings = bindings
+        self.choice = choice
         self.codes = {code: b for b in bindings for code in b.key.codes}
         self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
+        keys = [b.key for b in bindings]
+        self.inlined = [k for k in keys if isinstance(k, FunctionKey) and k.is_inlined]
+        self.ruled = [b.key for b in bindings if not b.native]
         self.lines = ["unknown"]  # of the equations around
+        self.programs: list[core.Jaxpr] = []  # around the equation, and the equations that run them
+        self.eqns: list[Any] = []
         self.calls: set[Any] = set()
 
     def operate(self, closed: Any) -> tuple[Any, Found]:
@@ -160,9 +186,30 @@ class Surgery:
 
     def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Found]:
         found = Found()
-        eqns = [self.equation(eqn, around, found) for eqn in jaxpr.eqns]
-        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+        self.programs.append(jaxpr)
+        try:
+            given = self.with_boundaries(jaxpr.eqns, around)
+            eqns = [new for eqn in given for new in self.equation(eqn, around, found)]
+        finally:
+            self.programs.pop()
+        same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
+
+    def with_boundaries(self, eqns: Sequence[Any], around: Around) -> Sequence[Any]:
+        """The equations, with a boundary around those of keys whose functions JAX inlines."""
+        if not self.inlined or around.derived:
+            return eqns
+        found = []
+        for eqn, key in restored(eqns, self.inlined):
+            if key in self.ruled and not around.closed and not around.inside(eqn).derived:
+                raise GradientError(
+                    f"override: {key.label!r} is called in a form that is not recognised "
+                    f"({line(eqn, self.lines[-1])}): {key.name} with where=, or under a vmap "
+                    "inside the function. Put the vmap outside, override what it is made of, or "
+                    f"call jax.jit({key.name}) in the model and use that as the key."
+                )
+            found.append(eqn)
+        return found
 
     def _calls(self, jaxpr: Any) -> set[Any]:
         """The places of calls of functions with a derivative of their own that can be seen."""
@@ -175,13 +222,16 @@ class Surgery:
                 found |= self._calls(body)
         return found
 
-    def equation(self, eqn: Any, around: Around, found: Found) -> Any:
-        """An equation with the rules in it, or itself."""
+    def equation(self, eqn: Any, around: Around, found: Found) -> list[Any]:
+        """An equation with the rules in it, or itself, and notes behind it."""
         self.lines.append(line(eqn, self.lines[-1]))
+        self.eqns.append(eqn)
         try:
-            return self._equation(eqn, around.inside(eqn), found)
+            made = self._equation(eqn, around.inside(eqn), found)
+            return made if isinstance(made, list) else [made]
         finally:
             self.lines.pop()
+            self.eqns.pop()
 
     def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
         for binding in self.bindings:
@@ -194,7 +244,7 @@ class Surgery:
             return self.inside(eqn, around, found)
         if name in CUSTOM or eqn.primitive is op_p:
             return self.custom(eqn, around, found)
-        self.check_hidden(eqn, around)
+        self.check_hidden(eqn, around, found)
         if differentiable(eqn) and name != "stop_gradient":
             found.untouched[name, self.lines[-1]] += 1
         return eqn
@@ -203,14 +253,26 @@ class Surgery:
 
     def under_rule(self, eqn: Any, binding: Binding, around: Around, found: Found) -> Any:
         """The operation, computed by the same equation, with the rule as its derivative."""
-        if around.derived:
+        if around.derived and not binding.native:
             raise _already_derived(binding, self.lines[-1])
         hit = binding.hit(self.lines[-1])
-        operands = [v for v in eqn.invars if not isinstance(v, core.Literal)]
+        if not around.derived:
+            shape = tuple(eqn.invars[0].aval.shape) if eqn.invars else ()
+            by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
+            found.hits.append(Occurrence(binding, hit, shape, by_jax))
+        if around.closed or around.derived:
+            return eqn
+        if binding.native:
+            return _counted(eqn, hit)
+        if why := binding.key.refused(eqn):
+            raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
+        operands = _operands(eqn)
+        form = binding.key.form(eqn)
+        if form is not None and not around.batched:
+            return in_form(eqn, form, binding, hit)
         gradient = _gradient(eqn, binding, hit, operands)
         if around.batched:
             check_elementwise(eqn, gradient, operands)
-        found.hits.append((hit, tuple(eqn.invars[0].aval.shape) if eqn.invars else ()))
         params = {"jaxpr": alone(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
@@ -255,31 +317,48 @@ class Surgery:
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
     def custom(self, eqn: Any, around: Around, found: Found) -> Any:
-        """A function with a derivative of its own: opened if a rule is for something inside."""
+        """A function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
-        new, inner = self.program(body, around._replace(whole=True))
-        called = eqn.params["gradient"].name if ours else _called(body)
-        if called == "_custom_root" and self.bindings:
+        name = eqn.params["gradient"].name if ours else called(body)[0]
+        if name == "_custom_root" and self.bindings and not self.choice.keeps(body):
             raise GradientError(
                 f"override: the program calls jax.lax.custom_root ({self.lines[-1]}), whose "
                 "function is differentiated out of sight. Give the whole of it a gradient with "
-                "rg.jax.custom_grad, or leave it out of the function."
+                "rg.jax.custom_grad, or pass keep=['_custom_root'] to leave it as it is."
             )
-        if new is body:
-            if differentiable(eqn):
-                found.untouched[called, self.lines[-1]] += 1
-            found.kept += inner.kept
-            return eqn
-        found.hits += inner.hits
+        if not ours and not around.closed and self.choice.opens(body):
+            new, inner = self.program(body, around._replace(whole=True))
+            if any(not seen.binding.native for seen in inner.hits):
+                found.add(inner)
+                found.notes[name, "opened", self.lines[-1]] += 1
+                return eqn.replace(primitive=closed_call_p(), params={"call_jaxpr": new})
+        _, inner = self.program(body, Around(closed=True))
+        hidden = [seen for seen in inner.hits if not seen.binding.native]
+        if differentiable(eqn) and not (ours and hidden):
+            found.untouched[name, self.lines[-1]] += 1
         if ours:  # the inner rule wins; what it covers is created, and its own rule never runs
-            found.kept[called, self.lines[-1]] += 1
-            return eqn
-        found.add(_without_hits(inner))
-        found.opened[called, self.lines[-1]] += 1
-        return eqn.replace(primitive=closed_call_p(), params={"call_jaxpr": new})
+            found.hits += hidden
+            found.notes += Counter({(name, "kept its own rule", self.lines[-1]): bool(hidden)})
+        elif hidden:
+            self.leave(name, body, hidden, around, found)
+        return eqn
 
-    def check_hidden(self, eqn: Any, around: Around) -> None:
+    def leave(
+        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Found
+    ) -> None:
+        """Note a function that was left closed over ops of some keys."""
+        place = called(body)[1]
+        theirs = [seen for seen in hidden if not (place.startswith(JAX) and seen.of_jax)]
+        if around.closed:  # by the function around, which answers for what others wrote
+            found.hits += theirs
+            return
+        keys = frozenset(seen.binding.key.label for seen in hidden)
+        where, kept = self.lines[-1], self.choice.keeps(body)
+        found.closed.append(Closed(name, place, where, keys, not theirs, kept))
+        found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
+
+    def check_hidden(self, eqn: Any, around: Around, found: Found) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
         if name == "call_exported" and eqn.params["exported"].has_vjp():
@@ -289,9 +368,12 @@ class Surgery:
             )
         for body in () if name in SCALAR else _bodies(eqn.params.values()):
             _, inner = self.program(body, around)
-            if inner.hits:
+            hits = [seen.hit for seen in inner.hits if not seen.binding.native]
+            if around.closed:
+                found.hits += inner.hits
+            elif hits:
                 raise GradientError(
-                    f"override: {inner.hits[0][0].op_type!r} occurs inside {name} "
+                    f"override: {hits[0].op_type!r} occurs inside {name} "
                     f"({self.lines[-1]}), which JAX does not differentiate op by op: the rule "
                     "would never run. Leave that part out of the function, or give the whole of "
                     "it a gradient with rg.jax.custom_grad."
@@ -310,23 +392,6 @@ def _bodies(values: Any) -> Iterator[Any]:
             yield from _bodies(value)
 
 
-def _without_hits(found: Found) -> Found:
-    rest = Found()
-    rest.opened, rest.kept, rest.untouched = found.opened, found.kept, found.untouched
-    return rest
-
-
-def closed_call_p() -> Any:
-    """JAX's primitive that runs a program, and is differentiated as the program is."""
-    from jax._src.core import closed_call_p
-
-    return closed_call_p
-
-
-def _called(body: Any) -> str:
-    return (body.jaxpr.debug_info.func_src_info or "a function").partition(" at ")[0]
-
-
 def differentiable(eqn: Any) -> bool:
     """Whether a gradient may pass: floats go in, and floats come out."""
     avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
@@ -339,6 +404,8 @@ def _float(aval: Any) -> bool:
 
 def alone(eqn: Any) -> Any:
     """An equation as a program of its own; constants in it stay where they are."""
+    if eqn.primitive is closed_call_p():
+        return eqn.params["call_jaxpr"]
     inputs = [None if isinstance(v, core.Literal) else core.Var(v.aval) for v in eqn.invars]
     given = [v if x is None else x for x, v in zip(inputs, eqn.invars, strict=True)]
     outs = [core.Var(v.aval) for v in eqn.outvars]
@@ -347,6 +414,52 @@ def alone(eqn: Any) -> Any:
     return core.ClosedJaxpr(
         core.Jaxpr([], [x for x in inputs if x is not None], outs, [body], eqn.effects, info), ()
     )
+
+
+def in_form(eqn: Any, form: Form, binding: Binding, hit: Hit) -> Any:
+    """An equation under a rule that sees it in another form: axes in another order, or as one."""
+    avals = [v.aval for v in eqn.invars]
+    if any(map(varying, avals)):
+        raise GradientError(
+            f"override: {hit.op_type!r} meets `{eqn}` inside shard_map, where its axes cannot be "
+            f"those of the op type. Use the key {eqn.primitive.name!r}."
+        )
+    run = partial(eqn.primitive.bind, **eqn.params)
+    like = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    inside = jax.make_jaxpr(lambda *xs: form.result(run(*map(form.undone, xs, (0, 1)))))
+    body = inside(*jax.eval_shape(lambda *xs: [*map(form.operand, xs, (0, 1))], *like))
+    attrs = binding.key.attrs(eqn)
+    rule = binding.bound(binding.key.op(eqn))
+    gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
+
+    def whole(*xs: Any) -> Any:
+        (y,) = run_op([*map(form.operand, xs, (0, 1))], body, gradient)
+        return y.reshape(eqn.outvars[0].aval.shape)
+
+    params = {"call_jaxpr": jax.make_jaxpr(whole)(*like)}
+    return eqn.replace(primitive=closed_call_p(), params=params)
+
+
+def _counted(eqn: Any, hit: Hit) -> list[Any]:
+    """An equation as it is, and behind it a note of each gradient that passes."""
+    is_call = eqn.primitive is closed_call_p()  # that we made of equations
+    given = eqn.params["call_jaxpr"].jaxpr.eqns if is_call else [eqn]
+    noted = {
+        y: core.Var(y.aval) for y in eqn.outvars if _float(y.aval) and type(y).__name__ != "DropVar"
+    }
+    made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
+    xs = [core.Var(y.aval) for y in noted]
+    info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
+    same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
+    params = {"jaxpr": same, "gradient": Counted(hit, [x.aval for x in xs])}
+    note = eqn.replace(
+        invars=[*noted.values()], outvars=[*noted], primitive=op_p, params=params, effects=set()
+    )
+    return [*made, note]
+
+
+def _operands(eqn: Any) -> list[Any]:
+    return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
 def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:

@@ -1,0 +1,104 @@
+"""Functions of JAX's that leave no boundary in a program, found again by what they compute.
+
+JAX notes for each equation which code was running. Where that is such a function, the equations
+that it makes for these operands are known: it is traced once more, and compared. If they are the
+same, they are put into one call, as if JAX had compiled the function; a call that is not
+recognised is refused by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from regrad.jax.keys import FunctionKey, closed_call_p
+from regrad.jax.primitives import is_float
+
+
+def restored(
+    eqns: Sequence[Any], keys: Sequence[FunctionKey]
+) -> Iterator[tuple[Any, FunctionKey | None]]:
+    """These equations, with the calls of keys that JAX has inlined as one equation each.
+
+    With an equation of a call that was not recognised comes its key.
+    """
+    at = 0
+    while at < len(eqns):
+        key = next((k for k in keys if runs(k, eqns[at])), None)
+        found = key and _call(key, eqns[at:])
+        call, count = found or (eqns[at], 1)
+        if not found or all(is_float(v.aval) for v in (*call.invars, *call.outvars)):
+            yield call, (None if found else key)
+        else:  # nothing to differentiate
+            yield from ((eqn, None) for eqn in eqns[at : at + count])
+        at += count
+
+
+def runs(key: FunctionKey, eqn: Any) -> bool:
+    """Whether the function of a key was running when JAX made an equation."""
+    trace = eqn.source_info.traceback
+    return trace is not None and key.code in trace.raw_frames()[0]
+
+
+def _call(key: FunctionKey, eqns: Sequence[Any]) -> tuple[Any, int] | None:
+    """The call with which equations begin, and how many of them it takes."""
+    given = [v for v in eqns[0].invars if not isinstance(v, core.Literal) and v.aval.dtype != bool]
+    for x, options in itertools.product(given[:1], key.options(eqns)):
+        kind = x.aval.shape, x.aval.dtype, getattr(x.aval, "weak_type", False)
+        due = _traced(key.function, *kind, tuple(options.items()))
+        count = len(due.eqns)
+        names = _matched(due, eqns[:count], x)
+        if names is not None:
+            call = _as_call(key, due, eqns[:count], x, names[due.outvars[0]])
+            key.given[call.params["call_jaxpr"]] = options
+            return call, count
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced(function: Any, shape: Any, dtype: Any, weak: bool, options: Any) -> Any:
+    x = jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+    return jax.make_jaxpr(functools.partial(function, **dict(options)))(x).jaxpr
+
+
+def _matched(due: Any, eqns: Sequence[Any], x: Any) -> dict[Any, Any] | None:
+    """The variables of these equations by those of a program that is the same, if it is."""
+    names = {due.invars[0]: x}
+    if len(eqns) != len(due.eqns) or due.constvars:
+        return None
+    for a, b in zip(due.eqns, eqns, strict=True):
+        if a.primitive is not b.primitive or len(a.invars) != len(b.invars):
+            return None
+        if not all(_same_atom(p, q, names) for p, q in zip(a.invars, b.invars, strict=True)):
+            return None
+        if not all(_same_param(a.params[k], b.params.get(k)) for k in a.params):
+            return None
+        names.update(zip(a.outvars, b.outvars, strict=True))
+    return names if due.outvars[0] in names else None
+
+
+def _same_atom(a: Any, b: Any, names: dict[Any, Any]) -> bool:
+    if isinstance(a, core.Literal):
+        return isinstance(b, core.Literal) and str(a) == str(b)
+    return names.get(a) is b
+
+
+def _same_param(a: Any, b: Any) -> bool:
+    return callable(a) or a is b or a == b or str(a) == str(b)
+
+
+def _as_call(key: FunctionKey, due: Any, eqns: Sequence[Any], x: Any, y: Any) -> Any:
+    info = due.debug_info._replace(
+        func_src_info=f"{key.name} at {key.place}", arg_names=("x",), result_paths=("y",)
+    )
+    effects = frozenset().union(*(eqn.effects for eqn in eqns))
+    body = core.ClosedJaxpr(core.Jaxpr([], [x], [y], list(eqns), effects, info), ())
+    return eqns[0].replace(
+        invars=[x], outvars=[y], primitive=closed_call_p(), params={"call_jaxpr": body},
+        effects=effects,
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""Functions with a derivative of their own that hold an overridden op: opened, or left closed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from regrad.errors import ArgumentError, kind
+from regrad.jax.keys import written
+
+JAX = os.path.dirname(jax.__file__) + os.sep
+CARRIERS = (functools.__file__, contextlib.__file__, "<")  # call what others wrote
+
+
+class Closed(NamedTuple):
+    """A function that was left closed, and the keys whose ops are inside.
+
+    `own` says that the function is JAX's, and so are these ops; `kept`, that the user said so.
+    """
+
+    name: str
+    place: str
+    where: str
+    keys: frozenset[str]
+    own: bool
+    kept: bool
+
+
+class Choice:
+    """The functions with a derivative of their own that are to be opened, or to be kept."""
+
+    def __init__(self, open: Iterable[Any], keep: Iterable[Any]) -> None:
+        self.open = [_named("open", each) for each in _listed("open", open)]
+        self.keep = [_named("keep", each) for each in _listed("keep", keep)]
+        both = [name for name in self.open if name in self.keep]
+        if both:
+            raise ArgumentError(f"override: {both[0]!r} is in open= and in keep=; name it in one")
+
+    def opens(self, body: Any) -> bool:
+        """Whether a function is to be differentiated op by op."""
+        return not _names(body).isdisjoint(self.open)
+
+    def keeps(self, body: Any) -> bool:
+        """Whether a function is known to keep its derivative."""
+        return not _names(body).isdisjoint(self.keep)
+
+
+def _listed(what: str, given: Any) -> Iterable[Any]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ArgumentError(
+            f"override: {what}= expected a list of names or functions, got {kind(given)}; "
+            f"write {what}=[{given!r:.40}]"
+        )
+    return given
+
+
+def _named(what: str, given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    if not callable(given):
+        raise ArgumentError(
+            f"override: {what}= expected names or functions, got {given!r:.60} ({kind(given)})"
+        )
+    with contextlib.suppress(ArgumentError):
+        return " at ".join(written(given))
+    raise ArgumentError(
+        f"override: {what}= cannot find {given!r:.60} in a program; pass its name as a string"
+    )
+
+
+def _names(body: Any) -> set[str]:
+    name, place = called(body)
+    return {name, f"{name} at {place}"}
+
+
+def called(body: Any) -> tuple[str, str]:
+    """The name of the function that a program was made of, and where it was written."""
+    name, _, place = _source(body).partition(" at ")
+    return name or "a function", place
+
+
+def _source(body: Any) -> str:
+    return getattr(body, "jaxpr", body).debug_info.func_src_info or ""
+
+
+def of_jax(jaxpr: core.Jaxpr, eqn: Any, around: Sequence[Any]) -> bool:
+    """Whether an equation of a program comes from code of JAX's alone.
+
+    A function of JAX's may call functions that it was given; then their code stands between. If
+    the function itself is nowhere, JAX has inlined it: then whoever called it stands there, as in
+    the equations `around`.
+    """
+    place = called(jaxpr)[1]
+    if not place.startswith(JAX):
+        return False
+    caller = None
+    for code, at in _frames(eqn):
+        if f"{code.co_filename}:{code.co_firstlineno}" == place:
+            return caller is None
+        if caller is None and not _is_jax(code):
+            caller = code, at
+    return caller is None or any(caller == _caller(each) for each in around)
+
+
+def _frames(eqn: Any) -> Iterable[tuple[Any, int]]:
+    trace = eqn.source_info.traceback
+    return () if trace is None else zip(*trace.raw_frames(), strict=True)
+
+
+def _is_jax(code: Any) -> bool:
+    return code.co_filename.startswith((JAX, *CARRIERS))
+
+
+def _caller(eqn: Any) -> Any:
+    return next(((code, at) for code, at in _frames(eqn) if not _is_jax(code)), None)
+
+
+def advice(closed: Sequence[Closed]) -> str:
+    """Where these functions are, and how to open or keep them."""
+    each = dict.fromkeys(
+        f"{c.name} ({c.place.removeprefix(JAX)}, called in {c.where}) computes "
+        f"{', '.join(map(repr, sorted(c.keys)))}"
+        for c in closed
+    )
+    names = ", ".join(repr(name) for name in dict.fromkeys(c.name for c in closed))
+    return (
+        f"{'; '.join(each)}, and has a derivative of its own, so that no rule runs inside. "
+        f"Pass open=[{names}] to differentiate it op by op, or keep=[{names}] to leave it as it is."
+    )
