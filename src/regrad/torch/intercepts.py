@@ -8,9 +8,9 @@ replaced; when the last one is left they are as before.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def install() -> None:
     with _LOCK:
         _open += 1
         if _open == 1:
-            for owner, name, make in _ENTRANCES:
+            for owner, name, make in _entrances():
                 old = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
                 _before.append((owner, name, old))
                 setattr(owner, name, make(old))
@@ -176,10 +176,23 @@ def _nodes(program: Any) -> Iterator[Any]:
             stack += inner.nodes()
 
 
-_ENTRANCES = (
-    (checkpointing.CheckpointFunction, "forward", _reentrant),
-    (checkpointing, "_checkpoint_without_reentrant_generator", _not_reentrant),
-    (threading.Thread, "start", _thread),
-    (torch._C.ScriptMethod, "__call__", _script),
-    (torch._C.ScriptFunction, "__call__", _script),
-)
+@cache
+def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
+    """What is replaced while a scope is open: where it is, its name, and what makes the new."""
+    import torch._dynamo.output_graph
+    import torch._dynamo.utils
+    import torch._dynamo.variables.torch_function
+
+    from regrad.torch import compiled_code
+
+    dynamo = torch._dynamo
+    return (
+        (checkpointing.CheckpointFunction, "forward", _reentrant),
+        (checkpointing, "_checkpoint_without_reentrant_generator", _not_reentrant),
+        (threading.Thread, "start", _thread),
+        (torch._C.ScriptMethod, "__call__", _script),
+        (torch._C.ScriptFunction, "__call__", _script),
+        (dynamo.utils, "run_node", compiled_code.run_node),
+        (dynamo.variables.torch_function, "dispatch_torch_function", compiled_code.dispatch),
+        (dynamo.output_graph.OutputGraph, "call_user_compiler", compiled_code.call_user_compiler),
+    )

@@ -32,6 +32,7 @@ from regrad.torch import intercepts
 from regrad.torch.arguments import fill, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
+from regrad.torch.compiled_code import PLACE
 from regrad.torch.composites import CHECKS, Fused, bodies, fused, is_other_op
 from regrad.torch.nodes import Watch, tensors
 from regrad.torch.optypes import (
@@ -49,7 +50,7 @@ from regrad.torch.optypes import (
 SCOPES: ContextVar[tuple[gradient_override_map, ...]] = ContextVar("regrad_torch", default=())
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_GENERATED = "<eval_with_key>"  # what torch.compile writes
+LIBRARIES = (_TORCH, _HERE, "<eval_with_key>")  # (which torch.compile writes)
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 
 
@@ -62,24 +63,26 @@ class Binding:
 
     @property
     def hits(self) -> list[Hit]:
-        return list(self.by_line.values())
+        return [hit for hit in self.by_line.values() if hit.count or hit.ran]
 
     def hit(self, op_type: str, shape: Any) -> Hit:
         """One more op is bound, where its caller stands."""
-        where = caller()
+        place = PLACE.get()
+        where = caller() if place is None else place.where
         hit = self.by_line.get(where)
         if hit is None:
             hit = self.by_line.setdefault(where, Hit(op_type, self.rule.name, where))
-        hit.seen(shape)
+        if place is None:
+            hit.seen(shape)
+        else:  # which counts it, when it is known that the program will be run
+            place.meets(hit, shape)
         return hit
 
 
 def caller() -> str:
     """The line outside torch and regrad that is running."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(
-        (_TORCH, _HERE, _GENERATED)
-    ):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(LIBRARIES):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -141,6 +144,7 @@ class gradient_override_map(Scope):
         self._untouched = Untouched()
         self._mode: Mode | None = None
         self._ruleset: RuleSet | None = None
+        self._compiled: set[str] = set()  # the op types whose rules ran programs have built in
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
         self._left = False
 
@@ -157,8 +161,7 @@ class gradient_override_map(Scope):
             finally:  # a signal came before that began
                 if self._mode is not None and not self._left:
                     self._leave()
-        compiled = self._ruleset is not None and self._ruleset.compiled
-        if self._rules and not self._failed and not self.hits and not compiled:
+        if self._rules and not self._failed and not self.hits and not self._compiled:
             keys = ", ".join(map(repr, self._bindings))
             warnings.warn(
                 f"gradient_override_map matched nothing: no op of type {keys} ran in the scope. "
@@ -173,6 +176,7 @@ class gradient_override_map(Scope):
             self._ruleset = ruleset
             self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
             self._untouched = Untouched()
+            self._compiled = set()
             mode = ruleset.mode(self)
             intercepts.drop_closed()
             mode.__enter__()
@@ -200,6 +204,7 @@ class gradient_override_map(Scope):
         super()._collect(scope)
         self._ruleset = scope._ruleset
         scope._untouched = self._untouched
+        scope._compiled = self._compiled
 
     def _close(self) -> None:
         mode, token = self._mode, self._token
@@ -221,7 +226,7 @@ class gradient_override_map(Scope):
         return family_of(op_type).type
 
     def _why_not(self, binding: Any) -> str:
-        if not binding.hits and self._ruleset is not None and self._ruleset.compiled:
+        if not binding.hits and binding.rule.op.type in self._compiled:
             return (
                 "no op of that type ran in Python. The rule is built into a program of "
                 "torch.compile, whose runs are not seen: ask in the scope in which it was "
@@ -247,7 +252,6 @@ class RuleSet:
     ) -> None:
         self.keep = keep
         self.outer = outer
-        self.compiled = False  # whether torch.compile has built these rules into a program
         self.rules: dict[str, ForeignRule] = {}
         spelled: dict[Any, Spelling] = {}
         for key, value in rules.items():
@@ -510,8 +514,10 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             filled = fill(family, args, options)
             first = next((v for v in filled.values if isinstance(v, torch.Tensor)), None)
             shape = () if first is None else tuple(first.shape)
-            hit = None if scope is None else scope._bindings[key].hit(key, shape)
-            ruleset.compiled |= torch.compiler.is_compiling()
+            if scope is not None:
+                hit = scope._bindings[key].hit(key, shape)
+            else:  # what torch.compile made in a scope runs its backward pass after it
+                hit = None if (place := PLACE.get()) is None else place.hit
 
             def forward(*xs: torch.Tensor) -> torch.Tensor:
                 given, named = filled.rebuilt(xs)
@@ -530,6 +536,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
                 xs[0] = target.clone()
             return target.copy_(call(*xs))
 
+    overridden.ruleset, overridden.op_type = ruleset, key  # pyright: ignore
     return allow_in_graph(overridden)
 
 
@@ -569,6 +576,10 @@ _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
 
 
+# Where torch keeps the Functions of its compiled programs, and of regions in them.
+PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
+
+
 def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     """Whether an op runs in the forward pass of a Function that answers for its gradient.
 
@@ -578,7 +589,7 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     function, args = _enclosing_function()
     if function is None or function is CheckpointFunction:
         return False
-    if function in keep or function.__module__.startswith("torch._functorch._aot_autograd"):
+    if function in keep or function.__module__.startswith(PROGRAMS):
         return True
     if any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
         raise PassedOverError(
