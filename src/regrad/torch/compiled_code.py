@@ -73,6 +73,18 @@ def placed(function: Any, place: Place) -> Callable[..., Any]:
     return made
 
 
+def leave_alone(function: Any) -> None:
+    """Have torch.compile not begin with a function of ours, if something else has called it.
+
+    That is after a graph break; what is traced elsewhere and calls it is traced through it.
+    """
+    from torch._dynamo import types
+
+    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+    set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy  # pyright: ignore
+    set_strategy(function.__code__, skip)
+
+
 # -- while torch.compile traces -------------------------------------------------------------------
 
 
@@ -89,7 +101,7 @@ def run_node(old: Any) -> Any:
         watches = _watches(args, options) if _is_watched(node) else []
         result = old(tracer, node, args, options, module)
         if watches:
-            node.meta[_SEEN] = _looked(watches, node, result)
+            node.meta[_SEEN] = _looked(watches, node, args, options, result)
         return result
 
     return watched
@@ -110,7 +122,7 @@ def _watches(args: Any, options: Any) -> list[tuple[Any, Watch]]:
     return [(s, Watch(s._ruleset.rules, args, options)) for s in intercepts.scopes()]
 
 
-def _looked(watches: Any, node: Any, result: Any) -> list[tuple[Any, Any]]:
+def _looked(watches: Any, node: Any, args: Any, options: Any, result: Any) -> list[tuple[Any, Any]]:
     """For each scope, the error that the node deserves, or what it runs untouched."""
     found: list[tuple[Any, Any]] = []
     function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
@@ -118,6 +130,7 @@ def _looked(watches: Any, node: Any, result: Any) -> list[tuple[Any, Any]]:
         note = Untouched()
         try:
             if function not in scope._ruleset.keep:
+                scope._mode.refuse_fused(function, args, options)
                 watch.look(function, result, note, lambda: line_of(node))
             found.append((scope, note))
         except PassedOverError as error:

@@ -184,8 +184,10 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
     import torch._dynamo.variables.torch_function
 
     from regrad.torch import compiled_code
+    from regrad.torch.overriding import Mode
 
     dynamo = torch._dynamo
+    compiled_code.leave_alone(Mode.__torch_function__)
     return (
         (checkpointing.CheckpointFunction, "forward", _reentrant),
         (checkpointing, "_checkpoint_without_reentrant_generator", _not_reentrant),

@@ -268,9 +268,10 @@ class RuleSet:
         self.parts = {f: rows for f, rows in found if rows}
         self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
         divides = any("RealDiv" in each.rules for each in self.around())
+        self.traced = {f: b for f, b in self.bodies.items() if f.__module__ not in NOT_TRACED}
         self.mode = type("Mode", (Mode,), {
             "ruleset": self, "calls": self.calls, "parts": self.parts, "bodies": self.bodies,
-            "divides": divides,
+            "traced": self.traced, "divides": divides,
         })  # fmt: skip
 
     def around(self) -> Iterator[RuleSet]:
@@ -410,6 +411,9 @@ def is_seen(function: Any) -> bool:
     return any(getattr(place, name, None) is function for place in PLACES)
 
 
+# Where the functions are that torch.compile takes as they are, without a look at their Python code.
+NOT_TRACED = ("torch.functional", "torch._tensor")
+
 # `2 - x` and the like. torch.compile cannot look their functions up (it takes their wrappers for
 # other functions than those that it guards on), so there they are known by name.
 REFLECTED: dict[str, Callable[[Any, Any, bool], Any]] = {
@@ -430,6 +434,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     calls: Mapping[Any, Callable[..., Any]]
     parts: Mapping[Any, Sequence[Fused]]
     bodies: Mapping[Any, Callable[..., Any]]
+    traced: Mapping[Any, Callable[..., Any]]  # those of them that torch.compile can look into
     divides: bool  # whether there is a rule for RealDiv here or around
 
     def __init__(self, scope: gradient_override_map) -> None:
@@ -459,9 +464,10 @@ class Mode(torch.overrides.TorchFunctionMode):
                     return self._apart(func, row, args, options)
         if func in self.calls:
             return self.calls[func](*args, **options)
-        if func in self.bodies:
+        bodies = self.traced if compiling else self.bodies
+        if func in bodies:
             with self:
-                return self.bodies[func](*args, **options)
+                return bodies[func](*args, **options)
         if compiling:
             return func(*args, **options)
         return self._watched(func, args, options)
@@ -469,10 +475,23 @@ class Mode(torch.overrides.TorchFunctionMode):
     def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
         parts = row.parts
         if parts is None:
-            types = {t for each in self.ruleset.around() for t in each.rules}
-            raise fused_error(func, row.contains & types, row.what)
+            if not torch.compiler.is_dynamo_compiling():  # which shows the call to `compiled_code`
+                raise self._error(func, row)
+            return func(*args, **options)
         with self:
             return parts(*args, **options)
+
+    def _error(self, func: Any, row: Fused) -> PassedOverError:
+        types = {t for each in self.ruleset.around() for t in each.rules}
+        return fused_error(func, row.contains & types, row.what)
+
+    def refuse_fused(self, func: Any, args: Sequence[Any], options: Any) -> None:
+        """Refuse a call that cannot be taken apart, and would have to be."""
+        for row in self.parts.get(func, ()):
+            if row.when is None or row.when(*args, **options):
+                if row.parts is None:
+                    raise self._error(func, row)
+                return
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         if not torch.is_grad_enabled():
