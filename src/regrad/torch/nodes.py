@@ -48,7 +48,7 @@ class Watch:
         hidden = name.endswith(
             "CopySlices"
         )  # a view was changed in place, by a node that cannot be seen
-        for op_type in types_of(_node_named(func) if hidden else name):
+        for op_type in types_of(node_named(getattr(func, "__name__", "")) if hidden else name):
             holds = hidden or HOLDS.get(op_type, _always)(node)
             if op_type in self.rules and holds and not _is_spelled(func, op_type):
                 raise PassedOverError(
@@ -92,9 +92,9 @@ def gradients() -> frozenset[Any]:
     return frozenset({torch.autograd.grad, torch.Tensor.grad.__get__})  # pyright: ignore
 
 
-def _node_named(func: Any) -> str:
+def node_named(name: str) -> str:
     """The backward node of a torch function, by the name that torch would give it."""
-    words = getattr(func, "__name__", "").strip("_").split("_")
+    words = name.strip("_").split("_")
     return "".join(word.capitalize() for word in words) + "Backward"
 
 
