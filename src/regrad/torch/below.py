@@ -55,6 +55,14 @@ def body_of(func: Any) -> Callable[..., Any] | None:
     return None if found is None or func.namespace == "regrad" else found._init_fn
 
 
+def as_called(kept: Any) -> Any:
+    """A custom op as modes are asked for it, of what Python code calls."""
+    overload = getattr(kept, "_opoverload", None)
+    if overload is None and isinstance(kept, torch._ops.OpOverloadPacket):
+        overload = None if kept._qualified_op_name.startswith("aten::") else kept.default
+    return kept if overload is None else overload
+
+
 @cache
 def _types(name: str) -> frozenset[str]:
     """The op types that an ATen op belongs to, by its name."""

@@ -20,8 +20,11 @@ from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.reports import Hit, Untouched
 from regrad.torch import intercepts
+from regrad.torch.below import Below
+from regrad.torch.enclosing import hidden_error
 from regrad.torch.nodes import Watch
 
+_WHOLE = ("torch.functional", "torch._tensor")
 _SEEN = "seen by regrad"  # in the meta of a node
 
 
@@ -73,16 +76,32 @@ def placed(function: Any, place: Place) -> Callable[..., Any]:
     return made
 
 
+APPLIED: ContextVar[Any] = ContextVar("regrad_applied", default=None)  # a Function
+FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)  # one traced forward
+
+
 def leave_alone(function: Any) -> None:
     """Have torch.compile not begin with a function of ours, if something else has called it.
 
     That is after a graph break; what is traced elsewhere and calls it is traced through it.
     """
-    from torch._dynamo import types
+    from torch._dynamo.types import FrameAction, FrameExecStrategy  # pyright: ignore
 
-    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
     set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy  # pyright: ignore
     set_strategy(function.__code__, skip)
+
+
+def is_traceable(function: Any) -> bool:
+    """Whether torch.compile can look into a function that torch writes in Python.
+
+    The others are single nodes of its graphs, and are watched as such.
+    """
+    code = function.__code__
+    dispatches = code.co_filename.endswith("_jit_internal.py") or (
+        "_list_with_default" in code.co_names
+    )
+    return function.__module__ not in _WHOLE and not dispatches
 
 
 # -- while torch.compile traces -------------------------------------------------------------------
@@ -98,6 +117,8 @@ def run_node(old: Any) -> Any:
             if not hasattr(node.target, "place"):
                 node.target = placed(node.target, Place(line_of(node)))
             return old(tracer, node, args, options, module)
+        if (function := FORWARD.get()) is not None:
+            return _in_forward(function, node, lambda: old(tracer, node, args, options, module))
         watches = _watches(args, options) if _is_watched(node) else []
         result = old(tracer, node, args, options, module)
         if watches:
@@ -136,6 +157,51 @@ def _looked(watches: Any, node: Any, args: Any, options: Any, result: Any) -> li
         except PassedOverError as error:
             found.append((scope, error))
     return found
+
+
+def call_apply(old: Any) -> Any:
+    """Know whose forward pass is traced."""
+
+    def apply(self: Any, tx: Any, args: Any, options: Any) -> Any:
+        token = APPLIED.set(self.fn_cls)
+        try:
+            return old(self, tx, args, options)
+        finally:
+            APPLIED.reset(token)
+
+    return apply
+
+
+def trace_forward(old: Any) -> Any:
+    """Trace the forward pass of somebody's Function without modes: its backward pass decides."""
+
+    def traced(self: Any, tx: Any, *args: Any, **options: Any) -> Any:
+        stack = tx.symbolic_torch_function_state.mode_stack
+        ours = [mode for mode in stack if hasattr(mode.realize().value, "ruleset")]
+        before, token = list(stack), FORWARD.set(APPLIED.get())
+        for mode in ours:
+            stack.remove(mode)
+        try:
+            return old(self, tx, *args, **options)
+        finally:
+            FORWARD.reset(token)
+            stack.clear()
+            stack.extend(before)
+
+    return traced
+
+
+def _in_forward(function: Any, node: Any, run: Callable[[], Any]) -> Any:
+    """A node of the forward pass of a Function, which must not be overridden."""
+    with Below() as below:
+        result = run()
+    found = []
+    for scope in intercepts.scopes():
+        types = below.types & scope._bindings.keys()
+        if types and function not in scope._ruleset.keep:
+            found.append((scope, hidden_error(function, types)))
+    node.meta[_SEEN] = found
+    return result
 
 
 _LINE = re.compile(r'File "(.+?)", line (\d+)')
@@ -234,7 +300,7 @@ def _reach(module: Any, path: str) -> Any:
 
 
 @cache
-def _through_dynamo() -> type[PassedOverError]:
+def _through_dynamo() -> Any:
     """PassedOverError in a form that torch.compile hands on as it is."""
     from torch._dynamo.exc import ShortenTraceback
 

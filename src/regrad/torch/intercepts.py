@@ -205,6 +205,8 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
     """What is replaced while a scope is open: where it is, its name, and what makes the new."""
     import torch._dynamo.output_graph
     import torch._dynamo.utils
+    import torch._dynamo.variables.higher_order_ops
+    import torch._dynamo.variables.misc
     import torch._dynamo.variables.torch_function
 
     from regrad.torch import compiled_code
@@ -212,7 +214,9 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
 
     dynamo = torch._dynamo
     compiled_code.leave_alone(Mode.__torch_function__)
-    return (
+    functions = dynamo.variables.misc.AutogradFunctionVariable
+    applied = dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable
+    every = (
         (checkpointing.CheckpointFunction, "forward", _reentrant),
         (checkpointing, "_checkpoint_without_reentrant_generator", _not_reentrant),
         (threading.Thread, "start", _thread),
@@ -220,7 +224,10 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
         *[(Pool, name, _job) for name in ("apply_async", "_map_async", "imap", "imap_unordered")],
         (torch._C.ScriptMethod, "__call__", _script),
         (torch._C.ScriptFunction, "__call__", _script),
+        (functions, "call_apply", compiled_code.call_apply),
+        (applied, "trace_forward_graph", compiled_code.trace_forward),
         (dynamo.utils, "run_node", compiled_code.run_node),
         (dynamo.variables.torch_function, "dispatch_torch_function", compiled_code.dispatch),
         (dynamo.output_graph.OutputGraph, "call_user_compiler", compiled_code.call_user_compiler),
     )
+    return [each for each in every if hasattr(each[0], each[1])]  # (not all are in old versions)

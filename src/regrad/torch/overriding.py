@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import torch
 import torch.overrides
-from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import (
     ArgumentError,
@@ -28,12 +27,13 @@ from regrad.interrupts import Deferred
 from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Table, Untouched
 from regrad.scopes import Scope
-from regrad.torch import intercepts
+from regrad.torch import compiled_code, intercepts
 from regrad.torch.arguments import fill, refuse_unknown
+from regrad.torch.below import as_called, body_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
-from regrad.torch.compiled_code import PLACE
 from regrad.torch.composites import CHECKS, Fused, bodies, fused, is_other_op
+from regrad.torch.enclosing import deciding, is_built_in, refuse_to_be_written, within
 from regrad.torch.nodes import Watch, tensors
 from regrad.torch.optypes import (
     CHANNELS_LAST,
@@ -67,7 +67,7 @@ class Binding:
 
     def hit(self, op_type: str, shape: Any) -> Hit:
         """One more op is bound, where its caller stands."""
-        place = PLACE.get()
+        place = compiled_code.PLACE.get()
         where = caller() if place is None else place.where
         hit = self.by_line.get(where)
         if hit is None:
@@ -139,7 +139,7 @@ class gradient_override_map(Scope):
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._rules = dict(rules)
-        self._keep = tuple(keep)
+        self._keep = tuple(map(as_called, keep))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
@@ -268,7 +268,7 @@ class RuleSet:
         self.parts = {f: rows for f, rows in found if rows}
         self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
         divides = any("RealDiv" in each.rules for each in self.around())
-        self.traced = {f: b for f, b in self.bodies.items() if f.__module__ not in NOT_TRACED}
+        self.traced = {f: b for f, b in self.bodies.items() if compiled_code.is_traceable(f)}
         self.mode = type("Mode", (Mode,), {
             "ruleset": self, "calls": self.calls, "parts": self.parts, "bodies": self.bodies,
             "traced": self.traced, "divides": divides,
@@ -411,9 +411,6 @@ def is_seen(function: Any) -> bool:
     return any(getattr(place, name, None) is function for place in PLACES)
 
 
-# Where the functions are that torch.compile takes as they are, without a look at their Python code.
-NOT_TRACED = ("torch.functional", "torch._tensor")
-
 # `2 - x` and the like. torch.compile cannot look their functions up (it takes their wrappers for
 # other functions than those that it guards on), so there they are known by name.
 REFLECTED: dict[str, Callable[[Any, Any, bool], Any]] = {
@@ -494,12 +491,15 @@ class Mode(torch.overrides.TorchFunctionMode):
                 return
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
-        if not torch.is_grad_enabled():
+        ruleset, is_custom = self.ruleset, body_of(func) is not None
+        if func in ruleset.keep:
             return func(*args, **options)
-        watch = Watch(self.ruleset.rules, args, options)
-        result = func(*args, **options)
-        if func not in self.ruleset.keep:
-            watch.look(func, result, self.scope._untouched, caller)
+        if not torch.is_grad_enabled():
+            function = deciding(ruleset.keep, is_custom)
+            return within(function, ruleset.rules, func, args, options)
+        watch = Watch(ruleset.rules, args, options)
+        result = within(func if is_custom else None, ruleset.rules, func, args, options)
+        watch.look(func, result, self.scope._untouched, caller)
         return result
 
 
@@ -521,11 +521,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
         scope = _scope_of(ruleset)
         if is_other_op(key, args, options) or not has_tensors(args, options):
             return function(*args, **options)
-        if torch.compiler.is_exporting():
-            raise PassedOverError(
-                "torch.export writes forward programs, which have no gradient: the rule for "
-                f"{key!r} would be lost. Export outside the scope; torch.compile works in it."
-            )
+        refuse_to_be_written(key)
         with torch._C.DisableTorchFunction():
             if is_built_in(key, ruleset.keep):
                 return function(*args, **options)
@@ -536,7 +532,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             if scope is not None:
                 hit = scope._bindings[key].hit(key, shape)
             else:  # what torch.compile made in a scope runs its backward pass after it
-                hit = None if (place := PLACE.get()) is None else place.hit
+                hit = None if (place := compiled_code.PLACE.get()) is None else place.hit
 
             def forward(*xs: torch.Tensor) -> torch.Tensor:
                 given, named = filled.rebuilt(xs)
@@ -592,38 +588,3 @@ def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
 
 
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
-
-
-# Where torch keeps the Functions of its compiled programs, and of regions in them.
-PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
-
-
-def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
-    """Whether an op runs in the forward pass of a Function that answers for its gradient.
-
-    That is a program of torch.compile, which has the rule built in, or one that is to be kept.
-    Any other `autograd.Function` has a backward pass of its own, and the rule would never run.
-    """
-    function, args = _enclosing_function()
-    if function is None or function is CheckpointFunction:
-        return False
-    if function in keep or function.__module__.startswith(PROGRAMS):
-        return True
-    if any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-        raise PassedOverError(
-            f"{op_type} ran in the forward pass of {function.__module__}.{function.__qualname__}, "
-            "a torch.autograd.Function whose own backward pass decides, so that the rule for "
-            f"{op_type!r} would never run. Pass keep=[{function.__name__}] to leave it as it is."
-        )
-    return False
-
-
-def _enclosing_function() -> tuple[Any, Sequence[Any]]:
-    """The `autograd.Function` whose forward pass is running, and its arguments."""
-    frame = None if torch.is_grad_enabled() else sys._getframe(3)
-    while frame is not None:
-        if frame.f_code is _APPLY:
-            return frame.f_locals["cls"], frame.f_locals["args"]
-        frame = frame.f_back
-    return None, ()

@@ -14,6 +14,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from regrad.closures import MISSING, Closure
 
@@ -96,7 +97,7 @@ def _op() -> Any:
 
 def is_traced() -> bool:
     """Whether the ops that run are being written into a program."""
-    return torch.fx.experimental.proxy_tensor.get_proxy_mode() is not None
+    return get_proxy_mode() is not None
 
 
 def may_change(rule: Any) -> bool:
