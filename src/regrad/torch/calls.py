@@ -157,11 +157,10 @@ def _at_run_time(
     def pull(saved: Sequence[Any], dys: Sequence[Any], shapes: Sequence[Any]) -> Sequence[Any]:
         known = list(zip(shapes, dtypes, strict=True))
         outputs = known[count:] if several else None
-        with torch.no_grad():
-            return _now(call, known[:count], outputs, wanted, saved, dys)
+        return _now(call, known[:count], outputs, wanted, saved, dys)
 
     pulls = Pulls(pull, [dtypes[n] for n in wanted], wanted, [len(s) for s, _ in specs], len(saved))
-    return pulled(pulls, saved, dys, [size for shape, _ in specs for size in shape])
+    return pulled(pulls, [*saved, *dys], [size for shape, _ in specs for size in shape])
 
 
 def _saved(ctx: Any) -> Sequence[torch.Tensor]:

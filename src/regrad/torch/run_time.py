@@ -8,7 +8,7 @@ called from the compiled program instead, by one opaque op, as it would be witho
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from regrad.blocks import block
 from regrad.closures import MISSING, Closure
+from regrad.torch.bridge import apply, differentiable
 
 CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # what code is made of
 _NUMBERS = itertools.count()
-_PULLS: dict[int, Pulls] = {}
+_PULLS: dict[int, Any] = {}
 
 
 class Pulls:
@@ -75,13 +77,64 @@ def _own(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return dx.contiguous()
 
 
-def pulled(
-    pulls: Pulls, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor], sizes: Sequence[Any]
-) -> Sequence[torch.Tensor]:
-    """The gradients wanted, by an op that a compiled program keeps as it is."""
+class Again:
+    """The gradient of what is called at a place in a compiled program, called there in its turn."""
+
+    def __init__(self, first: Any, count: int) -> None:
+        self.first = first
+        self.count = count  # of the tensors that the first is given
+
+    def zeros(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        return [torch.zeros_like(x) for x in given[: self.count]]
+
+    def __call__(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        with recording():
+            xs = [x.detach().requires_grad_(differentiable(x)) for x in given[: self.count]]
+            pairs = zip(self.first(xs, sizes), given[self.count :], strict=True)
+            reached = [(y, dy) for y, dy in pairs if y.requires_grad]
+            wanted = [n for n, x in enumerate(xs) if x.requires_grad]
+            ys, dys = [y for y, _ in reached], [dy for _, dy in reached]
+            dxs = torch.autograd.grad(ys, [xs[n] for n in wanted], dys, allow_unused=True)
+        found = self.zeros(given, sizes)
+        for n, dx in zip(wanted, dxs if reached else (), strict=False):
+            found[n] = found[n] if dx is None else dx.detach().clone()
+        return found
+
+
+@block
+def recording() -> Generator[None]:
+    """A block of an op in which autograd records, although it is at work around the op."""
+    below = torch._C._after_autograd_keyset  # pyright: ignore[reportAttributeAccessIssue]
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set() & below
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        yield
+
+
+def pulled(pulls: Any, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Sequence[Any]:
+    """What is called with these tensors, by an op that a compiled program keeps as it is."""
     number = next(_NUMBERS)
     _PULLS[number] = pulls
-    return _op()([*saved, *dys], sizes, number)
+    return apply(AtRunTime, number, sizes, *given)
+
+
+class AtRunTime(torch.autograd.Function):
+    """Carries one call from a compiled program."""
+
+    @staticmethod
+    def forward(number: int, sizes: Sequence[Any], *given: torch.Tensor) -> Any:
+        return tuple(_op()(given, sizes, number))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.number, ctx.sizes, *given = inputs
+        ctx.save_for_backward(*given)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        given = ctx.saved_tensors
+        again = Again(_PULLS[ctx.number], len(given))
+        return None, None, *pulled(again, [*given, *dys], ctx.sizes)
 
 
 @cache
