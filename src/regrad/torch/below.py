@@ -7,6 +7,7 @@ of single ops in autograd. They are seen where torch dispatches them.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -79,23 +80,37 @@ def script_types(program: Any, rules: Mapping[str, Any]) -> set[str]:
     names = set(_names(program))
     found = {t for name in names for t in _types(name) if t not in WHEN}
     for key in rules.keys() - families().keys():  # callables that are no op type of regrad's
-        if key.rpartition(".")[2].rstrip("_") in names:
+        if key.rpartition(".")[2].rstrip("_") in names or names & _lines(key):
             found.add(key)
     return found & rules.keys()
 
 
-_CALLED = re.compile(r"\(\d+\): (\w+)")  # in the Python stack that a traced op remembers
+_TRACED = re.compile(r"\(\d+\): (\w+)")  # in the Python stack that a traced op remembers
+_SCRIPTED = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def _names(program: Any) -> Iterator[str]:
-    """What a program calls: ATen ops, and the Python functions that they were written in."""
+    """What a program calls: ATen ops, and the Python functions, or lines, that they stood in."""
     graph = program.graph.copy()
     yield from (_called(node) for node in _nodes(graph) if node.kind() == "prim::CallFunction")
     torch._C._jit_pass_inline(graph)
     for node in _nodes(graph):
         if node.kind().startswith("aten::"):
+            source = node.sourceRange()
             yield node.kind().removeprefix("aten::").rstrip("_")
-            yield from _CALLED.findall(node.sourceRange())
+            yield from _TRACED.findall(source)
+            yield from map(":".join, _SCRIPTED.findall(source))
+
+
+@cache
+def _lines(key: str) -> frozenset[str]:
+    """The lines of the Python function that is a key, by its full name."""
+    module, _, name = key.rpartition(".")
+    code = getattr(getattr(sys.modules.get(module), name, None), "__code__", None)
+    if code is None:
+        return frozenset()
+    lines = (line for _, _, line in code.co_lines() if line is not None)
+    return frozenset(f"{code.co_filename}:{line}" for line in lines)
 
 
 def _called(node: Any) -> str:
