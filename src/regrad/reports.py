@@ -127,6 +127,10 @@ class Untouched:
         """An op ran and kept its gradient."""
         self.counts[name, where] = self.counts.get((name, where), 0) + count
 
+    def add(self, other: Untouched) -> None:
+        """Count what another one counted."""
+        self.counts.update(other.counts)
+
     def table(self) -> Table:
         """The ops as a table: name, calls, source line."""
         rows = sorted(self.counts.items(), key=lambda item: (item[0][0].lower(), item[0][1]))

@@ -16,6 +16,7 @@ from regrad.state import current
 from regrad.tape import Place
 from regrad.tensor import Tensor, wrap
 from regrad.torch.bridge import apply, bridged, differentiable, pushed, run, unaffected
+from regrad.torch.run_time import Pulls, is_traced, may_change, pulled
 
 
 class Call:
@@ -117,10 +118,11 @@ class Overridden(torch.autograd.Function):
     def backward(ctx: Any, *dys: Any) -> Any:
         call = ctx.call
         wanted = [n for n, i in enumerate(ctx.at) if ctx.needs_input_grad[i]]
-        call.ran()
         saved = _saved(ctx)  # which may run a checkpoint again, under its own overrides
-        with unaffected():
-            found = Pull(call, ctx.specs, wanted, ctx.outputs)(saved, dys)
+        if is_traced() and may_change(call.rule.rule):
+            found = _at_run_time(call, ctx, wanted, saved, dys)
+        else:
+            found = _now(call, ctx.specs, ctx.outputs, wanted, saved, dys)
         dxs: list[Any] = [None] * ctx.total
         for n, dx in zip(wanted, found, strict=True):
             dxs[ctx.at[n]] = dx
@@ -139,6 +141,31 @@ class Overridden(torch.autograd.Function):
                 "jacrev, vjp), or write the rule with regrad's functions."
             ) from error
         return dys if ctx.outputs else dys[0]
+
+
+def _now(
+    call: Call, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
+) -> Sequence[Any]:
+    call.ran()
+    with unaffected():
+        return Pull(call, specs, wanted, outputs)(saved, dys)
+
+
+def _at_run_time(
+    call: Call, ctx: Any, wanted: Sequence[int], saved: Sequence[Any], dys: Sequence[Any]
+) -> Sequence[Any]:
+    """Have a program that is being written call the rule when it runs."""
+    several, count = ctx.outputs is not None, len(ctx.specs)
+    specs = [*ctx.specs, *(ctx.outputs or ())]
+    dtypes = [dtype for _, dtype in specs]
+
+    def pull(saved: Sequence[Any], dys: Sequence[Any], shapes: Sequence[Any]) -> Sequence[Any]:
+        known = list(zip(shapes, dtypes, strict=True))
+        outputs = known[count:] if several else None
+        return _now(call, known[:count], outputs, wanted, saved, dys)
+
+    pulls = Pulls(pull, [dtypes[n] for n in wanted], wanted, [len(s) for s, _ in specs], len(saved))
+    return pulled(pulls, [*saved, *dys], [size for shape, _ in specs for size in shape])
 
 
 def _saved(ctx: Any) -> Sequence[torch.Tensor]:

@@ -8,9 +8,11 @@ replaced; when the last one is left they are as before.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import wraps
+from functools import cache, wraps
+from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
 
 import torch
@@ -21,7 +23,8 @@ from torch.overrides import _get_current_function_mode_stack
 from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.torch import functions
-from regrad.torch.optypes import families
+from regrad.torch.below import Below, script_types, spelled
+from regrad.torch.nodes import tensors
 
 _LOCK = threading.Lock()
 _open = 0
@@ -62,7 +65,7 @@ def install() -> None:
     with _LOCK:
         _open += 1
         if _open == 1:
-            for owner, name, make in _ENTRANCES:
+            for owner, name, make in _entrances():
                 old = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
                 _before.append((owner, name, old))
                 setattr(owner, name, make(old))
@@ -83,6 +86,13 @@ def scopes() -> tuple[Any, ...]:
     from regrad.torch.overriding import SCOPES
 
     return SCOPES.get()
+
+
+def caller() -> str:
+    """The line outside torch and regrad that is running."""
+    from regrad.torch import overriding
+
+    return overriding.caller()
 
 
 @block
@@ -138,50 +148,88 @@ def _not_reentrant(old: Any) -> Any:
 
 def _thread(old: Any) -> Any:
     def start(self: threading.Thread) -> None:
-        self.run = later(self.run)  # a thread started in a scope belongs to it
+        if not _is_worker(self):  # a thread started in a scope belongs to it
+            self.run = later(self.run)
         old(self)
 
     return start
 
 
+def _job(old: Any) -> Any:
+    """A job of a pool of threads belongs to the scope in which it was handed in."""
+
+    def submit(self: Any, func: Any, /, *args: Any, **options: Any) -> Any:
+        return old(self, later(func) if _has_threads(self) else func, *args, **options)
+
+    return submit
+
+
+def _has_threads(pool: Any) -> bool:
+    return isinstance(pool, ThreadPoolExecutor | ThreadPool)
+
+
+def _is_worker(thread: Any) -> bool:
+    """Whether a thread is one of a pool's, which runs jobs of anybody."""
+    code = getattr(thread, "_target", None) or type(thread)
+    return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing")
+
+
 def _script(old: Any) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        refuse_script(self)
-        return old(self, *args, **options)
+        if not scopes():
+            return old(self, *args, **options)
+        name = f"the TorchScript program {getattr(self, 'name', self)!r}"
+        _refuse(name, lambda rules: script_types(self, rules))
+        with Below() as below:
+            y = old(self, *args, **options)
+        if any(x.requires_grad for x in tensors((y,))):
+            _refuse(name, lambda rules: below.types & rules.keys())
+            types = ", ".join(sorted(below.types))
+            scopes()[-1]._untouched.note(f"{name[4:]} ({types})" if types else name[4:], caller())
+        return y
 
     return call
 
 
-def refuse_script(program: Any) -> None:
-    """TorchScript runs its ops without asking; refuse a program that has an overridden one."""
-    held = scopes()
-    types = {key for scope in held for key in scope._bindings} & families().keys()
-    kinds = {node.kind() for node in _nodes(program)} if types else set()
-    for op_type in sorted(types):
-        names = families()[op_type].names
-        if kinds & {f"aten::{name}{end}" for name in names for end in ("", "_")}:
+def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
+    """Refuse a program that has an overridden op, out of sight of any mode."""
+    for scope in scopes():
+        if types := named(scope._bindings):
             raise PassedOverError(
-                f"the TorchScript program {getattr(program, 'name', program)!r} runs {op_type!r}, "
-                "which is overridden, out of sight of any override. Use the Python module that was "
-                "scripted or traced, in which every op is seen."
+                f"{name} runs {spelled(types)}, which is overridden, out of sight of any "
+                "override. Use the Python module that was scripted or traced, in which every op "
+                "is seen."
             )
 
 
-def _nodes(program: Any) -> Iterator[Any]:
-    graph = program.graph.copy()
-    torch._C._jit_pass_inline(graph)
-    stack = list(graph.nodes())
-    while stack:
-        node = stack.pop()
-        yield node
-        for inner in node.blocks():
-            stack += inner.nodes()
+@cache
+def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
+    """What is replaced while a scope is open: where it is, its name, and what makes the new."""
+    import torch._dynamo.output_graph
+    import torch._dynamo.utils
+    import torch._dynamo.variables.higher_order_ops
+    import torch._dynamo.variables.misc
+    import torch._dynamo.variables.torch_function
 
+    from regrad.torch import compiled_code
+    from regrad.torch.overriding import Mode
 
-_ENTRANCES = (
-    (checkpointing.CheckpointFunction, "forward", _reentrant),
-    (checkpointing, "_checkpoint_without_reentrant_generator", _not_reentrant),
-    (threading.Thread, "start", _thread),
-    (torch._C.ScriptMethod, "__call__", _script),
-    (torch._C.ScriptFunction, "__call__", _script),
-)
+    dynamo = torch._dynamo
+    compiled_code.leave_alone(Mode.__torch_function__)
+    functions = dynamo.variables.misc.AutogradFunctionVariable
+    applied = dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable
+    every = (
+        (checkpointing.CheckpointFunction, "forward", _reentrant),
+        (checkpointing, "_checkpoint_without_reentrant_generator", _not_reentrant),
+        (threading.Thread, "start", _thread),
+        (ThreadPoolExecutor, "submit", _job),
+        *[(Pool, name, _job) for name in ("apply_async", "_map_async", "imap", "imap_unordered")],
+        (torch._C.ScriptMethod, "__call__", _script),
+        (torch._C.ScriptFunction, "__call__", _script),
+        (functions, "call_apply", compiled_code.call_apply),
+        (applied, "trace_forward_graph", compiled_code.trace_forward),
+        (dynamo.utils, "run_node", compiled_code.run_node),
+        (dynamo.variables.torch_function, "dispatch_torch_function", compiled_code.dispatch),
+        (dynamo.output_graph.OutputGraph, "call_user_compiler", compiled_code.call_user_compiler),
+    )
+    return [each for each in every if hasattr(each[0], each[1])]  # (not all are in old versions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -44,7 +44,10 @@ class Watch:
         self.rules = frozenset(rules)
         self.harmless: dict[Any, str] = {}  # a function and its kinds of nodes: what reports show
 
-    def look(self, func: Any, start: int, result: Any, untouched: Untouched) -> None:
+    def look(
+        self, func: Any, start: int, result: Any, untouched: Untouched,
+        where: Callable[[], str] | None = None,
+    ) -> None:  # fmt: skip
         """Note what kept its gradient; raise if an overridden op type is among it.
 
         `start` is the number of the first node that the call may have made.
@@ -62,13 +65,13 @@ class Watch:
                 shown = _described(func, made)
                 if not any(risky):
                     self.harmless[key] = shown
-            untouched.note(shown, caller())
+            untouched.note(shown, (where or caller)())
 
     def _check(self, func: Any, node: Any) -> bool:
         """Raise if a node belongs to an overridden op; whether another of its kind could."""
         name = node.name().rstrip("0123456789")
         hidden = name.endswith("CopySlices")  # a view was changed in place, by a node out of sight
-        types = types_of(_node_named(func) if hidden else name)
+        types = types_of(node_named(getattr(func, "__name__", "")) if hidden else name)
         for op_type in types:
             if op_type not in self.rules or _is_plumbing(func, op_type):
                 continue
@@ -93,12 +96,12 @@ def _is_plumbing(func: Any, op_type: str) -> bool:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_GENERATED = "<eval_with_key>"  # what torch.compile writes
+LIBRARIES = (_TORCH, _HERE, "<eval_with_key>")  # (which torch.compile writes)
 
 
 @cache
 def _is_machinery(filename: str) -> bool:
-    return filename.startswith((_TORCH, _HERE, _GENERATED))
+    return filename.startswith(LIBRARIES)
 
 
 def caller() -> str:
@@ -143,9 +146,9 @@ def gradients() -> frozenset[Any]:
     return frozenset({torch.autograd.grad, torch.Tensor.grad.__get__})  # pyright: ignore
 
 
-def _node_named(func: Any) -> str:
+def node_named(name: str) -> str:
     """The backward node of a torch function, by the name that torch would give it."""
-    words = getattr(func, "__name__", "").strip("_").split("_")
+    words = name.strip("_").split("_")
     return "".join(word.capitalize() for word in words) + "Backward"
 
 

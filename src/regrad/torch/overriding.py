@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections import OrderedDict
@@ -12,7 +11,6 @@ from typing import Any, Self
 
 import torch
 import torch.overrides
-from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import (
     ArgumentError,
@@ -27,11 +25,13 @@ from regrad.interrupts import Deferred
 from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Table, Untouched
 from regrad.scopes import Scope
-from regrad.torch import functions, intercepts
+from regrad.torch import compiled_code, functions, intercepts
 from regrad.torch.arguments import fill, refuse_unknown
+from regrad.torch.below import as_called, body_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
 from regrad.torch.composites import CHECKS, Fused, bodies, fused, is_other_op
+from regrad.torch.enclosing import deciding, is_built_in, refuse_to_be_written, within
 from regrad.torch.nodes import Watch, caller, gradients, sequence_nr, tensors
 from regrad.torch.optypes import (
     CHANNELS_LAST,
@@ -59,15 +59,19 @@ class Binding:
 
     @property
     def hits(self) -> list[Hit]:
-        return list(self.by_line.values())
+        return [hit for hit in self.by_line.values() if hit.count or hit.ran]
 
     def hit(self, op_type: str, shape: Any) -> Hit:
         """One more op is bound, where its caller stands."""
-        where = caller()
+        place = compiled_code.PLACE.get()
+        where = caller() if place is None else place.where
         hit = self.by_line.get(where)
         if hit is None:
             hit = self.by_line.setdefault(where, Hit(op_type, self.rule.name, where))
-        hit.seen(shape)
+        if place is None:
+            hit.seen(shape)
+        else:  # which counts it, when it is known that the program will be run
+            place.meets(hit, shape)
         return hit
 
 
@@ -123,11 +127,12 @@ class gradient_override_map(Scope):
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._rules = dict(rules)
-        self._keep = tuple(keep)
+        self._keep = tuple(map(as_called, keep))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
         self._ruleset: RuleSet | None = None
+        self._compiled: set[str] = set()  # the op types whose rules ran programs have built in
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
         self._left = False
 
@@ -144,8 +149,7 @@ class gradient_override_map(Scope):
             finally:  # a signal came before that began
                 if self._mode is not None and not self._left:
                     self._leave()
-        compiled = self._ruleset is not None and self._ruleset.compiled
-        if self._rules and not self._failed and not self.hits and not compiled:
+        if self._rules and not self._failed and not self.hits and not self._compiled:
             keys = ", ".join(map(repr, self._bindings))
             warnings.warn(
                 f"gradient_override_map matched nothing: no op of type {keys} ran in the scope. "
@@ -160,6 +164,7 @@ class gradient_override_map(Scope):
             self._ruleset = ruleset
             self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
             self._untouched = Untouched()
+            self._compiled = set()
             mode = ruleset.mode(self)
             intercepts.drop_closed()
             mode.__enter__()
@@ -188,6 +193,7 @@ class gradient_override_map(Scope):
         super()._collect(scope)
         self._ruleset = scope._ruleset
         scope._untouched = self._untouched
+        scope._compiled = self._compiled
 
     def _close(self) -> None:
         mode, token = self._mode, self._token
@@ -210,7 +216,7 @@ class gradient_override_map(Scope):
         return family_of(op_type).type
 
     def _why_not(self, binding: Any) -> str:
-        if not binding.hits and self._ruleset is not None and self._ruleset.compiled:
+        if not binding.hits and binding.rule.op.type in self._compiled:
             return (
                 "no op of that type ran in Python. The rule is built into a program of "
                 "torch.compile, whose runs are not seen: ask in the scope in which it was "
@@ -237,7 +243,6 @@ class RuleSet:
         self.functions = {key: family_of(key).type for key in rules if functions.is_function(key)}
         self.keep = (*keep, *self.functions)  # whose own forward passes are left alone
         self.outer = outer
-        self.compiled = False  # whether torch.compile has built these rules into a program
         self.rules: dict[str, ForeignRule] = {}
         spelled: dict[Any, Spelling] = {}
         for key, value in rules.items():
@@ -258,9 +263,10 @@ class RuleSet:
         self.parts = {f: rows for f, rows in found if rows}
         self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
         divides = any("RealDiv" in each.rules for each in self.around())
+        self.traced = {f: b for f, b in self.bodies.items() if compiled_code.is_traceable(f)}
         self.mode = type("Mode", (Mode,), {
             "ruleset": self, "calls": self.calls, "parts": self.parts, "bodies": self.bodies,
-            "divides": divides,
+            "traced": self.traced, "divides": divides,
         })  # fmt: skip
 
     def around(self) -> Iterator[RuleSet]:
@@ -422,6 +428,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     calls: Mapping[Any, Callable[..., Any]]
     parts: Mapping[Any, Sequence[Fused]]
     bodies: Mapping[Any, Callable[..., Any]]
+    traced: Mapping[Any, Callable[..., Any]]  # those of them that torch.compile can look into
     divides: bool  # whether there is a rule for RealDiv here or around
 
     def __init__(self, scope: gradient_override_map) -> None:
@@ -455,9 +462,10 @@ class Mode(torch.overrides.TorchFunctionMode):
                     return self._apart(func, row, args, options)
         if func in self.calls:
             return self.calls[func](*args, **options)
-        if func in self.bodies:
+        bodies = self.traced if compiling else self.bodies
+        if func in bodies:
             with self:
-                return self.bodies[func](*args, **options)
+                return bodies[func](*args, **options)
         if compiling:
             return func(*args, **options)
         return self._watched(func, args, options)
@@ -465,18 +473,35 @@ class Mode(torch.overrides.TorchFunctionMode):
     def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
         parts = row.parts
         if parts is None:
-            types = {t for each in self.ruleset.around() for t in each.rules}
-            raise fused_error(func, row.contains & types, row.what)
+            if not torch.compiler.is_dynamo_compiling():  # which shows the call to `compiled_code`
+                raise self._error(func, row)
+            return func(*args, **options)
         with self:
             return parts(*args, **options)
 
+    def _error(self, func: Any, row: Fused) -> PassedOverError:
+        types = {t for each in self.ruleset.around() for t in each.rules}
+        return fused_error(func, row.contains & types, row.what)
+
+    def refuse_fused(self, func: Any, args: Sequence[Any], options: Any) -> None:
+        """Refuse a call that cannot be taken apart, and would have to be."""
+        for row in self.parts.get(func, ()):
+            if row.when is None or row.when(*args, **options):
+                if row.parts is None:
+                    raise self._error(func, row)
+                return
+
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
-        if not torch.is_grad_enabled():
+        ruleset, is_custom = self.ruleset, body_of(func) is not None
+        if func in ruleset.keep:
             return func(*args, **options)
+        if not torch.is_grad_enabled():
+            function = deciding(ruleset.keep, is_custom)
+            return within(function, ruleset.rules, func, args, options)
         start = sequence_nr()
-        result = func(*args, **options)
-        if sequence_nr() != start and func not in self.ruleset.left:
-            self.ruleset.watch.look(func, start, result, self.scope._untouched)
+        result = within(func if is_custom else None, ruleset.rules, func, args, options)
+        if sequence_nr() != start and func not in ruleset.left:
+            ruleset.watch.look(func, start, result, self.scope._untouched)
         return result
 
 
@@ -498,11 +523,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
         scope = _scope_of(ruleset)
         if is_other_op(key, args, options) or not has_tensors(args, options):
             return function(*args, **options)
-        if torch.compiler.is_exporting():
-            raise PassedOverError(
-                "torch.export writes forward programs, which have no gradient: the rule for "
-                f"{key!r} would be lost. Export outside the scope; torch.compile works in it."
-            )
+        refuse_to_be_written(key)
         with torch._C.DisableTorchFunction():
             if is_built_in(key, ruleset.keep):
                 return function(*args, **options)
@@ -510,8 +531,10 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             filled = fill(family, args, options)
             first = next((v for v in filled.values if isinstance(v, torch.Tensor)), None)
             shape = () if first is None else tuple(first.shape)
-            hit = None if scope is None else scope._bindings[key].hit(key, shape)
-            ruleset.compiled |= torch.compiler.is_compiling()
+            if scope is not None:
+                hit = scope._bindings[key].hit(key, shape)
+            else:  # what torch.compile made in a scope runs its backward pass after it
+                hit = None if (place := compiled_code.PLACE.get()) is None else place.hit
 
             def forward(*xs: torch.Tensor) -> torch.Tensor:
                 given, named = filled.rebuilt(xs)
@@ -530,6 +553,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
                 xs[0] = target.clone()
             return target.copy_(call(*xs))
 
+    overridden.ruleset, overridden.op_type = ruleset, key  # pyright: ignore
     return allow_in_graph(overridden)
 
 
@@ -588,34 +612,3 @@ def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
 
 
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
-
-
-def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
-    """Whether an op runs in the forward pass of a Function that answers for its gradient.
-
-    That is a program of torch.compile, which has the rule built in, or one that is to be kept.
-    Any other `autograd.Function` has a backward pass of its own, and the rule would never run.
-    """
-    function, args = _enclosing_function()
-    if function is None or function is CheckpointFunction:
-        return False
-    if function in keep or function.__module__.startswith("torch._functorch._aot_autograd"):
-        return True
-    if any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-        raise PassedOverError(
-            f"{op_type} ran in the forward pass of {function.__module__}.{function.__qualname__}, "
-            "a torch.autograd.Function whose own backward pass decides, so that the rule for "
-            f"{op_type!r} would never run. Pass keep=[{function.__name__}] to leave it as it is."
-        )
-    return False
-
-
-def _enclosing_function() -> tuple[Any, Sequence[Any]]:
-    """The `autograd.Function` whose forward pass is running, and its arguments."""
-    frame = None if torch.is_grad_enabled() else sys._getframe(3)
-    while frame is not None:
-        if frame.f_code is _APPLY:
-            return frame.f_locals["cls"], frame.f_locals["args"]
-        frame = frame.f_back
-    return None, ()

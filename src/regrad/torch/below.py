@@ -1,0 +1,136 @@
+"""What runs below autograd: the ops of code that asks no function mode.
+
+TorchScript, the bodies of custom ops and the forward pass of an `autograd.Function` leave no record
+of single ops in autograd. They are seen where torch dispatches them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch._library.custom_ops
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regrad.torch.nodes import node_named, types_of
+from regrad.torch.optypes import families
+
+# Which calls of an ATen op are an op of the type, where its name alone does not tell.
+WHEN: dict[str, Callable[..., bool]] = {
+    "Elu": lambda x, alpha=1, scale=1, *rest: scale == 1,
+    "Selu": lambda x, alpha=1, scale=1, *rest: scale != 1,
+    "Relu6": lambda x, low=-1, high=1: (low, high) == (0, 6),
+    "Conv2D": lambda x, w, bias, *rest: w.dim() == 4 and not rest[3],
+    "Conv3D": lambda x, w, bias, *rest: w.dim() == 5 and not rest[3],
+}
+
+
+class Below(TorchDispatchMode):
+    """Notes the op types that run in a block, whoever calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        for op_type in _types(func.overloadpacket.__name__):
+            if op_type not in WHEN or WHEN[op_type](*args, **options):
+                self.types.add(op_type)
+        body = body_of(func)
+        if body is None:
+            return func(*args, **options)
+        with self:
+            return body(*args, **options)
+
+
+def body_of(func: Any) -> Callable[..., Any] | None:
+    """The Python function behind a custom op."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace in ("aten", "prim"):
+        return None
+    found = torch._library.custom_ops.OPDEFS.get(func._schema.name)
+    return None if found is None or func.namespace == "regrad" else found._init_fn
+
+
+def as_called(kept: Any) -> Any:
+    """A custom op as modes are asked for it, of what Python code calls."""
+    overload = getattr(kept, "_opoverload", None)
+    if overload is None and isinstance(kept, torch._ops.OpOverloadPacket):
+        overload = None if kept._qualified_op_name.startswith("aten::") else kept.default
+    return kept if overload is None else overload
+
+
+@cache
+def _types(name: str) -> frozenset[str]:
+    """The op types that an ATen op belongs to, by its name."""
+    plain = name.rstrip("_")
+    named = {t for t, family in families().items() if plain in family.names}
+    return frozenset({*named, *types_of(node_named(plain)), *types_of(f"{plain}Backward")})
+
+
+# -- TorchScript ----------------------------------------------------------------------------------
+
+
+def script_types(program: Any, rules: Mapping[str, Any]) -> set[str]:
+    """The op types, and the callables that are keys, that a TorchScript program names."""
+    names = set(_names(program))
+    found = {t for name in names for t in _types(name) if t not in WHEN}
+    for key in rules.keys() - families().keys():  # callables that are no op type of regrad's
+        if key.rpartition(".")[2].rstrip("_") in names or names & _lines(key):
+            found.add(key)
+    return found & rules.keys()
+
+
+_TRACED = re.compile(r"\(\d+\): (\w+)")  # in the Python stack that a traced op remembers
+_SCRIPTED = re.compile(r'File "(.+?)", line (\d+)')
+
+
+def _names(program: Any) -> Iterator[str]:
+    """What a program calls: ATen ops, and the Python functions, or lines, that they stood in."""
+    graph = program.graph.copy()
+    yield from (_called(node) for node in _nodes(graph) if node.kind() == "prim::CallFunction")
+    torch._C._jit_pass_inline(graph)
+    for node in _nodes(graph):
+        if node.kind().startswith("aten::"):
+            source = node.sourceRange()
+            yield node.kind().removeprefix("aten::").rstrip("_")
+            yield from _TRACED.findall(source)
+            yield from map(":".join, _SCRIPTED.findall(source))
+
+
+@cache
+def _lines(key: str) -> frozenset[str]:
+    """The lines of the Python function that is a key, by its full name."""
+    module, _, name = key.rpartition(".")
+    code = getattr(getattr(sys.modules.get(module), name, None), "__code__", None)
+    if code is None:
+        return frozenset()
+    lines = (line for _, _, line in code.co_lines() if line is not None)
+    return frozenset(f"{code.co_filename}:{line}" for line in lines)
+
+
+def _called(node: Any) -> str:
+    return str(next(node.inputs()).type()).rpartition(".")[2]
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    stack: list[Any] = list(graph.nodes())
+    while stack:
+        node = stack.pop()
+        yield node
+        for inner in node.blocks():
+            stack += inner.nodes()
+
+
+def spelled(types: Iterable[str]) -> str:
+    """Op types in a message."""
+    return " and ".join(map(repr, sorted(types)))
+
+
+def wanted(values: Sequence[Any]) -> bool:
+    """Whether a gradient is wanted of any of these."""
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in values)

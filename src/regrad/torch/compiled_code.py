@@ -1,0 +1,320 @@
+"""Code that torch.compile captures: watched as it is traced, checked when a backend gets it.
+
+The modes of open scopes are asked while torch.compile traces, so rules get into its graphs. What
+is seen only in autograd's record, after a call, is looked for here: torch.compile runs each node of
+a graph once on tensors without values, under autograd, and that run is watched like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterator
+from contextvars import ContextVar
+from functools import cache, update_wrapper
+from typing import Any
+
+import torch
+import torch.overrides
+
+from regrad.blocks import block
+from regrad.errors import PassedOverError
+from regrad.reports import Hit, Untouched
+from regrad.torch import intercepts
+from regrad.torch.below import Below
+from regrad.torch.enclosing import hidden_error
+from regrad.torch.nodes import LIBRARIES, caller, sequence_nr
+
+_WHOLE = ("torch.functional", "torch._tensor")
+_SEEN = "seen by regrad"  # in the meta of a node
+
+
+class Place:
+    """Where in the program a node of a graph comes from, and the hit that it is counted in.
+
+    A graph is run several times until it is compiled. The node counts once, when it is certain
+    that it will be part of a program.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.hit: Hit | None = None
+        self.shapes: list[Any] = []
+
+    def meets(self, hit: Hit, shape: Any) -> None:
+        """The node runs."""
+        if self.hit is None:
+            self.hit, self.shapes = hit, [shape]
+
+    def count(self) -> None:
+        """The node is part of a program."""
+        while self.hit is not None and self.shapes:
+            self.hit.seen(self.shapes.pop())
+
+
+PLACE: ContextVar[Place | None] = ContextVar("regrad_place", default=None)
+
+
+@block
+def standing(place: Place) -> Generator[None]:
+    """A block in which a node runs that comes from this place."""
+    token = PLACE.set(place)
+    try:
+        yield
+    finally:
+        PLACE.reset(token)
+
+
+def placed(function: Any, place: Place) -> Callable[..., Any]:
+    """What a node calls under a rule, for this one node."""
+
+    def at_its_place(*args: Any, **options: Any) -> Any:
+        with standing(place):
+            return function(*args, **options)
+
+    made = update_wrapper(at_its_place, function)
+    made.__dict__["place"] = place
+    return made
+
+
+APPLIED: ContextVar[Any] = ContextVar("regrad_applied", default=None)  # a Function
+FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)  # one traced forward
+
+
+def leave_alone(function: Any) -> None:
+    """Have torch.compile not begin with a function of ours, if something else has called it.
+
+    That is after a graph break; what is traced elsewhere and calls it is traced through it.
+    """
+    from torch._dynamo.types import FrameAction, FrameExecStrategy  # pyright: ignore
+
+    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy  # pyright: ignore
+    set_strategy(function.__code__, skip)
+
+
+def is_traceable(function: Any) -> bool:
+    """Whether torch.compile can look into a function that torch writes in Python.
+
+    The others are single nodes of its graphs, and are watched as such.
+    """
+    code = function.__code__
+    dispatches = code.co_filename.endswith("_jit_internal.py") or (
+        "_list_with_default" in code.co_names
+    )
+    return function.__module__ not in _WHOLE and not dispatches
+
+
+# -- while torch.compile traces -------------------------------------------------------------------
+
+
+def run_node(old: Any) -> Any:
+    """Watch a node as torch.compile runs it."""
+
+    def watched(tracer: Any, node: Any, args: Any, options: Any, module: Any) -> Any:
+        if not intercepts.scopes():
+            return old(tracer, node, args, options, module)
+        if is_ours(node.target):
+            if not hasattr(node.target, "place"):
+                node.target = placed(node.target, Place(line_of(node)))
+            return old(tracer, node, args, options, module)
+        if (function := FORWARD.get()) is not None:
+            return _in_forward(function, node, lambda: old(tracer, node, args, options, module))
+        start = sequence_nr()
+        result = old(tracer, node, args, options, module)
+        if _is_watched(node):
+            node.meta[_SEEN] = _looked(start, node, args, options, result)
+        return result
+
+    return watched
+
+
+def is_ours(target: Any) -> bool:
+    """Whether a node calls a torch function under a rule."""
+    return hasattr(target, "ruleset")
+
+
+def _is_watched(node: Any) -> bool:
+    """Whether a node is one call of a function, and not a region of which each node was traced."""
+    calls = node.op in ("call_function", "call_method", "call_module")
+    return calls and torch.is_grad_enabled() and not any(_bodies(node))
+
+
+def _looked(start: int, node: Any, args: Any, options: Any, result: Any) -> list[tuple[Any, Any]]:
+    """For each scope, the error that the node deserves, or what it runs untouched."""
+    found: list[tuple[Any, Any]] = []
+    function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
+    for scope in intercepts.scopes():
+        ruleset = scope._ruleset
+        note = Untouched()
+        try:
+            if function not in ruleset.left:
+                scope._mode.refuse_fused(function, args, options)
+                ruleset.watch.look(function, start, result, note, lambda: line_of(node))
+            found.append((scope, note))
+        except PassedOverError as error:
+            found.append((scope, error))
+    return found
+
+
+def call_apply(old: Any) -> Any:
+    """Know whose forward pass is traced."""
+
+    def apply(self: Any, tx: Any, args: Any, options: Any) -> Any:
+        token = APPLIED.set(self.fn_cls)
+        try:
+            return old(self, tx, args, options)
+        finally:
+            APPLIED.reset(token)
+
+    return apply
+
+
+def trace_forward(old: Any) -> Any:
+    """Trace the forward pass of somebody's Function without modes: its backward pass decides."""
+
+    def traced(self: Any, tx: Any, *args: Any, **options: Any) -> Any:
+        stack = tx.symbolic_torch_function_state.mode_stack
+        ours = [mode for mode in stack if hasattr(mode.realize().value, "ruleset")]
+        before, token = list(stack), FORWARD.set(APPLIED.get())
+        for mode in ours:
+            stack.remove(mode)
+        try:
+            return old(self, tx, *args, **options)
+        finally:
+            FORWARD.reset(token)
+            stack.clear()
+            stack.extend(before)
+
+    return traced
+
+
+def _in_forward(function: Any, node: Any, run: Callable[[], Any]) -> Any:
+    """A node of the forward pass of a Function, which must not be overridden."""
+    with Below() as below:
+        result = run()
+    found = []
+    for scope in intercepts.scopes():
+        types = below.types & scope._bindings.keys()
+        if types and function not in scope._ruleset.keep:
+            found.append((scope, hidden_error(function, types)))
+    node.meta[_SEEN] = found
+    return result
+
+
+_LINE = re.compile(r'File "(.+?)", line (\d+)')
+
+
+def line_of(node: Any) -> str:
+    """The line of the user's program that a node of a graph comes from."""
+    lines = _LINE.findall(node.stack_trace or "")
+    own = [line for line in lines if not line[0].startswith(LIBRARIES)]
+    return ":".join(own[-1]) if own else caller()
+
+
+def dispatch(old: Any) -> Any:
+    """Have the bodies of higher-order operators traced under the modes of the open scopes.
+
+    torch.compile asks a mode for such an operator as a whole, and takes the mode off meanwhile. A
+    region that is to be compiled once for all its calls is traced where it stands: torch cannot
+    tell the modes of two calls apart.
+    """
+
+    def dispatch_torch_function(tx: Any, fn: Any, args: Any, options: Any) -> Any:
+        if not _is_operator(fn) or not _has_scopes(tx):
+            return old(tx, fn, args, options)
+        if fn.value is torch.ops.higher_order.invoke_subgraph:
+            return args[0].call_function(tx, list(args[1:]), options)
+        return fn._call_function(tx, args, options)
+
+    return dispatch_torch_function
+
+
+def _is_operator(fn: Any) -> bool:
+    return isinstance(getattr(fn, "value", None), torch._ops.HigherOrderOperator) and hasattr(
+        fn, "_call_function"
+    )
+
+
+def _has_scopes(tx: Any) -> bool:
+    """Whether there is a mode of ours among those that a trace is made under."""
+    stack = tx.symbolic_torch_function_state.mode_stack
+    return any(hasattr(mode.realize().value, "ruleset") for mode in stack)
+
+
+# -- when a backend gets the graph ----------------------------------------------------------------
+
+
+def call_user_compiler(old: Any) -> Any:
+    """Check a graph before a backend compiles it, and tell the scopes in which it then runs."""
+
+    def checked(self: Any, graph: Any, *args: Any, **options: Any) -> Any:
+        if not intercepts.scopes():
+            return old(self, graph, *args, **options)
+        types = settle(graph)
+        return telling(old(self, graph, *args, **options), types)
+
+    return checked
+
+
+def settle(graph: Any) -> dict[Any, set[str]]:
+    """Raise for what would be passed over; count the rest. The op types in it, by their rules."""
+    types: dict[Any, set[str]] = {}
+    for node in nodes(graph):
+        if is_ours(node.target):
+            node.target.place.count()
+            types.setdefault(node.target.ruleset, set()).add(node.target.op_type)
+        for scope, found in node.meta.get(_SEEN, ()):
+            if isinstance(found, PassedOverError):
+                raise _through_dynamo()(f"{line_of(node)}: {found}", first_useful_frame=None)
+            scope._untouched.add(found)
+    return types
+
+
+def nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph, and of the graphs in it."""
+    for node in graph.graph.nodes:
+        yield node
+        for body in _bodies(node):
+            yield from nodes(body)
+
+
+def _bodies(node: Any) -> Iterator[Any]:
+    """The graphs that a node is given, or is."""
+    root = node.graph.owning_module
+    for each in (*node.all_input_nodes, node):
+        if each.op == "get_attr" or each.op == "call_module":
+            found = _reach(root, each.target)
+            if isinstance(found, torch.fx.GraphModule):
+                yield found
+
+
+def _reach(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+@cache
+def _through_dynamo() -> Any:
+    """PassedOverError in a form that torch.compile hands on as it is."""
+    from torch._dynamo.exc import ShortenTraceback
+
+    class PassedOver(PassedOverError, ShortenTraceback):
+        pass
+
+    PassedOver.__name__ = PassedOver.__qualname__ = PassedOverError.__name__
+    PassedOver.__module__ = PassedOverError.__module__
+    return PassedOver
+
+
+def telling(program: Any, types: dict[Any, set[str]]) -> Any:
+    """A compiled program that tells the scopes in which it runs which of their rules it has."""
+    if not types:
+        return program
+
+    def run(*args: Any) -> Any:
+        for scope in intercepts.scopes():
+            scope._compiled.update(types.get(scope._ruleset, ()))
+        return program(*args)
+
+    return run

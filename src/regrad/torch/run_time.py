@@ -1,0 +1,167 @@
+"""Rules that read what may change, in compiled code: they run in Python, at run time.
+
+torch.compile traces a rule once and builds in what it read. That is right for a rule that only
+computes. One that reads a number, a Tensor or an attribute which may be another at the next call is
+called from the compiled program instead, by one opaque op, as it would be without compiling.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from functools import cache
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from regrad.blocks import block
+from regrad.closures import MISSING, Closure
+from regrad.torch.bridge import apply, differentiable
+
+CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # what code is made of
+_NUMBERS = itertools.count()
+_PULLS: dict[int, Any] = {}
+
+
+class Pulls:
+    """How a rule is called at a place in a compiled program.
+
+    Args:
+        pull: pulls gradients, given what was saved, those that arrived, and the shapes of the
+            inputs and outputs.
+        dtypes: those of the gradients wanted.
+        wanted: whose they are.
+        ranks: how many sizes each input and output has.
+        kept: how many tensors were saved.
+    """
+
+    def __init__(
+        self, pull: Callable[..., Any], dtypes: Sequence[torch.dtype], wanted: Sequence[int],
+        ranks: Sequence[int], kept: int,
+    ) -> None:  # fmt: skip
+        self.pull = pull
+        self.dtypes = dtypes
+        self.wanted = wanted
+        self.ranks = ranks
+        self.kept = kept
+
+    def shapes(self, sizes: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The shapes, of all sizes in a row."""
+        every = iter(sizes)
+        return [tuple(itertools.islice(every, rank)) for rank in self.ranks]
+
+    def zeros(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        """What stands for the gradients wanted, where there are none."""
+        shapes = self.shapes(sizes)
+        return [
+            torch.zeros(shapes[n], dtype=dtype, device=given[-1].device)
+            for n, dtype in zip(self.wanted, self.dtypes, strict=True)
+        ]
+
+    def __call__(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        found = self.pull(given[: self.kept], given[self.kept :], self.shapes(sizes))
+        taken = {x.untyped_storage().data_ptr() for x in given}
+        return [
+            zeros if dx is None else _own(dx, taken)
+            for dx, zeros in zip(found, self.zeros(given, sizes), strict=True)
+        ]
+
+
+def _own(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
+    """A gradient in memory of its own, as an op must give it."""
+    if dx.untyped_storage().data_ptr() in taken:
+        dx = dx.clone()
+    taken.add(dx.untyped_storage().data_ptr())
+    return dx.contiguous()
+
+
+class Again:
+    """The gradient of what is called at a place in a compiled program, called there in its turn."""
+
+    def __init__(self, first: Any, count: int) -> None:
+        self.first = first
+        self.count = count  # of the tensors that the first is given
+
+    def zeros(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        return [torch.zeros_like(x) for x in given[: self.count]]
+
+    def __call__(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        with recording():
+            xs = [x.detach().requires_grad_(differentiable(x)) for x in given[: self.count]]
+            pairs = zip(self.first(xs, sizes), given[self.count :], strict=True)
+            reached = [(y, dy) for y, dy in pairs if y.requires_grad]
+            wanted = [n for n, x in enumerate(xs) if x.requires_grad]
+            ys, dys = [y for y, _ in reached], [dy for _, dy in reached]
+            dxs = torch.autograd.grad(ys, [xs[n] for n in wanted], dys, allow_unused=True)
+        found = self.zeros(given, sizes)
+        for n, dx in zip(wanted, dxs if reached else (), strict=False):
+            found[n] = found[n] if dx is None else dx.detach().clone()
+        return found
+
+
+@block
+def recording() -> Generator[None]:
+    """A block of an op in which autograd records, although it is at work around the op."""
+    below = torch._C._after_autograd_keyset  # pyright: ignore[reportAttributeAccessIssue]
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set() & below
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        yield
+
+
+def pulled(pulls: Any, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Sequence[Any]:
+    """What is called with these tensors, by an op that a compiled program keeps as it is."""
+    number = next(_NUMBERS)
+    _PULLS[number] = pulls
+    return apply(AtRunTime, number, sizes, *given)
+
+
+class AtRunTime(torch.autograd.Function):
+    """Carries one call from a compiled program."""
+
+    @staticmethod
+    def forward(number: int, sizes: Sequence[Any], *given: torch.Tensor) -> Any:
+        return tuple(_op()(given, sizes, number))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.number, ctx.sizes, *given = inputs
+        ctx.save_for_backward(*given)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        given = ctx.saved_tensors
+        again = Again(_PULLS[ctx.number], len(given))
+        return None, None, *pulled(again, [*given, *dys], ctx.sizes)
+
+
+@cache
+def _op() -> Any:
+    def pull(given: Any, sizes: Any, number: int) -> Any:
+        return _PULLS[number](given, sizes)
+
+    schema = "(Tensor[] given, SymInt[] sizes, int number) -> Tensor[]"
+    op = torch.library.custom_op("regrad::pull", pull, mutates_args=(), schema=schema)
+    op.register_fake(lambda given, sizes, number: _PULLS[number].zeros(given, sizes))
+    return op
+
+
+def is_traced() -> bool:
+    """Whether the ops that run are being written into a program."""
+    return get_proxy_mode() is not None
+
+
+def may_change(rule: Any) -> bool:
+    """Whether a rule reads anything that may be another at its next call."""
+    rule = rule.bare
+    functions = [rule.function, *getattr(rule, "functions", {}).values()]
+    closure = Closure(*[f for f in functions if f is not None])
+    if closure.tensors or closure.generators:
+        return True
+    return any(_is_state(value) for _, value in closure.places)
+
+
+def _is_state(value: Any) -> bool:
+    return value is not MISSING and not isinstance(value, CONSTANT)
