@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regrad.builtin import Builtin
+from regrad.errors import DTypeError
 from regrad.namespaces import BACKENDS, is_array, numpy_dtype
 from regrad.recording import effective
 from regrad.registry import RULES, Op, canonical, resolve
@@ -142,7 +143,7 @@ class ForeignCall:
         op = self.rule.op
         # (NumPy compares dtypes with torch's by trying to convert them, and swallows what is
         # raised meanwhile, Ctrl-C too)
-        known = [(shape, dtype and numpy_dtype(dtype)) for shape, dtype in self.specs[:1]]
+        known = [(shape, _known(dtype)) for shape, dtype in self.specs[:1]]
         rule = effective(op, self.rule.rule, known, dy)
         if self.layout is None and self.outputs is None:
             return Record(op, rule, self.attrs, ids, self.specs, xs, -1, y)
@@ -164,6 +165,14 @@ class ForeignCall:
         made = wrap(dx) if _same_library(dx, first) else dx
         found = checked(record, leaf, made, wrap(first))
         return None if found is None else found._data
+
+
+def _known(dtype: Any) -> Any:
+    """Return a dtype as NumPy has it; None for none, and for one that it lacks (bfloat16)."""
+    try:
+        return dtype and numpy_dtype(dtype)
+    except DTypeError:
+        return None
 
 
 def _same_library(a: Any, b: Any) -> bool:
