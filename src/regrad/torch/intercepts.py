@@ -20,6 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from regrad.blocks import block
 from regrad.errors import PassedOverError
+from regrad.torch.opened import with_fast_path
 from regrad.torch.optypes import families
 
 _LOCK = threading.Lock()
@@ -182,4 +183,7 @@ _ENTRANCES = (
     (threading.Thread, "start", _thread),
     (torch._C.ScriptMethod, "__call__", _script),
     (torch._C.ScriptFunction, "__call__", _script),
+    (torch.nn.MultiheadAttention, "forward", with_fast_path),
+    (torch.nn.TransformerEncoder, "forward", with_fast_path),
+    (torch.nn.TransformerEncoderLayer, "forward", with_fast_path),
 )

@@ -23,19 +23,20 @@ from regrad.errors import (
     UnusedOverrideWarning,
     near,
 )
-from regrad.foreign import ForeignRule, lender, takes_all
+from regrad.foreign import ForeignRule
 from regrad.interrupts import Deferred
 from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Table, Untouched
 from regrad.scopes import Scope
 from regrad.torch import intercepts
-from regrad.torch.arguments import fill, refuse_unknown
+from regrad.torch.apart import apart, put
+from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
-from regrad.torch.composites import CHECKS, Fused, bodies, fused, is_other_op
+from regrad.torch.composites import Fused, ask_when_compiled, fused, is_other_op
 from regrad.torch.nodes import Watch, tensors
+from regrad.torch.opened import CHECKS, bodies
 from regrad.torch.optypes import (
-    CHANNELS_LAST,
     PLACES,
     Family,
     Spelling,
@@ -100,7 +101,7 @@ class gradient_override_map(Scope):
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
     an overridden op among others (`scaled_dot_product_attention`, `cross_entropy`, `LSTM`) are
-    taken apart, which may change values by rounding, or refused. Threads started in the scope, and
+    taken apart, with torch's own values, or refused. Threads started in the scope, and
     `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what is refused.
 
     The object bound by `as` tells what happened: `hits`, `table()`, `untouched()` and
@@ -247,6 +248,7 @@ class RuleSet:
     ) -> None:
         self.keep = keep
         self.outer = outer
+        ask_when_compiled()
         self.compiled = False  # whether torch.compile has built these rules into a program
         self.rules: dict[str, ForeignRule] = {}
         spelled: dict[Any, Spelling] = {}
@@ -260,8 +262,8 @@ class RuleSet:
             spelled.update(spellings_of(family))
         self.alone = {f for f, s in spelled.items() if not s.family.parameters}
         self.calls = {f: _overridden(self, f, s) for f, s in spelled.items() if f not in keep}
-        found = ((f, self._concerned(f, rows)) for f, rows in fused().items())
-        self.parts = {f: rows for f, rows in found if rows}
+        found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
+        self.parts = {f: [(row.when, apart(self, f, row)) for row in rows] for f, rows in found}
         self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
         divides = any("RealDiv" in each.rules for each in self.around())
         self.mode = type("Mode", (Mode,), {
@@ -283,22 +285,36 @@ class RuleSet:
         own = {_type_of(function)} & types
         if any(function in each.alone for each in sets):
             return []
-        return [row for row in rows if row.contains & (own or types)]
+        found = [row for row in rows if row.contains & (own or types)]
+        return [row for row in found if not row.lent or self._lends(*row.contains)]
+
+    def _lends(self, op_type: str) -> bool:
+        """Whether the innermost rule for an op type is one of regrad's own."""
+        rules = (each.rules[op_type] for each in self.around() if op_type in each.rules)
+        return next(rules).takes_all
+
+    def op(self, function: Any) -> Callable[..., Any]:
+        """The callable under the innermost rule for it, or as it is."""
+        call = next((s.calls[function] for s in self.around() if function in s.calls), function)
+        rows = self.parts.get(function, ())
+        if not rows:
+            return call
+        return lambda *args, **options: next(
+            (run for when, run in rows if when is None or when(*args, **options)), call
+        )(*args, **options)
+
+    def met(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
+        """Ops of these types ran inside a callable that needs no gradient."""
+        for op_type in types:
+            each = next((s for s in self.around() if op_type in s.rules), None)
+            scope = None if each is None else _scope_of(each)
+            if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
+                shape = () if xs[0].is_nested else tuple(xs[0].shape)
+                scope._bindings[op_type].hit(op_type, shape)
 
     def _is_left(self, function: Any) -> bool:
         """Whether a callable is not to be opened: somebody has a rule for it, or keeps it."""
         return any(function in each.calls or function in each.keep for each in self.around())
-
-
-def refuse_layout(value: Any, op_type: str) -> None:
-    """Refuse the rule of an op of ours whose images are laid out in another way than torch's."""
-    own = lender(value) or (op_type if takes_all(value) else None)
-    if own in CHANNELS_LAST:
-        raise RuleError(
-            f"the rule of {own!r} is for images whose channels come last, "
-            "and torch's come first. Write the rule with torch's functions, as in torch.nn.grad, "
-            "and name what it needs."
-        )
 
 
 def _type_of(function: Any) -> str | None:
@@ -424,7 +440,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     ruleset: RuleSet
     calls: Mapping[Any, Callable[..., Any]]
-    parts: Mapping[Any, Sequence[Fused]]
+    parts: Mapping[Any, Sequence[tuple[Any, Callable[..., Any]]]]
     bodies: Mapping[Any, Callable[..., Any]]
     divides: bool  # whether there is a rule for RealDiv here or around
 
@@ -441,7 +457,7 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
-        if type(func) is _Getter:  # x.shape, x.grad, …
+        if type(func) is _Getter and func not in self.parts:  # x.shape, x.grad, …
             return func(*args, **options)
         compiling = torch.compiler.is_dynamo_compiling()
         if compiling and getattr(func, "__name__", "") in REFLECTED:
@@ -450,9 +466,9 @@ class Mode(torch.overrides.TorchFunctionMode):
         if not compiling and self.scope not in SCOPES.get():  # another task of this thread runs
             return func(*args, **options)
         if func in self.parts:
-            for row in self.parts[func]:
-                if row.when is None or row.when(*args, **options):
-                    return self._apart(func, row, args, options)
+            for when, parts in self.parts[func]:
+                if when is None or when(*args, **options):
+                    return parts(*args, **options)
         if func in self.calls:
             return self.calls[func](*args, **options)
         if func in self.bodies:
@@ -461,14 +477,6 @@ class Mode(torch.overrides.TorchFunctionMode):
         if compiling:
             return func(*args, **options)
         return self._watched(func, args, options)
-
-    def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
-        parts = row.parts
-        if parts is None:
-            types = {t for each in self.ruleset.around() for t in each.rules}
-            raise fused_error(func, row.contains & types, row.what)
-        with self:
-            return parts(*args, **options)
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -480,16 +488,6 @@ class Mode(torch.overrides.TorchFunctionMode):
         return result
 
 
-def fused_error(func: Any, types: Iterable[str], what: str) -> PassedOverError:
-    """A callable computes an overridden op, and cannot be taken apart."""
-    name = torch.overrides.resolve_name(func) or getattr(func, "__name__", func)
-    return PassedOverError(
-        f"{name}{what} computes {' and '.join(map(repr, sorted(types)))} inside, which is "
-        "overridden, and would give its own gradient. Write it with separate torch functions, or "
-        f"pass keep=[{name}] to leave it as it is."
-    )
-
-
 def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
     """What runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type
@@ -498,11 +496,6 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
         scope = _scope_of(ruleset)
         if is_other_op(key, args, options) or not has_tensors(args, options):
             return function(*args, **options)
-        if torch.compiler.is_exporting():
-            raise PassedOverError(
-                "torch.export writes forward programs, which have no gradient: the rule for "
-                f"{key!r} would be lost. Export outside the scope; torch.compile works in it."
-            )
         with torch._C.DisableTorchFunction():
             if is_built_in(key, ruleset.keep):
                 return function(*args, **options)
@@ -528,7 +521,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             target = xs[0]
             if call.kept[:1] == [0]:  # the rule wants x as it was
                 xs[0] = target.clone()
-            return target.copy_(call(*xs))
+            return put(target, call(*xs), function)
 
     return allow_in_graph(overridden)
 
@@ -575,6 +568,11 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     That is a program of torch.compile, which has the rule built in, or one that is to be kept.
     Any other `autograd.Function` has a backward pass of its own, and the rule would never run.
     """
+    if torch.compiler.is_exporting():
+        raise PassedOverError(
+            "torch.export writes forward programs, which have no gradient: the rule for "
+            f"{op_type!r} would be lost. Export outside the scope; torch.compile works in it."
+        )
     function, args = _enclosing_function()
     if function is None or function is CheckpointFunction:
         return False
