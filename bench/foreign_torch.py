@@ -120,12 +120,55 @@ def unmatched() -> Contestants:
     return alike({"regrad": ours, "no scope": step(nn.ReLU())})
 
 
+class Tanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return dy * (1 - y * y)
+
+
+def recurrent() -> Contestants:
+    """An LSTM of 100 steps under a rule for Tanh, and a loop of cells with a Function."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layer, x = nn.LSTM(32, 32), torch.randn(100, 8, 32)
+    rules = {"Tanh": lambda dy, y: dy * (1 - y * y)}
+
+    def by_hand() -> torch.Tensor:
+        w_ih, w_hh, b_ih, b_hh = layer.parameters()
+        h = c = x.new_zeros(8, 32)
+        ys = []
+        for each in x:
+            gates = F.linear(each, w_ih, b_ih) + F.linear(h, w_hh, b_hh)
+            i, f, g, o = gates.chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * Tanh.apply(g)
+            h = o.sigmoid() * Tanh.apply(c)
+            ys.append(h)
+        return torch.stack(ys)
+
+    def under_a_rule() -> torch.Tensor:
+        with regrad.torch.gradient_override_map(rules):
+            return layer(x)[0]
+
+    def gradient(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return lambda: torch.autograd.grad(forward().sum(), layer.weight_hh_l0)[0]
+
+    return alike({"regrad": gradient(under_a_rule), "Function": gradient(by_hand)})
+
+
 def _measures() -> Iterator[tuple[str, Measure]]:
     title = "ResNet-18 step in torch, "
     pair = {"Function": 1.2}
     yield "torch-step", Speed(title + "guided ReLU", overridden(rg.rules.guided_relu), pair)
     yield "torch-rule", Speed(title + "rule in torch", overridden(guided_in_torch), pair)
     yield "torch-in-place", Speed(title + "in place", in_place, pair)
+    yield "torch-lstm", Speed("LSTM of 100 steps in torch, rule for Tanh", recurrent, pair)
     yield "torch-scope", Speed(title + "nothing matched", unmatched, {"no scope": 1.05})
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from regrad.errors import PassedOverError, RuleError
+from regrad.foreign import lender, takes_all
 from regrad.tape import Place
-from regrad.torch.optypes import LACKS, SYNONYMS, Family
+from regrad.torch.optypes import CHANNELS_LAST, LACKS, SYNONYMS, Family
 
 MISSING: Any = object()
 
@@ -33,7 +34,7 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
     if len(args) == 1 and not options and family.op.single:
         return Filled([*args], None, family.attributes({}), _only)
     if not family.parameters:
-        return _fill_by_place(args, options)
+        return fill_by_place(args, options)
     keys = _keys(family, args, options)
     by_name = {ours: keys[theirs] for theirs, ours in family.parameters if ours and theirs in keys}
     given = {name: args[k] if isinstance(k, int) else options[k] for name, k in by_name.items()}
@@ -63,8 +64,8 @@ def _only(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
     return [*tensors], {}
 
 
-def _fill_by_place(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
-    """All tensors among the arguments are inputs, in order: one sequence, or one each."""
+def fill_by_place(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
+    """Take all tensors among the arguments as inputs, in order: one sequence, or one each."""
     leaves: list[tuple[torch.Tensor, tuple[Any, int | None]]] = []
     for key, value in (*enumerate(args), *options.items()):
         if isinstance(value, torch.Tensor):
@@ -110,6 +111,17 @@ def _keys(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> di
         if name in names:
             keys[name] = key
     return keys
+
+
+def refuse_layout(value: Any, op_type: str) -> None:
+    """Refuse the rule of an op of ours whose images are laid out in another way than torch's."""
+    own = lender(value) or (op_type if takes_all(value) else None)
+    if own in CHANNELS_LAST:
+        raise RuleError(
+            f"the rule of {own!r} is for images whose channels come last, "
+            "and torch's come first. Write the rule with torch's functions, as in torch.nn.grad, "
+            "and name what it needs."
+        )
 
 
 def refuse_unknown(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ _SEEN = "seen by regrad"  # in the meta of a node
 
 
 class Place:
-    """Where in the program a node of a graph comes from, and the hit that it is counted in.
+    """Where in the program a node of a graph comes from, and the hits that it is counted in.
 
     A graph is run several times until it is compiled. The node counts once, when it is certain
     that it will be part of a program.
@@ -37,18 +37,21 @@ class Place:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.hit: Hit | None = None
-        self.shapes: list[Any] = []
+        self.met: list[tuple[Hit, Any]] = []
+        self.hits: dict[str, Hit] = {}  # by op type
+        self.has_run = False
 
     def meets(self, hit: Hit, shape: Any) -> None:
-        """The node runs."""
-        if self.hit is None:
-            self.hit, self.shapes = hit, [shape]
+        """The node runs an op under a rule."""
+        if not self.has_run:
+            self.met.append((hit, shape))
+            self.hits[hit.op_type] = hit
 
     def count(self) -> None:
         """The node is part of a program."""
-        while self.hit is not None and self.shapes:
-            self.hit.seen(self.shapes.pop())
+        while self.met:
+            hit, shape = self.met.pop()
+            hit.seen(shape)
 
 
 PLACE: ContextVar[Place | None] = ContextVar("regrad_place", default=None)
@@ -62,6 +65,7 @@ def standing(place: Place) -> Generator[None]:
         yield
     finally:
         PLACE.reset(token)
+        place.has_run = True
 
 
 def placed(function: Any, place: Place) -> Callable[..., Any]:
@@ -262,7 +266,8 @@ def settle(graph: Any) -> dict[Any, set[str]]:
     for node in nodes(graph):
         if is_ours(node.target):
             node.target.place.count()
-            types.setdefault(node.target.ruleset, set()).add(node.target.op_type)
+            for each in node.target.ruleset.around():
+                types.setdefault(each, set()).update(node.target.op_types & each.rules.keys())
         for scope, found in node.meta.get(_SEEN, ()):
             if isinstance(found, PassedOverError):
                 raise _through_dynamo()(f"{line_of(node)}: {found}", first_useful_frame=None)

@@ -1,209 +1,42 @@
-"""Torch callables that are made of others: opened, taken apart, or refused."""
+"""The torch callables that compute several ops in one kernel: which ops, and how to part them."""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from types import CellType, FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import torch.overrides
 
-from regrad.torch.optypes import everywhere, spellings
+from regrad.torch import parts as of
+from regrad.torch import products, recurrent
+from regrad.torch.optypes import everywhere, spellings, switch
 
 
 class Fused(NamedTuple):
-    """A callable that computes several ops at once: which, and how to compute them one by one."""
+    """A callable that computes several ops at once: which, and how to compute them one by one.
+
+    Only the op types that it contains are the user's. What else it does (bias, scale, masks,
+    dropout, layout) is torch's own, and no rule concerns it.
+    """
 
     contains: frozenset[str]
     parts: Callable[..., Any] | None  # None: it cannot be taken apart here
     when: Callable[..., bool] | None = None  # only for such arguments
     what: str = ""  # which arguments these are, for a message
+    in_place: bool = False
+    draws: Callable[..., bool] | None = None  # whether it draws random numbers
+    exact: bool = False  # its parts have torch's value to the bit
+    lent: bool = False  # only for a rule of regrad's own, whose op knows no such arguments
 
-
-def attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """`scaled_dot_product_attention` as its documentation spells it out."""
-    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    if enable_gqa:
-        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
-        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    scores = query @ key.transpose(-2, -1) * scale
-    if is_causal:
-        ones = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device)
-        attn_mask = ones.tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    weights = torch.softmax(scores, -1)
-    return torch.dropout(weights, dropout_p, dropout_p > 0) @ value
-
-
-def cross_entropy(
-    input: Any, target: Any, weight: Any = None, reduction: Any = 1, ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> Any:  # fmt: skip
-    """`cross_entropy` of class indices or probabilities, by log_softmax."""
-    axis = 0 if input.dim() == 1 else 1
-    logs = torch.log_softmax(input, axis)
-    if not target.is_floating_point() and not label_smoothing:
-        nll = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
-        return nll(logs, target, weight, reduction, ignore_index)
-    return _of_probabilities(logs, target, weight, reduction, ignore_index, label_smoothing, axis)
-
-
-def _of_probabilities(
-    logs: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float, axis: int
-) -> Any:
-    classes = logs.size(axis)
-    share = torch.ones_like(target, dtype=logs.dtype)
-    if not target.is_floating_point():
-        share = (target != ignored).to(logs.dtype)
-        target = F.one_hot(target.clamp(min=0), classes).movedim(-1, axis).to(logs.dtype)
-        share = share if weight is None else share * weight[target.argmax(axis)]
-        target = target * (target.sum(axis, keepdim=True) * share.unsqueeze(axis) != 0)
-        count = share.sum()
-    else:
-        count = torch.tensor(target.numel() / classes, dtype=logs.dtype)
-    target = target * (1 - smoothing) + smoothing / classes
-    if weight is not None:
-        target = target * weight.reshape([-1 if i == axis else 1 for i in range(logs.dim())])
-    loss = -(logs * target).sum(axis)
-    if share.shape == loss.shape:
-        loss = loss * (share != 0)
-    return (loss, loss.sum() / count, loss.sum())[reduction]
-
-
-def linear(input: Any, weight: Any, bias: Any = None) -> Any:
-    """`linear` as a matrix product."""
-    y = torch.matmul(input, weight.mT if weight.dim() > 1 else weight)
-    return y if bias is None else y + bias
-
-
-def lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    """One step of an LSTM."""
-    h, c = hx
-    i, f, g, o = (linear(input, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, -1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(c), c
-
-
-def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    """One step of a GRU."""
-    xr, xz, xn = linear(input, w_ih, b_ih).chunk(3, -1)
-    hr, hz, hn = linear(hx, w_hh, b_hh).chunk(3, -1)
-    r, z = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
-    n = torch.tanh(xn + r * hn)
-    return n + z * (hx - n)
-
-
-def rnn_cell(act: Callable[..., Any]) -> Callable[..., Any]:
-    """One step of a plain recurrent network."""
-
-    def step(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-        return act(linear(input, w_ih, b_ih) + linear(hx, w_hh, b_hh))
-
-    return step
-
-
-def recurrent(cell: Callable[..., Any], two: bool) -> Callable[..., Any]:
-    """`lstm`, `gru`, … over whole sequences, step by step."""
-
-    def layers(
-        input: Any, hx: Any, params: Any, has_biases: Any, num_layers: Any, dropout: Any,
-        train: Any, bidirectional: Any, batch_first: Any = None,
-    ) -> Any:  # fmt: skip
-        x = input.transpose(0, 1) if batch_first else input
-        states = list(zip(*hx, strict=True)) if two else list(hx)
-        ways, each = 1 + bidirectional, 4 if has_biases else 2
-        last = []
-        for layer in range(num_layers):
-            found = []
-            for way in range(ways):
-                n = layer * ways + way
-                weights = params[n * each : (n + 1) * each]
-                ys, state = _over(cell, x, states[n], weights, way == 1, two)
-                found.append(ys)
-                last.append(state)
-            x = torch.cat(found, -1) if ways == 2 else found[0]
-            if layer < num_layers - 1:
-                x = torch.dropout(x, dropout, train)
-        y = x.transpose(0, 1) if batch_first else x
-        if two:
-            return y, torch.stack([h for h, _ in last]), torch.stack([c for _, c in last])
-        return y, torch.stack(last)
-
-    return layers
-
-
-def _over(
-    cell: Callable[..., Any], x: Any, state: Any, weights: Any, back: bool, two: bool
-) -> tuple[Any, Any]:
-    ys = []
-    steps = reversed(range(x.size(0))) if back else range(x.size(0))
-    for t in steps:
-        state = cell(x[t], state, *weights)
-        ys.append(state[0] if two else state)
-    return torch.stack(ys[::-1] if back else ys), state
-
-
-def bce_with_logits(
-    input: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: Any = 1
-) -> Any:
-    """`binary_cross_entropy_with_logits` by log(sigmoid(x)) and log(sigmoid(-x))."""
-    positive = 1 if pos_weight is None else pos_weight
-    loss = -(positive * target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
-    loss = loss if weight is None else loss * weight
-    return (loss, loss.mean(), loss.sum())[reduction]
-
-
-def logsigmoid(input: Any) -> Any:
-    """`logsigmoid` by sigmoid."""
-    return torch.log(torch.sigmoid(input))
-
-
-def silu(input: Any) -> Any:
-    """`x * sigmoid(x)`."""
-    return input * torch.sigmoid(input)
-
-
-def glu(input: Any, dim: int = -1) -> Any:
-    """`a * sigmoid(b)` of two halves."""
-    a, b = input.chunk(2, dim)
-    return a * torch.sigmoid(b)
-
-
-def mish(input: Any) -> Any:
-    """`x * tanh(softplus(x))`."""
-    return input * torch.tanh(F.softplus(input))
-
-
-def hardswish(input: Any) -> Any:
-    """`x * relu6(x + 3) / 6`."""
-    return input * F.relu6(input + 3) / 6
-
-
-def hardsigmoid(input: Any) -> Any:
-    """`relu6(x + 3) / 6`."""
-    return F.relu6(input + 3) / 6
-
-
-def addmm(input: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """`beta * input + alpha * (a @ b)`."""
-    y = torch.matmul(a, b)
-    y = y if alpha == 1 else y * alpha
-    return y + (input if beta == 1 else input * beta)
-
-
-def _softmin(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
-    return torch.softmax(-input, dim, dtype=dtype)
+    def changes(self, function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+        """Whether a call is in place."""
+        at = switch(function)
+        return self.in_place or bool(
+            options.get("inplace") or (at is not None and args[at : at + 1] == (True,))
+        )
 
 
 # -- one callable, several ops --------------------------------------------------------------------
@@ -221,7 +54,7 @@ def _has_alpha(*args: Any, **options: Any) -> bool:
 
 def _has_other(*args: Any, **options: Any) -> bool:
     """Whether this is `max(a, b)`, and not a reduction."""
-    return isinstance(options.get("other", (*args, None)[1]), torch.Tensor)
+    return any(isinstance(x, torch.Tensor) for x in (*args[1:2], options.get("other")))
 
 
 def _is_reduction(*args: Any, **options: Any) -> bool:
@@ -230,83 +63,76 @@ def _is_reduction(*args: Any, **options: Any) -> bool:
 
 def _is_relu6(*args: Any, **options: Any) -> bool:
     """Whether this is `hardtanh(x, 0, 6)`."""
-    low, high = (*args, -1, 1)[1:3] if len(args) != 2 else (args[1], 1)
-    return (options.get("min_val", low), options.get("max_val", high)) == (0, 6)
+    said: dict[str, Any] = {"min_val": -1, "max_val": 1}
+    said.update(zip(("min_val", "max_val"), args[1:], strict=False))
+    said.update(options)
+    return (said["min_val"], said["max_val"]) == (0, 6)
 
 
-def _relu6(input: Any, min_val: Any = 0, max_val: Any = 6, inplace: bool = False) -> Any:
-    return F.relu6(input, inplace)
+def _is_complex(input: Any) -> bool:
+    return input.is_complex()
 
 
-def _clamped(side: str) -> Callable[..., Any]:
-    """`clamp_min` or `clamp_max`."""
-    return lambda input, *args, **options: torch.clamp(
-        input, **{side: (*args, *options.values())[0]}
-    )
+def _is_product(*args: Any, **options: Any) -> bool:
+    """Whether einsum has more than one operand."""
+    given = args[1:]
+    if not isinstance(args[0], str):  # einsum(x, [0, 1], y, [1, 2])
+        return len(args) > 3
+    return len(given) > 1 or any(isinstance(x, list | tuple) and len(x) > 1 for x in given)
 
 
-def _reduced(name: str) -> Callable[..., Any]:
-    """`torch.max(x)`, or `torch.max(x, dim)` with its indices."""
-
-    def parts(
-        input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None,
-        keepdims: bool = False,
-    ) -> Any:  # fmt: skip
-        values, dim, keepdim = getattr(torch, f"a{name}"), _either(dim, axis), keepdim or keepdims
-        if dim is None:
-            return values(input)
-        with torch._C.DisableTorchFunction():
-            found = getattr(torch, name)(input.detach(), dim, keepdim)
-        kind = getattr(torch.return_types, name)
-        return kind((values(input, dim, keepdim), found.indices))
-
-    return parts
+def _reduces(*args: Any, **options: Any) -> bool:
+    """Whether a sparse product is not one of sums."""
+    return len(args) + len(options) > 2
 
 
-def _either(first: Any, second: Any) -> Any:
-    return second if first is None else first
+def _drops(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0, *args: Any,
+    **options: Any,
+) -> bool:  # fmt: skip
+    return dropout_p > 0
 
 
-def _scaled(function: Any, reverse: bool) -> Callable[..., Any]:
-    """`a + alpha * b`, or `b - alpha * a`."""
-
-    def parts(input: Any, other: Any, alpha: Any = 1) -> Any:
-        if isinstance(alpha, torch.Tensor):
-            other, alpha = alpha, other
-        if reverse:
-            return function(torch.mul(input, alpha), other)
-        return function(
-            input, torch.mul(other, alpha) if isinstance(other, torch.Tensor) else other * alpha
-        )
-
-    return parts
+def _drops_between(input: Any, *args: Any) -> bool:
+    """Whether a recurrent layer in training drops what it hands to the next one."""
+    _, _, _, layers, dropout, train, *_ = args[isinstance(args[2], list | tuple) :]
+    return train and dropout > 0 and layers > 1
 
 
-def _in_place(parts: Callable[..., Any]) -> Callable[..., Any]:
-    """What computes something, put into its first argument."""
-
-    def changing(input: Any, *args: Any, **options: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            before = input.clone()
-        y = parts(before, *args, **options)
-        with torch._C.DisableTorchFunction():
-            return input.copy_(y)
-
-    return changing
+def _has_vector(*args: Any, **options: Any) -> bool:
+    """Whether a product is not of matrices."""
+    return any(x.dim() == 1 for x in (*args, *options.values()) if isinstance(x, torch.Tensor))
 
 
-def _switched(parts: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a function that has a switch for in-place."""
-    return lambda input, inplace=False: (_in_place(parts) if inplace else parts)(input)
+def _has_no_dim(input: Any, dim: Any = None, *args: Any, **options: Any) -> bool:
+    return dim is None
 
 
-def _convolution(function: Any, axes: int) -> Callable[..., Any]:
-    """A convolution, and then its bias."""
+def _has_channels(*args: Any, **options: Any) -> bool:
+    """Whether there is a slope for each channel."""
+    x, slope = (*args, *options.values())[:2]
+    return slope.dim() == 1 and (slope.numel() > 1 or not x.dim())
 
-    def parts(input: Any, weight: Any, bias: Any, *args: Any, **options: Any) -> Any:
-        return function(input, weight, None, *args, **options) + bias.reshape(-1, *[1] * axes)
 
-    return parts
+def _from_the_end(input: Any, dim: Any = 0, *args: Any, **options: Any) -> bool:
+    return isinstance(dim, int) and (dim < 0 or not input.dim())
+
+
+def _of_no_axes(input: Any, dim: Any = None, *args: Any, **options: Any) -> bool:
+    """Whether all axes are meant by naming none."""
+    dim = options.get("axis", dim)
+    return isinstance(dim, list | tuple) and not dim
+
+
+# What torch's callables take and regrad's ops do not: how to call them so that both know it.
+_FOREIGN: dict[str, tuple[Callable[..., Any], Callable[..., bool]]] = {
+    "MatMul": (of.of_matrices, _has_vector),
+    "Prelu": (of.by_channel, _has_channels),
+    **dict.fromkeys(
+        ("Cumprod", "Cumsum", "Softmax", "LogSoftmax"), (of.from_the_front, _from_the_end)
+    ),
+    **dict.fromkeys(("Sum", "Mean", "Max", "Min"), (of.over_all, _of_no_axes)),
+}
 
 
 @cache
@@ -315,89 +141,124 @@ def fused() -> dict[Any, list[Fused]]:
     table: dict[Any, list[Fused]] = {}
     for function, row in _forms():
         table.setdefault(function, []).append(row)
-    for names, contains, parts in _rows():
+    for names, contains, parts, *rest in _rows():
+        row = Fused(frozenset(contains.split()), parts, **(rest[0] if rest else {}))
         for function in everywhere(names):
-            table.setdefault(function, []).append(Fused(frozenset(contains.split()), parts))
+            table.setdefault(function, []).append(row)
+    table.update({f: [Fused(frozenset({t}), parts)] for f, t, parts in _losses()})
     return table
 
 
-_RECURRENT = {"lstm": "MatMul Sigmoid Tanh", "gru": "MatMul Sigmoid Tanh",
-              "rnn_tanh": "MatMul Tanh", "rnn_relu": "MatMul Relu"}  # fmt: skip
+def _losses() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Losses that say in other ways how they are reduced: torch.nn.functional has words for it.
 
-
-def _rows() -> list[tuple[str, str, Callable[..., Any] | None]]:
+    (torch.compile asks no mode about the functions that those call.)
+    """
     return [
-        ("scaled_dot_product_attention", "MatMul Softmax", attention),
-        ("cross_entropy_loss", "LogSoftmax", cross_entropy),
-        ("linear", "MatMul", linear),
-        ("addmm baddbmm addmv", "MatMul", addmm),
-        ("lstm_cell", "MatMul Sigmoid Tanh", lstm_cell),
-        ("gru_cell", "MatMul Sigmoid Tanh", gru_cell),
-        ("rnn_tanh_cell", "MatMul Tanh", rnn_cell(torch.tanh)),
-        ("rnn_relu_cell", "MatMul Relu", rnn_cell(torch.relu)),
-        ("lstm", _RECURRENT["lstm"], recurrent(lstm_cell, True)),
-        ("gru", _RECURRENT["gru"], recurrent(gru_cell, False)),
-        ("rnn_tanh", _RECURRENT["rnn_tanh"], recurrent(rnn_cell(torch.tanh), False)),
-        ("rnn_relu", _RECURRENT["rnn_relu"], recurrent(rnn_cell(torch.relu), False)),
-        ("binary_cross_entropy_with_logits", "Sigmoid", bce_with_logits),
-        ("log_sigmoid logsigmoid", "Sigmoid", logsigmoid),
-        ("silu", "Sigmoid", _switched(silu)),
-        ("glu", "Sigmoid", glu),
-        ("mish", "Tanh Softplus", _switched(mish)),
-        ("hardswish", "Relu6", _switched(hardswish)),
-        ("hardsigmoid", "Relu6", _switched(hardsigmoid)),
-        ("silu_", "Sigmoid", _in_place(silu)),
-        ("mish_", "Tanh Softplus", _in_place(mish)),
-        ("hardswish_", "Relu6", _in_place(hardswish)),
-        ("hardsigmoid_", "Relu6", _in_place(hardsigmoid)),
-        ("softmin", "Softmax", _softmin),
-        ("clamp_min", "ClipByValue", _clamped("min")),
-        ("clamp_max", "ClipByValue", _clamped("max")),
-        ("clamp_min_", "ClipByValue", _in_place(_clamped("min"))),
-        ("clamp_max_", "ClipByValue", _in_place(_clamped("max"))),
-        ("square", "Pow", lambda input: torch.pow(input, 2)),
-        ("square_", "Pow", _in_place(lambda input: torch.pow(input, 2))),
-        ("addbmm chain_matmul multi_dot bilinear", "MatMul", None),
-        ("_native_multi_head_attention _transformer_encoder_layer_fwd", "MatMul Softmax", None),
+        (F.cross_entropy, "LogSoftmax", of.named_cross_entropy),
+        (F.binary_cross_entropy_with_logits, "Sigmoid", of.named_bce),
+        (torch.binary_cross_entropy_with_logits, "Sigmoid", of.bce_of_each),
     ]
 
 
-def _is_packed(input: Any, *args: Any, **options: Any) -> bool:
-    """Whether a recurrent layer runs over packed sequences: batch sizes come before the state."""
-    return isinstance(args[2], list | tuple)
+_GATED = "MatMul Sigmoid Tanh"
+_IN_PLACE = {"in_place": True}
+_EXACT = {"exact": True}
+_BETWEEN = {"draws": _drops_between}
 
 
-def _is_projected(input: Any, *args: Any, **options: Any) -> bool:
-    """Whether an LSTM projects its state: it has a fifth weight."""
-    _, params, has_biases, layers, _, _, bidirectional, *_ = args
-    return len(params) != layers * (1 + bidirectional) * (4 if has_biases else 2)
+def _rows() -> list[tuple[Any, ...]]:
+    """Names in torch, the op types that are inside, the parts, and what else a row says."""
+    return [
+        ("scaled_dot_product_attention", "MatMul Softmax", of.attention, {"draws": _drops}),
+        ("cross_entropy_loss", "LogSoftmax", of.cross_entropy),
+        ("linear", "MatMul", products.linear),
+        *_twice("addmm", "MatMul", products.added("mat1", "mat2")),
+        *_twice("addmv", "MatMul", products.added("mat", "vec")),
+        *_twice("baddbmm", "MatMul", products.added("batch1", "batch2")),
+        *_twice("addbmm", "MatMul", products.added_batch),
+        ("chain_matmul multi_dot", "MatMul", products.chain),
+        ("einsum", "MatMul Mul", products.einsum, {"when": _is_product}),
+        ("tensordot", "MatMul", products.tensordot),
+        ("inner", "MatMul Mul", products.inner),
+        ("bilinear", "MatMul", products.bilinear),
+        ("vdot", "MatMul", products.vdot),
+        ("_grouped_mm", "MatMul", products.grouped),
+        ("lstm_cell", _GATED, recurrent.cell("lstm")),
+        ("gru_cell", _GATED, recurrent.cell("gru")),
+        ("rnn_tanh_cell", "MatMul Tanh", recurrent.cell("rnn_tanh")),
+        ("rnn_relu_cell", "MatMul Relu", recurrent.cell("rnn_relu")),
+        ("lstm", _GATED, recurrent.layers("lstm"), _BETWEEN),
+        ("gru", _GATED, recurrent.layers("gru"), _BETWEEN),
+        ("rnn_tanh", "MatMul Tanh", recurrent.layers("rnn_tanh"), _BETWEEN),
+        ("rnn_relu", "MatMul Relu", recurrent.layers("rnn_relu"), _BETWEEN),
+        ("binary_cross_entropy_with_logits", "Sigmoid", of.bce_with_logits),
+        ("log_sigmoid logsigmoid", "Sigmoid", of.logsigmoid),
+        ("glu", "Sigmoid", of.glu),
+        *_twice("silu", "Sigmoid", of.silu),
+        *_twice("mish", "Tanh Softplus", of.mish),
+        *_twice("hardswish", "Relu6", of.hardswish),
+        *_twice("hardsigmoid", "Relu6", of.hardsigmoid),
+        *_twice("clamp_min", "ClipByValue", of.clamped("min"), _EXACT),
+        *_twice("clamp_max", "ClipByValue", of.clamped("max"), _EXACT),
+        *_twice("square", "Pow", of.square, _EXACT),
+        *_twice("float_power", "Pow", of.float_power, _EXACT),
+        ("outer ger", "Mul", of.outer, _EXACT),
+        ("adjoint", "Conj", of.adjoint, {**_EXACT, "when": _is_complex}),
+        ("aminmax", "Max Min", of.aminmax),
+        ("hstack", "ConcatV2", of.stacked(1, torch.atleast_1d), _EXACT),
+        ("vstack row_stack", "ConcatV2", of.stacked(0, torch.atleast_2d), _EXACT),
+        ("dstack", "ConcatV2", of.stacked(2, torch.atleast_3d), _EXACT),
+        ("column_stack", "ConcatV2", of.stacked(1, of.as_column), _EXACT),
+        ("flatten ravel", "Reshape", of.flatten, _EXACT),
+        ("unflatten", "Reshape", of.unflatten, _EXACT),
+        ("view_as reshape_as", "Reshape", of.reshape_as, _EXACT),
+        ("_native_multi_head_attention", "MatMul Softmax", None),
+        ("_transformer_encoder_layer_fwd", "MatMul Softmax Relu Gelu", None),
+    ]  # fmt: skip
+
+
+def _twice(name: str, contains: str, parts: Any, more: Any = None) -> list[tuple[Any, ...]]:
+    """A row, and that of the variant in place."""
+    more = more or {}
+    return [(name, contains, parts, more), (f"{name}_", contains, parts, {**more, **_IN_PLACE})]
 
 
 def _forms() -> Iterator[tuple[Any, Fused]]:
     """Callables that are one op or another, or more than one, by their arguments."""
-    for name, contains in _RECURRENT.items():
-        types = frozenset(contains.split())
-        for function in everywhere(name):
-            yield function, Fused(types, None, _is_packed, " over packed sequences")
-            yield function, Fused(types, None, _is_projected, " with proj_size")
     for name, op, pair in (("max", "Max", "Maximum"), ("min", "Min", "Minimum")):
         for function in everywhere(name):
-            other = getattr(torch, pair.lower())
-            yield function, Fused(frozenset({pair}), other, _has_other)
-            yield function, Fused(frozenset({op}), _reduced(name), _is_reduction)
+            other = of.other_name(getattr(torch, pair.lower()))
+            yield function, Fused(frozenset({pair}), other, _has_other, exact=True)
+            found = of.reduced(getattr(torch, f"a{name}"))
+            yield function, Fused(frozenset({op}), found, _is_reduction)
     for function, (family, plain, in_place, _) in spellings().items():
         if family.type in ("AddV2", "Sub"):
-            parts = _scaled(plain, family.parameters[0] == ("input", "b"))
-            row = frozenset({family.type}), _in_place(parts) if in_place else parts, _has_alpha
-            yield function, Fused(*row)
-    for function in everywhere("hardtanh"):
-        yield function, Fused(frozenset({"Relu6"}), _relu6, _is_relu6)
-    for function in everywhere("hardtanh_"):
-        yield function, Fused(frozenset({"Relu6"}), _in_place(_relu6), _is_relu6)
+            parts = of.scaled(plain, family.parameters[0] == ("input", "b"))
+            yield function, Fused(frozenset({family.type}), parts, _has_alpha, in_place=in_place)
+        if family.type in _FOREIGN:
+            parts, when = _FOREIGN[family.type]
+            types = frozenset({family.type})
+            yield function, Fused(types, parts(plain), when, in_place=in_place, lent=True)
+    for function, plain in ((F.softmax, torch.softmax), (F.log_softmax, torch.log_softmax)):
+        types = frozenset({spellings()[function].family.type})
+        yield function, Fused(types, of.along_some_axis(plain), _has_no_dim, exact=True)
+    for name in ("hardtanh", "hardtanh_"):
+        for function in everywhere(name):
+            in_place = name.endswith("_")
+            yield function, Fused(frozenset({"Relu6"}), of.relu6, _is_relu6, in_place=in_place)
     for name, op, axes in (("conv2d", "Conv2D", 2), ("conv3d", "Conv3D", 3)):
         for function in everywhere(name):
-            parts = _convolution(getattr(torch, name), axes)
+            parts = of.convolution(getattr(torch, name), axes)
             yield function, Fused(frozenset({op}), parts, _has_bias)
+    for getter in (torch.Tensor.H, torch.Tensor.mH):
+        yield getter.__get__, Fused(frozenset({"Conj"}), of.adjoint, _is_complex, exact=True)  # pyright: ignore
+    product = frozenset({"MatMul"})
+    for function in (torch.sparse.mm, *everywhere("_sparse_mm")):
+        yield function, Fused(product, None, _reduces, " with another reduction")
+        yield function, Fused(product, products.sparse)
+    for function in (torch.sparse.addmm, *everywhere("_sparse_addmm")):
+        yield function, Fused(product, products.added("mat1", "mat2"))
 
 
 def is_other_op(op_type: str, args: Any, options: Any) -> bool:
@@ -409,66 +270,22 @@ def is_other_op(op_type: str, args: Any, options: Any) -> bool:
     return options.get("out") is not None
 
 
-# -- functions that torch writes in Python -------------------------------------------------------
-
-CHECKS = frozenset(
-    {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
-)
-_MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
-_OPERATORS = ("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rmatmul__", "__floordiv__",
-              "__rfloordiv__", "__rmod__", "norm", "istft", "stft", "unflatten")  # fmt: skip
-
-
-def _no(*tensors: Any) -> bool:
-    return False
-
-
 @cache
-def bodies() -> dict[Any, Callable[..., Any]]:
-    """The functions that torch writes in Python, with what to run instead to see inside."""
-    every = {f for fs in torch.overrides.get_overridable_functions().values() for f in fs}
-    found = {f: opened(f) for f in every}
-    return {f: body for f, body in found.items() if body is not None}
+def ask_when_compiled() -> None:
+    """Have torch.compile ask modes about all functions of the tables, as torch itself does.
 
-
-def opened(function: Any) -> Callable[..., Any] | None:
-    """The body of a function that torch writes in Python, which does not ask the mode again.
-
-    What the body calls does ask. None for functions written in C++.
+    It has a list of its own, which lacks the variants in place (`torch.relu_`) and what
+    torch.nn.functional calls (`torch._C._nn.silu`), so that no mode would see these.
     """
+    from torch._dynamo.variables import torch as dynamo
+
+    asked: Any = getattr(dynamo, "get_overridable_functions", None)
+    if asked is not None:
+        asked().update(f for f in {*spellings(), *fused()} if _is_called(f))
+
+
+def _is_called(function: Any) -> bool:
+    """Whether a function is one that programs call, and no wrapper of torch.Tensor."""
     if isinstance(function, FunctionType):
-        if function.__module__ in _MODULES:
-            return _body(function)
-        if function.__module__ == "torch._tensor" and function.__name__ in _OPERATORS:
-            return getattr(function, "__wrapped__", None) or _body(function)
-    return None
-
-
-def _body(function: FunctionType) -> Callable[..., Any]:
-    names = _opened_names(function.__globals__["__name__"])
-    return _with_names(function, names)
-
-
-@cache
-def _opened_names(module: str) -> dict[str, Any]:
-    """What functions of a module see: no check for modes, and helpers that see the same."""
-    names = {**vars(sys.modules[module]), **dict.fromkeys(CHECKS, _no)}
-    for name, value in vars(sys.modules[module]).items():
-        if name.startswith("_") and isinstance(value, FunctionType) and name not in CHECKS:
-            names[name] = _with_names(value, names)
-    return names
-
-
-def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """A function of a module with other names (and so for the functions that it holds)."""
-    if function.__globals__["__name__"] != names["__name__"]:
-        return function
-    cells = tuple(map(_opened_cell, function.__closure__ or ()))
-    body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
-
-
-def _opened_cell(cell: CellType) -> CellType:
-    held = cell.cell_contents
-    return CellType(opened(held) or held)
+        return function.__module__ == F.__name__
+    return isinstance(function, BuiltinFunctionType)

@@ -25,6 +25,7 @@ from regrad.errors import PassedOverError
 from regrad.torch import functions
 from regrad.torch.below import Below, script_types, spelled
 from regrad.torch.nodes import tensors
+from regrad.torch.opened import with_fast_path
 
 _LOCK = threading.Lock()
 _open = 0
@@ -226,6 +227,9 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
         *[(Pool, name, _job) for name in ("apply_async", "_map_async", "imap", "imap_unordered")],
         (torch._C.ScriptMethod, "__call__", _script),
         (torch._C.ScriptFunction, "__call__", _script),
+        (torch.nn.MultiheadAttention, "forward", with_fast_path),
+        (torch.nn.TransformerEncoder, "forward", with_fast_path),
+        (torch.nn.TransformerEncoderLayer, "forward", with_fast_path),
         (functions, "call_apply", compiled_code.call_apply),
         (applied, "trace_forward_graph", compiled_code.trace_forward),
         (dynamo.utils, "run_node", compiled_code.run_node),

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 import torch.overrides
 
+from regrad.errors import UnknownOpError
 from regrad.registry import OPS, Input, Op, canonical
 
 # op type: names in torch. One tensor, called `input`; other parameters have no name in the op.
@@ -52,7 +53,7 @@ OTHERS = {
     "Softplus": ("softplus", "input=x beta threshold"),
     "LeakyRelu": ("leaky_relu", "input=x negative_slope=alpha"),
     "ClipByValue": ("clamp clip", "input=x min=min max=max"),
-    "Prelu": ("prelu", "input=x weight=alpha"),
+    "Prelu": ("prelu _prelu_kernel", "input=x weight=alpha"),
     "Step": ("heaviside", "input=x values=alpha"),
     "Sum": ("sum", "input=x dim=axis keepdim=keepdims"),
     "Mean": ("mean", "input=x dim=axis keepdim=keepdims"),
@@ -203,13 +204,14 @@ def spellings_of(family: Family) -> Iterator[tuple[Any, Spelling]]:
 
 
 def _named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]]:
-    for place in PLACES:
-        function = getattr(place, name, None)
+    every = [getattr(place, name, None) for place in PLACES]
+    first = next((f for f in every if callable(f)), None)
+    for place, function in zip(PLACES, every, strict=True):
         if callable(function):
             there = _as_method(family) if place is torch.Tensor else family
             for each in (function, *overloads(function)):
-                yield each, Spelling(there, each, switch=_switch(each))
-            yield from _changing(there, name, place, function)
+                yield each, Spelling(there, each, switch=switch(each))
+        yield from _changing(family, name, place, function if callable(function) else first)
 
 
 def _as_method(family: Family) -> Family:
@@ -217,7 +219,8 @@ def _as_method(family: Family) -> Family:
     return family if order is None else family._replace(parameters=_parameters(order))
 
 
-def _switch(function: Any) -> int | None:
+@cache
+def switch(function: Any) -> int | None:
     """Where a function that torch writes in Python takes `inplace`."""
     names = [*inspect.signature(function).parameters] if inspect.isfunction(function) else []
     return names.index("inplace") if "inplace" in names else None
@@ -225,13 +228,16 @@ def _switch(function: Any) -> int | None:
 
 def everywhere(names: str) -> list[Any]:
     """The functions that torch has under these names, wherever it keeps them."""
-    found = [getattr(place, name, None) for name in names.split() for place in PLACES]
+    # (`torch.einsum` is written in Python, and calls another)
+    places = (*PLACES, torch._C._VariableFunctions)  # pyright: ignore[reportAttributeAccessIssue]
+    found = [getattr(place, name, None) for name in names.split() for place in places]
     return [each for f in found if callable(f) for each in (f, *overloads(f))]
 
 
 def _changing(
     family: Family, name: str, place: Any, function: Any
 ) -> Iterator[tuple[Any, Spelling]]:
+    family = _as_method(family) if place is torch.Tensor else family
     changing = getattr(place, f"{name}_", None)
     for each in (changing, *overloads(changing)) if callable(changing) else ():
         yield each, Spelling(family, function, in_place=True)
@@ -254,20 +260,40 @@ def _operators(family: Family) -> Iterator[tuple[Any, Spelling]]:
 
 
 def alone(function: Any) -> Family:
-    """A torch callable that belongs to no op type, as a family of its own: all of its name."""
+    """Return a torch callable that belongs to no op type as a family of its own: all of its name.
+
+    In place, it is the same family as out of place, which has its gradient.
+    """
     full = torch.overrides.resolve_name(function) or getattr(function, "__qualname__", None)
     full = full or str(function)
     name = full.rpartition(".")[2]
+    if changes_only(name):
+        raise UnknownOpError(
+            f"{full} changes a tensor in place, and torch has nothing that gives the same result "
+            "out of place, of which a rule could be the gradient. Give the function that computes "
+            "what is written (torch.where, index_put, scatter) as the key, and use it."
+        )
+    if name.endswith("_") and not name.endswith("__"):
+        full, name = full[:-1], name[:-1]
     return Family(Op(full, name, lambda xp, *xs: xs, [Input("xs", "many")]), (name,), ())
 
 
 def custom_op(key: Any) -> Any:
-    """The overload behind a custom op, as it was defined or as `torch.ops` has it; or None."""
+    """Return the overload behind a custom op, in any of its forms; None for anything else."""
     key = getattr(key, "_opoverload", key)
     if isinstance(key, torch._ops.OpOverloadPacket):
         key = key.default if hasattr(key, "default") else None
     own = isinstance(key, torch._ops.OpOverload) and key.namespace not in ("aten", "prims", "prim")
     return key if own else None
+
+
+def changes_only(name: str) -> bool:
+    """Whether a function works in place, and has no variant that does not."""
+    if name.startswith("__"):
+        return name in ("__setitem__", "__set__") or (
+            name.startswith("__i") and getattr(torch.Tensor, "__" + name[3:], None) is None
+        )
+    return name.endswith("_") and not any(callable(getattr(p, name[:-1], None)) for p in PLACES)
 
 
 def find_family(op_type: str) -> Family | None:

@@ -14,27 +14,27 @@ import torch.overrides
 
 from regrad.errors import (
     ArgumentError,
-    PassedOverError,
     RuleError,
     UnknownOpError,
     UnusedOverrideWarning,
     near,
 )
-from regrad.foreign import ForeignRule, lender, takes_all
+from regrad.foreign import ForeignRule
 from regrad.interrupts import Deferred
 from regrad.registry import Input, Op, find_op
 from regrad.reports import Hit, Table, Untouched
 from regrad.scopes import Scope
 from regrad.torch import compiled_code, functions, intercepts
-from regrad.torch.arguments import fill, refuse_unknown
+from regrad.torch.apart import apart, put
+from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.below import as_called, body_of
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
-from regrad.torch.composites import CHECKS, Fused, bodies, fused, is_other_op
+from regrad.torch.composites import Fused, ask_when_compiled, fused, is_other_op
 from regrad.torch.enclosing import deciding, is_built_in, refuse_to_be_written, within
 from regrad.torch.nodes import Watch, caller, gradients, sequence_nr, tensors
+from regrad.torch.opened import CHECKS, bodies
 from regrad.torch.optypes import (
-    CHANNELS_LAST,
     PLACES,
     Family,
     Spelling,
@@ -45,6 +45,7 @@ from regrad.torch.optypes import (
     spellings,
     spellings_of,
 )
+from regrad.torch.subclasses import as_given, has_own_protocol
 
 SCOPES: ContextVar[tuple[gradient_override_map, ...]] = ContextVar("regrad_torch", default=())
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
@@ -91,7 +92,7 @@ class gradient_override_map(Scope):
     It works around any code that runs PyTorch: nobody's model is edited. An op is bound when it
     runs forward; its rule holds wherever and whenever it is differentiated. Callables that compute
     an overridden op among others (`scaled_dot_product_attention`, `cross_entropy`, `LSTM`) are
-    taken apart, which may change values by rounding, or refused. Threads started in the scope, and
+    taken apart, with torch's own values, or refused. Threads started in the scope, and
     `torch.utils.checkpoint`, run under it as well. See `docs/foreign.md` for what is refused.
 
     The object bound by `as` tells what happened: `hits`, `table()`, `untouched()` and
@@ -243,6 +244,7 @@ class RuleSet:
         self.functions = {key: family_of(key).type for key in rules if functions.is_function(key)}
         self.keep = (*keep, *self.functions)  # whose own forward passes are left alone
         self.outer = outer
+        ask_when_compiled()
         self.rules: dict[str, ForeignRule] = {}
         spelled: dict[Any, Spelling] = {}
         for key, value in rules.items():
@@ -259,8 +261,8 @@ class RuleSet:
         self.left = {*keep, *gradients()}  # whose nodes are not looked at
         self.alone = {f for f, s in spelled.items() if not s.family.parameters}
         self.calls = {f: _overridden(self, f, s) for f, s in spelled.items() if f not in keep}
-        found = ((f, self._concerned(f, rows)) for f, rows in fused().items())
-        self.parts = {f: rows for f, rows in found if rows}
+        found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
+        self.parts = {f: [(row.when, apart(self, f, row)) for row in rows] for f, rows in found}
         self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
         divides = any("RealDiv" in each.rules for each in self.around())
         self.traced = {f: b for f, b in self.bodies.items() if compiled_code.is_traceable(f)}
@@ -283,22 +285,36 @@ class RuleSet:
         own = {_type_of(function)} & types
         if any(function in each.alone for each in sets):
             return []
-        return [row for row in rows if row.contains & (own or types)]
+        found = [row for row in rows if row.contains & (own or types)]
+        return [row for row in found if not row.lent or self._lends(*row.contains)]
+
+    def _lends(self, op_type: str) -> bool:
+        """Whether the innermost rule for an op type is one of regrad's own."""
+        rules = (each.rules[op_type] for each in self.around() if op_type in each.rules)
+        return next(rules).takes_all
+
+    def op(self, function: Any) -> Callable[..., Any]:
+        """The callable under the innermost rule for it, or as it is."""
+        call = next((s.calls[function] for s in self.around() if function in s.calls), function)
+        rows = self.parts.get(function, ())
+        if not rows:
+            return call
+        return lambda *args, **options: next(
+            (run for when, run in rows if when is None or when(*args, **options)), call
+        )(*args, **options)
+
+    def met(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
+        """Ops of these types ran inside a callable that needs no gradient."""
+        for op_type in types:
+            each = next((s for s in self.around() if op_type in s.rules), None)
+            scope = None if each is None else _scope_of(each)
+            if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
+                shape = () if xs[0].is_nested else tuple(xs[0].shape)
+                scope._bindings[op_type].hit(op_type, shape)
 
     def _is_left(self, function: Any) -> bool:
         """Whether a callable is not to be opened: somebody has a rule for it, or keeps it."""
         return any(function in each.calls or function in each.keep for each in self.around())
-
-
-def refuse_layout(value: Any, op_type: str) -> None:
-    """Refuse the rule of an op of ours whose images are laid out in another way than torch's."""
-    own = lender(value) or (op_type if takes_all(value) else None)
-    if own in CHANNELS_LAST:
-        raise RuleError(
-            f"the rule of {own!r} is for images whose channels come last, "
-            "and torch's come first. Write the rule with torch's functions, as in torch.nn.grad, "
-            "and name what it needs."
-        )
 
 
 def _type_of(function: Any) -> str | None:
@@ -426,7 +442,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     ruleset: RuleSet
     calls: Mapping[Any, Callable[..., Any]]
-    parts: Mapping[Any, Sequence[Fused]]
+    parts: Mapping[Any, Sequence[tuple[Any, Any]]]  # when, and what runs then
     bodies: Mapping[Any, Callable[..., Any]]
     traced: Mapping[Any, Callable[..., Any]]  # those of them that torch.compile can look into
     divides: bool  # whether there is a rule for RealDiv here or around
@@ -444,7 +460,7 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
-        if type(func) is _Getter:  # x.shape, x.grad, …
+        if type(func) is _Getter and func not in self.parts:  # x.shape, x.grad, …
             return func(*args, **options)
         compiling = torch.compiler.is_dynamo_compiling()
         if compiling and getattr(func, "__name__", "") in REFLECTED:
@@ -457,9 +473,11 @@ class Mode(torch.overrides.TorchFunctionMode):
                 with self:
                     return kind.__torch_function__(func, types, args, options)
         if func in self.parts:
-            for row in self.parts[func]:
-                if row.when is None or row.when(*args, **options):
-                    return self._apart(func, row, args, options)
+            for when, parts in self.parts[func]:
+                if when is None or when(*args, **options):
+                    if compiling and parts.refused:  # which `compiled_code` then sees
+                        return func(*args, **options)
+                    return parts(*args, **options)
         if func in self.calls:
             return self.calls[func](*args, **options)
         bodies = self.traced if compiling else self.bodies
@@ -470,25 +488,12 @@ class Mode(torch.overrides.TorchFunctionMode):
             return func(*args, **options)
         return self._watched(func, args, options)
 
-    def _apart(self, func: Any, row: Fused, args: Sequence[Any], options: Any) -> Any:
-        parts = row.parts
-        if parts is None:
-            if not torch.compiler.is_dynamo_compiling():  # which shows the call to `compiled_code`
-                raise self._error(func, row)
-            return func(*args, **options)
-        with self:
-            return parts(*args, **options)
-
-    def _error(self, func: Any, row: Fused) -> PassedOverError:
-        types = {t for each in self.ruleset.around() for t in each.rules}
-        return fused_error(func, row.contains & types, row.what)
-
     def refuse_fused(self, func: Any, args: Sequence[Any], options: Any) -> None:
         """Refuse a call that cannot be taken apart, and would have to be."""
-        for row in self.parts.get(func, ()):
-            if row.when is None or row.when(*args, **options):
-                if row.parts is None:
-                    raise self._error(func, row)
+        for when, parts in self.parts.get(func, ()):
+            if when is None or when(*args, **options):
+                if parts.refused:
+                    parts(*args, **options)
                 return
 
     def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
@@ -503,16 +508,6 @@ class Mode(torch.overrides.TorchFunctionMode):
         if sequence_nr() != start and func not in ruleset.left:
             ruleset.watch.look(func, start, result, self.scope._untouched)
         return result
-
-
-def fused_error(func: Any, types: Iterable[str], what: str) -> PassedOverError:
-    """A callable computes an overridden op, and cannot be taken apart."""
-    name = torch.overrides.resolve_name(func) or getattr(func, "__name__", func)
-    return PassedOverError(
-        f"{name}{what} computes {' and '.join(map(repr, sorted(types)))} inside, which is "
-        "overridden, and would give its own gradient. Write it with separate torch functions, or "
-        f"pass keep=[{name}] to leave it as it is."
-    )
 
 
 def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
@@ -534,7 +529,8 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             if scope is not None:
                 hit = scope._bindings[key].hit(key, shape)
             else:  # what torch.compile made in a scope runs its backward pass after it
-                hit = None if (place := compiled_code.PLACE.get()) is None else place.hit
+                place = compiled_code.PLACE.get()
+                hit = None if place is None else place.hits.get(key)
 
             def forward(*xs: torch.Tensor) -> torch.Tensor:
                 given, named = filled.rebuilt(xs)
@@ -551,9 +547,9 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             target = xs[0]
             if call.kept[:1] == [0]:  # the rule wants x as it was
                 xs[0] = target.clone()
-            return target.copy_(call(*xs))
+            return put(target, call(*xs), function)
 
-    overridden.ruleset, overridden.op_type = ruleset, key  # pyright: ignore
+    overridden.ruleset, overridden.op_types = ruleset, frozenset({key})  # pyright: ignore
     return allow_in_graph(overridden)
 
 
@@ -577,31 +573,6 @@ def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
     if args and isinstance(args[0], torch.Tensor):
         return True
     return any(True for _ in tensors((args, options)))
-
-
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def as_given(y: Any, xs: Sequence[Any]) -> Any:
-    """A result in the subclass of Tensor that the arguments have, as torch has it."""
-    kind = next((type(x) for x in xs if type(x) not in PLAIN), None)
-    if kind is None or type(y) is not torch.Tensor:
-        return y
-    # (one with a protocol of its own has asked for y, and makes of it what it likes)
-    return y.as_subclass(kind) if _protocol(kind) is _TENSORS_OWN else y
-
-
-def has_own_protocol(kind: type) -> bool:
-    """Whether a subclass of Tensor says itself what torch's functions do with it."""
-    return _protocol(kind) not in (None, _TENSORS_OWN)
-
-
-def _protocol(kind: Any) -> Any:
-    """The function behind a class's `__torch_function__`; None where that is switched off."""
-    return getattr(kind.__torch_function__, "__func__", None)
-
-
-_TENSORS_OWN = _protocol(torch.Tensor)
 
 
 def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:

@@ -1,0 +1,150 @@
+"""Calls that are taken apart: torch's value from torch's own kernel, and the gradient of the parts.
+
+The parts run beside the kernel, for their gradients alone. So no value depends on how a kernel is
+spelled out, and the rules are met when the call runs, by whoever differentiates it, to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.overrides
+
+from regrad.errors import PassedOverError
+from regrad.torch.arguments import fill_by_place
+from regrad.torch.bridge import allow_in_graph, apply, differentiable
+from regrad.torch.calls import in_forward_mode
+from regrad.torch.composites import Fused
+
+
+class Rules(Protocol):
+    """What is asked of a set of rules."""
+
+    def op(self, function: Any) -> Callable[..., Any]: ...
+    def met(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None: ...
+    def around(self) -> Iterable[Any]: ...
+
+
+def apart(rules: Rules, function: Any, row: Fused) -> Callable[..., Any]:
+    """What runs in place of a callable that computes overridden ops among others."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            filled = fill_by_place(args, options)
+            xs = filled.values
+            if options.get("out") is not None or not xs:  # (torch gives no gradient for `out`)
+                return function(*args, **options)
+            if not is_differentiated(xs):
+                rules.met(row.contains, xs)
+                return function(*args, **options)
+            if row.parts is None:
+                raise fused_error(rules, function, row)
+            target, changes = xs[0], row.changes(function, args, options)
+            if changes:
+                xs = [target.clone(), *xs[1:]]
+                given, options = filled.rebuilt(xs)
+                args = tuple(given)
+            y: Any = row.parts(rules.op, *args, **options)
+            if not row.exact and not (row.draws and row.draws(*args, **options)):
+                y = Own(function, filled.rebuilt, changes).linked(y, xs)
+            return put(target, y, function) if changes else y
+
+    run.ruleset, run.op_types, run.refused = rules, row.contains, row.parts is None  # pyright: ignore
+    return allow_in_graph(run)
+
+
+def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:
+    """Whether anybody may differentiate a call."""
+    if torch._C._are_functorch_transforms_active() or in_forward_mode():
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
+
+
+def fused_error(rules: Rules, function: Any, row: Fused) -> PassedOverError:
+    """A callable computes an overridden op, and cannot be taken apart."""
+    types = row.contains & {t for each in rules.around() for t in each.rules}
+    name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
+    return PassedOverError(
+        f"{name}{row.what} computes {' and '.join(map(repr, sorted(types)))} inside, which is "
+        "overridden, and would give its own gradient. Write it with separate torch functions, or "
+        f"pass keep=[{name}] to leave it as it is."
+    )
+
+
+def put(target: torch.Tensor, y: torch.Tensor, function: Any) -> torch.Tensor:
+    """The target with a result written into it."""
+    if y.shape != target.shape:
+        raise PassedOverError(
+            f"{function.__name__} is overridden and changes the shape of its tensor in place, from "
+            f"{tuple(target.shape)} to {tuple(y.shape)}, which a rule cannot be put around. Use "
+            "the variant out of place."
+        )
+    return target.copy_(y)
+
+
+class Own:
+    """A call of torch's own, of the tensors among its arguments."""
+
+    def __init__(self, function: Any, rebuilt: Callable[..., Any], in_place: bool) -> None:
+        self.function = function
+        self.rebuilt = rebuilt
+        self.in_place = in_place
+        self.kind: Any = None  # of the result, where it has several parts
+        self.places: list[int] = []  # of the parts in the result
+
+    def __call__(self, xs: Sequence[torch.Tensor]) -> Any:
+        """The result, which shares nothing with the arguments."""
+        if self.in_place:
+            xs = [xs[0].clone(), *xs[1:]]
+        given, named = self.rebuilt(xs)
+        with torch._C.DisableTorchFunction():
+            y = self.function(*given, **named)
+        if isinstance(y, torch.Tensor):
+            return y.clone() if any(y is x for x in xs) else y
+        self.kind = type(y)
+        return tuple(y)
+
+    def linked(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
+        """The result of torch's own call, with the gradients of parts in its places."""
+        ys = parts if isinstance(parts, tuple) else (parts,)
+        self.places = [i for i, y in enumerate(ys) if y is not None]
+        y = apply(Linked, self, *[ys[i] for i in self.places], *xs)
+        for i in self.places:
+            found = y[i] if isinstance(y, tuple) else y
+            if found.shape != ys[i].shape:  # torch would sum the gradient, and say nothing
+                raise PassedOverError(
+                    f"{self.function.__name__} gave the shape {tuple(found.shape)}, and its parts, "
+                    f"one of which is overridden, {tuple(ys[i].shape)}. Write it with separate "
+                    f"torch functions, or pass keep=[{self.function.__name__}]."
+                )
+        return y if self.kind in (None, tuple) else self.kind(y)
+
+
+class Linked(torch.autograd.Function):
+    """Carries one call: `Linked.apply(own, *parts, *xs)`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(own: Own, *given: torch.Tensor) -> Any:
+        return own(given[len(own.places) :])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        own, *given = inputs
+        ys = output if isinstance(output, tuple) else (output,)
+        ctx.places, ctx.rest = own.places, len(given) - len(own.places)
+        ctx.dtypes = [y.dtype for y in ys]
+        ctx.mark_non_differentiable(*[y for y in ys if not differentiable(y)])
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return None, *[dys[i] for i in ctx.places], *[None] * ctx.rest
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        found = dict(zip(ctx.places, tangents[1:], strict=False))
+        ys = [found[i].to(d) if i in found else None for i, d in enumerate(ctx.dtypes)]
+        return tuple(ys) if len(ys) > 1 else ys[0]

@@ -1,0 +1,130 @@
+"""The functions that torch writes in Python, seen through: what runs inside them asks the mode."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache, wraps
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+import torch.overrides
+
+CHECKS = frozenset(
+    {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
+)
+_MODULES = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
+_OPERATORS = ("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rmatmul__", "__floordiv__",
+              "__rfloordiv__", "__rmod__", "norm", "istft", "stft", "unflatten")  # fmt: skip
+
+
+def _no(*tensors: Any) -> bool:
+    return False
+
+
+def with_fast_path(forward: Any) -> Callable[..., Any]:
+    """The forward pass of a transformer's module, which does not see our modes.
+
+    torch has a faster path there, with other values at padding, and takes it only where nothing
+    overrides its functions. It has no gradient, so that no rule concerns it.
+    """
+    names = Names(sys.modules[forward.__module__])
+    names["torch"] = Seen(torch, overrides=Seen(torch.overrides, has_torch_function=_is_seen))
+    body = _with_names(forward, names)
+
+    @wraps(forward)
+    def run(*args: Any, **options: Any) -> Any:
+        return (forward if torch.compiler.is_compiling() else body)(*args, **options)
+
+    return run
+
+
+class Seen:
+    """A module, in which some names are others."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        vars(self).update(names, module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def _is_seen(values: Any) -> bool:
+    """Whether anybody but us has a say in what functions do with some tensors."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    if not all(hasattr(mode, "is_closed") for mode in modes):
+        return True
+    return any(torch.overrides.is_tensor_like(x) and _decides(type(x)) for x in values)
+
+
+def _decides(kind: type) -> bool:
+    """Whether a subclass of Tensor has a say in what functions do with it."""
+    own: Any = getattr(kind, "__torch_function__", None)
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return kind not in plain and own is not torch._C._disabled_torch_function_impl
+
+
+@cache
+def bodies() -> dict[Any, Callable[..., Any]]:
+    """The functions that torch writes in Python, with what to run instead to see inside."""
+    every = {f for fs in torch.overrides.get_overridable_functions().values() for f in fs}
+    found = {f: opened(f) for f in every}
+    return {f: body for f, body in found.items() if body is not None}
+
+
+def opened(function: Any) -> Callable[..., Any] | None:
+    """The body of a function that torch writes in Python, which does not ask the mode again.
+
+    What the body calls does ask. None for functions written in C++.
+    """
+    if isinstance(function, FunctionType):
+        if function.__module__ in _MODULES:
+            return _body(function)
+        if function.__module__ == "torch._tensor" and function.__name__ in _OPERATORS:
+            return getattr(function, "__wrapped__", None) or _body(function)
+    return None
+
+
+def _body(function: FunctionType) -> Callable[..., Any]:
+    return _with_names(function, _opened_names(function.__globals__["__name__"]))
+
+
+class Names(dict[str, Any]):
+    """The names that functions of a module see: some are replaced, all others are the module's.
+
+    They are looked up when they are used: programs put functions of their own into torch's modules.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__(dict.fromkeys(CHECKS, _no), __name__=module.__name__)
+        self.module = module
+        self.helpers: dict[Any, Any] = {}
+
+    def __missing__(self, name: str) -> Any:
+        value = vars(self.module)[name]
+        if not name.startswith("_") or not isinstance(value, FunctionType):
+            return value
+        if value not in self.helpers:
+            self.helpers[value] = _with_names(value, self)
+        return self.helpers[value]
+
+
+@cache
+def _opened_names(module: str) -> Names:
+    return Names(sys.modules[module])
+
+
+def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """A function of a module with other names (and so for the functions that it holds)."""
+    if function.__globals__["__name__"] != names["__name__"]:
+        return function
+    cells = tuple(map(_opened_cell, function.__closure__ or ()))
+    body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+def _opened_cell(cell: CellType) -> CellType:
+    held = cell.cell_contents
+    return CellType(opened(held) or held)

@@ -1,0 +1,375 @@
+"""The parts of callables that compute several ops in one kernel, as their documentation has them.
+
+Each function takes `op` first: `op(torch.matmul)` is the callable under the user's rule, if there
+is one, or torch's own. All else in a body is torch's. Values are torch's as well, from its own
+kernel (see `apart.py`), so the functions here are written for their gradients, which must be those
+of torch's kernel where every op has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Lookup = Callable[[Any], Callable[..., Any]]
+HIDDEN: Any = torch  # with the functions that it does not publish
+NN: Any = F
+HALF = (torch.float16, torch.bfloat16)
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def attention(
+    op: Lookup, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """`scaled_dot_product_attention` by torch's math path: masks are a bias of -inf."""
+    dtype = query.dtype
+    query, key, value = precise(query), precise(key), precise(value)
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    root = math.sqrt(abs(scale))  # of which each operand has one, so that nothing overflows
+    query = query * math.copysign(root, scale)
+    scores = op(torch.matmul)(query, key.transpose(-2, -1) * root)
+    bias = _bias(attn_mask, is_causal, scores)
+    weights = op(HIDDEN._safe_softmax)(scores if bias is None else scores + bias, -1)
+    weights = torch.dropout(weights, dropout_p, dropout_p > 0)
+    return op(torch.matmul)(weights, value).to(dtype)
+
+
+def precise(x: Any) -> Any:
+    """A tensor in the precision in which torch computes inside of a kernel."""
+    return x.float() if x.dtype in HALF else x
+
+
+def _bias(mask: Any, is_causal: bool, scores: Any) -> Any:
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, -math.inf)
+    return mask
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    op: Lookup, input: Any, target: Any, weight: Any = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """`cross_entropy` of class indices or probabilities, by log_softmax."""
+    axis = 0 if input.dim() == 1 else 1
+    logs, classes = op(torch.log_softmax)(input, axis), input.size(axis)
+    scale = None
+    if weight is not None:
+        scale = weight.reshape([-1 if i == axis else 1 for i in range(input.dim())])
+    if input.shape == target.shape:
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+        loss = -(logs * (target if scale is None else target * scale)).sum(axis)
+        return _reduced_by(loss, reduction, logs.numel() / classes)
+    nll = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
+    loss = nll(logs, target, weight, reduction, ignore_index)
+    if not label_smoothing:
+        return loss
+    ignored = target == ignore_index
+    smooth = -(logs if scale is None else logs * scale).sum(axis).masked_fill(ignored, 0)
+    share = torch.ones((), dtype=logs.dtype, device=logs.device).expand_as(target)
+    if weight is not None:
+        share = weight.gather(0, target.masked_fill(ignored, 0).flatten()).view_as(target)
+    count = share.masked_fill(ignored, 0).sum()
+    smooth = _reduced_by(smooth, reduction, count)
+    return loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
+
+
+def _reduced_by(loss: Any, reduction: int, count: Any) -> Any:
+    return loss if reduction == 0 else loss.sum() / (count if reduction == 1 else 1)
+
+
+def bce_with_logits(
+    op: Lookup, input: Any, target: Any, weight: Any = None, pos_weight: Any = None,
+    reduction: int = 1,
+) -> Any:  # fmt: skip
+    """`binary_cross_entropy_with_logits` by one sigmoid, where it and 1 less it are not 0."""
+    x = precise(input)
+    end = -math.log(torch.finfo(x.dtype).eps)
+    s = op(torch.sigmoid)(held(x, -end, end))
+    positive = target if pos_weight is None else target * pos_weight
+    one, other = valued(s.log(), F.logsigmoid(x)), valued((-s).log1p(), F.logsigmoid(-x))
+    loss = -(positive * one + (1 - target) * other)
+    loss = loss if weight is None else loss * weight
+    return (loss, loss.mean(), loss.sum())[reduction]
+
+
+def named_cross_entropy(
+    op: Lookup, input: Any, target: Any, weight: Any = None, size_average: Any = None,
+    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """`torch.nn.functional.cross_entropy`."""
+    number = _number(size_average, reduce, reduction)
+    return cross_entropy(op, input, target, weight, number, ignore_index, label_smoothing)
+
+
+def named_bce(
+    op: Lookup, input: Any, target: Any, weight: Any = None, size_average: Any = None,
+    reduce: Any = None, reduction: str = "mean", pos_weight: Any = None,
+) -> Any:  # fmt: skip
+    """`torch.nn.functional.binary_cross_entropy_with_logits`."""
+    number = _number(size_average, reduce, reduction)
+    return bce_with_logits(op, input, target, weight, pos_weight, number)
+
+
+def _number(size_average: Any, reduce: Any, reduction: str) -> int:
+    if size_average is None and reduce is None:
+        return NN._Reduction.get_enum(reduction)
+    return NN._Reduction.legacy_get_enum(size_average, reduce, emit_warning=False)
+
+
+def logsigmoid(op: Lookup, input: Any) -> Any:
+    """`logsigmoid` by sigmoid, where that is not 0."""
+    x = precise(input)
+    end = math.log(torch.finfo(x.dtype).tiny) / 2
+    return op(torch.sigmoid)(held(x, end, math.inf)).log().to(input.dtype)
+
+
+def bce_of_each(
+    op: Lookup, input: Any, target: Any, weight: Any = None, pos_weight: Any = None,
+    reduction: int = 0,
+) -> Any:  # fmt: skip
+    """`torch.binary_cross_entropy_with_logits`, which does not reduce if nothing is said."""
+    return bce_with_logits(op, input, target, weight, pos_weight, reduction)
+
+
+def valued(y: Any, value: Any) -> Any:
+    """A gradient with a value of its own, which what it is multiplied by gets for a gradient."""
+    return y + (value - y).detach()
+
+
+def held(x: Any, low: float, high: float) -> Any:
+    """x kept between ends, beyond which the gradient is the one at the end.
+
+    The logarithm of a sigmoid has a slope there that does not change any more in the dtype, but
+    as a quotient, of two numbers that are both 0.
+    """
+    with torch.no_grad():
+        excess = torch.where(x.isnan(), 0, x - x.clamp(low, high))
+    return x - excess
+
+
+# -- activations ----------------------------------------------------------------------------------
+
+
+def silu(op: Lookup, input: Any, inplace: bool = False) -> Any:
+    """`x * sigmoid(x)`."""
+    return input * op(torch.sigmoid)(input)
+
+
+def glu(op: Lookup, input: Any, dim: int = -1) -> Any:
+    """`a * sigmoid(b)` of two halves."""
+    a, b = input.chunk(2, dim)
+    return a * op(torch.sigmoid)(b)
+
+
+def mish(op: Lookup, input: Any, inplace: bool = False) -> Any:
+    """`x * tanh(softplus(x))`."""
+    return input * op(torch.tanh)(op(F.softplus)(input))
+
+
+def hardswish(op: Lookup, input: Any, inplace: bool = False) -> Any:
+    """`x * relu6(x + 3) / 6`."""
+    return input * op(F.relu6)(input + 3) / 6
+
+
+def hardsigmoid(op: Lookup, input: Any, inplace: bool = False) -> Any:
+    """`relu6(x + 3) / 6`."""
+    return op(F.relu6)(input + 3) / 6
+
+
+def relu6(op: Lookup, input: Any, *args: Any, **options: Any) -> Any:
+    """`hardtanh(x, 0, 6)`."""
+    return op(F.relu6)(input)
+
+
+def clamped(side: str) -> Callable[..., Any]:
+    """`clamp_min` or `clamp_max`."""
+    return lambda op, input, *args, **options: op(torch.clamp)(
+        input, **{side: (*args, *options.values())[0]}
+    )
+
+
+# -- arithmetic, reductions, shapes ---------------------------------------------------------------
+
+
+def square(op: Lookup, input: Any) -> Any:
+    """A power of 2."""
+    return op(torch.pow)(input, 2)
+
+
+def float_power(op: Lookup, input: Any, exponent: Any) -> Any:
+    """A power in double precision."""
+    return op(torch.pow)(_as_double(input), _as_double(exponent))
+
+
+def _as_double(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def outer(op: Lookup, input: Any, vec2: Any) -> Any:
+    """A product of a column and a row."""
+    return op(torch.mul)(input[:, None], vec2)
+
+
+def adjoint(op: Lookup, input: Any) -> Any:
+    """The conjugate of the transpose."""
+    return op(torch.conj)(input.mT)
+
+
+def scaled(function: Any, reverse: bool) -> Callable[..., Any]:
+    """`a + alpha * b`, or `b - alpha * a`."""
+
+    def parts(op: Lookup, input: Any, other: Any, alpha: Any = 1) -> Any:
+        if isinstance(alpha, torch.Tensor):
+            other, alpha = alpha, other
+        if reverse:
+            return op(function)(input * alpha, other)
+        return op(function)(input, other * alpha)
+
+    return parts
+
+
+def other_name(function: Any) -> Callable[..., Any]:
+    """Another spelling of a function: `max(a, b)` of `maximum`."""
+    return lambda op, *args, **options: op(function)(*args, **options)
+
+
+def reduced(function: Any) -> Callable[..., Any]:
+    """`torch.max(x)`, or `torch.max(x, dim)`, whose indices have no gradient."""
+
+    def parts(
+        op: Lookup, input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None,
+        keepdims: bool = False,
+    ) -> Any:  # fmt: skip
+        dim = axis if dim is None else dim
+        if dim is None:
+            return op(function)(input)
+        return op(function)(input, dim, keepdim or keepdims), None
+
+    return parts
+
+
+def aminmax(op: Lookup, input: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
+    """The least and the greatest."""
+    where = () if dim is None else (dim,)
+    return tuple([op(f)(input, where, keepdim) for f in (torch.amin, torch.amax)])
+
+
+def stacked(axis: int, ready: Callable[..., Any]) -> Callable[..., Any]:
+    """`hstack` and the like: cat, of tensors made ready."""
+
+    def parts(op: Lookup, tensors: Any) -> Any:
+        xs = [ready(x) for x in tensors]
+        return op(torch.cat)(xs, min(axis, xs[0].dim() - 1))
+
+    return parts
+
+
+def as_column(x: Any) -> Any:
+    """A column of a vector."""
+    return x.reshape(-1, 1) if x.dim() < 2 else x
+
+
+def flatten(op: Lookup, input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """A reshape of some axes into one."""
+    with torch.no_grad():
+        shape = torch.flatten(input, start_dim, end_dim).shape
+    return op(torch.reshape)(input, shape)
+
+
+def unflatten(op: Lookup, input: Any, dim: Any, sizes: Any) -> Any:
+    """A reshape of one axis into some."""
+    with torch.no_grad():
+        shape = input.detach().unflatten(dim, sizes).shape
+    return op(torch.reshape)(input, shape)
+
+
+def reshape_as(op: Lookup, input: Any, other: Any) -> Any:
+    """A reshape to the shape of another tensor."""
+    return op(torch.reshape)(input, other.shape)
+
+
+def convolution(function: Any, axes: int) -> Callable[..., Any]:
+    """A convolution, and then its bias."""
+
+    def parts(op: Lookup, input: Any, weight: Any, bias: Any, *args: Any, **options: Any) -> Any:
+        y = op(function)(input, weight, None, *args, **options)
+        return y + bias.reshape(-1, *[1] * axes)
+
+    return parts
+
+
+# -- as regrad's ops have it ----------------------------------------------------------------------
+
+
+def of_matrices(function: Any) -> Callable[..., Any]:
+    """A product with vectors, as one of rows and columns."""
+
+    def parts(op: Lookup, *args: Any, **named: Any) -> Any:
+        a, b = (*args, *named.values())
+        y = op(torch.matmul)(a[None] if a.dim() == 1 else a, b[:, None] if b.dim() == 1 else b)
+        y = y.squeeze(-1) if b.dim() == 1 else y
+        return y.squeeze(-1 if b.dim() == 1 else -2) if a.dim() == 1 else y
+
+    return parts
+
+
+def by_channel(function: Any) -> Callable[..., Any]:
+    """`prelu` with a slope for each channel, which broadcasts."""
+
+    def parts(op: Lookup, *args: Any, **named: Any) -> Any:
+        x, slope = (*args, *named.values())
+        shape = (1, -1, *[1] * (x.dim() - 2)) if x.dim() else ()
+        return op(HIDDEN._prelu_kernel)(x, slope.reshape(shape))
+
+    return parts
+
+
+def from_the_front(function: Any) -> Callable[..., Any]:
+    """Along an axis that is counted from the front; a number as a vector."""
+
+    def parts(op: Lookup, input: Any, dim: Any, *args: Any, **options: Any) -> Any:
+        if input.dim():
+            return op(function)(input, dim % input.dim(), *args, **options)
+        return op(function)(input[None], 0, *args, **options)[0]
+
+    return parts
+
+
+def over_all(function: Any) -> Callable[..., Any]:
+    """Over all axes, by name."""
+
+    def parts(op: Lookup, input: Any, dim: Any = None, *args: Any, **options: Any) -> Any:
+        options = {k: v for k, v in options.items() if k != "axis"}
+        return op(function)(input, tuple(range(input.dim())) or None, *args, **options)
+
+    return parts
+
+
+def along_some_axis(function: Any) -> Callable[..., Any]:
+    """`softmax` of torch.nn.functional, along the axis that it picks where none is given."""
+
+    def parts(
+        op: Lookup, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None
+    ) -> Any:
+        picked = NN._get_softmax_dim(function.__name__, input.dim(), _stacklevel)
+        return op(function)(input, picked, dtype=dtype)
+
+    return parts

@@ -1,0 +1,145 @@
+"""Recurrent layers, taken apart into their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from regrad.torch.parts import Lookup
+from regrad.torch.products import product
+
+
+def _lstm(op: Lookup) -> Callable[..., tuple[Any, ...]]:
+    sigmoid, tanh = op(torch.sigmoid), op(torch.tanh)
+
+    def step(given: Any, hidden: Any, h: Any, c: Any) -> tuple[Any, ...]:
+        i, f, g, o = (given + hidden).chunk(4, -1)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        return sigmoid(o) * tanh(c), c
+
+    return step
+
+
+def _gru(op: Lookup) -> Callable[..., tuple[Any, ...]]:
+    sigmoid, tanh = op(torch.sigmoid), op(torch.tanh)
+
+    def step(given: Any, hidden: Any, h: Any) -> tuple[Any, ...]:
+        xr, xz, xn = given.chunk(3, -1)
+        hr, hz, hn = hidden.chunk(3, -1)
+        r, z = sigmoid(xr + hr), sigmoid(xz + hz)
+        n = tanh(xn + r * hn)
+        return (n + z * (h - n),)
+
+    return step
+
+
+def _plain(function: Any) -> Callable[..., Callable[..., tuple[Any, ...]]]:
+    def ready(op: Lookup) -> Callable[..., tuple[Any, ...]]:
+        act = op(function)
+        return lambda given, hidden, h: (act(given + hidden),)
+
+    return ready
+
+
+STEPS = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _plain(torch.tanh), "rnn_relu": _plain(torch.relu)}
+
+
+def cell(name: str) -> Callable[..., Any]:
+    """`lstm_cell` and the like."""
+
+    def parts(
+        op: Lookup, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+    ) -> Any:
+        state = hx if name == "lstm" else (hx,)
+        times = product(op)
+        found = STEPS[name](op)(times(input, w_ih, b_ih), times(state[0], w_hh, b_hh), *state)
+        return found if name == "lstm" else found[0]
+
+    return parts
+
+
+def layers(name: str) -> Callable[..., Any]:
+    """`lstm`, `gru`, … over whole sequences, or packed ones, step by step."""
+
+    def parts(op: Lookup, input: Any, *args: Any) -> Any:
+        sizes = None
+        if isinstance(args[2], list | tuple):  # of batches: the sequences are packed
+            sizes, args = args[0].tolist(), args[1:]
+        hx, params, has_biases, count, dropout, train, bidirectional, *rest = args
+        batch_first = bool(rest and rest[0])
+        x = input.transpose(0, 1) if batch_first else input
+        run = Run(op, name, sizes)
+        states = list(zip(*hx, strict=True)) if name == "lstm" else [(h,) for h in hx]
+        ways = 1 + bidirectional
+        each, last = len(params) // (count * ways), []
+        for layer in range(count):
+            found = []
+            for way in range(ways):
+                n = layer * ways + way
+                weights = _weights(params[n * each : (n + 1) * each], has_biases)
+                ys, state = run(x, states[n], weights, way == 1)
+                found.append(ys)
+                last.append(state)
+            x = torch.cat(found, -1) if ways == 2 else found[0]
+            if layer < count - 1:
+                x = torch.dropout(x, dropout, train)
+        y = x.transpose(0, 1) if batch_first else x
+        return y, *[torch.stack(each) for each in zip(*last, strict=True)]
+
+    return parts
+
+
+def _weights(params: Sequence[Any], has_biases: bool) -> tuple[Any, ...]:
+    """Weights of input and state, their biases, and the projection of the state."""
+    w_ih, w_hh, *rest = params
+    b_ih, b_hh = rest[:2] if has_biases else (None, None)
+    projection = rest[2 if has_biases else 0 :]
+    return w_ih, w_hh, b_ih, b_hh, projection[0] if projection else None
+
+
+class Run:
+    """Runs a layer in one direction.
+
+    As in torch, the products of all inputs are one. `sizes` are those of the batches at each step,
+    where sequences are packed: they only become smaller.
+    """
+
+    def __init__(self, op: Lookup, name: str, sizes: list[int] | None) -> None:
+        self.product = product(op)
+        self.sizes = sizes
+        self.step = STEPS[name](op)
+
+    def __call__(
+        self, x: Any, state: tuple[Any, ...], weights: tuple[Any, ...], back: bool
+    ) -> tuple[Any, tuple[Any, ...]]:
+        w_ih, w_hh, b_ih, b_hh, projection = weights
+        given = self.product(x, w_ih, b_ih)
+        rows = given.unbind(0) if self.sizes is None else given.split(self.sizes)
+        initial, ended, ys = state, [], []
+        if self.sizes is not None:
+            state = tuple(s[: rows[-1 if back else 0].shape[0]] for s in initial)
+        for row in reversed(rows) if back else rows:
+            if self.sizes is not None:
+                state = self._fitted(state, initial, row.shape[0], ended)
+            hidden = self.product(state[0], w_hh, b_hh)
+            state = self.step(row, hidden, *state)
+            if projection is not None:
+                state = (self.product(state[0], projection), *state[1:])
+            ys.append(state[0])
+        if ended:
+            parts = [state, *reversed(ended)]
+            state = tuple(torch.cat(each) for each in zip(*parts, strict=True))
+        ys = ys[::-1] if back else ys
+        return (torch.stack(ys) if self.sizes is None else torch.cat(ys)), state
+
+    def _fitted(self, state: Any, initial: Any, size: int, ended: list[Any]) -> tuple[Any, ...]:
+        """The state of the sequences that go on, or that begin."""
+        before = state[0].shape[0]
+        if size < before:
+            ended.append(tuple(s[size:] for s in state))
+            return tuple(s[:size] for s in state)
+        if size == before:
+            return state
+        return tuple(torch.cat([s, i[before:size]]) for s, i in zip(state, initial, strict=True))

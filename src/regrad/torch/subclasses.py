@@ -1,0 +1,32 @@
+"""Subclasses of Tensor, which may say themselves what torch's functions do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def as_given(y: Any, xs: Sequence[Any]) -> Any:
+    """A result in the subclass of Tensor that the arguments have, as torch has it."""
+    kind = next((type(x) for x in xs if type(x) not in PLAIN), None)
+    if kind is None or type(y) is not torch.Tensor:
+        return y
+    # (one with a protocol of its own has asked for y, and makes of it what it likes)
+    return y.as_subclass(kind) if _protocol(kind) is _TENSORS_OWN else y
+
+
+def has_own_protocol(kind: type) -> bool:
+    """Whether a subclass of Tensor says itself what torch's functions do with it."""
+    return _protocol(kind) not in (None, _TENSORS_OWN)
+
+
+def _protocol(kind: Any) -> Any:
+    """The function behind a class's `__torch_function__`; None where that is switched off."""
+    return getattr(kind.__torch_function__, "__func__", None)
+
+
+_TENSORS_OWN = _protocol(torch.Tensor)
