@@ -3,6 +3,7 @@
 #   make test    the whole test suite
 #   make check   lint, format and types
 #   make proof   that rules fire or raise, everywhere (an hour; ARGS=--quick: a minute)
+#   make public  overrides in public models (PYTHON: one that has them; ten minutes)
 #   make bench   timings and memory against autograd, torch, NumPy and TensorFlow
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check proof bench clean
+.PHONY: demo test check proof public bench clean
 
 # (One BLAS thread: the matrices are small, and threads would only wait for each other.)
 demo: $(VENV)/.demo
@@ -26,6 +27,10 @@ check: $(VENV)/.test
 
 proof: $(VENV)/.test
 	$(BIN)/python -m tests.campaigns.proof $(ARGS)
+
+# The packages must be installed beforehand: tests/campaigns/public_models.py says how.
+public:
+	$(PYTHON) -m tests.campaigns.public_models $(ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(ARGS)

@@ -1,0 +1,395 @@
+"""Overrides in public models, against an independent answer.
+
+    python -m tests.campaigns.public_models                       all of it
+    python -m tests.campaigns.public_models --only timm/resnet    rows whose name begins like this
+    python -m tests.campaigns.public_models --types Relu,Softmax  these op types only
+    python -m tests.campaigns.public_models --fresh               from the beginning
+
+The models are in `public_table` (PyTorch) and `public_jax`, with random weights and tiny sizes. A
+case is a model and an op type of which it runs at least one; its rule multiplies the native
+gradient by a factor, another one for each operand. The answer that is due comes from
+`public_oracle`: hooks on the autograd record of the plain model. Outputs in the scope must be those
+of the plain model, to the bit where the op is called by its name. One of these comes of a case:
+
+* delivered: every gradient is the one that is due (relative error up to 1e-6);
+* refused: an error of regrad's, with its message;
+* explained: torch's own error about a tensor that was changed in place after a rule had named it;
+* silent: another gradient or another value. There must be none;
+* broken: any other error. There must be none.
+
+The same models under guided backprop are compared with Captum's and zennit's (`public_peers`).
+
+None of the packages is a dependency of this project. Beside `pip install -e '.[test]'`:
+
+    pip install transformers diffusers torch_geometric diffrax
+    pip install --no-deps torchvision==0.28.0 timm captum zennit
+
+(`--no-deps`, or another torch may come along.) What is done is noted under `out/`, and a second run
+of the same sources goes on from there. A whole run writes `tests/campaigns/results/public.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import platform
+import re
+import sys
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import tqdm
+from bench import report as machine
+
+import regrad.torch
+from regrad.errors import RegradError
+from tests.campaigns import public_jax, public_oracle, public_peers, public_table
+from tests.campaigns.public_oracle import BY_NAME, Op
+from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG, Verdict
+
+ROOT = Path(__file__).parents[2]
+RESULT = Path(__file__).parent / "results" / "public.json"
+STATE = ROOT / "out" / "public.jsonl"
+OUTCOMES = (DELIVERED, REFUSED, EXPLAINED, SILENT, BROKEN)
+PEERS = ("captum", "zennit")
+TWO = ("MatMul", "AddV2", "Mul")  # op types of two operands, which torch may exchange inside
+
+
+# -- a model ---------------------------------------------------------------------------------------
+
+
+class Subject:
+    """A model with what the plain run of it gave."""
+
+    def __init__(self, row: public_table.Row) -> None:
+        torch.manual_seed(0)
+        built = row.build()
+        self.dtype = built.dtype
+        self.module = built.module.to(self.dtype)
+        self.args = [self._input(x) for x in built.args]
+        self.options = {k: self._input(x) for k, x in built.options.items()}
+        given = [*self.args, *self.options.values(), *self.module.parameters()]
+        self.xs = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+        self.ys, self.record = public_oracle.recorded(self.call)
+        self.dys = [torch.randn_like(y) for y in self.ys]
+        is_single = self.record.is_single or self.dtype != torch.float64
+        self.tolerance = 2e-4 if is_single else max(1e-6, 30 * self._unrest())
+
+    def _unrest(self) -> float:
+        """How much the plain gradients change if weights and inputs change by a rounding."""
+        rest = self.due([], 1.0, 1.0)
+        before = [x.detach().clone() for x in self.xs]
+        with torch.no_grad():
+            for x in self.xs:
+                x.mul_(1 + torch.finfo(self.dtype).eps * torch.randn_like(x).sign())
+        moved = public_oracle.gradients(self.call(), self.dys, self.xs)
+        for x, old in zip(self.xs, before, strict=True):
+            x.data = old
+        self.ys, self.record = public_oracle.recorded(self.call)
+        return public_oracle.error(moved, rest)
+
+    def _input(self, x: Any) -> Any:
+        is_real = isinstance(x, torch.Tensor) and x.is_floating_point()
+        return x.detach().to(self.dtype, copy=True).requires_grad_() if is_real else x
+
+    def call(self) -> list[torch.Tensor]:
+        """The outputs that have a gradient; with the same random numbers at each call."""
+        torch.manual_seed(1)
+        found = leaves(self.module(*self.args, **self.options))
+        return [y for y in found if y.requires_grad]
+
+    def due(self, ops: Sequence[Op], k: float, l: float) -> list[torch.Tensor]:  # noqa: E741
+        return public_oracle.answers(self.ys, self.dys, self.xs, ops, k, l)
+
+    def overridden(self, op_type: str, k: float, l: float) -> tuple[Any, Any, int]:  # noqa: E741
+        """The outputs in a scope, the gradients, and how many calls were bound."""
+        rules = {op_type: public_oracle.rule(op_type, k, l)}
+        with regrad.torch.gradient_override_map(rules) as used:
+            ys = self.call()
+        found = public_oracle.gradients(ys, self.dys, self.xs)
+        return ys, found, sum(hit.count for hit in used.hits)
+
+
+def leaves(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an output, also in containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from leaves(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from leaves(each)
+
+
+def verdict_of(subject: Subject, case: str, op_type: str, ops: Sequence[Op]) -> Verdict:
+    """Run one case."""
+    try:
+        outcome, detail = compared(subject, op_type, ops)
+    except RegradError as error:
+        outcome, detail = REFUSED, shown(error)
+    except Exception as error:
+        in_place = "modified by an inplace operation" in str(error)
+        outcome, detail = (EXPLAINED if in_place else BROKEN), shown(error)
+    return Verdict(case, outcome, detail)
+
+
+def shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:400]
+
+
+def compared(subject: Subject, op_type: str, ops: Sequence[Op]) -> tuple[str, str]:
+    """Outcome and detail of a case that raises nothing."""
+    counted = [op for op in ops if public_oracle.is_called(op_type, op)]
+    first = wrong = None
+    for k, l in factors(op_type):  # noqa: E741
+        ys, found, hits = subject.overridden(op_type, k, l)
+        if wrong := values_differ(subject, ys, op_type, ops, counted):
+            return SILENT, wrong
+        every = counted if op_type in BY_NAME else ops
+        far = public_oracle.error(found, subject.due(every, k, l))
+        if far <= subject.tolerance:
+            return DELIVERED, ("" if first is None else "operands exchanged by torch")
+        first = first or explained(subject, found, far, ops, counted, hits, k, l)
+    return SILENT, str(first)
+
+
+def factors(op_type: str) -> list[tuple[float, float]]:
+    """One factor for each operand; the same for both if torch may have exchanged them."""
+    k, l = public_oracle.K, public_oracle.L  # noqa: E741
+    return [(k, l), (k, k)] if op_type in TWO else [(k, l)]
+
+
+def explained(
+    subject: Subject, found: Any, far: float, ops: Any, counted: Any, hits: int, k: float, l: float  # noqa: E741
+) -> str:  # fmt: skip
+    """What a wrong gradient looks like: whether the plain one, and whether some ops lack."""
+    plain = public_oracle.error(found, subject.due([], k, l))
+    by_name = public_oracle.error(found, subject.due(counted, k, l))
+    like = "as in the plain model" if plain <= subject.tolerance else f"relative error {far:.1e}"
+    like = "only the ops called by name" if by_name <= subject.tolerance < plain else like
+    hidden = Counter(f"{op.name} in {op.creator}" for op in ops if op not in counted)
+    unseen = "; a view changed in place hides nodes" if subject.record.hides else ""
+    return (
+        f"gradient {like}: {hits} bound, {len(ops)} in the record, "
+        f"of them {dict(hidden)} not by name{unseen}"
+    )
+
+
+def values_differ(subject: Subject, ys: Any, op_type: str, ops: Any, counted: Any) -> str:
+    """Whether outputs differ from the plain ones: at all, or by more than rounding."""
+    if len(ys) != len(subject.ys):
+        return f"{len(ys)} outputs have a gradient instead of {len(subject.ys)}"
+    if all(torch.equal(y, plain) for y, plain in zip(ys, subject.ys, strict=True)):
+        return ""
+    far = max(
+        float((y - plain).detach().abs().max() / (plain.detach().abs().max() + 1e-300))
+        for y, plain in zip(ys, subject.ys, strict=True)
+    )
+    is_apart = len(counted) < len(ops) or op_type == "Conv2D"
+    bound = subject.tolerance if is_apart else 0.0
+    return "" if far <= bound else f"values differ by {far:.1e} of the largest"
+
+
+# -- the jobs --------------------------------------------------------------------------------------
+
+
+def all_rows() -> list[Any]:
+    return [*public_table.rows(), *public_jax.rows()]
+
+
+def done(given: tuple[str, Sequence[str]]) -> dict[str, Any]:
+    """A row's results as they are written down."""
+    name, types = given
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            verdicts = list(attempted(name, types))
+        except Exception as error:
+            verdicts = [Verdict(name, BROKEN, f"without a scope: {shown(error)}")]
+    counts = Counter(v.outcome for v in verdicts)
+    return {"job": name, "counts": counts, "cases": verdicts,
+            "seconds": round(time.perf_counter() - start, 2)}  # fmt: skip
+
+
+def attempted(name: str, types: Sequence[str]) -> Iterator[Verdict]:
+    if name.startswith("jax/"):
+        yield from public_jax.verdicts(name, types)
+        return
+    row = next(r for r in public_table.rows() if r.name == name)
+    public_table.prepared(row.package)
+    subject = Subject(row)
+    for op_type in types or public_table.OP_TYPES:
+        if ops := subject.record.ops(op_type):
+            yield verdict_of(subject, f"{name}/{op_type}", op_type, ops)
+
+
+def carried_out(wanted: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The results of all rows: those of earlier runs, and the others, noted as they come."""
+    from tests.campaigns.proof import before, sources  # (not in the workers: it loads much)
+
+    STATE.parent.mkdir(exist_ok=True)
+    if options.fresh:
+        STATE.unlink(missing_ok=True)
+    digest = sources() + options.types
+    known = before(STATE, digest)
+    todo = [(name, types_of(options)) for name in wanted if name not in known]
+    with (
+        multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=60) as pool,
+        STATE.open("a", encoding="utf-8") as file,
+    ):
+        for result in tqdm.tqdm(pool.imap_unordered(done, todo), total=len(todo), unit="model"):
+            line = json.dumps({"sources": digest, **result})
+            known[result["job"]] = json.loads(line)
+            file.write(f"{line}\n")
+            file.flush()
+    return [known[name] for name in wanted]
+
+
+def types_of(options: argparse.Namespace) -> list[str]:
+    return [t for t in options.types.split(",") if t]
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def totals(entries: Iterable[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """Counts by package and outcome."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for entry in entries:
+        found[package_of(entry["job"])].update(entry["counts"])
+    return dict(found)
+
+
+def package_of(name: str) -> str:
+    parts = name.split("/")
+    return "/".join(parts[:2]) if parts[0] == "jax" else parts[0]
+
+
+def cause(outcome: str, op_type: str, detail: str) -> str:
+    """A message without what is of one case only."""
+    if found := re.match(r"\w+: (\S+)(?: \S+){0,4}? computes '(\w+)' inside", detail):
+        return f"{found[2]} in {found[1]}"
+    text = re.sub(r"\d[\d.e+-]*", "#", detail)
+    text = re.sub(r"`.*?`|\(\S+:#\)", "…", text, flags=re.DOTALL)
+    return f"{op_type}: {text[:160]}"
+
+
+def causes(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Everything but what was just delivered, by cause, most frequent first."""
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for entry in entries:
+        for case, outcome, detail in entry["cases"]:
+            if outcome != DELIVERED or detail:
+                found[outcome, cause(outcome, case.rpartition("/")[2], detail)].append(
+                    (case, detail)
+                )
+    rows = [
+        {"outcome": outcome, "cause": why, "count": len(these),
+         "cases": [case for case, _ in these], "detail": min((d for _, d in these), key=len)}
+        for (outcome, why), these in found.items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (-OUTCOMES.index(row["outcome"]), -row["count"]))
+
+
+def table(counts: Mapping[str, Counter[str]]) -> str:
+    """The counts as a table of Markdown."""
+    lines = [
+        f"| package | cases | {' | '.join(OUTCOMES)} |",
+        "|---|" + "--:|" * (len(OUTCOMES) + 1),
+    ]
+    every = Counter[str]()
+    for found in counts.values():
+        every.update(found)
+    for name, found in [*counts.items(), ("all", every)]:
+        numbers = [sum(found.values()), *[found[o] for o in OUTCOMES]]
+        lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
+    return "\n".join(lines)
+
+
+def listing(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for row in found:
+        yield f"{row['count']:4} {row['outcome']}: {row['cause']}"
+        yield f"       {', '.join(row['cases'][:3])}{', …' if row['count'] > 3 else ''}"
+
+
+def written(path: Path, entries: Sequence[dict[str, Any]], found: Any, peers: Any) -> None:
+    content = {
+        "date": machine.today(),
+        "command": " ".join(["python -m tests.campaigns.public_models", *sys.argv[1:]]),
+        "machine": f"{machine.cpu()}, {machine.cores()}, {platform.system()} {platform.machine()}",
+        "versions": [f"Python {platform.python_version()}", *versions()],
+        "commit": machine.commit(),
+        "seconds": round(sum(entry["seconds"] for entry in entries)),
+        "models": len(entries),
+        "counts": totals(entries),
+        "causes": found,
+        "guided backprop: relative error": peers,
+        "cases": {case: outcome for e in entries for case, outcome, _ in e["cases"]},
+    }
+    path.parent.mkdir(exist_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    from tests.campaigns.proof import without_folders
+
+    text = re.sub(r"[^\s\"'(]*/site-packages/", "", without_folders(text))
+    path.write_text(text, encoding="utf-8")
+
+
+def needed() -> list[str]:
+    return [*public_table.SOURCES, *public_jax.PACKAGES, *PEERS]
+
+
+def versions() -> Iterator[str]:
+    for name in ("torch", "jax", *needed()):
+        yield f"{name} {importlib.metadata.version(name).partition('+')[0]}"
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.public_models")
+    parser.add_argument("--only", default="", metavar="timm/", help="rows that begin like this")
+    parser.add_argument("--types", default="", metavar="Relu,Mul", help="these op types only")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    options = arguments(given)
+    start = time.perf_counter()
+    wanted = [row.name for row in all_rows() if row.name.startswith(options.only)]
+    if not wanted:
+        sys.exit(f"no row begins with {options.only!r}; see public_table.rows()")
+    packages = needed() if not options.only else {n.partition("/")[0] for n in wanted} - {"jax"}
+    if lacking := missing(packages):
+        sys.exit(f"not installed: {', '.join(lacking)}; the head of public_models.py says how")
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers
+    entries = carried_out(wanted, options)
+    found = causes(entries)
+    print("\n".join(listing(found)), f"\n\n{table(totals(entries))}\n")
+    is_whole = not options.only and not options.types
+    peers = public_peers.errors() if is_whole else {}
+    path = RESULT if is_whole else ROOT / "out" / "public-part.json"
+    written(path, entries, found, peers)
+    wrong = sum(row["count"] for row in found if row["outcome"] in WRONG)
+    print(f"{wrong} cases must not be. {time.perf_counter() - start:.0f} s; "
+          f"written to {path.relative_to(ROOT)}")  # fmt: skip
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
