@@ -352,7 +352,8 @@ def needed() -> list[str]:
 
 def versions() -> Iterator[str]:
     for name in ("torch", "jax", *needed()):
-        yield f"{name} {importlib.metadata.version(name).partition('+')[0]}"
+        dist = {"haiku": "dm-haiku"}.get(name, name)
+        yield f"{name} {importlib.metadata.version(dist).partition('+')[0]}"
 
 
 def missing(names: Iterable[str]) -> list[str]:
