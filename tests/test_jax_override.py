@@ -523,3 +523,19 @@ def test_other_functions_that_are_differentiated_inside_do_no_harm(wrap):
     for key in (bent, cubed):
         f = rg.jax.override(lambda x, k=key: jax.grad(inner)(x).sum() + k(x).sum(), {key: seven})
         np.testing.assert_allclose(jax.grad(f)(X), 7 + 2 * (X > 0))
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_constant_of_the_program_in_a_loop(around):
+    """It is an operand of the rule's, and no value of the trace in which the rule was put there."""
+
+    def f(w, x):
+        step = jax.checkpoint(lambda h, v: (jnp.tanh(h * v * 2.0), None))
+        return jax.lax.scan(step, x, w)[0].sum()
+
+    def product(dy, a, b):
+        return dy * b, dy * a
+
+    w, x = jnp.linspace(0.1, 0.6, 6).reshape(2, 3), jnp.ones(3)
+    found = around(jax.grad(rg.jax.override(f, {"Mul": product})))(w, x)
+    np.testing.assert_allclose(found, jax.grad(f)(w, x), rtol=1e-6)

@@ -87,13 +87,15 @@ CALLS = {
     "Relu": "relu", "Gelu": "gelu", "Silu": "silu", "Sigmoid": "sigmoid", "Tanh": "tanh",
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "MatMul": "matmul mm bmm mv dot",
     "AddV2": "add", "Mul": "mul multiply", "Mean": "mean", "Identity": "clone",
-    "Reshape": "reshape view", "Conv2D": "conv2d", "MaxPool": "max_pool2d",
+    "Reshape": "reshape view flatten ravel unflatten view_as reshape_as", "Conv2D": "conv2d",
+    "MaxPool": "max_pool2d",
 }  # fmt: skip
 OPERATORS = ("MatMul", "AddV2", "Mul")
 
-# Here an op is one that the program calls by name: the copies and views that torch makes inside
-# other functions (`linear`, `matmul`, `contiguous`) are no ops of the program.
-BY_NAME = ("Identity", "Reshape")
+# Here an op is one that the program calls by name: what torch does inside other functions for its
+# own ends is no op of the program (copies and views in `linear` and `contiguous`, biases, the
+# factor of a dropout mask, the mean in a pool).
+BY_NAME = ("AddV2", "Identity", "Mean", "Mul", "Reshape")
 
 
 class Op(NamedTuple):

@@ -473,7 +473,8 @@ def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> 
         if not isinstance(v, core.Literal):
             places.append(place)
         elif isinstance(place, int):
-            fixed[place] = jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
+            with jax.ensure_compile_time_eval():  # a value, and no part of a trace that is open
+                fixed[place] = jax.numpy.asarray(v.val, jax.typeof(v.val).dtype)
         elif place is not None:
             attrs[place] = v.val
     avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
