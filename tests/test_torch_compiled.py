@@ -454,3 +454,10 @@ def test_the_net_can_fail(x, monkeypatch):
     with pytest.warns(UnusedOverrideWarning), override({"Identity": lambda dy: dy * 7}):
         y = compiled(lambda x: x.mT.contiguous(), "aot_eager")(x)
     assert gradient(y, x).unique().tolist() == [1]
+
+
+def test_untouched_counts_each_op_of_a_line():
+    x = torch.ones(2, requires_grad=True)
+    with override({"Relu": lambda dy: dy}) as used:
+        torch.compile(lambda x: x.exp() + x.exp() + torch.relu(x), backend="aot_eager")(x)
+    assert [int(row[1]) for row in used.untouched().rows if row[0] == "Exp"] == [2]

@@ -129,7 +129,8 @@ class Untouched:
 
     def add(self, other: Untouched) -> None:
         """Count what another one counted."""
-        self.counts.update(other.counts)
+        for (name, where), count in other.counts.items():
+            self.note(name, where, count)
 
     def table(self) -> Table:
         """The ops as a table: name, calls, source line."""

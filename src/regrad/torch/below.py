@@ -17,7 +17,7 @@ import torch._library.custom_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regrad.torch.nodes import node_named, types_of
-from regrad.torch.optypes import families
+from regrad.torch.optypes import custom_op, families
 
 # Which calls of an ATen op are an op of the type, where its name alone does not tell.
 WHEN: dict[str, Callable[..., bool]] = {
@@ -58,10 +58,7 @@ def body_of(func: Any) -> Callable[..., Any] | None:
 
 def as_called(kept: Any) -> Any:
     """A custom op as modes are asked for it, of what Python code calls."""
-    overload = getattr(kept, "_opoverload", None)
-    if overload is None and isinstance(kept, torch._ops.OpOverloadPacket):
-        overload = None if kept._qualified_op_name.startswith("aten::") else kept.default
-    return kept if overload is None else overload
+    return custom_op(kept) or kept
 
 
 @cache

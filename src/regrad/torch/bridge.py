@@ -7,7 +7,6 @@ gradient of the first), so it is carried by the same Function, and so on for eve
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
 from functools import cache, update_wrapper
 from typing import Any
 
@@ -167,7 +166,7 @@ class Bridge(torch.autograd.Function):
         wanted = [i for i in range(ctx.count) if ctx.needs_input_grad[i + 1]]
         pull = pullback(ctx.flat, ctx.count, Passage(wanted, ctx.reached))
         given = [*ctx.saved_tensors, *[dys[i] for i in ctx.reached]]
-        with unaffected():
+        with unaffected(dys):
             found = bridged(pull, given)
         return spread(dict(zip(wanted, found, strict=True)), ctx.count)
 
@@ -210,19 +209,16 @@ def spread(found: dict[int, Any], count: int) -> tuple[Any, ...]:
     return None, *[found.get(i) for i in range(count)]
 
 
-def unaffected() -> Any:
+def unaffected(dys: Sequence[Any]) -> Any:
     """A block of a backward pass: no override, no autocast, whatever is in force around."""
     if torch._C._is_any_autocast_enabled():  # pyright: ignore[reportAttributeAccessIssue]
-        return _without_autocast()
+        return _without_autocast(next((dy.device.type for dy in dys if dy is not None), "cpu"))
     return torch._C.DisableTorchFunction()
 
 
 @block
-def _without_autocast() -> Generator[None]:
-    with torch._C.DisableTorchFunction(), ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
+def _without_autocast(device: str) -> Generator[None]:
+    with torch._C.DisableTorchFunction(), torch.autocast(device, enabled=False):
         yield
 
 

@@ -147,7 +147,7 @@ def _now(
     call: Call, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
 ) -> Sequence[Any]:
     call.ran()
-    with unaffected():
+    with unaffected(dys):
         return Pull(call, specs, wanted, outputs)(saved, dys)
 
 

@@ -218,7 +218,7 @@ class Custom(torch.autograd.Function):
     def backward(ctx: Any, *dys: Any) -> Any:
         call = ctx.call
         saved = ctx.saved_tensors
-        with unaffected():
+        with unaffected(dys):
             answer = enumerate(call.answer(saved, dys))
             dxs = [_checked(call, i, dx, ctx.specs) for i, dx in answer]
         wanted = ctx.needs_input_grad[2:]

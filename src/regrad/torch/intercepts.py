@@ -24,7 +24,7 @@ from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.torch import functions
 from regrad.torch.below import Below, script_types, spelled
-from regrad.torch.nodes import tensors
+from regrad.torch.nodes import caller, tensors
 from regrad.torch.opened import with_fast_path
 
 _LOCK = threading.Lock()
@@ -87,13 +87,6 @@ def scopes() -> tuple[Any, ...]:
     from regrad.torch.overriding import SCOPES
 
     return SCOPES.get()
-
-
-def caller() -> str:
-    """The line outside torch and regrad that is running."""
-    from regrad.torch import overriding
-
-    return overriding.caller()
 
 
 @block
