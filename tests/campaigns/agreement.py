@@ -14,7 +14,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -126,11 +128,17 @@ def chosen(program: Program, rng: random.Random) -> list[str]:
 # -- what came -------------------------------------------------------------------------------------
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """A program and how it is differentiated."""
 
     program: Program
     order: int
+
+    @cached_property
+    def reference(self) -> Any:
+        """The outcome in eager NumPy, with which every other is compared."""
+        return self.outcome("numpy")
 
     def function(self, twin: bool = False) -> Function:
         f = self.program.function(twin)
@@ -164,7 +172,7 @@ def compared(task: Task, mode: str) -> tuple[str, str]:
         return REFUSED, shown(got)
     if isinstance(got, Exception):
         return BROKEN, shown(got)
-    due = task.outcome("numpy")
+    due = task.reference
     if isinstance(due, Exception):
         return SILENT, f"a value, where eager NumPy raised {shown(due)}"
     if not disagree(got, due):
@@ -187,7 +195,7 @@ def jumps(task: Task, got: Arrays, due: Arrays) -> bool:
             for n, x in task.program.inputs
         )
         moved = Task(Program(xs, task.program.stmts, task.program.outputs), task.order)
-        found = moved.outcome("numpy")
+        found = moved.reference
         if isinstance(found, Exception) or disagree(found, due):
             return True
     return False
@@ -198,7 +206,7 @@ def jumps(task: Task, got: Arrays, due: Arrays) -> bool:
 
 def differences(task: Task) -> tuple[str, str]:
     """The gradient in eager NumPy against differences in a random direction."""
-    due = task.outcome("numpy")
+    due = task.reference
     if isinstance(due, Exception):
         return (REFUSED if isinstance(due, RegradError) else BROKEN), shown(due)
     f, xs = task.function(), task.program.xs
@@ -256,7 +264,7 @@ def examined(seed: int) -> list[Verdict]:
     rng = random.Random(seed)
     task = Task(made(seed), 2 if rng.random() < 0.2 else 1)
     modes = chosen(task.program, rng)
-    if isinstance(base := task.outcome("numpy"), RegradError):
+    if isinstance(base := task.reference, RegradError):
         return [Verdict(f"{seed} numpy", REFUSED, shown(base))]
     if isinstance(base, Exception):
         return [Verdict(f"{seed} numpy", BROKEN, small(task, numpy_alone, shown(base)))]
@@ -272,7 +280,7 @@ def examined(seed: int) -> list[Verdict]:
 
 
 def numpy_alone(task: Task) -> tuple[str, str]:
-    base = task.outcome("numpy")
+    base = task.reference
     if isinstance(base, Exception) and not isinstance(base, RegradError):
         return BROKEN, shown(base)
     return DELIVERED, ""
@@ -285,7 +293,7 @@ def small(task: Task, check: Check, detail: str, seconds: float = 10.0) -> str:
     while again and time.monotonic() < end:
         again = False
         for program in smaller(task.program):
-            less = task._replace(program=program)
+            less = replace(task, program=program)
             if size(less) < size(task) and fails(check, less, wrong):
                 task, again = less, True
                 break
@@ -312,9 +320,9 @@ def size(task: Task) -> tuple[int, int]:
 CHUNK = 20
 
 
-def jobs(count: int, seed: int = 0) -> list[str]:
+def jobs(count: int, first: int = 0) -> list[str]:
     """Programs by the chunk: `0+20` are those of the seeds 0 to 19."""
-    return [f"{seed + i}+{min(CHUNK, count - i)}" for i in range(0, count, CHUNK)]
+    return [f"{first + i}+{min(CHUNK, count - i)}" for i in range(0, count, CHUNK)]
 
 
 def run(job: str, quick: bool = False) -> list[Verdict]:

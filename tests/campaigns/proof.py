@@ -94,12 +94,12 @@ class Job(NamedTuple):
 
 
 def all_jobs(options: argparse.Namespace) -> list[Job]:
-    quick, seed = options.quick, options.seed * 10_000_000
+    quick = options.quick
     programs = options.programs or (40 if quick else 20_000)
     names = {
         "F1": quick_jobs() if quick else fires.jobs(),
         "F3": answers.jobs(),
-        "F5": agreement.jobs(programs, seed),
+        "F5": agreement.jobs(programs, options.seed),
         "F10": interrupts.jobs(quick),
         "F8": concurrency.jobs(quick),
         "F9": memory.jobs(quick),
@@ -257,13 +257,21 @@ def classes(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "outcome": outcome,
             "class": name,
             "count": len(these),
-            "cases": sorted({case for case, _ in these}),
+            "cases": named(sorted({case for case, _ in these}), outcome),
             "detail": min((detail for _, detail in these), key=len),
         }
         for (campaign, outcome, name), these in sorted(
             found.items(), key=lambda pair: (pair[0][0], OUTCOMES.index(pair[0][1]), pair[0][2])
         )
     ]
+
+
+FEW = 6
+
+
+def named(cases: list[str], outcome: str) -> list[str]:
+    """The cases of a class: all that must not be, and otherwise a few by which to find it."""
+    return cases if outcome in WRONG else cases[:FEW]
 
 
 def table(counts: dict[str, Counter[str]]) -> str:
@@ -283,7 +291,7 @@ def listing(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The classes that must not be, each with a case."""
     for each in found:
         if each["outcome"] in WRONG:
-            cases = ", ".join(each["cases"][:6]) + (", …" if len(each["cases"]) > 6 else "")
+            cases = ", ".join(each["cases"][:FEW]) + ", …" * (len(each["cases"]) > FEW)
             yield f"\n{each['outcome'].upper()} {each['campaign']}: {each['class']}"
             yield f"  {each['count']} cases: {cases}"
             yield "\n".join("  " + line for line in each["detail"].splitlines())
@@ -295,7 +303,7 @@ def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> list
         return [write(OUT / "proof-part.json", entries, found)]
     return [
         write(
-            RESULTS / f"{campaign}.json",
+            RESULTS / f"{campaign}{f'-{options.seed}' * bool(options.seed)}.json",
             [entry for entry in entries if campaign_of(entry) == campaign],
             [each for each in found if each["campaign"] == campaign],
         )
@@ -333,7 +341,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.proof")
     parser.add_argument("--quick", action="store_true", help="a minute's worth, for every change")
     parser.add_argument("--only", default="", metavar="F1", help="jobs whose name begins like this")
-    parser.add_argument("--seed", type=int, default=0, help="other random programs (F5)")
+    parser.add_argument("--seed", type=int, default=0, help="the first random program (F5)")
     parser.add_argument("--programs", type=int, help="how many of them (20,000; quick: 40)")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
