@@ -39,6 +39,7 @@ from tests.campaigns.verdicts import (
     REFUSED,
     SILENT,
     UNNAMED,
+    WRONG,
     Verdict,
     shown,
 )
@@ -432,4 +433,7 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
 def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
     """What a case has in common with others, and what tells it from them."""
     function, _, fault = case.partition(": ")
-    return fault, function
+    parameter, _, kind = fault.partition(" ")
+    if outcome in WRONG or kind not in BAD:
+        return fault, function
+    return kind, f"{function}: {parameter}"
