@@ -44,11 +44,15 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     return False
 
 
-def deciding(keep: Sequence[Any], is_custom: bool) -> Any:
-    """The Function that decides on the gradient of what runs, if there is any and it counts.
+def deciding(func: Any, keep: Sequence[Any]) -> Any:
+    """Return what decides on the gradient of a call, if that is not autograd, and it counts.
 
-    A program of torch.compile has the rules of all built in that it calls, but for custom ops.
+    That is a custom op itself, or the Function in whose forward pass it runs. A program of
+    torch.compile has the rules of all built in that it calls, but for custom ops.
     """
+    is_custom = body_of(func) is not None
+    if torch.is_grad_enabled():
+        return func if is_custom else None
     function, args, _ = _enclosing_function()
     if function is None or function is CheckpointFunction or function in keep or not wanted(args):
         return None

@@ -29,7 +29,9 @@ from regrad.torch.opened import with_fast_path
 
 _LOCK = threading.Lock()
 _open = 0
-_before: list[tuple[Any, str, Any]] = []
+# What is replaced: where it is, its name, what it was, and what it is instead. (It stays here, and
+# is made again where others have replaced it meanwhile.)
+_replaced: list[tuple[Any, str, Any, Any]] = []
 
 
 def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
@@ -37,6 +39,9 @@ def take_off(mode: torch.overrides.TorchFunctionMode) -> None:
 
     It is not there if a signal struck while torch itself had taken it off.
     """
+    if mode is top_mode():
+        torch.overrides._pop_mode()
+        return
     if mode not in _get_current_function_mode_stack():
         return
     above = []
@@ -53,11 +58,17 @@ def drop_closed() -> None:
     does, it comes back only when the error is forgotten, to a scope that was left meanwhile.
     """
     while (
-        (stack := _get_current_function_mode_stack())
-        and getattr(stack[-1], "is_closed", False)
-        and stack[-1].scope not in scopes()  # (a checkpoint runs again under closed ones)
+        (top := top_mode()) is not None
+        and getattr(top, "is_closed", False)
+        and top.scope not in scopes()  # (a checkpoint runs again under closed ones)
     ):
         torch.overrides._pop_mode()
+
+
+def top_mode() -> Any:
+    """Return the mode that torch asks first; None if there is none."""
+    count = torch._C._len_torch_function_stack()
+    return torch._C._get_function_stack_at(count - 1) if count else None
 
 
 def install() -> None:
@@ -66,10 +77,10 @@ def install() -> None:
     with _LOCK:
         _open += 1
         if _open == 1:
-            for owner, name, make in _entrances():
-                old = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-                _before.append((owner, name, old))
-                setattr(owner, name, make(old))
+            if not _replaced or any(vars(o)[name] is not old for o, name, old, _ in _replaced):
+                _replaced[:] = [(o, n, vars(o)[n], make(vars(o)[n])) for o, n, make in _entrances()]
+            for owner, name, _, new in _replaced:
+                setattr(owner, name, new)
 
 
 def remove() -> None:
@@ -78,8 +89,8 @@ def remove() -> None:
     with _LOCK:
         _open -= 1
         if _open == 0:
-            while _before:
-                setattr(*_before.pop())
+            for owner, name, old, _ in _replaced:
+                setattr(owner, name, old)
 
 
 def scopes() -> tuple[Any, ...]:
@@ -198,7 +209,7 @@ def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
 
 @cache
 def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
-    """What is replaced while a scope is open: where it is, its name, and what makes the new."""
+    """Return what is replaced while a scope is open: where it is, its name, what makes the new."""
     import torch._dynamo.output_graph
     import torch._dynamo.utils
     import torch._dynamo.variables.higher_order_ops
@@ -229,4 +240,4 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
         (dynamo.variables.torch_function, "dispatch_torch_function", compiled_code.dispatch),
         (dynamo.output_graph.OutputGraph, "call_user_compiler", compiled_code.call_user_compiler),
     )
-    return [each for each in every if hasattr(each[0], each[1])]  # (not all are in old versions)
+    return [each for each in every if each[1] in vars(each[0])]  # (not all are in old versions)

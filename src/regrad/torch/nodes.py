@@ -17,17 +17,15 @@ from regrad.reports import Untouched
 from regrad.torch.composites import fused
 from regrad.torch.optypes import HOLDS, nodes_of, spellings
 
-# Ops inside a call that are torch's plumbing, and no op that the caller wrote: the layout of an
-# operand (anywhere), a bias, the factor of a dropout mask, the way in which a pool averages.
+# Ops inside a call that are torch's plumbing, and not ops that the caller wrote: the layout of an
+# operand (anywhere), the factor of a dropout mask, the way in which a pool averages.
 LAYOUT = frozenset({"Identity", "Reshape"})
-RESHAPES = frozenset({"flatten", "ravel", "reshape_as", "unflatten", "view_as"})
 PLUMBING = {
-    "AddV2": "linear scaled_dot_product_attention multi_head_attention_forward",
     "Mul": "dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ "
            "feature_alpha_dropout feature_alpha_dropout_ native_dropout dropout1d dropout2d "
-           "dropout3d rrelu rrelu_ scaled_dot_product_attention",
+           "dropout3d rrelu rrelu_",
     "RealDiv": "dropout dropout_ feature_dropout feature_dropout_ native_dropout dropout1d "
-               "dropout2d dropout3d scaled_dot_product_attention",
+               "dropout2d dropout3d",
     "Mean": "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
 }  # fmt: skip
 
@@ -54,11 +52,11 @@ class Watch:
         `start` is the number of the first node that the call may have made.
         """
         seen: set[Any] = set()
-        for y in tensors((result,)):
+        for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
             node = y.grad_fn
             if node is None or node in seen or node._sequence_nr() < start:
                 continue
-            made = [*new_nodes(node, seen, start, untouched)]
+            made = new_nodes(node, seen, start, untouched)
             key = (func, *map(type, made))
             shown = self.harmless.get(key)
             if shown is None:
@@ -92,9 +90,7 @@ class Watch:
 def _is_plumbing(func: Any, op_type: str) -> bool:
     """Whether an op of this type is a detail of how torch computes a function."""
     name = getattr(func, "__name__", "")
-    if op_type in LAYOUT:
-        return op_type != "Reshape" or name not in RESHAPES
-    return name in PLUMBING.get(op_type, "").split()
+    return op_type in LAYOUT or name in PLUMBING.get(op_type, "").split()
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -174,31 +170,33 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 
 def new_nodes(
     node: Any, seen: set[Any], start: int = 0, untouched: Untouched | None = None
-) -> Iterator[Any]:
-    """A node, and those behind it that are not known, and not older than the number `start`.
+) -> list[Any]:
+    """Return a node, and those behind it that are not in `seen`, and not older than `start`.
 
     (`seen` holds them: a wrapper that nobody holds goes, and the next may have its id.) An
     `autograd.Function` of somebody else's, which no mode is asked about, is met here, and noted.
     """
     seen.add(node)
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        yield node
-        for behind, _ in node.next_functions:
-            if behind is None or is_leaf(behind) or behind in seen:
+    found = [node]
+    for each in found:  # which grows
+        for behind, _ in each.next_functions:
+            if behind is None or isinstance(behind, _LEAF):
                 continue
             if untouched is not None and isinstance(behind, BackwardCFunction) and _is_news(behind):
                 name = behind._forward_cls.__qualname__  # pyright: ignore
                 untouched.note(f"{name} (autograd.Function)", caller())
-            if behind._sequence_nr() >= start:
+            if behind._sequence_nr() >= start and behind not in seen:
                 seen.add(behind)
-                stack.append(behind)
+                found.append(behind)
+    return found
+
+
+_LEAF = torch._C._functions.AccumulateGrad  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def is_leaf(node: Any) -> bool:
-    """Whether a node stands for a leaf, where gradients are accumulated."""
-    return isinstance(node, torch._C._functions.AccumulateGrad)  # pyright: ignore
+    """Return whether a node stands for a leaf, where gradients are accumulated."""
+    return isinstance(node, _LEAF)
 
 
 @cache

@@ -11,6 +11,8 @@ from typing import Any, Self
 
 import torch
 import torch.overrides
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from regrad.errors import (
     ArgumentError,
@@ -27,13 +29,13 @@ from regrad.scopes import Scope
 from regrad.torch import compiled_code, functions, intercepts
 from regrad.torch.apart import apart, put
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
-from regrad.torch.below import as_called, body_of
+from regrad.torch.below import as_called
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
 from regrad.torch.composites import Fused, ask_when_compiled, fused, is_other_op
 from regrad.torch.enclosing import deciding, is_built_in, refuse_to_be_written, within
 from regrad.torch.nodes import Watch, caller, gradients, sequence_nr, tensors
-from regrad.torch.opened import CHECKS, bodies
+from regrad.torch.opened import CHECKS, ONE_CALL, bodies
 from regrad.torch.optypes import (
     PLACES,
     Family,
@@ -264,10 +266,10 @@ class RuleSet:
         found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
         self.parts = {f: [(row.when, apart(self, f, row)) for row in rows] for f, rows in found}
         self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
-        divides = any("RealDiv" in each.rules for each in self.around())
         self.traced = {f: b for f, b in self.bodies.items() if compiled_code.is_traceable(f)}
+        divides = any("RealDiv" in each.rules for each in self.around())
         self.mode = type("Mode", (Mode,), {
-            "ruleset": self, "calls": self.calls, "parts": self.parts, "bodies": self.bodies,
+            "ruleset": self, "ways": Ways(self), "calls": self.calls, "parts": self.parts,
             "traced": self.traced, "divides": divides,
         })  # fmt: skip
 
@@ -366,9 +368,7 @@ def rule_set(
 ) -> RuleSet:
     """The set of these rules, made once for all scopes with the same ones."""
     try:
-        pairs = sorted(((repr(k), k, v) for k, v in rules.items()), key=lambda t: t[0])
-        key = (tuple(pairs), keep, outer)
-        hash(key)
+        key = (frozenset(rules.items()), keep, outer)
     except TypeError:
         return RuleSet(rules, keep, outer)
     with _LOCK:
@@ -441,10 +441,10 @@ class Mode(torch.overrides.TorchFunctionMode):
     """What torch asks before each of its functions, in one scope."""
 
     ruleset: RuleSet
+    ways: Mapping[Any, Way]
     calls: Mapping[Any, Callable[..., Any]]
     parts: Mapping[Any, Sequence[tuple[Any, Any]]]  # when, and what runs then
-    bodies: Mapping[Any, Callable[..., Any]]
-    traced: Mapping[Any, Callable[..., Any]]  # those of them that torch.compile can look into
+    traced: Mapping[Any, Callable[..., Any]]  # the bodies that torch.compile can look into
     divides: bool  # whether there is a rule for RealDiv here or around
 
     def __init__(self, scope: gradient_override_map) -> None:
@@ -459,34 +459,35 @@ class Mode(torch.overrides.TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if is_dynamo_compiling():
+            return self._traced(func, args, kwargs or {})
         options = kwargs or {}
-        if type(func) is _Getter and func not in self.parts:  # x.shape, x.grad, …
+        if self.scope not in SCOPES.get():  # another task of this thread runs
             return func(*args, **options)
-        compiling = torch.compiler.is_dynamo_compiling()
-        if compiling and getattr(func, "__name__", "") in REFLECTED:
-            with self:
-                return REFLECTED[func.__name__](args[0], args[1], self.divides)
-        if not compiling and self.scope not in SCOPES.get():  # another task of this thread runs
-            return func(*args, **options)
-        if types and not compiling and torch._C._is_torch_function_enabled():
+        if types and types != _PLAIN and torch._C._is_torch_function_enabled():
             for kind in filter(has_own_protocol, types):  # which runs the function, and asks again
                 with self:
                     return kind.__torch_function__(func, types, args, options)
-        if func in self.parts:
-            for when, parts in self.parts[func]:
-                if when is None or when(*args, **options):
-                    if compiling and parts.refused:  # which `compiled_code` then sees
-                        return func(*args, **options)
-                    return parts(*args, **options)
+        return self.ways[func](self, func, args, options)
+
+    def _traced(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+        """Run a function while torch.compile traces, which looks at nodes itself."""
+        if type(func) is _Getter and func not in self.parts:
+            return func(*args, **options)
+        if getattr(func, "__name__", "") in REFLECTED:
+            with self:
+                return REFLECTED[func.__name__](args[0], args[1], self.divides)
+        for when, parts in self.parts.get(func, ()):
+            if when is None or when(*args, **options):
+                if parts.refused:  # which `compiled_code` then sees
+                    return func(*args, **options)
+                return parts(*args, **options)
         if func in self.calls:
             return self.calls[func](*args, **options)
-        bodies = self.traced if compiling else self.bodies
-        if func in bodies:
+        if func in self.traced:
             with self:
-                return bodies[func](*args, **options)
-        if compiling:
-            return func(*args, **options)
-        return self._watched(func, args, options)
+                return self.traced[func](*args, **options)
+        return func(*args, **options)
 
     def refuse_fused(self, func: Any, args: Sequence[Any], options: Any) -> None:
         """Refuse a call that cannot be taken apart, and would have to be."""
@@ -496,18 +497,80 @@ class Mode(torch.overrides.TorchFunctionMode):
                     parts(*args, **options)
                 return
 
-    def _watched(self, func: Any, args: Sequence[Any], options: Any) -> Any:
-        ruleset, is_custom = self.ruleset, body_of(func) is not None
-        if func in ruleset.keep:
-            return func(*args, **options)
-        if not torch.is_grad_enabled():
-            function = deciding(ruleset.keep, is_custom)
-            return within(function, ruleset.rules, func, args, options)
-        start = sequence_nr()
-        result = within(func if is_custom else None, ruleset.rules, func, args, options)
-        if sequence_nr() != start and func not in ruleset.left:
-            ruleset.watch.look(func, start, result, self.scope._untouched)
-        return result
+
+# The ways to run a torch function in a scope, outside of torch.compile.
+Way = Callable[[Mode, Any, Sequence[Any], Any], Any]
+
+
+class Ways(dict[Any, Way]):
+    """The way of each torch function under a set of rules, found when it is first called."""
+
+    def __init__(self, ruleset: RuleSet) -> None:
+        super().__init__()
+        self.ruleset = ruleset
+
+    def __missing__(self, func: Any) -> Way:
+        way = self[func] = self._way(func)
+        return way
+
+    def _way(self, func: Any) -> Way:
+        if func in self.ruleset.parts:
+            return _parted(self.ruleset.parts[func], self._way_as_a_whole(func))
+        return _as_it_is if type(func) is _Getter else self._way_as_a_whole(func)  # x.shape, x.grad
+
+    def _way_as_a_whole(self, func: Any) -> Way:
+        rules = self.ruleset
+        if func in rules.calls:
+            call = rules.calls[func]
+            return lambda mode, func, args, options: call(*args, **options)
+        if func in rules.bodies and func not in ONE_CALL:
+            return _opened
+        if func in rules.keep:
+            return _as_it_is
+        if isinstance(func, torch._ops.OpOverload) or func in rules.left:
+            return _decided
+        return _watched
+
+
+def _as_it_is(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    return func(*args, **options)
+
+
+def _parted(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
+    """Return the way of a function that is taken apart, at least with some arguments."""
+
+    def way(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+        for when, parts in rows:
+            if when is None or when(*args, **options):
+                return parts(*args, **options)
+        return otherwise(mode, func, args, options)
+
+    return way
+
+
+def _opened(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    with mode:
+        return mode.ruleset.bodies[func](*args, **options)
+
+
+def _watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    """Run a function that no rule covers, and look at what autograd wrote down."""
+    if not is_grad_enabled():
+        return _decided(mode, func, args, options)
+    start = sequence_nr()
+    result = func(*args, **options)
+    if sequence_nr() != start:
+        mode.ruleset.watch.look(func, start, result, mode.scope._untouched)
+    return result
+
+
+def _decided(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    """Run a function on whose gradient something else than autograd may decide."""
+    ruleset, start = mode.ruleset, sequence_nr()
+    result = within(deciding(func, ruleset.keep), ruleset.rules, func, args, options)
+    if sequence_nr() != start and func not in ruleset.left:
+        ruleset.watch.look(func, start, result, mode.scope._untouched)
+    return result
 
 
 def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
@@ -583,3 +646,4 @@ def _scope_of(ruleset: RuleSet) -> gradient_override_map | None:
 
 
 _Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
+_PLAIN = (torch.Tensor,)
