@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
 from regrad.errors import PassedOverError, UnusedOverrideWarning
-from regrad.torch import overriding
+from regrad.torch import open_scopes
 
 override = regrad.torch.gradient_override_map
 SEVEN = {"Relu": lambda dy: 7 * dy}
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def nothing_is_left():
     torch._dynamo.reset()
     yield
-    assert overriding.SCOPES.get() == ()
+    assert open_scopes.SCOPES.get() == ()
     assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
     assert torch._dynamo.utils.run_node.__module__ == "torch._dynamo.utils"
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad as rg
 import regrad.torch
 from regrad.errors import GradientError, PassedOverError
-from regrad.torch import overriding
+from regrad.torch import modes, open_scopes
 
 FACTOR = 1000.0
 override = regrad.torch.gradient_override_map
@@ -84,7 +84,7 @@ RULES = {"torch": with_torch, "regrad": with_regrad, "tf": in_tf_form}
 @pytest.fixture(autouse=True)
 def nothing_is_left_open():
     yield
-    assert overriding.SCOPES.get() == ()
+    assert open_scopes.SCOPES.get() == ()
     assert torch.overrides._get_current_function_mode_stack() == []
     assert threading.Thread.start.__module__ == "threading"
 
@@ -256,7 +256,7 @@ def test_the_grid_can_fail(model, x, monkeypatch):
     def passed_over(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(overriding.Mode, "__torch_function__", passed_over)
+    monkeypatch.setattr(modes.Mode, "__torch_function__", passed_over)
     with pytest.raises(AssertionError, match="Not equal"):
         outcome("autograd.grad", with_regrad, model, x)
 

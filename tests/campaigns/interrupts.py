@@ -123,8 +123,8 @@ INITIAL = tf.get_default_graph()
 
 
 def _torch_scopes() -> Any:
-    overriding = sys.modules.get("regrad.torch.overriding")
-    return overriding and overriding.SCOPES.get()
+    torch = sys.modules.get("regrad.torch.open_scopes")
+    return torch and torch.SCOPES.get()
 
 
 def struck(f: Callable[[], None], strikes: int, seed: int) -> Iterator[tuple[str, str]]:

@@ -19,10 +19,10 @@ import torch.overrides
 from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.reports import Hit, Untouched
-from regrad.torch import intercepts
 from regrad.torch.below import Below
 from regrad.torch.enclosing import hidden_error
 from regrad.torch.nodes import LIBRARIES, caller, sequence_nr
+from regrad.torch.open_scopes import SCOPES
 
 _WHOLE = ("torch.functional", "torch._tensor")
 _SEEN = "seen by regrad"  # in the meta of a node
@@ -115,7 +115,7 @@ def run_node(old: Any) -> Any:
     """Watch a node as torch.compile runs it."""
 
     def watched(tracer: Any, node: Any, args: Any, options: Any, module: Any) -> Any:
-        if not intercepts.scopes():
+        if not SCOPES.get():
             return old(tracer, node, args, options, module)
         if is_ours(node.target):
             if not hasattr(node.target, "place"):
@@ -147,7 +147,7 @@ def _looked(start: int, node: Any, args: Any, options: Any, result: Any) -> list
     """For each scope, the error that the node deserves, or what it runs untouched."""
     found: list[tuple[Any, Any]] = []
     function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
-    for scope in intercepts.scopes():
+    for scope in SCOPES.get():
         ruleset = scope._ruleset
         note = Untouched()
         try:
@@ -197,7 +197,7 @@ def _in_forward(function: Any, node: Any, run: Callable[[], Any]) -> Any:
     with Below() as below:
         result = run()
     found = []
-    for scope in intercepts.scopes():
+    for scope in SCOPES.get():
         types = below.types & scope._bindings.keys()
         if types and function not in scope._ruleset.keep:
             found.append((scope, hidden_error(function, types)))
@@ -252,7 +252,7 @@ def call_user_compiler(old: Any) -> Any:
     """Check a graph before a backend compiles it, and tell the scopes in which it then runs."""
 
     def checked(self: Any, graph: Any, *args: Any, **options: Any) -> Any:
-        if not intercepts.scopes():
+        if not SCOPES.get():
             return old(self, graph, *args, **options)
         types = settle(graph)
         return telling(old(self, graph, *args, **options), types)
@@ -318,7 +318,7 @@ def telling(program: Any, types: dict[Any, set[str]]) -> Any:
         return program
 
     def run(*args: Any) -> Any:
-        for scope in intercepts.scopes():
+        for scope in SCOPES.get():
             scope._compiled.update(types.get(scope._ruleset, ()))
         return program(*args)
 

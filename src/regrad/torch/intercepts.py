@@ -22,10 +22,13 @@ from torch.overrides import _get_current_function_mode_stack
 
 from regrad.blocks import block
 from regrad.errors import PassedOverError
-from regrad.torch import functions
+from regrad.torch import compiled_code, functions
 from regrad.torch.below import Below, script_types, spelled
+from regrad.torch.modes import Mode
 from regrad.torch.nodes import caller, tensors
+from regrad.torch.open_scopes import SCOPES
 from regrad.torch.opened import with_fast_path
+from regrad.torch.rulesets import called_here
 
 _LOCK = threading.Lock()
 _open = 0
@@ -60,7 +63,7 @@ def drop_closed() -> None:
     while (
         (top := top_mode()) is not None
         and getattr(top, "is_closed", False)
-        and top.scope not in scopes()  # (a checkpoint runs again under closed ones)
+        and top.scope not in SCOPES.get()  # (a checkpoint runs again under closed ones)
     ):
         torch.overrides._pop_mode()
 
@@ -93,18 +96,9 @@ def remove() -> None:
                 setattr(owner, name, old)
 
 
-def scopes() -> tuple[Any, ...]:
-    """The scopes that are open here."""
-    from regrad.torch.overriding import SCOPES
-
-    return SCOPES.get()
-
-
 @block
 def again(them: tuple[Any, ...]) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
-    from regrad.torch.overriding import SCOPES, called_here
-
     running = _get_current_function_mode_stack()
     with ExitStack() as stack:
         for _, mode in them:
@@ -120,7 +114,7 @@ def again(them: tuple[Any, ...]) -> Generator[None]:
 
 
 def _held() -> tuple[Any, ...]:
-    return tuple((scope, scope._mode) for scope in scopes())
+    return tuple((scope, scope._mode) for scope in SCOPES.get())
 
 
 def later(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,7 +175,7 @@ def _is_worker(thread: Any) -> bool:
 
 def _script(old: Any) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        if not scopes():
+        if not SCOPES.get():
             return old(self, *args, **options)
         name = f"the TorchScript program {getattr(self, 'name', self)!r}"
         _refuse(name, lambda rules: script_types(self, rules))
@@ -190,7 +184,9 @@ def _script(old: Any) -> Any:
         if any(x.requires_grad for x in tensors((y,))):
             _refuse(name, lambda rules: below.types & rules.keys())
             types = ", ".join(sorted(below.types))
-            scopes()[-1]._untouched.note(f"{name[4:]} ({types})" if types else name[4:], caller())
+            SCOPES.get()[-1]._untouched.note(
+                f"{name[4:]} ({types})" if types else name[4:], caller()
+            )
         return y
 
     return call
@@ -198,7 +194,7 @@ def _script(old: Any) -> Any:
 
 def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
     """Refuse a program that has an overridden op, out of sight of any mode."""
-    for scope in scopes():
+    for scope in SCOPES.get():
         if types := named(scope._bindings):
             raise PassedOverError(
                 f"{name} runs {spelled(types)}, which is overridden, out of sight of any "
@@ -215,9 +211,6 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
     import torch._dynamo.variables.higher_order_ops
     import torch._dynamo.variables.misc
     import torch._dynamo.variables.torch_function
-
-    from regrad.torch import compiled_code
-    from regrad.torch.overriding import Mode
 
     dynamo = torch._dynamo
     compiled_code.leave_alone(Mode.__torch_function__)

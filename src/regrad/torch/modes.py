@@ -1,0 +1,171 @@
+"""What torch asks before each of its functions in a scope, and the ways in which one then runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.overrides
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+
+from regrad.torch.enclosing import deciding, within
+from regrad.torch.nodes import sequence_nr
+from regrad.torch.open_scopes import SCOPES
+from regrad.torch.opened import ONE_CALL
+from regrad.torch.subclasses import has_own_protocol
+
+if TYPE_CHECKING:
+    from regrad.torch.rulesets import RuleSet
+
+_Getter = type(torch.Tensor.shape.__get__)  # pyright: ignore
+_PLAIN = (torch.Tensor,)
+
+# `2 - x` and the like. torch.compile cannot look their functions up (it takes their wrappers for
+# other functions than those that it guards on), so there they are known by name.
+REFLECTED: dict[str, Callable[[Any, Any, bool], Any]] = {
+    "__rsub__": lambda x, a, _: torch.rsub(x, a),
+    "__rdiv__": lambda x, a, divides: (
+        torch.div(torch.full_like(x, a), x) if divides else x.reciprocal() * a
+    ),
+    "__rpow__": lambda x, a, _: torch.pow(a, x),
+    "__rmod__": lambda x, a, _: torch.remainder(a, x),
+    "__rmatmul__": lambda x, a, _: torch.matmul(a, x),
+}
+
+
+class Mode(torch.overrides.TorchFunctionMode):
+    """What torch asks before each of its functions, in one scope."""
+
+    ruleset: RuleSet
+    ways: Mapping[Any, Way]
+    calls: Mapping[Any, Callable[..., Any]]
+    parts: Mapping[Any, Sequence[tuple[Any, Any]]]  # when, and what runs then
+    traced: Mapping[Any, Callable[..., Any]]  # the bodies that torch.compile can look into
+    divides: bool  # whether there is a rule for RealDiv here or around
+
+    def __init__(self, scope: Any) -> None:
+        super().__init__()
+        self.scope = scope
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the scope was left."""
+        return self.scope._mode is None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if is_dynamo_compiling():
+            return self._traced(func, args, kwargs or {})
+        options = kwargs or {}
+        if self.scope not in SCOPES.get():  # another task of this thread runs
+            return func(*args, **options)
+        if types and types != _PLAIN and torch._C._is_torch_function_enabled():
+            for kind in filter(has_own_protocol, types):  # which runs the function, and asks again
+                with self:
+                    return kind.__torch_function__(func, types, args, options)
+        return self.ways[func](self, func, args, options)
+
+    def _traced(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+        """Run a function while torch.compile traces, which looks at nodes itself."""
+        if type(func) is _Getter and func not in self.parts:
+            return func(*args, **options)
+        if getattr(func, "__name__", "") in REFLECTED:
+            with self:
+                return REFLECTED[func.__name__](args[0], args[1], self.divides)
+        for when, parts in self.parts.get(func, ()):
+            if when is None or when(*args, **options):
+                if parts.refused:  # which `compiled_code` then sees
+                    return func(*args, **options)
+                return parts(*args, **options)
+        if func in self.calls:
+            return self.calls[func](*args, **options)
+        if func in self.traced:
+            with self:
+                return self.traced[func](*args, **options)
+        return func(*args, **options)
+
+    def refuse_fused(self, func: Any, args: Sequence[Any], options: Any) -> None:
+        """Refuse a call that cannot be taken apart, and would have to be."""
+        for when, parts in self.parts.get(func, ()):
+            if when is None or when(*args, **options):
+                if parts.refused:
+                    parts(*args, **options)
+                return
+
+
+# The ways to run a torch function in a scope, outside of torch.compile.
+Way = Callable[[Mode, Any, Sequence[Any], Any], Any]
+
+
+class Ways(dict[Any, Way]):
+    """The way of each torch function under a set of rules, found when it is first called."""
+
+    def __init__(self, ruleset: RuleSet) -> None:
+        super().__init__()
+        self.ruleset = ruleset
+
+    def __missing__(self, func: Any) -> Way:
+        way = self[func] = self._way(func)
+        return way
+
+    def _way(self, func: Any) -> Way:
+        if func in self.ruleset.parts:
+            return _parted(self.ruleset.parts[func], self._way_as_a_whole(func))
+        return _as_it_is if type(func) is _Getter else self._way_as_a_whole(func)  # x.shape, x.grad
+
+    def _way_as_a_whole(self, func: Any) -> Way:
+        rules = self.ruleset
+        if func in rules.calls:
+            call = rules.calls[func]
+            return lambda mode, func, args, options: call(*args, **options)
+        if func in rules.bodies and func not in ONE_CALL:
+            return _opened
+        if func in rules.keep:
+            return _as_it_is
+        if isinstance(func, torch._ops.OpOverload) or func in rules.left:
+            return _decided
+        return _watched
+
+
+def _as_it_is(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    return func(*args, **options)
+
+
+def _parted(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
+    """Return the way of a function that is taken apart, at least with some arguments."""
+
+    def way(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+        for when, parts in rows:
+            if when is None or when(*args, **options):
+                return parts(*args, **options)
+        return otherwise(mode, func, args, options)
+
+    return way
+
+
+def _opened(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    with mode:
+        return mode.ruleset.bodies[func](*args, **options)
+
+
+def _watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    """Run a function that no rule covers, and look at what autograd wrote down."""
+    if not is_grad_enabled():
+        return _decided(mode, func, args, options)
+    start = sequence_nr()
+    result = func(*args, **options)
+    if sequence_nr() != start:
+        mode.ruleset.watch.look(func, start, result, mode.scope._untouched)
+    return result
+
+
+def _decided(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    """Run a function on whose gradient something else than autograd may decide."""
+    ruleset, start = mode.ruleset, sequence_nr()
+    result = within(deciding(func, ruleset.keep), ruleset.rules, func, args, options)
+    if sequence_nr() != start and func not in ruleset.left:
+        ruleset.watch.look(func, start, result, mode.scope._untouched)
+    return result

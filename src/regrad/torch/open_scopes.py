@@ -1,0 +1,17 @@
+"""The scopes of overrides that are open here: in this thread, and in this task."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+# `regrad.torch.gradient_override_map` objects, the innermost last.
+SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
+
+
+def scope_of(ruleset: Any) -> Any:
+    """Return the innermost open scope with a set of rules; None if there is none."""
+    for scope in reversed(SCOPES.get()):
+        if scope._ruleset is ruleset:
+            return scope
+    return None

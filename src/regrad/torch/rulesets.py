@@ -1,0 +1,298 @@
+"""Sets of rules: which torch functions run under which rule, opened, or taken apart."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.overrides
+
+from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
+from regrad.foreign import ForeignRule
+from regrad.registry import Input, Op, find_op
+from regrad.torch import compiled_code, functions
+from regrad.torch.apart import apart, put
+from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
+from regrad.torch.bridge import allow_in_graph
+from regrad.torch.calls import Call
+from regrad.torch.composites import Fused, ask_when_compiled, fused, is_other_op
+from regrad.torch.enclosing import is_built_in, refuse_to_be_written
+from regrad.torch.modes import Mode, Ways
+from regrad.torch.nodes import Watch, gradients, tensors
+from regrad.torch.open_scopes import SCOPES, scope_of
+from regrad.torch.opened import CHECKS, bodies
+from regrad.torch.optypes import (
+    PLACES,
+    Family,
+    Spelling,
+    alone,
+    custom_op,
+    families,
+    find_family,
+    spellings,
+    spellings_of,
+)
+from regrad.torch.subclasses import as_given
+
+KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
+
+
+class RuleSet:
+    """Rules by key, and the class of mode that carries them.
+
+    torch.compile guards on the *class* of an open mode, so every set of rules has a class of its
+    own, and equal sets share one. The mode of an inner scope is asked first, so it takes apart and
+    opens for the scopes around it as well, and leaves to them the callables that they have rules
+    for.
+    """
+
+    def __init__(
+        self, rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
+    ) -> None:
+        self.functions = {key: family_of(key).type for key in rules if functions.is_function(key)}
+        self.keep = (*keep, *self.functions)  # whose own forward passes are left alone
+        self.outer = outer
+        ask_when_compiled()
+        self.rules: dict[str, ForeignRule] = {}
+        spelled: dict[Any, Spelling] = {}
+        for key, value in rules.items():
+            family = family_of(key)
+            if family.type in self.rules:
+                raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
+            refuse_layout(value, family.type)
+            named = bool(family.parameters)
+            self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
+            spelled.update(spellings_of(family))
+            if op := custom_op(key):
+                spelled.update(dict.fromkeys((op, op._overloadpacket), Spelling(family, op)))
+        self.watch = Watch(self.rules)
+        self.left = {*keep, *gradients()}  # whose nodes are not looked at
+        self.alone = {f for f, s in spelled.items() if not s.family.parameters}
+        self.calls = {f: _overridden(self, f, s) for f, s in spelled.items() if f not in keep}
+        found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
+        self.parts = {f: [(row.when, apart(self, f, row)) for row in rows] for f, rows in found}
+        self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
+        self.traced = {f: b for f, b in self.bodies.items() if compiled_code.is_traceable(f)}
+        divides = any("RealDiv" in each.rules for each in self.around())
+        self.mode = type("Mode", (Mode,), {
+            "ruleset": self, "ways": Ways(self), "calls": self.calls, "parts": self.parts,
+            "traced": self.traced, "divides": divides,
+        })  # fmt: skip
+
+    def around(self) -> Iterator[RuleSet]:
+        """These rules, and those of the scopes around."""
+        ruleset: RuleSet | None = self
+        while ruleset is not None:
+            yield ruleset
+            ruleset = ruleset.outer
+
+    def _concerned(self, function: Any, rows: Sequence[Fused]) -> list[Fused]:
+        """The rows by which a callable is to be taken apart: not if it has a rule of its own."""
+        sets = [each for each in self.around() if function not in each.keep]
+        types = {op_type for each in sets for op_type in each.rules}
+        own = {_type_of(function)} & types
+        if any(function in each.alone for each in sets):
+            return []
+        found = [row for row in rows if row.contains & (own or types)]
+        return [row for row in found if not row.lent or self._lends(*row.contains)]
+
+    def _lends(self, op_type: str) -> bool:
+        """Whether the innermost rule for an op type is one of regrad's own."""
+        rules = (each.rules[op_type] for each in self.around() if op_type in each.rules)
+        return next(rules).takes_all
+
+    def op(self, function: Any) -> Callable[..., Any]:
+        """The callable under the innermost rule for it, or as it is."""
+        call = next((s.calls[function] for s in self.around() if function in s.calls), function)
+        rows = self.parts.get(function, ())
+        if not rows:
+            return call
+        return lambda *args, **options: next(
+            (run for when, run in rows if when is None or when(*args, **options)), call
+        )(*args, **options)
+
+    def met(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
+        """Ops of these types ran inside a callable that needs no gradient."""
+        for op_type in types:
+            each = next((s for s in self.around() if op_type in s.rules), None)
+            scope = None if each is None else scope_of(each)
+            if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
+                shape = () if xs[0].is_nested else tuple(xs[0].shape)
+                scope._bindings[op_type].hit(op_type, shape)
+
+    def _is_left(self, function: Any) -> bool:
+        """Whether a callable is not to be opened: somebody has a rule for it, or keeps it."""
+        return any(function in each.calls or function in each.keep for each in self.around())
+
+
+def _type_of(function: Any) -> str | None:
+    spelling = spellings().get(function)
+    return None if spelling is None else spelling.family.type
+
+
+class RuleByCount(ForeignRule):
+    """A rule for a torch callable that is no op type of regrad's.
+
+    Its tensors are called x, or a and b; or xs, a list, however many there are.
+    """
+
+    def __init__(self, value: Any, op: Op) -> None:
+        self.value = value
+        self.by_count: dict[int, ForeignRule] = {}
+        errors: list[RuleError] = []
+        for count in (1, 2, 3):
+            try:
+                super().__init__(value, _op_of(op.type, count))
+                return
+            except RuleError as error:
+                errors.append(error)
+        raise errors[0]
+
+    def taking(self, count: int) -> ForeignRule:
+        if count not in self.by_count:
+            try:
+                rule = ForeignRule(self.value, _op_of(self.op.type, count))
+            except RuleError:  # it asks for xs
+                rule = ForeignRule(self.value, _op_of(self.op.type, 3))
+            self.by_count[count] = rule
+        return self.by_count[count]
+
+
+def _op_of(name: str, count: int) -> Op:
+    """An op of so many tensors."""
+    names = {1: ["x"], 2: ["a", "b"]}.get(count)
+    inputs = [Input(n, "one") for n in names] if names else [Input("xs", "many")]
+    return Op(name, name, lambda xp, *xs: xs, inputs)
+
+
+_SETS: OrderedDict[Any, RuleSet] = OrderedDict()
+_LOCK = threading.Lock()
+
+
+def rule_set(
+    rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
+) -> RuleSet:
+    """The set of these rules, made once for all scopes with the same ones."""
+    try:
+        key = (frozenset(rules.items()), keep, outer)
+    except TypeError:
+        return RuleSet(rules, keep, outer)
+    with _LOCK:
+        if key not in _SETS:
+            _SETS[key] = RuleSet(rules, keep, outer)
+            if len(_SETS) > KEPT:
+                _SETS.popitem(last=False)
+        _SETS.move_to_end(key)
+        return _SETS[key]
+
+
+def family_of(key: Any) -> Family:
+    """What a key of a map covers."""
+    if isinstance(key, str):
+        family = find_family(key)
+        if family is None:
+            op = find_op(key)  # raises for what regrad does not know either
+            raise UnknownOpError(
+                f"no torch callable is known for the op type {op.type!r}."
+                f"{near(op.type, families())} Give the torch callable itself as the key."
+            )
+        return family
+    if functions.is_function(key) or custom_op(key):
+        return alone(custom_op(key) or key)
+    if isinstance(key, type) or not callable(key):
+        raise ArgumentError(
+            f"a key is an op type such as 'Relu', a torch callable such as torch.relu, or a "
+            f"torch.autograd.Function; got {key!r:.80}. For a module class, give the function that "
+            "it calls."
+        )
+    if key in spellings():
+        return spellings()[key].family
+    if not is_seen(key):
+        raise UnknownOpError(
+            f"{key!r:.80} is no callable that torch lets anybody see when it runs, so a rule for "
+            "it would be passed over. Give a function of torch, torch.Tensor or "
+            "torch.nn.functional; change your own function with regrad.torch.custom_grad."
+        )
+    return alone(key)
+
+
+def is_seen(function: Any) -> bool:
+    """Whether torch asks a mode before it runs this function."""
+    if function in torch.overrides.get_testing_overrides():
+        return True
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return not CHECKS.isdisjoint(code.co_names)
+    name = getattr(function, "__name__", "")
+    return any(getattr(place, name, None) is function for place in PLACES)
+
+
+# -- calls under a rule ----------------------------------------------------------------------------
+
+
+def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
+    """What runs in place of one torch callable."""
+    family, key = spelling.family, spelling.family.type
+
+    def overridden(*args: Any, **options: Any) -> Any:
+        scope = scope_of(ruleset)
+        if is_other_op(key, args, options) or not has_tensors(args, options):
+            return function(*args, **options)
+        refuse_to_be_written(key)
+        with torch._C.DisableTorchFunction():
+            if is_built_in(key, ruleset.keep):
+                return function(*args, **options)
+            changes, args, options = spelling.out_of_place(args, options)
+            filled = fill(family, args, options)
+            first = next((v for v in filled.values if isinstance(v, torch.Tensor)), None)
+            shape = () if first is None else tuple(first.shape)
+            if scope is not None:
+                hit = scope._bindings[key].hit(key, shape)
+            else:  # what torch.compile made in a scope runs its backward pass after it
+                place = compiled_code.PLACE.get()
+                hit = None if place is None else place.hits.get(key)
+
+            def forward(*xs: torch.Tensor) -> torch.Tensor:
+                given, named = filled.rebuilt(xs)
+                return spelling.function(*given, **named)
+
+            rule = ruleset.rules[key].taking(len(filled.values))
+            if rule.takes_all:
+                refuse_unknown(family, args, options)
+            layout = None if rule.op.flat else filled.layout
+            call = Call(rule, filled.values, layout, filled.attrs, forward, hit)
+            xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
+            if not changes:
+                return as_given(call(*xs), xs)
+            target = xs[0]
+            if call.kept[:1] == [0]:  # the rule wants x as it was
+                xs[0] = target.clone()
+            return put(target, call(*xs), function)
+
+    overridden.ruleset, overridden.op_types = ruleset, frozenset({key})  # pyright: ignore
+    return allow_in_graph(overridden)
+
+
+def called_here(function: Any, args: Sequence[Any]) -> Call | None:
+    """A call of an `autograd.Function` under the rule that is in force for it here."""
+    for scope in reversed(SCOPES.get()):
+        ruleset = scope._ruleset
+        key = None if ruleset is None else ruleset.functions.get(function)
+        if ruleset is None or key is None:
+            continue
+        xs = [x for x in args if isinstance(x, torch.Tensor)]
+        rule = ruleset.rules[key].taking(len(xs))
+        layout = None if rule.op.flat else (tuple(range(len(xs))),)
+        hit = scope._bindings[key].hit(key, tuple(xs[0].shape))
+        return Call(rule, xs, layout, {}, function.apply, hit)
+    return None
+
+
+def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether a call is of tensors (and not of what torch.fx traces with)."""
+    if args and isinstance(args[0], torch.Tensor):
+        return True
+    return any(True for _ in tensors((args, options)))
