@@ -14,7 +14,7 @@ import torch.overrides
 
 from regrad.errors import PassedOverError
 from regrad.torch.arguments import fill_by_place
-from regrad.torch.bridge import allow_in_graph, apply, differentiable
+from regrad.torch.bridge import apply, differentiable
 from regrad.torch.calls import in_forward_mode
 from regrad.torch.composites import Fused
 
@@ -52,7 +52,7 @@ def apart(rules: Rules, function: Any, row: Fused) -> Callable[..., Any]:
             return put(target, y, function) if changes else y
 
     run.ruleset, run.op_types, run.refused = rules, row.contains, row.parts is None  # pyright: ignore
-    return allow_in_graph(run)
+    return run
 
 
 def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:

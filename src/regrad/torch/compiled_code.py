@@ -111,6 +111,17 @@ def is_traceable(function: Any) -> bool:
 # -- while torch.compile traces -------------------------------------------------------------------
 
 
+def begin(old: Any) -> Any:
+    """Have the sets of rules ready before torch.compile traces under them."""
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        for scope in SCOPES.get():
+            scope._ruleset.prepare()
+        old(self, *args, **options)
+
+    return __init__
+
+
 def run_node(old: Any) -> Any:
     """Watch a node as torch.compile runs it."""
 
@@ -151,9 +162,9 @@ def _looked(start: int, node: Any, args: Any, options: Any, result: Any) -> list
         ruleset = scope._ruleset
         note = Untouched()
         try:
-            if function not in ruleset.left:
+            if function not in ruleset.coverage.left:
                 scope._mode.refuse_fused(function, args, options)
-                ruleset.watch.look(function, start, result, note, lambda: line_of(node))
+                ruleset.coverage.watch.look(function, start, result, note, lambda: line_of(node))
             found.append((scope, note))
         except PassedOverError as error:
             found.append((scope, error))

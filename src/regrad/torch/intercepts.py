@@ -24,6 +24,7 @@ from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions
 from regrad.torch.below import Below, script_types, spelled
+from regrad.torch.composites import ask_when_compiled
 from regrad.torch.modes import Mode
 from regrad.torch.nodes import caller, tensors
 from regrad.torch.open_scopes import SCOPES
@@ -102,7 +103,7 @@ def again(them: tuple[Any, ...]) -> Generator[None]:
     running = _get_current_function_mode_stack()
     with ExitStack() as stack:
         for _, mode in them:
-            stack.enter_context(functions.installed(mode.ruleset.functions, called_here))
+            stack.enter_context(functions.installed(mode.ruleset.coverage.functions, called_here))
             if mode not in running:
                 stack.enter_context(mode)
         before = SCOPES.get()
@@ -214,6 +215,7 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
 
     dynamo = torch._dynamo
     compiled_code.leave_alone(Mode.__torch_function__)
+    ask_when_compiled()
     functions = dynamo.variables.misc.AutogradFunctionVariable
     applied = dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable
     every = (
@@ -231,6 +233,7 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
         (applied, "trace_forward_graph", compiled_code.trace_forward),
         (dynamo.utils, "run_node", compiled_code.run_node),
         (dynamo.variables.torch_function, "dispatch_torch_function", compiled_code.dispatch),
+        (dynamo.output_graph.OutputGraph, "__init__", compiled_code.begin),
         (dynamo.output_graph.OutputGraph, "call_user_compiler", compiled_code.call_user_compiler),
     )
     return [each for each in every if each[1] in vars(each[0])]  # (not all are in old versions)

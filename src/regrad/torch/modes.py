@@ -89,7 +89,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     def refuse_fused(self, func: Any, args: Sequence[Any], options: Any) -> None:
         """Refuse a call that cannot be taken apart, and would have to be."""
-        for when, parts in self.parts.get(func, ()):
+        for when, parts in self.ruleset.taken_apart(func):
             if when is None or when(*args, **options):
                 if parts.refused:
                     parts(*args, **options)
@@ -112,20 +112,20 @@ class Ways(dict[Any, Way]):
         return way
 
     def _way(self, func: Any) -> Way:
-        if func in self.ruleset.parts:
-            return _parted(self.ruleset.parts[func], self._way_as_a_whole(func))
+        if rows := self.ruleset.taken_apart(func):
+            return _parted(rows, self._way_as_a_whole(func))
         return _as_it_is if type(func) is _Getter else self._way_as_a_whole(func)  # x.shape, x.grad
 
     def _way_as_a_whole(self, func: Any) -> Way:
         rules = self.ruleset
-        if func in rules.calls:
-            call = rules.calls[func]
+        call = rules.call(func)
+        if call is not None:
             return lambda mode, func, args, options: call(*args, **options)
-        if func in rules.bodies and func not in ONE_CALL:
+        if func in rules.coverage.bodies and func not in ONE_CALL:
             return _opened
         if func in rules.keep:
             return _as_it_is
-        if isinstance(func, torch._ops.OpOverload) or func in rules.left:
+        if isinstance(func, torch._ops.OpOverload) or func in rules.coverage.left:
             return _decided
         return _watched
 
@@ -148,7 +148,7 @@ def _parted(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
 
 def _opened(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
     with mode:
-        return mode.ruleset.bodies[func](*args, **options)
+        return mode.ruleset.coverage.bodies[func](*args, **options)
 
 
 def _watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
@@ -158,7 +158,7 @@ def _watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
     start = sequence_nr()
     result = func(*args, **options)
     if sequence_nr() != start:
-        mode.ruleset.watch.look(func, start, result, mode.scope._untouched)
+        mode.ruleset.coverage.watch.look(func, start, result, mode.scope._untouched)
     return result
 
 
@@ -166,6 +166,6 @@ def _decided(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
     """Run a function on whose gradient something else than autograd may decide."""
     ruleset, start = mode.ruleset, sequence_nr()
     result = within(deciding(func, ruleset.keep), ruleset.rules, func, args, options)
-    if sequence_nr() != start and func not in ruleset.left:
-        ruleset.watch.look(func, start, result, mode.scope._untouched)
+    if sequence_nr() != start and func not in ruleset.coverage.left:
+        ruleset.coverage.watch.look(func, start, result, mode.scope._untouched)
     return result

@@ -138,7 +138,7 @@ class gradient_override_map(Scope):
             mode = ruleset.mode(self)
             intercepts.drop_closed()
             mode.__enter__()
-            functions.install(ruleset.functions, called_here)
+            functions.install(ruleset.coverage.functions, called_here)
             self._mode = mode
             self._token = SCOPES.set((*SCOPES.get(), self))
             intercepts.install()
@@ -173,7 +173,7 @@ class gradient_override_map(Scope):
         SCOPES.reset(token)
         intercepts.take_off(mode)
         intercepts.remove()
-        functions.remove(mode.ruleset.functions)
+        functions.remove(mode.ruleset.coverage.functions)
 
     def untouched(self) -> Table:
         """The differentiable ops that ran in the scope and kept their own gradient.

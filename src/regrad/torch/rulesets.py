@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from regrad.torch.apart import apart, put
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
 from regrad.torch.calls import Call
-from regrad.torch.composites import Fused, ask_when_compiled, fused, is_other_op
+from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.modes import Mode, Ways
 from regrad.torch.nodes import Watch, gradients, tensors
@@ -40,74 +41,132 @@ from regrad.torch.subclasses import as_given
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 
 
+class Coverage:
+    """What some keys cover, in a scope inside others: known before any rule is.
+
+    The mode of an inner scope is asked first, so it takes apart and opens for the scopes around it
+    as well, and leaves to them the callables that they have rules for.
+    """
+
+    def __init__(self, keys: Sequence[Any], keep: tuple[Any, ...], outer: Coverage | None) -> None:
+        self.families: dict[Any, Family] = {key: family_of(key) for key in keys}
+        self.functions = {k: f.type for k, f in self.families.items() if functions.is_function(k)}
+        self.keep = (*keep, *self.functions)  # whose own forward passes are left alone
+        self.outer = outer
+        self.types = frozenset(family.type for family in self.families.values())
+        spelled: dict[Any, Spelling] = {}
+        for key, family in self.families.items():
+            spelled.update(spellings_of(family))
+            if op := custom_op(key):
+                spelled.update(dict.fromkeys((op, op._overloadpacket), Spelling(family, op)))
+        self.alone = {f for f, s in spelled.items() if not s.family.parameters}
+        self.spelled = {f: s for f, s in spelled.items() if f not in keep}
+        self.left = {*keep, *gradients()}  # whose nodes are not looked at
+        self.watch = Watch(self.types)
+        found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
+        self.fused = dict(found)
+        self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
+
+    def around(self) -> Iterator[Coverage]:
+        """Yield this one, and those of the scopes around."""
+        coverage: Coverage | None = self
+        while coverage is not None:
+            yield coverage
+            coverage = coverage.outer
+
+    def _concerned(self, function: Any, rows: Sequence[Fused]) -> list[Fused]:
+        """Return the rows by which a callable is taken apart: none if it has a rule of its own."""
+        every = [each for each in self.around() if function not in each.keep]
+        types = {op_type for each in every for op_type in each.types}
+        own = {_type_of(function)} & types
+        if any(function in each.alone for each in every):
+            return []
+        return [row for row in rows if row.contains & (own or types)]
+
+    def _is_left(self, function: Any) -> bool:
+        """Return whether a callable is not opened: somebody has a rule for it, or keeps it."""
+        return any(function in each.spelled or function in each.keep for each in self.around())
+
+
+@lru_cache(maxsize=64)
+def coverage_of(keys: tuple[Any, ...], keep: tuple[Any, ...], outer: Coverage | None) -> Coverage:
+    """Return what the keys cover, found once for all rules that are given for them."""
+    return Coverage(keys, keep, outer)
+
+
 class RuleSet:
-    """Rules by key, and the class of mode that carries them.
+    """Rules by op type, and the class of mode that carries them.
 
     torch.compile guards on the *class* of an open mode, so every set of rules has a class of its
-    own, and equal sets share one. The mode of an inner scope is asked first, so it takes apart and
-    opens for the scopes around it as well, and leaves to them the callables that they have rules
-    for.
+    own, and equal sets share one.
     """
 
     def __init__(
         self, rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
     ) -> None:
-        self.functions = {key: family_of(key).type for key in rules if functions.is_function(key)}
-        self.keep = (*keep, *self.functions)  # whose own forward passes are left alone
         self.outer = outer
-        ask_when_compiled()
+        self.coverage = coverage_of(tuple(rules), keep, None if outer is None else outer.coverage)
+        self.keep = self.coverage.keep
         self.rules: dict[str, ForeignRule] = {}
-        spelled: dict[Any, Spelling] = {}
         for key, value in rules.items():
-            family = family_of(key)
+            family = self.coverage.families[key]
             if family.type in self.rules:
                 raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
             refuse_layout(value, family.type)
             named = bool(family.parameters)
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
-            spelled.update(spellings_of(family))
-            if op := custom_op(key):
-                spelled.update(dict.fromkeys((op, op._overloadpacket), Spelling(family, op)))
-        self.watch = Watch(self.rules)
-        self.left = {*keep, *gradients()}  # whose nodes are not looked at
-        self.alone = {f for f, s in spelled.items() if not s.family.parameters}
-        self.calls = {f: _overridden(self, f, s) for f, s in spelled.items() if f not in keep}
-        found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
-        self.parts = {f: [(row.when, apart(self, f, row)) for row in rows] for f, rows in found}
-        self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
-        self.traced = {f: b for f, b in self.bodies.items() if compiled_code.is_traceable(f)}
+        self.calls: dict[Any, Callable[..., Any]] = {}
+        self.parts: dict[Any, list[tuple[Any, Any]]] = {}
+        self.mode: type[Mode] = type("Mode", (Mode,), {"ruleset": self, "ways": Ways(self)})
+
+    def call(self, function: Any) -> Callable[..., Any] | None:
+        """Return what runs in place of a callable that has a rule here."""
+        if function not in self.calls and function in self.coverage.spelled:
+            self.calls[function] = _overridden(self, function, self.coverage.spelled[function])
+        return self.calls.get(function)
+
+    def taken_apart(self, function: Any) -> Sequence[tuple[Any, Any]]:
+        """Return what runs in place of a callable with several ops inside, and when it does."""
+        if function not in self.parts:
+            rows = self.coverage.fused.get(function, ())
+            lent = [row for row in rows if not row.lent or self._lends(*row.contains)]
+            self.parts[function] = [(row.when, apart(self, function, row)) for row in lent]
+        return self.parts[function]
+
+    def prepare(self) -> None:
+        """Have ready all that torch.compile will ask for, which cannot run this code as it traces.
+
+        A program that it makes calls these functions as they are.
+        """
+        if "calls" in vars(self.mode):
+            return
+        parts = {f: self.taken_apart(f) for f in self.coverage.fused}
+        calls = {f: self.call(f) for f in self.coverage.spelled}
+        for run in (*calls.values(), *[run for rows in parts.values() for _, run in rows]):
+            allow_in_graph(run)
+        traced = {f: b for f, b in self.coverage.bodies.items() if compiled_code.is_traceable(f)}
         divides = any("RealDiv" in each.rules for each in self.around())
-        self.mode = type("Mode", (Mode,), {
-            "ruleset": self, "ways": Ways(self), "calls": self.calls, "parts": self.parts,
-            "traced": self.traced, "divides": divides,
-        })  # fmt: skip
+        found = {"parts": parts, "calls": calls, "traced": traced, "divides": divides}
+        for name, value in found.items():
+            setattr(self.mode, name, value)
 
     def around(self) -> Iterator[RuleSet]:
-        """These rules, and those of the scopes around."""
+        """Yield these rules, and those of the scopes around."""
         ruleset: RuleSet | None = self
         while ruleset is not None:
             yield ruleset
             ruleset = ruleset.outer
 
-    def _concerned(self, function: Any, rows: Sequence[Fused]) -> list[Fused]:
-        """The rows by which a callable is to be taken apart: not if it has a rule of its own."""
-        sets = [each for each in self.around() if function not in each.keep]
-        types = {op_type for each in sets for op_type in each.rules}
-        own = {_type_of(function)} & types
-        if any(function in each.alone for each in sets):
-            return []
-        found = [row for row in rows if row.contains & (own or types)]
-        return [row for row in found if not row.lent or self._lends(*row.contains)]
-
     def _lends(self, op_type: str) -> bool:
-        """Whether the innermost rule for an op type is one of regrad's own."""
+        """Return whether the innermost rule for an op type is one of regrad's own."""
         rules = (each.rules[op_type] for each in self.around() if op_type in each.rules)
         return next(rules).takes_all
 
     def op(self, function: Any) -> Callable[..., Any]:
-        """The callable under the innermost rule for it, or as it is."""
-        call = next((s.calls[function] for s in self.around() if function in s.calls), function)
-        rows = self.parts.get(function, ())
+        """Return the callable under the innermost rule for it, or as it is."""
+        calls = (each.call(function) for each in self.around())
+        call = next(filter(None, calls), function)
+        rows = self.taken_apart(function)
         if not rows:
             return call
         return lambda *args, **options: next(
@@ -115,17 +174,13 @@ class RuleSet:
         )(*args, **options)
 
     def met(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
-        """Ops of these types ran inside a callable that needs no gradient."""
+        """Count ops of these types, which ran inside a callable that needs no gradient."""
         for op_type in types:
             each = next((s for s in self.around() if op_type in s.rules), None)
             scope = None if each is None else scope_of(each)
             if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
                 shape = () if xs[0].is_nested else tuple(xs[0].shape)
                 scope._bindings[op_type].hit(op_type, shape)
-
-    def _is_left(self, function: Any) -> bool:
-        """Whether a callable is not to be opened: somebody has a rule for it, or keeps it."""
-        return any(function in each.calls or function in each.keep for each in self.around())
 
 
 def _type_of(function: Any) -> str | None:
@@ -273,14 +328,14 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             return put(target, call(*xs), function)
 
     overridden.ruleset, overridden.op_types = ruleset, frozenset({key})  # pyright: ignore
-    return allow_in_graph(overridden)
+    return overridden
 
 
 def called_here(function: Any, args: Sequence[Any]) -> Call | None:
     """A call of an `autograd.Function` under the rule that is in force for it here."""
     for scope in reversed(SCOPES.get()):
         ruleset = scope._ruleset
-        key = None if ruleset is None else ruleset.functions.get(function)
+        key = None if ruleset is None else ruleset.coverage.functions.get(function)
         if ruleset is None or key is None:
             continue
         xs = [x for x in args if isinstance(x, torch.Tensor)]
