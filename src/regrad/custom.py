@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
+from inspect import CO_VARARGS
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -556,8 +557,9 @@ def takes_saved(grad_func: Callable[..., Any]) -> bool:
     if type(grad_func) is FunctionType:  # made anew at each call: its code answers at once
         code, defaults = grad_func.__code__, grad_func.__defaults__
         count = code.co_argcount
-        if 0 < count <= 2 and defaults is None and not code.co_kwonlyargcount | code.co_flags & 4:
-            return count == 2  # (4 is `inspect.CO_VARARGS`)
+        others = code.co_kwonlyargcount | code.co_flags & CO_VARARGS
+        if 0 < count <= 2 and defaults is None and not others:
+            return count == 2
     try:
         parameters = list(inspect.signature(grad_func).parameters.values())
     except ValueError:

@@ -16,6 +16,7 @@ from regrad.namespaces import BACKENDS, is_array, numpy_dtype
 from regrad.recording import effective
 from regrad.registry import RULES, Op, canonical, resolve
 from regrad.ruleforms import Rule
+from regrad.signatures import plain_code
 from regrad.state import current, in_state, masked
 from regrad.tape import GroupedRecord, Place, Record, positions
 from regrad.tensor import Tensor, wrap
@@ -76,6 +77,8 @@ def lender(value: Any) -> str | None:
 
 def takes_all(value: Any) -> bool:
     """Whether a rule takes `**names`, which it can only hand on to a rule of the library's own."""
+    if (code := plain_code(value)) is not None:
+        return bool(code.co_flags & inspect.CO_VARKEYWORDS)
     if not callable(value):
         return False
     try:

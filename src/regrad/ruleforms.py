@@ -15,7 +15,7 @@ from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from regrad.errors import MissingRuleError, RuleError, SignatureError, near
-from regrad.signatures import parameters_of
+from regrad.signatures import parameters_of, plain_code
 
 if TYPE_CHECKING:
     from regrad.registry import Op
@@ -163,8 +163,7 @@ def asked(function: Callable[..., Any], op: Op) -> tuple[list[str], bool]:
     It asks for all after `dy`, but for unknown ones that have a default. (`lambda dy, k=k: dy * k`
     brings its own k.) `**names` asks for all that there are.
     """
-    plain = type(function) is FunctionType and not hasattr(function, "__wrapped__")
-    code = function.__code__ if plain else None
+    code = plain_code(function)
     if code and not (function.__defaults__ or code.co_kwonlyargcount or code.co_flags & STARS):
         return list(code.co_varnames[1 : code.co_argcount]), True
     _, *rest = inspect.signature(function).parameters.values()
@@ -390,8 +389,7 @@ def as_many(
 
 def parameters(function: Callable[..., Any]) -> list[str]:
     """The names of a function's parameters, in order."""
-    if type(function) is FunctionType and not hasattr(function, "__wrapped__"):
-        code = function.__code__
+    if (code := plain_code(function)) is not None:
         return list(code.co_varnames[: code.co_argcount])
     try:
         return list(inspect.signature(function).parameters)
