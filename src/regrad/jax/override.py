@@ -18,7 +18,7 @@ from regrad.errors import ArgumentError, UnusedOverrideWarning, kind
 from regrad.gradients import callable_or_raise
 from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.keys import key_for
-from regrad.jax.surgery import Binding, Found, Surgery
+from regrad.jax.surgery import Binding, Found, Surgery, batches
 from regrad.reports import Report, Table, Untouched
 
 
@@ -92,6 +92,7 @@ class override(Report):
         self._untouched = Untouched()
         self._notes: Counter[tuple[str, str, str]] = Counter()
         self._closed: dict[Closed, None] = {}
+        self._has_vmaps = False
         self._look_like(f)
 
     def _look_like(self, f: Any) -> None:
@@ -124,11 +125,21 @@ class override(Report):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What f returns, with the rules in force."""
         call = Call((self._original, args, kwargs))
-        closed = jax.make_jaxpr(call.traced)(*call.arrays)
-        program, found = self._surgery.operate(closed)
+        program, found = self._surgery.operate(self._traced(call))
         self._warn(found)
         self._note(found)
         return call.result(core.jaxpr_as_fun(program)(*call.arrays))
+
+    def _traced(self, call: Call) -> Any:
+        """The program of a call; if vmaps in it have batched ops, with the vmaps as equations."""
+        if not self._has_vmaps:
+            closed = jax.make_jaxpr(call.traced)(*call.arrays)
+            self._has_vmaps = bool(self._bindings) and batches(closed.jaxpr)
+            if not self._has_vmaps:
+                return closed
+        from regrad.jax.vmaps import traced  # stands on JAX's insides, which few programs need
+
+        return traced(call.traced, call.arrays)
 
     def _warn(self, found: Found) -> None:
         """Warn of functions that stay closed, once for each, and of a call without a match."""
