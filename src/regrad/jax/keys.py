@@ -11,7 +11,8 @@ import functools
 import inspect
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -136,13 +137,19 @@ class FunctionKey(Key):
         self.options = (target and target.options) or (lambda eqns: [])
         self.given: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.code = _code(function)
-        self.wraps = any(map(callable, inspect.getclosurevars(_plain(function)).nonlocals.values()))
-        self.bodies: dict[Any, str] = {}
+        self.closes = bool(inspect.getclosurevars(_plain(function)).nonlocals)
+        self.is_known = self.closes and isinstance(function, jax.custom_jvp | jax.custom_vjp)
+        self.bodies: dict[Any, Any] = {}
         self.codes = [c for c in map(_code, _parts(function)) if c is not None and c not in SHARED]
         without = getattr(function, "nondiff_argnums", ())
         given = enumerate(inspect.signature(function).parameters)
         self.parameters = [name for i, name in given if i not in without]
         self.ops: dict[Any, Op] = {}
+
+    def meets(self, other: Key) -> bool:
+        if self.is_known and isinstance(other, FunctionKey) and other.is_known:
+            return self.function is other.function
+        return super().meets(other)
 
     def matches(self, eqn: Any, batched: bool = False) -> bool:
         if eqn.primitive.name not in (CALLED if not self.is_inlined else ("closed_call",)):
@@ -157,21 +164,44 @@ class FunctionKey(Key):
             )
         if (name, where) != (self.name, self.place):
             return False
+        theirs = list(filter(None, map(_plain, _derivatives(eqn))))
+        if self.closes and theirs:
+            own = [_plain(f) for f in _parts(self.function)]
+            return all(any(f is each for each in own) for f in theirs)
         self._check_one(eqn)
         return True
 
     def _check_one(self, eqn: Any) -> None:
-        """Refuse two functions that one decorator made: they are written at one place."""
-        if not self.wraps:
+        """Refuse another function that was written at the same place, in a factory say."""
+        if not self.closes:
             return
-        body = body_of(eqn)[0]
-        kinds = tuple(str(v.aval) for v in eqn.invars)
-        if self.bodies.setdefault(kinds, str(body)) != str(body):
+        text, kinds = _text(body_of(eqn)), tuple(str(v.aval) for v in eqn.invars)
+        own = self._own(eqn) or self.bodies.setdefault((kinds, "regrad_vmap" in text[0]), text)
+        if text != own:
             raise GradientError(
-                f"override: the key {self.label!r} ({self.place}) is one of several functions in "
-                "the program that were written at one place, by a decorator, and cannot be told "
-                "from the others. Use functools.wraps in the decorator."
+                f"override: the program calls a function {self.name!r} that was written at the "
+                f"place of the key ({self.place}) but computes something else: it is another one "
+                "that the same factory or decorator made, or has other static arguments. JAX's "
+                "programs do not say which. Use functools.wraps in the decorator, or override what "
+                "the function is made of."
             )
+
+    def _own(self, eqn: Any) -> Any:
+        """The text of the key's own program for such operands, if it is known how to call it."""
+        info = getattr(self.function, "_jit_info", None)
+        if info is None or info.static_argnums or info.static_argnames:
+            return None
+        avals = [v.aval for v in eqn.invars]
+        weak = [getattr(a, "weak_type", False) for a in avals]
+        with suppress(Exception):  # it takes pytrees, say
+            like = [
+                jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=w)
+                for a, w in zip(avals, weak, strict=True)
+            ]
+            found = self.function.trace(*like).jaxpr
+            text = _text((found.jaxpr, found.consts))
+            return None if "vmap" in str(body_of(eqn)[0]) else text
+        return None
 
     def lies(self, eqn: Any) -> Sequence[str]:
         """The parameters; what the function closes over comes first, and is called `outer0`."""
@@ -204,6 +234,21 @@ def made_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bo
     """An op type of JAX's, with parameters of these names."""
     given = [Input(name, "one") for name in inputs]
     return Op(label, label, not_yet, given, attrs, broadcasts=len(given) > 1, several=several)
+
+
+def _text(body: tuple[Any, Sequence[Any]]) -> tuple[Any, ...]:
+    """By which two programs are told apart: what they compute, and with which constants."""
+    return re.sub("0x[0-9a-f]+", "", str(body[0])), *map(id, body[1])
+
+
+def _derivatives(eqn: Any) -> Iterator[Any]:
+    """The derivatives of a function that has its own, as they were written, as far as JAX says."""
+    bwd = eqn.params.get("bwd")
+    yield getattr(bwd, "f", None)
+    for param, name in (("fwd_jaxpr_thunk", "fwd"), ("jvp_jaxpr_fun", "jvp")):
+        with suppress(AttributeError, KeyError, TypeError):
+            memoized = inspect.getclosurevars(eqn.params[param].f).nonlocals["fn"]
+            yield inspect.getclosurevars(memoized).nonlocals[name].f
 
 
 def _parts(function: Any) -> list[Any]:

@@ -106,19 +106,21 @@ class override(Report):
     def _bind(self, key: Any, rule: Any) -> None:
         meant = key_for(key)
         for label, other in self._bindings.items():
-            if meant.meets(other.key) or label == meant.label:
+            if meant.meets(other.key):
                 raise ArgumentError(
                     f"override: two keys ({label!r} and {meant.label!r}) stand for the same thing; "
                     "give one of them"
                 )
+        alike = [label for label in self._bindings if label.split(" (")[0] == meant.label]
+        meant.label += f" ({len(alike) + 1})" if alike else ""
         binding = Binding(meant, rule)
         known = getattr(meant, "known", None)
         if known is not None:
             binding.bound(known)  # so that a rule that does not fit is refused now
         elif not (callable(rule) or isinstance(rule, str)):
             raise ArgumentError(
-                f"override: for {meant.label!r} a rule (a function, or a name given to "
-                f"RegisterGradient) is due, got {kind(rule)}"
+                f"override: for {meant.label!r} expected a rule (a function, or a name "
+                f"given to RegisterGradient), got {kind(rule)}"
             )
         self._bindings[meant.label] = binding
 
@@ -184,7 +186,7 @@ class override(Report):
     def _key_of(self, op_type: Any) -> str:
         meant = key_for(op_type)
         known = (label for label, b in self._bindings.items() if b.key.meets(meant))
-        return next(known, meant.label)
+        return next(known, meant.label if meant.label not in self._bindings else repr(op_type))
 
     def _why_not(self, binding: Any) -> str:
         closed = [c for c in self._closed if binding.key.label in c.keys]
