@@ -277,7 +277,7 @@ def test_a_call_that_does_not_say_where_it_was_written_is_refused():
         ("Einsum", UnknownOpError, "leaves no boundary"),
         ("Reluu", UnknownOpError, "Did you mean 'Relu'"),
         ("tahn", UnknownOpError, "'tanh'"),
-        (jax.nn.logmeanexp, ArgumentError, "plain function.*jax.jit"),
+        (jax.nn.dot_product_attention, ArgumentError, "plain function.*jax.jit"),
         (jnp.sin, ArgumentError, "inline=True"),
         (relu, ArgumentError, "jax.jit"),
         (jax.jit(lambda x: x), ArgumentError, "Write it with def"),
