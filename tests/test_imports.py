@@ -81,9 +81,8 @@ def test_nothing_but_train_knows_train(path):
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "jax").glob("*.py")), ids=lambda p: p.stem)
 def test_nothing_but_jax_knows_jax(path):
-    order = ["linear", "primitives", "bridge", "custom", "gradients", "keys", "boundaries",
-             "closed",
-             "surgery", "override"]  # fmt: skip
+    order = ["linear", "vmaps", "primitives", "bridge", "custom", "gradients", "optypes", "keys",
+             "boundaries", "closed", "surgery", "override"]  # fmt: skip
     assert [m for m in imports(path) if m not in LAYERS] == []
     inner = [
         node.module.removeprefix("regrad.jax.")

@@ -5,6 +5,7 @@ What is due comes from JAX itself: the plain function, or the function without i
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import equinox.internal as eqxi
@@ -18,7 +19,7 @@ from jax import lax
 from jax.experimental.ode import odeint
 
 import regrad as rg
-from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning
+from regrad.errors import ArgumentError, NotFiredError, PassedOverError, UnusedOverrideWarning
 
 X = jnp.array([0.0, 1.0, -2.0, 0.5])
 
@@ -149,10 +150,9 @@ def test_a_straight_through_estimator_keeps_its_gradient(kind, place):
         return f(x).sum() + jnp.exp(x).sum()
 
     ours = rg.jax.override(both, {"Exp": seven})
-    with pytest.warns(UnusedOverrideWarning, match=rf"{name} \(.*keep=\['{name}'\]") as told:
-        np.testing.assert_allclose(jax.grad(ours)(X), due)
-    assert len(told) == 1
-    ours(X)  # told once
+    for run in (ours, jax.grad(ours), jax.jit(ours)):
+        with pytest.raises(PassedOverError, match=rf"{name} \(.*keep=\['{name}'\]"):
+            run(X)
     for keep in ([name], [THEIRS[kind]]):
         kept = rg.jax.override(both, {"Exp": seven}, keep=keep)
         np.testing.assert_allclose(jax.grad(kept)(X), due)
@@ -180,12 +180,15 @@ def test_functions_inside_functions_are_opened_one_by_one():
 
     outer.defjvps(lambda dx, y, x: dx * 100)
     run = lambda x: outer(x).sum() + jnp.exp(x).sum()  # noqa: E731
-    with pytest.warns(UnusedOverrideWarning, match="outer"):
-        ours = rg.jax.override(run, {"Exp": seven})
-        np.testing.assert_allclose(jax.grad(ours)(X), np.full(4, 107.0))
-    with pytest.warns(UnusedOverrideWarning, match="rounded"):
-        ours = rg.jax.override(run, {"Exp": seven, "Mul": lambda dy: [3 * dy, None]}, open=[outer])
-        np.testing.assert_allclose(jax.grad(ours)(X), np.full(4, 10.0))
+    with pytest.raises(PassedOverError, match="outer"):
+        rg.jax.override(run, {"Exp": seven})(X)
+    ours = rg.jax.override(run, {"Exp": seven}, keep=[outer])
+    np.testing.assert_allclose(jax.grad(ours)(X), np.full(4, 107.0))
+    rules = {"Exp": seven, "Mul": lambda dy: [3 * dy, None]}
+    with pytest.raises(PassedOverError, match=r"rounded \("):
+        rg.jax.override(run, rules, open=[outer])(X)
+    ours = rg.jax.override(run, rules, open=[outer], keep=[rounded])
+    np.testing.assert_allclose(jax.grad(ours)(X), np.full(4, 10.0))
 
 
 def test_a_function_of_jax_that_runs_functions_of_others_is_named():
@@ -195,8 +198,8 @@ def test_a_function_of_jax_that_runs_functions_of_others_is_named():
     run = lambda x: decay(x) + jnp.tanh(x).sum()  # noqa: E731
     for f in (run, jax.jit(run)):
         ours = rg.jax.override(f, {"Tanh": seven})
-        with pytest.warns(UnusedOverrideWarning, match="_odeint.*'Tanh'"):
-            np.testing.assert_allclose(jax.grad(ours)(X), jax.grad(decay)(X) + 7, rtol=1e-6)
+        with pytest.raises(PassedOverError, match=r"_odeint.*'Tanh'"):
+            ours(X)
     kept = rg.jax.override(run, {"Tanh": seven, "AddV2": "AddV2"}, keep=["_odeint"])
     np.testing.assert_allclose(jax.grad(kept)(X), jax.grad(decay)(X) + 7, rtol=1e-6)
     inside = rg.jax.override(run, {"AddV2": seven})  # the solver's own sums are JAX's affair
@@ -209,9 +212,12 @@ def test_loops_that_are_differentiated_by_hand_stay_closed():
         end = eqxi.while_loop(lambda c: c[0] < 3, step, (0, x), kind="checkpointed", max_steps=5)
         return end[1].sum()
 
-    ours = rg.jax.override(lambda x: looped(x) + jnp.tanh(x).sum(), {"Tanh": seven})
-    with pytest.warns(UnusedOverrideWarning, match="'Tanh'"):
-        np.testing.assert_allclose(jax.grad(ours)(X), jax.grad(looped)(X) + 7, rtol=1e-6)
+    f = lambda x: looped(x) + jnp.tanh(x).sum()  # noqa: E731
+    with pytest.raises(PassedOverError, match="'Tanh'") as refused:
+        rg.jax.override(f, {"Tanh": seven})(X)
+    (name,) = re.findall(r"keep=\['(.*?)'\]", str(refused.value))
+    kept = rg.jax.override(f, {"Tanh": seven}, keep=[name])
+    np.testing.assert_allclose(jax.grad(kept)(X), jax.grad(looped)(X) + 7, rtol=1e-6)
 
 
 def test_a_derivative_taken_inside_of_what_stays_closed_does_no_harm():
@@ -235,9 +241,11 @@ def test_functions_as_keys_inside_what_is_closed():
         return rounded(x) + 1
 
     around.defjvps(lambda dx, y, x: dx)
-    ours = rg.jax.override(lambda x: (around(x) + rounded(x)).sum(), {rounded: lambda dy: 7 * dy})
-    with pytest.warns(UnusedOverrideWarning, match="around.*'rounded'"):
-        np.testing.assert_allclose(jax.grad(ours)(X), np.full(4, 8.0))
+    f, rules = lambda x: (around(x) + rounded(x)).sum(), {rounded: lambda dy: 7 * dy}
+    with pytest.raises(PassedOverError, match=r"around.*'rounded'"):
+        rg.jax.override(f, rules)(X)
+    kept = rg.jax.override(f, rules, keep=[around])
+    np.testing.assert_allclose(jax.grad(kept)(X), np.full(4, 8.0))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ What is due comes from JAX: its own derivative, times a factor per operand.
 
 from __future__ import annotations
 
+import equinox as eqx
 import flax.linen as nn
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,7 @@ def tripled(function, seen):
     def gelu(dy, x, approximate):
         return rule(dy, x, approximate=approximate)
 
-    found = {jax.nn.gelu: gelu, jnp.mean: mean}
+    found = {jax.nn.gelu: gelu, jnp.mean: mean, jax.nn.logsumexp: mean}
     return found.get(function, softmaxed)
 
 
@@ -48,6 +50,7 @@ CALLS = {
     "Gelu": (jax.nn.gelu, [{}, {"approximate": False}, {"approximate": True}]),
     "Mean": (jnp.mean, [{}, {"axis": 0}, {"axis": (1, 2)}, {"axis": -1, "keepdims": True},
                         {"keepdims": True}]),
+    "LogSumExp": (jax.nn.logsumexp, [{}, {"axis": 1}, {"axis": (0, -1), "keepdims": True}]),
 }  # fmt: skip
 CASES = [(name, options) for name, (_, each) in CALLS.items() for options in each]
 PLACES = {
@@ -138,11 +141,21 @@ def test_calls_that_are_not_recognised_are_refused_by_name():
     with pytest.raises(GradientError, match="Put the override inside"):
         inner = lambda x: jax.grad(lambda x: jax.nn.softmax(x)[0, 0, 0])(x)  # noqa: E731
         rg.jax.override(inner, {"Softmax": lambda dy: dy})(X)
-    with pytest.raises(GradientError, match="Put the vmap outside"):
-        f = rg.jax.override(lambda x: jax.vmap(jax.nn.softmax)(x), {"Softmax": lambda dy: dy[::-1]})
-        f(X)
     fine = rg.jax.override(lambda x: jax.vmap(jax.nn.softmax)(x), {"Softmax": lambda dy: 7 * dy})
     np.testing.assert_allclose(jax.grad(weighted(fine))(X), 7 * np.arange(1.0, 25).reshape(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: jax.nn.logsumexp(x, b=x * x),
+        lambda x: jax.nn.logsumexp(x, where=x > 0),
+        lambda x: jax.nn.logsumexp(x, return_sign=True)[1] * jax.nn.logsumexp(x),
+    ],
+)
+def test_sums_of_exponentials_with_more_arguments_are_refused(f):
+    with pytest.raises(GradientError, match=r"'LogSumExp' is called in a form .*rare argument"):
+        rg.jax.override(f, {"LogSumExp": lambda dy, x: x})(X)
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -254,6 +267,39 @@ def test_convolutions_and_pools_of_flax(strides, padding):
     np.testing.assert_allclose(got, 3 * due)
 
 
+POOLS = {
+    "flax": lambda x: nn.avg_pool(x, (3, 2), (2, 1)),
+    "flax, padded": lambda x: nn.avg_pool(x, (3, 2), (2, 1), "SAME"),
+    "flax, counted": lambda x: nn.avg_pool(x, (3, 2), (2, 1), "SAME", count_include_pad=False),
+    "haiku": lambda x: hk.avg_pool(x, (1, 3, 2, 1), (1, 2, 1, 1), "SAME"),
+    "equinox": jax.vmap(eqx.nn.AvgPool2d((3, 2), 2, padding=1)),
+    "equinox, alone": lambda x: eqx.nn.AvgPool2d((3, 2), 2)(x[0]),
+}
+
+
+def mean_of_windows(x, filter_size, strides, pad):
+    sums = lambda x: lax.reduce_window(  # noqa: E731
+        x, 0.0, lax.add, (1, *filter_size, 1), (1, *strides, 1), ((0, 0), *pad, (0, 0))
+    )
+    return sums(x) / sums(jnp.ones_like(x))
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_means_of_windows_however_they_are_counted(name):
+    f = POOLS[name]
+
+    def rule(dy, x, y, filter_size, strides, pad):
+        mean, back = jax.vjp(lambda x: mean_of_windows(x, filter_size, strides, pad), x)
+        return 3 * back(dy)[0] + 100 * (y - mean).sum()
+
+    loss = lambda f: lambda x: jnp.sum(jnp.sin(f(x)))  # noqa: E731
+    ours = rg.jax.override(f, {"AvgPool": rule})
+    np.testing.assert_array_equal(ours(IMAGES), rg.jax.override(f, {})(IMAGES))
+    got, due = jax.grad(loss(ours))(IMAGES), jax.grad(loss(f))(IMAGES)
+    np.testing.assert_allclose(got, 3 * due, rtol=1e-4, atol=1e-3)
+    ours.assert_fired()
+
+
 def test_images_whose_channels_come_first_are_refused():
     x, w = jnp.moveaxis(IMAGES, -1, 1), jnp.ones((4, 3, 2, 2))
     conv = lambda x: lax.conv(x, w, (1, 1), "SAME")  # noqa: E731
@@ -263,10 +309,12 @@ def test_images_whose_channels_come_first_are_refused():
     )  # fmt: skip
     ones = (1, 1, 2, 2)
     pool = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, ones, ones, "SAME")  # noqa: E731
+    sums = lambda x: lax.reduce_window(x, 0.0, lax.add, ones, ones, "SAME")  # noqa: E731
     for f, key, words in (
         (conv, "Conv2D", "channels do not come last.*'conv_general_dilated'"),
         (grouped, "Conv2D", "has groups.*'conv_general_dilated'"),
         (pool, "MaxPool", "channels come last.*'reduce_window_max'"),
+        (sums, "AvgPool", "channels come last.*'reduce_window_sum'"),
     ):
         with pytest.raises(GradientError, match=f"(?s){words}"):
             rg.jax.override(f, {key: lambda dy, x: x})(x)

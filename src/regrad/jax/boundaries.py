@@ -20,17 +20,15 @@ from regrad.jax.keys import FunctionKey, closed_call_p
 from regrad.jax.primitives import is_float
 
 
-def restored(
-    eqns: Sequence[Any], keys: Sequence[FunctionKey]
-) -> Iterator[tuple[Any, FunctionKey | None]]:
-    """These equations, with the calls of keys that JAX has inlined as one equation each.
+def restored(jaxpr: Any, keys: Sequence[FunctionKey]) -> Iterator[tuple[Any, FunctionKey | None]]:
+    """Yield a program's equations, with the calls of keys that JAX has inlined as one each.
 
     With an equation of a call that was not recognised comes its key.
     """
-    at = 0
+    eqns, at = jaxpr.eqns, 0
     while at < len(eqns):
         key = next((k for k in keys if runs(k, eqns[at])), None)
-        found = key and _call(key, eqns[at:])
+        found = key and _call(key, eqns[at:], jaxpr.outvars)
         call, count = found or (eqns[at], 1)
         if not found or all(is_float(v.aval) for v in (*call.invars, *call.outvars)):
             yield call, (None if found else key)
@@ -45,7 +43,7 @@ def runs(key: FunctionKey, eqn: Any) -> bool:
     return trace is not None and key.code in trace.raw_frames()[0]
 
 
-def _call(key: FunctionKey, eqns: Sequence[Any]) -> tuple[Any, int] | None:
+def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, int] | None:
     """The call with which equations begin, and how many of them it takes."""
     given = [v for v in eqns[0].invars if not isinstance(v, core.Literal) and v.aval.dtype != bool]
     for x, options in itertools.product(given[:1], key.options(eqns)):
@@ -53,11 +51,18 @@ def _call(key: FunctionKey, eqns: Sequence[Any]) -> tuple[Any, int] | None:
         due = _traced(key.function, *kind, tuple(options.items()))
         count = len(due.eqns)
         names = _matched(due, eqns[:count], x)
-        if names is not None:
+        if names is not None and not _escapes(eqns, count, names[due.outvars[0]], outs):
             call = _as_call(key, due, eqns[:count], x, names[due.outvars[0]])
             key.given[call.params["call_jaxpr"]] = options
             return call, count
     return None
+
+
+def _escapes(eqns: Sequence[Any], count: int, y: Any, outs: Sequence[Any]) -> bool:
+    """Whether another result than y of the first equations is read by the rest."""
+    read = [*outs, *(v for eqn in eqns[count:] for v in eqn.invars)]
+    inner = {v for eqn in eqns[:count] for v in eqn.outvars if v is not y}
+    return any(not isinstance(v, core.Literal) and v in inner for v in read)
 
 
 @functools.lru_cache(maxsize=1024)

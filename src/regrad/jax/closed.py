@@ -47,7 +47,7 @@ class Choice:
         return not _names(body).isdisjoint(self.open)
 
     def keeps(self, body: Any) -> bool:
-        """Whether a function is known to keep its derivative."""
+        """Return whether a function is to keep its derivative."""
         return not _names(body).isdisjoint(self.keep)
 
 
@@ -130,6 +130,6 @@ def advice(closed: Sequence[Closed]) -> str:
     )
     names = ", ".join(repr(name) for name in dict.fromkeys(c.name for c in closed))
     return (
-        f"{'; '.join(each)}, and has a derivative of its own, so that no rule runs inside. "
+        f"{'; '.join(each)}, and has a derivative of its own, so no rule would run inside. "
         f"Pass open=[{names}] to differentiate it op by op, or keep=[{names}] to leave it as it is."
     )

@@ -116,6 +116,22 @@ class RuleGradient(Gradient):
         return bridged(flat, [*map(jax.numpy.asarray, leaves)], self.name)
 
 
+class Scaled(Gradient):
+    """The gradient of an operation that gives what another one does, times known numbers."""
+
+    def __init__(self, one: Gradient, scale: Any) -> None:
+        self.one = one
+        self.name = one.name
+        self.avals = one.avals
+        self.scale = scale
+        self.keeps = one.keeps
+        self.allow = one.allow
+
+    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        scale = jax.numpy.asarray(self.scale, dys[0].dtype)
+        return self.one.pull(xs, ys and [ys[0] / scale], [dys[0] * scale], wanted)
+
+
 class Counted(Gradient):
     """The gradient of nothing but a note, behind an operation, that a gradient passes there."""
 

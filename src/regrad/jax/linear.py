@@ -1,4 +1,4 @@
-"""What a JAX program does with its inputs: is it linear in them, does it go element by element?
+"""Whether a JAX program is linear in its inputs.
 
 A rule that is linear in the gradient that arrives has a transpose, which is what forward mode
 needs. JAX's own transposition takes an affine function for a linear one, so this looks first.
@@ -6,7 +6,7 @@ needs. JAX's own transposition takes an affine function for a linear one, so thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -49,9 +49,18 @@ class NotLinear(Exception):
 
 
 def body_of(eqn: Any) -> Any:
-    """The program that a call runs, as a Jaxpr, and its constants."""
+    """Return the program that a call runs, as a Jaxpr, and its constants."""
     found = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     return getattr(found, "jaxpr", found), getattr(found, "consts", ())
+
+
+def bodies(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the programs among the parameters of an equation, opened."""
+    for value in values:
+        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+            yield getattr(value, "jaxpr", value)
+        elif isinstance(value, tuple | list):
+            yield from bodies(value)
 
 
 def check(jaxpr: Any, consts: Sequence[Any], given: Sequence[str]) -> list[str]:
@@ -163,39 +172,3 @@ def transpose(f: Callable[..., Sequence[Any]], like: Sequence[Any], ts: Sequence
         return jax.linear_transpose(core.jaxpr_as_fun(closed), *like)(list(ts))
     finally:
         TRANSPOSING.reset(token)
-
-
-# -- element by element ----------------------------------------------------------------------------
-
-ELEMENTWISE = frozenset({
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
-    "cbrt", "ceil", "clamp", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh",
-    "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge",
-    "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt",
-    "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real",
-    "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt",
-    "square", "stop_gradient", "sub", "tan", "tanh", "xor",
-})  # fmt: skip
-
-
-def not_elementwise(jaxpr: Any, consts: Sequence[Any], shape: tuple[int, ...]) -> str:
-    """Which operation mixes elements of arrays of this shape, or depends on places ('': none)."""
-    if any(np.shape(c) for c in consts):
-        return "a constant array"
-    return next(_mixing(jaxpr, shape), "")
-
-
-def _mixing(jaxpr: Any, shape: tuple[int, ...]) -> Iterator[str]:
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if name in CALLS:
-            body, consts = body_of(eqn)
-            yield from ("a constant array" for c in consts if np.shape(c))
-            yield from _mixing(body, shape)
-        elif name == "broadcast_in_dim":
-            if eqn.invars[0].aval.shape:
-                yield name
-        elif name not in ELEMENTWISE:
-            yield name
-        if any(v.aval.shape not in ((), shape) for v in eqn.outvars):
-            yield name

@@ -14,11 +14,11 @@ import jax
 from jax.extend import core
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from regrad.errors import ArgumentError, UnusedOverrideWarning, kind
+from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
 from regrad.gradients import callable_or_raise
 from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.keys import key_for
-from regrad.jax.surgery import Binding, Found, Surgery
+from regrad.jax.surgery import Binding, Found, Surgery, batches
 from regrad.reports import Report, Table, Untouched
 
 
@@ -35,7 +35,7 @@ class override(Report):
             type's own name, `{"Exp": "Exp"}`, means JAX's derivative: it counts, no more.
         open: functions with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`), or
             their names, that are to be differentiated op by op where they hold an overridden op.
-        keep: those that are known to keep their derivative, so that no warning tells it.
+        keep: those that are to keep their derivative, so that nothing is refused.
 
     Calling it traces f, puts each rule where its op occurs (in nested `jit`, `scan`, `while`,
     `cond`, `checkpoint`, `vmap` and `shard_map`, too), and runs the program. A rule in force fires
@@ -43,9 +43,9 @@ class override(Report):
     `jax.grad(override(loss, rules))`. Arrays of JAX among the arguments are traced, everything
     else (Python numbers, NumPy arrays) is a constant.
 
-    A function with a derivative of its own keeps it, and rules stay out, unless `open` names it;
-    the table says `closed over`, and a warning names it, unless `keep` does. JAX's own
-    (`logaddexp` in a softplus) are named only if a key occurs nowhere else.
+    A function with a derivative of its own that computes an overridden op would hide it from
+    the rule, and so is refused, unless `open` or `keep` names it. JAX's own (`logaddexp` in a
+    softplus) keep their derivative; a warning names them if a key occurs nowhere else.
 
     `hits`, `table()`, `untouched()` and `assert_fired()` tell what happened. Ops are counted
     when a program is traced, rules when they are; what a compiled program does later is not. A
@@ -56,6 +56,7 @@ class override(Report):
             JAX's programs as a key; two keys for one thing.
         UnknownOpError: a key is neither an op type that can be found nor a primitive.
         RuleError: a rule asks for a name that its op does not have, or answers wrongly.
+        PassedOverError: a function with a derivative of its own hides an overridden op.
         GradientError: a rule cannot be put where its op occurs (see the documentation), or
             forward mode meets a rule that is not linear in the gradient that arrives.
 
@@ -92,6 +93,7 @@ class override(Report):
         self._untouched = Untouched()
         self._notes: Counter[tuple[str, str, str]] = Counter()
         self._closed: dict[Closed, None] = {}
+        self._has_vmaps = False
         self._look_like(f)
 
     def _look_like(self, f: Any) -> None:
@@ -105,37 +107,56 @@ class override(Report):
     def _bind(self, key: Any, rule: Any) -> None:
         meant = key_for(key)
         for label, other in self._bindings.items():
-            if meant.meets(other.key) or label == meant.label:
+            if meant.meets(other.key):
                 raise ArgumentError(
                     f"override: two keys ({label!r} and {meant.label!r}) stand for the same thing; "
                     "give one of them"
                 )
+        alike = [label for label in self._bindings if label.split(" (")[0] == meant.label]
+        meant.label += f" ({len(alike) + 1})" if alike else ""
         binding = Binding(meant, rule)
         known = getattr(meant, "known", None)
         if known is not None:
             binding.bound(known)  # so that a rule that does not fit is refused now
         elif not (callable(rule) or isinstance(rule, str)):
             raise ArgumentError(
-                f"override: for {meant.label!r} a rule (a function, or a name given to "
-                f"RegisterGradient) is due, got {kind(rule)}"
+                f"override: for {meant.label!r} expected a rule (a function, or a name "
+                f"given to RegisterGradient), got {kind(rule)}"
             )
         self._bindings[meant.label] = binding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What f returns, with the rules in force."""
         call = Call((self._original, args, kwargs))
-        closed = jax.make_jaxpr(call.traced)(*call.arrays)
-        program, found = self._surgery.operate(closed)
+        program, found = self._surgery.operate(self._traced(call))
+        self._refuse(found)
         self._warn(found)
         self._note(found)
         return call.result(core.jaxpr_as_fun(program)(*call.arrays))
 
+    def _traced(self, call: Call) -> Any:
+        """The program of a call; if vmaps in it have batched ops, with the vmaps as equations."""
+        if not self._has_vmaps:
+            closed = jax.make_jaxpr(call.traced)(*call.arrays)
+            self._has_vmaps = bool(self._bindings) and batches(closed.jaxpr)
+            if not self._has_vmaps:
+                return closed
+        from regrad.jax.vmaps import traced  # stands on JAX's insides, which few programs need
+
+        return traced(call.traced, call.arrays)
+
+    def _refuse(self, found: Found) -> None:
+        """Refuse a program in which functions of others would hide ops from their rules."""
+        hiding = [c for c in found.closed if not c.own and not c.kept]
+        if hiding:
+            raise PassedOverError(f"override: {advice(hiding)}")
+
     def _warn(self, found: Found) -> None:
-        """Warn of functions that stay closed, once for each, and of a call without a match."""
+        """Warn of a call without a match, and once of JAX's functions that hide all of a key."""
         hit = {seen.binding.key.label for seen in found.hits}
         known = {(c.name, c.place, c.keys) for c in self._closed}
         new = [c for c in found.closed if (c.name, c.place, c.keys) not in known and not c.kept]
-        tell = [c for c in new if not c.own or not c.keys <= hit]
+        tell = [c for c in new if not c.keys <= hit]
         names = ", ".join(repr(label) for label in self._bindings)
         if self._bindings and not found.hits:
             why = advice(found.closed) if found.closed else (
@@ -173,7 +194,7 @@ class override(Report):
     def _key_of(self, op_type: Any) -> str:
         meant = key_for(op_type)
         known = (label for label, b in self._bindings.items() if b.key.meets(meant))
-        return next(known, meant.label)
+        return next(known, meant.label if meant.label not in self._bindings else repr(op_type))
 
     def _why_not(self, binding: Any) -> str:
         closed = [c for c in self._closed if binding.key.label in c.keys]

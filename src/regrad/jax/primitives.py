@@ -111,7 +111,12 @@ def _op_batched(axis: Any, xs: Any, dims: Any, *, jaxpr: Any, gradient: Gradient
         return run_op(xs, jaxpr, gradient), [None] * len(jaxpr.out_avals)
     xs = [x if not d else jax.numpy.moveaxis(x, d, 0) for x, d in zip(xs, dims, strict=True)]
     along = [d is not None for d in dims]
-    body = over(axis, core.jaxpr_as_fun(jaxpr), tuple(0 if a else None for a in along))
+    run = over(axis, core.jaxpr_as_fun(jaxpr), tuple(dims))
+
+    def body(*xs: Any) -> Any:  # on the axes that JAX would see: another order may round otherwise
+        back = [x if not d else jax.numpy.moveaxis(x, 0, d) for x, d in zip(xs, dims, strict=True)]
+        return run(*back)
+
     batched = BatchedGradient(gradient, along, [jax.typeof(x) for x in xs], axis)
     ys = run_op(xs, jax.make_jaxpr(body)(*xs), batched)
     return ys, [0] * len(ys)

@@ -10,7 +10,7 @@ import operator
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,10 +22,11 @@ from regrad.errors import GradientError, RuleError
 from regrad.foreign import ForeignRule, lender
 from regrad.jax.boundaries import restored
 from regrad.jax.closed import JAX, Choice, Closed, called, of_jax
-from regrad.jax.gradients import Counted, RuleGradient
-from regrad.jax.keys import Form, FunctionKey, Key, closed_call_p, made_op, same_thing
-from regrad.jax.linear import not_elementwise
-from regrad.jax.primitives import is_float, op_p, run_op, varying
+from regrad.jax.gradients import Counted, RuleGradient, Scaled
+from regrad.jax.keys import FunctionKey, Key, closed_call_p, made_op, same_thing
+from regrad.jax.linear import bodies
+from regrad.jax.optypes import Form
+from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying
 from regrad.registry import Op
 from regrad.reports import Hit
 
@@ -40,7 +41,7 @@ MACHINERY = tuple(
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset({
     "jit", "pjit", "closed_call", "core_call", "scan", "while", "cond", "remat", "remat2",
-    "checkpoint", "shard_map", "custom_linear_solve",
+    "checkpoint", "shard_map", "custom_linear_solve", "regrad_vmap",
 })  # fmt: skip
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 # Their bodies only say what is done with two scalars, and are not differentiated.
@@ -54,8 +55,9 @@ SCALAR = frozenset({
 class Around(NamedTuple):
     """Where in a program an equation stands: in a vmap, in a derivative, in a custom function.
 
-    The body of a function with a derivative of its own is there undifferentiated (`whole`). In
-    one that is left closed, ops are only looked for.
+    In a vmap that was kept (see `vmaps`), equations stand as they were written. The body of a
+    function with a derivative of its own is there undifferentiated (`whole`). In one that is left
+    closed, ops are only looked for.
     """
 
     batched: bool = False
@@ -188,25 +190,26 @@ class Surgery:
         found = Found()
         self.programs.append(jaxpr)
         try:
-            given = self.with_boundaries(jaxpr.eqns, around)
+            given = self.with_boundaries(jaxpr, around)
             eqns = [new for eqn in given for new in self.equation(eqn, around, found)]
         finally:
             self.programs.pop()
         same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
 
-    def with_boundaries(self, eqns: Sequence[Any], around: Around) -> Sequence[Any]:
+    def with_boundaries(self, jaxpr: Any, around: Around) -> Sequence[Any]:
         """The equations, with a boundary around those of keys whose functions JAX inlines."""
         if not self.inlined or around.derived:
-            return eqns
+            return jaxpr.eqns
         found = []
-        for eqn, key in restored(eqns, self.inlined):
+        for eqn, key in restored(jaxpr, self.inlined):
             if key in self.ruled and not around.closed and not around.inside(eqn).derived:
                 raise GradientError(
                     f"override: {key.label!r} is called in a form that is not recognised "
-                    f"({line(eqn, self.lines[-1])}): {key.name} with where=, or under a vmap "
-                    "inside the function. Put the vmap outside, override what it is made of, or "
-                    f"call jax.jit({key.name}) in the model and use that as the key."
+                    f"({line(eqn, self.lines[-1])}): {key.name} with where= or another rare "
+                    "argument, or batched before the override could see single examples. Override "
+                    f"what it is made of, or call jax.jit({key.name}) in the model and use that as "
+                    "the key."
                 )
             found.append(eqn)
         return found
@@ -218,7 +221,7 @@ class Surgery:
             if eqn.primitive.name in CUSTOM and eqn.source_info.traceback is not None:
                 frames = eqn.source_info.traceback.raw_frames()
                 found |= {call_site(b.key.call, *frames) for b in self.bindings}
-            for body in _bodies(eqn.params.values()):
+            for body in bodies(eqn.params.values()):
                 found |= self._calls(body)
         return found
 
@@ -235,7 +238,7 @@ class Surgery:
 
     def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
         for binding in self.bindings:
-            if differentiable(eqn) and binding.key.matches(eqn):
+            if differentiable(eqn) and binding.key.matches(eqn, around.batched):
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
@@ -264,15 +267,17 @@ class Surgery:
             return eqn
         if binding.native:
             return _counted(eqn, hit)
+        if around.batched:
+            raise _batched(binding, self.lines[-1])
         if why := binding.key.refused(eqn):
             raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
         operands = _operands(eqn)
         form = binding.key.form(eqn)
-        if form is not None and not around.batched:
+        if form is not None:
             return in_form(eqn, form, binding, hit)
-        gradient = _gradient(eqn, binding, hit, operands)
-        if around.batched:
-            check_elementwise(eqn, gradient, operands)
+        gradient: Gradient = _gradient(eqn, binding, hit, operands)
+        if (scale := binding.key.scale(eqn)) is not None:
+            gradient = Scaled(gradient, scale)
         params = {"jaxpr": alone(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
@@ -366,7 +371,7 @@ class Surgery:
                 f"override: the program calls an exported function ({self.lines[-1]}), whose "
                 "inside cannot be seen. Put the override on the function before it is exported."
             )
-        for body in () if name in SCALAR else _bodies(eqn.params.values()):
+        for body in () if name in SCALAR else bodies(eqn.params.values()):
             _, inner = self.program(body, around)
             hits = [seen.hit for seen in inner.hits if not seen.binding.native]
             if around.closed:
@@ -384,12 +389,13 @@ def _closed(program: Any) -> bool:
     return isinstance(program, core.ClosedJaxpr)
 
 
-def _bodies(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _bodies(value)
+def batches(jaxpr: Any, around: Around = Around()) -> bool:  # noqa: B008
+    """Return whether a program holds differentiable equations that a vmap has batched."""
+    return any(
+        (around.inside(eqn).batched and differentiable(eqn))
+        or any(batches(body, around) for body in bodies(eqn.params.values()))
+        for eqn in jaxpr.eqns
+    )
 
 
 def differentiable(eqn: Any) -> bool:
@@ -481,29 +487,6 @@ def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> 
     return RuleGradient(binding.bound(op), hit, avals, outs, places, fixed, attrs)
 
 
-def check_elementwise(eqn: Any, gradient: RuleGradient, operands: Sequence[Any]) -> None:
-    """Refuse a rule on an op that a vmap inside has batched, unless examples cannot meet."""
-    wanted = [
-        i for i, v in enumerate(operands)
-        if isinstance(gradient.places[i], int) and _float(v.aval)
-    ]  # fmt: skip
-    xs, ys = ([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in vs]
-              for vs in (operands, eqn.outvars))  # fmt: skip
-    dys = [y for y in ys if _float(y)]
-    shapes = {tuple(x.shape) for x in (*xs, *ys)} - {()}
-    shape = max(shapes, default=())
-    closed = jax.make_jaxpr(lambda xs, ys, dys: gradient.answers(xs, ys, dys, wanted))(xs, ys, dys)
-    mixes = not_elementwise(closed.jaxpr, closed.consts, shape)
-    if len(shapes) > 1:
-        mixes = f"operands of the shapes {', '.join(map(str, sorted(shapes)))}"
-    if mixes:
-        raise GradientError(
-            f"override: {gradient.name} meets an op that a vmap inside the function has batched, "
-            f"and the rule does not go element by element ({mixes}), so examples could mix. Put "
-            "the vmap outside, jax.vmap(rg.jax.override(f, …)), or write the rule so that it does."
-        )
-
-
 def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
     """Where a function with a derivative of its own was called; None if it is known which.
 
@@ -523,6 +506,15 @@ def _already_derived(binding: Binding, where: str, how: str = "occurs") -> Gradi
         f"override: {binding.key.label!r} {how} where the function differentiates it itself "
         f"({where}), which JAX has done before the rule could count. Put the override inside: "
         "jax.grad(rg.jax.override(loss, …)), and leave the rest of the function outside."
+    )
+
+
+def _batched(binding: Binding, where: str) -> GradientError:
+    return GradientError(
+        f"override: {binding.key.label!r} occurs in a program that was batched before the override "
+        f"could see single examples ({where}): by a vmap with spmd_axis_name, of a custom_vmap, or "
+        "outside of the function that is called. Put the vmap outside, "
+        "jax.vmap(rg.jax.override(f, …))."
     )
 
 

@@ -1,0 +1,298 @@
+"""How JAX programs spell the op types: as primitives, as functions of JAX, in which form.
+
+`TABLE` has a line for each op type that an override of a JAX program can reach.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from regrad.ops.windows import windows
+
+Attrs = Mapping[str, Any]
+
+
+class Target:
+    """What an op type stands for: a primitive, with the attributes it has, or a function.
+
+    `power` picks equations of `integer_pow`, `when` others by what they look like; `refused` says
+    why one cannot be covered. `lies` are the op's names for the operands, where these stand in
+    another order, and `form` is how an equation must be written to be one of the op type. A
+    function's `options` say with which arguments it may have been called, from its equations.
+    `scale` are the numbers by which the equation's result is that of the op type, times them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        attrs: Callable[[Attrs], dict[str, Any]] = lambda params: {},
+        power: int | None = None,
+        refused: Callable[[Any], str] = lambda eqn: "",
+        *,
+        when: Callable[[Any], bool] = lambda eqn: True,
+        lies: Sequence[str] = (),
+        form: Callable[[Any], Form | None] = lambda eqn: None,
+        options: Callable[[Sequence[Any]], list[dict[str, Any]]] | None = None,
+        inlined: bool = False,
+        scale: Callable[[Attrs, Any], Any] = lambda attrs, aval: None,
+    ) -> None:
+        self.name = name
+        self.attrs = attrs
+        self.power = power
+        self.refused = refused
+        self.when = when
+        self.lies = lies
+        self.form = form
+        self.options = options
+        self.inlined = inlined
+        self.scale = scale
+
+    def fits(self, eqn: Any, batched: bool = False) -> bool:
+        """Return whether an equation is one of these; a batched one may look otherwise."""
+        named = eqn.primitive.name == self.name
+        return named and self.power in (None, eqn.params.get("y")) and (batched or self.when(eqn))
+
+    def meets(self, other: Target) -> bool:
+        """Whether both cover the same equations."""
+        powers = {self.power, other.power}
+        return self.name == other.name and (None in powers or len(powers) == 1)
+
+    @property
+    def function(self) -> Any:
+        """The function of JAX that is meant, if it is no primitive."""
+        module, _, name = self.name.rpartition(".")
+        return getattr(functools.reduce(getattr, module.split(".")[1:], jax), name)
+
+    def __repr__(self) -> str:
+        return f"`{self.name}`"
+
+
+class Form(NamedTuple):
+    """A `dot_general` as a product of matrices: axes in another order, some of them as one.
+
+    `orders` and `shapes` are those of the operands as matrices (with the batch ahead), `split`
+    the operands' own axes in that order.
+    """
+
+    orders: tuple[tuple[int, ...], tuple[int, ...]]
+    split: tuple[tuple[int, ...], tuple[int, ...]]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+
+    def operand(self, x: Any, i: int) -> Any:
+        """An operand as a matrix."""
+        return x.transpose(self.orders[i]).reshape(self.shapes[i])
+
+    def undone(self, x: Any, i: int) -> Any:
+        """A matrix as the operand that it was."""
+        back = [self.orders[i].index(axis) for axis in range(len(self.orders[i]))]
+        return x.reshape(self.split[i]).transpose(back)
+
+    def result(self, y: Any) -> Any:
+        """The result as a matrix."""
+        (*batch, m, _), n = self.shapes[0], self.shapes[1][-1]
+        return y.reshape((*batch, m, n))
+
+
+def _as_matmul(eqn: Any) -> Form | None:
+    """How a `dot_general` is to be written as `a @ b`; None if it is one."""
+    (left, right), (first, second) = eqn.params["dimension_numbers"]
+    left, right, first, second = map(tuple, (left, right, first, second))
+    a, b = (v.aval.shape for v in eqn.invars)
+    if _is_matmul(len(a), len(b), left, right, first, second):
+        return None
+    rows = tuple(i for i in range(len(a)) if i not in (*first, *left))
+    columns = tuple(i for i in range(len(b)) if i not in (*second, *right))
+    orders = (*first, *rows, *left), (*second, *right, *columns)
+    size = lambda shape, axes: math.prod(shape[i] for i in axes)  # noqa: E731
+    batch = tuple(a[i] for i in first)
+    inner = size(a, left)
+    shapes = (*batch, size(a, rows), inner), (*batch, inner, size(b, columns))
+    split = tuple(a[i] for i in orders[0]), tuple(b[i] for i in orders[1])
+    return Form(orders, split, shapes)
+
+
+def _is_matmul(m: int, n: int, left: Any, right: Any, first: Any, second: Any) -> bool:
+    batch = tuple(range(len(first)))
+    if first != second or first != batch or left != (m - 1,):
+        return False
+    if not batch:
+        return n <= 2 and right == (max(n - 2, 0),)
+    return m == n == len(batch) + 2 and right == (n - 2,)
+
+
+def _is_pooling(eqn: Any, n: int) -> bool:
+    return len(eqn.params["window_dimensions"]) == n + 2
+
+
+def _no_pooling(eqn: Any) -> str:
+    """Say why a window reduction is not a pooling of images whose channels come last."""
+    p = eqn.params
+    spatial = {p["window_dimensions"][i] for i in (0, -1)} == {1} == {
+        p["window_strides"][i] for i in (0, -1)
+    }  # fmt: skip
+    plain = {*p["base_dilation"], *p["window_dilation"]} == {1}
+    if spatial and plain:
+        return ""
+    return (
+        "its windows are not those of a pooling of images whose channels come last; use the key "
+        f"{eqn.primitive.name!r}"
+    )
+
+
+def _pooling(params: Attrs) -> dict[str, Any]:
+    return {
+        "filter_size": tuple(params["window_dimensions"][1:-1]),
+        "strides": tuple(params["window_strides"][1:-1]),
+        "pad": tuple(map(tuple, params["padding"][1:-1])),
+    }
+
+
+def _window_counts(attrs: Attrs, aval: Any) -> Any:
+    """How many elements of the data lie in each window: a sum is the mean, times these."""
+    size, strides, pad = attrs["filter_size"], attrs["strides"], attrs["pad"]
+    win = windows("AvgPool", tuple(aval.shape[1:-1]), size, strides, pad, (1,) * len(size))
+    counts = functools.reduce(np.multiply.outer, map(win.counts, range(len(size))))
+    return np.maximum(counts, 1)[..., None]
+
+
+def _is_convolution(eqn: Any, n: int) -> bool:
+    return len(eqn.params["window_strides"]) == n
+
+
+def _no_convolution(eqn: Any) -> str:
+    """Why a `conv_general_dilated` is not one of images whose channels come last."""
+    p, n = eqn.params, len(eqn.params["window_strides"])
+    last = (0, n + 1, *range(1, n + 1)), (n + 1, n, *range(n)), (0, n + 1, *range(1, n + 1))
+    if tuple(map(tuple, p["dimension_numbers"])) != last:
+        why = "its channels do not come last (NHWC, HWIO)"
+    elif {*p["lhs_dilation"], p["feature_group_count"], p["batch_group_count"]} != {1}:
+        why = "it has groups, or is transposed"
+    else:
+        return ""
+    return f"{why}; use the key 'conv_general_dilated', or move the axes in the model"
+
+
+def _convolution(params: Attrs) -> dict[str, Any]:
+    return {
+        "strides": tuple(params["window_strides"]),
+        "pad": tuple(map(tuple, params["padding"])),
+        "dilations": tuple(params["rhs_dilation"]),
+    }
+
+
+def _is_choice(eqn: Any) -> bool:
+    return len(eqn.invars) == 3 and eqn.invars[0].aval.dtype == bool
+
+
+def _reduced(eqns: Sequence[Any], name: str) -> Iterator[Any]:
+    for eqn in eqns[:3]:
+        if eqn.primitive.name == name:
+            yield tuple(eqn.params["axes"])
+            return
+
+
+def _softmax(eqns: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{"axis": a[0] if len(a) == 1 else a} for a in _reduced(eqns, "reduce_max")]
+
+
+def _logsumexp(eqns: Sequence[Any]) -> list[dict[str, Any]]:
+    found = _reduced(eqns, "reduce_max")
+    return [{"axis": a, "keepdims": keep} for a in found for keep in (False, True)]
+
+
+def _mean(eqns: Sequence[Any]) -> list[dict[str, Any]]:
+    found = _reduced(eqns, "reduce_sum")
+    return [{"axis": a, "keepdims": keep} for a in found for keep in (False, True)]
+
+
+def _gelu(eqns: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{"approximate": True}, {"approximate": False}]
+
+
+def _axes(params: Attrs) -> dict[str, Any]:
+    return {"axis": tuple(params["axes"]), "keepdims": False}
+
+
+def _along(params: Attrs) -> dict[str, Any]:
+    return {"axis": params["axis"], "reverse": params["reverse"], "exclusive": False}
+
+
+def _same(*names: str) -> dict[str, list[Target]]:
+    """Op types that are one primitive with the name in lower case."""
+    return {name: [Target(name.lower())] for name in names}
+
+
+TABLE: dict[str, list[Target]] = {
+    **_same(
+        "Abs", "Sign", "Floor", "Ceil", "Round", "Exp", "Expm1", "Log", "Log1p", "Sqrt", "Rsqrt",
+        "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh",
+        "Atanh", "Erf", "Erfc", "Lgamma", "Digamma", "Neg", "Sub", "Mul", "Pow", "Atan2", "Real",
+        "Imag", "Conj",
+    ),
+    "AddV2": [Target("add")],
+    "RealDiv": [Target("div")],
+    "Maximum": [Target("max")],
+    "Minimum": [Target("min")],
+    "Erfinv": [Target("erf_inv")],
+    "Sigmoid": [Target("logistic")],
+    "Square": [Target("square"), Target("integer_pow", power=2)],
+    "Reciprocal": [Target("integer_pow", power=-1)],
+    "Sum": [Target("reduce_sum", _axes)],
+    "Max": [Target("reduce_max", _axes)],
+    "Min": [Target("reduce_min", _axes)],
+    "Prod": [Target("reduce_prod", _axes)],
+    "Cumsum": [Target("cumsum", _along)],
+    "Cumprod": [Target("cumprod", _along)],
+    "MatMul": [
+        Target(
+            "dot_general",
+            lambda params: {"transpose_a": False, "transpose_b": False},
+            form=_as_matmul,
+        )
+    ],
+    "StopGradient": [Target("stop_gradient")],
+    "Relu": [Target("jax.nn.relu")],
+    "Relu6": [Target("jax.nn.relu6")],
+    "LeakyRelu": [Target("jax.nn.leaky_relu")],
+    "Elu": [Target("jax.nn.elu")],
+    "Selu": [Target("jax.nn.selu")],
+    "LogSigmoid": [Target("jax.nn.log_sigmoid")],
+    "Softplus": [Target("jax.nn.softplus")],
+    "Softsign": [Target("jax.nn.soft_sign")],
+    "Silu": [Target("jax.nn.silu")],
+    "LogSoftmax": [Target("jax.nn.log_softmax", options=_softmax)],
+    "Softmax": [Target("jax.nn.softmax", options=_softmax, inlined=True)],
+    "Gelu": [Target("jax.nn.gelu", options=_gelu, inlined=True)],
+    "LogSumExp": [Target("jax.nn.logsumexp", options=_logsumexp, inlined=True)],
+    "Mean": [Target("jax.numpy.mean", options=_mean, inlined=True)],
+    "SelectV2": [Target("select_n", when=_is_choice, lies=("condition", "b", "a"))],
+    **{
+        f"Conv{n}D": [
+            Target("conv_general_dilated", _convolution, refused=_no_convolution,
+                   when=functools.partial(_is_convolution, n=n))
+        ]
+        for n in (2, 3)
+    },
+    **{
+        name: [
+            Target("reduce_window_max", _pooling, refused=_no_pooling,
+                   when=functools.partial(_is_pooling, n=n))
+        ]
+        for n, name in ((2, "MaxPool"), (3, "MaxPool3D"))
+    },
+    **{
+        name: [
+            Target("reduce_window_sum", _pooling, refused=_no_pooling, scale=_window_counts,
+                   when=functools.partial(_is_pooling, n=n))
+        ]
+        for n, name in ((2, "AvgPool"), (3, "AvgPool3D"))
+    },
+    "ClipByValue": [Target("jax.numpy.clip")],
+    "Trunc": [Target("jax.numpy.trunc")],
+}  # fmt: skip

@@ -1,0 +1,158 @@
+"""`vmap` inside an overridden function, kept in its program as one equation.
+
+JAX batches while it traces: what is left of an op in the program is written for all examples at
+once, and says no more which axis was theirs. So a function that calls `vmap` is traced once more,
+with each call of it as an equation that holds the program of a single example. Rules are put in
+there, and JAX batches the whole as it would have done.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+from jax._src import core as internal
+from jax._src import effects, linear_util
+from jax._src.interpreters import batching, partial_eval
+from jax.extend import core
+from jax.interpreters import mlir
+
+from regrad.jax.linear import bodies
+
+KEEPING: ContextVar[bool] = ContextVar("regrad_keeping_vmaps", default=False)
+# JAX traces a compiled function once for each set of named axes, so that programs that were traced
+# with this one are never those of a plain call.
+AXES = (("regrad.override", 1),)
+BATCH = batching.batch  # what jax.vmap calls
+
+
+def traced(f: Callable[..., Any], xs: Sequence[Any]) -> Any:
+    """Return the program of a function, with each `vmap` in it as an equation."""
+    with _keeping(True):
+        return jax.make_jaxpr(f, axis_env=AXES)(*xs)
+
+
+@contextmanager
+def _keeping(keep: bool) -> Iterator[None]:
+    if keep:
+        batching.batch = _batch  # pyright: ignore[reportAttributeAccessIssue]
+    token = KEEPING.set(keep)
+    try:
+        yield
+    finally:
+        KEEPING.reset(token)
+
+
+def _staging() -> bool:
+    """Whether what is called now becomes an equation, and is not differentiated or batched."""
+    trace = internal.trace_ctx.trace
+    return KEEPING.get() and isinstance(trace, partial_eval.DynamicJaxprTrace)
+
+
+def _batch(fun: Any, axis: Any, in_dims: Any, dests: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for JAX's function of that name, which is what it is elsewhere."""
+    plain = all(type(d) is int or d is None for d in in_dims) if _staging() else False
+    if not plain or axis.explicit_mesh_axis is not None or axis.spmd_name is not None:
+        return BATCH(fun, axis, in_dims, dests, *args, **kwargs)
+    return _Kept(fun, axis, in_dims, dests)
+
+
+class _Kept:
+    """A batched function whose call becomes one equation."""
+
+    def __init__(self, fun: Any, axis: Any, in_dims: Sequence[Any], dests: Any) -> None:
+        self.fun = fun
+        self.axis = axis
+        self.in_dims = in_dims
+        self.dests = dests
+
+    def call_wrapped(self, *args: Any) -> Any:
+        mapped = [i for i, d in enumerate(self.in_dims) if d is not None]
+        avals = [_one(args[i], self.in_dims[i], self.axis) for i in mapped]
+
+        def single(*xs: Any) -> Any:
+            given = list(args)
+            for i, x in zip(mapped, xs, strict=True):
+                given[i] = x
+            return self.fun.call_wrapped(*given)
+
+        with internal.extend_axis_env_nd([(self.axis.name, self.axis.size)]):
+            jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(
+                linear_util.wrap_init(single, debug_info=self.fun.debug_info), avals
+            )
+        body = core.ClosedJaxpr(_opened(jaxpr), ())
+        in_dims = (*[None] * len(consts), *(self.in_dims[i] for i in mapped))
+        dests: Any = self.dests() if callable(self.dests) else self.dests
+        params = {"jaxpr": body, "axis": self.axis, "in_dims": in_dims, "dests": tuple(dests)}
+        xs = [*consts, *(args[i] for i in mapped)]
+        if _can_be_kept(body, dests):
+            return vmap_p.bind(*xs, **params), dests
+        return _batched(xs, **params)
+
+
+def _opened(jaxpr: Any) -> Any:
+    """A program whose constants are its first inputs."""
+    info = jaxpr.debug_info.with_unknown_names()
+    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
+
+
+def _one(x: Any, dim: int, axis: Any) -> Any:
+    aval = internal.typeof(x)
+    return internal.mapped_aval(axis.size, dim % len(aval.shape), aval)
+
+
+def _can_be_kept(body: Any, dests: Sequence[Any]) -> bool:
+    """Whether a body is all there is to see, and its results are batched as usual."""
+    usual = all(type(d) is int or d is None for d in dests)
+    on_refs = any(isinstance(e, effects.JaxprInputEffect) for e in body.effects)
+    return usual and not on_refs and not _has_own_batching(body.jaxpr)
+
+
+def _has_own_batching(jaxpr: Any) -> bool:
+    """Whether a program calls a `custom_vmap`: its ops are known when it is batched."""
+    return any(
+        eqn.primitive.name == "custom_vmap_call"
+        or any(map(_has_own_batching, bodies(eqn.params.values())))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _batched(xs: Any, *, jaxpr: Any, axis: Any, in_dims: Any, dests: Any) -> Any:
+    """The results of a program for all examples, batched by JAX, and along which axes."""
+    fun = linear_util.wrap_init(core.jaxpr_as_fun(jaxpr), debug_info=jaxpr.jaxpr.debug_info)
+    return BATCH(fun, axis, in_dims, dests).call_wrapped(*xs)
+
+
+def _run(*xs: Any, **params: Any) -> list[Any]:
+    with _keeping(False):
+        return list(_batched(xs, **params)[0])
+
+
+class _Vmap(core.Primitive):
+    """An equation while a program waits for its rules; anywhere else the batched ops."""
+
+    multiple_results = True
+
+    def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
+        with internal.set_current_trace(trace):
+            if _staging():
+                return super().bind_with_trace(trace, args, avals, params)
+            return _run(*args, **params)
+
+
+vmap_p = _Vmap("regrad_vmap")
+vmap_p.def_impl(_run)
+mlir.register_lowering(vmap_p, mlir.lower_fun(_run, multiple_results=True))
+
+
+@vmap_p.def_effectful_abstract_eval
+def _(*avals: Any, **params: Any) -> Any:
+    run = linear_util.wrap_init(
+        functools.partial(_run, **params), debug_info=params["jaxpr"].jaxpr.debug_info
+    )
+    jaxpr, outs, _ = partial_eval.trace_to_jaxpr_dynamic(run, avals)
+    return outs, jaxpr.effects
