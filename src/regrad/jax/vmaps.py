@@ -9,8 +9,7 @@ there, and JAX batches the whole as it would have done.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,6 +20,7 @@ from jax._src.interpreters import batching, partial_eval
 from jax.extend import core
 from jax.interpreters import mlir
 
+from regrad.blocks import block
 from regrad.jax.linear import bodies
 
 KEEPING: ContextVar[bool] = ContextVar("regrad_keeping_vmaps", default=False)
@@ -36,9 +36,9 @@ def traced(f: Callable[..., Any], xs: Sequence[Any]) -> Any:
         return jax.make_jaxpr(f, axis_env=AXES)(*xs)
 
 
-@contextmanager
-def _keeping(keep: bool) -> Iterator[None]:
-    if keep:
+@block
+def _keeping(keep: bool) -> Generator[None]:
+    if keep:  # (and it stays so: another thread may be tracing, and elsewhere it calls JAX's own)
         batching.batch = _batch  # pyright: ignore[reportAttributeAccessIssue]
     token = KEEPING.set(keep)
     try:
@@ -54,7 +54,7 @@ def _staging() -> bool:
 
 
 def _batch(fun: Any, axis: Any, in_dims: Any, dests: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for JAX's function of that name, which is what it is elsewhere."""
+    """Batch as JAX's function of that name does, or keep the call while a program is traced."""
     plain = all(type(d) is int or d is None for d in in_dims) if _staging() else False
     if not plain or axis.explicit_mesh_axis is not None or axis.spmd_name is not None:
         return BATCH(fun, axis, in_dims, dests, *args, **kwargs)

@@ -141,7 +141,7 @@ class RuleSet:
         if "calls" in vars(self.mode):
             return
         parts = {f: self.taken_apart(f) for f in self.coverage.fused}
-        calls = {f: self.call(f) for f in self.coverage.spelled}
+        calls = {f: run for f in self.coverage.spelled if (run := self.call(f))}
         for run in (*calls.values(), *[run for rows in parts.values() for _, run in rows]):
             allow_in_graph(run)
         traced = {f: b for f, b in self.coverage.bodies.items() if compiled_code.is_traceable(f)}
