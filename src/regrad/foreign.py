@@ -122,7 +122,8 @@ class ForeignCall:
             RuleError: the rule's answer has the wrong number, kind, shape or dtype.
         """
         record = self._record(xs, y, wanted, dy)
-        ids = {i + 1 for i in wanted}
+        ids = set(record.inputs)
+        ids.discard(0)
         first = dy[0] if isinstance(dy, tuple) else dy
         if current() is None:
             answers = leaf_gradients(record, dy, ids)

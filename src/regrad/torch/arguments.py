@@ -28,6 +28,17 @@ class Filled(NamedTuple):
     attrs: dict[str, Any]
     rebuilt: Callable[[Sequence[torch.Tensor]], tuple[list[Any], dict[str, Any]]]
 
+    def calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of tensors that calls another one with the arguments so rebuilt."""
+        if self.rebuilt is _only:
+            return function
+
+        def call(*tensors: torch.Tensor) -> Any:
+            args, options = self.rebuilt(tensors)
+            return function(*args, **options)
+
+        return call
+
 
 def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
     """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""

@@ -44,8 +44,11 @@ class Call:
         self.places, self.kept, self.keeps_y = rule.plan(arrays, layout)
         pairs = zip(values, arrays, strict=True)
         self.values = [None if is_array else v for v, is_array in pairs]
+        self.is_simple = layout is None and len(self.places) == len(self.values)
 
     kind: type = tuple  # of several outputs
+    at: Sequence[int] | None = None  # where its tensors stand among a Function's arguments
+    total: int | None = None  # how many arguments that Function has
 
     def __call__(self, *xs: torch.Tensor) -> Any:
         y = apply(Overridden, self, *xs)
@@ -91,56 +94,61 @@ class Overridden(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Call, *xs: torch.Tensor) -> Any:
-        with torch._C.DisableTorchFunction():
-            y = call.forward(*xs)
+        y = call.forward(*xs)  # (no mode is asked: the caller has seen to it)
         if isinstance(y, tuple):
             call.kind, y = type(y), tuple(y)
             return y
-        return y.view_as(y) if any(y is x for x in xs) else y  # (`conj` of a real tensor)
+        for x in xs:
+            if y is x:  # (`conj` of a real tensor)
+                return y.view_as(y)
+        return y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         call, *xs = inputs
-        ys = output if isinstance(output, tuple) else (output,)
-        ctx.call = call
-        ctx.at, ctx.total = range(1, len(inputs)), len(inputs)  # where the tensors stand
-        ctx.specs = [_spec(x) for x in xs]
-        ctx.outputs = [_spec(y) for y in ys] if isinstance(output, tuple) else None
-        if integers := [y for y in ys if not differentiable(y)]:
-            ctx.mark_non_differentiable(*integers)
-        ctx.kept = call.kept
+        ys, outputs, kept = (output,), None, call.kept
+        if isinstance(output, tuple):
+            ys, outputs = output, [(tuple(y.shape), y.dtype) for y in output]
+        if outputs or not output.is_floating_point():
+            ctx.mark_non_differentiable(*[y for y in ys if not differentiable(y)])
         if in_forward_mode():  # vmap has it that both modes save the same
-            ctx.kept = list(range(len(xs)))
+            kept = list(range(len(xs)))
             ctx.save_for_forward(*xs, *(ys if call.keeps_y else ()))
-        ctx.save_for_backward(*[xs[n] for n in ctx.kept], *(ys if call.keeps_y else ()))
+        ctx.save_for_backward(*[xs[n] for n in kept], *(ys if call.keeps_y else ()))
+        # (one attribute: each costs as much as a call)
+        ctx.known = call, [(tuple(x.shape), x.dtype) for x in xs], outputs, kept
 
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
-        call = ctx.call
-        wanted = [n for n, i in enumerate(ctx.at) if ctx.needs_input_grad[i]]
-        saved = _saved(ctx)  # which may run a checkpoint again, under its own overrides
+        call, specs, outputs, kept = ctx.known
+        at, needs = call.at or range(1, len(specs) + 1), ctx.needs_input_grad
+        wanted = [n for n, i in enumerate(at) if needs[i]]
+        saved = ctx.saved_tensors  # which may run a checkpoint again, under its own overrides
+        if kept is not call.kept:  # what the rule names, of all that was saved
+            saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
         if is_traced() and may_change(call.rule.rule):
-            found = _at_run_time(call, ctx, wanted, saved, dys)
+            found = _at_run_time(call, specs, outputs, wanted, saved, dys)
         else:
-            found = _now(call, ctx.specs, ctx.outputs, wanted, saved, dys)
-        dxs: list[Any] = [None] * ctx.total
+            found = _now(call, specs, outputs, wanted, saved, dys)
+        dxs: list[Any] = [None] * (call.total or len(specs) + 1)
         for n, dx in zip(wanted, found, strict=True):
-            dxs[ctx.at[n]] = dx
+            dxs[at[n]] = dx
         return tuple(dxs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        ctx.call.ran()
+        call, specs, outputs, _ = ctx.known
+        call.ran()
         try:
-            xs = ctx.saved_tensors[: len(ctx.specs)]
-            dys = pushed(ctx.call.function, xs, tangents[1:])
+            xs = ctx.saved_tensors[: len(specs)]
+            dys = pushed(call.function, xs, tangents[1:])
         except (AttributeError, TypeError) as error:
             raise GradientError(
-                f"forward mode: the rule {ctx.call.rule.name!r} is written with torch's functions, "
+                f"forward mode: the rule {call.rule.name!r} is written with torch's functions, "
                 "and only one written with regrad's can be transposed. Use reverse mode (grad, "
                 "jacrev, vjp), or write the rule with regrad's functions."
             ) from error
-        return dys if ctx.outputs else dys[0]
+        return dys if outputs else dys[0]
 
 
 def _now(
@@ -148,32 +156,38 @@ def _now(
 ) -> Sequence[Any]:
     call.ran()
     with unaffected(dys):
+        if call.rule.plain and call.is_simple and outputs is None and _alike(specs, dys[0]):
+            held = list(saved)
+            y = held.pop() if call.keeps_y else None
+            return ForeignCall(call.rule, specs, call.attrs).pull(
+                call.spread(held, call.kept), y, dys[0], wanted
+            )
         return Pull(call, specs, wanted, outputs)(saved, dys)
 
 
+def _alike(specs: Sequence[Any], dy: torch.Tensor) -> bool:
+    """Return whether inputs have the dtype of the gradient that arrived."""
+    dtype = dy.dtype
+    for spec in specs:  # noqa: SIM110 (this is run for every op)
+        if spec[1] is not dtype:
+            return False
+    return True
+
+
 def _at_run_time(
-    call: Call, ctx: Any, wanted: Sequence[int], saved: Sequence[Any], dys: Sequence[Any]
+    call: Call, inputs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
 ) -> Sequence[Any]:
     """Have a program that is being written call the rule when it runs."""
-    several, count = ctx.outputs is not None, len(ctx.specs)
-    specs = [*ctx.specs, *(ctx.outputs or ())]
+    several, count = outputs is not None, len(inputs)
+    specs = [*inputs, *(outputs or ())]
     dtypes = [dtype for _, dtype in specs]
 
     def pull(saved: Sequence[Any], dys: Sequence[Any], shapes: Sequence[Any]) -> Sequence[Any]:
         known = list(zip(shapes, dtypes, strict=True))
-        outputs = known[count:] if several else None
-        return _now(call, known[:count], outputs, wanted, saved, dys)
+        return _now(call, known[:count], known[count:] if several else None, wanted, saved, dys)
 
     pulls = Pulls(pull, [dtypes[n] for n in wanted], wanted, [len(s) for s, _ in specs], len(saved))
     return pulled(pulls, [*saved, *dys], [size for shape, _ in specs for size in shape])
-
-
-def _saved(ctx: Any) -> Sequence[torch.Tensor]:
-    """What the rule names, of all that was saved."""
-    saved = ctx.saved_tensors
-    if ctx.kept == ctx.call.kept:
-        return saved
-    return [*[saved[ctx.kept.index(n)] for n in ctx.call.kept], *saved[len(ctx.kept) :]]
 
 
 def in_forward_mode() -> bool:
@@ -185,10 +199,6 @@ def in_forward_mode() -> bool:
     functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     levels = functorch.get_interpreter_stack() or ()
     return any(level.key() == functorch.TransformType.Jvp for level in levels)
-
-
-def _spec(x: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
-    return tuple(x.shape), x.dtype
 
 
 class Pull:

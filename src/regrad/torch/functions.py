@@ -111,8 +111,8 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     xs = [(i, x) for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
     ctx._forward_cls = Ruled  # whose backward pass the node then asks for
     ctx.set_materialize_grads(True)
+    call.at, call.total = [i for i, _ in xs], len(args)
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
-    ctx.at, ctx.total = [i for i, _ in xs], len(args)
 
 
 def _refuse_transforms(function: Any, bind: Binder, args: Sequence[Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.overrides
+from torch import is_grad_enabled
 
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
 from regrad.foreign import ForeignRule
@@ -298,28 +299,23 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             return function(*args, **options)
         refuse_to_be_written(key)
         with torch._C.DisableTorchFunction():
-            if is_built_in(key, ruleset.keep):
+            if not is_grad_enabled() and is_built_in(key, ruleset.keep):
                 return function(*args, **options)
             changes, args, options = spelling.out_of_place(args, options)
             filled = fill(family, args, options)
-            first = next((v for v in filled.values if isinstance(v, torch.Tensor)), None)
-            shape = () if first is None else tuple(first.shape)
+            xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
+            shape = tuple(xs[0].shape) if xs else ()
             if scope is not None:
                 hit = scope._bindings[key].hit(key, shape)
             else:  # what torch.compile made in a scope runs its backward pass after it
                 place = compiled_code.PLACE.get()
                 hit = None if place is None else place.hits.get(key)
-
-            def forward(*xs: torch.Tensor) -> torch.Tensor:
-                given, named = filled.rebuilt(xs)
-                return spelling.function(*given, **named)
-
             rule = ruleset.rules[key].taking(len(filled.values))
             if rule.takes_all:
                 refuse_unknown(family, args, options)
             layout = None if rule.op.flat else filled.layout
+            forward = filled.calling(spelling.function)
             call = Call(rule, filled.values, layout, filled.attrs, forward, hit)
-            xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]

@@ -12,8 +12,13 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def as_given(y: Any, xs: Sequence[Any]) -> Any:
     """A result in the subclass of Tensor that the arguments have, as torch has it."""
-    kind = next((type(x) for x in xs if type(x) not in PLAIN), None)
-    if kind is None or type(y) is not torch.Tensor:
+    if type(y) is not torch.Tensor:
+        return y
+    for x in xs:
+        if type(x) not in PLAIN:
+            kind = type(x)
+            break
+    else:
         return y
     # (one with a protocol of its own has asked for y, and makes of it what it likes)
     return y.as_subclass(kind) if _protocol(kind) is _TENSORS_OWN else y
