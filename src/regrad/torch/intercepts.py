@@ -23,7 +23,7 @@ from torch.overrides import _get_current_function_mode_stack
 from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.torch import functions
-from regrad.torch.below import Below, script_types, spelled
+from regrad.torch.below import Below, script_types, spelled, wanted
 from regrad.torch.nodes import caller, tensors
 from regrad.torch.opened import with_fast_path
 
@@ -176,7 +176,7 @@ def _script(old: Any) -> Any:
         _refuse(name, lambda rules: script_types(self, rules))
         with Below() as below:
             y = old(self, *args, **options)
-        if any(x.requires_grad for x in tensors((y,))):
+        if wanted([*tensors((y,))]):
             _refuse(name, lambda rules: below.types & rules.keys())
             types = ", ".join(sorted(below.types))
             scopes()[-1]._untouched.note(f"{name[4:]} ({types})" if types else name[4:], caller())
