@@ -114,7 +114,19 @@ PASSED_OVER = {
     "addcmul": ("Mul", lambda x: torch.addcmul(x, x, x)),
     "in place": ("Mul", lambda x: torch.clone(x).addcmul_(x, x)),
     "adaptive_avg_pool2d": ("Mean", lambda x: F.adaptive_avg_pool2d(x[None, None], 1)),
+    "max_pool1d": ("MaxPool", lambda x: F.max_pool1d(x, 2)),
+    **{
+        f"max_pool{n}d with indices{' by place' * len(given)}": (
+            "MaxPool3D" if n == 3 else "MaxPool",
+            lambda x, n=n, given=given: getattr(F, f"max_pool{n}d")(
+                x[(None,) * n], (1,) * n, 1, 0, 1, False, *given, **(OPTION if not given else {})
+            ),
+        )
+        for n in (1, 2, 3)
+        for given in ((), (True,))
+    },
 }
+OPTION = {"return_indices": True}
 PAIR = {"MatMul", "Mul"}
 
 
@@ -306,6 +318,7 @@ def double_relu(x: torch.Tensor) -> torch.Tensor:
 double_relu.register_fake(torch.empty_like)
 double_relu.register_autograd(lambda ctx, dy: dy * 2)
 MATMUL = {"MatMul": lambda dy, a, b: (dy, dy)}
+double_relu.register_vmap(lambda info, dims, x: (double_relu(x), dims[0]))
 HIDDEN = {
     "einsum": (Einsum.apply, MATMUL, Einsum, "Einsum"),
     "relu": (Relu.apply, SEVEN, Relu, "Relu"),
@@ -329,6 +342,14 @@ def test_forward_passes_of_others_are_looked_into(name, backend, x):
     with override({"Tanh": lambda dy: dy}):
         y = f(x)
     torch.testing.assert_close(gradient(y, x), plain)
+
+
+@pytest.mark.parametrize("f", [double_relu, lambda x: F.linear(double_relu(x), x)])
+def test_forward_passes_are_looked_into_under_vmap(f, x):
+    with pytest.raises(PassedOverError, match="double_relu"), override(SEVEN):
+        torch.func.vmap(f)(x[None])
+    with override(SEVEN, keep=[double_relu]):
+        torch.func.vmap(f)(torch.relu(x)[None])
 
 
 KEYS = {
