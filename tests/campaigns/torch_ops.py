@@ -237,6 +237,7 @@ def batched(f: Function, xs: Sequence[Any]) -> Function:
 
 
 def compiled(backend: str) -> Callable[[Function, Sequence[Any]], Function]:
+    torch._dynamo.config.recompile_limit = 64  # for each op type, one program
     return lambda f, xs: torch.compile(f, backend=backend, dynamic=False)
 
 

@@ -349,11 +349,15 @@ def close(ys: Sequence[Any], expected: Sequence[Any], tolerance: float = 1e-6) -
         y.shape == e.shape
         and y.dtype == e.dtype
         and torch.allclose(y, e, rtol=tolerance, atol=tolerance * size(e), equal_nan=True)
-        for y, e in zip(ys, expected, strict=True)
+        for y, e in zip(map(dense, ys), map(dense, expected), strict=True)
     )
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    return x.detach() if x.layout is torch.strided else x.detach().to_dense()
 
 
 def size(x: torch.Tensor) -> float:
     """The largest finite number, and 1 at least."""
-    finite = x.detach().abs()
+    finite = x.abs()
     return max(1.0, float(finite[finite.isfinite()].max())) if finite.isfinite().any() else 1.0
