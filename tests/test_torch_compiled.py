@@ -114,7 +114,19 @@ PASSED_OVER = {
     "addcmul": ("Mul", lambda x: torch.addcmul(x, x, x)),
     "in place": ("Mul", lambda x: torch.clone(x).addcmul_(x, x)),
     "adaptive_avg_pool2d": ("Mean", lambda x: F.adaptive_avg_pool2d(x[None, None], 1)),
+    "max_pool1d": ("MaxPool", lambda x: F.max_pool1d(x, 2)),
+    **{
+        f"max_pool{n}d with indices{' by place' * len(given)}": (
+            "MaxPool3D" if n == 3 else "MaxPool",
+            lambda x, n=n, given=given: getattr(F, f"max_pool{n}d")(
+                x[(None,) * n], (1,) * n, 1, 0, 1, False, *given, **(OPTION if not given else {})
+            ),
+        )
+        for n in (1, 2, 3)
+        for given in ((), (True,))
+    },
 }
+OPTION = {"return_indices": True}
 PAIR = {"MatMul", "Mul"}
 
 
@@ -137,6 +149,32 @@ def test_what_is_passed_over_in_eager_is_refused_compiled(name, backend, x):
 
     eager = outcome(f)
     assert outcome(f if backend is None else compiled(f, backend)) == eager
+
+
+func = torch.func
+TRANSFORMS = {
+    "vmap": lambda f, x: func.vmap(f)(x),
+    "vmap of vmap": lambda f, x: func.vmap(func.vmap(f))(x[None]),
+    "vmap of grad": lambda f, x: func.vmap(func.grad(lambda v: f(v).sum()))(x.detach()),
+    "grad of vmap": lambda f, x: func.grad(lambda v: func.vmap(f)(v).sum())(x.detach()),
+    "vjp": lambda f, x: func.vjp(f, x.detach())[0],
+    "jacrev": lambda f, x: func.jacrev(f)(x.detach()),
+    "jacrev of a leaf": lambda f, x: func.jacrev(f)(x),
+}
+COMPOSED = {"kron": lambda x: torch.kron(x, x), "vecdot": lambda x: torch.linalg.vecdot(x, x)}
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
+@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_what_is_passed_over_in_transforms_is_refused(transform, name, x):
+    f, run = COMPOSED[name], TRANSFORMS[transform]
+    rules = dict.fromkeys(("Mul", "MatMul", "Sum"), lambda op, dy: dy)
+    with pytest.raises(PassedOverError, match="inside"), override(rules):
+        run(f, x)
+    with override({"Tanh": lambda dy: dy}):
+        y = run(f, x)
+    assert torch.equal(y, run(f, x))
 
 
 # -- rules that read what may change --------------------------------------------------------------
@@ -280,6 +318,7 @@ def double_relu(x: torch.Tensor) -> torch.Tensor:
 double_relu.register_fake(torch.empty_like)
 double_relu.register_autograd(lambda ctx, dy: dy * 2)
 MATMUL = {"MatMul": lambda dy, a, b: (dy, dy)}
+double_relu.register_vmap(lambda info, dims, x: (double_relu(x), dims[0]))
 HIDDEN = {
     "einsum": (Einsum.apply, MATMUL, Einsum, "Einsum"),
     "relu": (Relu.apply, SEVEN, Relu, "Relu"),
@@ -305,6 +344,14 @@ def test_forward_passes_of_others_are_looked_into(name, backend, x):
     torch.testing.assert_close(gradient(y, x), plain)
 
 
+@pytest.mark.parametrize("f", [double_relu, lambda x: F.linear(double_relu(x), x)])
+def test_forward_passes_are_looked_into_under_vmap(f, x):
+    with pytest.raises(PassedOverError, match="double_relu"), override(SEVEN):
+        torch.func.vmap(f)(x[None])
+    with override(SEVEN, keep=[double_relu]):
+        torch.func.vmap(f)(torch.relu(x)[None])
+
+
 KEYS = {
     "linear": ("MatMul", lambda x: F.linear(x, x)),
     "einsum": ("MatMul", lambda x: torch.einsum("ij,jk->ik", x, x)),
@@ -314,13 +361,26 @@ KEYS = {
     "flatten": ("Reshape", lambda x: x.mT.flatten()),
     "conv2d": ("Conv2D", lambda x: F.conv2d(x[None, None], torch.ones(1, 1, 2, 2))),
     "relu6": ("Relu6", lambda x: F.hardtanh(x, 0.0, 6.0)),
+    "hardswish": ("Relu6", F.hardswish),
+    "hardsigmoid": ("Relu6", F.hardsigmoid),
+    "bilinear": ("MatMul", lambda x: F.bilinear(x, x, torch.ones(1, 2, 2))),
+    "mish": ("Tanh", F.mish),
+    "elu": ("Elu", F.elu),
+    "selu": ("Selu", F.selu),
+    "conv3d": ("Conv3D", lambda x: F.conv3d(x[None, None, None], torch.ones(1, 1, 1, 2, 2))),
+    "flatten of a matrix": ("Reshape", lambda x: x.flatten() * 2),
     "hstack": ("ConcatV2", lambda x: torch.hstack([x, x])),
     "a callable": (F.hardtanh, lambda x: F.hardtanh(x)),
     "a callable written in Python": (F.normalize, lambda x: F.normalize(x)),
 }
 OTHERS = {
+    "a number": ("Tanh", lambda x: torch.relu(x) * 2 + 1),
+    "numbers": ("Sigmoid", lambda x: 2 / (x - 5.0)),
+    "a view": ("Tanh", lambda x: x.flatten() * 1),
     "conv1d": ("Conv2D", lambda x: F.conv1d(x[None], torch.ones(2, 2, 1))),
     "hardtanh": ("Relu6", lambda x: F.hardtanh(x)),
+    "elu of selu": ("Selu", F.elu),
+    "selu of elu": ("Elu", F.selu),
     "tanh": ("Relu", torch.tanh),
 }
 

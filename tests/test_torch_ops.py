@@ -12,10 +12,8 @@ import torch.nn.functional as F
 
 import regrad.torch
 from regrad.errors import NotFiredError, PassedOverError, RuleError
-from regrad.torch import nodes
 from regrad.torch.nodes import new_nodes
 from regrad.torch.optypes import BINARY, CHANNELS_LAST, REVERSED, families, nodes_of, spellings
-from tests.campaigns.torch_ops import WRONG, campaign, load
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 override = regrad.torch.gradient_override_map
@@ -560,28 +558,3 @@ def test_the_net_knows_the_nodes(op_type):
     args, y = next(plain(function, op_type, False))
     names = {node.name().rstrip("0123456789") for node in new_nodes(y.grad_fn, set())}
     assert names & set(nodes_of(op_type)), (args, names)
-
-
-SLICE = """
-abs add addmm clamp cumsum float_power hstack kron ldexp linalg_inv matmul max_binary mean
-true_divide nn_functional_gelu nn_functional_hardswish nn_functional_linear nn_functional_mish rsub
-nn_functional_relu6 nn_functional_silu outer pow sigmoid softmax sub sum tanh vdot where
-"""
-
-
-@pytest.fixture(scope="module")
-def operators():
-    return [op for op in load() if op.formatted_name in SLICE.split()]
-
-
-def test_a_slice_of_the_campaign(operators):
-    assert len(operators) == len(SLICE.split())
-    found = campaign(operators, samples=1, others=1)
-    assert {"delivered", "refused", "untouched"} == {o.what for o in found}
-    assert not [o for o in found if any(wrong(o) for wrong in WRONG.values())]
-
-
-def test_the_campaign_can_fail(operators, monkeypatch):
-    monkeypatch.setattr(nodes, "types_of", lambda name: ())
-    found = campaign([op for op in operators if op.name == "kron"], samples=1, others=0)
-    assert {o.what for o in found} == {"SILENT"}

@@ -18,56 +18,30 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
 from regrad.errors import PassedOverError
-from tests.campaigns.torch_ops import cases, load, ready
+from tests.campaigns.torch_samples import INSIDE, Call, cases, load
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 override = regrad.torch.gradient_override_map
 D = torch.float64
 
-# torch's samples of a callable, and the op types inside.
-INSIDE = {
-    "addmm": "MatMul", "addmv": "MatMul", "baddbmm": "MatMul", "addbmm": "MatMul",
-    "einsum": "MatMul Mul", "tensordot": "MatMul", "inner": "MatMul", "vdot": "MatMul",
-    "linalg_multi_dot": "MatMul", "nn_functional_bilinear": "MatMul", "matmul": "MatMul",
-    "mv": "MatMul", "nn_functional_linear": "MatMul", "outer": "Mul",
-    "hstack": "ConcatV2", "vstack": "ConcatV2", "dstack": "ConcatV2", "column_stack": "ConcatV2",
-    "float_power": "Pow", "square": "Pow",
-    "flatten": "Reshape", "ravel": "Reshape", "unflatten": "Reshape", "view_as": "Reshape",
-    "reshape_as": "Reshape",
-    "nn_functional_scaled_dot_product_attention": "MatMul Softmax",
-    "nn_functional_multi_head_attention_forward": "MatMul Softmax",
-    "nn_functional_cross_entropy": "LogSoftmax",
-    "nn_functional_binary_cross_entropy_with_logits": "Sigmoid",
-    "nn_functional_multilabel_soft_margin_loss": "Sigmoid",
-    "nn_functional_logsigmoid": "Sigmoid", "nn_functional_silu": "Sigmoid",
-    "nn_functional_glu": "Sigmoid", "nn_functional_mish": "Tanh Softplus",
-    "nn_functional_hardswish": "Relu6", "nn_functional_hardsigmoid": "Relu6",
-    "nn_functional_softmin": "Softmax", "nn_functional_prelu": "Prelu",
-    "cumprod": "Cumprod", "clamp_min": "ClipByValue", "clamp_max": "ClipByValue",
-    "max_binary": "Maximum", "min_binary": "Minimum",
-    "add": "AddV2", "sub": "Sub", "rsub": "Sub",
-}  # fmt: skip
-SAMPLES = {op.formatted_name: op for op in load() if op.formatted_name in INSIDE}
-
 
 def gradients(case: Any, rules: dict[str, Any] | None) -> tuple[list[Any], list[Any]]:
     """Results of a sample, and the gradients by its leaves."""
-    call = ready(case)
-    leaves = [c.cell_contents for c in call.__closure__ or ()]
+    call = Call(case)
+    run = call.ready()
     with override(rules) if rules else nullcontext():
-        ys = [y for y in tree_leaves(call()) if isinstance(y, torch.Tensor)]
+        ys = [y for y in tree_leaves(run()) if isinstance(y, torch.Tensor)]
     wanted = [y for y in ys if y.requires_grad]
-    xs = [x for x in tree_leaves(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
-    if not wanted or not xs:
+    if not wanted or not call.xs:
         return ys, []
     dys = [y.detach().cos() for y in wanted]
-    return ys, list(torch.autograd.grad(wanted, xs, dys, allow_unused=True))
+    return ys, list(torch.autograd.grad(wanted, call.xs, dys, allow_unused=True))
 
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_all_of_torchs_samples(name):
     """The value to the bit; and under regrad's own rule, torch's gradient."""
-    for case in cases(SAMPLES[name], 0, D):
+    for case in cases(load()[name]):
         try:
             values, theirs = gradients(case, None)
         except (RuntimeError, IndexError):
@@ -90,7 +64,7 @@ def zero(x: Any, like: Any) -> Any:
 
 def test_it_can_fail():
     """Where a rule gives another gradient, so does the call."""
-    (case, *_) = cases(SAMPLES["nn_functional_linear"], 1, D)
+    (case, *_) = cases(load()["nn_functional_linear"], 1)
     _, theirs = gradients(case, None)
     _, ours = gradients(case, {"MatMul": lambda dy, a, b: (7 * a, 7 * b)})
     assert not torch.allclose(ours[0], theirs[0])

@@ -6,11 +6,12 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
 
-Eight campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
+Nine campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
 rules (`answers`); F5, random programs in every mode (`agreement`); F8, threads and tasks
 (`concurrency`); F9, memory (`memory`); F10, interrupts (`interrupts`); F11, damaged files
-(`damage`); F12, calls that make no sense (`malformed`). What is done is noted under `out/`; a
-second run of the same sources goes on from there. A campaign that is run whole writes its results
+(`damage`); F12, calls that make no sense (`malformed`); F13, torch's own samples of its ops, in
+every way in which torch runs them (`torch_ops`). What is done is noted under `out/`; a second run
+of the same sources goes on from there. A campaign that is run whole writes its results
 to `tests/campaigns/results/F1.json` and so on, and what is not whole to `out/`.
 
 The exit status is 1 if anything was silent or broken.
@@ -32,7 +33,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ from tests.campaigns import (
     interrupts,
     malformed,
     memory,
+    torch_ops,
 )
 from tests.campaigns.verdicts import (
     BROKEN,
@@ -74,6 +76,7 @@ CAMPAIGNS: dict[str, Any] = {
     "F10": interrupts,
     "F11": damage,
     "F12": malformed,
+    "F13": torch_ops,
 }
 LIMIT = 600  # seconds for a job
 
@@ -96,19 +99,20 @@ class Job(NamedTuple):
 def all_jobs(options: argparse.Namespace) -> list[Job]:
     quick = options.quick
     programs = options.programs or (40 if quick else 20_000)
-    names = {
-        "F1": quick_jobs() if quick else fires.jobs(),
-        "F3": answers.jobs(),
-        "F5": agreement.jobs(programs, options.seed),
-        "F10": interrupts.jobs(quick),
-        "F8": concurrency.jobs(quick),
-        "F9": memory.jobs(quick),
-        "F11": damage.jobs(damage.CHUNK if quick else damage.RANDOM),
-        "F12": malformed.jobs(quick),
+    names: dict[str, Callable[[], Sequence[str]]] = {
+        "F1": quick_jobs if quick else fires.jobs,
+        "F3": answers.jobs,
+        "F5": lambda: agreement.jobs(programs, options.seed),
+        "F10": lambda: interrupts.jobs(quick),
+        "F8": lambda: concurrency.jobs(quick),
+        "F9": lambda: memory.jobs(quick),
+        "F11": lambda: damage.jobs(damage.CHUNK if quick else damage.RANDOM),
+        "F12": lambda: malformed.jobs(quick),
+        "F13": lambda: torch_ops.jobs(quick),
     }
-    every = [Job(c, name, quick) for c in CAMPAIGNS for name in names[c]]
-    only = f"{options.only}/" if options.only in CAMPAIGNS else options.only  # F1 is not F11
-    return [job for job in every if job.key.startswith(only)]
+    campaign, _, start = options.only.partition("/")  # F1 is not F11
+    wanted = [c for c in CAMPAIGNS if campaign in ("", c)]  # (others need not even be listed)
+    return [Job(c, name, quick) for c in wanted for name in names[c]() if name.startswith(start)]
 
 
 QUICK = {"numpy": 1, "torch": 6, "graph": 12, "jax": 24, "jit": 24}

@@ -1,241 +1,97 @@
-"""Every op of torch's own sample database under every override that concerns it.
+"""F13: every op of torch's own sample database, under every override that concerns it.
 
-    python -m tests.campaigns.torch_ops                 all ops, a few samples of each
-    python -m tests.campaigns.torch_ops --samples 0     all ops, all samples
-    python -m tests.campaigns.torch_ops --only softmax  ops whose name contains this
+A plain call runs first, under the oracle of `torch_samples`, which sees the ATen ops that autograd
+records. For each op type among them, for those that a fused kernel holds (`INSIDE`), and for some
+that the call has nothing to do with, the call runs again in a scope with a rule for that type, and
+in many ways (`WAYS`): eagerly, in a thread or a checkpoint, transformed, scripted, compiled; and
+eagerly with special values, in all dtypes (`FILLS`). One of these must come of it:
 
-A plain call runs first, under a `TorchDispatchMode` that sees which ATen ops autograd records. For
-each op type among them (and some that are not) the call runs again in a scope with a rule for that
-type. One of these must come of it:
+* delivered: autograd kept no op of the type to itself (the oracle says so of an eager call), and
+  the gradients by all inputs are the sentinels of the rule, carried on (in other ways they are
+  those of the eager call); or it is untouched: the type is not there, and every gradient is torch's
+  own, to the bit;
+* refused: PassedOverError, where the type is concerned;
+* silent: an op of the type kept torch's own gradient, or a rule went elsewhere than in the eager
+  call, or a value was not torch's own to the bit, as the eager kernel has it or as this way does,
+  in which torch may take ops apart (up to rounding where `inductor` writes kernels);
+* broken: an error that the plain call in the same way does not raise, or a refusal where the type
+  is not concerned.
 
-* delivered: rules were bound, and no op of the type kept autograd's own gradient;
-* refused: PassedOverError;
-* SILENT: autograd recorded an op of the type all the same. There must be none;
-* broken: an error that the plain call does not raise. There must be none;
-* untouched: the type is not concerned, and the call ran as ever.
-
-What counts as an op of a type is said here (`ATEN`) by ATen's names, and not taken from the tables
-of the library, which are under test.
+How far it holds: a call counts if it can be repeated to the bit and differentiated, without any
+override, and if the way gives what the eager call gives. An op counts where autograd records it and
+a gradient of the result passes it; what a fused kernel computes inside (`gelu` of tanh, `logsumexp`
+of exp) and `INSIDE` does not name is its own op here. Softsign and Step (torch has no derivative of
+`heaviside`) are never recorded as ATen ops of their own, and Square only as a power:
+`tests/test_torch_ops.py` has them.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import random
-import sys
-import time
-import unittest
+import threading
 import warnings
-from collections import Counter
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
 from regrad.errors import PassedOverError
 from regrad.torch.optypes import BINARY, families
+from tests.campaigns.torch_samples import (
+    INSIDE,
+    Call,
+    Case,
+    Recorded,
+    cases,
+    close,
+    compare,
+    differentiated,
+    flat,
+    is_tensor,
+    is_wanted,
+    load,
+    weights,
+    written,
+)
+from tests.campaigns.verdicts import (
+    BROKEN,
+    DELIVERED,
+    REFUSED,
+    SILENT,
+    WRONG,
+    Verdict,
+    shown,
+)
 
-# op type: ATen's names, where they are more or others than the names in torch.
-ATEN = {
-    "Softmax": "_softmax _safe_softmax", "LogSoftmax": "_log_softmax", "Relu6": "hardtanh",
-    "Selu": "elu", "Square": "square", "Conv2D": "convolution", "Conv3D": "convolution",
-    "LogSigmoid": "log_sigmoid_forward", "MaxPool": "max_pool2d_with_indices max_pool2d",
-    "MaxPool3D": "max_pool3d_with_indices", "ClipByValue": "clamp clamp_min clamp_max",
-    "MatMul": "mm bmm mv dot vdot addmm baddbmm addbmm addmv linear", "Prelu": "_prelu_kernel",
-    "MatrixInverse": "linalg_inv_ex", "Cholesky": "cholesky linalg_cholesky_ex",
-    "Maximum": "maximum fmax", "Minimum": "minimum fmin", "Sub": "sub rsub",
-    "Max": "amax max", "Min": "amin min", "Reshape": "view _unsafe_view _reshape_alias",
-    "Conj": "_conj _conj_physical conj_physical",
-}  # fmt: skip
+TITLE = "torch's sample database"
+SAMPLES = 2  # of each op
+OTHERS = 1  # op types that do not concern a call
+FIRED, UNTOUCHED = "the rule fired", "untouched"
 
-# Which calls of an ATen op are an op of the type, where its name alone does not tell.
-WHEN: dict[str, Callable[..., bool]] = {
-    "Elu": lambda x, alpha=1, scale=1, input_scale=1: scale == 1,
-    "Relu6": lambda x, low=-1, high=1: (low, high) == (0, 6),
-    "Selu": lambda x, alpha=1, scale=1, input_scale=1: scale != 1,
-    "Conv2D": lambda x, w, bias, stride, padding, dilation, transposed, *rest: (
-        w.dim() == 4 and not transposed
-    ),
-    "Conv3D": lambda x, w, bias, stride, padding, dilation, transposed, *rest: (
-        w.dim() == 5 and not transposed
-    ),
-    "RealDiv": lambda *args, rounding_mode=None: rounding_mode is None,
-}
-# Callables of which the docs say which op types count inside; all else there is torch's own.
-LISTED = {
-    "column_stack": "ConcatV2", "einsum": "MatMul Mul", "inner": "MatMul Mul",
-    "tensordot": "MatMul", "outer": "Mul", "linalg_multi_dot": "MatMul",
-    "nn_functional_bilinear": "MatMul", "nn_functional_cross_entropy": "LogSoftmax",
-    "nn_functional_linear": "MatMul", "hstack": "ConcatV2", "vstack": "ConcatV2",
-    "dstack": "ConcatV2", "nn_functional_scaled_dot_product_attention": "MatMul Softmax",
-    "nn_functional_multi_head_attention_forward": "MatMul Softmax Mean",
-    "flatten": "Reshape", "ravel": "Reshape", "unflatten": "Reshape", "view_as": "Reshape",
-    "float_power": "Pow", "square": "Pow", "aminmax": "Max Min",
-}  # fmt: skip
-# Ops that other calls run for torch's own ends, and that nobody wrote: the layout of an operand,
-# the factor of a dropout mask, the mean in a pool. They count only in calls of these names, or (the
-# second table) in all but these.
-ONLY_IN = {"Identity": "clone alias", "Reshape": "reshape view reshape_as"}
-NOT_IN = {
-    "Mul": "nn_functional_rrelu",
-    "Mean": "nn_functional_adaptive_avg_pool1d nn_functional_adaptive_avg_pool2d "
-            "nn_functional_adaptive_avg_pool3d",
-}  # fmt: skip
-OUTCOMES = ("delivered", "refused", "SILENT", "broken", "untouched", "refused, not concerned")
+# -- rules ----------------------------------------------------------------------------------------
 
 
-def aten_types() -> dict[str, list[str]]:
-    """The op types that an ATen op may be of, by its name without overload."""
-    found: dict[str, list[str]] = {}
-    for family in families().values():
-        names = ATEN.get(family.type) or " ".join(family.names)
-        for name in names.split():
-            for each in (name, f"{name}_"):
-                found.setdefault(each, []).append(family.type)
-    return found
-
-
-TYPES = aten_types()
-
-
-def types_of(func: Any, args: Sequence[Any], options: dict[str, Any]) -> Iterator[str]:
-    """The op types that a call of an ATen op is of."""
-    for op_type in TYPES.get(func.overloadpacket.__name__, ()):
-        if op_type not in WHEN or WHEN[op_type](*args, **options):
-            yield op_type
-
-
-def written(types: set[str], name: str) -> set[str]:
-    """The op types that a call of this name has for its caller."""
-    name = name.partition(":")[0]
-    if name in LISTED:
-        return types & {*LISTED[name].split()}
-    plumbing = {t for t, names in NOT_IN.items() if name in names.split()}
-    plumbing |= {t for t, names in ONLY_IN.items() if name not in names.split()}
-    if "dropout" in name:
-        plumbing |= {"Mul", "RealDiv"}
-    return types - plumbing
-
-
-class Recorded(TorchDispatchMode):
-    """The ATen ops that autograd records, below which this mode stands, with their results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[str, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        y = func(*args, **(kwargs or {}))
-        if torch.is_grad_enabled() and any(map(is_wanted, tree_leaves((args, kwargs)))):
-            every = types_of(func, args, kwargs or {}) if is_float(y) else ()
-            self.found += [(op_type, y) for op_type in every]
-        return y
-
-    def types(self, result: Any) -> set[str]:
-        """The op types among them that gradients of the result pass."""
-        nodes = behind(result)
-        return {op_type for op_type, ys in self.found if reached(ys, nodes)}
-
-
-def behind(result: Any) -> set[Any]:
-    """All backward nodes behind a result."""
-    stack = [y.grad_fn for y in flat(result) if y.grad_fn is not None]
-    found = set(stack)
-    while stack:
-        new = {node for node, _ in stack.pop().next_functions if node is not None} - found
-        found |= new
-        stack += new
-    return found
-
-
-def reached(ys: Any, nodes: set[Any]) -> bool:
-    """Whether a result has one of the nodes."""
-    return any(y.grad_fn in nodes for y in flat(ys))
-
-
-def is_wanted(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.requires_grad
-
-
-def is_float(ys: Any) -> bool:
-    """Whether a result has a gradient at all."""
-    tensors = [y for y in tree_leaves(ys) if isinstance(y, torch.Tensor)]
-    return any(y.is_floating_point() or y.is_complex() for y in tensors)
-
-
-# -- the calls ------------------------------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    """One call of a sample, and whether it changes its first argument."""
-
-    name: str
-    function: Callable[..., Any]
-    sample: Any
-    in_place: bool
-
-
-def load() -> list[Any]:
-    """torch's sample database. Its test code imports expecttest, of which nothing is needed."""
-    if "expecttest" not in sys.modules and not importlib.util.find_spec("expecttest"):
-        sys.modules["expecttest"] = mock.Mock(TestCase=unittest.TestCase, __spec__=None)
-    from torch.testing._internal import common_methods_invocations as samples
-
-    return [
-        op
-        for op in samples.op_db
-        if {torch.float32, torch.float64} & op.dtypes and not op.name.startswith(NO_VALUES)
-    ]
-
-
-def cases(op: Any, count: int, dtype: torch.dtype) -> Iterator[Case]:
-    """Calls of an op in all its variants, with a few of its samples (0: all of them)."""
-    every = list(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd))
-    few = every if not count else every[:: max(1, len(every) // count)][:count]
-    for sample in few:
-        for kind, function in variants(op):
-            if "operator" not in kind or (len(sample.args) == 1 and not sample.kwargs):
-                name = f"{op.formatted_name}:{kind}"
-                yield Case(name, function, sample, "inplace" in kind)
-
-
-def variants(op: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The functions, methods and operators of an op, under all its names."""
-    for alias in (op, *op.aliases):
-        prefix = "" if alias is op else f"{alias.name}."
-        for kind in ("op", "method_variant", "inplace_variant"):
-            if function := getattr(alias, kind, None):
-                yield prefix + kind, function
-    for kind in ("operator_variant", "inplace_operator_variant"):
-        if function := getattr(op, kind, None):
-            yield kind, function
-
-
-def ready(case: Case) -> Callable[[], Any]:
-    """The call, ready to run, with tensors of its own, no leaves where it changes them."""
-    leaves = tree_map(fresh, (case.sample.input, case.sample.args, case.sample.kwargs))
-    input, args, options = leaves
-    if case.in_place:
-        input = tree_map(lambda x: x.clone() if is_wanted(x) else x, input)
-    torch.manual_seed(0)
-    return lambda: case.function(input, *args, **options)
-
-
-def fresh(x: Any) -> Any:
-    return x.detach().clone().requires_grad_(x.requires_grad) if is_tensor(x) else x
-
-
-def is_tensor(x: Any) -> bool:
-    return isinstance(x, torch.Tensor)
+def places(op: Any, grad: Any) -> Any:
+    """A rule that fits every op type: 1 for each element of the first input, 2 of the second, …"""
+    return one(*[sentinel(x, i + 1.0) for i, x in enumerate(op.inputs)])
 
 
 def pair(dy: Any, a: Any, b: Any) -> Any:
-    return [torch.ones_like(x) if is_tensor(x) else None for x in (a, b)]
+    return sentinel(a, 1.0), sentinel(b, 2.0)
+
+
+def one(*dxs: Any) -> Any:
+    return dxs[0] if len(dxs) == 1 else list(dxs)
+
+
+def sentinel(x: Any, value: float) -> Any:
+    return torch.full_like(x, value) if is_tensor(x) else None
 
 
 # Results that torch's functions change in place: a rule had better not ask for them.
@@ -243,177 +99,328 @@ RULES: dict[str, Callable[..., Any]] = {
     "Identity": lambda dy: torch.ones_like(dy), **dict.fromkeys(BINARY, pair),
 }  # fmt: skip
 
-# What has no values before they are written.
-NO_VALUES = ("empty", "new_empty")
+
+def scope(op_type: str | None) -> Any:
+    if op_type is None:
+        return nullcontext()
+    return regrad.torch.gradient_override_map({op_type: RULES.get(op_type, places)})
 
 
-def ones(op: Any, grad: Any) -> Any:
-    """A rule that fits every op type: one for each element of each input."""
-    found = [torch.full_like(x, 1.0) if is_tensor(x) else None for x in op.inputs]
-    return found[0] if len(found) == 1 else found
+# -- eagerly --------------------------------------------------------------------------------------
 
 
-# -- what comes of them ---------------------------------------------------------------------------
+class Plain(NamedTuple):
+    """What a call gives without any override, and the op types that autograd records in it."""
+
+    ys: Any
+    dxs: list[Any]
+    types: set[str]
+    hidden: set[str]
 
 
-class Outcome(NamedTuple):
-    """What came of a call under a rule for one op type."""
-
-    what: str
-    case: str
-    op_type: str
-    value: str = "same"  # or "rounded", "DIFFERENT"
-    detail: str = ""
-
-
-def plain(case: Case) -> tuple[Any, set[str]] | None:
-    """The result of a call, and the op types in it. None if it fails without any override."""
+def plain(case: Case) -> Plain | None:
+    """None if the call fails, or cannot be repeated."""
     try:
-        call, repeat = ready(case), ready(case)
-        again = repeat()
-        torch.manual_seed(0)
+        call, again = Call(case), Call(case)
+        run, expected = call.ready(), again()
         with Recorded() as seen:
-            y = call()
+            ys = run()
+        dxs = differentiated(ys, call.xs)
+        repeated = compare(ys, expected) == "same"
+        repeated &= close(differentiated(expected, again.xs), dxs)
     except Exception:
         return None
-    if compare(y, again) != "same" or backward(again):  # it cannot be repeated, or differentiated
-        return None
-    return y, written(seen.types(y), case.name)
+    types = written(seen.types(ys), case.name)
+    return Plain(ys, dxs, types, seen.hidden) if repeated else None
 
 
-def compare(ys: Any, expected: Any) -> str:
-    """Whether two results are the same to the bit, or up to rounding."""
-    pairs = list(zip(tree_leaves(ys), tree_leaves(expected), strict=True))
-    pairs = [(y.detach(), e.detach()) for y, e in pairs if is_tensor(e) and not e.is_sparse]
-    if all(y.dtype == e.dtype and y.shape == e.shape for y, e in pairs):
-        if all(bitwise(y, e) for y, e in pairs):
-            return "same"
-        if all(torch.allclose(y, e, rtol=1e-4, atol=1e-5, equal_nan=True) for y, e in pairs):
-            return "rounded"
-    return "DIFFERENT"
-
-
-def bitwise(y: torch.Tensor, expected: torch.Tensor) -> bool:
-    if y.is_quantized or y.layout is not torch.strided or y.is_nested:
-        return True
-    return torch.equal(as_bytes(y), as_bytes(expected))
-
-
-def as_bytes(y: torch.Tensor) -> torch.Tensor:
-    flat = torch.empty(y.numel(), dtype=y.dtype)
-    return flat.copy_(y.reshape(-1)).view(torch.uint8)
-
-
-def outcome(case: Case, op_type: str, expected: Any, concerned: bool) -> Outcome:
-    """Run a call in a scope with a rule for one op type, forward and backward."""
-    call, rule = ready(case), RULES.get(op_type, ones)
+def eager(case: Case, known: Plain, op_type: str) -> tuple[str, str]:
+    """What comes of a call in a scope with a rule for one op type."""
+    call, is_recorded = Call(case), op_type in known.types
+    may_be = op_type in known.types | known.hidden | inside(case)
+    run = call.ready()
     try:
-        with regrad.torch.gradient_override_map({op_type: rule}) as used, Recorded() as seen:
-            y = call()
+        with scope(op_type) as used, Recorded() as seen:
+            ys = run()
+        dxs = differentiated(ys, call.xs)
     except PassedOverError as error:
-        what = "refused" if concerned else "refused, not concerned"
-        return Outcome(what, case.name, op_type, detail=str(error)[:160])
+        return (REFUSED if may_be else BROKEN), shown(error)
     except Exception as error:
-        return Outcome("broken", case.name, op_type, detail=repr(error)[:300])
-    value = compare(y, expected)
-    if concerned and op_type in written(seen.types(y), case.name):
-        return Outcome("SILENT", case.name, op_type, value)
-    if detail := backward(y):
-        return Outcome("broken", case.name, op_type, value, detail)
-    missed = concerned and not any(hit.ran for hit in used.hits) and any(map(is_wanted, flat(y)))
-    return Outcome("delivered" if used.hits else "untouched", case.name, op_type, value,
-                   "the rule did not run" if missed else "")  # fmt: skip
+        return BROKEN, shown(error)
+    if compare(ys, known.ys) != "same":
+        return (SILENT, "the value is another") if repeats(case, known) else (DELIVERED, FIRED)
+    if is_recorded and op_type in written(seen.types(ys), case.name):
+        return SILENT, "autograd recorded an op of the type"
+    if not used.hits:
+        return (DELIVERED, UNTOUCHED) if compare(dxs, known.dxs) == "same" else (SILENT, "gradient")
+    if is_recorded and not any(hit.ran for hit in used.hits) and any(map(is_wanted, flat(ys))):
+        return SILENT, "the rule did not run"
+    return DELIVERED, FIRED
 
 
-def flat(ys: Any) -> list[torch.Tensor]:
-    return [y for y in tree_leaves(ys) if is_tensor(y)]
+def repeats(case: Case, known: Plain) -> bool:
+    """Whether torch gives the same bits every time (its LAPACK does not, now and then)."""
+    return all(compare(Call(case)(), known.ys) == "same" for _ in range(20))
 
 
-def backward(ys: Any) -> str:
-    """Differentiate everything that can be; what went wrong, if anything."""
-    try:
-        wanted = [y for y in flat(ys) if is_wanted(y)]
-        if wanted:
-            torch.autograd.backward(wanted, [torch.ones_like(y) for y in wanted])
-    except Exception as error:
-        return repr(error)[:300]
-    return ""
+def inside(case: Case) -> set[str]:
+    """The op types that a fused callable may hold."""
+    return {*INSIDE.get(case.name.partition(":")[0], "").split()}
 
 
-def examine(case: Case, others: int, rng: random.Random) -> Iterator[Outcome]:
-    """A call under each op type that concerns it, and some that do not."""
-    found = plain(case)
-    if found is None:
-        return
-    expected, types = found
-    for op_type in sorted(types):
-        yield outcome(case, op_type, expected, True)
-    for op_type in rng.sample(sorted(families().keys() - types), others):
-        yield outcome(case, op_type, expected, False)
+def op_types(case: Case, known: Plain, others: int = OTHERS) -> list[str]:
+    """The op types under which a call is to be run: those in it, and some others."""
+    found = sorted(known.types | inside(case))
+    rest = sorted(families().keys() - {*found})
+    return found + random.Random(case.name).sample(rest, others)
 
 
-def campaign(
-    ops: Sequence[Any], samples: int, others: int, tell: Callable[[str], None] = lambda line: None
-) -> list[Outcome]:
-    """All outcomes of these ops."""
-    rng, found = random.Random(0), []
-    warnings.simplefilter("ignore")
-    for n, op in enumerate(ops):
-        dtype = torch.float64 if torch.float64 in op.dtypes else torch.float32
-        try:
-            some = list(cases(op, samples, dtype))
-        except Exception as error:
-            tell(f"no samples of {op.formatted_name}: {error!r:.100}")
-            continue
-        for case in some:
-            found += examine(case, others, rng)
-        if n % 50 == 0:
-            tell(f"{n} of {len(ops)} ops, {len(found)} calls")
-    return found
+# -- in other ways --------------------------------------------------------------------------------
+#
+# Each makes of a function of tensors, outside of the scope, what is to be run inside: a function
+# that gives the results, and a function from the gradients of those to the gradients of the inputs.
+
+Function = Callable[..., Any]
 
 
-def report(found: Sequence[Outcome]) -> Iterator[str]:
-    """The counts as a table, and what is wrong."""
-    counts = Counter(o.what for o in found)
-    values = Counter((o.what, o.value) for o in found)
-    yield "| outcome | calls | value to the bit | rounded | different |"
-    yield "| --- | --: | --: | --: | --: |"
-    for what in OUTCOMES:
-        row = [values[what, v] for v in ("same", "rounded", "DIFFERENT")]
-        yield f"| {what} | {counts[what]} | " + " | ".join(map(str, row)) + " |"
-    yield ""
-    concerned = {o.op_type for o in found if o.what in ("delivered", "refused", "SILENT")}
-    yield f"Never concerned: {', '.join(sorted(families().keys() - concerned)) or 'none'}.\n"
-    for title, wrong in WRONG.items():
-        these = Counter((o.case, o.op_type, o.detail) for o in found if wrong(o))
-        for (case, op_type, detail), n in sorted(these.items()):
-            yield f"{title}: {op_type} in {case} ({n} times) {detail}"
+def by_autograd(wrap: Callable[[Function, Sequence[Any]], Function]) -> Function:
+    """A way in which autograd differentiates what is returned."""
+
+    def made(f: Function, xs: Sequence[Any]) -> Function:
+        run = wrap(f, xs)
+
+        def pulled(*xs: Any) -> tuple[Any, Function]:
+            ys = run(*xs)
+            return ys, lambda: differentiated(ys, xs)
+
+        return pulled
+
+    return made
 
 
-WRONG: dict[str, Callable[[Outcome], bool]] = {
-    "SILENT": lambda o: o.what == "SILENT",
-    "broken": lambda o: o.what == "broken",
-    "value": lambda o: o.value == "DIFFERENT",
-    "rounded, untouched": lambda o: o.value == "rounded" and o.what == "untouched",
-    "rule did not run": lambda o: bool(o.detail) and o.what == "delivered",
-    "refused, not concerned": lambda o: o.what == "refused, not concerned",
+def transformed(f: Function, xs: Sequence[Any]) -> Function:
+    """`torch.func.vjp`."""
+
+    def pulled(*xs: Any) -> tuple[Any, Function]:
+        ys, pull = torch.func.vjp(f, *[x.detach() for x in xs])
+        return ys, lambda: list(pull(tuple(map(weights, ys))))
+
+    return pulled
+
+
+def in_thread(f: Function, xs: Sequence[Any]) -> Function:
+    """A thread that is started when it is called."""
+
+    def run(*xs: Any) -> Any:
+        results: list[Any] = []
+
+        def work() -> None:
+            try:
+                results.append(f(*xs))
+            except Exception as error:
+                results.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
+
+    return run
+
+
+def batched(f: Function, xs: Sequence[Any]) -> Function:
+    """`torch.func.vmap` over a batch of one."""
+    run = torch.func.vmap(f)
+    return lambda *xs: tuple([y[0] for y in run(*[x[None] for x in xs])])
+
+
+def compiled(backend: str) -> Callable[[Function, Sequence[Any]], Function]:
+    torch._dynamo.config.recompile_limit = 64  # for each op type, one program
+    return lambda f, xs: torch.compile(f, backend=backend, dynamic=False)
+
+
+def traced(f: Function, xs: Sequence[Any]) -> Function:
+    return torch.jit.trace(f, tuple(xs), check_trace=False)
+
+
+WAYS: dict[str, Function] = {
+    "thread": by_autograd(in_thread),
+    "checkpoint": by_autograd(lambda f, xs: partial(checkpoint, f, use_reentrant=False)),
+    "checkpoint, reentrant": by_autograd(lambda f, xs: partial(checkpoint, f, use_reentrant=True)),
+    "func.vjp": transformed,
+    "vmap": by_autograd(batched),
+    "jit.trace": by_autograd(traced),
+    "aot_eager": by_autograd(compiled("aot_eager")),
+    "inductor": by_autograd(compiled("inductor")),
 }
+EAGER = by_autograd(lambda f, xs: f)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=4, help="of each op; 0: all")
-    parser.add_argument("--others", type=int, default=2, help="op types that are not concerned")
-    parser.add_argument("--only", default="", help="ops whose name contains this")
-    options = parser.parse_args()
-    start = time.perf_counter()
-    ops = [op for op in load() if options.only in op.formatted_name]
-    found = campaign(
-        ops, options.samples, options.others, lambda line: print(line, file=sys.stderr)
-    )
-    print(f"{len(ops)} ops, {len(found)} calls, {time.perf_counter() - start:.0f} s\n")
-    print("\n".join(report(found)))
+class Result(NamedTuple):
+    """Results and gradients of a call in some way; or the error."""
+
+    ys: Any
+    dxs: list[Any]
+    error: Exception | None = None
+    fired: bool = False
 
 
-if __name__ == "__main__":
-    main()
+def result(run: Function, xs: Sequence[Any], op_type: str | None = None) -> Result:
+    """What a call gives in a scope; it is differentiated outside."""
+    torch.manual_seed(0)
+    try:
+        with scope(op_type) as used:
+            ys, pull = run(*xs)
+        return Result(ys, pull(), fired=used is not None and bool(used.hits))
+    except Exception as error:
+        return Result((), [], error)
+
+
+def in_ways(case: Case, known: Plain, ways: Sequence[str]) -> Iterator[Verdict]:
+    """The verdicts on a call in each of these ways, under each op type."""
+    call = Call(case)
+    if not call.xs:
+        return
+    eager = EAGER(call.pure, call.xs)
+    types = [t for t in op_types(case, known) if not (call.in_place and t == "Identity")]
+    expected = {t: result(eager, call.xs, t) for t in (None, *types)}
+    for way in ways:
+        torch._dynamo.reset()
+        try:
+            run = WAYS[way](call.pure, call.xs)
+        except Exception:
+            continue
+        own, rounding = result(run, call.xs), ROUNDING.get(way)
+        if means_the_same(own, expected[None]):
+            for t in types:
+                got = result(run, call.xs, t)
+                outcome = judged(got, own, expected[t], expected[None], rounding)
+                yield Verdict(f"{way}, {t}: {case.name}", *outcome)
+
+
+def means_the_same(own: Result, expected: Result) -> bool:
+    """Whether torch takes the call in some way, and for what it is eagerly."""
+    if own.error is not None or len(own.ys) != len(expected.ys):
+        return False
+    return close(own.ys, expected.ys, 1e-4) and close(own.dxs, expected.dxs, 1e-4)
+
+
+def judged(
+    got: Result, own: Result, due: Result, plain: Result, rounding: float | None
+) -> tuple[str, str]:
+    """`own` is torch's, in the same way; `due` is what comes of the eager call in the scope."""
+    if isinstance(got.error, PassedOverError):
+        return (REFUSED if due.fired or due.error else BROKEN), shown(got.error)
+    if got.error is not None:
+        return BROKEN, shown(got.error)
+    if not any(same(got.ys, each.ys, rounding) for each in (own, plain)):
+        return SILENT, "the value is another"
+    if due.error is not None:
+        kept = close(got.dxs, own.dxs)
+        return (SILENT, "torch's own") if kept else (DELIVERED, "refused in an eager call")
+    if close(got.dxs, due.dxs, rounding or 1e-6):
+        return DELIVERED, FIRED if due.fired else UNTOUCHED
+    return SILENT, "torch's own" if close(got.dxs, own.dxs) else "another gradient"
+
+
+ROUNDING = {"inductor": 1e-5}
+
+
+def same(ys: Sequence[Any], own: Sequence[Any], rounding: float | None) -> bool:
+    """Whether values are torch's own, to the bit if they are not to be rounded."""
+    return close(ys, own, rounding) if rounding else compare(ys, own) == "same"
+
+
+# -- special values -------------------------------------------------------------------------------
+
+FILLS: dict[str, tuple[float | None, ...]] = {
+    "inf": (float("inf"), None, float("-inf"), None),
+    "nan": (float("nan"), None, None),
+    "far": (1e4, -1e4, 1e4),
+    "zeros": (0.0, -0.0),
+    "as it is": (None,),
+}
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def special(case: Case, values: Sequence[float | None], dtype: torch.dtype) -> Case:
+    """The call with these values in turn (None: as it was), in another dtype."""
+
+    def change(x: Any) -> Any:
+        if not is_tensor(x) or not x.is_floating_point() or x.layout is not torch.strided:
+            return x
+        x, wanted = x.detach().to(dtype), x.requires_grad
+        if wanted:
+            given = torch.tensor([0.0 if v is None else v for v in values]).to(dtype)
+            stays = torch.tensor([v is None for v in values])
+            turn = torch.arange(x.numel()).reshape(x.shape) % len(values)
+            x = torch.where(stays[turn], x, given[turn])
+        return x.requires_grad_(wanted)
+
+    return case._replace(given=tree_map(change, case.given))
+
+
+def with_special_values(case: Case, types: Sequence[str]) -> Iterator[Verdict]:
+    for fill, values in FILLS.items():
+        for dtype in DTYPES:
+            each = special(case, values, dtype)
+            if known := plain(each):
+                kind = f"{fill} {str(dtype).removeprefix('torch.')}"
+                for t in types:
+                    yield Verdict(f"special, {t}: {case.name}, {kind}", *eager(each, known, t))
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+CHEAP = [way for way in WAYS if way not in ("aot_eager", "inductor")]
+QUICK = ["add", "cumsum", "kron", "linalg_vecdot", "matmul", "nn_functional_silu", "softmax"]
+
+
+def jobs(quick: bool = False) -> list[str]:
+    """One for each op."""
+    return QUICK if quick else sorted(load())
+
+
+def run(job: str, quick: bool = False) -> list[Verdict]:
+    """All verdicts on an op."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            every = list(cases(load()[job], 1 if quick else SAMPLES))
+        except Exception:  # torch's own: no sample can be made on this machine
+            return []
+        return [v for case in every for v in examined(case, quick)]
+
+
+def examined(case: Case, quick: bool) -> Iterator[Verdict]:
+    """A call eagerly, and the first of its kind in all other ways."""
+    known = plain(case)
+    if known is None:
+        return
+    for t in op_types(case, known):
+        yield Verdict(f"eager, {t}: {case.name}", *eager(case, known, t))
+    _, _, kind = case.name.partition(":")
+    if kind in ("op 0", "inplace_variant 0"):
+        yield from in_ways(case, known, ways(case.name, quick))
+    if kind == "op 0" and not quick:
+        yield from with_special_values(case, op_types(case, known, others=0))
+
+
+def ways(name: str, quick: bool) -> list[str]:
+    """The ways for a call: some are compiled as well, and for a few of them kernels are written."""
+    draw = zlib.crc32(name.encode()) % 20
+    compiled = ["aot_eager"] * (draw % 2 == 0) + ["inductor"] * (draw == 0)
+    return CHEAP if quick else [*CHEAP, *compiled]
+
+
+def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
+    """What a case has in common with others, and what tells it from them."""
+    kind, _, name = case.partition(": ")
+    if outcome in WRONG:
+        return f"{kind}: {detail[:80]}", name
+    if outcome == REFUSED:
+        return kind, name
+    way, _, op_type = kind.rpartition(", ")
+    return f"{way}: {detail}", f"{op_type} in {name}"

@@ -16,16 +16,21 @@ import torch
 import torch._library.custom_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regrad.torch.nodes import node_named, types_of
-from regrad.torch.optypes import custom_op, families
+from regrad.torch.composites import fused
+from regrad.torch.nodes import node_named, types_of, unwrapped
+from regrad.torch.optypes import custom_op, everywhere, families
 
 # Which calls of an ATen op are an op of the type, where its name alone does not tell.
-WHEN: dict[str, Callable[..., bool]] = {
-    "Elu": lambda x, alpha=1, scale=1, *rest: scale == 1,
-    "Selu": lambda x, alpha=1, scale=1, *rest: scale != 1,
-    "Relu6": lambda x, low=-1, high=1: (low, high) == (0, 6),
-    "Conv2D": lambda x, w, bias, *rest: w.dim() == 4 and not rest[3],
-    "Conv3D": lambda x, w, bias, *rest: w.dim() == 5 and not rest[3],
+WHEN: dict[str, dict[str, Callable[..., bool]]] = {
+    "elu": {
+        "Elu": lambda x, alpha=1, scale=1, *rest: scale == 1,
+        "Selu": lambda x, alpha=1, scale=1, *rest: scale != 1,
+    },
+    "hardtanh": {"Relu6": lambda x, low=-1, high=1: (low, high) == (0, 6)},
+    "convolution": {
+        "Conv2D": lambda x, w, bias, *rest: w.dim() == 4 and not rest[3],
+        "Conv3D": lambda x, w, bias, *rest: w.dim() == 5 and not rest[3],
+    },
 }
 
 
@@ -38,14 +43,30 @@ class Below(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        for op_type in _types(func.overloadpacket.__name__):
-            if op_type not in WHEN or WHEN[op_type](*args, **options):
-                self.types.add(op_type)
+        name = func.overloadpacket.__name__
+        when = WHEN.get(name.strip("_"), {})
+        self.types |= {t for t in _types(name) if t not in when or when[t](*args, **options)}
         body = body_of(func)
-        if body is None:
-            return func(*args, **options)
-        with self:
-            return body(*args, **options)
+        if body is not None:
+            with self:
+                return body(*args, **options)
+        with torch._C.DisableTorchFunction():  # autograd is done with the call, and rules with it
+            return func(*_with_tensors(func, args), **options)
+
+
+def _with_tensors(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Arguments as an op takes them: modes get the constants of TorchScript as numbers."""
+    if torch._C._should_allow_numbers_as_tensors(func.overloadpacket.__name__):
+        return args
+    pairs = zip(args, func._schema.arguments, strict=False)
+    return [_as_tensor(a) if str(p.type) == "Tensor" else a for a, p in pairs]
+
+
+def _as_tensor(x: Any) -> Any:
+    if isinstance(x, torch.Tensor) or x is None:
+        return x
+    dtype = torch.float64 if isinstance(x, float) else None
+    return torch.tensor(x, dtype=torch.complex128 if isinstance(x, complex) else dtype)
 
 
 def body_of(func: Any) -> Callable[..., Any] | None:
@@ -63,9 +84,11 @@ def as_called(kept: Any) -> Any:
 
 @cache
 def _types(name: str) -> frozenset[str]:
-    """The op types that an ATen op belongs to, by its name."""
+    """The op types that an ATen op belongs to, or computes inside, by its name."""
     plain = name.rstrip("_")
     named = {t for t, family in families().items() if plain in family.names}
+    rows = (row for f in everywhere(plain) for row in fused().get(f, ()) if row.when is None)
+    named = named.union(*[row.contains for row in rows])
     return frozenset({*named, *types_of(node_named(plain)), *types_of(f"{plain}Backward")})
 
 
@@ -75,7 +98,7 @@ def _types(name: str) -> frozenset[str]:
 def script_types(program: Any, rules: Mapping[str, Any]) -> set[str]:
     """The op types, and the callables that are keys, that a TorchScript program names."""
     names = set(_names(program))
-    found = {t for name in names for t in _types(name) if t not in WHEN}
+    found = {t for name in names for t in _types(name) if t not in WHEN.get(name.strip("_"), ())}
     for key in rules.keys() - families().keys():  # callables that are no op type of regrad's
         if key.rpartition(".")[2].rstrip("_") in names or names & _lines(key):
             found.add(key)
@@ -130,4 +153,4 @@ def spelled(types: Iterable[str]) -> str:
 
 def wanted(values: Sequence[Any]) -> bool:
     """Whether a gradient is wanted of any of these."""
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in values)
+    return any(isinstance(x, torch.Tensor) and unwrapped(x).requires_grad for x in values)

@@ -109,7 +109,7 @@ class Overridden(torch.autograd.Function):
         ys, outputs, kept = (output,), None, call.kept
         if isinstance(output, tuple):
             ys, outputs = output, [(tuple(y.shape), y.dtype) for y in output]
-        if outputs or not output.is_floating_point():
+        if outputs or not ys[0].is_floating_point():
             ctx.mark_non_differentiable(*[y for y in ys if not differentiable(y)])
         if in_forward_mode():  # vmap has it that both modes save the same
             kept = list(range(len(xs)))

@@ -86,6 +86,11 @@ def _reduces(*args: Any, **options: Any) -> bool:
     return len(args) + len(options) > 2
 
 
+def _gives_indices(*args: Any, **options: Any) -> bool:
+    """Whether a pooling says where it found its maxima."""
+    return bool((*args, *[False] * 7)[6] or options.get("return_indices"))
+
+
 def _drops(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0, *args: Any,
     **options: Any,
@@ -253,6 +258,9 @@ def _forms() -> Iterator[tuple[Any, Fused]]:
             yield function, Fused(frozenset({op}), parts, _has_bias)
     for getter in (torch.Tensor.H, torch.Tensor.mH):
         yield getter.__get__, Fused(frozenset({"Conj"}), of.adjoint, _is_complex, exact=True)  # pyright: ignore
+    for name, op in (("max_pool2d", "MaxPool"), ("max_pool3d", "MaxPool3D")):
+        for function in everywhere(name):
+            yield function, Fused(frozenset({op}), None, _gives_indices, " with indices")
     product = frozenset({"MatMul"})
     for function in (torch.sparse.mm, *everywhere("_sparse_mm")):
         yield function, Fused(product, None, _reduces, " with another reduction")

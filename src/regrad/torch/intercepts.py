@@ -23,7 +23,7 @@ from torch.overrides import _get_current_function_mode_stack
 from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions
-from regrad.torch.below import Below, script_types, spelled
+from regrad.torch.below import Below, script_types, spelled, wanted
 from regrad.torch.composites import ask_when_compiled
 from regrad.torch.modes import Mode
 from regrad.torch.nodes import caller, tensors
@@ -182,7 +182,7 @@ def _script(old: Any) -> Any:
         _refuse(name, lambda rules: script_types(self, rules))
         with Below() as below:
             y = old(self, *args, **options)
-        if any(x.requires_grad for x in tensors((y,))):
+        if wanted([*tensors((y,))]):
             _refuse(name, lambda rules: below.types & rules.keys())
             types = ", ".join(sorted(below.types))
             SCOPES.get()[-1]._untouched.note(

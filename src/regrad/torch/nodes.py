@@ -53,7 +53,7 @@ class Watch:
         """
         seen: set[Any] = set()
         for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
-            node = y.grad_fn
+            node = y.grad_fn or unwrapped(y).grad_fn
             if node is None or node in seen or node._sequence_nr() < start:
                 continue
             made = new_nodes(node, seen, start, untouched)
@@ -168,6 +168,14 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value.values())
 
 
+def unwrapped(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as autograd records it, inside of what `vmap` has wrapped around it."""
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while not x.requires_grad and functorch.is_functorch_wrapped_tensor(x):
+        x = functorch.get_unwrapped(x)
+    return x
+
+
 def new_nodes(
     node: Any, seen: set[Any], start: int = 0, untouched: Untouched | None = None
 ) -> list[Any]:
@@ -202,14 +210,14 @@ def is_leaf(node: Any) -> bool:
 @cache
 def types_of(node: str) -> tuple[str, ...]:
     """The op types that a backward node belongs to."""
-    return _types().get(node.removeprefix("Foreach"), ())
+    return _types().get(node.removeprefix("Foreach").lower(), ())
 
 
 @cache
 def _types() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for op_type in {s.family.type for s in spellings().values()}:
-        for node in nodes_of(op_type):
+        for node in map(str.lower, nodes_of(op_type)):  # (MaxPool2DWithIndices)
             found[node] = (*found.get(node, ()), op_type)
     return found
 
