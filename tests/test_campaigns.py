@@ -204,6 +204,15 @@ def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch):
     assert space["f"](*map(rg.asarray, space["xs"])).shape == ()
 
 
+def test_rounding_behind_a_jump_explains_another_number(monkeypatch):
+    run = agreement.MODES["checkpoint"]
+    monkeypatch.setitem(agreement.MODES, "checkpoint", lambda f, xs: [y + 1.0 for y in run(f, xs)])
+    jump = program("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}))")
+    assert agreement.compared(jump, "checkpoint") == (EXPLAINED, "rounding decides")
+    smooth = program("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}) + 0.5)")
+    assert agreement.compared(smooth, "checkpoint")[0] == SILENT
+
+
 def test_a_mode_with_other_numbers_is_found(monkeypatch):
     run = agreement.MODES["checkpoint"]
     monkeypatch.setitem(

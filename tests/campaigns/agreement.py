@@ -187,18 +187,17 @@ def lists(arrays: Arrays) -> str:
 
 
 def jumps(task: Task, got: Arrays, due: Arrays) -> bool:
-    """Whether the reference moves as far when its inputs are moved by rounding."""
-    numbers = np.random.default_rng(0)
+    """Whether the reference moves as far when its inputs, or its values, are moved by rounding."""
+    numbers, program = np.random.default_rng(0), task.program
+    moves = [replace(task, program=program.nudged(by)) for by in (1e-14, -1e-14, 1e-13, -1e-13)]
     for size in (1e-14, 1e-13, 1e-12) * 3:
         xs = tuple(
             (n, x + size * numbers.standard_normal(x.shape) * (1 + np.abs(x)))
-            for n, x in task.program.inputs
+            for n, x in program.inputs
         )
-        moved = Task(Program(xs, task.program.stmts, task.program.outputs), task.order)
-        found = moved.reference
-        if isinstance(found, Exception) or disagree(found, due):
-            return True
-    return False
+        moves.append(Task(Program(xs, program.stmts, program.outputs), task.order))
+    found = (moved.reference for moved in moves)
+    return any(isinstance(ys, Exception) or disagree(ys, due) for ys in found)
 
 
 # -- differences -----------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ def w(y):
 def sur(y, g):
     return rg.stop_gradient(y) + (g - rg.stop_gradient(g))
 
+def nudged(x, by):
+    return x + by * rg.stop_gradient(x) * np.cos(3.0 * np.arange(x.size) + 1.0).reshape(x.shape)
+
 def number(x):
     return rg.asarray(np.float64(x))
 
@@ -168,6 +171,11 @@ class Stmt(NamedTuple):
     surrogate: bool = False
 
 
+def followed(stmt: Stmt, line: str) -> Stmt:
+    """A statement with one more line."""
+    return stmt._replace(lines=(*stmt.lines, line), twin=(*stmt.twin, line))
+
+
 @dataclass(frozen=True)
 class Program:
     """Inputs, statements, and the names whose weighed sum is the result."""
@@ -197,6 +205,12 @@ class Program:
             lines += ["    " + line for line in (s.twin if twin else s.lines)]
         total = " + ".join(f"rg.sum({y} * w({y}))" for y in self.outputs)
         return "\n".join([*lines, f"    return {total}"])
+
+    def nudged(self, by: float) -> Program:
+        """The program in which the result of each statement is moved, relatively, by so much."""
+        last = [f"{s.target} = nudged({s.target}, {by!r})" for s in self.stmts]
+        pairs = zip(self.stmts, last, strict=True)
+        return replace(self, stmts=tuple(followed(s, line) for s, line in pairs))
 
     def function(self, twin: bool = False) -> Any:
         """`f`, with definitions of its own."""
