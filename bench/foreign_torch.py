@@ -1,4 +1,4 @@
-"""A training step of a ResNet-18 in PyTorch: overrides against hand-written Functions."""
+"""Models in PyTorch, large and tiny: overrides against hand-written Functions, and no scope."""
 
 from __future__ import annotations
 
@@ -70,13 +70,52 @@ def guided_in_torch(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return dy.clamp(min=0) * (x > 0)
 
 
-def step(relu: nn.Module, scope: Callable[[], Any] = nullcontext) -> Callable[[], torch.Tensor]:
+class Dense(nn.Module):
+    """A layer of a DenseNet: what it finds is put behind what it was given."""
+
+    def __init__(self, width: int, relu: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.BatchNorm2d(width), relu, nn.Conv2d(width, 128, 1, bias=False),
+            nn.BatchNorm2d(128), relu, nn.Conv2d(128, 32, 3, 1, 1, bias=False),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.inner(x)], 1)
+
+
+def densenet121(relu: nn.Module) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), relu]
+    width = 64
+    for count in (6, 12, 24, 16):
+        if width > 64:
+            layers += [nn.BatchNorm2d(width), relu, nn.Conv2d(width, width // 2, 1, bias=False)]
+            layers.append(nn.AvgPool2d(2))
+            width //= 2
+        layers += [Dense(width + 32 * i, relu) for i in range(count)]
+        width += 32 * count
+    head = [nn.BatchNorm2d(width), relu, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, *head, nn.Linear(width, 10))
+
+
+def perceptron(relu: nn.Module) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(48, 64), relu, nn.Linear(64, 64), relu, nn.Linear(64, 10)
+    )
+
+
+def step(
+    relu: nn.Module,
+    scope: Callable[[], Any] = nullcontext,
+    net: Callable[[nn.Module], nn.Module] = resnet18,
+    size: int = SIZE,
+) -> Callable[[], torch.Tensor]:
     """A step of gradient descent, ready to be called; it returns the first layer's gradient."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = resnet18(relu)
+    model = net(relu)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x, target = torch.randn(BATCH, 3, SIZE, SIZE), torch.arange(BATCH)
+    x, target = torch.randn(BATCH, 3, size, size), torch.arange(BATCH)
 
     def run() -> torch.Tensor:
         optimizer.zero_grad()
@@ -110,14 +149,46 @@ def in_place() -> Contestants:
     return alike({"regrad": ours, "Function": step(ByHand())})
 
 
-def unmatched() -> Contestants:
+def unmatched(*model: Any) -> Contestants:
     """A scope whose op type does not occur, so that all ops are looked at and left alone."""
     import warnings
 
     warnings.simplefilter("ignore", rg.errors.UnusedOverrideWarning)
     rules = {"Sign": rg.rules.straight_through}
-    ours = step(nn.ReLU(), lambda: regrad.torch.gradient_override_map(rules))
-    return alike({"regrad": ours, "no scope": step(nn.ReLU())})
+    ours = step(nn.ReLU(), lambda: regrad.torch.gradient_override_map(rules), *model)
+    return alike({"regrad": ours, "no scope": step(nn.ReLU(), nullcontext, *model)})
+
+
+def dense() -> Contestants:
+    ours = step(nn.ReLU(), under(guided_in_torch), densenet121, 32)
+    return alike({"regrad": ours, "Function": step(ByHand(), nullcontext, densenet121, 32)})
+
+
+def relus(f: Callable[..., torch.Tensor], scope: Callable[[], Any] = nullcontext) -> Any:
+    """Twenty ReLUs of 16 floats, ready to be called; it returns the gradient."""
+    x = torch.linspace(-1.0, 1.0, 16, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        y = x
+        with scope():
+            for _ in range(20):
+                y = f(y)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    return run
+
+
+def tiny() -> Contestants:
+    return alike({
+        "regrad": relus(torch.relu, under(guided_in_torch)), "Function": relus(Guided.apply),
+    })  # fmt: skip
+
+
+def fresh() -> Contestants:
+    """A rule that is another function at each step, and one that is kept."""
+    kept = under(guided_in_torch)
+    anew = lambda: under(lambda dy, x: dy.clamp(min=0) * (x > 0))()  # noqa: E731
+    return alike({"regrad": relus(torch.relu, anew), "kept": relus(torch.relu, kept)})
 
 
 class Tanh(torch.autograd.Function):
@@ -164,12 +235,23 @@ def recurrent() -> Contestants:
 
 def _measures() -> Iterator[tuple[str, Measure]]:
     title = "ResNet-18 step in torch, "
-    pair = {"Function": 1.2}
+    pair = {"Function": 1.08}
     yield "torch-step", Speed(title + "guided ReLU", overridden(rg.rules.guided_relu), pair)
     yield "torch-rule", Speed(title + "rule in torch", overridden(guided_in_torch), pair)
     yield "torch-in-place", Speed(title + "in place", in_place, pair)
-    yield "torch-lstm", Speed("LSTM of 100 steps in torch, rule for Tanh", recurrent, pair)
     yield "torch-scope", Speed(title + "nothing matched", unmatched, {"no scope": 1.05})
+    yield "torch-dense", Speed("DenseNet-121 step in torch, 32 px", dense, {"Function": 1.15})
+    yield (
+        "torch-lstm",
+        Speed("LSTM of 100 steps in torch, rule for Tanh", recurrent, {"Function": 1.1}),
+    )
+    yield "torch-relus", Speed("20 ReLUs of 16 floats in torch", tiny, {"Function": 1.8})
+    yield "torch-fresh", Speed("20 ReLUs in torch, a new rule each time", fresh, {"kept": 1.1})
+    few = lambda: unmatched(perceptron, 4)  # noqa: E731
+    yield (
+        "torch-tiny",
+        Speed("Step of a tiny MLP in torch, nothing matched", few, {"no scope": 1.35}),
+    )
 
 
 MEASURES: dict[str, Measure] = dict(_measures())
