@@ -521,3 +521,30 @@ def test_untouched_counts_each_op_of_a_line():
     with override({"Relu": lambda dy: dy}) as used:
         torch.compile(lambda x: x.exp() + x.exp() + torch.relu(x), backend="aot_eager")(x)
     assert [int(row[1]) for row in used.untouched().rows if row[0] == "Exp"] == [2]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("op_type", ["Softmax", "MatMul"])
+def test_flex_attention_is_refused(monkeypatch, op_type, compiled):
+    from torch.nn.attention import flex_attention as module
+
+    # (torch has no gradient of it on a CPU, and says so before anything else runs)
+    monkeypatch.setattr(module, "_validate_device", lambda *tensors: None)
+    torch._dynamo.reset()
+    attend = module.flex_attention
+    f = torch.compile(attend, backend="aot_eager") if compiled else attend
+    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+    with (
+        pytest.raises(PassedOverError, match=r"flex_attention.*keep="),
+        regrad.torch.gradient_override_map({op_type: lambda dy: dy}),
+    ):
+        f(q, k, v)
+    torch._dynamo.reset()
+    with (
+        pytest.warns(UnusedOverrideWarning),
+        regrad.torch.gradient_override_map({op_type: lambda dy: dy}, keep=[attend]),
+    ):
+        y = f(q, k, v)
+    due = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(y, due)

@@ -78,7 +78,9 @@ def body_of(func: Any) -> Callable[..., Any] | None:
 
 
 def as_called(kept: Any) -> Any:
-    """A custom op as modes are asked for it, of what Python code calls."""
+    """Return what modes are asked about, of what Python code calls: a custom op, an operator."""
+    if getattr(kept, "__module__", "") == "torch.nn.attention.flex_attention":
+        return torch.ops.higher_order.flex_attention
     return custom_op(kept) or kept
 
 

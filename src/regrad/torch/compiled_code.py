@@ -20,6 +20,7 @@ from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.reports import Hit, Untouched
 from regrad.torch.below import Below
+from regrad.torch.composites import fused
 from regrad.torch.enclosing import hidden_error
 from regrad.torch.nodes import LIBRARIES, caller, sequence_nr
 from regrad.torch.open_scopes import SCOPES
@@ -149,9 +150,10 @@ def is_ours(target: Any) -> bool:
 
 
 def _is_watched(node: Any) -> bool:
-    """Whether a node is one call of a function, and not a region of which each node was traced."""
+    """Return whether a node is one op, and not a region of which each node was traced."""
     calls = node.op in ("call_function", "call_method", "call_module")
-    return calls and torch.is_grad_enabled() and not any(_bodies(node))
+    is_whole = node.target in fused() or not any(_bodies(node))  # (flex_attention is both)
+    return calls and torch.is_grad_enabled() and is_whole
 
 
 def _looked(start: int, node: Any, args: Any, options: Any, result: Any) -> list[tuple[Any, Any]]:
@@ -235,7 +237,8 @@ def dispatch(old: Any) -> Any:
     """
 
     def dispatch_torch_function(tx: Any, fn: Any, args: Any, options: Any) -> Any:
-        if not _is_operator(fn) or not _has_scopes(tx):
+        known = is_operator(getattr(fn, "value", None)) and hasattr(fn, "_call_function")
+        if not known or not _has_scopes(tx):
             return old(tx, fn, args, options)
         if fn.value is torch.ops.higher_order.invoke_subgraph:
             return args[0].call_function(tx, list(args[1:]), options)
@@ -244,10 +247,9 @@ def dispatch(old: Any) -> Any:
     return dispatch_torch_function
 
 
-def _is_operator(fn: Any) -> bool:
-    return isinstance(getattr(fn, "value", None), torch._ops.HigherOrderOperator) and hasattr(
-        fn, "_call_function"
-    )
+def is_operator(function: Any) -> bool:
+    """Return whether a function is a higher-order operator, which modes are not asked about."""
+    return isinstance(function, torch._ops.HigherOrderOperator)
 
 
 def _has_scopes(tx: Any) -> bool:

@@ -261,6 +261,7 @@ def _forms() -> Iterator[tuple[Any, Fused]]:
     for name, op in (("max_pool2d", "MaxPool"), ("max_pool3d", "MaxPool3D")):
         for function in everywhere(name):
             yield function, Fused(frozenset({op}), None, _gives_indices, " with indices")
+    yield torch.ops.higher_order.flex_attention, Fused(frozenset({"MatMul", "Softmax"}), None)
     product = frozenset({"MatMul"})
     for function in (torch.sparse.mm, *everywhere("_sparse_mm")):
         yield function, Fused(product, None, _reduces, " with another reduction")

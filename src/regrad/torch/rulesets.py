@@ -141,7 +141,8 @@ class RuleSet:
         """
         if "calls" in vars(self.mode):
             return
-        parts = {f: self.taken_apart(f) for f in self.coverage.fused}
+        asked = (f for f in self.coverage.fused if not compiled_code.is_operator(f))
+        parts = {f: self.taken_apart(f) for f in asked}
         calls = {f: run for f in self.coverage.spelled if (run := self.call(f))}
         for run in (*calls.values(), *[run for rows in parts.values() for _, run in rows]):
             allow_in_graph(run)
