@@ -344,16 +344,33 @@ def rule(op_type: str, k: float, l: float) -> Callable[..., Any]:  # noqa: E741
         "Exp": lambda dy, y: k * dy * y,
         "AddV2": lambda dy, a, b: (k * summed(dy, a), l * summed(dy, b)),
         "Mul": lambda dy, a, b: (k * summed(dy * b, a), l * summed(dy * a, b)),
-        "MatMul": lambda dy, a, b: _of_product(dy, a, b, k, l),
+        "MatMul": lambda dy, a, b: _of_pair(jnp.matmul, dy, a, b, k, l),
         "Sum": lambda dy, x, axis: k * jnp.broadcast_to(jnp.expand_dims(dy, axis), x.shape),
-        "Conv2D": lambda dy, x, w: (k * dy, l * w),  # (refused, until there is such a key)
-    }
+        "Mean": lambda dy, x, axis, keepdims: k * jax.vjp(
+            lambda x: jnp.mean(x, axis, keepdims=keepdims), x
+        )[1](dy)[0],
+        "MaxPool": lambda dy, x, filter_size, strides, pad: k * jax.vjp(
+            lambda x: _maxima(x, filter_size, strides, pad), x
+        )[1](dy)[0],
+        "Conv2D": lambda dy, x, w, strides, pad, dilations: _of_pair(
+            lambda x, w: jax.lax.conv_general_dilated(
+                x, w, strides, pad, rhs_dilation=dilations,
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            ), dy, x, w, k, l,
+        ),
+    }  # fmt: skip
     return rules.get(op_type, of_function)
 
 
-def _of_product(dy: Any, a: Any, b: Any, k: float, l: float) -> Any:  # noqa: E741
-    da, db = jax.vjp(jnp.matmul, a, b)[1](dy)
+def _of_pair(f: Any, dy: Any, a: Any, b: Any, k: float, l: float) -> Any:  # noqa: E741
+    da, db = jax.vjp(f, a, b)[1](dy)
     return k * da, l * db
+
+
+def _maxima(x: Any, size: Sequence[int], strides: Sequence[int], pad: Any) -> Any:
+    """The largest values in windows of images whose channels come last."""
+    pads = ((0, 0), *pad, (0, 0))
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, *size, 1), (1, *strides, 1), pads)
 
 
 # -- the cases -------------------------------------------------------------------------------------
