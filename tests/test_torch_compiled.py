@@ -5,6 +5,7 @@ are asked, so that each overridden op multiplies the gradient once.
 """
 
 import asyncio
+import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
@@ -548,3 +549,14 @@ def test_flex_attention_is_refused(monkeypatch, op_type, compiled):
         y = f(q, k, v)
     due = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(y, due)
+
+
+def test_another_task_does_not_get_a_compiled_rule():
+    x = torch.ones(4, requires_grad=True)
+    for f in (torch.relu, lambda x: torch.relu(x) * 2):
+        compiled = torch.compile(f, backend="aot_eager")
+        with override(SEVEN):
+            compiled(x)
+            with pytest.raises(PassedOverError, match="in which no scope with them is open"):
+                contextvars.Context().run(compiled, x)
+        assert contextvars.Context().run(compiled, x).grad_fn is not None

@@ -19,11 +19,11 @@ import torch.overrides
 from regrad.blocks import block
 from regrad.errors import PassedOverError
 from regrad.reports import Hit, Untouched
-from regrad.torch.below import Below
+from regrad.torch.below import Below, spelled
 from regrad.torch.composites import fused
 from regrad.torch.enclosing import hidden_error
 from regrad.torch.nodes import LIBRARIES, caller, sequence_nr
-from regrad.torch.open_scopes import SCOPES
+from regrad.torch.open_scopes import SCOPES, scope_of
 
 _WHOLE = ("torch.functional", "torch._tensor")
 _SEEN = "seen by regrad"  # in the meta of a node
@@ -113,12 +113,13 @@ def is_traceable(function: Any) -> bool:
 
 
 def begin(old: Any) -> Any:
-    """Have the sets of rules ready before torch.compile traces under them."""
+    """Have the rules of the modes that a trace begins under ready for it."""
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
-        for scope in SCOPES.get():
-            scope._ruleset.prepare()
         old(self, *args, **options)
+        for mode in self.torch_function_mode_stack:
+            if hasattr(mode, "ruleset"):
+                mode.ruleset.prepare()
 
     return __init__
 
@@ -331,8 +332,15 @@ def telling(program: Any, types: dict[Any, set[str]]) -> Any:
         return program
 
     def run(*args: Any) -> Any:
-        for scope in SCOPES.get():
-            scope._compiled.update(types.get(scope._ruleset, ()))
+        for ruleset, built_in in types.items():
+            scope = scope_of(ruleset)
+            if scope is None:  # torch keeps modes by thread, and several tasks may share one
+                raise PassedOverError(
+                    f"a program of torch.compile with rules for {spelled(built_in)} built in was "
+                    "called in a task, or context, in which no scope with them is open. Call it "
+                    "in the task that opened the scope, or leave the scope before tasks change."
+                )
+            scope._compiled.update(built_in)
         return program(*args)
 
     return run

@@ -40,6 +40,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     ruleset: RuleSet
     ways: Mapping[Any, Way]
+    # For torch.compile, which cannot run our code as it traces (see `RuleSet.prepare`):
     calls: Mapping[Any, Callable[..., Any]]
     parts: Mapping[Any, Sequence[tuple[Any, Any]]]  # when, and what runs then
     traced: Mapping[Any, Callable[..., Any]]  # the bodies that torch.compile can look into
