@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch
-from regrad.errors import GradientError, PassedOverError
+from regrad.errors import ArgumentError, GradientError, PassedOverError
 from regrad.torch import modes, open_scopes
 
 FACTOR = 1000.0
@@ -560,3 +561,28 @@ def test_untouched_shows_functions_of_others():
     with override({"Tanh": lambda dy: dy}) as used:
         (Hand.apply(torch.tanh(x)) * 2).sum().backward()
     assert "Hand (autograd.Function)" in [row[0] for row in used.untouched().rows]
+
+
+def test_a_scope_that_another_thread_leaves_is_closed_everywhere():
+    x = torch.ones(2, requires_grad=True)
+    pool = ThreadPoolExecutor(1)
+    scope = override({"Sign": lambda dy: dy * 5})
+    scope.__enter__()
+    torch.sign(x)
+    error = pool.submit(scope.__exit__, None, None, None).exception()
+    assert isinstance(error, ArgumentError)
+    assert "another thread" in str(error)
+    assert torch.autograd.grad(torch.sign(x).sum(), x)[0].tolist() == [0, 0]
+    with pytest.raises(ArgumentError, match="not open"):
+        scope.__exit__(None, None, None)
+    assert pool.submit(lambda: torch.sign(x).sum().item()).result() == 2
+    with override({"Sign": lambda dy: dy * 3}):
+        assert torch.autograd.grad(torch.sign(x).sum(), x)[0].tolist() == [3, 3]
+    assert torch.autograd.grad(torch.sign(x).sum(), x)[0].tolist() == [0, 0]
+    pool.shutdown()
+
+
+@pytest.mark.parametrize("keep", ["Reshape", ["Reshape"], [torch.nn.ReLU], [3], torch.kron])
+def test_keep_has_torch_callables(keep):
+    with pytest.raises(ArgumentError, match="keep"):
+        override({"Sign": lambda dy: dy}, keep=keep)

@@ -32,6 +32,7 @@ class _Ended(io.IOBase, Generic[T]):
 
     def __init__(self, steps: Generator[T]) -> None:
         self.steps = steps
+        self.close = _not_open  # pyright: ignore (until the block is entered)
 
     def __enter__(self) -> T:  # pyright: ignore[reportIncompatibleMethodOverride]
         steps = self.steps
@@ -41,8 +42,14 @@ class _Ended(io.IOBase, Generic[T]):
         except BaseException:
             steps.close()
             raise
-        self.close = close  # pyright: ignore (and no call between this and the block)
+        self.close = close  # pyright: ignore (with no call between this and the block)
         return value
+
+
+def _not_open() -> None:
+    raise ArgumentError(
+        "this block is not open: it was never entered, or it was left already. Use it with `with`."
+    )
 
 
 class _Exit:

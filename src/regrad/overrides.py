@@ -224,10 +224,12 @@ class gradient_override_map(Scope):
         """Warn if nothing was overridden in the block, unless that raises."""
         if self._rules and not self._failed and not self.hits:
             types = ", ".join(repr(t) for t in self._bindings)
+            torch = "torch" in sys.modules
+            other = " (For PyTorch code there is regrad.torch.gradient_override_map.)" * torch
             warnings.warn(
                 f"gradient_override_map matched nothing: no op of type {types} was created in "
                 "the scope. An override binds ops when they are created, so call the model inside "
-                "the scope; and look at the op type (Relu6 is not Relu).",
+                f"the scope; and look at the op type.{other}",
                 UnusedOverrideWarning,
                 stacklevel=self._level + 1,
             )

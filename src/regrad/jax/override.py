@@ -161,7 +161,7 @@ class override(Report):
         if self._bindings and not found.hits:
             why = advice(found.closed) if found.closed else (
                 f"no {names} through which a gradient could pass occurs in the function. "
-                "untouched() lists what does; max(x, 0) is Maximum, not Relu."
+                "untouched() lists what does."
             )  # fmt: skip
             warnings.warn(f"override matched nothing: {why}", UnusedOverrideWarning, stacklevel=3)
         elif tell:

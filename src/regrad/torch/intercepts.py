@@ -27,7 +27,7 @@ from regrad.torch.below import Below, script_types, spelled, wanted
 from regrad.torch.composites import ask_when_compiled
 from regrad.torch.modes import Mode
 from regrad.torch.nodes import caller, tensors
-from regrad.torch.open_scopes import SCOPES
+from regrad.torch.open_scopes import SCOPES, open_here
 from regrad.torch.opened import with_fast_path
 from regrad.torch.rulesets import called_here
 
@@ -115,7 +115,7 @@ def again(them: tuple[Any, ...]) -> Generator[None]:
 
 
 def _held() -> tuple[Any, ...]:
-    return tuple((scope, scope._mode) for scope in SCOPES.get())
+    return tuple((scope, scope._mode) for scope in open_here())
 
 
 def later(function: Callable[..., Any]) -> Callable[..., Any]:

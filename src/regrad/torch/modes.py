@@ -53,7 +53,7 @@ class Mode(torch.overrides.TorchFunctionMode):
     @property
     def is_closed(self) -> bool:
         """Whether the scope was left."""
-        return self.scope._mode is None
+        return self.scope is None or self.scope._mode is None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

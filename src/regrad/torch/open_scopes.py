@@ -15,3 +15,8 @@ def scope_of(ruleset: Any) -> Any:
         if scope._ruleset is ruleset:
             return scope
     return None
+
+
+def open_here() -> tuple[Any, ...]:
+    """Return the scopes that are open here, without those that another thread has closed."""
+    return tuple([scope for scope in SCOPES.get() if scope._ruleset is not None])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import Token
+from threading import get_ident
 from typing import Any, Self
+
+import torch
 
 from regrad.errors import ArgumentError, UnusedOverrideWarning
 from regrad.foreign import ForeignRule
@@ -16,7 +19,7 @@ from regrad.torch import compiled_code, functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.modes import Mode
 from regrad.torch.nodes import caller
-from regrad.torch.open_scopes import SCOPES
+from regrad.torch.open_scopes import SCOPES, open_here
 from regrad.torch.rulesets import RuleSet, called_here, family_of, rule_set
 
 
@@ -97,20 +100,21 @@ class gradient_override_map(Scope):
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._rules = dict(rules)
-        self._keep = tuple(map(as_called, keep))
+        self._keep = tuple(map(as_called, checked_keep(keep)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
         self._ruleset: RuleSet | None = None
         self._compiled: set[str] = set()  # the op types whose rules ran programs have built in
         self._token: Token[tuple[gradient_override_map, ...]] | None = None
+        self._thread = 0  # that of the block
         self._left = False
 
     def _steps(self) -> Generator[Self]:
-        outer = SCOPES.get()
+        outer = open_here()
         ruleset = rule_set(self._rules, self._keep, outer[-1]._ruleset if outer else None)
         try:
-            self._open(ruleset)
+            self._open(ruleset, outer)
             yield self
         finally:
             try:
@@ -124,27 +128,37 @@ class gradient_override_map(Scope):
             warnings.warn(
                 f"gradient_override_map matched nothing: no op of type {keys} ran in the scope. "
                 "An override binds ops when they run forward, so call the model inside the scope; "
-                "and look at what did run: used.untouched() (Relu6 is not Relu).",
+                "and look at what did run: used.untouched().",
                 UnusedOverrideWarning,
                 stacklevel=self._level,
             )
 
-    def _open(self, ruleset: RuleSet) -> None:
+    def _open(self, ruleset: RuleSet, outer: tuple[Any, ...]) -> None:
         with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
             self._ruleset = ruleset
             self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
             self._untouched = Untouched()
             self._compiled = set()
             mode = ruleset.mode(self)
+            if outer != SCOPES.get():
+                SCOPES.set(outer)
             intercepts.drop_closed()
             mode.__enter__()
             functions.install(ruleset.coverage.functions, called_here)
             self._mode = mode
-            self._token = SCOPES.set((*SCOPES.get(), self))
+            self._thread = get_ident()
+            self._token = SCOPES.set((*outer, self))
             intercepts.install()
 
     def _leave(self) -> None:
         with Deferred():
+            if get_ident() != self._thread:
+                self._cut_off()
+                raise ArgumentError(
+                    "a gradient_override_map scope was left in another thread than the one that "
+                    "entered it. It is closed now. Open it in the thread in which it is used; what "
+                    "is started in it, threads and jobs of pools, belongs to it."
+                )
             if SCOPES.get()[-1:] != (self,):
                 self._left = True  # closed with the scope that is open inside it
                 raise ArgumentError(
@@ -175,6 +189,14 @@ class gradient_override_map(Scope):
         intercepts.remove()
         functions.remove(mode.ruleset.coverage.functions)
 
+    def _cut_off(self) -> None:
+        """Close from another thread, which cannot reach the stacks of the one that opened this."""
+        mode = self._mode
+        assert mode is not None
+        self._mode = self._token = mode.scope = self._ruleset = None
+        intercepts.remove()
+        functions.remove(mode.ruleset.coverage.functions)
+
     def untouched(self) -> Table:
         """The differentiable ops that ran in the scope and kept their own gradient.
 
@@ -193,3 +215,20 @@ class gradient_override_map(Scope):
                 "compiled, or run the model once without compiling it"
             )
         return super()._why_not(binding)
+
+
+def checked_keep(keep: Any) -> tuple[Any, ...]:
+    """Return what is to be kept; raise for what is not a torch callable."""
+    if isinstance(keep, str) or not isinstance(keep, Iterable):
+        raise ArgumentError(f"keep is a list of torch callables, got {keep!r:.80}: write [...]")
+    kept = tuple(keep)
+    for each in kept:
+        is_module = isinstance(each, torch.nn.Module) or (
+            isinstance(each, type) and issubclass(each, torch.nn.Module)
+        )
+        if is_module or not callable(each):
+            raise ArgumentError(
+                f"keep has torch callables (torch.kron) and autograd.Functions, got {each!r:.80}. "
+                + ("Give the function that the module calls." if is_module else "Give it itself.")
+            )
+    return kept
