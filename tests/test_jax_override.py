@@ -121,7 +121,7 @@ def test_attributes_and_outputs_under_their_names():
 
 def test_a_function_of_that_name_is_another_function():
     f = rg.jax.override(lambda x: jax.jit(relu)(x).sum(), {jax.nn.relu: seven})
-    with pytest.warns(UnusedOverrideWarning, match="max\\(x, 0\\) is Maximum"):
+    with pytest.warns(UnusedOverrideWarning, match="no .relu. through which"):
         np.testing.assert_array_equal(jax.grad(f)(X), X > 0)
     assert "max" in str(f.untouched())
 
