@@ -263,3 +263,14 @@ def test_functions_as_keys_inside_what_is_closed():
 def test_what_open_and_keep_take(options, words):
     with pytest.raises(ArgumentError, match=words):
         rg.jax.override(lambda x: x, {"Exp": seven}, **options)
+
+
+def test_the_warning_says_that_keep_was_given():
+    @jax.custom_jvp
+    def act(x):
+        return jnp.exp(x)
+
+    act.defjvp(lambda xs, dxs: (act(*xs), 2 * dxs[0]))
+    f = rg.jax.override(lambda x: act(x).sum(), {"Exp": lambda dy, y: dy}, keep=[act])
+    with pytest.warns(UnusedOverrideWarning, match="which keep= leaves as it is"):
+        jax.grad(f)(jnp.ones(2))

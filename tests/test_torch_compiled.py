@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
-from regrad.errors import PassedOverError, UnusedOverrideWarning
+from regrad.errors import PassedOverError, RuleError, UnusedOverrideWarning
 from regrad.torch import open_scopes
 
 override = regrad.torch.gradient_override_map
@@ -560,3 +560,11 @@ def test_another_task_does_not_get_a_compiled_rule():
             with pytest.raises(PassedOverError, match="in which no scope with them is open"):
                 contextvars.Context().run(compiled, x)
         assert contextvars.Context().run(compiled, x).grad_fn is not None
+
+
+def test_a_wrong_rule_is_a_rule_error_when_compiled(x):
+    with (
+        pytest.raises(RuleError, match=r"returned the shape"),
+        override({"Relu": lambda dy: dy[:1]}),
+    ):
+        torch.compile(torch.relu, backend="aot_eager")(x).sum().backward()

@@ -128,8 +128,11 @@ def advice(closed: Sequence[Closed]) -> str:
         f"{', '.join(map(repr, sorted(c.keys)))}"
         for c in closed
     )
-    names = ", ".join(repr(name) for name in dict.fromkeys(c.name for c in closed))
+    said = f"{'; '.join(each)}, and has a derivative of its own"
+    if all(c.kept for c in closed):
+        return f"{said}, which keep= leaves as it is."
+    names = ", ".join(repr(name) for name in dict.fromkeys(c.name for c in closed if not c.kept))
     return (
-        f"{'; '.join(each)}, and has a derivative of its own, so no rule would run inside. "
+        f"{said}, so no rule would run inside. "
         f"Pass open=[{names}] to differentiate it op by op, or keep=[{names}] to leave it as it is."
     )

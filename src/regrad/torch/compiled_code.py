@@ -17,7 +17,7 @@ import torch
 import torch.overrides
 
 from regrad.blocks import block
-from regrad.errors import PassedOverError
+from regrad.errors import PassedOverError, RegradError
 from regrad.reports import Hit, Untouched
 from regrad.torch.below import Below, spelled
 from regrad.torch.composites import fused
@@ -269,7 +269,14 @@ def call_user_compiler(old: Any) -> Any:
         if not SCOPES.get():
             return old(self, graph, *args, **options)
         types = settle(graph)
-        return telling(old(self, graph, *args, **options), types)
+        try:
+            program = old(self, graph, *args, **options)
+        except Exception as error:  # a rule that is wrong is run here for the first time
+            inner = getattr(error, "inner_exception", None)
+            if not isinstance(inner, RegradError):
+                raise
+            raise _through_dynamo(type(inner))(str(inner), first_useful_frame=None) from inner
+        return telling(program, types)
 
     return checked
 
@@ -284,7 +291,9 @@ def settle(graph: Any) -> dict[Any, set[str]]:
                 types.setdefault(each, set()).update(node.target.op_types & each.rules.keys())
         for scope, found in node.meta.get(_SEEN, ()):
             if isinstance(found, PassedOverError):
-                raise _through_dynamo()(f"{line_of(node)}: {found}", first_useful_frame=None)
+                raise _through_dynamo(PassedOverError)(
+                    f"{line_of(node)}: {found}", first_useful_frame=None
+                )
             scope._untouched.add(found)
     return types
 
@@ -314,16 +323,12 @@ def _reach(module: Any, path: str) -> Any:
 
 
 @cache
-def _through_dynamo() -> Any:
-    """PassedOverError in a form that torch.compile hands on as it is."""
+def _through_dynamo(kind: type[RegradError]) -> Any:
+    """Return a kind of error in a form that torch.compile hands on as it is."""
     from torch._dynamo.exc import ShortenTraceback
 
-    class PassedOver(PassedOverError, ShortenTraceback):
-        pass
-
-    PassedOver.__name__ = PassedOver.__qualname__ = PassedOverError.__name__
-    PassedOver.__module__ = PassedOverError.__module__
-    return PassedOver
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (ShortenTraceback, kind), members)
 
 
 def telling(program: Any, types: dict[Any, set[str]]) -> Any:
