@@ -2,7 +2,7 @@
 #   make demo    train a binarised network five ways on real digits
 #   make test    the whole test suite
 #   make check   lint, format and types
-#   make proof   that rules fire or raise, everywhere (an hour; ARGS=--quick: a minute)
+#   make proof   that rules fire or raise, everywhere (some hours; ARGS=--quick: two minutes)
 #   make public  overrides in public models (PYTHON: one that has them; ten minutes)
 #   make bench   timings and memory against autograd, torch, NumPy and TensorFlow
 
