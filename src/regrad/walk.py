@@ -203,8 +203,10 @@ def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None:
             hint = "Was a function that makes rules given without its parentheses: triangle()?"
         elif isinstance(dx, OpView):
             hint = "It was called in TensorFlow's form, (op, grad); name the first parameter dy."
+        several = isinstance(dx, list | tuple)
+        shown = f"{len(dx)} gradients for one input" if several else f"{dx!r:.60}"
         raise RuleError(
-            f"{where(record, leaf)} returned {dx!r:.60}, expected a Tensor, got {kind(dx)}. {hint}"
+            f"{where(record, leaf)} returned {shown}, expected a Tensor, got {kind(dx)}. {hint}"
         )
     shape, dtype = record.specs[leaf]
     data = dx._data

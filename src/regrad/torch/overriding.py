@@ -220,7 +220,9 @@ class gradient_override_map(Scope):
 def checked_keep(keep: Any) -> tuple[Any, ...]:
     """Return what is to be kept; raise for what is not a torch callable."""
     if isinstance(keep, str) or not isinstance(keep, Iterable):
-        raise ArgumentError(f"keep is a list of torch callables, got {keep!r:.80}: write [...]")
+        raise ArgumentError(
+            f"keep expected a list of torch callables, as in keep=[torch.kron], got {keep!r:.80}"
+        )
     kept = tuple(keep)
     for each in kept:
         is_module = isinstance(each, torch.nn.Module) or (
@@ -228,7 +230,7 @@ def checked_keep(keep: Any) -> tuple[Any, ...]:
         )
         if is_module or not callable(each):
             raise ArgumentError(
-                f"keep has torch callables (torch.kron) and autograd.Functions, got {each!r:.80}. "
-                + ("Give the function that the module calls." if is_module else "Give it itself.")
+                f"keep expected torch callables or autograd.Functions, got {each!r:.80}"
+                + (". Give the function that the module calls." if is_module else "")
             )
     return kept
