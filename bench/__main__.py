@@ -28,6 +28,7 @@ QUICK = Effort(rounds=7, seconds=0.005, calls=1_000)
 
 def main() -> None:
     options = arguments()
+    os.environ["REGRAD_BENCH_DEVICE"] = options.device
     measures = chosen(options.suite, options.only)
     load = os.getloadavg()[0]
     gc.freeze()  # the peers' own objects are not to be looked through during a measure
@@ -47,6 +48,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("suite", nargs="?", choices=SUITES, help="this part only (or else all)")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    parser.add_argument("--device", default="cpu", help="where torch's tensors lie: cpu, cuda")
     parser.add_argument("--only", metavar="NAME", action="append", help="a measure; repeatable")
     return parser.parse_args()
 

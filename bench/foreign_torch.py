@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ from bench.contestants import Contestants
 from bench.measures import Speed
 from bench.report import Measure
 
+DEVICE = os.environ.get("REGRAD_BENCH_DEVICE", "cpu")  # `--device` of `python -m bench`
 BATCH, SIZE = 4, 64
 STAGES = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1),
           (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))  # fmt: skip
@@ -104,6 +106,13 @@ def perceptron(relu: nn.Module) -> nn.Module:
     )
 
 
+def done(y: torch.Tensor) -> torch.Tensor:
+    """A result, when it has been computed."""
+    if y.is_cuda:
+        torch.cuda.synchronize()
+    return y
+
+
 def step(
     relu: nn.Module,
     scope: Callable[[], Any] = nullcontext,
@@ -113,9 +122,10 @@ def step(
     """A step of gradient descent, ready to be called; it returns the first layer's gradient."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = net(relu)
+    model = net(relu).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x, target = torch.randn(BATCH, 3, size, size), torch.arange(BATCH)
+    x = torch.randn(BATCH, 3, size, size).to(DEVICE)
+    target = torch.arange(BATCH, device=DEVICE)
 
     def run() -> torch.Tensor:
         optimizer.zero_grad()
@@ -123,7 +133,7 @@ def step(
             loss = F.cross_entropy(model(x), target)
         loss.backward()
         optimizer.step()
-        return next(model.parameters()).grad
+        return done(next(model.parameters()).grad)
 
     return run
 
@@ -166,14 +176,14 @@ def dense() -> Contestants:
 
 def relus(f: Callable[..., torch.Tensor], scope: Callable[[], Any] = nullcontext) -> Any:
     """Twenty ReLUs of 16 floats, ready to be called; it returns the gradient."""
-    x = torch.linspace(-1.0, 1.0, 16, requires_grad=True)
+    x = torch.linspace(-1.0, 1.0, 16, device=DEVICE, requires_grad=True)
 
     def run() -> torch.Tensor:
         y = x
         with scope():
             for _ in range(20):
                 y = f(y)
-        return torch.autograd.grad(y.sum(), x)[0]
+        return done(torch.autograd.grad(y.sum(), x)[0])
 
     return run
 
@@ -208,7 +218,7 @@ def recurrent() -> Contestants:
     """An LSTM of 100 steps under a rule for Tanh, and a loop of cells with a Function."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layer, x = nn.LSTM(32, 32), torch.randn(100, 8, 32)
+    layer, x = nn.LSTM(32, 32).to(DEVICE), torch.randn(100, 8, 32).to(DEVICE)
     rules = {"Tanh": lambda dy, y: dy * (1 - y * y)}
 
     def by_hand() -> torch.Tensor:
@@ -228,7 +238,7 @@ def recurrent() -> Contestants:
             return layer(x)[0]
 
     def gradient(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        return lambda: torch.autograd.grad(forward().sum(), layer.weight_hh_l0)[0]
+        return lambda: done(torch.autograd.grad(forward().sum(), layer.weight_hh_l0)[0])
 
     return alike({"regrad": gradient(under_a_rule), "Function": gradient(by_hand)})
 

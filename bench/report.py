@@ -77,7 +77,7 @@ def markdown(rows: Sequence[Row], load: float, suite: str | None = None) -> str:
             f"# Benchmark of {today()}",
             "",
             f"- Command: `{command}` (one thread, load average {load:.1f} at the start)",
-            f"- Machine: {cpu()}, {cores()}, {platform.system()} {platform.machine()}",
+            f"- Machine: {described()}",
             f"- Versions: Python {platform.python_version()}, "
             + ", ".join(versions())
             + f"; regrad at commit {commit()}",
@@ -122,6 +122,20 @@ def cores() -> str:
     return f"{count} core{'s' if count > 1 else ''}"
 
 
+def gpus() -> list[str]:
+    """The model of the GPU, if torch or JAX is loaded and has one."""
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        return [torch.cuda.get_device_name()]
+    if (jax := sys.modules.get("jax")) and jax.default_backend() == "gpu":
+        return [jax.devices()[0].device_kind]
+    return []
+
+
+def described() -> str:
+    """The machine in words."""
+    return ", ".join([cpu(), cores(), *gpus(), f"{platform.system()} {platform.machine()}"])
+
+
 def commit() -> str:
     """Which source was measured; `-dirty` says that it was not what is committed."""
     command = ["git", "describe", "--always", "--dirty"]
@@ -138,7 +152,8 @@ def today() -> str:
 
 def slug() -> str:
     """The machine in a file name: `amd-epyc-2-cores`."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{cpu()} {cores()}".lower()).strip("-")
+    words = " ".join([cpu(), cores(), *gpus()])
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 # -- figures ---------------------------------------------------------------------------------

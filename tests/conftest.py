@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 from importlib.metadata import version
 
 import pytest
@@ -16,6 +17,9 @@ os.environ["JAX_ENABLE_X64"] = "1"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if version("jaxlib").startswith("0.10."):  # (XLA ends the process over a flag it does not know)
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
+# What needs a GPU is for machines that have one.
+collect_ignore = [] if shutil.which("nvidia-smi") else ["test_cuda.py"]
 
 
 @pytest.fixture(autouse=True, scope="module")

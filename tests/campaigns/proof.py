@@ -5,6 +5,7 @@
     python -m tests.campaigns.proof --only F1        one campaign
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
+    python -m tests.campaigns.proof --only F13 --device cuda    torch's samples on a GPU
 
 Nine campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
 rules (`answers`); F5, random programs in every mode (`agreement`); F8, threads and tasks
@@ -51,6 +52,7 @@ from tests.campaigns import (
     malformed,
     memory,
     torch_ops,
+    torch_samples,
 )
 from tests.campaigns.verdicts import (
     BROKEN,
@@ -182,7 +184,7 @@ def results(jobs: Sequence[Job], workers: int) -> Iterator[dict[str, Any]]:
 
 def sources() -> str:
     """A digest of the library and of the campaigns: results hold for these sources only."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(torch_samples.DEVICE.encode())
     for folder in (
         Path(regrad.__file__).parent,
         ROOT / "tests" / "campaigns",
@@ -307,7 +309,7 @@ def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> list
         return [write(OUT / "proof-part.json", entries, found)]
     return [
         write(
-            RESULTS / f"{campaign}{f'-{options.seed}' * bool(options.seed)}.json",
+            RESULTS / f"{campaign}{suffix(options)}.json",
             [entry for entry in entries if campaign_of(entry) == campaign],
             [each for each in found if each["campaign"] == campaign],
         )
@@ -315,11 +317,17 @@ def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> list
     ]
 
 
+def suffix(options: argparse.Namespace) -> str:
+    """What tells a file of results from those of another start or device."""
+    parts = [str(options.seed)] * bool(options.seed) + [options.device] * (options.device != "cpu")
+    return "".join(f"-{part}" for part in parts)
+
+
 def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
     content = {
         "date": machine.today(),
         "command": " ".join(["python -m tests.campaigns.proof", *sys.argv[1:]]),
-        "machine": f"{machine.cpu()}, {machine.cores()}, {platform.system()} {platform.machine()}",
+        "machine": machine.described(),
         "versions": [f"Python {platform.python_version()}", *machine.versions()],
         "commit": machine.commit(),
         "seconds": round(sum(entry["seconds"] for entry in entries)),
@@ -347,6 +355,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="F1", help="jobs whose name begins like this")
     parser.add_argument("--seed", type=int, default=0, help="the first random program (F5)")
     parser.add_argument("--programs", type=int, help="how many of them (20,000; quick: 40)")
+    parser.add_argument(
+        "--device", default=torch_samples.DEVICE, help="where torch's samples lie (F13): cpu, cuda"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
     return parser.parse_args(given)
@@ -354,6 +365,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
+    torch_samples.DEVICE = os.environ["REGRAD_PROOF_DEVICE"] = options.device
     start = time.perf_counter()
     jobs = all_jobs(options)
     if not jobs:

@@ -328,7 +328,7 @@ def written(path: Path, entries: Sequence[dict[str, Any]], found: Any, peers: An
     content = {
         "date": machine.today(),
         "command": " ".join(["python -m tests.campaigns.public_models", *sys.argv[1:]]),
-        "machine": f"{machine.cpu()}, {machine.cores()}, {platform.system()} {platform.machine()}",
+        "machine": machine.described(),
         "versions": [f"Python {platform.python_version()}", *versions()],
         "commit": machine.commit(),
         "seconds": round(sum(entry["seconds"] for entry in entries)),

@@ -353,9 +353,9 @@ def special(case: Case, values: Sequence[float | None], dtype: torch.dtype) -> C
             return x
         x, wanted = x.detach().to(dtype), x.requires_grad
         if wanted:
-            given = torch.tensor([0.0 if v is None else v for v in values]).to(dtype)
-            stays = torch.tensor([v is None for v in values])
-            turn = torch.arange(x.numel()).reshape(x.shape) % len(values)
+            given = torch.tensor([0.0 if v is None else v for v in values]).to(x)
+            stays = torch.tensor([v is None for v in values], device=x.device)
+            turn = torch.arange(x.numel(), device=x.device).reshape(x.shape) % len(values)
             x = torch.where(stays[turn], x, given[turn])
         return x.requires_grad_(wanted)
 

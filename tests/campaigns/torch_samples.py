@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import sys
 import unittest
 import zlib
@@ -22,6 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from regrad.torch.optypes import families
+
+# Where the samples lie: `proof --device cuda` (its workers are processes of their own).
+DEVICE = os.environ.get("REGRAD_PROOF_DEVICE", "cpu")
 
 # op type: ATen's names, where they are more or others than the names in torch.
 ATEN = {
@@ -217,7 +221,7 @@ def cases(op: Any, count: int = 0) -> Iterator[Case]:
     """Calls of an op in all its variants, with a few of its samples (0: all of them)."""
     dtype = torch.float64 if torch.float64 in op.dtypes else torch.float32
     torch.manual_seed(zlib.crc32(op.formatted_name.encode()))
-    every = list(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd))
+    every = list(op.sample_inputs(DEVICE, dtype, requires_grad=op.supports_autograd))
     few = every if not count else every[:: max(1, len(every) // count)][:count]
     for n, sample in enumerate(few):
         for kind, function in variants(op):
@@ -314,7 +318,7 @@ def differentiated(ys: Any, xs: Sequence[Any]) -> list[Any]:
 def weights(y: torch.Tensor) -> torch.Tensor:
     """The gradient that arrives: of another size everywhere, and nowhere that of a rule."""
     found = torch.linspace(2.0, 3.0, y.numel(), dtype=torch.float64)
-    return found.reshape(y.shape).to(y.dtype)
+    return found.reshape(y.shape).to(y.device, y.dtype)
 
 
 def compare(ys: Any, expected: Any) -> str:
@@ -337,7 +341,7 @@ def bitwise(y: torch.Tensor, expected: torch.Tensor) -> bool:
 
 def as_bytes(y: torch.Tensor) -> torch.Tensor:
     """The bits; those of NaN say nothing."""
-    flat = torch.empty(y.numel(), dtype=y.dtype).copy_(y.reshape(-1))
+    flat = torch.empty(y.numel(), dtype=y.dtype, device=y.device).copy_(y.reshape(-1))
     flat = torch.view_as_real(flat) if flat.is_complex() else flat
     flat = flat.masked_fill(flat.isnan(), math.nan) if flat.is_floating_point() else flat
     return flat.contiguous().view(torch.uint8)

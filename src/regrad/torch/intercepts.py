@@ -1,12 +1,13 @@
 """Where torch runs code later, elsewhere, or out of sight: the scopes go along, or refuse.
 
 `torch.utils.checkpoint` runs a function again in the backward pass, threads start with no mode,
-and compiled TorchScript asks no mode at all. While a scope is open, these few entrances are
-replaced; when the last one is left they are as before.
+and compiled TorchScript and CUDA graphs ask no mode at all. While a scope is open, these few
+entrances are replaced; when the last one is left they are as before.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from functools import cache, wraps
 from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.overrides
@@ -204,6 +206,42 @@ def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
             )
 
 
+# The rules under which CUDA graphs were captured in scopes. They are built into the kernels.
+_CAPTURED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _in_force() -> Any:
+    return [(scope._rules, scope._keep) for scope in open_here()]
+
+
+def _capture(old: Any) -> Any:
+    def capture_begin(self: Any, *args: Any, **options: Any) -> None:
+        old(self, *args, **options)
+        _CAPTURED[self] = _in_force()
+
+    return capture_begin
+
+
+def _replay(old: Any) -> Any:
+    """A graph that was captured under other rules, or none, has none of these in it.
+
+    (Those that `torch.compile` makes belong to programs that were compiled for the scope.)
+    """
+
+    def replay(self: Any) -> None:
+        rules = _in_force()
+        by_compiler = sys._getframe(1).f_globals.get("__name__", "").startswith("torch._inductor")
+        if rules and not by_compiler and _CAPTURED.get(self) != rules:
+            raise PassedOverError(
+                "a CUDA graph is replayed in a scope of overrides, and was not captured in a scope "
+                "with these very rules: it runs its kernels out of sight of any override. Capture "
+                "it in such a scope, or replay it outside of this one."
+            )
+        old(self)
+
+    return replay
+
+
 @cache
 def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
     """Return what is replaced while a scope is open: where it is, its name, what makes the new."""
@@ -226,6 +264,8 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
         *[(Pool, name, _job) for name in ("apply_async", "_map_async", "imap", "imap_unordered")],
         (torch._C.ScriptMethod, "__call__", _script),
         (torch._C.ScriptFunction, "__call__", _script),
+        (torch.cuda.CUDAGraph, "capture_begin", _capture),
+        (torch.cuda.CUDAGraph, "replay", _replay),
         (torch.nn.MultiheadAttention, "forward", with_fast_path),
         (torch.nn.TransformerEncoder, "forward", with_fast_path),
         (torch.nn.TransformerEncoderLayer, "forward", with_fast_path),
