@@ -152,7 +152,11 @@ class FunctionKey(Key):
         return super().meets(other)
 
     def matches(self, eqn: Any, batched: bool = False) -> bool:
-        if eqn.primitive.name not in (CALLED if not self.is_inlined else ("closed_call",)):
+        if self.is_inlined:
+            is_call = eqn.primitive is closed_call_p()
+        else:
+            is_call = eqn.primitive.name in CALLED
+        if not is_call:
             return False
         info = body_of(eqn)[0].debug_info.func_src_info or ""
         name, _, where = info.partition(" at ")
@@ -315,7 +319,10 @@ def _with_options() -> list[tuple[str, Any]]:
 
 
 def closed_call_p() -> Any:
-    """JAX's primitive that runs a program, and is differentiated as the program is."""
+    """Return JAX's primitive that runs a program, and is differentiated as the program is.
+
+    Its name is `closed_call`, and `eval_jaxpr` from JAX 0.12 on.
+    """
     from jax._src.core import closed_call_p
 
     return closed_call_p

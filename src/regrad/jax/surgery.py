@@ -40,7 +40,7 @@ MACHINERY = tuple(
 )  # fmt: skip
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset({
-    "jit", "pjit", "closed_call", "core_call", "scan", "while", "cond", "remat", "remat2",
+    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "scan", "while", "cond", "remat", "remat2",
     "checkpoint", "shard_map", "custom_linear_solve", "regrad_vmap",
 })  # fmt: skip
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
