@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -19,8 +20,9 @@ from regrad.v1 import compiled_plans
 OPTIONS: dict[str, Any] = {
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
-    "xla_cpu_use_fusion_emitters": True,
 }
+if version("jaxlib").startswith("0.10."):
+    OPTIONS["xla_cpu_use_fusion_emitters"] = True
 
 
 class FullEffort:

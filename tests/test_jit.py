@@ -43,7 +43,7 @@ class Counting:
 
     @property
     def runs(self):
-        return self.counter.__reduce__()[1][0]
+        return int(repr(self.counter)[len("count(") : -1])
 
 
 # -- containers ------------------------------------------------------------------------------------

@@ -370,7 +370,9 @@ def _check_boundary(key: Any) -> None:
     info = getattr(key, "_jit_info", None)
     if isinstance(key, jax.custom_jvp | jax.custom_vjp):
         return
-    if info is None or getattr(info, "inline", False):
+    inline = getattr(info, "inline", False)
+    # (from JAX 0.12 on an enum, in which all but these leave a call in the program)
+    if info is None or getattr(inline, "value", inline) in (True, "jax_early", "jax_late"):
         what = "is compiled with inline=True, and so" if info else "is a plain function; it"
         raise ArgumentError(f"override: {name} {what} {INLINED}")
 

@@ -366,6 +366,14 @@ class Surgery:
     def check_hidden(self, eqn: Any, around: Around, found: Found) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
+        if name == "call_hi_primitive" and differentiable(eqn) and self.bindings:
+            theirs = type(eqn.params["_prim"]).__name__
+            raise GradientError(
+                f"override: the program calls {theirs} ({self.lines[-1]}), for which this JAX "
+                f"({jax.__version__}) has a primitive with a derivative of its own, and whose "
+                "inside cannot be seen. Use a JAX before 0.12, or leave that part out of the "
+                "function."
+            )
         if name == "call_exported" and eqn.params["exported"].has_vjp():
             raise GradientError(
                 f"override: the program calls an exported function ({self.lines[-1]}), whose "
