@@ -103,7 +103,8 @@ def versions() -> Iterator[str]:
     for name in LIBRARIES:
         if name in sys.modules:
             package = packages.get(name, [name])[0]
-            yield f"{package} {version(package)}"
+            number = getattr(sys.modules[name], "__version__", None) or version(package)
+            yield f"{package} {number}"
 
 
 # -- the machine -----------------------------------------------------------------------------

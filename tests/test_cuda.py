@@ -4,8 +4,7 @@ This file is collected only where there is a GPU (see `conftest.py`). The sample
 there by `python -m tests.campaigns.proof --only F13 --device cuda`.
 """
 
-import warnings
-
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,13 @@ import regrad as rg
 import regrad.torch
 from regrad.errors import PassedOverError
 from regrad.torch import open_scopes
+from tests import test_ops as eager
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning"),
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, of torch.jit
+]
 override = regrad.torch.gradient_override_map
 CUDA = "cuda"
 
@@ -140,14 +145,12 @@ def test_attention_keeps_its_kernel_under_other_rules(backend, causal):
     qkv = [x.requires_grad_() for x in heads()]
     with sdpa_kernel(backend):
         plain = F.scaled_dot_product_attention(*qkv, is_causal=causal)
-        with override({"Relu": rule}, keep=()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with override({"Relu": rule}):
             y = F.scaled_dot_product_attention(*qkv, is_causal=causal)
             assert type(y.grad_fn) is type(plain.grad_fn)
     assert torch.equal(y, plain)
 
 
-@pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 def test_attention_is_taken_apart_under_a_rule_for_its_softmax(backend, causal):
@@ -169,8 +172,7 @@ def test_attention_is_taken_apart_under_a_rule_for_its_softmax(backend, causal):
 def test_recurrent_layers_fire_or_keep_the_kernel(make):
     layer, x = make(8, 8, 2).to(CUDA), torch.randn(5, 3, 8, device=CUDA)
     plain = layer(x)[0]
-    with override({"Relu": rule}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with override({"Relu": rule}):
         y = layer(x)[0]
         assert "Cudnn" in type(plain.grad_fn).__name__ or type(y.grad_fn) is type(plain.grad_fn)
     assert torch.equal(y, plain)
@@ -188,8 +190,7 @@ def test_fused_optimizers_are_not_concerned(op_type, x):
         optimizer = torch.optim.AdamW(net.parameters(), fused=True)
         net(x).sum().backward()
         if scope:
-            with override({op_type: rg.rules.straight_through}), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with override({op_type: rg.rules.straight_through}):
                 optimizer.step()
         else:
             optimizer.step()
@@ -411,3 +412,30 @@ def test_regrads_rules_run_on_the_device(name, x):
     (dx,) = torch.autograd.grad(y.sum(), x)
     assert dx.is_cuda and dx.shape == x.shape
     used.assert_fired()
+
+
+# -- functions of ours ----------------------------------------------------------------------------
+
+ROWS = [row for row in eager.ROWS if "torch" in row.backends]
+
+
+def on_the_device(row):
+    return [x.to(CUDA) for x in eager.given(row, "torch")]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_every_op_computes_on_the_device(row):
+    xs = on_the_device(row)
+    ys = eager.outputs(row.f(*map(rg.asarray, xs)))
+    due = eager.numbers(row.f(*map(rg.asarray, eager.given(row, "numpy"))))
+    for y, expected in zip(ys, due, strict=True):
+        assert not xs or not isinstance(y._data, torch.Tensor) or y._data.is_cuda
+        np.testing.assert_allclose(y.numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.order], ids=str)
+def test_every_op_is_differentiated_on_the_device(row):
+    due = eager.gradients(row, eager.given(row, "numpy"), 1)
+    found = eager.gradients(row, on_the_device(row), 1)
+    for a, b in zip(found, due, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * (1 + np.abs(b).max(initial=0)))

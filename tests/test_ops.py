@@ -167,3 +167,12 @@ def test_every_op_type_has_a_sample() -> None:
         t for t, f in functions.items() if f is not not_yet and f.__module__.startswith("regrad.")
     }
     assert own - covered == set()
+
+
+@pytest.mark.parametrize("constant", [0, np.float32(2), np.ones(3, np.float32), rg.tensor([1.0])])
+def test_constants_are_made_where_the_data_lie(constant: Any) -> None:
+    import torch
+
+    x = rg.asarray(torch.ones(3, device="meta"))  # it refuses data of another device, as a GPU does
+    assert rg.where(x > 0, x, constant).device.type == "meta"
+    assert rg.maximum(x * constant, constant).device.type == "meta"

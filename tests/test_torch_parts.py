@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
 from regrad.errors import PassedOverError
+from regrad.torch import intercepts
 from tests.campaigns.torch_samples import INSIDE, Call, cases, load
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -547,3 +548,29 @@ def test_functions_that_were_replaced_are_called(monkeypatch):
         expected = attention(x, x, x, need_weights=False)[0]
         with override({"Sign": "Sign"}):
             assert torch.equal(attention(x, x, x, need_weights=False)[0], expected)
+
+
+def test_a_replayed_graph_must_have_been_captured_under_the_rules(monkeypatch):
+    class Graph:
+        capture_begin = intercepts._capture(lambda self: None)
+        replay = intercepts._replay(lambda self: replayed.append(self))
+
+    replayed = []
+    rules, graph, plain = {"Relu": lambda dy: dy}, Graph(), Graph()
+    x = torch.ones(3, requires_grad=True)
+    with regrad.torch.gradient_override_map(rules):
+        graph.capture_begin()
+        graph.replay()
+        torch.relu(x)
+        with pytest.raises(PassedOverError, match="a CUDA graph is replayed"):
+            plain.replay()
+        with regrad.torch.gradient_override_map({"Tanh": lambda dy: dy}):
+            torch.tanh(x)
+            with pytest.raises(PassedOverError, match="a CUDA graph is replayed"):
+                graph.replay()
+    with regrad.torch.gradient_override_map(rules):
+        torch.relu(x)
+        graph.replay()
+    graph.replay()
+    plain.replay()
+    assert replayed == [graph, graph, graph, plain]

@@ -373,7 +373,8 @@ def _one_library(arrays: Sequence[Any]) -> list[Any]:
         raise ArgumentError(
             f"one op cannot mix data of {' and '.join(sorted(names))}; convert one of them first"
         )
-    return [a if BACKENDS[type(a)] is backend else backend.from_numpy(a) for a in arrays]
+    like = next(a for a in arrays if BACKENDS[type(a)] is backend)
+    return [a if BACKENDS[type(a)] is backend else backend.from_numpy(a, like) for a in arrays]
 
 
 def _wrapped(data: Any) -> Any:

@@ -128,7 +128,7 @@ class SymbolBackend(Backend):
             "session.run(x). To choose by a value inside the graph use tf.cond or tf.where."
         )
 
-    def from_numpy(self, array: np.ndarray) -> Any:
+    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
         raise GraphError("an array enters a graph as a constant")
 
 

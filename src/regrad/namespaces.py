@@ -97,8 +97,8 @@ class Backend:
         dtype = array.dtype
         return np.array(array, dtype=dtype if dtype.isnative else dtype.newbyteorder("="))
 
-    def from_numpy(self, array: np.ndarray) -> Any:
-        """The same values in this library."""
+    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
+        """The same values in this library, where an array of it lies."""
         return array
 
     def to_numpy(self, array: Any) -> np.ndarray:
@@ -154,7 +154,7 @@ class JaxBackend(Backend):
     def own(self, array: Any) -> Any:
         return array  # immutable already
 
-    def from_numpy(self, array: np.ndarray) -> Any:
+    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
         if array.dtype not in HELD:
             check_dtype(array.dtype)
         self.native_dtype(array.dtype)
@@ -257,10 +257,16 @@ class TorchBackend(Backend):
         self.check(array)
         return array.detach().clone()
 
-    def from_numpy(self, array: np.ndarray) -> Any:
+    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
         import torch
 
-        return torch.from_numpy(np.array(array))
+        if like is None or like.device.type == "cpu":
+            return torch.from_numpy(np.array(array))
+        if array.ndim:
+            return torch.from_numpy(np.array(array)).to(like.device)
+        # (A number is filled in, for a copy would wait for the device, and fail in a CUDA graph.)
+        dtype = self.native_dtype(array.dtype)
+        return torch.full((), array.item(), dtype=dtype, device=like.device)
 
     def to_numpy(self, array: Any) -> np.ndarray:
         return array.detach().cpu().resolve_conj().numpy()

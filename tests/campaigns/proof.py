@@ -365,7 +365,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
-    torch_samples.DEVICE = os.environ["REGRAD_PROOF_DEVICE"] = options.device
+    if options.device != torch_samples.DEVICE:  # it is read when the campaigns are imported
+        os.environ["REGRAD_PROOF_DEVICE"] = options.device
+        os.execv(sys.executable, [sys.executable, "-m", "tests.campaigns.proof", *sys.argv[1:]])
     start = time.perf_counter()
     jobs = all_jobs(options)
     if not jobs:

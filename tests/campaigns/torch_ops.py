@@ -43,6 +43,7 @@ from torch.utils.checkpoint import checkpoint
 import regrad.torch
 from regrad.errors import PassedOverError
 from regrad.torch.optypes import BINARY, families
+from tests.campaigns import torch_samples
 from tests.campaigns.torch_samples import (
     INSIDE,
     Call,
@@ -70,6 +71,7 @@ from tests.campaigns.verdicts import (
 )
 
 TITLE = "torch's sample database"
+CUDA = torch_samples.DEVICE == "cuda"  # where gradients are summed in any order
 SAMPLES = 2  # of each op
 OTHERS = 1  # op types that do not concern a call
 FIRED, UNTOUCHED = "the rule fired", "untouched"
@@ -152,7 +154,8 @@ def eager(case: Case, known: Plain, op_type: str) -> tuple[str, str]:
     if is_recorded and op_type in written(seen.types(ys), case.name):
         return SILENT, "autograd recorded an op of the type"
     if not used.hits:
-        return (DELIVERED, UNTOUCHED) if compare(dxs, known.dxs) == "same" else (SILENT, "gradient")
+        kept = compare(dxs, known.dxs) == "same" or (CUDA and close(dxs, known.dxs))
+        return (DELIVERED, UNTOUCHED) if kept else (SILENT, "gradient")
     if is_recorded and not any(hit.ran for hit in used.hits) and any(map(is_wanted, flat(ys))):
         return SILENT, "the rule did not run"
     return DELIVERED, FIRED
@@ -274,8 +277,8 @@ def result(run: Function, xs: Sequence[Any], op_type: str | None = None) -> Resu
         with scope(op_type) as used:
             ys, pull = run(*xs)
         return Result(ys, pull(), fired=used is not None and bool(used.hits))
-    except Exception as error:
-        return Result((), [], error)
+    except Exception as error:  # (its frames would hold what torch has open in them)
+        return Result((), [], error.with_traceback(None))
 
 
 def in_ways(case: Case, known: Plain, ways: Sequence[str]) -> Iterator[Verdict]:
@@ -362,7 +365,13 @@ def special(case: Case, values: Sequence[float | None], dtype: torch.dtype) -> C
     return case._replace(given=tree_map(change, case.given))
 
 
+# Kernels that end the process over values outside of what they are for, or do not end.
+ONLY_USUAL = ("bernoulli", "nn_functional_binary_cross_entropy", "matrix_exp")
+
+
 def with_special_values(case: Case, types: Sequence[str]) -> Iterator[Verdict]:
+    if CUDA and case.name.partition(":")[0] in ONLY_USUAL:
+        return
     for fill, values in FILLS.items():
         for dtype in DTYPES:
             each = special(case, values, dtype)
@@ -387,6 +396,8 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
     """All verdicts on an op."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if CUDA:
+            torch.cuda.synchronize()  # fails if a kernel has failed before: nothing runs any more
         try:
             every = list(cases(load()[job], 1 if quick else SAMPLES))
         except Exception:  # torch's own: no sample can be made on this machine

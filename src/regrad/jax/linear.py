@@ -38,8 +38,9 @@ ONE = frozenset({"mul", "dot_general", "conv_general_dilated"})  # just one oper
 LAST = frozenset({"triangular_solve"})
 SOURCE = frozenset({"select_and_scatter_add", "select_and_gather_add"})  # the first; by the second
 CALLS = frozenset(
-    {"jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "call", "remat", "remat2", "checkpoint",
-     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "regrad_op", "shard_map"}
+    {"jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "call", "remat", "remat2",
+     "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "regrad_op",
+     "shard_map"}
 )  # fmt: skip
 KEEP_ZERO = FIRST | ALL | ONE | {"select_n"}
 

@@ -40,8 +40,8 @@ MACHINERY = tuple(
 )  # fmt: skip
 # Primitives whose bodies JAX differentiates as they are written: a rule inside counts.
 OPENED = frozenset({
-    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "scan", "while", "cond", "remat", "remat2",
-    "checkpoint", "shard_map", "custom_linear_solve", "regrad_vmap",
+    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "scan", "while", "cond",
+    "remat", "remat2", "checkpoint", "shard_map", "custom_linear_solve", "regrad_vmap",
 })  # fmt: skip
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 # Their bodies only say what is done with two scalars, and are not differentiated.
