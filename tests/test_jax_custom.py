@@ -209,8 +209,8 @@ def test_complex_numbers():
         dy = y * (2 - 1j) if jnp.iscomplexobj(y) else y * 2
         np.testing.assert_allclose(pull(dy)[0], due(dy)[0])
         np.testing.assert_allclose(
-        jax.jvp(f, (z,), (z * 1j,)), jax.jvp(jaxs, (z,), (z * 1j,)), atol=1e-15
-    )
+            jax.jvp(f, (z,), (z * 1j,)), jax.jvp(jaxs, (z,), (z * 1j,)), atol=1e-15
+        )
     double = custom_grad(lambda z: (z * 2j, lambda dy: dy * np.conj(2j)))  # TensorFlow's way
     np.testing.assert_allclose(jax.vjp(double, z)[1](z)[0], z * 2j)
 

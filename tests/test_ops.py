@@ -176,3 +176,15 @@ def test_constants_are_made_where_the_data_lie(constant: Any) -> None:
     x = rg.asarray(torch.ones(3, device="meta"))  # it refuses data of another device, as a GPU does
     assert rg.where(x > 0, x, constant).device.type == "meta"
     assert rg.maximum(x * constant, constant).device.type == "meta"
+
+
+@over([r for r in ROWS if "torch" in r.backends])
+def test_new_arrays_lie_where_the_data_lie(row: Sample) -> None:
+    """Tensors of the device "meta" have no values, and refuse to meet those of another device."""
+    xs = [x.to("meta") for x in given(row, "torch")]
+    runs = [lambda: row.f(*map(rg.asarray, xs)), lambda: gradients(row, xs, 1)]
+    for run in runs[: 1 + bool(row.order)]:
+        try:
+            run()
+        except Exception as error:  # by an op that must look at values
+            assert "expected device" not in str(error), error

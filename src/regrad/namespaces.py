@@ -317,6 +317,11 @@ def _no_counterpart(dtype: Any) -> DTypeError:
 NUMPY = Backend()
 
 
+def beside(like: Any) -> dict[str, Any]:
+    """Return the options that make a new array where another one lies: torch must be told."""
+    return {"device": like.device} if hasattr(like, "new_zeros") else {}
+
+
 class _Backends(dict[type, Backend]):
     """Array type → backend, filled as types turn up."""
 

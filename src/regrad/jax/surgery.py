@@ -368,12 +368,14 @@ class Surgery:
         name = eqn.primitive.name
         if name == "call_hi_primitive" and differentiable(eqn) and self.bindings:
             theirs = type(eqn.params["_prim"]).__name__
-            raise GradientError(
-                f"override: the program calls {theirs} ({self.lines[-1]}), for which this JAX "
-                f"({jax.__version__}) has a primitive with a derivative of its own, and whose "
-                "inside cannot be seen. Use a JAX before 0.12, or leave that part out of the "
-                "function."
-            )
+            theirs = {"CustomRoot": "_custom_root"}.get(theirs, theirs)  # as older JAX names it
+            if theirs not in self.choice.keep:
+                raise GradientError(
+                    f"override: the program calls {theirs} ({self.lines[-1]}), for which JAX "
+                    f"{jax.__version__} has a primitive with a derivative of its own, and whose "
+                    "inside cannot be seen. Give the whole of it a gradient with "
+                    f"rg.jax.custom_grad, or pass keep=[{theirs!r}] to leave it as it is."
+                )
         if name == "call_exported" and eqn.params["exported"].has_vjp():
             raise GradientError(
                 f"override: the program calls an exported function ({self.lines[-1]}), whose "

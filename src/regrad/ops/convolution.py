@@ -15,6 +15,7 @@ from typing import Any
 from regrad.deferral import deferrable
 from regrad.dispatch import lift
 from regrad.errors import ShapeError
+from regrad.namespaces import beside
 from regrad.ops import windows
 from regrad.ops.array import expand_dims, squeeze
 from regrad.ops.windows import (
@@ -252,7 +253,7 @@ KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "torch": TorchKernels}
 def _compute(xp: Any, kernel: str, a: Any, b: Any, plan: Plan, shape: Sizes) -> Any:
     """Run a kernel; where there is nothing to sum, libraries differ, and zeros are due."""
     if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
-        return xp.zeros(shape, dtype=a.dtype, device=getattr(a, "device", None))
+        return xp.zeros(shape, dtype=a.dtype, **beside(a))
     library = windows.library(xp)
     if library == "jax":
         return _compiled(getattr(_jax_kernels(a, plan), kernel))(a, b, plan)

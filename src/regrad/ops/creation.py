@@ -340,7 +340,7 @@ def _filled_like(xp: Any, x: Any, value: complex, dtype: Any) -> Any:
     value, dtype = fitting(value, dtype), namespaces.native_dtype(xp, dtype)
     if xp.__name__ == "jax.numpy":
         return xp.full_like(x, value, dtype=dtype)  # which lies where x lies
-    return xp.full(tuple(x.shape), value, dtype=dtype)
+    return xp.full(tuple(x.shape), value, dtype=dtype, **namespaces.beside(x))
 
 
 def fitting(value: complex, dtype: np.dtype) -> complex:

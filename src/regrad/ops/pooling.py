@@ -11,6 +11,7 @@ import numpy as np
 
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
+from regrad.namespaces import beside
 from regrad.ops import windows
 from regrad.ops.elementwise import pow, square
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
@@ -74,7 +75,7 @@ def _to_maxima(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
 def _to_maxima_of_tiles(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
     x = windows.padded(xp, x, win.padding, windows.lowest(x))
     where = windows.first_maximum(xp, (x[at] for at in win.places()))[1]
-    taps = xp.arange(math.prod(win.size), dtype=where.dtype)
+    taps = xp.arange(math.prod(win.size), dtype=where.dtype, **beside(where))
     mine = _upon_tiles(where, win) == xp.reshape(taps, (*(n for k in win.size for n in (1, k)), 1))
     return _from_tiles(xp, xp.where(mine, _upon_tiles(dy, win), 0), win)
 

@@ -47,14 +47,12 @@ def _in_range(xp: Any, ids: Any, n: int) -> Any:
 
 def _zeros(xp: Any, shape: Sequence[int], like: Any) -> Any:
     """Zeros of the dtype of an array, on its device."""
-    if hasattr(like, "new_zeros"):
-        return like.new_zeros(tuple(shape))
-    return xp.zeros(shape, dtype=like.dtype)
+    return xp.zeros(tuple(shape), dtype=like.dtype, **namespaces.beside(like))
 
 
 def _count_up(xp: Any, n: int, like: Any) -> Any:
     """`[0, …, n - 1]`, on the device of an array."""
-    return xp.arange(n, device=like.device) if hasattr(like, "new_zeros") else xp.arange(n)
+    return xp.arange(n, **namespaces.beside(like))
 
 
 def _at(xp: Any, x: Any, index: Any) -> Any:

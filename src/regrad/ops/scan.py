@@ -10,6 +10,7 @@ import numpy as np
 from regrad import dispatch
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
+from regrad.namespaces import beside
 from regrad.ops.array import concat
 from regrad.ops.elementwise import astype
 from regrad.ops.getitem import getitem
@@ -278,7 +279,7 @@ def _run_starts(xp, x: TensorLike, /, *, axis: int) -> Tensor:
     first = xp.zeros_like(x[_between(axis, 0, 1)], dtype=xp.bool)
     line = [1] * x.ndim
     line[axis] = -1
-    count = xp.arange(x.shape[axis], **({"device": x.device} if hasattr(x, "new_zeros") else {}))
+    count = xp.arange(x.shape[axis], **beside(x))
     places = xp.where(xp.concat([first, starts], axis=axis), xp.reshape(count, tuple(line)), 0)
     return _running(xp, places, axis, True)
 

@@ -16,6 +16,7 @@ import numpy as np
 from regrad import dispatch, numbers
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
+from regrad.namespaces import beside
 from regrad.ops.creation import fitting, zeros_like
 from regrad.ops.rows import _add_rows, _is_jax, _put
 from regrad.opsheet import TensorLike, op
@@ -54,10 +55,7 @@ def _embedded(
             for n, (first, count, step) in zip(shape, windows, strict=True)
         ]
         return lax.pad(x, xp.asarray(value, dtype=x.dtype), spare)
-    if hasattr(x, "new_full"):
-        y = x.new_full(tuple(shape), value)
-    else:
-        y = xp.full(tuple(shape), value, dtype=x.dtype)
+    y = xp.full(tuple(shape), value, dtype=x.dtype, **beside(x))
     if math.prod(x.shape):
         y[tuple(as_slice(w) for w in windows)] = x
     return y
@@ -183,7 +181,7 @@ def _mirror_pad(xp, x: TensorLike, /, *, paddings: Paddings, mode: MirrorMode) -
 def _mirrored(xp: Any, n: int, pair: tuple[int, int], mode: MirrorMode, like: Any) -> Any:
     """Which element of an axis of size n each element of the padded axis repeats."""
     ids = np.pad(np.arange(n), pair, mode=mode)
-    return xp.asarray(ids, device=like.device) if hasattr(like, "new_zeros") else xp.asarray(ids)
+    return xp.asarray(ids, **beside(like))
 
 
 @gradient("MirrorPad")

@@ -19,7 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.namespaces import numpy_dtype
+from regrad.namespaces import beside, numpy_dtype
 from regrad.ops.array import expand_dims, squeeze
 from regrad.tensor import Tensor
 
@@ -202,8 +202,7 @@ def library(xp: Any) -> str:
 
 def constant(xp: Any, values: np.ndarray, like: Any, dtype: Any = None) -> Any:
     """A NumPy array in the library of `like`, and where that lies."""
-    device = {} if library(xp) == "jax" else {"device": like.device}
-    return xp.asarray(values, dtype=dtype, **device)
+    return xp.asarray(values, dtype=dtype, **beside(like))
 
 
 def padded(xp: Any, x: Any, padding: Pairs, value: float = 0) -> Any:
@@ -214,7 +213,7 @@ def padded(xp: Any, x: Any, padding: Pairs, value: float = 0) -> Any:
     if library(xp) == "jax":
         return xp.pad(x, full, constant_values=value)
     shape = tuple(n + lo + hi for n, (lo, hi) in zip(x.shape, full, strict=True))
-    y = xp.full(shape, value, dtype=x.dtype, device=x.device)
+    y = xp.full(shape, value, dtype=x.dtype, **beside(x))
     y[_inside(x.shape, full)] = x
     return y
 
@@ -243,7 +242,7 @@ def placed(xp: Any, parts: Iterable[Any], places: Places, shape: tuple[int, ...]
     if library(xp) == "jax":
         return sum(_spread_out(p, at, shape) for p, at in zip(parts, places, strict=True))
     first = next(parts)
-    y = xp.zeros(shape, dtype=first.dtype, device=first.device)
+    y = xp.zeros(shape, dtype=first.dtype, **beside(first))
     for part, at in zip(itertools.chain([first], parts), places, strict=True):
         y[at] += part
     return y
