@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning"),
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, of torch.jit
 ]
 override = regrad.torch.gradient_override_map
