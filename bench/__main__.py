@@ -38,9 +38,10 @@ def main() -> None:
         print("A part or a quick run is not written down; `python -m bench` writes one.")
         return
     part = f"-{options.suite}" if options.suite else ""
+    part += f"-{options.device}" if options.device != "cpu" else ""
     path = RESULTS / f"{report.today()}-{report.slug()}{part}.md"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(report.markdown(rows, load, options.suite), encoding="utf-8")
+    path.write_text(report.markdown(rows, load), encoding="utf-8")
     print(f"Written to bench/results/{path.name}")
 
 

@@ -69,9 +69,9 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{sum(verdicts)} of {len(verdicts)} bounds are met."
 
 
-def markdown(rows: Sequence[Row], load: float, suite: str | None = None) -> str:
+def markdown(rows: Sequence[Row], load: float) -> str:
     """The whole report."""
-    command = f"python -m bench {suite or ''}".strip()
+    command = " ".join(["python -m bench", *sys.argv[1:]])
     return "\n".join(
         [
             f"# Benchmark of {today()}",
