@@ -25,7 +25,7 @@ from bench.contestants import Contestants
 from bench.report import Measure, Row, compared
 from bench.timing import Call, Effort, interleaved, sampler
 from regrad import losses, nn
-from regrad.tensor import wrap
+from regrad.tensors import wrap
 
 torch.set_num_threads(1)
 

@@ -84,6 +84,14 @@ def custom_op() -> Contestants:
     )
 
 
+def from_outside() -> Contestants:
+    """The gradient of a compiled function, asked for by the caller; it names its module's ops."""
+    a = jnp.asarray(SMALL)
+    ours = rg.grad(rg.jit(lambda a: rg.sum(rg.sin(a) * a)))
+    theirs = jax.grad(jax.jit(lambda a: jnp.sum(jnp.sin(a) * a)))
+    return alike({REGRAD: waiting_for_tensors(ours, rg.tensor(a)), JAX: waiting(theirs, a)})
+
+
 # -- the clipped straight-through sign of 10 million numbers -----------------------------------
 
 
@@ -250,6 +258,7 @@ def lowered(step: Step) -> Any:
 MEASURES: dict[str, Measure] = {
     "jit-signals": signals,
     "jit-custom-op": Speed("custom op of 4 floats, compiled", custom_op, {JAX: 2.0}),
+    "jit-outside": Speed("gradient of a compiled function, from outside", from_outside, {JAX: 1.0}),
     "jit-sign": sign,
     "jit-mlp": Speed("step of a binarised MLP", calls_of(networks.mlp), {JAX: 1.05, TORCH: 0.9}),
     "jit-cnn": Speed(

@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-# ## 1. A Tensor is a value with an id (in regrad: `tensor.py`)
+# ## 1. A Tensor is a value with an id (in regrad: `tensors.py`)
 #
 # A Tensor never changes. Its id comes from a counter, and lets a record speak *about* a
 # Tensor without holding it, so that its array can be freed. Python's own `id()` would not
@@ -73,7 +73,7 @@ class Op:
     inputs: list
     attrs: list
     broadcasts: bool = False
-    rule: Callable | None = None  # None: no gradient
+    rule: Callable | None = None  # None: nobody has given it one
 
 
 def op(type):
@@ -140,11 +140,15 @@ def call(op, arguments):
     attrs = dict(zip(op.attrs, arguments[len(op.inputs) :], strict=True))
     y = Tensor(op.kernel(np, *[x.value for x in xs], **attrs))
     rule = OVERRIDES.get().get(op.type, op.rule)
-    if rule is not None:
+    if rule is not NO_GRADIENT:
         named = {**dict(zip(op.inputs, xs, strict=True)), **attrs, "y": y}
         named |= {f"{n}_shape": x.shape for n, x in zip(op.inputs, xs, strict=True)}
         record(op, rule, xs, y, named)
     return y
+
+
+def NO_GRADIENT(dy):
+    """The rule of an op whose output is a constant."""
 
 
 def lift(value):
@@ -177,7 +181,7 @@ class Record:
         self.inputs = [x.id for x in xs]
         self.shapes = [x.shape for x in xs]
         self.output = y.id
-        self.saved = {name: named[name] for name in names_after_first(rule)}
+        self.saved = {name: named[name] for name in names_after_first(rule)} if rule else {}
 
 
 def record(op, rule, xs, y, named):
@@ -264,6 +268,8 @@ def walk(tape, grads):
 
 def pulled(record, dy):
     """The gradients that a rule gives, each with the id of its input."""
+    if record.rule is None:
+        raise ValueError(f"no gradient is defined for the op type {record.op.type}")
     dxs = record.rule(dy, **record.saved)
     dxs = dxs if isinstance(dxs, tuple) else (dxs,)
     fits = [fitted(record, *pair) for pair in zip(dxs, record.shapes, strict=True)]
@@ -416,11 +422,13 @@ with gradient_override_map({"Cos": lambda dy: dy * 100}):
 
 # ## 9. stop_gradient, and surrogates
 #
-# An op without a rule leaves no record. So nobody watches its output, and it is a constant.
+# An op that nobody has given a rule is recorded all the same, and raises an error when a gradient
+# reaches it: silence would be a wrong answer. An op that is *said* to have no gradient leaves no
+# record. So nobody watches its output, and it is a constant.
 # That allows a third way to choose a gradient. The value of the *surrogate* below is f(x), as
 # the two g(x) cancel; its gradient is that of g, the only part that is not a constant.
 
-stop_gradient = elementwise("StopGradient", lambda xp, x: x)
+stop_gradient = elementwise("StopGradient", lambda xp, x: x, NO_GRADIENT)
 
 
 def surrogate(f, g):

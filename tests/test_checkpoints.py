@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import regrad as rg
 from regrad import train
 from regrad.errors import ArgumentError, CheckpointError, GradientError, StateError
-from regrad.tensor import wrap
+from regrad.tensors import wrap
 from tests.test_train import WAYS, as_torch, loss_of, model, same_bits, values
 
 DTYPES = [

@@ -159,6 +159,15 @@ def test_wrong_shape_is_an_error(core):
         core.grad(lambda x: core.broadcast_to(x, (2, 3)))(core.Tensor([1.0, 2.0, 3.0]))
 
 
+def test_an_op_without_a_rule_is_an_error(core):
+    cube = core.elementwise("Cube", lambda xp, x: x**3)
+    assert cube(core.Tensor([2.0])).value == [8.0]
+    with pytest.raises(ValueError, match="no gradient is defined for the op type Cube"):
+        core.grad(cube)(core.Tensor([2.0]))
+    with core.gradient_override_map({"Cube": lambda dy, x: dy * x}):
+        assert core.grad(cube)(core.Tensor([2.0])).value == [2.0]
+
+
 def test_no_path_is_an_error(core):
     with pytest.raises(ValueError, match="no path"):
         core.grad(core.stop_gradient)(1.0)

@@ -1,6 +1,7 @@
 """What `import regrad` loads, and which module may import which."""
 
 import ast
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -39,15 +40,20 @@ def test_work_on_numpy_loads_no_jax():
 LAYERS = [
     "interrupts", "errors", "blocks", "hints", "signatures", "files", "state", "dims", "shapes",
     "namespaces", "ruleforms",
-    "registry", "tensor", "numbers", "placement", "tape", "recording", "printing", "shapeforms",
+    "registry", "tensors", "numbers", "placement", "tape", "recording", "printing", "shapeforms",
     "inference", "static_values", "graph", "kernel_errors", "dispatch", "walk", "builtin",
     "executor", "opsheet", "pytrees", "containers", "deferral", "reports", "scopes", "overrides",
-    "numpy_protocol", "ops", "dtypes", "variable", "gradients", "trails", "custom_nodes", "custom",
+    "numpy_protocol", "ops", "dtypes", "variables", "gradients", "trails", "custom_nodes", "custom",
     "arguments", "closures", "capture", "regions", "again", "verification", "compiled", "devices",
     "jitted", "batching", "recompute", "loops", "branches", "control", "transforms", "foreign",
     "rules", "reals", "differences", "findings", "checking", "testing", "linalg", "random", "nn",
     "losses", "train", "jax", "torch",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if hasattr(regrad, name)])
+def test_no_name_of_the_package_hides_a_module(name):
+    assert getattr(regrad, name) is importlib.import_module(f"regrad.{name}")
 
 
 def imports(path):

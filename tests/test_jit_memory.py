@@ -15,7 +15,7 @@ import regrad.v1 as tf
 from regrad import jitted
 from regrad.errors import RetraceWarning
 from regrad.state import LIVE
-from regrad.tensor import wrap
+from regrad.tensors import wrap
 from regrad.v1 import compiled_plans
 from tests.quick import full_effort
 

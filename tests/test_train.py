@@ -19,7 +19,7 @@ from regrad.errors import (
     ShapeError,
     StateError,
 )
-from regrad.tensor import wrap
+from regrad.tensors import wrap
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 Y = (X @ [1.0, -2.0, 0.5] + 0.3).astype(np.float32)

@@ -370,3 +370,15 @@ def test_complex_second_derivatives_agree_with_differences(region, f):
 
         by_parts = slope(h) / (2 * h) + 1j * slope(h * 1j) / (2 * h)
         np.testing.assert_allclose(session.run(dd, {z: at}), by_parts, atol=1e-7)
+
+
+@pytest.mark.parametrize("nothing", [[], ()])
+def test_a_python_function_without_results_is_an_operation(nothing):
+    seen = []
+    ran = tf.py_func(seen.append, [tf.constant(2.0)], nothing)
+    assert isinstance(ran, tf.Operation)
+    assert run(ran) is None
+    with tf.control_dependencies([ran]):
+        y = tf.identity(tf.constant(1.0))
+    assert run(y) == 1.0
+    assert seen == [2.0, 2.0]

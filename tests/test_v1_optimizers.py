@@ -314,3 +314,20 @@ def test_moving_averages(session):
     assert set(average.variables_to_restore()) == {"v/ExponentialMovingAverage", "count"}
     with pytest.raises(ValueError, match="already computed"):
         average.apply([v])
+
+
+NAMED = {"dict": dict, "values": dict.values, "iterator": lambda d: iter(d.values()),
+         "set": lambda d: {*d.values()}, "tuple": lambda d: (*d.values(),)}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_variables_are_any_iterable(kind):
+    v = {"a": tf.Variable(2.0), "b": tf.Variable(3.0)}
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    step = optimizer.minimize(v["a"] * v["b"], var_list=NAMED[kind](v))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(step)
+        np.testing.assert_allclose(session.run([v["a"], v["b"]]), [1.7, 2.8], rtol=1e-6)
+    with pytest.raises(GraphError, match="No variables to optimize"):
+        optimizer.minimize(v["a"], var_list=NAMED[kind]({}))

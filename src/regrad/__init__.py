@@ -216,12 +216,12 @@ from regrad.registry import find_op as find_op
 from regrad.registry import gradient as gradient
 from regrad.registry import not_differentiable as not_differentiable
 from regrad.registry import op_types as op_types
-from regrad.tensor import Tensor as Tensor
+from regrad.tensors import Tensor as Tensor
 from regrad.transforms import hessian as hessian
 from regrad.transforms import jacobian as jacobian
 from regrad.transforms import jvp as jvp
 from regrad.transforms import vjp as vjp
-from regrad.variable import Variable as Variable
+from regrad.variables import Variable as Variable
 
 if _TYPE_CHECKING:
     from regrad import jax as jax
@@ -238,6 +238,8 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         return import_module(f"regrad.{name}")
+    if name.startswith("__"):  # Python asks for such names, and so does code that looks around
+        raise AttributeError(f"module 'regrad' has no attribute {name!r}")
     from regrad.errors import near, snake_case
     from regrad.hints import NAMES
 

@@ -39,9 +39,9 @@ from regrad.regions import (
 from regrad.registry import OPS
 from regrad.state import current
 from regrad.tape import Tape
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.trails import Trail, capturing
-from regrad.variable import Variable
+from regrad.variables import Variable
 from regrad.walk import Grads, walk_from
 
 

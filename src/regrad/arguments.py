@@ -17,7 +17,7 @@ from regrad import containers, dispatch
 from regrad.errors import ArgumentError, kind
 from regrad.namespaces import BACKENDS, is_array
 from regrad.pytrees import exactly
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 
 
 class Note:

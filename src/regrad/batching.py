@@ -32,7 +32,7 @@ from regrad.regions import (
 from regrad.shapes import normalized_axis
 from regrad.signatures import helpful
 from regrad.state import current, masked
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 Axes = Any  # an int, None, or containers of these
 

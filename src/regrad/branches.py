@@ -15,7 +15,7 @@ from regrad.capture import Captured
 from regrad.errors import ArgumentError, kind
 from regrad.loops import conditional
 from regrad.namespaces import is_array
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 
 
 def branched(pred: Tensor, functions: Sequence[Callable[..., Any]], operands: Any) -> Any:

@@ -12,7 +12,7 @@ from regrad.recording import cuts, effective
 from regrad.registry import OPS, Input, Op, borrowed, find_op
 from regrad.ruleforms import Missing, NoGradient, OpView, PerInput, Rule, asked
 from regrad.state import masked
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 from regrad.walk import checked, opened
 
 UNSAID = object()

@@ -28,7 +28,7 @@ from regrad.registry import Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state, next_id
 from regrad.tape import Place, Tape
-from regrad.tensor import Tensor, twin, wrap
+from regrad.tensors import Tensor, twin, wrap
 from regrad.trails import Trail, capturing, resolved
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its containers are open

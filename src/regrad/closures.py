@@ -30,8 +30,8 @@ from regrad.errors import ArgumentError
 from regrad.namespaces import BACKENDS, is_array
 from regrad.pytrees import exactly
 from regrad.registry import RULES
-from regrad.tensor import OURS, Tensor
-from regrad.variable import Variable
+from regrad.tensors import OURS, Tensor
+from regrad.variables import Variable
 
 _HERE = os.path.dirname(__file__) + os.sep
 _LIBRARIES = tuple(

@@ -42,8 +42,8 @@ from regrad.regions import (
 )
 from regrad.reports import Hit
 from regrad.state import State, current
-from regrad.tensor import Tensor, wrap
-from regrad.variable import UPDATES, Variable
+from regrad.tensors import Tensor, wrap
+from regrad.variables import UPDATES, Variable
 
 Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
 ndarray = np.ndarray

@@ -27,7 +27,7 @@ from regrad.errors import NESTED, ArgumentError, RuleError, kind
 from regrad.namespaces import is_array
 from regrad.pytrees import LEAVES, NAMESPACE, adopted
 from regrad.ruleforms import place
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 Rebuild = Callable[[Sequence[Any]], Any]
 

@@ -24,7 +24,7 @@ from regrad.regions import in_trace
 from regrad.shapes import as_count
 from regrad.signatures import helpful
 from regrad.state import masked
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 
 @helpful("cond")

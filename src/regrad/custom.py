@@ -20,8 +20,8 @@ from regrad.ruleforms import Rule, place
 from regrad.signatures import misfit, parameters_of, public
 from regrad.state import STATE, State, current, next_id, run_held
 from regrad.tape import Tape
-from regrad.tensor import Tensor, id_of, twin
-from regrad.variable import Variable
+from regrad.tensors import Tensor, id_of, twin
+from regrad.variables import Variable
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
 NOTHING: tuple[frozenset[int], bool] = frozenset(), False

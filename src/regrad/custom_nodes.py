@@ -9,7 +9,7 @@ from regrad.errors import GradientError
 from regrad.graph import PLACEHOLDER, Symbol, home, put_down
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # The values go in beside the inputs, so that the op runs after what computes them; the gradient
 # goes by the inputs alone.

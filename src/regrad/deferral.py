@@ -25,7 +25,7 @@ from regrad.ruleforms import Rule
 from regrad.signatures import answered
 from regrad.state import State, current, in_state
 from regrad.tape import GroupedRecord, Record, Tape
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.walk import checked, drained, leaf_gradients, walk_from
 
 P = ParamSpec("P")

@@ -11,7 +11,7 @@ from regrad.errors import DeviceError
 from regrad.graph import Symbol
 from regrad.placement import put
 from regrad.signatures import public
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 
 
 @public

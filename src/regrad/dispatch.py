@@ -34,7 +34,7 @@ from regrad.ruleforms import PerInput, Rule
 from regrad.signatures import is_of_caller
 from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.tape import Place, Record, placed
-from regrad.tensor import OURS, Tensor, wrap
+from regrad.tensors import OURS, Tensor, wrap
 
 ndarray = np.ndarray
 TWO = (True, True)

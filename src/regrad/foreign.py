@@ -19,7 +19,7 @@ from regrad.ruleforms import Rule
 from regrad.signatures import plain_code
 from regrad.state import current, in_state, masked
 from regrad.tape import GroupedRecord, Place, Record, positions
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.walk import checked, leaf_gradients
 
 Spec = tuple[Any, Any]  # a shape and a dtype, as the array has them

@@ -12,8 +12,8 @@ from regrad.registry import OPS
 from regrad.signatures import answering, check_passed, helpful
 from regrad.state import BESIDE, OPEN, STATE, State, current, note_beside
 from regrad.tape import Tape
-from regrad.tensor import Tensor, id_of
-from regrad.variable import Variable, VariableTape
+from regrad.tensors import Tensor, id_of
+from regrad.variables import Variable, VariableTape
 from regrad.walk import UNUSED, Grads, drained, seed, walk
 
 Unconnected = Literal["raise", "zero", "none"]

@@ -34,7 +34,7 @@ from regrad.ruleforms import NoGradient, OpView, PerInput, Rule
 from regrad.state import current, next_id
 from regrad.static_values import fold
 from regrad.tape import GroupedRecord, Place, placed
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
 VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")

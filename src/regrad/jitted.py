@@ -26,8 +26,8 @@ from regrad.graph import Symbol
 from regrad.ruleforms import place
 from regrad.signatures import public
 from regrad.state import State, current, is_held
-from regrad.tensor import Tensor
-from regrad.variable import UPDATES
+from regrad.tensors import Tensor
+from regrad.variables import UPDATES
 
 ndarray = np.ndarray
 VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions

@@ -22,7 +22,7 @@ from regrad.placement import trouble
 from regrad.recording import NO_ATTRS
 from regrad.registry import Op
 from regrad.signatures import is_of_caller
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 LEAKED = (
     "a Tensor that was made while a function was traced is used after the trace has ended; it "

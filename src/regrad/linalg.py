@@ -35,7 +35,7 @@ from regrad.ops.reduction import vector_norm as vector_norm
 from regrad.ops.spectral import eigvalsh as eigvalsh
 from regrad.ops.spectral import svdvals as svdvals
 from regrad.signatures import public
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 
 class SlogdetResult(NamedTuple):

@@ -23,9 +23,9 @@ from regrad.ops.elementwise import add
 from regrad.placement import to_jax, to_jax_as
 from regrad.regions import Flat, Links, Passage, RegionTape, run_inside, watched_places
 from regrad.state import current
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.trails import capturing
-from regrad.variable import Variable, assign_all
+from regrad.variables import Variable, assign_all
 
 
 def as_jax(xs: Sequence[Tensor]) -> list[Tensor]:

@@ -27,7 +27,7 @@ from regrad.ops.array import reshape
 from regrad.ops.elementwise import abs, astype, clip, log, not_equal, squared_difference
 from regrad.ops.indexing import take_along_axis
 from regrad.ops.reduction import sum
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 BY_NONZERO = "sum_by_nonzero_weights"
 REDUCTIONS = (BY_NONZERO, "mean", "sum", "none")

@@ -57,7 +57,7 @@ from regrad.ops.pooling import max_pool3d as max_pool3d
 from regrad.ops.reduction import moments as moments
 from regrad.random import bernoulli
 from regrad.shapes import Shape
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 
 @deferrable

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from regrad.errors import ArgumentError, DTypeError, NumberRangeError, RegradError, ShapeError
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 PLAIN = frozenset({bool, int, float, complex, list, tuple})
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from regrad.errors import ArgumentError
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 
 class _Regrad:

@@ -27,7 +27,7 @@ from regrad.errors import ArgumentError, RegistrationError, kind
 from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.ruleforms import Entwined
 from regrad.signatures import check_call
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -162,7 +162,7 @@ def _annotation(annotation: Any) -> str:
     """An annotation as written, without module names (it may be a string or an object)."""
     if isinstance(annotation, type):
         annotation = annotation.__name__
-    for module in ("regrad.tensor.", "regrad.", "rg.", "collections.abc.", "typing."):
+    for module in ("regrad.tensors.", "regrad.", "rg.", "collections.abc.", "typing."):
         annotation = str(annotation).replace(module, "")
     return str(annotation)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from regrad.errors import ArgumentError, DeviceError
 from regrad.namespaces import JAX
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 ndarray = np.ndarray
 AUTO = (

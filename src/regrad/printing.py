@@ -11,7 +11,7 @@ import numpy as np
 from regrad.namespaces import is_here, is_traced
 
 if TYPE_CHECKING:
-    from regrad.tensor import Tensor
+    from regrad.tensors import Tensor
 
 SHOWN_WHOLE = 20  # an axis longer than this shows its first and last EDGE entries
 EDGE = 3

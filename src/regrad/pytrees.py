@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from regrad.errors import ArgumentError
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 NAMESPACE = "regrad"
 LEAVES = {Tensor, np.ndarray, bool, int, float, complex, str, list}  # most are one of these

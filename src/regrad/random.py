@@ -30,7 +30,7 @@ from regrad.ops.indexing import take
 from regrad.shapes import Shape, as_shape, normalized_axis
 from regrad.signatures import public
 from regrad.state import current
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 
 # -- distributions -------------------------------------------------------------------------------
 

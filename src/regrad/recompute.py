@@ -18,8 +18,8 @@ from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
 from regrad.signatures import public
 from regrad.state import current
-from regrad.tensor import Tensor
-from regrad.variable import assign_all
+from regrad.tensors import Tensor
+from regrad.variables import assign_all
 
 
 @public

@@ -12,7 +12,7 @@ from regrad.registry import OPS, Op
 from regrad.ruleforms import Conjugated, NoGradient, Rule
 from regrad.state import BESIDE, OPEN, State, current, refuse_elsewhere
 from regrad.tape import GroupedRecord, Place, Record, Tape, positions
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 NO_ATTRS: dict[str, Any] = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})

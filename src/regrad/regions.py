@@ -24,9 +24,9 @@ from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import OPEN, State, current, in_state, next_id
 from regrad.tape import GroupedRecord, Tape
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.trails import capturing
-from regrad.variable import Variable
+from regrad.variables import Variable
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
 Source = Tensor | Variable  # what a body takes from outside

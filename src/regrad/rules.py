@@ -24,7 +24,7 @@ from regrad.ops.activation import sigmoid
 from regrad.ops.elementwise import abs as absolute
 from regrad.ops.elementwise import clip, exp, identity, maximum, square, where
 from regrad.ops.reduction import vector_norm
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 Rule = Callable[..., Tensor]
 

@@ -15,7 +15,7 @@ from regrad import dims
 from regrad.dims import Dim, UnknownRank
 from regrad.errors import ArgumentError
 from regrad.tape import placed
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 if TYPE_CHECKING:
     from regrad.graph import Node, Symbol

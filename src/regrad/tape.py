@@ -9,12 +9,12 @@ import numpy as np
 
 from regrad.registry import OPS
 from regrad.ruleforms import OpView
-from regrad.tensor import wrap
+from regrad.tensors import wrap
 
 if TYPE_CHECKING:
     from regrad.registry import Op
     from regrad.ruleforms import Rule
-    from regrad.tensor import Tensor
+    from regrad.tensors import Tensor
 
 # Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
 Place = int | tuple[int, ...] | None

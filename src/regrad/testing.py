@@ -21,7 +21,7 @@ from regrad.registry import OPS
 from regrad.ruleforms import Conjugated, Rule, label, place
 from regrad.state import State, current, in_state
 from regrad.tape import GroupedRecord, Record, Tape
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.transforms import Linearized
 from regrad.walk import name_of, walk_from
 

@@ -19,7 +19,7 @@ from regrad.registry import Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current
 from regrad.tape import Place
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 if TYPE_CHECKING:
     from regrad.custom import CustomCall

@@ -25,7 +25,7 @@ from regrad.ruleforms import Rule, describe, label
 from regrad.signatures import check_passed, helpful
 from regrad.state import masked
 from regrad.tape import Record, Tape
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 from regrad.walk import name_of, seed, walk_from
 
 VjpFunction = Callable[..., tuple[Any, ...]]

@@ -21,7 +21,7 @@ from regrad.registry import OPS
 from regrad.ruleforms import OpView, label
 from regrad.state import current, in_state, masked
 from regrad.tape import GroupedRecord, Record, positions
-from regrad.tensor import OURS, Tensor, wrap
+from regrad.tensors import OURS, Tensor, wrap
 
 # Gradients by id. None says that a path leads here, but a rule on it answered None.
 Grads = dict[int, Tensor | None]

@@ -27,8 +27,8 @@ from regrad.regions import (
 )
 from regrad.ruleforms import place
 from regrad.state import current, in_state
-from regrad.tensor import Tensor, wrap
-from regrad.variable import Variable
+from regrad.tensors import Tensor, wrap
+from regrad.variables import Variable
 
 
 def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from regrad.jax.bridge import conjugated
 from regrad.jax.primitives import Gradient, fitted, is_float, run_op
 from regrad.namespaces import is_array
 from regrad.ruleforms import place
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from regrad.foreign import ForeignCall, ForeignRule
 from regrad.jax.bridge import bridged, conjugated
 from regrad.jax.primitives import Gradient, fitted, is_float
 from regrad.reports import Hit
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 
 
 class RuleGradient(Gradient):

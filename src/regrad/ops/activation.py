@@ -14,7 +14,7 @@ from regrad.opsheet import TensorLike, elementwise, op
 from regrad.registry import gradient
 from regrad.shapes import Axis, normalized_axes
 from regrad.signatures import public
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- rectifiers ----------------------------------------------------------------------------------
 

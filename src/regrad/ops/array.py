@@ -25,7 +25,7 @@ from regrad.shapes import (
     spread_axes,
 )
 from regrad.signatures import public
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- reshaping -----------------------------------------------------------------------------------
 

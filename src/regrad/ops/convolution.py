@@ -35,7 +35,7 @@ from regrad.ops.windows import (
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import Shape, as_shape
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- JAX: XLA's convolution, which dilates either operand ----------------------------------------
 

@@ -15,7 +15,7 @@ from regrad.opsheet import TensorLike, op
 from regrad.registry import OPS, gradient
 from regrad.shapes import as_shape
 from regrad.signatures import answered, public
-from regrad.tensor import OURS, Tensor, wrap
+from regrad.tensors import OURS, Tensor, wrap
 
 Shape = int | tuple[int, ...]
 COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)

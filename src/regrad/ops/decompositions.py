@@ -21,7 +21,7 @@ from regrad.ops.elementwise import conj, imag
 from regrad.ops.matmul import matmul
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- small tools for rules and kernels -------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from regrad.ops.creation import as_numpy_dtype, zeros_like
 from regrad.opsheet import TensorLike, elementwise, entwined, op, piecewise_constant
 from regrad.registry import gradient, not_differentiable
 from regrad.signatures import public
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- complex numbers ---------------------------------------------------------------------------
 # Gradients follow TensorFlow's convention: for y = f(x) the gradient is dy * conj(f'(x)).

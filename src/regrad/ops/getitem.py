@@ -31,7 +31,7 @@ from regrad.shapes import (
     shifted_shape,
     window,
 )
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 
 # -- x[...] --------------------------------------------------------------------------------------
 

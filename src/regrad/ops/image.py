@@ -23,7 +23,7 @@ from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 from regrad.opsheet import Indices, TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Shape, as_shape
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- dilation ------------------------------------------------------------------------------------
 # The gradients are linear once it is known which tap of each window is the maximum.

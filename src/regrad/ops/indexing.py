@@ -46,7 +46,7 @@ from regrad.shapes import (
     broadcast_shapes,
     normalized_axis,
 )
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- along one axis, each line by its own indices ------------------------------------------------
 

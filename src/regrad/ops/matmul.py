@@ -18,7 +18,7 @@ from regrad.ops.reduction import sum as sum_
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import normalized_axis
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- matmul ------------------------------------------------------------------------------------
 

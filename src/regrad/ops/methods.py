@@ -25,7 +25,7 @@ from regrad.ops import (
 )
 from regrad.ops import matmul as products
 from regrad.shapes import Axis
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 
 def _reducing(reduce: Any) -> Any:

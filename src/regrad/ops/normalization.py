@@ -12,7 +12,7 @@ from regrad.ops.elementwise import maximum, rsqrt, square
 from regrad.ops.reduction import moments, sum
 from regrad.shapes import Axis
 from regrad.signatures import public
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 
 @deferrable

@@ -18,7 +18,7 @@ from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
 from regrad.shapes import Shape, as_shape
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window
 # takes 14 steps, not 49.

@@ -19,7 +19,7 @@ from regrad.ops.slicing import pad
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import as_count, normalized_axis
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- scans ---------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from regrad.shapes import (
     ascending,
     flipped,
 )
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- slices --------------------------------------------------------------------------------------
 # Basic indexing is two ops with one attribute: an entry per axis, which is an int, None (a new

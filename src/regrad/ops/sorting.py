@@ -14,7 +14,7 @@ from regrad.ops.scan import _between
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import normalized_axis
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- sorting -------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from regrad.ops.matmul import matmul
 from regrad.ops.reduction import sum
 from regrad.opsheet import TensorLike, entwined, op
 from regrad.registry import gradient
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 # -- eigenvalues -----------------------------------------------------------------------------------
 

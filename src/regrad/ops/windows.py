@@ -21,7 +21,7 @@ from regrad.dispatch import lift
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.namespaces import beside, numpy_dtype
 from regrad.ops.array import expand_dims, squeeze
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 Sizes = tuple[int, ...]
 Ints = int | Sequence[int]

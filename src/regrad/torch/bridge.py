@@ -19,7 +19,7 @@ from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
 from regrad.regions import Flat, Passage
 from regrad.state import State, current, in_state
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.transforms import jvp
 
 

@@ -14,7 +14,7 @@ from regrad.foreign import ForeignCall, ForeignRule
 from regrad.reports import Hit
 from regrad.state import current
 from regrad.tape import Place
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.torch.bridge import apply, bridged, differentiable, pushed, run, unaffected
 from regrad.torch.run_time import Pulls, is_traced, may_change, pulled
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from regrad.errors import MissingPackageError
 from regrad.namespaces import BACKENDS
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 
 
 def needed(package: str, extra: str, api: str) -> Any:

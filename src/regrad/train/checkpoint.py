@@ -19,7 +19,7 @@ from regrad.errors import ArgumentError, CheckpointError, StateError, kind
 from regrad.files import as_bytes, checksum, reading, replace_file
 from regrad.namespaces import is_traced
 from regrad.train.arrays import as_held, is_jax, needed, to_host
-from regrad.variable import Variable
+from regrad.variables import Variable
 
 Variables = Iterable[Variable] | Mapping[str, Variable]
 

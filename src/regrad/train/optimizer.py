@@ -18,9 +18,9 @@ from regrad.capture import foreign
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
 from regrad.gradients import variable_pairs
 from regrad.namespaces import BACKENDS, is_inexact, is_traced
-from regrad.tensor import Tensor, wrap
+from regrad.tensors import Tensor, wrap
 from regrad.train.arrays import as_held, is_jax, needed, to_jax
-from regrad.variable import UPDATES, Variable
+from regrad.variables import UPDATES, Variable
 from regrad.walk import UNUSED
 
 Pairs = Sequence[tuple[Any, Variable]]

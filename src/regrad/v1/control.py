@@ -412,8 +412,8 @@ def py_func(
     """A Python function of NumPy arrays as an op; its results have unknown static shapes.
 
     It has no gradient unless an override of the op type `PyFunc` gives one. A list of dtypes as
-    `Tout` gives a list of tensors. An exception in `func` is an UnknownError of the run, a result
-    of another dtype an InvalidArgumentError.
+    `Tout` gives a list of tensors, and one without any the Operation. An exception in `func` is an
+    UnknownError of the run, a result of another dtype an InvalidArgumentError.
 
     Source: `tf.py_func`.
 
@@ -437,6 +437,8 @@ def py_func(
             graph, op, rule, xs, {"func": func, "Tout": out}, (tuple(range(len(xs))),),
             [Spec(None, t) for t in out],
         )  # fmt: skip
+    if not out:
+        return operation(graph.nodes[-1])
     ys = list(face(found))
     return ys if isinstance(Tout, list | tuple) else ys[0]
 

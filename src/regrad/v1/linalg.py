@@ -13,7 +13,7 @@ import numpy as np
 import regrad as rg
 from regrad.deferral import deferrable
 from regrad.errors import GraphError, ShapeError
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 from regrad.v1.creation import eye as eye
 from regrad.v1.forms import (
     INEXACT,

@@ -14,7 +14,7 @@ import numpy as np
 import regrad as rg
 from regrad.deferral import deferrable
 from regrad.errors import GraphError, ShapeError, UnknownShapeError
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.forms import (
     ANY,

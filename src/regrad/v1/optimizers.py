@@ -6,7 +6,7 @@ variables as they were, for ops run in the order of their making.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -264,9 +264,11 @@ def _state(value: Any, name: str) -> Variable:
 
 
 def _listed(var_list: Any) -> list[Variable]:
-    """The variables in a nest; one alone will do."""
-    if isinstance(var_list, list | tuple | dict) and not var_list:
-        return []
+    """The variables in a nest or an iterable; one alone will do."""
+    if isinstance(var_list, Iterable) and not hasattr(var_list, "_read"):
+        var_list = var_list if isinstance(var_list, Mapping) else list(var_list)
+        if not var_list:
+            return []
     return [variable_of(v) for v in containers.flatten(var_list)[0]]
 
 

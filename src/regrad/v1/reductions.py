@@ -17,7 +17,7 @@ from regrad.deferral import deferrable
 from regrad.dims import Dim
 from regrad.errors import ArgumentError
 from regrad.static_values import static_content
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.forms import (
     BOOLS,

@@ -19,7 +19,7 @@ from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
 from regrad.executor import Plan, Run
 from regrad.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.interrupts import Deferred
-from regrad.tensor import read_only
+from regrad.tensors import read_only
 from regrad.v1 import dtypes, errors
 from regrad.v1.graphs import Graph, MissingNameError, get_default_graph
 from regrad.v1.tensors import Operation, Tensor, TensorShape, face

@@ -11,7 +11,7 @@ from regrad.inference import Spec
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import NoGradient, PerInput
 from regrad.shapeforms.sizes import merged
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 from regrad.v1.forms import INEXACT, check_kinds
 from regrad.v1.tensors import convert_to_tensor, is_tensor, same_dtype
 

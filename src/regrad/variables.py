@@ -23,7 +23,7 @@ from regrad.ops.methods import Methods
 from regrad.placement import kept_in_place, moved
 from regrad.state import current
 from regrad.tape import Tape
-from regrad.tensor import Tensor
+from regrad.tensors import Tensor
 
 _serial = itertools.count(1).__next__
 
