@@ -28,7 +28,7 @@ from regrad.registry import Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state, next_id
 from regrad.tape import Place, Tape
-from regrad.tensors import Tensor, twin, wrap
+from regrad.tensors import Readable, Tensor, twin, wrap
 from regrad.trails import Trail, capturing, resolved
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its containers are open
@@ -119,7 +119,7 @@ class Capture(Trail):
 
     def body(self, captured: Captured, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         for source, number in captured.sources:
-            value = self.assigned.get(source) if hasattr(source, "_read") else None
+            value = self.assigned.get(source) if isinstance(source, Readable) else None
             if value is None:
                 self.reach(source, number)
             elif number not in self.places:  # a constant that was assigned in here
@@ -421,7 +421,7 @@ class Captured:
         closed = jax.make_jaxpr(body)(*[x._data for x in xs])
         assert self.first is not None
         inner = self.first.let_go()
-        region.values = values | {s: inner[i] for s, i in self.sources if hasattr(s, "_read")}
+        region.values = values | {s: inner[i] for s, i in self.sources if isinstance(s, Readable)}
         numbers = [number for number, _ in self.first.strangers.values()]
         held = {id(x._data): _Id(i) for i, x in inner.items()}
         consts = [held.get(id(c), c) for c in closed.consts]

@@ -20,7 +20,7 @@ from regrad.ruleforms import Rule, place
 from regrad.signatures import misfit, parameters_of, public
 from regrad.state import STATE, State, current, next_id, run_held
 from regrad.tape import Tape
-from regrad.tensors import Tensor, id_of, twin
+from regrad.tensors import Tensor, TensorView, id_of, twin
 from regrad.variables import Variable
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
@@ -531,8 +531,8 @@ def unpack(answer: Any, name: str, array: type = Tensor) -> tuple[Any, Callable[
     if type(value) is Tensor:
         return value, grad_func
     leaves, rebuild = containers.flatten(value)
-    if any(hasattr(type(leaf), "_symbolic") for leaf in leaves):  # TensorFlow's view
-        leaves = [leaf._symbolic() for leaf in leaves]
+    if any(isinstance(leaf, TensorView) for leaf in leaves):
+        leaves = [leaf._read() if isinstance(leaf, TensorView) else leaf for leaf in leaves]
         value = rebuild(leaves)
     for leaf in leaves:
         if not isinstance(leaf, array):

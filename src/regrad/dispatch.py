@@ -34,7 +34,7 @@ from regrad.ruleforms import PerInput, Rule
 from regrad.signatures import is_of_caller
 from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.tape import Place, Record, placed
-from regrad.tensors import OURS, Tensor, wrap
+from regrad.tensors import OURS, Readable, Tensor, wrap
 
 ndarray = np.ndarray
 TWO = (True, True)
@@ -95,9 +95,8 @@ def lift(value: Any, integers: bool = False) -> Tensor:
         return value.alone() if type(value) is Number else value
     if type(value) in NUMBERS:
         return constant(value, number_dtype(value, integers))
-    read = getattr(type(value), "_read", None)  # a Variable
-    if read is not None:
-        return read(value)
+    if isinstance(value, Readable):
+        return value._read()
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, Dim):

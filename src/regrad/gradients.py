@@ -12,7 +12,7 @@ from regrad.registry import OPS
 from regrad.signatures import answering, check_passed, helpful
 from regrad.state import BESIDE, OPEN, STATE, State, current, note_beside
 from regrad.tape import Tape
-from regrad.tensors import Tensor, id_of
+from regrad.tensors import Readable, Tensor, id_of
 from regrad.variables import Variable, VariableTape
 from regrad.walk import UNUSED, Grads, drained, seed, walk
 
@@ -411,9 +411,8 @@ def variable_pairs(
 
 
 def _read(y: Any) -> Any:
-    """A Variable that f returned, read while the tape is still on (or TensorFlow's Tensor)."""
-    read = getattr(type(y), "_read", None)
-    return y if read is None else read(y)
+    """Return what f returned; what stands for a Tensor is read while the tape is still on."""
+    return y._read() if isinstance(y, Readable) else y
 
 
 def _zero_if_none(dx: Any, x: Tensor) -> Any:

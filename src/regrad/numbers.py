@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from regrad.errors import ArgumentError, DTypeError, NumberRangeError, RegradError, ShapeError
-from regrad.tensors import Tensor
+from regrad.tensors import Readable, Tensor
 
 PLAIN = frozenset({bool, int, float, complex, list, tuple})
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a Tensor, or stands for one (a Variable, TensorFlow's view of one)."""
-    return isinstance(value, Tensor) or hasattr(type(value), "_read")
+    """Whether a value is a Tensor, or stands for one."""
+    return isinstance(value, Tensor | Readable)
 
 
 HOLDS_TENSORS = (

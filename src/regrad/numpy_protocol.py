@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from regrad.errors import ArgumentError
-from regrad.tensors import Tensor
+from regrad.tensors import Readable, Tensor
 
 
 class _Regrad:
@@ -131,7 +131,7 @@ def _checked(options: dict[str, Any], allowed: Sequence[str], name: str) -> dict
 
 def _is_foreign(kind: type, protocol: str) -> bool:
     """Whether a type answers NumPy's protocol and is neither NumPy's nor ours."""
-    if issubclass(kind, Tensor | np.ndarray | np.generic) or hasattr(kind, "_read"):
+    if issubclass(kind, Tensor | Readable | np.ndarray | np.generic):
         return False
     return getattr(kind, protocol, None) is not None
 

@@ -207,3 +207,19 @@ def twin(x: Tensor) -> Tensor:
     y = type(x)()
     y._data, y._id = x._data, x._id
     return y
+
+
+class Readable:
+    """The base of what stands for a Tensor: ops read it where they are given one."""
+
+    __slots__ = ()
+
+    def _read(self) -> Tensor:
+        """Return the Tensor that it stands for now."""
+        raise NotImplementedError
+
+
+class TensorView(Readable):
+    """The base of what shows a Tensor under another type, and may be returned for it."""
+
+    __slots__ = ()

@@ -19,7 +19,7 @@ from regrad.registry import Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current
 from regrad.tape import Place
-from regrad.tensors import Tensor
+from regrad.tensors import Readable, Tensor
 
 if TYPE_CHECKING:
     from regrad.custom import CustomCall
@@ -183,6 +183,6 @@ def resolved(source: Any) -> Tensor:
     """What stands, in the region that is open, for something that a body reached outside."""
     state = current()
     assert state is not None
-    if hasattr(type(source), "_read"):  # a Variable
+    if isinstance(source, Readable):
         return state.region.read(source)
     return state.region.enter(source) if isinstance(source, Tensor) else state.region.array(source)

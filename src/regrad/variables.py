@@ -23,7 +23,7 @@ from regrad.ops.methods import Methods
 from regrad.placement import kept_in_place, moved
 from regrad.state import current
 from regrad.tape import Tape
-from regrad.tensors import Tensor
+from regrad.tensors import Readable, Tensor
 
 _serial = itertools.count(1).__next__
 
@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-class Variable(Methods):
+class Variable(Methods, Readable):
     """A tensor that can be assigned to, for parameters and state.
 
     Args:

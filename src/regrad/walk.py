@@ -21,7 +21,7 @@ from regrad.registry import OPS
 from regrad.ruleforms import OpView, label
 from regrad.state import current, in_state, masked
 from regrad.tape import GroupedRecord, Record, positions
-from regrad.tensors import OURS, Tensor, wrap
+from regrad.tensors import OURS, Tensor, TensorView, wrap
 
 # Gradients by id. None says that a path leads here, but a rule on it answered None.
 Grads = dict[int, Tensor | None]
@@ -195,8 +195,8 @@ def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None:
     if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
         (only,) = dx
         return None if only is None else checked(record, leaf, only, dy)
-    if (symbolic := getattr(type(dx), "_symbolic", None)) is not None:  # TensorFlow's view of one
-        dx = symbolic(dx)
+    if isinstance(dx, TensorView):
+        dx = dx._read()
     if not isinstance(dx, Tensor):
         hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
         if callable(dx):

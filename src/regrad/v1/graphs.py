@@ -14,6 +14,7 @@ from regrad.graph import INNERMOST, Node
 from regrad.overrides import gradient_override_map as OverrideScope
 from regrad.registry import OPS, RULES, Op, bind, canonical, resolve
 from regrad.ruleforms import NoGradient, Rule, called
+from regrad.tensors import Readable
 
 
 class Graph(engine.Graph):
@@ -329,7 +330,7 @@ def node_of(x: Any) -> Node:
     node = getattr(x, "_node", None)
     if node is None:
         symbol = getattr(x, "_symbol", None)
-        if symbol is None and hasattr(type(x), "_read"):
+        if symbol is None and isinstance(x, Readable):
             symbol = type(x)._read(x)._data
         if symbol is None:
             raise ArgumentError(f"a tensor or an op is due, got {x!r:.60}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from regrad.dims import Dim
 from regrad.inference import Spec
+from regrad.tensors import Readable
 from regrad.v1 import clipping, creation, dtypes, random_ops, reductions, uncovered
 from regrad.v1 import indexing as _indexing
 from regrad.v1 import linalg as _linalg
@@ -55,7 +56,7 @@ def get_static_value(tensor: Any, partial: bool = False) -> np.ndarray | None:
     Source: `tf.get_static_value` (`tf.contrib.util.constant_value`).
     """
     if not isinstance(tensor, Tensor):
-        return None if hasattr(type(tensor), "_read") else np.asarray(tensor)
+        return None if isinstance(tensor, Readable) else np.asarray(tensor)
     symbol = tensor._symbol
     if symbol.node.op.type == "Const":
         return np.array(symbol.node.attrs["value"])

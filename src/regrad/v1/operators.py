@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from regrad.tensors import Readable
 from regrad.v1 import bitwise, linalg, math
 from regrad.v1.forms import dtype_of, tensor
 from regrad.v1.indexing import getitem
@@ -29,7 +30,7 @@ def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
     """An operator that is another op for bools than for integers."""
 
     def function(x: Any, y: Any, name: str) -> Any:
-        own = x if isinstance(x, Tensor) or hasattr(type(x), "_read") else y
+        own = x if isinstance(x, Readable) else y
         return (for_bools if dtype_of(own).kind == "b" else for_integers)(x, y, name=name)
 
     return function

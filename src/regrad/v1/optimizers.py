@@ -14,6 +14,7 @@ import numpy as np
 from regrad import containers
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.registry import Op
+from regrad.tensors import Readable
 from regrad.v1.control import group
 from regrad.v1.gradients import gradients
 from regrad.v1.graphs import GraphKeys, control_dependencies, current_graph, get_default_graph
@@ -265,7 +266,7 @@ def _state(value: Any, name: str) -> Variable:
 
 def _listed(var_list: Any) -> list[Variable]:
     """The variables in a nest or an iterable; one alone will do."""
-    if isinstance(var_list, Iterable) and not hasattr(var_list, "_read"):
+    if isinstance(var_list, Iterable) and not isinstance(var_list, Readable):
         var_list = var_list if isinstance(var_list, Mapping) else list(var_list)
         if not var_list:
             return []

@@ -19,7 +19,7 @@ from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
 from regrad.executor import Plan, Run
 from regrad.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.interrupts import Deferred
-from regrad.tensors import read_only
+from regrad.tensors import Readable, read_only
 from regrad.v1 import dtypes, errors
 from regrad.v1.graphs import Graph, MissingNameError, get_default_graph
 from regrad.v1.tensors import Operation, Tensor, TensorShape, face
@@ -133,7 +133,7 @@ class _Fetches:
                 raise GraphError(
                     f"Fetch argument {fetch!r} cannot be interpreted: {error}"
                 ) from None
-        if not isinstance(fetch, Tensor | Operation) and not hasattr(type(fetch), "_read"):
+        if not isinstance(fetch, Operation | Readable):
             advice = "Cannot be None" if fetch is None else "must be a string or Tensor"
             hint = (
                 ": tf.gradients gives None where no path leads from y to x, or a rule gave None"
@@ -271,7 +271,7 @@ class Session(Block):
         return key._symbol
 
     def _fed_value(self, symbol: Symbol, value: Any) -> np.ndarray:
-        if isinstance(value, Tensor | Operation) or hasattr(type(value), "_read"):
+        if isinstance(value, Operation | Readable):
             raise ArgumentError(
                 "The value of a feed cannot be a tf.Tensor object. Feed Python numbers, lists or "
                 f"NumPy arrays; {symbol.name!r} was given {value}"
@@ -353,7 +353,7 @@ def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
     except OverflowError:
         return numbers.under(value, symbol.dtype)  # which names the number
     except (TypeError, ValueError) as error:
-        if isinstance(value, list | tuple) and any(hasattr(type(v), "_read") for v in value):
+        if isinstance(value, list | tuple) and any(isinstance(v, Readable) for v in value):
             raise ArgumentError(
                 f"The value of a feed cannot hold tensors; {symbol.name!r} was given {value!r:.60}"
             ) from None

@@ -14,6 +14,7 @@ from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, nea
 from regrad.graph import Node, Symbol, is_symbolic, tensor_of
 from regrad.ruleforms import OpView, Rule, as_many
 from regrad.static_values import as_attribute, rely
+from regrad.tensors import Readable, TensorView
 from regrad.v1 import dtypes, tfview
 from regrad.v1.dtypes import DType
 from regrad.v1.graphs import current_graph
@@ -151,7 +152,7 @@ def operation(node: Node) -> Operation:
 # -- tensors -------------------------------------------------------------------------------------
 
 
-class Tensor:
+class Tensor(TensorView):
     """A value that a graph will compute: `tf.Tensor`.
 
     Its operators are TensorFlow's, which is strict about dtypes; `==` compares element by
@@ -171,8 +172,6 @@ class Tensor:
         if node.op.type == "VariableV2":
             return operation(node).variable._read()
         return self._tensor
-
-    _symbolic = _read
 
     @property
     def _symbol(self) -> Symbol:
@@ -302,7 +301,7 @@ def face(y: Any) -> Any:
 
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor, a variable or one of regrad's Tensors."""
-    return hasattr(type(value), "_read") or isinstance(value, rg.Tensor)
+    return isinstance(value, rg.Tensor | Readable)
 
 
 def as_array(value: Any, dtype: DType | None = None) -> np.ndarray:

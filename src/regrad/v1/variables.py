@@ -14,6 +14,7 @@ from regrad.inference import Spec
 from regrad.recording import effective, rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.state import current
+from regrad.tensors import Readable
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType
 from regrad.v1.graphs import GraphKeys, current_graph, get_default_graph
@@ -82,7 +83,7 @@ READ.rule = OPS["Identity"].rule
 # -- Variable ------------------------------------------------------------------------------------
 
 
-class Variable:
+class Variable(Readable):
     """A variable of the graph, whose value lives in a session.
 
     Args:
