@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import regrad
+from regrad import extend
 
 HEAVY = ["jax", "torch", "matplotlib", "optax", "safetensors", "tqdm", "scipy.special",
          "scipy.linalg", "array_api_compat", "optree", "opt_einsum"]  # fmt: skip
@@ -47,8 +48,18 @@ LAYERS = [
     "arguments", "closures", "capture", "regions", "again", "verification", "compiled", "devices",
     "jitted", "batching", "recompute", "loops", "branches", "control", "transforms", "foreign",
     "rules", "reals", "differences", "findings", "checking", "testing", "linalg", "random", "nn",
-    "losses", "train", "jax", "torch",
+    "losses", "extend", "train", "jax", "torch",
 ]  # fmt: skip
+
+
+def test_all_names_are_listed():
+    """Those that the package imports under their own names, and what it defines."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    lines = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    names = {alias.asname for node in lines for alias in node.names if alias.asname}
+    public = {name for name in names if not name.startswith("_")} | {"variable"}
+    assert set(regrad.__all__) == public and len(public) == len(regrad.__all__)
+    assert set(extend.__all__) < set(dir(extend))
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if hasattr(regrad, name)])
