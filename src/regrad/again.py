@@ -10,13 +10,12 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
-from regrad import dispatch
 from regrad.blocks import block
 from regrad.capture import distinct
 from regrad.closures import Closure
 from regrad.dispatch import in_region
-from regrad.gradients import run_taped
 from regrad.namespaces import gradient_dtype, widest
+from regrad.pullback import or_zeros, pulled
 from regrad.regions import (
     Answer,
     Flat,
@@ -36,13 +35,10 @@ from regrad.regions import (
     run_inside,
     watched_places,
 )
-from regrad.registry import OPS
 from regrad.state import current
-from regrad.tape import Tape
 from regrad.tensors import Tensor, wrap
 from regrad.trails import Trail, capturing
 from regrad.variables import Variable
-from regrad.walk import Grads, walk_from
 
 
 class Once:
@@ -256,27 +252,12 @@ def pullback(f: Flat, count: int, passage: Passage) -> Flat:
     wanted, reached = passage.wanted, passage.reached
 
     def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        xs, dys = list(tensors[:count]), tensors[count:]
-        tape = Tape()
-        for i in wanted:
-            xs[i] = dispatch.alias(xs[i])
-            tape.watched.add(xs[i]._id)
-        ys = run_taped(tape, f, (xs,))
-        found = pull_through(tape, [ys[i] for i in reached], dys)
+        xs = tensors[:count]
+        ys, dxs = pulled(f, xs, wanted, tensors[count:], reached)
         wide = widest((*xs, *ys))
-        return [_gradient(found.get(xs[i]._id), xs[i], gradient_dtype(xs[i], wide)) for i in wanted]
+        return [
+            or_zeros(dx, xs[i], gradient_dtype(xs[i], wide))
+            for i, dx in zip(wanted, dxs, strict=True)
+        ]
 
     return pull
-
-
-def _gradient(dx: Tensor | None, x: Tensor, dtype: Any) -> Tensor:
-    """A gradient that was found, or zeros, in a dtype."""
-    if dx is None:
-        return OPS["ZerosLike"].function(x, dtype=dtype)
-    return dx if dx.dtype == dtype else dispatch.as_dtype(dx, dtype)
-
-
-def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Grads:
-    """The gradients of `sum(y * dy)` over all ys by what the tape watches."""
-    watched = tape.close()
-    return walk_from(reversed(tape.records), [y._id for y in ys], dys, watched)

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from regrad import containers, dispatch
 from regrad.arguments import is_key, noted
 from regrad.custom import CustomCall
-from regrad.gradients import run_taped
 from regrad.namespaces import is_inexact, is_traced
 from regrad.overrides import Counted, Wrapped
+from regrad.pullback import run_taped
 from regrad.registry import Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current, in_state, next_id

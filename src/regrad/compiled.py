@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad.again import Again, pull_through, pullback
+from regrad.again import Again, pullback
 from regrad.arguments import ONE
 from regrad.capture import Captured, evaluate
 from regrad.closures import Closure
@@ -25,6 +25,7 @@ from regrad.interrupts import Deferred, at_once
 from regrad.kernel_errors import LEAKED
 from regrad.namespaces import BACKENDS, JAX, gradient_dtype, widest
 from regrad.placement import layout, searches_nan, to_jax, to_jax_as, trouble
+from regrad.pullback import pull_through
 from regrad.regions import (
     Overrides,
     Passage,

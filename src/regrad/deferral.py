@@ -15,18 +15,19 @@ import numpy as np
 
 from regrad import containers
 from regrad.dims import UnknownRank
-from regrad.dispatch import alias, as_dtype, is_tensor, lift
+from regrad.dispatch import as_dtype, is_tensor, lift
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
 from regrad.graph import defer, home, is_symbolic
 from regrad.inference import Spec
 from regrad.namespaces import is_array, is_inexact
+from regrad.pullback import or_zeros, pulled
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.signatures import answered
 from regrad.state import State, current, in_state
-from regrad.tape import GroupedRecord, Record, Tape
+from regrad.tape import GroupedRecord, Record
 from regrad.tensors import Tensor, wrap
-from regrad.walk import checked, drained, leaf_gradients, walk_from
+from regrad.walk import checked, leaf_gradients
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,20 +101,11 @@ def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
     """The gradients of a call by the inputs at these places; zeros where nothing is connected."""
 
     def gradients(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
-        xs, dys = list(tensors[:count]), tensors[count:]
-        tape = Tape()
-        state = current() or State()
-        with in_state(State((*state.tapes, tape), state.overrides)):
-            for i in places:
-                xs[i] = alias(xs[i])
-                tape.watched.add(xs[i]._id)
-            ys = call(xs, sizes)
-        watched = tape.close()
-        found = walk_from(drained(tape.records), [y._id for y in ys], dys, watched)
-        zeros = OPS["ZerosLike"].function
-        dxs = [zeros(xs[i]) if (dx := found.get(xs[i]._id)) is None else dx for i in places]
+        xs, dys = tensors[:count], tensors[count:]
+        _, dxs = pulled(lambda xs: call(xs, sizes), xs, places, dys)
         return [
-            as_dtype(dx, dtype_due(xs[i].dtype, dys)) for i, dx in zip(places, dxs, strict=True)
+            or_zeros(dx, xs[i], dtype_due(xs[i].dtype, dys))
+            for i, dx in zip(places, dxs, strict=True)
         ]
 
     return gradients

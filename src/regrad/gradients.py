@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple
 from regrad import containers, dispatch
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
 from regrad.namespaces import FLOAT, is_inexact
+from regrad.pullback import or_zeros, pull_back, run_taped
 from regrad.registry import OPS
 from regrad.signatures import answering, check_passed, helpful
-from regrad.state import BESIDE, OPEN, STATE, State, current, note_beside
 from regrad.tape import Tape
 from regrad.tensors import Readable, Tensor, id_of
 from regrad.variables import Variable, VariableTape
-from regrad.walk import UNUSED, Grads, drained, seed, walk
+from regrad.walk import UNUSED
 
 Unconnected = Literal["raise", "zero", "none"]
 
@@ -38,32 +38,6 @@ class VariableGrads(NamedTuple):
 
     value: Tensor
     grads: dict[str, Tensor | None]
-
-
-def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
-    """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
-    state = current()
-    try:
-        OPEN[tape] = None
-        if len(OPEN) > 1 and (state is None or not state.tapes):
-            note_beside(tape, state)
-        STATE.set(State((tape,)) if state is None else state.taping(tape))
-        return f(*args)
-    finally:
-        # A signal's handler (Ctrl-C) may raise after any call: there is one, and it comes last.
-        if tape in OPEN:
-            del OPEN[tape]
-        if tape in BESIDE:
-            del BESIDE[tape]
-        STATE.set(state)
-
-
-def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False) -> Grads:
-    """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
-    if y._id not in watched:
-        return {}
-    records = reversed(tape.records) if again else drained(tape.records)
-    return walk(records, {y._id: seed(y, dy)}, watched)
 
 
 # -- grad, grads, value_and_grad, value_and_grads --------------------------------------------
@@ -406,7 +380,7 @@ def variable_pairs(
             "Read the variables inside f, with regrad's ops."
         )
     reads = sorted(tape.reads.items(), key=lambda item: item[0]._serial)
-    pairs = [(v, _zero_if_none(found.get(x._id, UNUSED), x)) for v, (_, x) in reads]
+    pairs = [(v, _if_used(found.get(x._id, UNUSED), x)) for v, (_, x) in reads]
     return y, [*pairs, *((v, None) for v in chosen or () if not v.trainable)]
 
 
@@ -415,8 +389,8 @@ def _read(y: Any) -> Any:
     return y._read() if isinstance(y, Readable) else y
 
 
-def _zero_if_none(dx: Any, x: Tensor) -> Any:
-    return OPS["ZerosLike"].function(x) if dx is None else dx
+def _if_used(dx: Any, x: Tensor) -> Any:
+    return dx if dx is UNUSED else or_zeros(dx, x)
 
 
 def _variables(var_list: Iterable[Variable]) -> list[Variable]:

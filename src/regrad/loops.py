@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
-from regrad.again import Again, Once, pull_through, pullback, with_assigned
+from regrad.again import Again, Once, pullback, with_assigned
 from regrad.capture import Captured, evaluate
 from regrad.errors import DTypeError, GradientError, ShapeError
 from regrad.namespaces import gradient_dtype, is_inexact, widest
 from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import add
 from regrad.placement import to_jax, to_jax_as
+from regrad.pullback import pull_through
 from regrad.regions import Flat, Links, Passage, RegionTape, run_inside, watched_places
 from regrad.state import current
 from regrad.tensors import Tensor, wrap

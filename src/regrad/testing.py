@@ -14,9 +14,10 @@ from regrad.checking import Function, Method, Settings
 from regrad.custom import CustomCall
 from regrad.errors import ArgumentError, GradientError, RegradError, kind
 from regrad.findings import Finding, GradientReport
-from regrad.gradients import callable_or_raise, run_taped
+from regrad.gradients import callable_or_raise
 from regrad.namespaces import BACKENDS, is_inexact
 from regrad.overrides import Binding, Counted
+from regrad.pullback import or_zeros, run_taped
 from regrad.registry import OPS
 from regrad.ruleforms import Conjugated, Rule, label, place
 from regrad.state import State, current, in_state
@@ -203,9 +204,8 @@ def _of_arrays(f: OfTensors, xs: Sequence[Tensor]) -> Function:
 
     def gradient(dys: checking.Arrays) -> Function:
         def g(tensors: Sequence[Tensor]) -> list[Tensor]:
-            zeros = OPS["ZerosLike"].function
             found = _Run(f, tensors).pull(dys)
-            return [zeros(x) if dx is None else dx for x, dx in zip(tensors, found, strict=True)]
+            return [or_zeros(dx, x) for x, dx in zip(tensors, found, strict=True)]
 
         return _of_arrays(g, xs)
 

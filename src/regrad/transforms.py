@@ -14,12 +14,13 @@ from regrad import containers, dispatch
 from regrad.batching import at_once
 from regrad.blocks import inside
 from regrad.errors import ArgumentError, GradientError, ShapeError, kind
-from regrad.gradients import callable_or_raise, run_taped, watchable
+from regrad.gradients import callable_or_raise, watchable
 from regrad.namespaces import BACKENDS, has_values, is_inexact
 from regrad.ops.array import reshape, stack
 from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import logical_and, where
 from regrad.ops.reduction import any as any_of
+from regrad.pullback import or_zeros, run_taped
 from regrad.registry import OPS, Op
 from regrad.ruleforms import Rule, describe, label
 from regrad.signatures import check_passed, helpful
@@ -68,15 +69,11 @@ class Linearized:
         floats = [i for i, y in enumerate(self.ys) if is_inexact(y.dtype)]
         ids, dys = [self.ys[i]._id for i in floats], [dys[i] for i in floats]
         found = walk_from(reversed(self.tape.records), ids, dys, self.watched, inspect)
-        return [[_or_zeros(found.get(x._id), x) for x in group] for group in self.inputs]
+        return [[or_zeros(found.get(x._id), x) for x in group] for group in self.inputs]
 
     def close_inputs(self, groups: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
         """One entry per input, in the input's own structure."""
         return tuple(r(group) for r, group in zip(self.rebuilds, groups, strict=True))
-
-
-def _or_zeros(dx: Tensor | None, x: Tensor) -> Tensor:
-    return zeros_like(x) if dx is None else dx
 
 
 def _outputs(y: Any, api: str) -> tuple[list[Tensor], containers.Rebuild]:
@@ -183,7 +180,7 @@ def _transposed(
     watched = tape.close()
     ids = [dx._id for dx in gradients]
     found = walk_from(reversed(tape.records), ids, directions, watched)
-    return _dispelled([_or_zeros(found.get(z._id), z) for z in zeros], tape.doubts)
+    return _dispelled([or_zeros(found.get(z._id), z) for z in zeros], tape.doubts)
 
 
 def _dispelled(dys: list[Tensor], doubts: Sequence[Tensor]) -> list[Tensor]:

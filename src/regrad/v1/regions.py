@@ -15,8 +15,7 @@ import regrad as rg
 from regrad import dims, recording
 from regrad.blocks import block
 from regrad.deferral import later, spec_of_record
-from regrad.dispatch import alias_of
-from regrad.dispatch import run as run_eagerly
+from regrad.dispatch import alias_of, computed
 from regrad.errors import GradientError, GraphError
 from regrad.executor import Plan, needed
 from regrad.graph import CONST, INNERMOST, Graph, Node, put_down
@@ -103,7 +102,7 @@ def _at_once(node: Node, known: dict[int, rg.Tensor]) -> Sequence[rg.Tensor]:
     xs = tuple([known[s.id] for s in node.sources()])
     attrs = {k: dims.resolved(v, lambda s: known[s.id]._data) for k, v in node.attrs.items()}
     with in_state(None):
-        y = run_eagerly(node.op, xs, attrs, node.layout)
+        y = computed(node.op, xs, attrs, node.layout)
     y = tuple(map(alias_of, y)) if isinstance(y, tuple) else alias_of(y)
     state = current()
     if state is not None and state.tapes:
