@@ -6,7 +6,7 @@ is replayed (`Captured`), an eager checkpoint's Python runs again (`Rerun`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -163,6 +163,19 @@ def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:
         return [*ys, *[region.read(v) for v in assigned]]
 
     return more if assigned else flat
+
+
+def until_all_are_known(assigned: list[Variable], run: Callable[[], tuple[Once, Any]]) -> Any:
+    """Run a body until it assigns no Variable but these, to which the others are added.
+
+    A loop or branch carries the Variables that its body assigns, and only the body can tell which.
+    """
+    while True:
+        once, result = run()
+        news = [v for v in once.region.assigned if v not in assigned]
+        if not news:
+            return result
+        assigned += news
 
 
 # -- running again ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from regrad.dims import UnknownRank
 from regrad.dispatch import as_dtype, is_tensor, lift
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
 from regrad.graph import defer, home, is_symbolic
-from regrad.inference import Spec
+from regrad.inference import RANKS, Spec
 from regrad.namespaces import is_array, is_inexact
 from regrad.pullback import or_zeros, pulled
 from regrad.registry import OPS, Input, Op
@@ -253,7 +253,6 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
     return {b.op.type: b for _, b in mine}
 
 
-RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
 SIZES = (4, 6)  # that stand for unknown ones
 
 

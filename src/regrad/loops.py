@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
-from regrad.again import Again, Once, pullback, with_assigned
+from regrad.again import Again, Once, pullback, until_all_are_known, with_assigned
 from regrad.capture import Captured, evaluate
 from regrad.errors import DTypeError, GradientError, ShapeError
 from regrad.namespaces import gradient_dtype, is_inexact, widest
@@ -51,19 +51,20 @@ def scanned(
     flat = Captured(flat, kind)
     assigned: list[Variable] = []
     tape: type[RegionTape] = RegionTape if watched_places([*carry, *xs]) else Links
-    while True:
+
+    def run() -> tuple[Once, Any]:
         loop = Scan(flat, carry, xs, length, reverse, checkpoint, kind, assigned, tape)
         results = loop.run()
-        news = [v for v in loop.once.region.assigned if v not in assigned]
-        if news:
-            assigned += news
-        elif tape is Links and watched_places(loop.inputs):
-            tape = RegionTape  # it takes in something watched: what the rules name is due
-        else:
-            ys = loop.recorded(results)
-            n, m = len(carry), len(loop.carry)
-            assign_all(assigned, ys[n:m])
-            return ys[:n], ys[m:]
+        return loop.once, (loop, results)
+
+    loop, results = until_all_are_known(assigned, run)
+    if tape is Links and watched_places(loop.inputs):
+        tape = RegionTape  # it takes in something watched: what the rules name is kept
+        loop, results = until_all_are_known(assigned, run)
+    ys = loop.recorded(results)
+    n, m = len(carry), len(loop.carry)
+    assign_all(assigned, ys[n:m])
+    return ys[:n], ys[m:]
 
 
 class Scan:
@@ -395,13 +396,12 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
     """The first function's results where `pred` holds, else the second's."""
     assigned: list[Variable] = []
     bodies = [_Branch(Captured(f, "cond")) for f in flats]
-    while True:
+
+    def run() -> tuple[Once, Any]:
         once = Once("cond", [pred, *xs], traced=True)
-        ys = _branches(once, [with_assigned(body, assigned) for body in bodies])
-        news = [v for v in once.region.assigned if v not in assigned]
-        if not news:
-            break
-        assigned += news
+        return once, (once, _branches(once, [with_assigned(body, assigned) for body in bodies]))
+
+    once, ys = until_all_are_known(assigned, run)
     agains = [once.again(body, assigned) for body in bodies]
 
     def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
@@ -469,15 +469,15 @@ def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor
     test, flat = Captured(test, "while_loop"), Captured(flat, "while_loop")
     assigned: list[Variable] = []
     n = len(carry)
-    while True:
+
+    def run() -> tuple[Once, Any]:
         whole = [*carry, *[v._read() for v in assigned]]
         once = Once("while_loop", whole, traced=True)
-        tested, stepped = _assigned_first(test, n, assigned), _assigned_first(flat, n, assigned)
-        ys = _repeat(once, tested, with_assigned(stepped, assigned))
-        news = [v for v in once.region.assigned if v not in assigned]
-        if not news:
-            break
-        assigned += news
+        first = _assigned_first(test, n, assigned), _assigned_first(flat, n, assigned)
+        ys = _repeat(once, first[0], with_assigned(first[1], assigned))
+        return once, (once, first, ys)
+
+    once, (tested, stepped), ys = until_all_are_known(assigned, run)
     m = len(ys)
     agains = once.again(tested), once.again(stepped, assigned)
 
