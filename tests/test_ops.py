@@ -188,3 +188,36 @@ def test_new_arrays_lie_where_the_data_lie(row: Sample) -> None:
             run()
         except Exception as error:  # by an op that must look at values
             assert "expected device" not in str(error), error
+
+
+LARGE = np.linspace(-2.0, 2.0, 10_000).reshape(100, 100)
+CHOICES = {
+    "two arrays": (LARGE, LARGE.T),
+    "a number": (LARGE, 0.0),
+    "a number first": (-0.0, LARGE),
+    "a row": (LARGE, LARGE[0]),
+    "special values": (np.where(LARGE > 1, np.nan, -np.inf), np.where(LARGE > 0, -0.0, np.inf)),
+}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_where_of_large_arrays_keeps_every_bit(name: str, dtype: str, backend: str) -> None:
+    a, b = [np.asarray(x).astype(dtype) for x in CHOICES[name]]
+    mask = np.random.default_rng(0).random(LARGE.shape) > 0.5
+    y = rg.where(*[rg.asarray(arrays_of(backend, x)) for x in (mask, a, b)])
+    due = np.where(mask, a, b)
+    assert y.dtype == due.dtype
+    assert (np.isnan(y._values()) == np.isnan(due)).all()
+    kept = ~np.isnan(due)
+    assert np.ascontiguousarray(y._values()[kept]).tobytes() == due[kept].tobytes()
+
+
+def test_where_of_a_conjugate() -> None:
+    import torch
+
+    z = torch.complex(torch.zeros(100, 100), torch.ones(100, 100)).conj().imag  # a bit says so
+    assert z.is_neg()
+    y = rg.where(rg.asarray(torch.ones(100, 100, dtype=torch.bool)), rg.asarray(z), 0)
+    np.testing.assert_array_equal(y.numpy(), -1.0)
