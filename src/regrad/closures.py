@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.callers import PACKAGE
 from regrad.errors import ArgumentError
 from regrad.namespaces import BACKENDS, is_array
 from regrad.pytrees import exactly
@@ -33,7 +34,6 @@ from regrad.registry import RULES
 from regrad.tensors import OURS, Tensor
 from regrad.variables import Variable
 
-_HERE = os.path.dirname(__file__) + os.sep
 _LIBRARIES = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
 )
@@ -268,7 +268,7 @@ class _Walk:
         self.entry(name, code)
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             read = functools.partial(getattr, cell, "cell_contents")
-            if not code.co_filename.startswith(_HERE):
+            if not code.co_filename.startswith(PACKAGE):
                 self.watch_cell(cell, read)
             self.value(_cell_content(cell), free, read)
         for part in ("__defaults__", "__kwdefaults__"):
@@ -478,7 +478,7 @@ def _is_made(kind: type, method: Any) -> bool:
 def _is_closed(value: Any) -> bool:
     """Whether an object is told apart by identity only: regrad's own, and modules of libraries."""
     if isinstance(value, types.ModuleType):
-        return _is_library_file(getattr(value, "__file__", None) or _HERE)
+        return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
     if isinstance(value, type):
         return _is_library_class(value)
     kind = type(value)
@@ -499,4 +499,4 @@ def _is_library_class(kind: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_library_file(path: str) -> bool:
     path = os.path.realpath(path)
-    return path.startswith((_HERE, *_LIBRARIES)) and not path.startswith("<")
+    return path.startswith((PACKAGE, *_LIBRARIES)) and not path.startswith("<")

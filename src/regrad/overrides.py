@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from regrad.callers import find_caller
 from regrad.errors import ArgumentError, UnusedOverrideWarning
 from regrad.registry import Op, find_op, resolve
 from regrad.reports import Hit
 from regrad.ruleforms import Rule
 from regrad.scopes import Scope
 from regrad.state import STATE, State, current
-
-_HERE = os.path.dirname(__file__) + os.sep
 
 
 class Wrapped(Rule):
@@ -68,7 +66,7 @@ class Binding:
 
     def hit(self, op: Op, xs: Sequence[Any]) -> Rule:
         """The rule for an op of `xs` that is being created, counted where its caller stands."""
-        counted = self._counted(caller())
+        counted = self._counted(find_caller())
         counted.told.seen(xs[0]._data.shape if xs else ())
         return counted
 
@@ -114,14 +112,6 @@ class Repeated(Binding):
 
     def _counted(self, where: str) -> Counted:
         return self.first._counted(where)
-
-
-def caller() -> str:
-    """The line outside regrad that is running: `model.py:12`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class gradient_override_map(Scope):

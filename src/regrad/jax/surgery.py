@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
+from regrad.callers import PACKAGE
 from regrad.errors import GradientError, RuleError
 from regrad.foreign import ForeignRule, lender
 from regrad.jax.boundaries import restored
@@ -30,7 +31,6 @@ from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying
 from regrad.registry import Op
 from regrad.reports import Hit
 
-HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 MACHINERY = tuple(
     os.path.join(JAX, "_src", name)
     for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
@@ -532,6 +532,6 @@ def line(eqn: Any, otherwise: str) -> str:
     """The line outside JAX and regrad that made an equation: `model.py:12`."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
-        if not frame.file_name.startswith((HERE, JAX, "<frozen ")):
+        if not frame.file_name.startswith((PACKAGE, JAX, "<frozen ")):
             return f"{frame.file_name}:{frame.line_num}"
     return otherwise

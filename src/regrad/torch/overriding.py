@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from regrad.callers import find_caller
 from regrad.errors import ArgumentError, UnusedOverrideWarning
 from regrad.foreign import ForeignRule
 from regrad.interrupts import Deferred
@@ -18,7 +19,7 @@ from regrad.scopes import Scope
 from regrad.torch import compiled_code, functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.modes import Mode
-from regrad.torch.nodes import caller
+from regrad.torch.nodes import LIBRARIES
 from regrad.torch.open_scopes import SCOPES, open_here
 from regrad.torch.rulesets import RuleSet, called_here, family_of, rule_set
 
@@ -37,7 +38,7 @@ class Binding:
     def hit(self, op_type: str, shape: Any) -> Hit:
         """One more op is bound, where its caller stands."""
         place = compiled_code.PLACE.get()
-        where = caller() if place is None else place.where
+        where = find_caller(LIBRARIES) if place is None else place.where
         hit = self.by_line.get(where)
         if hit is None:
             hit = self.by_line.setdefault(where, Hit(op_type, self.rule.name, where))
