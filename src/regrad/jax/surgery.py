@@ -29,7 +29,7 @@ from regrad.jax.linear import bodies
 from regrad.jax.optypes import Form
 from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying
 from regrad.registry import Op
-from regrad.reports import Hit
+from regrad.reports import Binding, Hit
 
 MACHINERY = tuple(
     os.path.join(JAX, "_src", name)
@@ -76,25 +76,17 @@ class Around(NamedTuple):
         )
 
 
-class Binding:
-    """One entry of the map: a key, its rule, and its hits by source line."""
+class KeyBinding(Binding):
+    """A rule bound to a key of JAX programs."""
 
     def __init__(self, key: Key, value: Any) -> None:
+        name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
+        super().__init__(key.label, name)
         self.key = key
         self.value = value
         lent = lender(value)
         self.native = lent is not None and same_thing(key, lent)  # JAX's own derivative
-        self.name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
-        self.by_line: dict[str, Hit] = {}
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
-
-    @property
-    def rule(self) -> Binding:
-        return self  # (which has a name: what a report asks for)
-
-    @property
-    def hits(self) -> list[Hit]:
-        return [hit for hit in self.by_line.values() if hit.count]
 
     def bound(self, op: Op) -> ForeignRule:
         """The rule, bound to an op type as the key sees it."""
@@ -116,17 +108,11 @@ class Binding:
             return ForeignRule(self.value, made_op(op.type, usual, op.attrs, op.several))
         return None
 
-    def hit(self, where: str) -> Hit:
-        """The hit of a source line."""
-        if where not in self.by_line:
-            self.by_line[where] = Hit(self.key.label, self.name, where)
-        return self.by_line[where]
-
 
 class Occurrence(NamedTuple):
     """An op of a key: its hit, the shape of its first input, and whether JAX's code made it."""
 
-    binding: Binding
+    binding: KeyBinding
     hit: Hit
     shape: tuple[int, ...]
     of_jax: bool
@@ -155,7 +141,7 @@ class Found:
 class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
-    def __init__(self, bindings: Sequence[Binding], choice: Choice) -> None:
+    def __init__(self, bindings: Sequence[KeyBinding], choice: Choice) -> None:
         self.bindings = bindings
         self.choice = choice
         self.codes = {code: b for b in bindings for code in b.key.codes}
@@ -254,11 +240,11 @@ class Surgery:
 
     # -- an operation under a rule -------------------------------------------------------------
 
-    def under_rule(self, eqn: Any, binding: Binding, around: Around, found: Found) -> Any:
+    def under_rule(self, eqn: Any, binding: KeyBinding, around: Around, found: Found) -> Any:
         """The operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
             raise _already_derived(binding, self.lines[-1])
-        hit = binding.hit(self.lines[-1])
+        hit = binding.hit_at(self.lines[-1])
         if not around.derived:
             shape = tuple(eqn.invars[0].aval.shape) if eqn.invars else ()
             by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
@@ -432,7 +418,7 @@ def alone(eqn: Any) -> Any:
     )
 
 
-def in_form(eqn: Any, form: Form, binding: Binding, hit: Hit) -> Any:
+def in_form(eqn: Any, form: Form, binding: KeyBinding, hit: Hit) -> Any:
     """An equation under a rule that sees it in another form: axes in another order, or as one."""
     avals = [v.aval for v in eqn.invars]
     if any(map(varying, avals)):
@@ -478,7 +464,7 @@ def _operands(eqn: Any) -> list[Any]:
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
-def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
+def _gradient(eqn: Any, binding: KeyBinding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
     """The rule as the gradient of an equation."""
     op, lies = binding.key.op(eqn), binding.key.lies(eqn)
     names = [i.name for i in op.inputs]
@@ -511,7 +497,7 @@ def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
     return tuple(zip(codes[inner:], at[inner:], strict=True))
 
 
-def _already_derived(binding: Binding, where: str, how: str = "occurs") -> GradientError:
+def _already_derived(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:
     return GradientError(
         f"override: {binding.key.label!r} {how} where the function differentiates it itself "
         f"({where}), which JAX has done before the rule could count. Put the override inside: "
@@ -519,7 +505,7 @@ def _already_derived(binding: Binding, where: str, how: str = "occurs") -> Gradi
     )
 
 
-def _batched(binding: Binding, where: str) -> GradientError:
+def _batched(binding: KeyBinding, where: str) -> GradientError:
     return GradientError(
         f"override: {binding.key.label!r} occurs in a program that was batched before the override "
         f"could see single examples ({where}): by a vmap with spmd_axis_name, of a custom_vmap, or "

@@ -53,7 +53,7 @@ class Place:
         """The node is part of a program."""
         while self.met:
             hit, shape = self.met.pop()
-            hit.seen(shape)
+            hit.add(shape)
 
 
 PLACE: ContextVar[Place | None] = ContextVar("regrad_place", default=None)
