@@ -18,7 +18,7 @@ from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning,
 from regrad.gradients import callable_or_raise
 from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.keys import key_for
-from regrad.jax.surgery import Found, KeyBinding, Surgery, batches
+from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, batches
 from regrad.reports import Report, Table, Untouched
 
 
@@ -129,14 +129,14 @@ class override(Report[KeyBinding]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What f returns, with the rules in force."""
-        call = Call((self._original, args, kwargs))
+        call = TracedCall((self._original, args, kwargs))
         program, found = self._surgery.operate(self._traced(call))
         self._refuse(found)
         self._warn(found)
         self._note(found)
         return call.result(core.jaxpr_as_fun(program)(*call.arrays))
 
-    def _traced(self, call: Call) -> Any:
+    def _traced(self, call: TracedCall) -> Any:
         """The program of a call; if vmaps in it have batched ops, with the vmaps as equations."""
         if not self._has_vmaps:
             closed = jax.make_jaxpr(call.traced)(*call.arrays)
@@ -147,13 +147,13 @@ class override(Report[KeyBinding]):
 
         return traced(call.traced, call.arrays)
 
-    def _refuse(self, found: Found) -> None:
+    def _refuse(self, found: Occurrences) -> None:
         """Refuse a program in which functions of others would hide ops from their rules."""
         hiding = [c for c in found.closed if not c.own and not c.kept]
         if hiding:
             raise PassedOverError(f"override: {advice(hiding)}")
 
-    def _warn(self, found: Found) -> None:
+    def _warn(self, found: Occurrences) -> None:
         """Warn of a call without a match, and once of JAX's functions that hide all of a key."""
         hit = {seen.binding.key.label for seen in found.hits}
         known = {(c.name, c.place, c.keys) for c in self._closed}
@@ -169,7 +169,7 @@ class override(Report[KeyBinding]):
         elif tell:
             warnings.warn(f"override: {advice(tell)}", UnusedOverrideWarning, stacklevel=3)
 
-    def _note(self, found: Found) -> None:
+    def _note(self, found: Occurrences) -> None:
         for seen in found.hits:
             seen.hit.add(seen.shape)
         for (name, where), count in found.untouched.items():
@@ -207,7 +207,7 @@ class override(Report[KeyBinding]):
         return super()._why_not(binding)
 
 
-class Call:
+class TracedCall:
     """The arguments of one call (the function is one of them), opened, and the results."""
 
     def __init__(self, given: Any) -> None:

@@ -23,10 +23,10 @@ from regrad.errors import GradientError, RuleError
 from regrad.foreign import ForeignRule, lender
 from regrad.jax.boundaries import restored
 from regrad.jax.closed import JAX, Choice, Closed, called, of_jax
-from regrad.jax.gradients import Counted, RuleGradient, Scaled
+from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
 from regrad.jax.keys import FunctionKey, Key, closed_call_p, made_op, same_thing
 from regrad.jax.linear import bodies
-from regrad.jax.optypes import Form
+from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying
 from regrad.registry import Op
 from regrad.reports import Binding, Hit
@@ -118,7 +118,7 @@ class Occurrence(NamedTuple):
     of_jax: bool
 
 
-class Found:
+class Occurrences:
     """What a program was found to hold: ops under rules, and functions opened, kept and closed.
 
     `notes` count those by name, what was done, and source line.
@@ -130,7 +130,7 @@ class Found:
         self.notes: Counter[tuple[str, str, str]] = Counter()
         self.untouched: Counter[tuple[str, str]] = Counter()
 
-    def add(self, other: Found) -> None:
+    def add(self, other: Occurrences) -> None:
         """Count what a program inside holds."""
         self.hits += other.hits
         self.closed += other.closed
@@ -154,13 +154,13 @@ class Surgery:
         self.eqns: list[Any] = []
         self.calls: set[Any] = set()
 
-    def operate(self, closed: Any) -> tuple[Any, Found]:
+    def operate(self, closed: Any) -> tuple[Any, Occurrences]:
         """A whole program with the rules in it, or itself, and what was found."""
         hiding = any(b.key.call is not None for b in self.bindings)
         self.calls = self._calls(closed) if hiding else set()
         return self.program(closed)
 
-    def program(self, given: Any, around: Around = Around()) -> tuple[Any, Found]:  # noqa: B008
+    def program(self, given: Any, around: Around = Around()) -> tuple[Any, Occurrences]:  # noqa: B008
         """A program (closed or open) with the rules in it, or itself, and what was found."""
         known = self.seen.setdefault(given, {})
         if around not in known:
@@ -172,8 +172,8 @@ class Surgery:
         made, found = known[around]
         return (given if made is None else made), found
 
-    def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Found]:
-        found = Found()
+    def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Occurrences]:
+        found = Occurrences()
         self.programs.append(jaxpr)
         try:
             given = self.with_boundaries(jaxpr, around)
@@ -211,7 +211,7 @@ class Surgery:
                 found |= self._calls(body)
         return found
 
-    def equation(self, eqn: Any, around: Around, found: Found) -> list[Any]:
+    def equation(self, eqn: Any, around: Around, found: Occurrences) -> list[Any]:
         """An equation with the rules in it, or itself, and notes behind it."""
         self.lines.append(line(eqn, self.lines[-1]))
         self.eqns.append(eqn)
@@ -222,7 +222,7 @@ class Surgery:
             self.lines.pop()
             self.eqns.pop()
 
-    def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
+    def _equation(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         for binding in self.bindings:
             if differentiable(eqn) and binding.key.matches(eqn, around.batched):
                 return self.under_rule(eqn, binding, around, found)
@@ -240,7 +240,7 @@ class Surgery:
 
     # -- an operation under a rule -------------------------------------------------------------
 
-    def under_rule(self, eqn: Any, binding: KeyBinding, around: Around, found: Found) -> Any:
+    def under_rule(self, eqn: Any, binding: KeyBinding, around: Around, found: Occurrences) -> Any:
         """The operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
             raise _already_derived(binding, self.lines[-1])
@@ -263,7 +263,7 @@ class Surgery:
             return in_form(eqn, form, binding, hit)
         gradient: Gradient = _gradient(eqn, binding, hit, operands)
         if (scale := binding.key.scale(eqn)) is not None:
-            gradient = Scaled(gradient, scale)
+            gradient = ScaledGradient(gradient, scale)
         params = {"jaxpr": alone(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
@@ -285,7 +285,7 @@ class Surgery:
 
     # -- programs inside -----------------------------------------------------------------------
 
-    def inside(self, eqn: Any, around: Around, found: Found) -> Any:
+    def inside(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         """An equation that runs other programs, with the rules in these."""
         params = {}
         for key, value in eqn.params.items():
@@ -294,7 +294,7 @@ class Surgery:
                 params[key] = new
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
-    def param(self, value: Any, around: Around, found: Found) -> Any:
+    def param(self, value: Any, around: Around, found: Occurrences) -> Any:
         """A parameter of an equation: a program, several, or something else."""
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
             new, inner = self.program(value, around)
@@ -307,7 +307,7 @@ class Surgery:
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
-    def custom(self, eqn: Any, around: Around, found: Found) -> Any:
+    def custom(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         """A function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
@@ -336,7 +336,7 @@ class Surgery:
         return eqn
 
     def leave(
-        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Found
+        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Occurrences
     ) -> None:
         """Note a function that was left closed over ops of some keys."""
         place = called(body)[1]
@@ -349,7 +349,7 @@ class Surgery:
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
 
-    def check_hidden(self, eqn: Any, around: Around, found: Found) -> None:
+    def check_hidden(self, eqn: Any, around: Around, found: Occurrences) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
         if name == "call_hi_primitive" and differentiable(eqn) and self.bindings:
@@ -418,7 +418,7 @@ def alone(eqn: Any) -> Any:
     )
 
 
-def in_form(eqn: Any, form: Form, binding: KeyBinding, hit: Hit) -> Any:
+def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     """An equation under a rule that sees it in another form: axes in another order, or as one."""
     avals = [v.aval for v in eqn.invars]
     if any(map(varying, avals)):
@@ -453,7 +453,7 @@ def _counted(eqn: Any, hit: Hit) -> list[Any]:
     xs = [core.Var(y.aval) for y in noted]
     info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
     same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
-    params = {"jaxpr": same, "gradient": Counted(hit, [x.aval for x in xs])}
+    params = {"jaxpr": same, "gradient": CountedGradient(hit, [x.aval for x in xs])}
     note = eqn.replace(
         invars=[*noted.values()], outvars=[*noted], primitive=op_p, params=params, effects=set()
     )

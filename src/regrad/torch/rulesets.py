@@ -21,7 +21,7 @@ from regrad.torch import compiled_code, functions
 from regrad.torch.apart import apart, put
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
-from regrad.torch.calls import Call
+from regrad.torch.calls import RuleCall
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.modes import Mode, Ways
@@ -330,7 +330,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
                 refuse_unknown(family, args, options)
             layout = None if rule.op.flat else filled.layout
             forward = filled.calling(spelling.function)
-            call = Call(rule, filled.values, layout, filled.attrs, forward, hit)
+            call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]
@@ -342,7 +342,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
     return overridden
 
 
-def called_here(function: Any, args: Sequence[Any]) -> Call | None:
+def called_here(function: Any, args: Sequence[Any]) -> RuleCall | None:
     """A call of an `autograd.Function` under the rule that is in force for it here."""
     for scope in reversed(SCOPES.get()):
         ruleset = scope._ruleset
@@ -353,7 +353,7 @@ def called_here(function: Any, args: Sequence[Any]) -> Call | None:
         rule = ruleset.rules[key].taking(len(xs))
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
         hit = bind_call(scope._bindings[key], tuple(xs[0].shape))
-        return Call(rule, xs, layout, {}, function.apply, hit)
+        return RuleCall(rule, xs, layout, {}, function.apply, hit)
     return None
 
 
