@@ -552,8 +552,8 @@ def test_functions_that_were_replaced_are_called(monkeypatch):
 
 def test_a_replayed_graph_must_have_been_captured_under_the_rules(monkeypatch):
     class Graph:
-        capture_begin = intercepts._capture(lambda self: None)
-        replay = intercepts._replay(lambda self: replayed.append(self))
+        capture_begin = intercepts._intercept_capture(lambda self: None)
+        replay = intercepts._intercept_replay(lambda self: replayed.append(self))
 
     replayed = []
     rules, graph, plain = {"Relu": lambda dy: dy}, Graph(), Graph()

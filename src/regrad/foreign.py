@@ -42,7 +42,7 @@ class ForeignRule:
         self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 
-    def taking(self, count: int) -> ForeignRule:
+    def for_count(self, count: int) -> ForeignRule:
         """The rule for a call with so many tensors."""
         return self
 

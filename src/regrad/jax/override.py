@@ -18,7 +18,7 @@ from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning,
 from regrad.gradients import callable_or_raise
 from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.keys import key_for
-from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, batches
+from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
 from regrad.reports import Report, Table, Untouched
 
 
@@ -119,7 +119,7 @@ class override(Report[KeyBinding]):
         binding = KeyBinding(meant, rule)
         known = getattr(meant, "known", None)
         if known is not None:
-            binding.bound(known)  # so that a rule that does not fit is refused now
+            binding.bind(known)  # so that a rule that does not fit is refused now
         elif not (callable(rule) or isinstance(rule, str)):
             raise ArgumentError(
                 f"override: for {meant.label!r} expected a rule (a function, or a name "
@@ -130,22 +130,22 @@ class override(Report[KeyBinding]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What f returns, with the rules in force."""
         call = TracedCall((self._original, args, kwargs))
-        program, found = self._surgery.operate(self._traced(call))
+        program, found = self._surgery.operate(self._trace(call))
         self._refuse(found)
         self._warn(found)
         self._note(found)
         return call.result(core.jaxpr_as_fun(program)(*call.arrays))
 
-    def _traced(self, call: TracedCall) -> Any:
+    def _trace(self, call: TracedCall) -> Any:
         """The program of a call; if vmaps in it have batched ops, with the vmaps as equations."""
         if not self._has_vmaps:
             closed = jax.make_jaxpr(call.traced)(*call.arrays)
-            self._has_vmaps = bool(self._bindings) and batches(closed.jaxpr)
+            self._has_vmaps = bool(self._bindings) and has_batches(closed.jaxpr)
             if not self._has_vmaps:
                 return closed
-        from regrad.jax.vmaps import traced  # stands on JAX's insides, which few programs need
+        from regrad.jax.vmaps import trace  # stands on JAX's insides, which few programs need
 
-        return traced(call.traced, call.arrays)
+        return trace(call.traced, call.arrays)
 
     def _refuse(self, found: Occurrences) -> None:
         """Refuse a program in which functions of others would hide ops from their rules."""
@@ -224,9 +224,9 @@ class TracedCall:
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = tree_unflatten(self.structure, leaves)
         y = f(*args, **kwargs)
-        self.outs, self.out_structure = tree_flatten(y, is_leaf=self.modules.copied)
+        self.outs, self.out_structure = tree_flatten(y, is_leaf=self.modules.is_copy)
         self.out_places = [i for i, y in enumerate(self.outs) if isinstance(y, jax.Array)]
-        return [*(self.outs[i] for i in self.out_places), *self.modules.changed()]
+        return [*(self.outs[i] for i in self.out_places), *self.modules.changed_arrays()]
 
     def result(self, ys: list[Any]) -> Any:
         """What the function returned, with these arrays."""
@@ -267,7 +267,7 @@ class Modules:
             copies = iter(self.copies)
             leaves[:] = [next(copies) if self.holds(leaf) else leaf for leaf in leaves]
 
-    def copied(self, leaf: Any) -> bool:
+    def is_copy(self, leaf: Any) -> bool:
         """Whether this is an object that the function was given."""
         return any(leaf is copy for copy in self.copies)
 
@@ -276,7 +276,7 @@ class Modules:
         pairs = zip(self.copies, self.found, strict=True)
         return next((found for copy, found in pairs if copy is leaf), leaf)
 
-    def changed(self) -> list[Any]:
+    def changed_arrays(self) -> list[Any]:
         """The arrays that the function put into the objects."""
         if not self.found:
             return []

@@ -53,7 +53,7 @@ class Watch:
         """
         seen: set[Any] = set()
         for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
-            node = y.grad_fn or unwrapped(y).grad_fn
+            node = y.grad_fn or unwrap(y).grad_fn
             if node is None or node in seen or node._sequence_nr() < start:
                 continue
             made = new_nodes(node, seen, start, untouched)
@@ -61,7 +61,7 @@ class Watch:
             shown = self.harmless.get(key)
             if shown is None:
                 risky = [self._check(func, each) for each in made]
-                shown = _described(func, made)
+                shown = _describe(func, made)
                 if not any(risky):
                     self.harmless[key] = shown
             untouched.note(shown, find_caller(LIBRARIES) if where is None else where())
@@ -76,7 +76,7 @@ class Watch:
         for op_type in types:
             if op_type not in self.rules or _is_plumbing(func, op_type):
                 continue
-            holds = hidden or HOLDS.get(op_type, _always)(node)
+            holds = hidden or HOLDS.get(op_type, _return_true)(node)
             if holds and not _is_spelled(func, op_type):
                 raise PassedOverError(
                     f"{name_of(func)} computes {op_type!r} inside ({node.name()}), which is "
@@ -108,7 +108,7 @@ def _is_news(node: Any) -> bool:
 _MET = "met by regrad"
 
 
-def _described(func: Any, nodes: Sequence[Any]) -> str:
+def _describe(func: Any, nodes: Sequence[Any]) -> str:
     """A call as the report shows it: `Tanh`, or `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
         return name_of(func)
@@ -116,12 +116,12 @@ def _described(func: Any, nodes: Sequence[Any]) -> str:
         op_type
         for node in nodes
         for op_type in types_of(node.name().rstrip("0123456789"))
-        if HOLDS.get(op_type, _always)(node)
+        if HOLDS.get(op_type, _return_true)(node)
     }
     return f"{name_of(func)} ({', '.join(sorted(types))})" if types else name_of(func)
 
 
-def _always(node: Any) -> bool:
+def _return_true(node: Any) -> bool:
     return True
 
 
@@ -154,7 +154,7 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value.values())
 
 
-def unwrapped(x: torch.Tensor) -> torch.Tensor:
+def unwrap(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor as autograd records it, inside of what `vmap` has wrapped around it."""
     functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     while not x.requires_grad and functorch.is_functorch_wrapped_tensor(x):

@@ -17,7 +17,7 @@ from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.modes import Mode
 from regrad.torch.open_scopes import SCOPES, open_here
-from regrad.torch.rulesets import RuleSet, called_here, family_of, rule_set
+from regrad.torch.rulesets import RuleSet, family_of, find_call, rule_set
 
 
 class gradient_override_map(Scope[Binding]):
@@ -72,7 +72,7 @@ class gradient_override_map(Scope[Binding]):
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._rules = dict(rules)
-        self._keep = tuple(map(as_called, checked_keep(keep)))
+        self._keep = tuple(map(as_called, check_keep(keep)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
@@ -112,7 +112,7 @@ class gradient_override_map(Scope[Binding]):
                 SCOPES.set(outer)
             intercepts.drop_closed()
             mode.__enter__()
-            functions.install(ruleset.coverage.functions, called_here)
+            functions.install(ruleset.coverage.functions, find_call)
             self._mode = mode
             self._thread = get_ident()
             self._token = SCOPES.set((*outer, self))
@@ -181,7 +181,7 @@ class gradient_override_map(Scope[Binding]):
         return super()._why_not(binding)
 
 
-def checked_keep(keep: Any) -> tuple[Any, ...]:
+def check_keep(keep: Any) -> tuple[Any, ...]:
     """Return what is to be kept; raise for what is not a torch callable."""
     if isinstance(keep, str) or not isinstance(keep, Iterable):
         raise ArgumentError(
