@@ -318,7 +318,7 @@ def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> list
 
 
 def suffix(options: argparse.Namespace) -> str:
-    """What tells a file of results from those of another start or device."""
+    """Return what a file of results is called after, where not the default start and device."""
     parts = [str(options.seed)] * bool(options.seed) + [options.device] * (options.device != "cpu")
     return "".join(f"-{part}" for part in parts)
 
