@@ -23,7 +23,7 @@ from regrad.errors import (
     UnusedOverrideWarning,
 )
 from regrad.jax.optypes import TABLE
-from tests.sharded_checks import Compilations
+from tests.helpers.sharded_checks import Compilations
 
 X = jnp.array([0.3, -1.2, 2.4])
 M = jnp.arange(6.0).reshape(2, 3) / 7 + 0.1

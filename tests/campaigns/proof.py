@@ -64,8 +64,8 @@ from tests.campaigns.verdicts import (
     WRONG,
     Verdict,
 )
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
 RESULTS = Path(__file__).parent / "results"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
