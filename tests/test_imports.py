@@ -41,7 +41,7 @@ def test_work_on_numpy_loads_no_jax():
 LAYERS = [
     "interrupts", "errors", "blocks", "hints", "signatures", "files", "state", "dims", "shapes",
     "namespaces", "ruleforms",
-    "registry", "tensors", "numbers", "placement", "tape", "recording", "printing", "shapeforms",
+    "registry", "tensors", "numbers", "placement", "tape", "printing", "shapeforms",
     "inference", "static_values", "graph", "kernel_errors", "dispatch", "walk", "builtin",
     "executor", "opsheet", "pullback", "pytrees", "containers", "deferral", "reports", "scopes",
     "overrides",

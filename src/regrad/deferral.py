@@ -25,7 +25,7 @@ from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.signatures import answered
 from regrad.state import State, current, in_state
-from regrad.tape import GroupedRecord, Record
+from regrad.tape import Record, record_of
 from regrad.tensors import Tensor, wrap
 from regrad.walk import checked, leaf_gradients
 
@@ -156,7 +156,6 @@ class _Pull:
         self.op, self.rule, self.attrs = record.op, record.rule, list(record.attrs)
         self.inputs, self.outputs = record.inputs, record.outputs
         self.dtypes = [dtype for _, dtype in record.specs]
-        self.grouped = isinstance(record, GroupedRecord)
         self.layout = getattr(record, "layout", None)
         self.output_specs = getattr(record, "output_specs", None)
         self.leaves, self.present, self.dys = leaves, present, dys
@@ -181,12 +180,10 @@ class _Pull:
         attrs = dict(zip(self.attrs, values, strict=True))
         specs = list(zip(shapes, self.dtypes, strict=True))
         y = tuple(ys) if isinstance(self.outputs, tuple) else ys[0]
-        kind = GroupedRecord if self.grouped else Record
-        made = kind(self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y)
-        if isinstance(made, GroupedRecord):
-            assert self.layout is not None and self.output_specs is not None
-            made.layout, made.output_specs, made.symbolic = self.layout, self.output_specs, None
-        return made
+        return record_of(
+            self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y,
+            self.layout, self.output_specs,
+        )  # fmt: skip
 
 
 # -- functions of the library --------------------------------------------------------------------

@@ -28,12 +28,23 @@ from regrad.graph import Symbol, Symbolic, defer, in_innermost, size_tensor
 from regrad.kernel_errors import explained
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.numbers import is_tensor
-from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
 from regrad.registry import Op
 from regrad.ruleforms import PerInput, Rule
 from regrad.signatures import is_of_caller
 from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
-from regrad.tape import Place, Record, placed
+from regrad.tape import (
+    BOTH,
+    CUT,
+    NO_ATTRS,
+    ONLY,
+    REAL,
+    SECOND,
+    Place,
+    kept_of,
+    placed,
+    put,
+    record,
+)
 from regrad.tensors import OURS, Readable, Tensor, wrap
 
 ndarray = np.ndarray
@@ -441,10 +452,7 @@ def unary(op: Op) -> Callable[..., Any]:
                         kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
                         xs = (x,) if kept else ()
                         spec = ((p.shape, p.dtype),)
-                        tape.watched.add(n)
-                        tape.records.append(
-                            Record(op, rule, NO_ATTRS, (i,), spec, xs, n, y if keeps_y else None)
-                        )
+                        tape.write(op, rule, NO_ATTRS, (i,), spec, xs, n, y if keeps_y else None)
                 return y
         return call(op, (x,), NO_ATTRS)
 
@@ -490,10 +498,8 @@ def binary(op: Op) -> Callable[..., Any]:
                         kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
                         xs = kept_of((a, b), kept)
                         specs = ((p.shape, p.dtype), (q.shape, q.dtype))
-                        watched.add(n)
-                        tape.records.append(
-                            Record(op, rule, NO_ATTRS, (i, j), specs, xs, n, y if keeps_y else None)
-                        )
+                        saved = y if keeps_y else None
+                        tape.write(op, rule, NO_ATTRS, (i, j), specs, xs, n, saved)
                 return y
         elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
             try:

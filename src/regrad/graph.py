@@ -28,12 +28,11 @@ from regrad.errors import (
 )
 from regrad.inference import Spec, infer
 from regrad.namespaces import BACKENDS, Backend, is_inexact
-from regrad.recording import effective, put, rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import NoGradient, OpView, PerInput, Rule
 from regrad.state import current, next_id
 from regrad.static_values import fold
-from regrad.tape import GroupedRecord, Place, placed
+from regrad.tape import GroupedRecord, Place, effective, placed, put, rule_in_force
 from regrad.tensors import Tensor
 
 PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
@@ -361,8 +360,8 @@ class Graph:
         node = Node(
             op, rule, attrs, tuple([symbol.id for symbol in symbols]),
             [(symbol.shape, symbol.dtype) for symbol in symbols], xs, (), None,
+            layout or PLACES[len(xs)],
         )  # fmt: skip
-        node.layout = layout or PLACES[len(xs)]
         node.plain = layout is None and not op.several and op.flat
         node.graph = self
         node.control = self._here.controls

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import regrad as rg
-from regrad import dims, recording
+from regrad import dims
 from regrad.blocks import block
 from regrad.deferral import later, spec_of_record
 from regrad.dispatch import alias_of, computed
@@ -24,6 +24,7 @@ from regrad.namespaces import backend_of, is_inexact
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import current, in_state
+from regrad.tape import put
 from regrad.v1.gradients import pull_within
 from regrad.v1.graphs import current_graph
 
@@ -106,7 +107,7 @@ def _at_once(node: Node, known: dict[int, rg.Tensor]) -> Sequence[rg.Tensor]:
     y = tuple(map(alias_of, y)) if isinstance(y, tuple) else alias_of(y)
     state = current()
     if state is not None and state.tapes:
-        recording.put(state, node.op, node.rule, xs, attrs, y, node.layout)
+        put(state, node.op, node.rule, xs, attrs, y, node.layout)
     return y if isinstance(y, tuple) else [y]
 
 

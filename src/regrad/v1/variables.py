@@ -11,9 +11,9 @@ from regrad.dims import is_known
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph import INNERMOST, NO_RULE, chain
 from regrad.inference import Spec
-from regrad.recording import effective, rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.state import current
+from regrad.tape import effective, rule_in_force
 from regrad.tensors import Readable
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType
