@@ -15,9 +15,9 @@ import numpy as np
 
 from regrad import containers
 from regrad.dims import UnknownRank
-from regrad.dispatch import as_dtype, is_tensor, lift
+from regrad.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
-from regrad.graph import defer, home, is_symbolic
+from regrad.graph import Symbol, defer, home, in_innermost, is_symbolic, of_shape, size_tensor
 from regrad.inference import RANKS, Spec
 from regrad.namespaces import is_array, is_inexact
 from regrad.pullback import or_zeros, pulled
@@ -184,6 +184,9 @@ class _Pull:
             self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y,
             self.layout, self.output_specs,
         )  # fmt: skip
+
+
+DEFERRALS[Symbol] = Deferral(defer, in_innermost, size_tensor, of_shape, pull_later)
 
 
 # -- functions of the library --------------------------------------------------------------------

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from regrad import dims
-from regrad.dispatch import explained
 from regrad.graph import CONST, PLACEHOLDER, Node, Symbol
+from regrad.kernel_errors import explained
 
 _HERE = os.path.dirname(__file__) + os.sep
 FETCHED = "fetched"  # the last reader of a value that the caller gets
