@@ -44,7 +44,7 @@ LAYERS = [
     "registry", "tensors", "numbers", "placement", "tape", "printing",
     "kernel_errors", "dispatch", "fastpath", "walk", "builtin", "opsheet", "pullback", "pytrees",
     "containers", "reports", "scopes", "overrides", "foreign",
-    "shapeforms", "inference", "static_values", "graph", "executor", "deferral",
+    "shapeforms", "inference", "static_values", "graph", "size_ops", "executor", "deferral",
     "numpy_protocol", "ops", "dtypes", "variables", "gradients", "trails", "custom_nodes", "custom",
     "arguments", "closures", "capture", "regions", "again", "verification", "compiled", "devices",
     "jitted", "batching", "recompute", "loops", "branches", "control", "transforms",

@@ -17,13 +17,14 @@ from regrad import containers
 from regrad.dims import UnknownRank
 from regrad.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
-from regrad.graph import Symbol, defer, home, in_innermost, is_symbolic, of_shape, size_tensor
+from regrad.graph import Symbol, defer, home, in_innermost, is_symbolic
 from regrad.inference import RANKS, Spec
 from regrad.namespaces import is_array, is_inexact
 from regrad.pullback import or_zeros, pulled
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.signatures import answered
+from regrad.size_ops import of_shape, size_tensor
 from regrad.state import State, current, in_state
 from regrad.tape import Record, record_of
 from regrad.tensors import Tensor, wrap
@@ -39,11 +40,11 @@ Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any) -> Any:
     with in_state(State((), overrides) if overrides else None):
         ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
-    if any(is_symbolic(y) for y in ys):
+    for y in filter(is_symbolic, ys):
         raise GraphError(
             "a rule or function that waits for the run, because it asks for sizes, gave a tensor "
             "of the graph. Let it use what it is given only, and not tensors from outside or "
-            "tf.constant; or give the placeholders shapes, so that it need not wait."
+            f"{y._data.words.constant}; or give the placeholders shapes, so that it need not wait."
         )
     return tuple(y._data for y in ys)
 

@@ -137,7 +137,7 @@ class Plan:
         except IndexError:  # none is free: this is the first run, or others are running
             arena = Arena()
         try:
-            with np.errstate(all="ignore"):  # infinities are values here, as in TensorFlow
+            with np.errstate(all="ignore"):  # infinities are values here
                 found = self.function(run, arena, *values)
             self._arenas.append(arena)
             return found

@@ -11,10 +11,10 @@ import regrad as rg
 from regrad import numbers
 from regrad.dims import Dim, is_known, size_of
 from regrad.errors import GraphError, ShapeError
-from regrad.graph import shape_tensor
 from regrad.inference import shape_of as shape_form
 from regrad.shapeforms.sizes import broadcast
 from regrad.shapes import part_sizes
+from regrad.size_ops import shape_tensor
 from regrad.v1 import dtypes
 from regrad.v1.forms import (
     as_sizes,

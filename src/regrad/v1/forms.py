@@ -18,7 +18,8 @@ import regrad as rg
 from regrad import numbers
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, DTypeError
-from regrad.graph import SHAPE, is_symbolic
+from regrad.graph import is_symbolic
+from regrad.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.graphs import current_graph
 from regrad.v1.tensors import (

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import regrad.graph as engine
 from regrad.blocks import block
+from regrad.dims import Words
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph import INNERMOST, Node
 from regrad.overrides import gradient_override_map as OverrideScope
@@ -28,6 +29,8 @@ class Graph(engine.Graph):
     >>> [op.name for op in g.get_operations()]
     ['Const', 'Sign']
     """
+
+    words = Words("tf.shape(x)[i]", "tf.cond or tf.where", "tf.constant")
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,12 +15,13 @@ import numpy as np
 import regrad as rg
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
-from regrad.graph import NO_RULE, SHAPE, chain, defer
+from regrad.graph import NO_RULE, chain, defer
 from regrad.inference import Spec
 from regrad.namespaces import BACKENDS
 from regrad.random import JaxSource, NumpySource
 from regrad.registry import OPS, Input, Op, bind
 from regrad.shapes import as_count
+from regrad.size_ops import SHAPE
 from regrad.state import next_id
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
