@@ -69,7 +69,7 @@ def test_what_is_due_is_known_without_the_library():
 
 def test_an_override_that_is_dropped_is_found(monkeypatch):
     assert fires.call_of("Tanh")  # (found by an override, too)
-    monkeypatch.setattr(overrides.Binding, "hit", lambda self, op, xs: op.rule)
+    monkeypatch.setattr(overrides.OpBinding, "bind", lambda self, xs: self.op.rule)
     found = derivatives("Tanh", "numpy", ("alone", "scan", "cond"))
     assert SILENT in outcomes(found)
     assert DELIVERED not in outcomes(found)

@@ -39,7 +39,8 @@ def test_work_on_numpy_loads_no_jax():
 # A module imports only from those before it. Imports inside functions are for optional packages,
 # and for the few knots that the layers have; they are not read here.
 LAYERS = [
-    "interrupts", "errors", "blocks", "hints", "signatures", "files", "state", "dims", "shapes",
+    "callers", "interrupts", "errors", "blocks", "hints", "signatures", "files", "state", "dims",
+    "shapes",
     "namespaces", "ruleforms",
     "registry", "tensors", "numbers", "placement", "tape", "printing",
     "kernel_errors", "dispatch", "fastpath", "walk", "builtin", "opsheet", "pullback", "pytrees",

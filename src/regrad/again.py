@@ -253,7 +253,7 @@ def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
 
 def again_in_force(overrides: Overrides) -> Overrides:
     """The same overrides for ops that are created again, which are no new hits."""
-    return overrides and {key: binding.again() for key, binding in overrides.items()}
+    return overrides and {key: binding.repeat() for key, binding in overrides.items()}
 
 
 def pullback(f: Flat, count: int, passage: Passage) -> Flat:

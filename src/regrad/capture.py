@@ -22,7 +22,7 @@ from regrad import containers, dispatch
 from regrad.arguments import is_key, noted
 from regrad.custom import CustomCall
 from regrad.namespaces import is_inexact, is_traced
-from regrad.overrides import Counted, Wrapped
+from regrad.overrides import CountedRule, WrappedRule
 from regrad.pullback import run_taped
 from regrad.registry import Op
 from regrad.ruleforms import Rule
@@ -160,7 +160,7 @@ class OpStep(NamedTuple):
         if self.rule is self.op.rule or not self.rule.watches:
             return self.rule
         rule, state = self.rule, current()
-        if isinstance(rule, Counted) and state is not None and (scopes := state.scopes):
+        if isinstance(rule, CountedRule) and state is not None and (scopes := state.scopes):
             rule = rule.under(scopes.get(self.op.type))
         return Within(rule, env)
 
@@ -365,7 +365,7 @@ class Captured:
             if self.complete:
                 ys = self.replay(xs)
             else:  # a body inside draws from keys that it closes over: the next run counts
-                again = {k: b.again() for k, b in (state.overrides or {}).items()}
+                again = {k: b.repeat() for k, b in (state.overrides or {}).items()}
                 with in_state(state.overriding(again or None)):
                     ys = self._run(xs, state, self.expected)
         else:
@@ -522,7 +522,7 @@ def inside(env: Env, run: Callable[[], Any]) -> Any:
         return run()
 
 
-class Within(Wrapped):
+class Within(WrappedRule):
     """A rule of the user's, which may refer to Tensors of the first run."""
 
     def __init__(self, rule: Rule, env: Env) -> None:

@@ -320,7 +320,7 @@ class Program:
 
     def begin(self, former: Traced | None) -> Traced:
         """A trace of the body, which counts hits of its own."""
-        bindings = {k: b.fresh() for k, b in (self.overrides or {}).items()} or None
+        bindings = {k: b.copy() for k, b in (self.overrides or {}).items()} or None
         expected = None if former is None else former.flat.first
         return Traced(self.body, self.name, bindings, expected)
 

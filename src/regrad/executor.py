@@ -8,7 +8,6 @@ nobody reads any more, or into memory that the plan keeps from run to run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from regrad import dims
+from regrad.callers import PACKAGE
 from regrad.graph import CONST, PLACEHOLDER, Node, Symbol
 from regrad.kernel_errors import explained
 
-_HERE = os.path.dirname(__file__) + os.sep
 FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
 
@@ -191,7 +190,7 @@ class _Writer:
 
     def function(self) -> Callable[..., list[Any]]:
         # a file name of ours, so that hits and warnings name the line of the caller
-        exec(compile("\n".join(self.text), f"{_HERE}<plan>", "exec"), self.scope)
+        exec(compile("\n".join(self.text), f"{PACKAGE}<plan>", "exec"), self.scope)
         return self.scope["plan"]
 
     def _line(self, text: str, node: Node | None) -> None:

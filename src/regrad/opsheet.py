@@ -16,13 +16,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import keyword
-import os
 import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad import dispatch
+from regrad.callers import PACKAGE
 from regrad.errors import ArgumentError, RegistrationError, kind
 from regrad.fastpath import binary, unary
 from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
@@ -217,7 +217,7 @@ def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
         f"    if {fault}: raise misfit_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
         f"    return call_(op_, ({tensors}), {{{attrs}}})"
     )
-    exec(compile(source, f"{os.path.dirname(__file__)}{os.sep}<{entry.name}>", "exec"), scope)
+    exec(compile(source, f"{PACKAGE}<{entry.name}>", "exec"), scope)
     return scope[entry.name]
 
 

@@ -19,7 +19,7 @@ from regrad.dispatch import in_region
 from regrad.errors import ArgumentError, GraphError, TraceError
 from regrad.graph import is_symbolic
 from regrad.namespaces import BACKENDS, JAX, is_traced
-from regrad.overrides import Binding
+from regrad.overrides import OpBinding
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import OPEN, State, current, in_state, next_id
@@ -30,7 +30,7 @@ from regrad.variables import Variable
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
 Source = Tensor | Variable  # what a body takes from outside
-Overrides = Mapping[Any, Binding] | None
+Overrides = Mapping[Any, OpBinding] | None
 
 STEP = 2.0**-20
 

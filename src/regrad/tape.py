@@ -273,7 +273,7 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Any = None)
         own = state.overrides.get((graph, op.type))
         if own is not None and (binding is None or own.depth > binding.depth):
             binding = own
-    return op.rule if binding is None else binding.hit(op, xs)
+    return op.rule if binding is None else binding.bind(xs)
 
 
 def cuts(rule: Rule, attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:

@@ -65,12 +65,12 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     saving = custom.Saving(f)
 
     def op(*args: Any, **options: Any) -> Any:
-        return Call(f, saving, args, options).run()
+        return CustomJaxCall(f, saving, args, options).run()
 
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
 
 
-class Call(custom.Saves):
+class CustomJaxCall(custom.Saves):
     """One call: f and its gradient function traced, and what leads from one to the other."""
 
     def __init__(
@@ -230,7 +230,7 @@ def part(jaxpr: Any, start: int, stop: int) -> Any:
 class CustomGradient(Gradient):
     """The gradient of one call. Its inputs are what f closes over, then those of f."""
 
-    def __init__(self, call: Call, jaxpr: Any, outside: Sequence[Any]) -> None:
+    def __init__(self, call: CustomJaxCall, jaxpr: Any, outside: Sequence[Any]) -> None:
         self.call = call
         self.name = f"custom_grad({call.name})"
         self.outside = len(outside)
@@ -271,7 +271,7 @@ class CustomGradient(Gradient):
         return [fitted(dxs[i], self.call.avals[i]) for i in places]
 
 
-def _called(call: Call, x: Any) -> str:
+def _called(call: CustomJaxCall, x: Any) -> str:
     """How f comes by an array that is no input: `closes over 'w'`."""
     for key, value in call.options.items():
         if any(leaf is x for leaf in jax.tree_util.tree_leaves(value)):

@@ -116,7 +116,7 @@ class RuleGradient(Gradient):
         return bridged(flat, [*map(jax.numpy.asarray, leaves)], self.name)
 
 
-class Scaled(Gradient):
+class ScaledGradient(Gradient):
     """The gradient of an operation that gives what another one does, times known numbers."""
 
     def __init__(self, one: Gradient, scale: Any) -> None:
@@ -132,7 +132,7 @@ class Scaled(Gradient):
         return self.one.pull(xs, ys and [ys[0] / scale], [dys[0] * scale], wanted)
 
 
-class Counted(Gradient):
+class CountedGradient(Gradient):
     """The gradient of nothing but a note, behind an operation, that a gradient passes there."""
 
     def __init__(self, hit: Hit, avals: Sequence[Any]) -> None:

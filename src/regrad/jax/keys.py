@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching
 
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.linear import body_of
-from regrad.jax.optypes import TABLE, Form, Target
+from regrad.jax.optypes import TABLE, MatrixForm, Target
 from regrad.registry import ALIASES, OPS, Input, Op, canonical, not_yet
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
@@ -63,7 +63,7 @@ class Key:
         """Why no rule can be put on an equation that is one of those meant."""
         return ""
 
-    def form(self, eqn: Any) -> Form | None:
+    def form(self, eqn: Any) -> MatrixForm | None:
         """How an equation must be written to be one of the op type, if it is not."""
         return None
 
@@ -88,7 +88,7 @@ class PrimitiveKey(Key):
         target = self._target(eqn)
         return target.refused(eqn) if self.known is not None and target is not None else ""
 
-    def form(self, eqn: Any) -> Form | None:
+    def form(self, eqn: Any) -> MatrixForm | None:
         target = self._target(eqn)
         return target.form(eqn) if self.known is not None and target is not None else None
 

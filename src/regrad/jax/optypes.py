@@ -37,7 +37,7 @@ class Target:
         *,
         when: Callable[[Any], bool] = lambda eqn: True,
         lies: Sequence[str] = (),
-        form: Callable[[Any], Form | None] = lambda eqn: None,
+        form: Callable[[Any], MatrixForm | None] = lambda eqn: None,
         options: Callable[[Sequence[Any]], list[dict[str, Any]]] | None = None,
         inlined: bool = False,
         scale: Callable[[Attrs, Any], Any] = lambda attrs, aval: None,
@@ -73,7 +73,7 @@ class Target:
         return f"`{self.name}`"
 
 
-class Form(NamedTuple):
+class MatrixForm(NamedTuple):
     """A `dot_general` as a product of matrices: axes in another order, some of them as one.
 
     `orders` and `shapes` are those of the operands as matrices (with the batch ahead), `split`
@@ -99,7 +99,7 @@ class Form(NamedTuple):
         return y.reshape((*batch, m, n))
 
 
-def _as_matmul(eqn: Any) -> Form | None:
+def _as_matmul(eqn: Any) -> MatrixForm | None:
     """How a `dot_general` is to be written as `a @ b`; None if it is one."""
     (left, right), (first, second) = eqn.params["dimension_numbers"]
     left, right, first, second = map(tuple, (left, right, first, second))
@@ -114,7 +114,7 @@ def _as_matmul(eqn: Any) -> Form | None:
     inner = size(a, left)
     shapes = (*batch, size(a, rows), inner), (*batch, inner, size(b, columns))
     split = tuple(a[i] for i in orders[0]), tuple(b[i] for i in orders[1])
-    return Form(orders, split, shapes)
+    return MatrixForm(orders, split, shapes)
 
 
 def _is_matmul(m: int, n: int, left: Any, right: Any, first: Any, second: Any) -> bool:

@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
+from regrad.callers import PACKAGE
 from regrad.errors import GradientError, RuleError
 from regrad.foreign import ForeignRule, lender
 from regrad.jax.boundaries import restored
 from regrad.jax.closed import JAX, Choice, Closed, called, of_jax
-from regrad.jax.gradients import Counted, RuleGradient, Scaled
+from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
 from regrad.jax.keys import FunctionKey, Key, closed_call_p, made_op, same_thing
 from regrad.jax.linear import bodies
-from regrad.jax.optypes import Form
+from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying
 from regrad.registry import Op
-from regrad.reports import Hit
+from regrad.reports import Binding, Hit
 
-HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 MACHINERY = tuple(
     os.path.join(JAX, "_src", name)
     for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
@@ -76,25 +76,17 @@ class Around(NamedTuple):
         )
 
 
-class Binding:
-    """One entry of the map: a key, its rule, and its hits by source line."""
+class KeyBinding(Binding):
+    """A rule bound to a key of JAX programs."""
 
     def __init__(self, key: Key, value: Any) -> None:
+        name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
+        super().__init__(key.label, name)
         self.key = key
         self.value = value
         lent = lender(value)
         self.native = lent is not None and same_thing(key, lent)  # JAX's own derivative
-        self.name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
-        self.by_line: dict[str, Hit] = {}
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
-
-    @property
-    def rule(self) -> Binding:
-        return self  # (which has a name: what a report asks for)
-
-    @property
-    def hits(self) -> list[Hit]:
-        return [hit for hit in self.by_line.values() if hit.count]
 
     def bound(self, op: Op) -> ForeignRule:
         """The rule, bound to an op type as the key sees it."""
@@ -116,23 +108,17 @@ class Binding:
             return ForeignRule(self.value, made_op(op.type, usual, op.attrs, op.several))
         return None
 
-    def hit(self, where: str) -> Hit:
-        """The hit of a source line."""
-        if where not in self.by_line:
-            self.by_line[where] = Hit(self.key.label, self.name, where)
-        return self.by_line[where]
-
 
 class Occurrence(NamedTuple):
     """An op of a key: its hit, the shape of its first input, and whether JAX's code made it."""
 
-    binding: Binding
+    binding: KeyBinding
     hit: Hit
     shape: tuple[int, ...]
     of_jax: bool
 
 
-class Found:
+class Occurrences:
     """What a program was found to hold: ops under rules, and functions opened, kept and closed.
 
     `notes` count those by name, what was done, and source line.
@@ -144,7 +130,7 @@ class Found:
         self.notes: Counter[tuple[str, str, str]] = Counter()
         self.untouched: Counter[tuple[str, str]] = Counter()
 
-    def add(self, other: Found) -> None:
+    def add(self, other: Occurrences) -> None:
         """Count what a program inside holds."""
         self.hits += other.hits
         self.closed += other.closed
@@ -155,7 +141,7 @@ class Found:
 class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
-    def __init__(self, bindings: Sequence[Binding], choice: Choice) -> None:
+    def __init__(self, bindings: Sequence[KeyBinding], choice: Choice) -> None:
         self.bindings = bindings
         self.choice = choice
         self.codes = {code: b for b in bindings for code in b.key.codes}
@@ -168,13 +154,13 @@ class Surgery:
         self.eqns: list[Any] = []
         self.calls: set[Any] = set()
 
-    def operate(self, closed: Any) -> tuple[Any, Found]:
+    def operate(self, closed: Any) -> tuple[Any, Occurrences]:
         """A whole program with the rules in it, or itself, and what was found."""
         hiding = any(b.key.call is not None for b in self.bindings)
         self.calls = self._calls(closed) if hiding else set()
         return self.program(closed)
 
-    def program(self, given: Any, around: Around = Around()) -> tuple[Any, Found]:  # noqa: B008
+    def program(self, given: Any, around: Around = Around()) -> tuple[Any, Occurrences]:  # noqa: B008
         """A program (closed or open) with the rules in it, or itself, and what was found."""
         known = self.seen.setdefault(given, {})
         if around not in known:
@@ -186,8 +172,8 @@ class Surgery:
         made, found = known[around]
         return (given if made is None else made), found
 
-    def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Found]:
-        found = Found()
+    def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Occurrences]:
+        found = Occurrences()
         self.programs.append(jaxpr)
         try:
             given = self.with_boundaries(jaxpr, around)
@@ -225,7 +211,7 @@ class Surgery:
                 found |= self._calls(body)
         return found
 
-    def equation(self, eqn: Any, around: Around, found: Found) -> list[Any]:
+    def equation(self, eqn: Any, around: Around, found: Occurrences) -> list[Any]:
         """An equation with the rules in it, or itself, and notes behind it."""
         self.lines.append(line(eqn, self.lines[-1]))
         self.eqns.append(eqn)
@@ -236,7 +222,7 @@ class Surgery:
             self.lines.pop()
             self.eqns.pop()
 
-    def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
+    def _equation(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         for binding in self.bindings:
             if differentiable(eqn) and binding.key.matches(eqn, around.batched):
                 return self.under_rule(eqn, binding, around, found)
@@ -254,11 +240,11 @@ class Surgery:
 
     # -- an operation under a rule -------------------------------------------------------------
 
-    def under_rule(self, eqn: Any, binding: Binding, around: Around, found: Found) -> Any:
+    def under_rule(self, eqn: Any, binding: KeyBinding, around: Around, found: Occurrences) -> Any:
         """The operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
             raise _already_derived(binding, self.lines[-1])
-        hit = binding.hit(self.lines[-1])
+        hit = binding.hit_at(self.lines[-1])
         if not around.derived:
             shape = tuple(eqn.invars[0].aval.shape) if eqn.invars else ()
             by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
@@ -277,7 +263,7 @@ class Surgery:
             return in_form(eqn, form, binding, hit)
         gradient: Gradient = _gradient(eqn, binding, hit, operands)
         if (scale := binding.key.scale(eqn)) is not None:
-            gradient = Scaled(gradient, scale)
+            gradient = ScaledGradient(gradient, scale)
         params = {"jaxpr": alone(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
@@ -299,7 +285,7 @@ class Surgery:
 
     # -- programs inside -----------------------------------------------------------------------
 
-    def inside(self, eqn: Any, around: Around, found: Found) -> Any:
+    def inside(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         """An equation that runs other programs, with the rules in these."""
         params = {}
         for key, value in eqn.params.items():
@@ -308,7 +294,7 @@ class Surgery:
                 params[key] = new
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
-    def param(self, value: Any, around: Around, found: Found) -> Any:
+    def param(self, value: Any, around: Around, found: Occurrences) -> Any:
         """A parameter of an equation: a program, several, or something else."""
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
             new, inner = self.program(value, around)
@@ -321,7 +307,7 @@ class Surgery:
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
-    def custom(self, eqn: Any, around: Around, found: Found) -> Any:
+    def custom(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         """A function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
@@ -350,7 +336,7 @@ class Surgery:
         return eqn
 
     def leave(
-        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Found
+        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Occurrences
     ) -> None:
         """Note a function that was left closed over ops of some keys."""
         place = called(body)[1]
@@ -363,7 +349,7 @@ class Surgery:
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
 
-    def check_hidden(self, eqn: Any, around: Around, found: Found) -> None:
+    def check_hidden(self, eqn: Any, around: Around, found: Occurrences) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
         if name == "call_hi_primitive" and differentiable(eqn) and self.bindings:
@@ -432,7 +418,7 @@ def alone(eqn: Any) -> Any:
     )
 
 
-def in_form(eqn: Any, form: Form, binding: Binding, hit: Hit) -> Any:
+def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     """An equation under a rule that sees it in another form: axes in another order, or as one."""
     avals = [v.aval for v in eqn.invars]
     if any(map(varying, avals)):
@@ -467,7 +453,7 @@ def _counted(eqn: Any, hit: Hit) -> list[Any]:
     xs = [core.Var(y.aval) for y in noted]
     info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
     same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
-    params = {"jaxpr": same, "gradient": Counted(hit, [x.aval for x in xs])}
+    params = {"jaxpr": same, "gradient": CountedGradient(hit, [x.aval for x in xs])}
     note = eqn.replace(
         invars=[*noted.values()], outvars=[*noted], primitive=op_p, params=params, effects=set()
     )
@@ -478,7 +464,7 @@ def _operands(eqn: Any) -> list[Any]:
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
-def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
+def _gradient(eqn: Any, binding: KeyBinding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
     """The rule as the gradient of an equation."""
     op, lies = binding.key.op(eqn), binding.key.lies(eqn)
     names = [i.name for i in op.inputs]
@@ -511,7 +497,7 @@ def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
     return tuple(zip(codes[inner:], at[inner:], strict=True))
 
 
-def _already_derived(binding: Binding, where: str, how: str = "occurs") -> GradientError:
+def _already_derived(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:
     return GradientError(
         f"override: {binding.key.label!r} {how} where the function differentiates it itself "
         f"({where}), which JAX has done before the rule could count. Put the override inside: "
@@ -519,7 +505,7 @@ def _already_derived(binding: Binding, where: str, how: str = "occurs") -> Gradi
     )
 
 
-def _batched(binding: Binding, where: str) -> GradientError:
+def _batched(binding: KeyBinding, where: str) -> GradientError:
     return GradientError(
         f"override: {binding.key.label!r} occurs in a program that was batched before the override "
         f"could see single examples ({where}): by a vmap with spmd_axis_name, of a custom_vmap, or "
@@ -532,6 +518,6 @@ def line(eqn: Any, otherwise: str) -> str:
     """The line outside JAX and regrad that made an equation: `model.py:12`."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
-        if not frame.file_name.startswith((HERE, JAX, "<frozen ")):
+        if not frame.file_name.startswith((PACKAGE, JAX, "<frozen ")):
             return f"{frame.file_name}:{frame.line_num}"
     return otherwise

@@ -18,7 +18,7 @@ from regrad.torch.bridge import apply, bridged, differentiable, pushed, run, una
 from regrad.torch.run_time import Pulls, is_traced, may_change, pulled
 
 
-class Call:
+class RuleCall:
     """One call under a rule.
 
     Args:
@@ -92,7 +92,7 @@ class Overridden(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(call: Call, *xs: torch.Tensor) -> Any:
+    def forward(call: RuleCall, *xs: torch.Tensor) -> Any:
         y = call.forward(*xs)  # (no mode is asked: the caller has seen to it)
         if isinstance(y, tuple):
             call.kind, y = type(y), tuple(y)
@@ -151,7 +151,7 @@ class Overridden(torch.autograd.Function):
 
 
 def _now(
-    call: Call, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
+    call: RuleCall, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
 ) -> Sequence[Any]:
     call.ran()
     with unaffected(dys):
@@ -174,7 +174,7 @@ def _alike(specs: Sequence[Any], dy: torch.Tensor) -> bool:
 
 
 def _at_run_time(
-    call: Call, inputs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
+    call: RuleCall, inputs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
 ) -> Sequence[Any]:
     """Have a program that is being written call the rule when it runs."""
     several, count = outputs is not None, len(inputs)
@@ -209,7 +209,11 @@ class Pull:
     """
 
     def __init__(
-        self, call: Call, specs: Sequence[Any], wanted: Sequence[int], outputs: Sequence[Any] | None
+        self,
+        call: RuleCall,
+        specs: Sequence[Any],
+        wanted: Sequence[int],
+        outputs: Sequence[Any] | None,
     ) -> None:
         self.call = call
         self.specs = self.work = specs

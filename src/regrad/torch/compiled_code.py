@@ -17,12 +17,13 @@ import torch
 import torch.overrides
 
 from regrad.blocks import block
+from regrad.callers import find_caller
 from regrad.errors import PassedOverError, RegradError
 from regrad.reports import Hit, Untouched
 from regrad.torch.below import Below, spelled
 from regrad.torch.composites import fused
 from regrad.torch.enclosing import hidden_error
-from regrad.torch.nodes import LIBRARIES, caller, sequence_nr
+from regrad.torch.nodes import LIBRARIES, sequence_nr
 from regrad.torch.open_scopes import SCOPES, scope_of
 
 _WHOLE = ("torch.functional", "torch._tensor")
@@ -52,7 +53,7 @@ class Place:
         """The node is part of a program."""
         while self.met:
             hit, shape = self.met.pop()
-            hit.seen(shape)
+            hit.add(shape)
 
 
 PLACE: ContextVar[Place | None] = ContextVar("regrad_place", default=None)
@@ -226,7 +227,7 @@ def line_of(node: Any) -> str:
     """The line of the user's program that a node of a graph comes from."""
     lines = _LINE.findall(node.stack_trace or "")
     own = [line for line in lines if not line[0].startswith(LIBRARIES)]
-    return ":".join(own[-1]) if own else caller()
+    return ":".join(own[-1]) if own else find_caller(LIBRARIES)
 
 
 def dispatch(old: Any) -> Any:

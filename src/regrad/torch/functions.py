@@ -16,7 +16,7 @@ import torch
 
 from regrad.blocks import block
 from regrad.errors import GradientError, PassedOverError
-from regrad.torch.calls import Call, Overridden, in_forward_mode
+from regrad.torch.calls import Overridden, RuleCall, in_forward_mode
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
@@ -24,7 +24,7 @@ _before: dict[Any, tuple[str, Any]] = {}  # what is replaced in it, and what was
 _INHERITED: Any = object()
 
 # Given a Function and its inputs, the call under the rule that is in force here, if there is one.
-Binder = Callable[[Any, Sequence[Any]], Call | None]
+Binder = Callable[[Any, Sequence[Any]], RuleCall | None]
 
 
 def is_function(key: Any) -> bool:

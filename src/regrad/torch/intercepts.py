@@ -23,12 +23,13 @@ import torch.utils.checkpoint as checkpointing
 from torch.overrides import _get_current_function_mode_stack
 
 from regrad.blocks import block
+from regrad.callers import find_caller
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions
 from regrad.torch.below import Below, script_types, spelled, wanted
 from regrad.torch.composites import ask_when_compiled
 from regrad.torch.modes import Mode
-from regrad.torch.nodes import caller, tensors
+from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES, open_here
 from regrad.torch.opened import with_fast_path
 from regrad.torch.rulesets import called_here
@@ -188,7 +189,7 @@ def _script(old: Any) -> Any:
             _refuse(name, lambda rules: below.types & rules.keys())
             types = ", ".join(sorted(below.types))
             SCOPES.get()[-1]._untouched.note(
-                f"{name[4:]} ({types})" if types else name[4:], caller()
+                f"{name[4:]} ({types})" if types else name[4:], find_caller(LIBRARIES)
             )
         return y
 

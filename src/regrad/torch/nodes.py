@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
+from regrad.callers import PACKAGE, find_caller
 from regrad.errors import PassedOverError
 from regrad.reports import Untouched
 from regrad.torch.composites import fused
@@ -64,7 +64,7 @@ class Watch:
                 shown = _described(func, made)
                 if not any(risky):
                     self.harmless[key] = shown
-            untouched.note(shown, (where or caller)())
+            untouched.note(shown, find_caller(LIBRARIES) if where is None else where())
 
     def _check(self, func: Any, node: Any) -> bool:
         """Raise if a node belongs to an overridden op; whether another of its kind could."""
@@ -94,21 +94,7 @@ def _is_plumbing(func: Any, op_type: str) -> bool:
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-LIBRARIES = (_TORCH, _HERE, "<eval_with_key>")  # (which torch.compile writes)
-
-
-@cache
-def _is_machinery(filename: str) -> bool:
-    return filename.startswith(LIBRARIES)
-
-
-def caller() -> str:
-    """The line outside torch and regrad that is running."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+LIBRARIES = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 
 def _is_news(node: Any) -> bool:
@@ -192,7 +178,7 @@ def new_nodes(
                 continue
             if untouched is not None and isinstance(behind, BackwardCFunction) and _is_news(behind):
                 name = behind._forward_cls.__qualname__  # pyright: ignore
-                untouched.note(f"{name} (autograd.Function)", caller())
+                untouched.note(f"{name} (autograd.Function)", find_caller(LIBRARIES))
             if behind._sequence_nr() >= start and behind not in seen:
                 seen.add(behind)
                 found.append(behind)

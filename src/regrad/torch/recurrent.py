@@ -70,7 +70,7 @@ def layers(name: str) -> Callable[..., Any]:
         hx, params, has_biases, count, dropout, train, bidirectional, *rest = args
         batch_first = bool(rest and rest[0])
         x = input.transpose(0, 1) if batch_first else input
-        run = Run(op, name, sizes)
+        run = LayerRun(op, name, sizes)
         states = list(zip(*hx, strict=True)) if name == "lstm" else [(h,) for h in hx]
         ways = 1 + bidirectional
         each, last = len(params) // (count * ways), []
@@ -99,7 +99,7 @@ def _weights(params: Sequence[Any], has_biases: bool) -> tuple[Any, ...]:
     return w_ih, w_hh, b_ih, b_hh, projection[0] if projection else None
 
 
-class Run:
+class LayerRun:
     """Runs a layer in one direction.
 
     As in torch, the products of all inputs are one. `sizes` are those of the batches at each step,

@@ -12,18 +12,20 @@ import torch
 import torch.overrides
 from torch import is_grad_enabled
 
+from regrad.callers import find_caller
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
 from regrad.foreign import ForeignRule
 from regrad.registry import Input, Op, find_op
+from regrad.reports import Binding, Hit
 from regrad.torch import compiled_code, functions
 from regrad.torch.apart import apart, put
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
-from regrad.torch.calls import Call
+from regrad.torch.calls import RuleCall
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.modes import Mode, Ways
-from regrad.torch.nodes import Watch, gradients, tensors
+from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
 from regrad.torch.opened import CHECKS, bodies
 from regrad.torch.optypes import (
@@ -182,7 +184,7 @@ class RuleSet:
             scope = None if each is None else scope_of(each)
             if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
                 shape = () if xs[0].is_nested else tuple(xs[0].shape)
-                scope._bindings[op_type].hit(op_type, shape)
+                bind_call(scope._bindings[op_type], shape)
 
 
 def _type_of(function: Any) -> str | None:
@@ -290,6 +292,18 @@ def is_seen(function: Any) -> bool:
 # -- calls under a rule ----------------------------------------------------------------------------
 
 
+def bind_call(binding: Binding, shape: Any) -> Hit:
+    """Count a call whose first tensor has this shape, where its caller stands."""
+    place = compiled_code.PLACE.get()
+    where = find_caller(LIBRARIES) if place is None else place.where
+    hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+    if place is None:
+        hit.add(shape)
+    else:  # which counts it, when it is known that the program will be run
+        place.meets(hit, shape)
+    return hit
+
+
 def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
     """What runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type
@@ -307,7 +321,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             shape = tuple(xs[0].shape) if xs else ()
             if scope is not None:
-                hit = scope._bindings[key].hit(key, shape)
+                hit = bind_call(scope._bindings[key], shape)
             else:  # what torch.compile made in a scope runs its backward pass after it
                 place = compiled_code.PLACE.get()
                 hit = None if place is None else place.hits.get(key)
@@ -316,7 +330,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
                 refuse_unknown(family, args, options)
             layout = None if rule.op.flat else filled.layout
             forward = filled.calling(spelling.function)
-            call = Call(rule, filled.values, layout, filled.attrs, forward, hit)
+            call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]
@@ -328,7 +342,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
     return overridden
 
 
-def called_here(function: Any, args: Sequence[Any]) -> Call | None:
+def called_here(function: Any, args: Sequence[Any]) -> RuleCall | None:
     """A call of an `autograd.Function` under the rule that is in force for it here."""
     for scope in reversed(SCOPES.get()):
         ruleset = scope._ruleset
@@ -338,8 +352,8 @@ def called_here(function: Any, args: Sequence[Any]) -> Call | None:
         xs = [x for x in args if isinstance(x, torch.Tensor)]
         rule = ruleset.rules[key].taking(len(xs))
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
-        hit = scope._bindings[key].hit(key, tuple(xs[0].shape))
-        return Call(rule, xs, layout, {}, function.apply, hit)
+        hit = bind_call(scope._bindings[key], tuple(xs[0].shape))
+        return RuleCall(rule, xs, layout, {}, function.apply, hit)
     return None
 
 

@@ -77,7 +77,7 @@ def _own(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return dx.contiguous()
 
 
-class Again:
+class PullsBackward:
     """The gradient of what is called at a place in a compiled program, called there in its turn."""
 
     def __init__(self, first: Any, count: int) -> None:
@@ -133,7 +133,7 @@ class AtRunTime(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
         given = ctx.saved_tensors
-        again = Again(_PULLS[ctx.number], len(given))
+        again = PullsBackward(_PULLS[ctx.number], len(given))
         return None, None, *pulled(again, [*given, *dys], ctx.sizes)
 
 

@@ -9,7 +9,7 @@ from regrad.errors import ArgumentError, RegradError, printable
 from regrad.executor import needed
 from regrad.files import replace_file
 from regrad.graph import CONST, Graph, Node, Symbol
-from regrad.overrides import Counted
+from regrad.overrides import CountedRule
 from regrad.ruleforms import Missing, NoGradient
 from regrad.v1.graphs import node_of
 from regrad.v1.static_shapes import TensorShape
@@ -19,7 +19,7 @@ from regrad.v1.static_shapes import TensorShape
 
 def overridden(node: Node) -> bool:
     """Whether a `gradient_override_map` put an op's rule in force."""
-    return isinstance(node.rule, Counted)
+    return isinstance(node.rule, CountedRule)
 
 
 def rule_name(node: Node) -> str:
