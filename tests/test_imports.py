@@ -47,10 +47,10 @@ LAYERS = [
     "containers", "reports", "scopes", "overrides", "foreign",
     "shapeforms", "inference", "static_values", "graph", "size_ops", "executor", "deferral",
     "numpy_protocol", "ops", "dtypes", "variables", "gradients", "trails", "custom_nodes", "custom",
-    "arguments", "closures", "capture", "regions", "again", "verification", "compiled", "devices",
-    "jitted", "batching", "recompute", "loops", "branches", "control", "transforms",
-    "rules", "reals", "differences", "findings", "checking", "testing", "linalg", "random", "nn",
-    "losses", "extend", "train", "jax", "torch",
+    "arguments", "closures", "capture", "regions", "again", "verification", "donation", "compiled",
+    "devices", "jitted", "batching", "recompute", "loops", "branches", "control", "transforms",
+    "rules", "reals", "differences", "findings", "checking", "testing", "linalg",
+    "random", "nn", "losses", "extend", "train", "jax", "torch",
 ]  # fmt: skip
 
 
