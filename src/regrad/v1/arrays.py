@@ -38,6 +38,14 @@ from regrad.v1.reductions import reduce_prod
 from regrad.v1.static_shapes import TensorShape
 from regrad.v1.tensors import IndexedSlices, constant, is_tensor
 
+__all__ = [
+    "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",
+    "convert_to_tensor_or_indexed_slices", "expand_dims", "guarantee_const", "identity",
+    "identity_n", "meshgrid", "pad", "rank", "reshape", "reverse", "reverse_v2", "roll", "shape",
+    "size", "space_to_batch", "space_to_batch_nd", "split", "squeeze", "stack", "stop_gradient",
+    "tile", "transpose", "unstack",
+]  # fmt: skip
+
 # -- identity --------------------------------------------------------------------------------------
 
 

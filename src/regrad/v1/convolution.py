@@ -10,6 +10,12 @@ from regrad.errors import GraphError
 from regrad.v1.forms import FLOATS, REALS, one_op, renamed, shape_of, tensor
 from regrad.v1.tensors import sizes, static_value
 
+__all__ = [
+    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
+    "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
+    "max_pool3d", "separable_conv2d",
+]  # fmt: skip
+
 # By the number of spatial axes: channels last, channels first
 LAYOUTS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
 

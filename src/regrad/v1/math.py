@@ -37,6 +37,19 @@ from regrad.v1.forms import (
 from regrad.v1.tensors import build, is_tensor, same_dtype
 from regrad.v1.values import whole_divisor
 
+__all__ = [
+    "abs", "accumulate_n", "acos", "acosh", "add", "add_n", "angle", "asin", "asinh", "atan",
+    "atan2", "atanh", "cast", "ceil", "clip_by_value", "complex", "conj", "cos", "cosh", "digamma",
+    "div", "div_no_nan", "divide", "equal", "erf", "erfc", "exp", "expm1", "floor", "floor_div",
+    "floordiv", "floormod", "greater", "greater_equal", "imag", "is_finite", "is_inf", "is_nan",
+    "less", "less_equal", "lgamma", "log", "log1p", "log_sigmoid", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "negative", "not_equal",
+    "pow", "real", "realdiv", "reciprocal", "rint", "round", "rsqrt", "saturate_cast", "scalar_mul",
+    "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "squared_difference", "subtract", "tan",
+    "tanh", "to_complex64", "to_complex128", "to_double", "to_float", "to_int32", "to_int64",
+    "truediv", "truncatediv", "truncatemod", "where",
+]  # fmt: skip
+
 # -- one tensor ------------------------------------------------------------------------------------
 
 abs = define("tf.abs(x)", "Abs", rg.abs, NUMBERS)

@@ -21,21 +21,8 @@ from regrad.registry import gradient
 from regrad.shapeforms.sizes import differ
 from regrad.shapeforms.table import shape_of as shape_form
 from regrad.v1 import random_ops
-from regrad.v1.convolution import atrous_conv2d as atrous_conv2d
-from regrad.v1.convolution import avg_pool as avg_pool
-from regrad.v1.convolution import avg_pool3d as avg_pool3d
+from regrad.v1.convolution import *
 from regrad.v1.convolution import channels_last, to_first, to_last
-from regrad.v1.convolution import conv1d as conv1d
-from regrad.v1.convolution import conv2d as conv2d
-from regrad.v1.convolution import conv2d_transpose as conv2d_transpose
-from regrad.v1.convolution import conv3d as conv3d
-from regrad.v1.convolution import conv3d_transpose as conv3d_transpose
-from regrad.v1.convolution import convolution as convolution
-from regrad.v1.convolution import depthwise_conv2d as depthwise_conv2d
-from regrad.v1.convolution import depthwise_conv2d_native as depthwise_conv2d_native
-from regrad.v1.convolution import max_pool as max_pool
-from regrad.v1.convolution import max_pool3d as max_pool3d
-from regrad.v1.convolution import separable_conv2d as separable_conv2d
 from regrad.v1.forms import (
     FLOATS,
     INEXACT,

@@ -39,6 +39,12 @@ from regrad.v1.forms import (
 from regrad.v1.math import add, cast, to_double
 from regrad.v1.tensors import rg_read
 
+__all__ = [
+    "argmax", "argmin", "argsort", "count_nonzero", "cumprod", "cumsum", "invert_permutation",
+    "reduce_all", "reduce_any", "reduce_logsumexp", "reduce_max", "reduce_mean", "reduce_min",
+    "reduce_prod", "reduce_sum", "segment_mean", "segment_sum", "sort", "unsorted_segment_sum",
+]  # fmt: skip
+
 # -- reductions ------------------------------------------------------------------------------------
 
 
