@@ -151,7 +151,7 @@ def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
 
 reshape = define(
     "tf.reshape(tensor, shape)", "Reshape", rg.reshape, ANY,
-    "The tensor with another shape of the same size; one size may be -1.", shape=as_sizes,
+    "The tensor with another shape of the same size; one size may be -1.",
 )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def expand_dims(
 squeeze = define(
     "tf.squeeze(input, axis=None, name=None, squeeze_dims=None)", "Squeeze", rg.squeeze, ANY,
     "The input without its axes of size 1, or without those given.",
-    axis=lambda axis: None if (axes := axes_of(axis)) == () else axes, squeeze_dims="axis",
+    axis=lambda axis: None if (axes := axes_of(axis)) == () else axes,
 )  # fmt: skip
 
 
@@ -183,9 +183,7 @@ transpose = define(
 )  # fmt: skip
 
 
-broadcast_to = define(
-    "tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to, shape=as_sizes
-)
+broadcast_to = define("tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to)
 
 
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
@@ -198,11 +196,11 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
 
 reverse = reverse_v2 = define(
     "tf.reverse(tensor, axis)", "ReverseV2", rg.flip, ANY,
-    "The tensor with the order of its elements reversed along the axes of a list.", axis=axes_of,
+    "The tensor with the order of its elements reversed along the axes of a list.",
 )  # fmt: skip
 
 
-roll = define("tf.roll(input, shift, axis)", "Roll", rg.roll, shift=as_sizes, axis=axes_of)
+roll = define("tf.roll(input, shift, axis)", "Roll", rg.roll, shift=as_sizes)
 
 
 def pad(
@@ -280,7 +278,7 @@ def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
 unstack = define(
     "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY,
     "The slices along an axis, which they lose. `num` is needed where its size is unknown.\n\n"
-    "    Raises ValueError if the size is unknown, or is not `num`.", axis=axes_of,
+    "    Raises ValueError if the size is unknown, or is not `num`.",
 )  # fmt: skip
 
 
@@ -294,7 +292,7 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
 split = define(
     "tf.split(value, num_or_size_splits, axis=0, num=None, name='split')", "Split", _split, ANY,
     "The tensor cut along an axis into so many equal parts, or into parts of the given sizes.\n\n"
-    "    One of the sizes may be -1.", num_or_size_splits=as_sizes, axis=axes_of, num=None,
+    "    One of the sizes may be -1.", num_or_size_splits=as_sizes, num=None,
 )  # fmt: skip
 
 
@@ -306,13 +304,11 @@ def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[A
 # -- blocks ----------------------------------------------------------------------------------------
 
 space_to_batch_nd = define(
-    "tf.space_to_batch_nd(input, block_shape, paddings)", "SpaceToBatchND", rg.nn.space_to_batch,
-    block_shape=as_sizes, paddings=as_sizes,
-)  # fmt: skip
+    "tf.space_to_batch_nd(input, block_shape, paddings)", "SpaceToBatchND", rg.nn.space_to_batch
+)
 batch_to_space_nd = define(
-    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space,
-    block_shape=as_sizes, crops=as_sizes,
-)  # fmt: skip
+    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space
+)
 
 
 def space_to_batch(

@@ -181,6 +181,21 @@ TENSOR = object()  # the role of a parameter that is a tensor though it has a de
 Role = Callable[[Any], Any] | str | object | None
 
 
+def unchanged(value: Any) -> Any:
+    """The role of an attribute that is passed on as it is, though it has no default."""
+    return value
+
+
+# What parameters of these names are in all of TensorFlow, deprecated ones among them.
+USUAL_ROLES: dict[str, Any] = {
+    "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "shape": as_sizes,
+    "block_shape": as_sizes, "paddings": as_sizes, "crops": as_sizes, "num_segments": as_sizes,
+    "strides": unchanged, "padding": unchanged, "use_cudnn_on_gpu": None,
+    "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
+    "keep_dims": "keepdims",
+}  # fmt: skip
+
+
 def define(
     declaration: str,
     op_type: str | None,
@@ -197,7 +212,7 @@ def define(
 
         argmin = define(
             "tf.argmin(input, axis=None, name=None, dimension=None)",
-            "ArgMin", rg.argmin, REALS, axis=axes_of, dimension="axis",
+            "ArgMin", rg.argmin, REALS,
         )
 
     Args:
@@ -210,23 +225,24 @@ def define(
         call: What takes the place of `one_op`.
         roles: What a parameter is otherwise: a function that makes the attribute of what is
             passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
-            one without effect.
+            one without effect. `USUAL_ROLES` need not be written.
     """
     path, signature = _parsed(declaration)
     name, parameters = path.rpartition(".")[2], signature.parameters
     required = [n for n, p in parameters.items() if p.default is p.empty]
     defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
     default = scope or defaults.get("name") or op_type or name
-    roles = {n: TENSOR if n in required else _unchanged for n in parameters if n != "name"} | roles
+    ordinary = {n: TENSOR if n in required else unchanged for n in parameters if n != "name"}
+    roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
     tensors = [n for n in roles if roles[n] is TENSOR]
     older = [(n, role) for n, role in roles.items() if isinstance(role, str)]
-    attrs = [(n, role) for n, role in roles.items() if callable(role)]
+    others = [(n, role) for n, role in roles.items() if callable(role)]
     fixed = {**({"kinds": kinds} if kinds else {}), **({} if same else {"same": False})}
 
     def attributes(values: dict[str, Any]) -> dict[str, Any]:
         for old, new in older:
             values[new] = renamed(new, values[new], old, values[old])
-        return {**fixed, **{n: role(values[n]) for n, role in attrs}}
+        return {**fixed, **{n: role(values[n]) for n, role in others}}
 
     usual = attributes(dict(defaults)) if tensors == required else None
 
@@ -241,8 +257,9 @@ def define(
             or not passed.keys().isdisjoint(options)
         ):
             signature.bind(*args, **options)  # raises the TypeError
+        attrs = attributes(values)  # and the tensors that have old names
         xs = [values[n] for n in tensors]
-        return call(op_type, values.get("name") or default, function, *xs, **attributes(values))
+        return call(op_type, values["name"] or default, function, *xs, **attrs)
 
     first = doc or (function.__doc__ or "").partition("\n")[0]
     notes = [f"`{old}` is the old name of `{new}`." for old, new in older]
@@ -252,10 +269,6 @@ def define(
     defined.__module__ = sys._getframe(1).f_globals["__name__"]
     defined.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     return defined
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _parsed(declaration: str) -> tuple[str, inspect.Signature]:

@@ -26,7 +26,6 @@ from regrad.v1.forms import (
     INEXACT,
     NUMBERS,
     REALS,
-    as_sizes,
     axes_of,
     define,
     dtype_of,
@@ -70,16 +69,13 @@ def _in_own_dtype(
 
 
 AXES = "axis=None, keepdims=None, {}name=None, reduction_indices=None, keep_dims=None"
-ROLES: dict[str, Any] = {
-    "axis": axes_of, "keepdims": bool, "reduction_indices": "axis", "keep_dims": "keepdims",
-}  # fmt: skip
 
 
 def _reduction(
     name: str, op_type: str | None, function: Any, kinds: str, **settings: Any
 ) -> Callable[..., Any]:
     declaration = f"tf.{name}(input_tensor, {AXES.format('')})"
-    return define(declaration, op_type, function, kinds, **ROLES, **settings)
+    return define(declaration, op_type, function, kinds, **settings)
 
 
 reduce_sum = _reduction("reduce_sum", "Sum", rg.sum, NUMBERS, call=_in_own_dtype)
@@ -105,7 +101,7 @@ def _count(op_type: str, name: str, function: Any, x: TensorLike, dtype: Any, **
 
 count_nonzero = define(
     f"tf.count_nonzero(input_tensor, {AXES.format('dtype=tf.int64, ')})",
-    "CountNonzero", rg.count_nonzero, scope="count_nonzero", call=_count, **ROLES,
+    "CountNonzero", rg.count_nonzero, scope="count_nonzero", call=_count,
 )  # fmt: skip
 
 
@@ -124,7 +120,7 @@ def _extreme(name: str, op_type: str, function: Any, extreme: str) -> Callable[.
         f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)",
         op_type, function, REALS,
         f"The index of the (first) {extreme} element along `axis` (by default the first axis).",
-        call=_places, axis=lambda axis: axes_of(axis) or 0, dimension="axis",
+        call=_places, axis=lambda axis: axes_of(axis) or 0,
     )  # fmt: skip
 
 
@@ -144,7 +140,7 @@ def _scan(name: str, op_type: str, function: Callable[..., Any], what: str) -> C
     return define(
         f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
         op_type, scan, NUMBERS, f"The {what} of the elements so far along `axis`.",
-        call=_in_own_dtype, axis=axes_of,
+        call=_in_own_dtype,
     )  # fmt: skip
 
 
@@ -178,13 +174,13 @@ def _order(
 sort = define(
     "tf.sort(values, axis=-1, direction='ASCENDING')", "Sort", rg.sort, REALS,
     'The values in order along `axis`; `direction` may be "DESCENDING".',
-    scope="sort", call=_in_order, axis=axes_of, direction=_descends,
+    scope="sort", call=_in_order, direction=_descends,
 )  # fmt: skip
 argsort = define(
     "tf.argsort(values, axis=-1, direction='ASCENDING', stable=False)",
     "ArgSort", rg.argsort, REALS,
     "The indices (int32) that put the values in order along `axis`; equal ones keep theirs.",
-    scope="argsort", call=_order, axis=axes_of, direction=_descends, stable=None,
+    scope="argsort", call=_order, direction=_descends, stable=None,
 )  # fmt: skip
 
 
@@ -211,13 +207,13 @@ unsorted_segment_sum = define(
     "tf.unsorted_segment_sum(data, segment_ids, num_segments)",
     "UnsortedSegmentSum", rg.segment_sum, NUMBERS,
     "The sums of the slices of `data` that share an id; negative ids count nowhere.",
-    same=False, num_segments=as_sizes,
+    same=False,
 )  # fmt: skip
 unsorted_segment_mean = define(
     "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)",
     None, _means, NUMBERS,
     "The means of the slices of `data` that share an id; 0 where there are none.",
-    scope="UnsortedSegmentMean", same=False, num_segments=as_sizes,
+    scope="UnsortedSegmentMean", same=False,
 )  # fmt: skip
 
 
