@@ -29,6 +29,10 @@ from regrad.v1.tensors import (
     operation,
 )
 
+__all__ = [
+    "Assert", "Print", "case", "cond", "group", "no_op", "numpy_function", "py_func", "while_loop",
+]  # fmt: skip
+
 
 def _register(op: Op, rule: Rule) -> Op:
     op.rule = rule

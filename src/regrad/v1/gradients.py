@@ -32,6 +32,11 @@ from regrad.v1.tensors import (
 )
 from regrad.walk import Grads, walk
 
+__all__ = [
+    "AggregationMethod", "NotDifferentiable", "RegisterGradient", "UnconnectedGradients",
+    "custom_gradient", "grad_pass_through", "gradients", "hessians",
+]  # fmt: skip
+
 
 class UnconnectedGradients:
     """What `tf.gradients` gives where no path leads from y to x."""

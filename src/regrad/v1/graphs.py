@@ -17,6 +17,11 @@ from regrad.registry import OPS, RULES, Op, bind, canonical, resolve
 from regrad.ruleforms import NoGradient, Rule, called
 from regrad.tensors import Readable
 
+__all__ = [
+    "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
+    "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
+]  # fmt: skip
+
 
 class Graph(engine.Graph):
     """A graph of ops, to be run by a Session. The functions of `tf` add to the default graph.

@@ -12,6 +12,13 @@ from regrad.errors import GraphError, ShapeError
 from regrad.v1 import dtypes, random_ops, tensors
 from regrad.v1.static_shapes import TensorShape
 
+__all__ = [
+    "constant_initializer", "glorot_normal_initializer", "glorot_uniform_initializer",
+    "ones_initializer", "orthogonal_initializer", "random_normal_initializer",
+    "random_uniform_initializer", "truncated_normal_initializer",
+    "uniform_unit_scaling_initializer", "variance_scaling_initializer", "zeros_initializer",
+]  # fmt: skip
+
 # The standard deviation of a standard normal variable that is cut off at -2 and 2
 TRUNCATED_STDDEV = 0.87962566103423978
 

@@ -28,6 +28,11 @@ from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.graphs import current_graph, get_default_graph
 from regrad.v1.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
 
+__all__ = [
+    "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
+    "set_random_seed", "truncated_normal",
+]  # fmt: skip
+
 # -- seeds ---------------------------------------------------------------------------------------
 
 DEFAULT_GRAPH_SEED = 87654321

@@ -10,6 +10,8 @@ from typing import Any
 from regrad.dims import Dim, UnknownRank
 from regrad.errors import ArgumentError, ShapeError
 
+__all__ = ["Dimension", "TensorShape"]
+
 
 class Dimension(int):
     """A known size: an int with TensorFlow's `value`. (An unknown one is a `Dim`.)"""

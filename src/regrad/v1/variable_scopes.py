@@ -15,6 +15,11 @@ from regrad.v1.graphs import GraphKeys, get_default_graph
 from regrad.v1.tensors import TensorShape, convert_to_tensor
 from regrad.v1.variables import Variable, global_variables, trainable_variables
 
+__all__ = [
+    "AUTO_REUSE", "VariableScope", "get_variable", "get_variable_scope", "no_regularizer",
+    "variable_op_scope", "variable_scope",
+]  # fmt: skip
+
 
 class AutoReuse:
     """The value of `reuse` by which get_variable makes a variable, or finds the one it made."""

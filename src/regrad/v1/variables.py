@@ -28,6 +28,13 @@ from regrad.v1.tensors import (
     operation,
 )
 
+__all__ = [
+    "Variable", "all_variables", "assign", "assign_add", "assign_sub", "global_variables",
+    "global_variables_initializer", "initialize_all_variables", "is_variable_initialized",
+    "local_variables", "local_variables_initializer", "model_variables", "trainable_variables",
+    "variables_initializer",
+]  # fmt: skip
+
 # -- the ops: what they read and write is the state of the run -----------------------------------
 
 
