@@ -13,7 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_ENABLE_X64"] = "1"
 
 # Nearly every program of the tests runs once, on few numbers: its time is that of compiling it.
-# Without these passes XLA takes a quarter of the time. `tests.quick.full_effort` puts them back.
+# Without these passes XLA takes a quarter of the time. `helpers.quick.full_effort` puts them back.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if version("jaxlib").startswith("0.10."):  # (XLA ends the process over a flag it does not know)
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")

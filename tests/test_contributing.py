@@ -1,6 +1,5 @@
 """CONTRIBUTING, followed to the letter: an op in one block and one line of samples."""
 
-import pathlib
 import re
 
 import numpy as np
@@ -10,8 +9,9 @@ import regrad.ops.elementwise as family
 from regrad.registry import OPS
 from regrad.testing import check_gradients
 from tests import samples
+from tests.helpers.paths import ROOT
 
-TEXT = (pathlib.Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 
 

@@ -42,15 +42,15 @@ LAYERS = [
     "callers", "interrupts", "errors", "blocks", "hints", "signatures", "files", "state", "dims",
     "shapes",
     "namespaces", "ruleforms",
-    "registry", "tensors", "numbers", "placement", "tape", "recording", "printing", "shapeforms",
-    "inference", "static_values", "graph", "kernel_errors", "dispatch", "walk", "builtin",
-    "executor", "opsheet", "pullback", "pytrees", "containers", "deferral", "reports", "scopes",
-    "overrides",
+    "registry", "tensors", "numbers", "placement", "tape", "printing",
+    "kernel_errors", "dispatch", "fastpath", "walk", "builtin", "opsheet", "pullback", "pytrees",
+    "containers", "reports", "scopes", "overrides", "foreign",
+    "shapeforms", "inference", "static_values", "graph", "size_ops", "executor", "deferral",
     "numpy_protocol", "ops", "dtypes", "variables", "gradients", "trails", "custom_nodes", "custom",
-    "arguments", "closures", "capture", "regions", "again", "verification", "compiled", "devices",
-    "jitted", "batching", "recompute", "loops", "branches", "control", "transforms", "foreign",
-    "rules", "reals", "differences", "findings", "checking", "testing", "linalg", "random", "nn",
-    "losses", "extend", "train", "jax", "torch",
+    "arguments", "closures", "capture", "regions", "again", "verification", "donation", "compiled",
+    "devices", "jitted", "batching", "recompute", "loops", "branches", "control", "transforms",
+    "rules", "reals", "differences", "findings", "checking", "testing", "linalg",
+    "random", "nn", "losses", "extend", "train", "jax", "torch",
 ]  # fmt: skip
 
 

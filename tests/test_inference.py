@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,13 +97,15 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 # -- comparing -------------------------------------------------------------------------------------
 
 
-def source(shape: Sequence[int]) -> Any:
+class source(dims.Source):
     """A symbol whose array has this shape."""
-    source.count += 1
-    return SimpleNamespace(id=source.count, shape=tuple(shape))
 
+    count = 0
 
-source.count = 0
+    def __init__(self, shape: Sequence[int]) -> None:
+        source.count += 1
+        super().__init__(source.count)
+        self.shape = tuple(shape)
 
 
 def each(arguments: Any, change: Any) -> Any:
@@ -577,3 +578,12 @@ def test_a_function_that_answers_wrongly(define: Any) -> None:
 
 def _identity(xp, x: rg.Tensor, /) -> rg.Tensor:
     return x
+
+
+def test_a_shape_function_of_other_parameters_is_refused():
+    @rg.op("Cubed")
+    def cubed(xp, x: rg.Tensor, /) -> rg.Tensor:
+        return x**3
+
+    with pytest.raises(RegistrationError, match=r"expected a function of \(arguments, attrs\)"):
+        shape_of("Cubed")(lambda x: x)

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import regrad as rg
 from regrad.errors import (
@@ -21,7 +23,7 @@ from regrad.errors import (
     UnusedOverrideWarning,
 )
 from regrad.jax.optypes import TABLE
-from tests.sharded_checks import Compilations
+from tests.helpers.sharded_checks import Compilations
 
 X = jnp.array([0.3, -1.2, 2.4])
 M = jnp.arange(6.0).reshape(2, 3) / 7 + 0.1
@@ -444,6 +446,23 @@ def test_bodies_that_jax_does_not_open():
     np.testing.assert_allclose(ours(X), root(X) * jnp.tanh(X))
 
 
+def test_a_primitive_with_a_derivative_and_a_body_of_its_own_is_refused_by_name():
+    """As JAX 0.11 and later make of `custom_root` and others: `call_hi_primitive`."""
+    primitive = Primitive("call_hi_primitive")
+    primitive.def_impl(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda x, **_: x)
+    mlir.register_lowering(primitive, lambda ctx, x, **_: [x])
+    theirs = type("CustomRoot", (), {})()
+
+    def f(x):
+        return jnp.tanh(primitive.bind(x, _prim=theirs))
+
+    with pytest.raises(GradientError, match=r"calls _custom_root .*keep=\['_custom_root'\]"):
+        rg.jax.override(f, {"Tanh": seven})(X)
+    kept = rg.jax.override(f, {"Tanh": seven}, keep=["_custom_root"])
+    np.testing.assert_array_equal(kept(X), f(X))
+
+
 def test_linear_transposition_past_a_rule_is_refused():
     f = rg.jax.override(lambda x: x * 3, {"Mul": seven})
     with pytest.raises(GradientError, match=r"Use jax\.vjp"):
@@ -594,7 +613,7 @@ def test_the_report():
     ours.assert_fired("Relu", jax.nn.relu, "Tanh")
     hit = ours.hits[0]
     assert (hit.op_type, hit.count, hit.ran, list(hit.shapes)) == ("Relu", 2, 1, ["3"])
-    assert hit.where.endswith("test_jax_override.py:36")
+    assert hit.where == f"{__file__}:{model.__code__.co_firstlineno + 1}"
     assert [row[0] for row in ours.untouched().rows] == ["add", "integer_pow", "max", "reduce_sum"]
     assert "Relu <- <lambda>: 2 created, rule ran 1 times" in repr(ours)
     assert [row[:4] for row in ours.table().rows] == [

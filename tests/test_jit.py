@@ -24,7 +24,7 @@ from regrad.errors import (
     TraceError,
 )
 from regrad.state import current
-from tests.quick import nothing_is_left_open
+from tests.helpers.quick import nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 

@@ -17,7 +17,7 @@ from regrad.errors import RetraceWarning
 from regrad.state import LIVE
 from regrad.tensors import wrap
 from regrad.v1 import compiled_plans
-from tests.quick import full_effort
+from tests.helpers.quick import full_effort
 
 pytestmark = pytest.mark.usefixtures(full_effort.__name__)
 

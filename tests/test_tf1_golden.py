@@ -12,7 +12,6 @@ from __future__ import annotations
 import builtins
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,9 @@ import regrad.v1 as tf
 from regrad import errors
 from regrad.errors import RuleError, UnknownOpError
 from regrad.registry import RULES
+from tests.helpers.paths import GOLDEN
 
-FILE = json.loads((Path(__file__).parent / "golden" / "tf1_cases.json").read_text())
+FILE = json.loads((GOLDEN / "tf1_cases.json").read_text())
 CASES = {case["id"]: case for case in FILE["cases"]}
 TOLERANCE = FILE["meta"]["default_tol"]
 

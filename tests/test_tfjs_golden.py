@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ import regrad.linalg
 import regrad.losses
 import regrad.nn
 from regrad.errors import GradientError
+from tests.helpers.paths import DOCS, GOLDEN
 
-GOLDEN = Path(__file__).parent / "golden"
 FILES = {
     kind: json.loads((GOLDEN / f"tfjs_{kind}.json").read_text())
     for kind in ("op", "second_order", "custom", "variable", "optimizer")
@@ -379,7 +378,7 @@ def test_differs_as_decided(case: dict[str, Any]) -> None:
 
 
 def test_every_difference_is_documented() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "tfjs_differences.md").read_text()
+    text = (DOCS / "tfjs_differences.md").read_text()
     known = {case["id"] for case in cases("op", "second_order", "custom", "variable")}
     assert DIFFERENT.keys() <= known
     assert [name for name in DIFFERENT if name not in text] == []

@@ -9,7 +9,7 @@ import pytest
 
 import regrad.v1 as tf
 from tests import test_tf1_golden as golden
-from tests.quick import full_effort
+from tests.helpers.quick import full_effort
 
 pytestmark = pytest.mark.usefixtures(full_effort.__name__)
 

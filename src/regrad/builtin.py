@@ -8,10 +8,10 @@ from typing import Any
 
 from regrad.dispatch import lift
 from regrad.errors import MissingRuleError, RuleError
-from regrad.recording import cuts, effective
 from regrad.registry import OPS, Input, Op, borrowed, find_op
 from regrad.ruleforms import Missing, NoGradient, OpView, PerInput, Rule, asked
 from regrad.state import masked
+from regrad.tape import cuts, effective
 from regrad.tensors import Tensor
 from regrad.walk import checked, opened
 

@@ -20,11 +20,12 @@ from regrad.again import Again, pullback
 from regrad.arguments import ONE
 from regrad.capture import Captured, evaluate
 from regrad.closures import Closure
+from regrad.donation import compile_donating, may_donate, set_apart
 from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
-from regrad.interrupts import Deferred, at_once
+from regrad.interrupts import Deferred
 from regrad.kernel_errors import LEAKED
 from regrad.namespaces import BACKENDS, JAX, gradient_dtype, widest
-from regrad.placement import layout, searches_nan, to_jax, to_jax_as, trouble
+from regrad.placement import layout, to_jax, to_jax_as, trouble
 from regrad.pullback import pull_through
 from regrad.regions import (
     Overrides,
@@ -61,7 +62,6 @@ class Traced:
     note: Any = None  # what the body said about its results
     count = 0  # how many results there are; after them come new values of Variables
     assigned: Sequence[Variable] = ()
-    shared: Sequence[Variable] = ()  # whose new value is also something else
     bindings: Overrides = None  # with the hits of the trace
     ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
     reached: Sequence[int] = ()
@@ -279,12 +279,11 @@ class Program:
         if wanted:
             self._record(inputs, n, wanted, ys, results, traced)
         for variable, y in zip(traced.assigned, ys[traced.count :], strict=True):
-            variable._set(y, lent=bool(wanted) or variable in traced.shared)
+            variable._set(y, lent=bool(wanted))
         return ys[: traced.count], traced.note
 
     def _donates(self) -> bool:
-        """Whether programs may write over arrays: not if JAX may call them twice."""
-        return bool(self.assigned or self.donated) and not searches_nan(self.jax)
+        return bool(self.assigned or self.donated) and may_donate()
 
     def check_places(self, error: Exception, inputs: Sequence[Tensor]) -> None:
         """Raise the error that is due where inputs are not JAX's, or lie where they do not fit."""
@@ -425,7 +424,7 @@ class Run:
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
         self.verifying = False
-        self.compiled = program.jax.jit(self._trace, donate_argnums=1)
+        self.compiled = compile_donating(self._results)
 
     def __call__(self, inputs: Sequence[Tensor]) -> _Results:
         kept = [
@@ -460,7 +459,7 @@ class Run:
         known = self.compiled.trace(kept, given)
         self.verifying = True
         try:
-            again = self.program.jax.jit(lambda *a: self._trace(*a)).trace(kept, given)
+            again = compile_donating(lambda *a: self._results(*a)).trace(kept, given)
         finally:
             self.verifying = False
         from regrad import verification
@@ -486,10 +485,6 @@ class Run:
         return data.copy() if variable._lent or data is not x._data else data
 
     # -- tracing -----------------------------------------------------------------------------
-
-    def _trace(self, kept: list[Any], given: tuple[Any, ...]) -> _Results:
-        with at_once():  # signals do not wait for a trace: nothing has been given away yet
-            return self._results(kept, given)
 
     def _results(self, kept: list[Any], given: tuple[Any, ...]) -> _Results:
         program = self.program
@@ -532,7 +527,9 @@ class Run:
         program.traces([arrays[i] for i in range(self.n)], plainly)
         lax = program.jax.lax
         self.traces.append(traced)
-        traced.shared = _shared(traced, outputs, arrays)
+        if not tapes:  # (with tapes, what is assigned is known to them, and not given away)
+            n = traced.count
+            outputs[n:] = set_apart(outputs[n:], [*arrays.values(), *outputs[:n]])
         for i, variable in enumerate(traced.assigned, traced.count):
             if (sharding := layout(variable._tensor._data)) is not None:
                 outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
@@ -583,14 +580,3 @@ class Run:
             kept.append(places[id(array)])
         traced.kept, traced.jaxpr = kept, closed
         traced.backward = jax.jit(partial(evaluate, closed.jaxpr))
-
-
-def _shared(traced: Traced, results: Sequence[Any], arrays: dict[int, Any]) -> list[Variable]:
-    """The Variables whose new value is an input as it was, or another result as well."""
-    inputs = {id(array) for array in arrays.values()}
-    ids = [id(array) for array in results]
-    return [
-        v
-        for v, key in zip(traced.assigned, ids[traced.count :], strict=False)
-        if key in inputs or ids.count(key) > 1
-    ]

@@ -15,17 +15,18 @@ import numpy as np
 
 from regrad import containers
 from regrad.dims import UnknownRank
-from regrad.dispatch import as_dtype, is_tensor, lift
+from regrad.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
-from regrad.graph import defer, home, is_symbolic
+from regrad.graph import Symbol, defer, home, in_innermost, is_symbolic
 from regrad.inference import RANKS, Spec
 from regrad.namespaces import is_array, is_inexact
 from regrad.pullback import or_zeros, pulled
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.signatures import answered
+from regrad.size_ops import of_shape, size_tensor
 from regrad.state import State, current, in_state
-from regrad.tape import GroupedRecord, Record
+from regrad.tape import Record, record_of
 from regrad.tensors import Tensor, wrap
 from regrad.walk import checked, leaf_gradients
 
@@ -39,11 +40,11 @@ Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any) -> Any:
     with in_state(State((), overrides) if overrides else None):
         ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
-    if any(is_symbolic(y) for y in ys):
+    for y in filter(is_symbolic, ys):
         raise GraphError(
             "a rule or function that waits for the run, because it asks for sizes, gave a tensor "
             "of the graph. Let it use what it is given only, and not tensors from outside or "
-            "tf.constant; or give the placeholders shapes, so that it need not wait."
+            f"{y._data.words.constant}; or give the placeholders shapes, so that it need not wait."
         )
     return tuple(y._data for y in ys)
 
@@ -156,7 +157,6 @@ class _Pull:
         self.op, self.rule, self.attrs = record.op, record.rule, list(record.attrs)
         self.inputs, self.outputs = record.inputs, record.outputs
         self.dtypes = [dtype for _, dtype in record.specs]
-        self.grouped = isinstance(record, GroupedRecord)
         self.layout = getattr(record, "layout", None)
         self.output_specs = getattr(record, "output_specs", None)
         self.leaves, self.present, self.dys = leaves, present, dys
@@ -181,12 +181,13 @@ class _Pull:
         attrs = dict(zip(self.attrs, values, strict=True))
         specs = list(zip(shapes, self.dtypes, strict=True))
         y = tuple(ys) if isinstance(self.outputs, tuple) else ys[0]
-        kind = GroupedRecord if self.grouped else Record
-        made = kind(self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y)
-        if isinstance(made, GroupedRecord):
-            assert self.layout is not None and self.output_specs is not None
-            made.layout, made.output_specs, made.symbolic = self.layout, self.output_specs, None
-        return made
+        return record_of(
+            self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y,
+            self.layout, self.output_specs,
+        )  # fmt: skip
+
+
+DEFERRALS[Symbol] = Deferral(defer, in_innermost, size_tensor, of_shape, pull_later)
 
 
 # -- functions of the library --------------------------------------------------------------------

@@ -16,8 +16,8 @@ import numpy as np
 
 from regrad import dims
 from regrad.callers import PACKAGE
-from regrad.dispatch import explained
 from regrad.graph import CONST, PLACEHOLDER, Node, Symbol
+from regrad.kernel_errors import explained
 
 FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
@@ -136,7 +136,7 @@ class Plan:
         except IndexError:  # none is free: this is the first run, or others are running
             arena = Arena()
         try:
-            with np.errstate(all="ignore"):  # infinities are values here, as in TensorFlow
+            with np.errstate(all="ignore"):  # infinities are values here
                 found = self.function(run, arena, *values)
             self._arenas.append(arena)
             return found

@@ -13,12 +13,11 @@ from typing import Any
 
 from regrad.builtin import Builtin
 from regrad.namespaces import BACKENDS, is_array, numpy_dtype
-from regrad.recording import effective
 from regrad.registry import RULES, Op, canonical, resolve
 from regrad.ruleforms import Rule
 from regrad.signatures import plain_code
 from regrad.state import current, in_state, masked
-from regrad.tape import GroupedRecord, Place, Record, positions
+from regrad.tape import Place, Record, effective, positions, record_of
 from regrad.tensors import Tensor, wrap
 from regrad.walk import checked, leaf_gradients
 
@@ -150,16 +149,10 @@ class ForeignCall:
         if self.specs and _is_complex(self.specs[0][1]):
             shape, dtype = self.specs[0]
             rule = effective(op, rule, [(shape, numpy_dtype(dtype))], dy)
-        if self.layout is None and self.outputs is None:
-            return Record(op, rule, self.attrs, ids, self.specs, xs, -1, y)
-        outs = tuple(-1 - i for i in range(len(self.outputs or "1")))
-        record = GroupedRecord(
-            op, rule, self.attrs, ids, self.specs, xs, outs if self.outputs else -1, y
+        out = tuple([-1 - i for i in range(len(self.outputs))]) if self.outputs else -1
+        return record_of(
+            op, rule, self.attrs, ids, self.specs, xs, out, y, self.layout, self.outputs
         )
-        record.layout = self.layout or tuple(range(len(ids)))
-        record.output_specs = self.outputs or ()
-        record.symbolic = None
-        return record
 
     def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
         if dx is None:

@@ -11,13 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from regrad import dims
-from regrad.dims import Dim, UnknownRank
+from regrad.dims import Dim, Source, UnknownRank
 from regrad.errors import (
     ArgumentError,
     IndexRangeError,
@@ -42,7 +41,7 @@ RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
 MISTAKES = (ShapeError, TypeError, IndexRangeError, NumberRangeError)  # DTypeErrors are TypeErrors
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
 SMALL, LARGE = 5, 2**16  # a size in a trial; the elements of an array that is tried as it is
-LARGE_SIZES = object()
+LARGE_SIZES = Source()
 COUNT = itertools.count()
 
 Number = Callable[[Any], int]  # what stands for a size in a trial
@@ -387,5 +386,5 @@ def _shaped(value: Any, rank: int) -> Any:
 
 
 def _some_shape(rank: int) -> tuple[Dim, ...]:
-    source = SimpleNamespace(id=next(COUNT))
+    source = Source(next(COUNT))
     return tuple([dims.size_of(source, axis) for axis in range(rank)])

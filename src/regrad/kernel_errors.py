@@ -19,9 +19,9 @@ from regrad.errors import (
 )
 from regrad.namespaces import GONE, backend_of, gone, is_inexact
 from regrad.placement import trouble
-from regrad.recording import NO_ATTRS
 from regrad.registry import Op
 from regrad.signatures import is_of_caller
+from regrad.tape import NO_ATTRS
 from regrad.tensors import Tensor
 
 LEAKED = (

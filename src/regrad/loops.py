@@ -21,7 +21,7 @@ from regrad.namespaces import gradient_dtype, is_inexact, widest
 from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import add
 from regrad.placement import to_jax, to_jax_as
-from regrad.pullback import pull_through
+from regrad.pullback import pull_through, step_back
 from regrad.regions import Flat, Links, Passage, RegionTape, run_inside, watched_places
 from regrad.state import current
 from regrad.tensors import Tensor, wrap
@@ -271,43 +271,32 @@ class Scan:
         """The backward loop over what the forward loop kept."""
         import jax
 
-        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        m = len(self.carry)
         due = dict(zip(self.active, self.jaxpr.invars, strict=True))
         pairs = zip(passage.reached, dys, strict=True)
         arriving = {i: to_jax_as(dy._data, due[i].aval.dtype) for i, dy in pairs}
         arrays = [to_jax(x._data) for x in self.once.xs]
         along = [i for i in self.active if i in arriving and i >= m]
-        captured = [i for i in self.wanted if i >= k]
         first = [arriving[i] if i in arriving else _zeros(due[i]) for i in self.carried]
-        sums = [_zeros(v) for i, v in zip(self.wanted, self.jaxpr.outvars, strict=True) if i >= k]
+        shared = [i >= len(arrays) for i in self.wanted]
+        sums = [
+            _zeros(v) for v, is_shared in zip(self.jaxpr.outvars, shared, strict=True) if is_shared
+        ]
 
-        def body(carry: Any, entries: Any) -> Any:
-            dcarry, sums = carry
-            kept, again, xs, dys = entries
-            pools = {
-                "x": lambda i: xs[i],
-                "y": lambda i: again[i],
-                "same": lambda a: a,
-                "step": lambda i: kept[i],
-            }
+        def pull(dcarry: Sequence[Any], entry: Any) -> Sequence[Any]:
+            pools, dys = entry
             given = dict(zip([*self.carried, *along], [*dcarry, *dys], strict=True))
-            consts = [pools[pool](i) for pool, i in self.kept]
-            dxs = evaluate(self.jaxpr, consts, [
-                given[i] if i in given else _zeros(due[i]) for i in self.active
-            ])  # fmt: skip
-            by_input = dict(zip(self.wanted, dxs, strict=True))
-            sums = [a + by_input[i] for a, i in zip(sums, captured, strict=True)]
-            return ([by_input[i] for i in self.carried], sums), [
-                by_input[i] for i in self.wanted if m <= i < k
-            ]
+            consts = [i if pool == "same" else pools[pool][i] for pool, i in self.kept]
+            arriving = [given[i] if i in given else _zeros(due[i]) for i in self.active]
+            return evaluate(self.jaxpr, consts, arriving)
 
         again = {i: ys[i] for pool, i in self.kept if pool == "y"}
-        entries = list(stacked), again, arrays[m:], [arriving[i] for i in along]
+        pools = {"step": list(stacked), "y": again, "x": arrays[m:]}
         (dcarry, sums), dxs = jax.lax.scan(
-            body, (first, sums), entries, self.length, reverse=not self.reverse
-        )
-        places = [*self.carried, *captured, *[i for i in self.wanted if m <= i < k]]
-        by_input = dict(zip(places, [*dcarry, *sums, *dxs], strict=True))
+            step_back(pull, len(sums)), (first, sums), (pools, [arriving[i] for i in along]),
+            self.length, reverse=not self.reverse,
+        )  # fmt: skip
+        by_input = dict(zip(self.wanted, [*dcarry, *dxs, *sums], strict=True))
         return [wrap(by_input[i]) for i in passage.wanted]
 
     def _again(
@@ -326,16 +315,19 @@ class Scan:
         _, carries = scanned(forward, carry, xs, self.length, self.reverse, False, kind)
         arriving = dict(zip(reached, dys, strict=True))
         along = [i for i in reached if i >= m]
-        summed, entries = [i for i in found if i >= k], [i for i in found if m <= i < k]
-        places = Passage([*self.carried, *summed, *entries], [*self.carried, *along])
-        pull = pullback(again, len(inputs), places)
+        entries, summed = [i for i in found if m <= i < k], [i for i in found if i >= k]
+        wanted = [*self.carried, *entries, *summed]
+        pulls = pullback(again, len(inputs), Passage(wanted, [*self.carried, *along]))
         f, s = len(self.carried), len(summed)
 
+        def pull(dcarry: Sequence[Tensor], entry: Sequence[Tensor]) -> Sequence[Tensor]:
+            return pulls([*entry[:k], *captured, *dcarry, *entry[k:]])
+
+        back = step_back(pull, s, add)
+
         def backward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-            dcarry, sums, rest = tensors[:f], tensors[f : f + s], tensors[f + s :]
-            dxs = pull([*rest[:k], *captured, *dcarry, *rest[k:]])
-            sums = [add(a, dx) for a, dx in zip(sums, dxs[f : f + s], strict=True)]
-            return [*dxs[:f], *sums, *dxs[f + s :]]
+            (dcarry, sums), dxs = back((tensors[:f], tensors[f : f + s]), tensors[f + s :])
+            return [*dcarry, *sums, *dxs]
 
         dtype = lambda i: gradient_dtype(inputs[i], self.wide)  # noqa: E731
         zeros = lambda i: zeros_like(inputs[i], dtype=dtype(i))  # noqa: E731
@@ -348,7 +340,7 @@ class Scan:
             backward, [*first, *sums], [*carries, *xs, *[arriving[i] for i in along]],
             self.length, not self.reverse, self.checkpoint, kind,
         )  # fmt: skip
-        by_input = dict(zip([*self.carried, *summed, *entries], [*last, *dxs], strict=True))
+        by_input = dict(zip(wanted, [*last[:f], *dxs, *last[f:]], strict=True))
         return [by_input[i] for i in found]
 
 

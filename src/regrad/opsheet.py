@@ -24,6 +24,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from regrad import dispatch
 from regrad.callers import PACKAGE
 from regrad.errors import ArgumentError, RegistrationError, kind
+from regrad.fastpath import binary, unary
 from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.ruleforms import Entwined
 from regrad.signatures import check_call
@@ -173,7 +174,7 @@ def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     Ops of one or two plain tensors take a short road. For the others the function is written
     out, so that Python itself checks and names the arguments.
     """
-    short = {1: dispatch.unary, 2: dispatch.binary}.get(len(entry.inputs))
+    short = {1: unary, 2: binary}.get(len(entry.inputs))
     plain = entry.flat and not entry.attrs and not any(i.integers for i in entry.inputs)
     if short and plain and (len(entry.inputs) == 1 or all(entry.promotes)):
         function = short(entry)
@@ -301,7 +302,7 @@ def elementwise(
         holomorphic=holomorphic,
         real=real,
     )
-    function = (dispatch.unary if len(names) == 1 else dispatch.binary)(entry)
+    function = (unary if len(names) == 1 else binary)(entry)
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]
     function.__annotations__ = dict.fromkeys([*names, "return"], "Tensor")

@@ -23,7 +23,7 @@ from regrad.overrides import OpBinding
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import OPEN, State, current, in_state, next_id
-from regrad.tape import GroupedRecord, Tape
+from regrad.tape import Tape, record_of
 from regrad.tensors import Tensor, wrap
 from regrad.trails import capturing
 from regrad.variables import Variable
@@ -375,10 +375,9 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
     specs = [(x._data.shape, x._data.dtype) for x in rule.inputs]
     reached = set(passage.reached)
     out = tuple(y._id if i in reached else 0 for i, y in enumerate(ys))
-    entry = GroupedRecord(REGION, rule, {}, ids, specs, (), out, None)
-    entry.layout = (tuple(range(len(ids))),)
-    entry.output_specs = [(y._data.shape, y.dtype) for y in ys]
-    entry.symbolic = None
+    layout = (tuple(range(len(ids))),)
+    output_specs = [(y._data.shape, y.dtype) for y in ys]
+    entry = record_of(REGION, rule, {}, ids, specs, (), out, None, layout, output_specs)
     for tape in state.tapes:
         if not tape.watched.isdisjoint(keys.values()):
             tape.admit(REGION, rule, frozenset({0}))

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regrad import dims, graph
-from regrad.dispatch import alias_of, lift_as
+from regrad import dims
+from regrad.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
@@ -139,9 +139,10 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
         pulled = record.rule.pull(record, dy, record.wanted(watched))
         return dict(pulled if record.plain else opened(record, pulled))
     except UnknownShapeError:
-        from regrad.deferral import pull_later
-
-        return pull_later(record, dy, watched)
+        deferral = _deferral_of(record, dy)
+        if deferral is None:
+            raise
+        return deferral.pull(record, dy, watched)
     except (RuleError, GradientError):
         raise
     except Exception as error:
@@ -151,6 +152,14 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
             + (f" (the op {name!r})" if name else "")
         )
         raise
+
+
+def _deferral_of(record: Record, dy: Any) -> Deferral | None:
+    """Who runs the rule in the run of the graph, if it is given tensors of one."""
+    dys = dy if isinstance(dy, tuple) else (dy,)
+    ys = record.y if isinstance(record.y, tuple) else (record.y,)
+    given = (x for x in (*dys, *record.xs, *ys) if isinstance(x, Tensor))
+    return next((DEFERRALS[type(x._data)] for x in given if type(x._data) in DEFERRALS), None)
 
 
 def arriving(record: Record, grads: Grads) -> Any:
@@ -240,7 +249,8 @@ def fitted(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor
     )
     if certain:
         raise RuleError(message + "A gradient has the shape of its input.")
-    return graph.of_shape(dx, shape, where(record, leaf) + " whose gradient has its shape,")
+    deferral = DEFERRALS[type(next(dims.leaves((got, shape))))]
+    return deferral.fit(dx, shape, where(record, leaf) + " whose gradient has its shape,")
 
 
 def tuple_of(shape: Any) -> Any:

@@ -64,8 +64,8 @@ from tests.campaigns.verdicts import (
     WRONG,
     Verdict,
 )
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
 RESULTS = Path(__file__).parent / "results"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
@@ -318,7 +318,7 @@ def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> list
 
 
 def suffix(options: argparse.Namespace) -> str:
-    """What tells a file of results from those of another start or device."""
+    """Return what a file of results is called after, where not the default start and device."""
     parts = [str(options.seed)] * bool(options.seed) + [options.device] * (options.device != "cpu")
     return "".join(f"-{part}" for part in parts)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dims, dispatch
+from regrad import dims, dispatch, namespaces
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.rows import _sums, _zeros
@@ -423,9 +423,8 @@ def _diagonal_places(xp: Any, shape: tuple[int, ...], offset: int, like: Any) ->
     """The indices of a diagonal's elements."""
     down, right = max(-offset, 0), max(offset, 0)
     length = max(min(shape[0] - down, shape[1] - right), 0)
-    i = np.arange(length)
-    if hasattr(like, "new_zeros"):
-        i = xp.arange(length, device=like.device)
+    options = namespaces.beside(like)
+    i = xp.arange(length, **options) if options else np.arange(length)
     return i + down, i + right
 
 

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from regrad import recording
 from regrad.errors import GradientError
 from regrad.foreign import ForeignCall, ForeignRule
 from regrad.reports import Hit
 from regrad.state import current
-from regrad.tape import Place
+from regrad.tape import Place, put
 from regrad.tensors import Tensor, wrap
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
@@ -83,7 +82,7 @@ class RuleCall:
         if state is not None and state.tapes:
             tensors = tuple(self.spread(xs, range(len(xs))))
             every = tuple(x if isinstance(x, Tensor) else wrap(torch.tensor(x)) for x in tensors)
-            recording.put(state, self.rule.op, self.rule.rule, every, self.attrs, y, self.layout)
+            put(state, self.rule.op, self.rule.rule, every, self.attrs, y, self.layout)
         return y if isinstance(y, tuple) else [y]
 
 

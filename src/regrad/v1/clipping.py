@@ -21,6 +21,8 @@ from regrad.v1.math import (
 )
 from regrad.v1.reductions import reduce_sum
 
+__all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "global_norm"]
+
 
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
     """t, scaled down where its length (over `axes`, by default all) is more than `clip_norm`.

@@ -13,10 +13,10 @@ from regrad import containers, dims
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph import NO_RULE, Node, put_down
 from regrad.inference import Spec
-from regrad.recording import rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import PerInput, Rule
 from regrad.state import current
+from regrad.tape import rule_in_force
 from regrad.v1 import dtypes, errors
 from regrad.v1.graphs import control_dependencies, current_graph
 from regrad.v1.regions import Region, cond_node, inside, new_graph, spec_of, while_node
@@ -28,6 +28,10 @@ from regrad.v1.tensors import (
     face,
     operation,
 )
+
+__all__ = [
+    "Assert", "Print", "case", "cond", "group", "no_op", "numpy_function", "py_func", "while_loop",
+]  # fmt: skip
 
 
 def _register(op: Op, rule: Rule) -> Op:

@@ -28,6 +28,11 @@ from regrad.v1.math import cast, equal, less, where
 from regrad.v1.reductions import reduce_max
 from regrad.v1.tensors import as_array, constant, is_tensor
 
+__all__ = [
+    "eye", "fill", "lin_space", "linspace", "one_hot", "ones", "ones_like", "range",
+    "sequence_mask", "zeros", "zeros_like",
+]  # fmt: skip
+
 # -- one value -------------------------------------------------------------------------------------
 
 LARGE = 1000  # elements from which a constant is not written out

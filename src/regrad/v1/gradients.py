@@ -15,11 +15,11 @@ from regrad.custom_nodes import InGraph, custom_node
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
 from regrad.graph import Node, Symbol, tensor_of
 from regrad.namespaces import is_inexact
-from regrad.recording import cuts
 from regrad.registry import OPS, RULES, name_is_taken
 from regrad.registry import RegisterGradient as register
 from regrad.ruleforms import NoGradient
 from regrad.state import current, next_id, run_held
+from regrad.tape import cuts
 from regrad.v1.graphs import current_graph
 from regrad.v1.tensors import (
     IndexedSlices,
@@ -31,6 +31,11 @@ from regrad.v1.tensors import (
     operation,
 )
 from regrad.walk import Grads, walk
+
+__all__ = [
+    "AggregationMethod", "NotDifferentiable", "RegisterGradient", "UnconnectedGradients",
+    "custom_gradient", "grad_pass_through", "gradients", "hessians",
+]  # fmt: skip
 
 
 class UnconnectedGradients:

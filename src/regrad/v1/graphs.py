@@ -9,12 +9,18 @@ from typing import Any, Self
 
 import regrad.graph as engine
 from regrad.blocks import block
+from regrad.dims import Words
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph import INNERMOST, Node
 from regrad.overrides import gradient_override_map as OverrideScope
 from regrad.registry import OPS, RULES, Op, bind, canonical, resolve
 from regrad.ruleforms import NoGradient, Rule, called
 from regrad.tensors import Readable
+
+__all__ = [
+    "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
+    "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
+]  # fmt: skip
 
 
 class Graph(engine.Graph):
@@ -28,6 +34,8 @@ class Graph(engine.Graph):
     >>> [op.name for op in g.get_operations()]
     ['Const', 'Sign']
     """
+
+    words = Words("tf.shape(x)[i]", "tf.cond or tf.where", "tf.constant")
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,6 +34,11 @@ from regrad.v1.static_shapes import TensorShape
 from regrad.v1.tensors import is_tensor, rg_read
 from regrad.v1.values import indices_from_zero
 
+__all__ = [
+    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
+    "slice", "strided_slice", "tensor_scatter_update", "unique",
+]  # fmt: skip
+
 # -- tensor[…] -------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,13 @@ from regrad.v1.forms import (
 from regrad.v1.math import cast
 from regrad.v1.tensors import is_tensor
 
+__all__ = [
+    "cholesky", "cholesky_solve", "cross", "einsum", "matmul", "matrix_band_part",
+    "matrix_determinant", "matrix_diag", "matrix_diag_part", "matrix_inverse", "matrix_set_diag",
+    "matrix_solve", "matrix_transpose", "matrix_triangular_solve", "norm", "qr", "self_adjoint_eig",
+    "self_adjoint_eigvals", "svd", "tensordot", "trace",
+]  # fmt: skip
+
 # -- products --------------------------------------------------------------------------------------
 
 

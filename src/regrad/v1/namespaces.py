@@ -21,6 +21,11 @@ from regrad.v1.graphs import current_graph
 from regrad.v1.static_shapes import TensorShape
 from regrad.v1.tensors import Tensor, convert_to_tensor, face
 
+__all__ = [
+    "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "get_static_value",
+    "linalg", "logging", "math", "placeholder", "placeholder_with_default", "random",
+]  # fmt: skip
+
 
 def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Tensor:
     """A tensor that is fed in each run.

@@ -7,7 +7,6 @@ composition of public ops elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,26 +20,15 @@ from regrad.registry import gradient
 from regrad.shapeforms.sizes import differ
 from regrad.shapeforms.table import shape_of as shape_form
 from regrad.v1 import random_ops
-from regrad.v1.convolution import atrous_conv2d as atrous_conv2d
-from regrad.v1.convolution import avg_pool as avg_pool
-from regrad.v1.convolution import avg_pool3d as avg_pool3d
+from regrad.v1.convolution import *
 from regrad.v1.convolution import channels_last, to_first, to_last
-from regrad.v1.convolution import conv1d as conv1d
-from regrad.v1.convolution import conv2d as conv2d
-from regrad.v1.convolution import conv2d_transpose as conv2d_transpose
-from regrad.v1.convolution import conv3d as conv3d
-from regrad.v1.convolution import conv3d_transpose as conv3d_transpose
-from regrad.v1.convolution import convolution as convolution
-from regrad.v1.convolution import depthwise_conv2d as depthwise_conv2d
-from regrad.v1.convolution import depthwise_conv2d_native as depthwise_conv2d_native
-from regrad.v1.convolution import max_pool as max_pool
-from regrad.v1.convolution import max_pool3d as max_pool3d
-from regrad.v1.convolution import separable_conv2d as separable_conv2d
 from regrad.v1.forms import (
     FLOATS,
     INEXACT,
     REALS,
+    TENSOR,
     axes_of,
+    define,
     one_op,
     renamed,
     scope,
@@ -56,25 +44,13 @@ from regrad.v1.values import alike, constant_value, ensure, floats, indices_from
 # -- activations ---------------------------------------------------------------------------------
 
 
-def _activation(
-    op_type: str, name: str, function: Callable[..., Any], kinds: str = FLOATS
-) -> Callable[..., Any]:
-    def activation(features: Any, name: str | None = None) -> Any:
-        return one_op(op_type, name or op_type, function, features, kinds=kinds)
-
-    activation.__name__ = activation.__qualname__ = name
-    first = (function.__doc__ or "").partition("\n")[0]
-    activation.__doc__ = f"{first}\n\n    Op type: `{op_type}`. Source: `tf.nn.{name}`."
-    return activation
-
-
-relu = _activation("Relu", "relu", rg.nn.relu, REALS)
-relu6 = _activation("Relu6", "relu6", rg.nn.relu6, REALS)
-elu = _activation("Elu", "elu", rg.nn.elu)
-selu = _activation("Selu", "selu", rg.nn.selu)
-swish = _activation("Silu", "swish", rg.nn.silu)
-softplus = _activation("Softplus", "softplus", rg.nn.softplus)
-softsign = _activation("Softsign", "softsign", rg.nn.softsign)
+relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS)
+relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS)
+elu = define("tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS)
+selu = define("tf.nn.selu(features)", "Selu", rg.nn.selu, FLOATS)
+swish = define("tf.nn.swish(features)", "Silu", rg.nn.silu, FLOATS)
+softplus = define("tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS)
+softsign = define("tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS)
 
 
 def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
@@ -85,37 +61,28 @@ def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
     return one_op("LeakyRelu", name, rg.nn.leaky_relu, features, kinds=FLOATS, alpha=alpha)
 
 
-def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
+def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor:
     """`relu` of x and of -x, side by side along `axis`."""
-
-    def both_signs(x: Any, axis: int) -> Any:
-        return rg.nn.relu(rg.concat([x, -x], axis=axis))
-
-    axis = axes_of(axis)
-    return one_op("ConcatV2", name or "CRelu", both_signs, features, kinds=FLOATS, axis=axis)
+    return rg.nn.relu(rg.concat([x, -x], axis=axis))
 
 
-def _along(op_type: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def along(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
-        axis = _last_by_default(axis, dim)
-        return one_op(op_type, name or op_type, function, logits, kinds=FLOATS, axis=axis)
-
-    along.__name__ = along.__qualname__ = name
-    first = (function.__doc__ or "").partition("\n")[0]
-    along.__doc__ = (
-        f"{first}\n\n    The axis (or `dim`) is the last by default.\n\n"
-        f"    Op type: `{op_type}`. Source: `tf.nn.{name}`."
-    )
-    return along
+def _last_by_default(axis: Any) -> int:
+    return -1 if axis is None else axes_of(axis)
 
 
-def _last_by_default(axis: Any, dim: Any) -> int:
-    found = axes_of(renamed("axis", axis, "dim", dim))
-    return -1 if found is None else found
-
-
-softmax = _along("Softmax", "softmax", rg.nn.softmax)
-log_softmax = _along("LogSoftmax", "log_softmax", rg.nn.log_softmax)
+crelu = define(
+    "tf.nn.crelu(features, name=None, axis=-1)", "ConcatV2", _crelu, FLOATS, scope="CRelu"
+)
+softmax = define(
+    "tf.nn.softmax(logits, axis=None, name=None, dim=None)", "Softmax", rg.nn.softmax, FLOATS,
+    "`exp(x) / sum(exp(x))` along `axis`, the last by default.", axis=_last_by_default,
+)  # fmt: skip
+log_softmax = define(
+    "tf.nn.log_softmax(logits, axis=None, name=None, dim=None)",
+    "LogSoftmax", rg.nn.log_softmax, FLOATS,
+    "`log(softmax(x))` along `axis`, the last by default, accurate also where the softmax is 0 or "
+    "1 to the last digit.", axis=_last_by_default,
+)  # fmt: skip
 
 
 # -- losses of logits ----------------------------------------------------------------------------
@@ -163,7 +130,8 @@ def softmax_cross_entropy_with_logits_v2(
     """
     _check_named("softmax_cross_entropy_with_logits_v2", None, labels, logits)
     name = name or "softmax_cross_entropy_with_logits"
-    return _of_distributions(name, labels, logits, _last_by_default(axis, dim), fixed=False)
+    axis = _last_by_default(renamed("axis", axis, "dim", dim))
+    return _of_distributions(name, labels, logits, axis, fixed=False)
 
 
 def _of_distributions(name: str, labels: Any, logits: Any, axis: Any, fixed: bool) -> Any:
@@ -223,39 +191,27 @@ def sigmoid_cross_entropy_with_logits(
     return one_op(None, name or "logistic_loss", cross_entropy, labels, logits, kinds=FLOATS)
 
 
-def weighted_cross_entropy_with_logits(
-    labels: Any = None,
-    logits: Any = None,
-    pos_weight: Any = None,
-    name: str | None = None,
-    targets: Any = None,
-) -> Any:
+@deferrable
+def _weighted_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weight: rg.Tensor) -> rg.Tensor:
     """`sigmoid_cross_entropy_with_logits` with the positive examples weighted by `pos_weight`."""
-    labels = renamed("labels", labels, "targets", targets)
-
-    @deferrable
-    def cross_entropy(labels: Any, logits: Any, weight: Any) -> Any:
-        labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
-        yes = weight * labels * rg.nn.log_sigmoid(logits)
-        return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
-
-    tensors = labels, logits, pos_weight
-    return one_op(None, name or "logistic_loss", cross_entropy, *tensors, kinds=FLOATS)
+    labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
+    yes = weight * labels * rg.nn.log_sigmoid(logits)
+    return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
 
 
-def log_poisson_loss(
-    targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None
-) -> Any:
-    """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss."""
-    name = name or "log_poisson_loss"
-    return one_op(None, name, _poisson, targets, log_input, kinds=FLOATS, full=compute_full_loss)
+weighted_cross_entropy_with_logits = define(
+    "tf.nn.weighted_cross_entropy_with_logits(labels=None, logits=None, pos_weight=None, "
+    "name=None, targets=None)", None, _weighted_cross_entropy, FLOATS,
+    scope="logistic_loss", labels=TENSOR, logits=TENSOR, pos_weight=TENSOR, targets="labels",
+)  # fmt: skip
 
 
 @deferrable
-def _poisson(z: Any, c: Any, full: bool) -> Any:
+def _poisson(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
+    """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss."""
     z, c = alike("log_poisson_loss", z, c)
     y = rg.exp(c) - z * c
-    if not full:
+    if not compute_full_loss:
         return y
     some = rg.greater(z, 1)
     n = rg.where(some, z, 1)
@@ -263,38 +219,30 @@ def _poisson(z: Any, c: Any, full: bool) -> Any:
     return y + rg.where(some, stirling, 0)
 
 
-def l2_loss(t: Any, name: str | None = None) -> Any:
-    """`sum(t ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow)."""
-    return one_op("RealDiv", name or "L2Loss", _half_square, t, kinds=FLOATS)
-
-
-def _half_square(x: Any) -> Any:
+def _half_square(x: rg.Tensor) -> rg.Tensor:
+    """`sum(x ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow)."""
     return rg.sum(rg.square(x)) / 2
+
+
+log_poisson_loss = define(
+    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)", None, _poisson, FLOATS
+)
+l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _half_square, FLOATS, scope="L2Loss")
 
 
 # -- normalisation -------------------------------------------------------------------------------
 
 
-def l2_normalize(
-    x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None, dim: Any = None
-) -> Any:
-    """`x / sqrt(max(sum(x ** 2), epsilon))`: x with norm 1 along `axis`."""
-    attrs = {"axis": axes_of(renamed("axis", axis, "dim", dim)), "epsilon": epsilon}
-    return one_op("Mul", name or "l2_normalize", rg.nn.l2_normalize, x, kinds=FLOATS, **attrs)
-
-
-def moments(
-    x: Any,
-    axes: Any,
-    shift: Any = None,
-    name: str | None = None,
-    keep_dims: bool | None = None,
-    keepdims: bool | None = None,
-) -> tuple[Any, Any]:
-    """The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)"""
-    keep = bool(renamed("keepdims", keepdims, "keep_dims", keep_dims))
-    attrs = {"axis": axes_of(axes), "keepdims": keep}
-    return one_op(None, name or "moments", rg.nn.moments, x, kinds=INEXACT, **attrs)
+l2_normalize = define(
+    "tf.nn.l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None)",
+    "Mul", rg.nn.l2_normalize, FLOATS, scope="l2_normalize",
+)  # fmt: skip
+moments = define(
+    "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None,
+    lambda x, axes, keepdims: rg.nn.moments(x, axes, keepdims), INEXACT,
+    "The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)",
+    axes=axes_of, shift=None,
+)  # fmt: skip
 
 
 def batch_normalization(
@@ -362,33 +310,18 @@ def bessel(x: Any, axes: tuple[int, ...]) -> Any:
     return one_op(None, "bessel", factor, x)
 
 
-def local_response_normalization(
-    input: Any,
-    depth_radius: int = 5,
-    bias: float = 1,
-    alpha: float = 1,
-    beta: float = 0.5,
-    name: str | None = None,
-) -> Any:
-    """x over `(bias + alpha * s) ** beta`, s summing `x²` over neighbouring channels.
-
-    Op type: `LRN`.
-    """
-    settings = {"depth_radius": depth_radius, "bias": bias, "alpha": alpha, "beta": beta}
-    function = rg.nn.local_response_normalization
-    return one_op("LRN", name or "LRN", function, input, kinds=FLOATS, **settings)
+local_response_normalization = lrn = define(
+    "tf.nn.local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5)",
+    "LRN", rg.nn.local_response_normalization, FLOATS,
+)  # fmt: skip
 
 
-lrn = local_response_normalization
-
-
-def zero_fraction(value: Any, name: str | None = None) -> Any:
+def _zero_fraction(x: rg.Tensor) -> rg.Tensor:
     """The fraction of elements that are 0."""
-    return one_op(None, name or "zero_fraction", _zero_fraction, value)
-
-
-def _zero_fraction(x: Any) -> Any:
     return rg.mean(rg.astype(rg.equal(x, 0), rg.float32))
+
+
+zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction)
 
 
 # -- affine --------------------------------------------------------------------------------------
@@ -410,14 +343,8 @@ def _bias_added(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
 shape_form("BiasAdd")(lambda arguments, attrs: arguments[0].shape)
 
 
-@gradient("BiasAdd", "a")
-def _(dy: Any) -> Any:
-    return dy
-
-
-@gradient("BiasAdd", "b")
-def _(dy: Any) -> Any:
-    return dy
+gradient("BiasAdd", "a")(lambda dy: dy)
+gradient("BiasAdd", "b")(lambda dy: dy)
 
 
 @deferrable
@@ -431,22 +358,22 @@ def _with_bias(value: Any, bias: Any, first: bool) -> Any:
     return _bias_added(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
 
 
-def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """`matmul(x, weights) + biases`."""
-
-    def affine(x: Any, weights: Any, biases: Any) -> Any:
-        return _with_bias(rg.matmul(x, weights), biases, False)
-
-    return one_op("BiasAdd", name or "xw_plus_b", affine, x, weights, biases, kinds=FLOATS)
+    return _with_bias(rg.matmul(x, weights), biases, False)
 
 
-def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """`relu(matmul(x, weights) + biases)`."""
+    return rg.nn.relu(_affine(x, weights, biases))
 
-    def layer(x: Any, weights: Any, biases: Any) -> Any:
-        return rg.nn.relu(_with_bias(rg.matmul(x, weights), biases, False))
 
-    return one_op("Relu", name or "relu_layer", layer, x, weights, biases, kinds=FLOATS)
+xw_plus_b = define(
+    "tf.nn.xw_plus_b(x, weights, biases)", "BiasAdd", _affine, FLOATS, scope="xw_plus_b"
+)
+relu_layer = define(
+    "tf.nn.relu_layer(x, weights, biases)", "Relu", _relu_layer, FLOATS, scope="relu_layer"
+)
 
 
 # -- dropout, lookups ----------------------------------------------------------------------------

@@ -15,17 +15,23 @@ import numpy as np
 import regrad as rg
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
-from regrad.graph import NO_RULE, SHAPE, chain, defer
+from regrad.graph import NO_RULE, chain, defer
 from regrad.inference import Spec
 from regrad.namespaces import BACKENDS
 from regrad.random import JaxSource, NumpySource
 from regrad.registry import OPS, Input, Op, bind
 from regrad.shapes import as_count
+from regrad.size_ops import SHAPE
 from regrad.state import next_id
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.graphs import current_graph, get_default_graph
 from regrad.v1.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
+
+__all__ = [
+    "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
+    "set_random_seed", "truncated_normal",
+]  # fmt: skip
 
 # -- seeds ---------------------------------------------------------------------------------------
 

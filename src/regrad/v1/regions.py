@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import regrad as rg
-from regrad import dims, recording
+from regrad import dims
 from regrad.blocks import block
 from regrad.deferral import later, spec_of_record
 from regrad.dispatch import alias_of, computed
@@ -21,9 +21,11 @@ from regrad.executor import Plan, needed
 from regrad.graph import CONST, INNERMOST, Graph, Node, put_down
 from regrad.inference import Spec
 from regrad.namespaces import backend_of, is_inexact
+from regrad.pullback import StepBack, step_back
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import current, in_state
+from regrad.tape import put
 from regrad.v1.gradients import pull_within
 from regrad.v1.graphs import current_graph
 
@@ -106,7 +108,7 @@ def _at_once(node: Node, known: dict[int, rg.Tensor]) -> Sequence[rg.Tensor]:
     y = tuple(map(alias_of, y)) if isinstance(y, tuple) else alias_of(y)
     state = current()
     if state is not None and state.tapes:
-        recording.put(state, node.op, node.rule, xs, attrs, y, node.layout)
+        put(state, node.op, node.rule, xs, attrs, y, node.layout)
     return y if isinstance(y, tuple) else [y]
 
 
@@ -329,23 +331,30 @@ class Loop:
 
         `xs` are the variables, the gradients that arrive at their final values, the captures.
         """
-        assert self.gradient is not None
         values, dys, captured = (
             xs[: self.count], xs[self.count : self.count + floats], xs[self.count + floats :]
         )  # fmt: skip
         *steps, _ = self.steps(call, values, captured)
+        back = self.step_back(call, captured)
         dvars, dcaptured = list(dys), None
         for number in reversed(range(len(steps))):
-            found = call(self.gradient, [*steps[number], *dvars, *captured], number)
-            dvars, more = list(found[:floats]), found[floats:]
-            dcaptured = (
-                more if dcaptured is None
-                else [a + b for a, b in zip(dcaptured, more, strict=True)]
-            )  # fmt: skip
-        if dcaptured is None:  # no iteration
-            known = zip(captured, self.wrt, strict=False)
-            dcaptured = [_blank(x) for x, is_float in known if is_float]
-        return [*dvars, *dcaptured]
+            (dvars, dcaptured), _ = back((dvars, dcaptured), (steps[number], number))
+        return [*dvars, *(self.zeros(captured) if dcaptured is None else dcaptured)]
+
+    def step_back(self, call: Call, captured: Values) -> StepBack:
+        """Return one step of the backward pass; its entry: the variables, and the iteration."""
+        assert self.gradient is not None
+        gradient = self.gradient
+
+        def pull(dvars: Values, entry: tuple[Values, Any]) -> Values:
+            values, number = entry
+            return call(gradient, [*values, *dvars, *captured], number)
+
+        return step_back(pull, sum(self.wrt))
+
+    def zeros(self, captured: Values) -> list[Any]:
+        """The gradients by the float captures before any iteration."""
+        return [_blank(x) for x, is_float in zip(captured, self.wrt, strict=False) if is_float]
 
 
 def _blank(x: Any) -> Any:

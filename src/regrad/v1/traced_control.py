@@ -22,7 +22,7 @@ from regrad.v1.tracing import (
     touched,
     traced,
 )
-from regrad.v1.variables import _read
+from regrad.v1.variables import read_state
 
 UNROLLED = 256  # iterations of a loop that are written out one by one, if XLA's loop will not do
 COUNTED = 100_000  # iterations that are counted while tracing
@@ -124,21 +124,21 @@ def _back(
     jax, region = find_jax(), loop.gradient
     assert region is not None
     symbols = _symbols(region.outputs)
-    wanted = [x for x, is_float in zip(captured, loop.wrt, strict=False) if is_float]
-    zeros = [None if x is None else jax.numpy.zeros_like(x) for x in wanted]
+
+    def call(region: Region, values: Values, number: Any) -> Values:
+        return settled_all(trace.inside({}, number).through(region, values), symbols)
+
+    back = loop.step_back(call, captured)
 
     def retreat(carry: Any) -> Any:
-        number, dxs, dcaptured = carry
-        xs = [s[number] for s in stacks]
-        found = trace.inside({}, number).through(region, [*xs, *dxs, *captured])
-        found = settled_all(found, symbols)
-        more = zip(dcaptured, found[len(dys) :], strict=True)
-        summed = [None if a is None else a + b for a, b in more]
-        return number - 1, found[: len(dys)], summed
+        number, state = carry
+        state, _ = back(state, ([s[number] for s in stacks], number))
+        return number - 1, state
 
-    first = settled_all(dys, symbols[: len(dys)]), settled_all(zeros, symbols[len(dys) :])
-    _, dxs, dcaptured = jax.lax.while_loop(
-        lambda carry: carry[0] >= 0, retreat, (number - 1, *first)
+    first = settled_all([*dys, *loop.zeros(captured)], symbols)
+    state = first[: len(dys)], first[len(dys) :]
+    _, (dxs, dcaptured) = jax.lax.while_loop(
+        lambda carry: carry[0] >= 0, retreat, (number - 1, state)
     )
     return [*dxs, *dcaptured]
 
@@ -196,7 +196,7 @@ def _written(*regions: Region) -> list[str]:
 
 def _state(trace: Trace, keys: Sequence[str]) -> dict[str, Any]:
     """Variables as a branch or an iteration leaves them."""
-    values = {key: _read(trace, None, key) for key in keys}
+    values = {key: read_state(trace, None, key) for key in keys}
     return {key: settled(value, value.dtype) for key, value in values.items()}
 
 
