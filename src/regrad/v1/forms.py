@@ -21,6 +21,7 @@ from regrad import numbers
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, DTypeError
 from regrad.graph import SHAPE, is_symbolic
+from regrad.registry import Op
 from regrad.v1 import dtypes
 from regrad.v1.graphs import current_graph
 from regrad.v1.tensors import (
@@ -199,7 +200,7 @@ USUAL_ROLES: dict[str, Any] = {
 def define(
     declaration: str,
     op_type: str | None,
-    function: Callable[..., Any],
+    function: Callable[..., Any] | Op,
     kinds: str = ANY,
     doc: str = "",
     *,
