@@ -22,7 +22,7 @@ from regrad.v1.tracing import (
     touched,
     traced,
 )
-from regrad.v1.variables import _read
+from regrad.v1.variables import read_state
 
 UNROLLED = 256  # iterations of a loop that are written out one by one, if XLA's loop will not do
 COUNTED = 100_000  # iterations that are counted while tracing
@@ -196,7 +196,7 @@ def _written(*regions: Region) -> list[str]:
 
 def _state(trace: Trace, keys: Sequence[str]) -> dict[str, Any]:
     """Variables as a branch or an iteration leaves them."""
-    values = {key: _read(trace, None, key) for key in keys}
+    values = {key: read_state(trace, None, key) for key in keys}
     return {key: settled(value, value.dtype) for key, value in values.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,15 +31,14 @@ from regrad.v1.tensors import (
 # -- the ops: what they read and write is the state of the run -----------------------------------
 
 
-def _read(run: Any, ref: Any, key: str) -> Any:
+def read_state(run: Any, ref: Any, key: str) -> Any:
+    """Return the value of a variable in a run; the kernel of reads."""
     try:
         return run.read(key)
     except KeyError:
         raise errors.FailedPreconditionError(
-            None,
-            None,
             f"Attempting to use uninitialized value {key}. Run tf.global_variables_initializer() "
-            "in this session first.",
+            "in this session first."
         ) from None
 
 
@@ -50,33 +49,40 @@ def _write(run: Any, ref: Any, value: Any, key: str, shape: Any) -> Any:
 
 
 def _add(run: Any, ref: Any, value: Any, key: str) -> Any:
-    old = _read(run, ref, key)
+    old = read_state(run, ref, key)
     return _write(run, ref, old + value, key, old.shape)
 
 
 def _subtract(run: Any, ref: Any, value: Any, key: str) -> Any:
-    old = _read(run, ref, key)
+    old = read_state(run, ref, key)
     return _write(run, ref, old - value, key, old.shape)
 
 
-def _state_op(type: str, kernel: Callable[..., Any], inputs: list[str], attrs: list[str]) -> Op:
-    op = Op(type, type, kernel, [Input(n, "one") for n in inputs], attrs, stateful=True)
+def state_op(
+    type: str,
+    kernel: Callable[..., Any],
+    inputs: Iterable[str],
+    attrs: Sequence[str],
+    lists: Sequence[Input] = (),
+) -> Op:
+    """Make an op on the state of a run, without a gradient; `lists` are inputs after the others."""
+    op = Op(type, type, kernel, [*[Input(n, "one") for n in inputs], *lists], attrs, stateful=True)
     op.rule = NO_RULE
     return OPS.setdefault(type, op)
 
 
-VARIABLE = _state_op("VariableV2", lambda run, dtype, shape: None, [], ["dtype", "shape"])
-ASSIGN = _state_op("Assign", _write, ["ref", "value"], ["key", "shape"])
-ASSIGN_ADD = _state_op("AssignAdd", _add, ["ref", "value"], ["key"])
-ASSIGN_SUB = _state_op("AssignSub", _subtract, ["ref", "value"], ["key"])
-IS_INITIALIZED = _state_op(
+VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, [], ["dtype", "shape"])
+ASSIGN = state_op("Assign", _write, ["ref", "value"], ["key", "shape"])
+ASSIGN_ADD = state_op("AssignAdd", _add, ["ref", "value"], ["key"])
+ASSIGN_SUB = state_op("AssignSub", _subtract, ["ref", "value"], ["key"])
+IS_INITIALIZED = state_op(
     "IsVariableInitialized",
     lambda run, ref, key: np.asarray(key in run.written or key in run.variables),
     ["ref"],
     ["key"],
 )
 # A read is an Identity to rules and overrides, as in TensorFlow; only its kernel is another.
-READ = Op("Identity", "identity", _read, [Input("x", "one")], ["key"], stateful=True)
+READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
 READ.rule = OPS["Identity"].rule
 
 
