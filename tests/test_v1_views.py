@@ -145,7 +145,7 @@ def test_a_name_with_backslashes_is_escaped(graph):
     tf.identity(a, name="d")
     dot = views.to_dot(graph)
     assert '"a\\\\b>c" -> "d"' in dot
-    assert views.quoted('a "b"\n\\') == r'"a \"b\"\n\\"'
+    assert views.quote('a "b"\n\\') == r'"a \"b\"\n\\"'
 
 
 HOSTILE = [
