@@ -49,6 +49,7 @@ class Reduction:
 
 BY_NONZERO, LOSSES = Reduction.SUM_BY_NONZERO_WEIGHTS, GraphKeys.LOSSES
 Name = str | None
+Options = tuple[Any, Name, Name, str]  # weights, scope, collection, reduction
 
 # -- weights and reductions ----------------------------------------------------------------------
 
@@ -167,10 +168,11 @@ def _sum(losses: list[Any], name: str) -> Tensor:
 
 
 def _compute(
-    default: str, formula: Callable[..., rg.Tensor], labels: Any, predictions: Any, weights: Any,
-    scope: Name, collection: Name, reduction: str, **attrs: Any,
+    default: str, formula: Callable[..., rg.Tensor], labels: Any, predictions: Any,
+    options: Options, **attrs: Any,
 ) -> Tensor:  # fmt: skip
     """Compute a loss of two tensors, element by element, then weigh and reduce it in a scope."""
+    weights, scope, collection, reduction = options
     if labels is None or predictions is None:
         raise GraphError(f"{default}: labels and predictions (or logits) must not be None.")
     Reduction.validate(reduction)
@@ -179,14 +181,17 @@ def _compute(
         return _reduce(losses, weights, collection, reduction)
 
 
-def _in_float32(loss: Callable[..., rg.Tensor]) -> Callable[..., rg.Tensor]:
-    """Return one of regrad's losses, unreduced, of tensors as float32."""
+def _of_predictions(
+    loss: Callable[..., rg.Tensor], labels: Any, predictions: Any, options: Options,
+    scope_name: Name = None, **attrs: Any,
+) -> Tensor:  # fmt: skip
+    """Compute one of regrad's losses of tensors as float32."""
 
     def formula(labels: rg.Tensor, predictions: rg.Tensor, **attrs: Any) -> rg.Tensor:
         pair = alike(loss.__name__, labels, predictions)
         return loss(*map(_as_float32, pair), None, "none", **attrs)
 
-    return formula
+    return _compute(scope_name or loss.__name__, formula, labels, predictions, options, **attrs)
 
 
 def absolute_difference(
@@ -194,10 +199,8 @@ def absolute_difference(
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """`abs(predictions - labels)`."""
-    return _compute(
-        "absolute_difference", _in_float32(rg.losses.absolute_difference), labels, predictions,
-        weights, scope, loss_collection, reduction,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.absolute_difference, labels, predictions, options)
 
 
 def mean_squared_error(
@@ -214,10 +217,8 @@ def mean_squared_error(
     ...     print(sess.run(loss), tf.losses.get_losses() == [loss])
     2.0 True
     """
-    return _compute(
-        "mean_squared_error", _in_float32(rg.losses.mean_squared_error), labels, predictions,
-        weights, scope, loss_collection, reduction,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.mean_squared_error, labels, predictions, options)
 
 
 def huber_loss(
@@ -225,10 +226,8 @@ def huber_loss(
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """Half the squared error up to an error of `delta`, and linear beyond."""
-    return _compute(
-        "huber_loss", _in_float32(rg.losses.huber_loss), labels, predictions,
-        weights, scope, loss_collection, reduction, delta=delta,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.huber_loss, labels, predictions, options, delta=delta)
 
 
 def hinge_loss(
@@ -236,10 +235,8 @@ def hinge_loss(
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """`relu(1 - s * logits)`, where s is -1 for the label 0 and 1 for the label 1."""
-    return _compute(
-        "hinge_loss", _in_float32(rg.losses.hinge_loss), labels, logits,
-        weights, scope, loss_collection, reduction,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.hinge_loss, labels, logits, options)
 
 
 def log_loss(
@@ -247,10 +244,8 @@ def log_loss(
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """`-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)` of probabilities p."""
-    return _compute(
-        "log_loss", _in_float32(rg.losses.log_loss), labels, predictions,
-        weights, scope, loss_collection, reduction, epsilon=epsilon,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.log_loss, labels, predictions, options, epsilon=epsilon)
 
 
 def cosine_distance(
@@ -261,10 +256,10 @@ def cosine_distance(
     axis = renamed("axis", axis, "dim", dim)
     if axis is None:
         raise GraphError("You must specify 'axis'.")
-    return _compute(
-        "cosine_distance_loss", _in_float32(rg.losses.cosine_distance), labels, predictions,
-        weights, scope, loss_collection, reduction, axis=axis,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(
+        rg.losses.cosine_distance, labels, predictions, options, "cosine_distance_loss", axis=axis
+    )
 
 
 def mean_pairwise_squared_error(
@@ -294,14 +289,18 @@ def mean_pairwise_squared_error(
 # -- losses of logits ----------------------------------------------------------------------------
 
 
-def _of_logits(loss: Callable[..., rg.Tensor]) -> Callable[..., rg.Tensor]:
-    """Return one of regrad's losses of logits, unreduced, with labels of their dtype."""
+def _of_logits(
+    loss: Callable[..., rg.Tensor], labels: Any, logits: Any, options: Options, smoothing: float
+) -> Tensor:
+    """Compute one of regrad's losses of logits, with labels of their dtype."""
 
-    def formula(labels: Any, logits: Any, **attrs: Any) -> rg.Tensor:
+    def formula(labels: rg.Tensor, logits: rg.Tensor, **attrs: Any) -> rg.Tensor:
         labels = labels if labels.dtype == logits.dtype else rg.astype(labels, logits.dtype)
         return loss(*alike(loss.__name__, labels, logits), None, "none", **attrs)
 
-    return formula
+    (logits,) = floats("logits", logits)
+    name = f"{loss.__name__}_loss"
+    return _compute(name, formula, labels, logits, options, label_smoothing=smoothing)
 
 
 def sigmoid_cross_entropy(
@@ -309,11 +308,10 @@ def sigmoid_cross_entropy(
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """The cross entropy of probabilities and `sigmoid(logits)`; smoothing moves labels to 1/2."""
-    return _compute(
-        "sigmoid_cross_entropy_loss", _of_logits(rg.losses.sigmoid_cross_entropy),
-        multi_class_labels, floats("logits", logits)[0], weights, scope, loss_collection, reduction,
-        label_smoothing=label_smoothing,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_logits(
+        rg.losses.sigmoid_cross_entropy, multi_class_labels, logits, options, label_smoothing
+    )
 
 
 def softmax_cross_entropy(
@@ -325,11 +323,8 @@ def softmax_cross_entropy(
     There is no gradient by the labels. Smoothing moves them towards equal probabilities.
     """
     fixed = build("StopGradient", None, rg.stop_gradient, onehot_labels)
-    return _compute(
-        "softmax_cross_entropy_loss", _of_logits(rg.losses.softmax_cross_entropy),
-        fixed, floats("logits", logits)[0], weights, scope, loss_collection, reduction,
-        label_smoothing=label_smoothing,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_logits(rg.losses.softmax_cross_entropy, fixed, logits, options, label_smoothing)
 
 
 def sparse_softmax_cross_entropy(
@@ -353,7 +348,5 @@ def sparse_softmax_cross_entropy(
         weights = convert_to_tensor(weights)
         if weights.shape.ndims == examples:
             weights = build("Squeeze", None, rg.squeeze, weights, axis=-1)
-    return _compute(
-        "sparse_softmax_cross_entropy_loss", formula, labels, logits,
-        weights, scope, loss_collection, reduction,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _compute("sparse_softmax_cross_entropy_loss", formula, labels, logits, options)

@@ -125,9 +125,8 @@ class Optimizer:
             raise GraphError("No variables provided.")
         wanted = [(grad, v) for grad, v in pairs if grad is not None]
         if not wanted:
-            raise GraphError(
-                f"No gradients provided for any variable: {[str(v) for _, v in pairs]}."
-            )
+            names = [str(v) for _, v in pairs]
+            raise GraphError(f"No gradients provided for any variable: {names}.")
         self._create_slots([v for _, v in wanted])
         graph = current_graph()
         with graph.name_scope(name or self._name) as scope:

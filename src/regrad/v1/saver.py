@@ -14,6 +14,7 @@ import re
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,11 +74,10 @@ class CheckpointState(NamedTuple):
 
 
 def update_checkpoint_state(
-    save_dir: PathLike,
-    model_checkpoint_path: PathLike,
+    save_dir: PathLike, model_checkpoint_path: PathLike,
     all_model_checkpoint_paths: Sequence[PathLike] | None = None,
     latest_filename: str | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write the file that names the latest checkpoint of a folder; paths in it are relative.
 
     Raises ValueError for a path outside the folder: no program that reads the file may be led
@@ -87,8 +87,7 @@ def update_checkpoint_state(
     folder = os.fspath(save_dir)
     if latest not in paths:
         paths.append(latest)
-    outside = [os.fspath(path) for path in paths if not _is_within(path, folder)]
-    if outside:
+    if outside := [os.fspath(path) for path in paths if not _is_within(path, folder)]:
         raise GraphError(
             f"update_checkpoint_state: {outside[0]!r} is not in the folder {folder!r}; give the "
             "folder that holds the checkpoints"
@@ -270,9 +269,7 @@ class Saver:
         write_version: Any = None, pad_step_number: bool = False,
         save_relative_paths: bool = False, filename: str | None = None,
     ) -> None:  # fmt: skip
-        self._var_list = var_list
-        self._allow_empty = allow_empty
-        self._reshape = reshape
+        self._var_list, self._allow_empty, self._reshape = var_list, allow_empty, reshape
         self._keep = max_to_keep or 0
         self._interval = keep_checkpoint_every_n_hours * 3600
         self._next_kept = time.time() + self._interval
@@ -397,9 +394,8 @@ class Saver:
             entries = archive.entries(variables)
             shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
             arrays = archive.arrays(entries)  # none is larger than its variable
-        sess._variables.update(
-            {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
-        )
+        values = {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
+        sess._variables.update(values)
 
     def _shape(self, name: str, variable: Variable, entry: Entry) -> tuple[int, ...]:
         """Return the shape in which a variable takes an array of a file, if it does."""
@@ -428,7 +424,7 @@ def _by_name(listed: Any) -> dict[str, Variable]:
         raise ArgumentError(f"var_list is a list of variables or a dict, got {listed!r:.60}")
     variables = [variable_of(v) for v in listed]
     names = [v.op.name for v in variables]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise GraphError(f"At least two variables have the same name: {', '.join(twice)}")
     return dict(zip(names, variables, strict=True))
 

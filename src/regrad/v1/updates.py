@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,12 +29,9 @@ def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
     """
 
     def make(formula: Callable[..., Any]) -> Op:
-        code = formula.__code__
-        names, options = (
-            code.co_varnames[1 : code.co_argcount],
-            code.co_varnames[code.co_argcount :],
-        )
-        attrs = ["keys", *options[: code.co_kwonlyargcount]]
+        parameters = list(inspect.signature(formula).parameters.values())[1:]
+        names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        attrs = ["keys", *[p.name for p in parameters if p.kind is p.KEYWORD_ONLY]]
         kernel = _kernel(formula, states, names.index("grad"))
         return state_op(type, kernel, names, attrs, [Input("indices", "many")])
 
@@ -110,7 +108,7 @@ def find_rows(gradient: Tensor) -> list[Tensor]:
 
 
 def _adds_rows(node: Node) -> bool:
-    """Whether an op puts rows into zeros, at its second input."""
+    """Return whether an op puts rows into zeros, at its second input."""
     if node.op.type == "ScatterAdd":
         return node.attrs["axis"] == 0 == node.attrs["batch_dims"]
     return node.op.type == "UnsortedSegmentSum"
@@ -120,12 +118,9 @@ def _adds_rows(node: Node) -> bool:
 
 
 def add_update(
-    op: Op,
-    states: Sequence[Variable],
-    values: Sequence[Tensor],
-    rows: int,
+    op: Op, states: Sequence[Variable], values: Sequence[Tensor], rows: int,
     options: Mapping[str, Any],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Add an op that changes variables to the graph; its value is that of the first one."""
     graph = current_graph()
     xs = [graph.entering(v._ref()._tensor) for v in states]
