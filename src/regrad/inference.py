@@ -38,6 +38,7 @@ from regrad.shapeforms.table import shape_of as shape_of
 from regrad.signatures import is_of_caller
 
 RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
+FEW = 3  # inputs of unknown rank, of which all combinations are tried
 MISTAKES = (ShapeError, TypeError, IndexRangeError, NumberRangeError)  # DTypeErrors are TypeErrors
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
 SMALL, LARGE = 5, 2**16  # a size in a trial; the elements of an array that is tried as it is
@@ -349,10 +350,11 @@ def _holds_unranked(value: Any) -> bool:
 def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """The dtypes of the results, from the first rank that the op accepts."""
     asked = None
-    for rank in RANKS:
-        specs = [_each(x, partial(_ranked, rank=rank)) for x in arguments]
+    for first, *rest in _ranks(sum(x.shape is None for x in _leaves(arguments))):
+        ranks = iter((first, *rest))
+        specs = [_each(x, partial(_ranked, ranks=ranks)) for x in arguments]
         try:
-            found = _at_rank(op, specs, {k: _shaped(v, rank) for k, v in attrs.items()})
+            found = _at_rank(op, specs, {k: _shaped(v, first) for k, v in attrs.items()})
         except UnknownShapeError as error:
             asked = error
         except Exception:  # the op is not for this rank
@@ -372,8 +374,15 @@ def _at_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     return _compared(op, arguments, attrs) if found is None else found
 
 
-def _ranked(x: Spec, rank: int) -> Spec:
-    return Spec(_some_shape(rank), x.dtype) if x.shape is None else x
+def _ranks(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield ranks for so many shapes: the same for all; then, of a few, all combinations."""
+    yield from [(rank,) * max(count, 1) for rank in RANKS]
+    if count <= FEW:
+        yield from (r for r in itertools.product(RANKS, repeat=count) if len(set(r)) > 1)
+
+
+def _ranked(x: Spec, ranks: Iterator[int]) -> Spec:
+    return Spec(_some_shape(next(ranks)), x.dtype) if x.shape is None else x
 
 
 def _shaped(value: Any, rank: int) -> Any:
