@@ -27,7 +27,7 @@ from regrad.size_ops import of_shape, size_tensor
 from regrad.state import State, current, in_state
 from regrad.tape import Record, record_of
 from regrad.tensors import Tensor, wrap
-from regrad.walk import checked, leaf_gradients
+from regrad.walk import check_gradient, leaf_gradients
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -171,7 +171,7 @@ class _Pull:
         return [self._fitted(record, i, found.get(i), dy) for i in self.leaves]
 
     def _fitted(self, record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
-        dx = None if dx is None else checked(record, leaf, dx, dy)
+        dx = None if dx is None else check_gradient(record, leaf, dx, dy)
         dx = wrap(np.zeros(*record.specs[leaf])) if dx is None else dx
         return as_dtype(dx, dtype_due(self.dtypes[leaf], dy if isinstance(dy, tuple) else (dy,)))
 
