@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.dispatch import lift
 from regrad.errors import ArgumentError
 from regrad.tensors import Readable, Tensor
 
@@ -214,8 +215,6 @@ def like(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 
 
 def _tensors(*values: Any) -> list[Tensor]:
-    from regrad.dispatch import lift
-
     return [lift(v) for v in values]
 
 

@@ -460,11 +460,3 @@ def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None
 @gradient("MatrixDiag")
 def _(dy, offset):
     return diagonal(dy, offset=offset)
-
-
-@public
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
-    """The sums of the diagonals of matrices."""
-    from regrad.ops.reduction import sum
-
-    return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
