@@ -16,6 +16,8 @@ from regrad.errors import UnknownShapeError
 from tests import test_ops as eager
 from tests.samples import Sample
 
+pytestmark = pytest.mark.usefixtures("graph")
+
 SHAPES = {  # how much of an input's shape the graph is told
     "static": lambda array: list(array.shape),
     "sizes hidden": lambda array: [None] * array.ndim,
@@ -78,12 +80,6 @@ def weighed(ys: list[Any], values: list[Any]) -> tuple[list[Any], list[np.ndarra
             parts += [rg.real(y), rg.imag(y)]
             weights += [np.full(value.shape, 0.7, real), np.full(value.shape, 0.3, real)]
     return parts, weights
-
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
 
 
 def eager_values(row: Sample) -> list[np.ndarray]:

@@ -17,11 +17,7 @@ from tests import test_graph_samples as graphs
 from tests import test_ops as eager
 from tests.samples import Sample
 
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 @pytest.fixture

@@ -16,19 +16,11 @@ import scipy.special
 import regrad as rg
 import regrad.v1 as tf
 from regrad.v1 import arrays, bitwise, linalg
+from tests.v1_session import run
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 F32, F64, I32, I64 = np.float32, np.float64, np.int32, np.int64
-
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def run(fetches, feed=None):
-    with tf.Session() as session:
-        return session.run(fetches, feed)
 
 
 class Row(NamedTuple):
