@@ -6,7 +6,7 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import UnknownShapeError, UnusedOverrideWarning
-from tests.v1_session import run
+from tests.helpers.v1_session import run
 
 pytestmark = pytest.mark.usefixtures("graph")
 

@@ -11,9 +11,9 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError, DTypeError, NumberRangeError
+from tests.helpers.sample_runs import arrays_of
+from tests.helpers.v1_session import run
 from tests.samples import Sample, all_samples
-from tests.test_ops import arrays_of
-from tests.v1_session import run
 
 INTEGERS = [np.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)]
 FLOATS = [np.dtype(f"float{n}") for n in (16, 32, 64)]

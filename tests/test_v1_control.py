@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
-from tests.v1_session import run, values
+from tests.helpers.v1_session import run, values
 
 pytestmark = pytest.mark.usefixtures("graph")
 

@@ -6,7 +6,7 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import GradientError
-from tests.v1_session import run, values
+from tests.helpers.v1_session import run, values
 
 pytestmark = pytest.mark.usefixtures("graph")
 

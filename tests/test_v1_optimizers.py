@@ -8,7 +8,7 @@ import pytest
 
 import regrad.v1 as tf
 from regrad.errors import GraphError
-from tests.v1_session import initialized
+from tests.helpers.v1_session import initialized
 
 pytestmark = pytest.mark.usefixtures("graph")
 
