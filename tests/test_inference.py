@@ -25,8 +25,8 @@ from regrad.errors import (
 from regrad.inference import Spec, infer, probe, shape_of
 from regrad.registry import OPS
 from regrad.shapeforms.table import FORMS
+from tests.helpers.sample_runs import gradients, inputs_of, outputs
 from tests.samples import all_samples
-from tests.test_ops import given, gradients, outputs
 
 ROWS = all_samples()
 FAMILIES = sorted({row.family for row in ROWS})
@@ -83,7 +83,7 @@ def calls_of(family: str) -> list[Call]:
             if row.family == family:
                 outputs(row.f(*[rg.asarray(a) for a in row.inputs]))
                 if row.order:
-                    gradients(row, given(row, "numpy", single=True), 1)
+                    gradients(row, inputs_of(row, "numpy", single=True), 1)
     return list({repr(call): call for call in calls}.values())
 
 
