@@ -50,6 +50,7 @@ KINDS = {
 def op(
     type: str,
     *,
+    elementwise: bool = False,
     broadcasts: bool = False,
     promotes: tuple[str, ...] | bool = False,
     to_float: bool = False,
@@ -60,6 +61,9 @@ def op(
 
     Args:
         type: The op type, CamelCase (TensorFlow's name where it has one).
+        elementwise: The op works element by element; several inputs broadcast. Graphs then know
+            the shape of its result, NumPy's function of its name takes Tensors, and overrides
+            find the functions that PyTorch and JAX have under it.
         broadcasts: The inputs broadcast; the walk sums a gradient down to its input's shape.
             (Inputs that broadcast are promoted to one dtype as well.)
         promotes: The inputs that are brought to a common dtype before the kernel runs: True
@@ -95,7 +99,8 @@ def op(
             kernel,
             inputs,
             attrs,
-            broadcasts=broadcasts,
+            elementwise=elementwise,
+            broadcasts=broadcasts or (elementwise and len(inputs) > 1),
             promotes=promotes,
             to_float=to_float,
             holomorphic=holomorphic,
@@ -295,6 +300,7 @@ def elementwise(
         name,
         kernel,
         [Input(n, "one") for n in names],
+        elementwise=True,
         broadcasts=len(names) > 1,
         promotes=len(names) > 1,
         to_float=to_float,

@@ -31,7 +31,7 @@ relu6 = elementwise(
 )  # fmt: skip
 
 
-@op("LeakyRelu", to_float=True, real=True)
+@op("LeakyRelu", elementwise=True, to_float=True, real=True)
 def leaky_relu(xp, x: TensorLike, /, alpha: float = 0.2) -> Tensor:
     """x where x > 0, `alpha * x` elsewhere. Gradient at 0: `alpha`."""
     return xp.where(x > 0, x, alpha * x)
@@ -145,7 +145,7 @@ def mish(x: Any, /) -> Tensor:
     return x * tanh(softplus(x))
 
 
-@op("Gelu", to_float=True)
+@op("Gelu", elementwise=True, to_float=True)
 def gelu(xp, x: TensorLike, /, approximate: bool = False) -> Tensor:
     """x times the probability that a standard normal variable is below x.
 

@@ -50,7 +50,7 @@ def _matrix(x: Tensor) -> Tensor:
     return expand_dims(x, (-2, -1))
 
 
-@op("Xdivy", broadcasts=True)
+@op("Xdivy", elementwise=True)
 def _quotient(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a / b`, and 0 where a is 0.
 

@@ -21,7 +21,7 @@ from regrad.tensors import Tensor
 # Gradients follow TensorFlow's convention: for y = f(x) the gradient is dy * conj(f'(x)).
 
 
-@op("Conj", holomorphic=False)
+@op("Conj", elementwise=True, holomorphic=False)
 def _conj(xp, x: TensorLike, /) -> Tensor:
     return xp.conj(x)
 
@@ -41,7 +41,7 @@ def conj(x: Any, /) -> Tensor:
     return _conj(x) if x.dtype.kind == "c" else x
 
 
-@op("Real", holomorphic=False)
+@op("Real", elementwise=True, holomorphic=False)
 def real(xp, x: TensorLike, /) -> Tensor:
     """The real part."""
     return xp.real(x) if namespaces.is_complex(x) else x
@@ -52,7 +52,7 @@ def _(dy, x_dtype):
     return dispatch.as_dtype(dy, namespaces.numpy_dtype(x_dtype))
 
 
-@op("Imag", holomorphic=False)
+@op("Imag", elementwise=True, holomorphic=False)
 def imag(xp, x: TensorLike, /) -> Tensor:
     """The imaginary part; zeros for a real tensor."""
     return xp.imag(x) if namespaces.is_complex(x) else xp.zeros_like(x)
@@ -187,7 +187,7 @@ digamma = _unary("Digamma", "digamma", lambda xp, x: special(xp).psi(x)
                  "The derivative of `lgamma`.", lambda dy, x: dy * polygamma(x, 1))  # fmt: skip
 
 
-@op("Polygamma", to_float=True)
+@op("Polygamma", elementwise=True, to_float=True)
 def polygamma(xp, x: TensorLike, /, n: int) -> Tensor:
     """The n-th derivative of `digamma`."""
     return special(xp).polygamma(n, x)
@@ -218,7 +218,7 @@ for _type in ("Ceil", "Floor", "Round", "Trunc"):
     piecewise_constant(_type, lambda dy: None)
 
 
-@op("Step", real=True)
+@op("Step", elementwise=True, real=True)
 def step(xp, x: TensorLike, /, alpha: float = 0.0) -> Tensor:
     """1 where x > 0, `alpha` elsewhere; NaN stays NaN. Gradient: 0."""
     y = xp.where(x > 0, xp.ones_like(x), xp.full_like(x, alpha))
@@ -369,7 +369,7 @@ not_differentiable(
 # -- three tensors, many tensors -----------------------------------------------------------------
 
 
-@op("SelectV2", broadcasts=True, promotes=("a", "b"))
+@op("SelectV2", elementwise=True, promotes=("a", "b"))
 def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a` where `condition`, `b` elsewhere.
 
@@ -441,7 +441,7 @@ def _(dy, condition):
     return where(condition, 0, dy)
 
 
-@op("ClipByValue", broadcasts=True, real=True)
+@op("ClipByValue", elementwise=True, real=True)
 def _clip(xp, x: TensorLike, min: TensorLike | None, max: TensorLike | None) -> Tensor:
     if min is not None:
         x = xp.maximum(x, min)

@@ -146,7 +146,7 @@ def _singular_values_grad(
     return (u * a[..., None, :]) @ vh
 
 
-@op("NanWhere", broadcasts=True, promotes=("x",), holomorphic=False)
+@op("NanWhere", elementwise=True, promotes=("x",), holomorphic=False)
 def _nan_where(xp, x: TensorLike, mask: TensorLike, /) -> Tensor:
     """NaN where the mask is set and x is not 0; 0 elsewhere. Of a real dtype."""
     x = xp.abs(x)  # (of complex numbers: real ones)

@@ -21,7 +21,7 @@ from regrad import dims
 from regrad.errors import RegistrationError
 from regrad.namespaces import FLOAT
 from regrad.registry import Op, find_op
-from regrad.shapeforms.sizes import Shape, StandIn
+from regrad.shapeforms.sizes import Shape, StandIn, broadcast
 
 Arguments = Sequence[Any]  # a Spec, a list of them or None for each parameter
 Attrs = dict[str, Any]
@@ -45,6 +45,11 @@ class Form(NamedTuple):
 
 
 FORMS: dict[str, Form] = {}
+
+
+def form_of(op: Op) -> Form | None:
+    """Return the form of an op, if there is one."""
+    return FORMS.get(op.type, ELEMENTWISE if op.elementwise else None)
 
 
 def shape_of(*op_types: str, dtype: Any = None, overwrite: bool = False) -> Callable[[F], F]:
@@ -97,6 +102,11 @@ def form(*op_types: str, dtype: Any = None) -> Callable[[F], F]:
     return register
 
 
+def broadcasting(arguments: Arguments, attrs: Attrs) -> Shape:
+    """Return the shape to which all inputs broadcast."""
+    return broadcast(*[x.shape for x in arguments if x is not None])
+
+
 # -- dtypes --------------------------------------------------------------------------------------
 
 
@@ -128,6 +138,9 @@ def _measure(op: Op, dtypes: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...]
     with quiet():
         arrays = [None if dtype is None else np.ones(1, dtype) for dtype in dtypes]
         return op.kernels[np.ndarray](*arrays, **dict(attrs)).dtype
+
+
+ELEMENTWISE = Form(broadcasting, measured)
 
 
 def told(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
