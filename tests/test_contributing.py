@@ -15,10 +15,12 @@ import regrad.ops.elementwise as family
 import regrad.torch
 from regrad.extend import Spec, elementwise, gradient, op
 from regrad.inference import infer
+from regrad.jax.optypes import TABLE
 from regrad.numpy_protocol import UFUNCS
 from regrad.registry import OPS
 from regrad.testing import check_gradients
 from regrad.torch.nodes import types_of
+from regrad.torch.optypes import clear
 from tests import samples
 
 TEXT = (pathlib.Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
@@ -58,6 +60,7 @@ def cube_root():
     yield cbrt
     OPS.pop("ContributedCubeRoot")
     UFUNCS.pop(np.cbrt, None)
+    TABLE.pop("ContributedCubeRoot", None)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,7 @@ def degrees():
     )  # fmt: skip
     OPS.pop("ContributedDegrees")
     UFUNCS.pop(np.rad2deg, None)
+    clear()
 
 
 X = np.array([[0.3, 0.7, 0.2], [8.0, 0.4, 0.6]])

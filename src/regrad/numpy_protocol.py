@@ -19,7 +19,7 @@ import numpy as np
 
 from regrad.errors import ArgumentError
 from regrad.registry import OPS
-from regrad.tensors import Readable, Tensor
+from regrad.tensors import Readable, Tensor, TensorLike
 
 
 class _Regrad:
@@ -67,7 +67,7 @@ METHODS = {  # of ufuncs; they take `axis`, which is 0 unless given
 }
 
 
-def array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
     """`__array_ufunc__`: what NumPy calls for `np.sin(t)`, `array + t` and `np.add.reduce(t)`."""
     if any(_is_foreign(type(x), "__array_ufunc__") for x in inputs):
         return NotImplemented
@@ -165,7 +165,7 @@ FUNCTIONS: dict[Callable[..., Any], str | Callable[..., Any]] = {
 
 
 def array_function(
-    self: Any,
+    self: Tensor,
     func: Callable[..., Any],
     types: Sequence[type],
     args: Sequence[Any],
@@ -205,13 +205,13 @@ def like(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     return decorate
 
 
-def _tensors(*values: Any) -> list[Tensor]:
+def _tensors(*values: TensorLike) -> list[Tensor]:
     from regrad.dispatch import lift
 
     return [lift(v) for v in values]
 
 
-def _flat(x: Any) -> Tensor:
+def _flat(x: TensorLike) -> Tensor:
     return rg.reshape(x, (-1,))
 
 
@@ -298,7 +298,7 @@ def _one_or_all(tensors: list[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
-def _at_least(x: Any, rank: int) -> Tensor:
+def _at_least(x: TensorLike, rank: int) -> Tensor:
     (x,) = _tensors(x)
     return rg.reshape(x, (1,) * (rank - x.ndim) + x.shape)
 

@@ -27,13 +27,11 @@ from regrad.errors import ArgumentError, RegistrationError, kind
 from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.ruleforms import Entwined
 from regrad.signatures import check_call
-from regrad.tensors import Tensor
+from regrad.tensors import TensorLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What a tensor parameter takes from the caller: a Tensor or Variable, an array, a number, a list.
-TensorLike: TypeAlias = Tensor | Any
 Indices: TypeAlias = TensorLike  # of integers: Python numbers given for it are not made float32
 KINDS = {
     "TensorLike": ("one", False),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, ShapeError
-from regrad.namespaces import is_inexact, special
+from regrad.namespaces import Array, DTypeLike, is_inexact, special
 from regrad.ops.creation import as_numpy_dtype, zeros_like
 from regrad.opsheet import TensorLike, elementwise, entwined, op, piecewise_constant
 from regrad.registry import gradient, not_differentiable
 from regrad.signatures import public
 from regrad.tensors import Tensor
+
+Kernel = Callable[..., Any] | str  # or the name that the standard gives it
+
 
 # -- complex numbers ---------------------------------------------------------------------------
 # Gradients follow TensorFlow's convention: for y = f(x) the gradient is dy * conj(f'(x)).
@@ -32,7 +35,7 @@ def _(dy):
 
 
 @public
-def conj(x: Any, /) -> Tensor:
+def conj(x: TensorLike, /) -> Tensor:
     """The complex conjugate; a real tensor comes back as it is.
 
     Op type: `Conj` (for complex input).
@@ -89,7 +92,7 @@ not_differentiable("StopGradient")
 
 
 @op("Cast", holomorphic=False)
-def _cast(xp, x: TensorLike, /, *, dtype: Any) -> Tensor:
+def _cast(xp, x: TensorLike, /, *, dtype: DTypeLike) -> Tensor:
     return namespaces.cast(xp, x, dtype)
 
 
@@ -109,7 +112,7 @@ OPS["Cast"].rule.unless = _to_integers  # pyright: ignore[reportAttributeAccessI
 
 
 @public
-def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
+def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
     """x under another dtype.
 
     Between floats (and complex numbers) the gradient passes, converted back. What is cast to
@@ -127,7 +130,7 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> T
 # -- one tensor --------------------------------------------------------------------------------
 
 
-def _unary(type: str, name: str, kernel: Any, doc: str, *rules: Any) -> Any:
+def _unary(type: str, name: str, kernel: Kernel, doc: str, *rules: Callable[..., Any]) -> Any:
     """A function of real and complex numbers; integers become float32."""
     return elementwise(type, name, kernel, doc, *rules, to_float=True)
 
@@ -244,9 +247,9 @@ not_differentiable("IsNan", "IsInf", "IsFinite", "SignBit", "LogicalNot", "Inver
 def _binary(
     type: str,
     name: str,
-    kernel: Any,
+    kernel: Kernel,
     doc: str,
-    *rules: Any,
+    *rules: Callable[..., Any],
     to_float: bool = False,
     real: bool = False,
 ) -> Any:
@@ -388,7 +391,7 @@ def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
 BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
-def _chosen_bits(mask: Any, a: Any, b: Any) -> Any:
+def _chosen_bits(mask: Array, a: Array, b: Array) -> Array:
     """`where` for large arrays of one shape.
 
     NumPy's goes to and fro with the mask, and processors cannot guess which way: this takes the
@@ -402,7 +405,7 @@ def _chosen_bits(mask: Any, a: Any, b: Any) -> Any:
     return bits.view(a.dtype)
 
 
-def _chooses_slowly(mask: Any, a: Any, b: Any) -> bool:
+def _chooses_slowly(mask: Array, a: Array, b: Array) -> bool:
     """Whether these are large tensors of torch on the CPU, where its `where` asks for each bit."""
     import torch
 
@@ -419,7 +422,7 @@ def _chooses_slowly(mask: Any, a: Any, b: Any) -> bool:
     )
 
 
-def _chosen_bits_in_torch(mask: Any, a: Any, b: Any) -> Any:
+def _chosen_bits_in_torch(mask: Array, a: Array, b: Array) -> Any:
     """As above, a tenth of the time; a or b may be a number."""
     import torch
 
@@ -467,7 +470,7 @@ def _(dy, x, min, max):
 
 
 @public
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
+def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
     """x, brought into `[min, max]`; the gradient passes at both bounds.
 
     Op type: `ClipByValue`.

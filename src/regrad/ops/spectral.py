@@ -12,7 +12,7 @@ Source: Lewis and Sendov (2001), "Twice differentiable spectral functions", and 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _(dy, x, y):
     return dx
 
 
-def _svd_inner(y: Any, dy: Any) -> Tensor:
+def _svd_inner(y: Sequence[Tensor], dy: Sequence[Tensor]) -> Tensor:
     """The part of the gradient between the singular vectors that there are."""
     (u, s, vh), (du, _, dvh) = y, dy
     by_u, by_v = matmul(conj(u), du, True), matmul(vh, conj(dvh), False, True)

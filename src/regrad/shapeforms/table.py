@@ -27,6 +27,8 @@ Arguments = Sequence[Any]  # a Spec, a list of them or None for each parameter
 Attrs = dict[str, Any]
 F = TypeVar("F", bound=Callable[[Arguments, Attrs], Any])
 
+ResultDType = np.dtype | Callable[[Op, Arguments, Attrs], np.dtype] | None
+
 BOOL, INDEX = np.dtype(bool), np.dtype(np.intp)
 
 
@@ -41,7 +43,7 @@ class Form(NamedTuple):
     """A form, and the dtype of the result where it is not that of the first input."""
 
     function: Callable[[Arguments, Attrs], Any]
-    dtype: np.dtype | Callable[[Op, Arguments, Attrs], np.dtype] | None
+    dtype: ResultDType
 
 
 FORMS: dict[str, Form] = {}
@@ -52,7 +54,9 @@ def form_of(op: Op) -> Form | None:
     return FORMS.get(op.type, ELEMENTWISE if op.elementwise else None)
 
 
-def shape_of(*op_types: str, dtype: Any = None, overwrite: bool = False) -> Callable[[F], F]:
+def shape_of(
+    *op_types: str, dtype: str | type | np.dtype | None = None, overwrite: bool = False
+) -> Callable[[F], F]:
     """Say how the shape of an op's result follows from its inputs and attributes.
 
     The function is given `(arguments, attrs)`, with a `Spec` (`shape`, `dtype`) for each
@@ -92,7 +96,7 @@ def shape_of(*op_types: str, dtype: Any = None, overwrite: bool = False) -> Call
     return form(*names, dtype=None if dtype is None else np.dtype(dtype))
 
 
-def form(*op_types: str, dtype: Any = None) -> Callable[[F], F]:
+def form(*op_types: str, dtype: ResultDType = None) -> Callable[[F], F]:
     """The same for the library's own op types, which need not be defined yet."""
 
     def register(function: F) -> F:

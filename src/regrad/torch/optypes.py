@@ -176,6 +176,12 @@ def following(function: Cached) -> Cached:
     return cached
 
 
+def clear() -> None:
+    """Have all that follows from the op types found anew."""
+    for cached in _FOLLOWING:
+        cached.cache_clear()
+
+
 @following
 def families() -> Mapping[str, Family]:
     """Return the op types that torch has, by type."""
@@ -317,8 +323,7 @@ def find_family(op_type: str) -> Family | None:
     """Return the family of an op type, if torch has it."""
     op_type = canonical(op_type)
     if op_type not in families() and op_type in OPS and _names(OPS[op_type]):  # it is new
-        for cached in _FOLLOWING:
-            cached.cache_clear()
+        clear()
     return families().get(op_type)
 
 
