@@ -97,7 +97,7 @@ def imported(path):
         else:
             continue
         for name in names:
-            if name.split(".")[0] == "regrad":
+            if name.startswith("regrad."):
                 yield name, node.col_offset > 0
 
 

@@ -32,7 +32,7 @@ from regrad.shapeforms import arrays as arrays
 from regrad.shapeforms import images as images
 from regrad.shapeforms import matrices as matrices
 from regrad.shapeforms.sizes import Clash, StandIn, broadcast
-from regrad.shapeforms.table import FORMS, Arguments, Attrs, Form, quiet
+from regrad.shapeforms.table import Arguments, Attrs, Form, form_of, quiet
 from regrad.shapeforms.table import Spec as Spec
 from regrad.shapeforms.table import shape_of as shape_of
 from regrad.signatures import is_of_caller
@@ -63,7 +63,7 @@ def infer(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     what the op would raise, if that follows from what is known; UnknownShapeError if not even the
     number of results is known.
     """
-    form = FORMS.get(op.type)
+    form = form_of(op)
     found = None
     if form is not None:
         try:
@@ -367,7 +367,7 @@ def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 def _at_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    form, found = FORMS.get(op.type), None
+    form, found = form_of(op), None
     if form is not None:
         with suppress(UnknownShapeError):  # as in `infer`
             found = _answer(op, form, arguments, attrs)

@@ -19,11 +19,6 @@ def _of_kind(kinds: str, doc: str) -> property:
     return property(lambda dtype: dtype._dtype.kind in kinds, doc=doc)
 
 
-def _of_kind(kinds: str, doc: str) -> property:
-    """Make a property: whether a dtype is of one of NumPy's kinds."""
-    return property(lambda dtype: dtype._dtype.kind in kinds, doc=doc)
-
-
 class DType:
     """A dtype of TensorFlow 1, equal to NumPy's of the same name.
 
