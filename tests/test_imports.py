@@ -46,7 +46,7 @@ LAYERS = [
     "executor", "opsheet", "pullback", "pytrees", "containers", "deferral", "reports", "scopes",
     "overrides",
     "numpy_protocol", "ops", "dtypes", "variables", "gradients", "trails", "custom_nodes", "custom",
-    "arguments", "closures", "capture", "regions", "again", "verification", "donation", "compiled",
+    "arguments", "closures", "capture", "regions", "bodies", "verification", "donation", "compiled",
     "devices", "jitted", "batching", "recompute", "loops", "branches", "control", "transforms",
     "foreign", "rules", "reals", "differences", "findings", "checking", "testing", "linalg",
     "random", "nn", "losses", "extend", "train", "jax", "torch",

@@ -198,7 +198,7 @@ class _Walk:
             self.watch(value, "value", read)
             self.value(read(), f"the value of {name}", read)
         else:
-            self.entry(name, Identity(value))
+            self.entry(name, ObjectKey(value))
             if isinstance(value, np.random.Generator):
                 self.closure.generators.append((name, value))
             elif isinstance(value, Variable):
@@ -213,7 +213,7 @@ class _Walk:
     def tensor(self, value: Any, name: str, read: Any) -> None:
         """A Tensor or an array: an input of the program, if it holds numbers."""
         if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
-            self.entry(name, Identity(value))
+            self.entry(name, ObjectKey(value))
         elif isinstance(value, np.ndarray) and (
             value.dtype.kind not in "biufc" or (value.dtype.kind == "b" and value.size <= MASK)
         ):  # a mask may decide a shape, so its values must be known
@@ -241,7 +241,7 @@ class _Walk:
             self.object(value, name)
             return
         if len(value) > LARGEST:
-            self.entry(name, Identity(value))
+            self.entry(name, ObjectKey(value))
         elif isinstance(value, Mapping):
             read = functools.partial(_keys_and_values, value)
             self.entries_of(value, name, read, dict(enumerate(value, len(value))))
@@ -345,7 +345,7 @@ class _Walk:
             self.place(space, attribute, name)
 
 
-class Identity:
+class ObjectKey:
     """An object as part of a key: equal only to itself, and kept alive."""
 
     __slots__ = ("value",)
@@ -354,7 +354,7 @@ class Identity:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self.value is other.value
+        return isinstance(other, ObjectKey) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -406,7 +406,7 @@ def _same_plain(a: Any, b: Any) -> bool:
 def content(value: Any) -> Any:
     """What an array holds, as part of a key; one that nobody can write to is told by identity."""
     if isinstance(value, Tensor) or BACKENDS[type(value)].name == "jax":
-        return Identity(value)
+        return ObjectKey(value)
     value = BACKENDS[type(value)].to_numpy(value)
     written = np.ascontiguousarray(value)
     return value.shape, value.dtype, written.tobytes() if value.size <= SMALL else _digest(written)

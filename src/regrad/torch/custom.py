@@ -63,7 +63,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     def function(*args: Any, **options: Any) -> Any:
         inputs, make = opened(args)
         refuse_keywords(options, name)
-        call = CustomCall(f, name, inputs, make)
+        call = AutogradCall(f, name, inputs, make)
         how = saving[len(args)]
         if how == "keyword":
             options["save"] = call.save
@@ -102,7 +102,7 @@ def refuse_keywords(options: dict[str, Any], name: str) -> None:
             )
 
 
-class CustomCall(Saves):
+class AutogradCall(Saves):
     """One call of a custom function: what it saved, and its gradient function."""
 
     grad_func: Callable[..., Any]
@@ -200,7 +200,7 @@ class Custom(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(call: CustomCall, held: int, *given: torch.Tensor) -> Any:
+    def forward(call: AutogradCall, held: int, *given: torch.Tensor) -> Any:
         values = given[call.count + held :]
         return tuple([y.clone() for y in values])
 
@@ -234,7 +234,7 @@ class Custom(torch.autograd.Function):
         )
 
 
-def _checked(call: CustomCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
+def _checked(call: AutogradCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
     if dx is None:
         return None
     shape, dtype = specs[i]
@@ -258,7 +258,7 @@ def _checked(call: CustomCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
 # -- closed-over tensors ---------------------------------------------------------------------------
 
 
-def refuse_closed_over(call: CustomCall, ys: Sequence[torch.Tensor], start: int) -> None:
+def refuse_closed_over(call: AutogradCall, ys: Sequence[torch.Tensor], start: int) -> None:
     """Refuse differentiated tensors that f used without taking them as inputs.
 
     What autograd wrote while f ran leads back to the inputs; anything else that it leads to would
@@ -281,7 +281,7 @@ def refuse_closed_over(call: CustomCall, ys: Sequence[torch.Tensor], start: int)
                     raise _closes_over(call, behind.variable)
 
 
-def _closes_over(call: CustomCall, found: Any) -> GradientError:
+def _closes_over(call: AutogradCall, found: Any) -> GradientError:
     return GradientError(
         f"custom_grad: {call.name} ({place(call.f)}) closes over {_named(call.f, found)}, which "
         "requires grad; its gradient would be lost. Pass it as an input of its own, for which "
