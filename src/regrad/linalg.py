@@ -77,7 +77,7 @@ def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
 
     Op type: `MatrixSolve`.
     """
-    return _solved("solve", decompositions.solve, a, b)
+    return _solve("solve", decompositions.solve, a, b)
 
 
 @deferrable
@@ -102,10 +102,10 @@ def triangular_solve(
         a = conj(a) if adjoint else a
         return decompositions.triangular_solve(a, b, lower=lower, transpose=adjoint)
 
-    return _solved("triangular_solve", solver, a, b)
+    return _solve("triangular_solve", solver, a, b)
 
 
-def _solved(name: str, solver: Callable[..., Tensor], a: TensorLike, b: TensorLike) -> Tensor:
+def _solve(name: str, solver: Callable[..., Tensor], a: TensorLike, b: TensorLike) -> Tensor:
     a, b = dispatch.lift(a), dispatch.lift(b)
     rows = b.shape[-1 if b.ndim == 1 else -2] if b.ndim else None
     if a.ndim < 2 or a.shape[-2:] != (rows, rows):

@@ -79,14 +79,14 @@ def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **opti
         )
     if method == "__call__":
         allowed = ("axis",) if ufunc is np.vecdot else ()
-        return _of_ufunc(ufunc)(*inputs, **_checked(options, allowed, ufunc.__name__))
+        return _of_ufunc(ufunc)(*inputs, **_check_options(options, allowed, ufunc.__name__))
     name = f"{ufunc.__name__}.{method}"
     ours = METHODS.get((ufunc, method))
     if ours is None:
-        raise _refused(name)
+        raise _refusal(name)
     options = {"axis": 0} | {k: v for k, v in options.items() if (k, v) != ("dtype", None)}
     allowed = ("axis", "keepdims") if method == "reduce" else ("axis",)
-    return getattr(rg, ours)(*inputs, **_checked(options, allowed, name))
+    return getattr(rg, ours)(*inputs, **_check_options(options, allowed, name))
 
 
 def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
@@ -98,9 +98,9 @@ def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
         if ours is None and getattr(scipy, name, None) is ufunc:
             ours = SCIPY.get(name)
         if ours is None:
-            raise _refused(name)
+            raise _refusal(name)
         UFUNCS[ufunc] = ours
-    return _resolved(ours)
+    return _resolve(ours)
 
 
 def _op_named_as(ufunc: np.ufunc, *places: ModuleType | None) -> Callable[..., Any] | None:
@@ -110,12 +110,12 @@ def _op_named_as(ufunc: np.ufunc, *places: ModuleType | None) -> Callable[..., A
     return next((op.function for op in named), None)
 
 
-def _resolved(ours: str | Callable[..., Any]) -> Callable[..., Any]:
+def _resolve(ours: str | Callable[..., Any]) -> Callable[..., Any]:
     """A function, found by its name in regrad only now that it is called."""
     return attrgetter(ours)(rg) if isinstance(ours, str) else ours
 
 
-def _checked(options: dict[str, Any], allowed: Sequence[str], name: str) -> dict[str, Any]:
+def _check_options(options: dict[str, Any], allowed: Sequence[str], name: str) -> dict[str, Any]:
     for option in options:
         if option not in allowed:
             raise ArgumentError(f"np.{name} of a Tensor does not take {option}")
@@ -143,7 +143,7 @@ INSTEAD = {  # what to call, where that is not plain from the name
 }
 
 
-def _refused(name: str) -> ArgumentError:
+def _refusal(name: str) -> ArgumentError:
     use = f"regrad's {INSTEAD[name]}" if name in INSTEAD else "regrad's own functions"
     return ArgumentError(
         f"np.{name} has no counterpart for Tensors, and NumPy's result would have no gradient. "
@@ -178,8 +178,8 @@ def array_function(
     name = f"{func.__module__}.{func.__name__}".removeprefix("numpy.")
     ours = FUNCTIONS.get(func)
     if ours is None:
-        raise _refused(name)
-    ours = _resolved(ours)
+        raise _refusal(name)
+    ours = _resolve(ours)
     given = _without_defaults(func, kwargs)
     try:
         signature(ours).bind(*args, **given)

@@ -182,14 +182,14 @@ def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     if short and plain and (len(entry.inputs) == 1 or all(entry.promotes)):
         function = short(entry)
     else:
-        function = _written(entry, kernel)
+        function = _write_function(entry, kernel)
         function.__signature__ = Declared(lambda: inspect.signature(kernel))  # pyright: ignore
-    return _dressed(function, entry, kernel)
+    return _dress(function, entry, kernel)
 
 
-def _written(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _write_function(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     scope: dict[str, Any] = {
-        "__name__": __name__, "call_": dispatch.call, "op_": entry, "misfit_": _misfitting,
+        "__name__": __name__, "call_": dispatch.call, "op_": entry, "misfit_": _misfit,
         "missing_": MISSING,
     }  # fmt: skip
     names = kernel.__code__.co_varnames[1 : _count(kernel)]
@@ -235,7 +235,7 @@ def _defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
     return {**dict(zip(last, values, strict=True)), **(kernel.__kwdefaults__ or {})}
 
 
-def _misfitting(
+def _misfit(
     op: Op, args: Sequence[Any], options: dict[str, Any], unknown: dict[str, Any]
 ) -> Exception:
     """The error for a call that an op's signature does not fit."""
@@ -266,9 +266,7 @@ class Declared(inspect.Signature):
         return self._declare().return_annotation
 
 
-def _dressed(
-    function: Callable[..., Any], entry: Op, like: Callable[..., Any]
-) -> Callable[..., Any]:
+def _dress(function: Callable[..., Any], entry: Op, like: Callable[..., Any]) -> Callable[..., Any]:
     function.__name__ = function.__qualname__ = entry.name
     function.__module__ = like.__module__
     function.__annotations__ = {k: v for k, v in like.__annotations__.items() if k != "xp"}

@@ -65,7 +65,7 @@ def _plain(t: TensorLike) -> np.ndarray:
     return values.astype(np.float32) if values.dtype.kind == "V" else values
 
 
-def _shown(size: int) -> Iterator[int | None]:
+def _show_places(size: int) -> Iterator[int | None]:
     """The entries of an axis that are shown; None where some are left out."""
     if size <= SHOWN_WHOLE:
         yield from range(size)
@@ -78,7 +78,7 @@ def _widths(values: np.ndarray) -> dict[int, int]:
     if values.ndim == 1 or not values.size:
         return {}
     rows = values.reshape(-1, values.shape[-1])
-    return {j: _width(rows[:, j]) for j in _shown(rows.shape[1]) if j is not None}
+    return {j: _width(rows[:, j]) for j in _show_places(rows.shape[1]) if j is not None}
 
 
 def _width(column: np.ndarray) -> int:
@@ -109,7 +109,7 @@ def _block(values: np.ndarray, widths: dict[int, int], last: bool) -> list[str]:
         return [_row(values, widths)]
     comma = "," if values.ndim == 2 else ""
     lines = []
-    for i in _shown(len(values)):
+    for i in _show_places(len(values)):
         lines += ["..."] if i is None else _block(values[i], widths, i == len(values) - 1)
     lines = [f"{' ' if i else '['}{line}{comma}" for i, line in enumerate(lines)] or ["["]
     foot = lines.pop()
@@ -120,7 +120,7 @@ def _block(values: np.ndarray, widths: dict[int, int], last: bool) -> list[str]:
 def _row(values: np.ndarray, widths: dict[int, int]) -> str:
     items = [
         "..." if j is None else _text(values[j].item()).ljust(widths.get(j, 0))
-        for j in _shown(len(values))
+        for j in _show_places(len(values))
     ]
     return f"[{', '.join(items)}]"
 

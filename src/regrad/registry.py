@@ -243,14 +243,14 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
             )
         if taken and op.replaced is None and not (wrt and _lacks(op.rule, wrt)):
             op.replaced = op.rule
-        op.rule = _extended(op, wrt, function) if wrt else bind(function, op, op.type)
-        _changed()
+        op.rule = _extend(op, wrt, function) if wrt else bind(function, op, op.type)
+        _count_change()
         return function
 
     return register
 
 
-def _changed() -> None:
+def _count_change() -> None:
     global version
     version += 1
 
@@ -259,7 +259,7 @@ def _lacks(rule: Rule, wrt: str) -> bool:
     return isinstance(rule, PerInput) and wrt not in rule.functions
 
 
-def _extended(op: Op, wrt: str, function: Callable[..., Any]) -> PerInput:
+def _extend(op: Op, wrt: str, function: Callable[..., Any]) -> PerInput:
     names = [i.name for i in op.inputs]
     if wrt not in names:
         raise RuleError(
@@ -325,7 +325,7 @@ def not_differentiable(*op_types: str) -> None:
     """Declare that these op types have no gradient; what they return is free of any tape."""
     for op_type in op_types:
         find_op(op_type).rule = NoGradient()
-        _changed()
+        _count_change()
 
 
 @public

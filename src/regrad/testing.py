@@ -257,11 +257,11 @@ def _causes(f: OfTensors, xs: Sequence[Tensor], order: int, settings: Settings) 
             found += _wrong_inputs(record, watched, order - k + 1, settings)
         if found:  # one of each rule and input
             return list({(c.rule, c.input, c.order): c for c in reversed(found)}.values())[::-1]
-        function = _derived(function)
+        function = _derive(function)
     return []
 
 
-def _derived(f: OfTensors) -> OfTensors:
+def _derive(f: OfTensors) -> OfTensors:
     """The gradient of a sum of all outputs with weights of no symmetry, as a function."""
 
     def g(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -285,7 +285,7 @@ def _wrong_inputs(
     record: Record, watched: set[int], order: int, settings: Settings
 ) -> list[Finding]:
     """The inputs of one record whose gradient is wrong."""
-    alone = _alone(record)
+    alone = _isolate(record)
     if alone is None:
         return []
     leaves = [
@@ -323,7 +323,7 @@ def _names(record: Record, leaves: Sequence[int]) -> list[str]:
     return [names[i] for i in leaves]
 
 
-def _alone(record: Record) -> Callable[[tuple[Tensor, ...]], Any] | None:
+def _isolate(record: Record) -> Callable[[tuple[Tensor, ...]], Any] | None:
     """The op of a record as a function of its tensors, under the record's rule."""
     rule = _bare(record.rule)
     if isinstance(rule, CustomCall):

@@ -284,7 +284,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
 
     Op type: `ConcatV2`.
     """
-    xs = _lifted("concat", arrays)
+    xs = _lift_all("concat", arrays)
     if axis is None:
         return _concat([reshape(x, (-1,)) for x in xs], axis=0)
     if len({x.ndim for x in xs}) > 1 or xs[0].ndim == 0:
@@ -295,7 +295,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
     return _concat(xs, axis=normalized_axis(axis, xs[0].ndim))
 
 
-def _lifted(name: str, arrays: Sequence[TensorLike]) -> list[Tensor]:
+def _lift_all(name: str, arrays: Sequence[TensorLike]) -> list[Tensor]:
     if not isinstance(arrays, list | tuple) or not arrays:
         raise ArgumentError(f"{name} takes a list of at least one Tensor, got {kind(arrays)}")
     return [dispatch.lift(a) for a in arrays]
@@ -359,7 +359,7 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
 
     Op type: `Pack`.
     """
-    xs = _lifted("stack", arrays)
+    xs = _lift_all("stack", arrays)
     if any(dims.differ(x.shape, xs[0].shape) for x in xs):
         raise ShapeError(
             f"stack: all tensors must have one shape, got {', '.join(str(x.shape) for x in xs)}"

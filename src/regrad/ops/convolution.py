@@ -19,16 +19,16 @@ from regrad.namespaces import Array, Namespace, beside
 from regrad.ops import windows
 from regrad.ops.array import expand_dims, squeeze
 from regrad.ops.windows import (
+    ConvolutionPlan,
     Ints,
     NumPyKernels,
     Padding,
-    Plan,
     Sizes,
     Windows,
     as_rows,
     check_filter,
     plan_of,
-    repeated,
+    repeat_channels,
     summed_copies,
     taps_of,
 )
@@ -37,6 +37,8 @@ from regrad.registry import gradient
 from regrad.shapes import Shape, as_shape
 from regrad.tensors import Tensor
 
+Kernel = Callable[..., Array]
+
 # -- JAX: XLA's convolution, which dilates either operand ----------------------------------------
 
 
@@ -44,7 +46,7 @@ class JaxKernels:
     """`lax.conv_general_dilated`, with the axes of each kernel told by name."""
 
     @staticmethod
-    def forward(x: Array, w: Array, plan: Plan) -> Array:
+    def forward(x: Array, w: Array, plan: ConvolutionPlan) -> Array:
         """The convolution."""
         win = plan.win
         axes = ("NDHWC", "DHWIO", "NDHWC")
@@ -54,7 +56,7 @@ class JaxKernels:
         )  # fmt: skip
 
     @staticmethod
-    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
+    def by_images(dy: Array, w: Array, plan: ConvolutionPlan) -> Array:
         """Its gradient by the images: a convolution of the dilated dy with the flipped filter."""
         win, n = plan.win, len(plan.win.size)
         if plan.groups > 1:
@@ -73,7 +75,7 @@ class JaxKernels:
         )  # fmt: skip
 
     @staticmethod
-    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
+    def by_filter(x: Array, dy: Array, plan: ConvolutionPlan) -> Array:
         """Its gradient by the filter: a convolution of x with dy that sums over the batch."""
         win = plan.win
         padding = [
@@ -94,15 +96,15 @@ class JaxOnCpu(JaxKernels):
     """What a CPU does faster in another way (bench/formulations.py has the figures)."""
 
     @staticmethod
-    def forward(x: Array, w: Array, plan: Plan) -> Array:
+    def forward(x: Array, w: Array, plan: ConvolutionPlan) -> Array:
         """The convolution. Channel by channel, a sum over the taps, which XLA makes one loop of."""
         if plan.groups == 1:
             return JaxKernels.forward(x, w, plan)
-        x = repeated(_jax_padded(x, plan), plan)
+        x = repeat_channels(_pad_in_jax(x, plan), plan)
         return reduce(add, [x[place] * tap for place, tap in taps_of(w, plan)])
 
     @staticmethod
-    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
+    def by_images(dy: Array, w: Array, plan: ConvolutionPlan) -> Array:
         """Its gradient by the images."""
         if plan.groups == 1:
             return JaxKernels.by_images(dy, w, plan)
@@ -110,11 +112,11 @@ class JaxOnCpu(JaxKernels):
 
         parts = [dy * tap for _, tap in taps_of(w, plan)]
         shape = (plan.images[0], *plan.win.padded, plan.filter[-1])
-        dx = windows.placed(jax.numpy, parts, plan.win.places(), shape)
-        return summed_copies(windows.cropped(dx, plan.win.padding), plan)
+        dx = windows.place_parts(jax.numpy, parts, plan.win.places(), shape)
+        return summed_copies(windows.crop_spatial(dx, plan.win.padding), plan)
 
     @staticmethod
-    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
+    def by_filter(x: Array, dy: Array, plan: ConvolutionPlan) -> Array:
         """Its gradient by the filter: products of matrices, some images at a time.
 
         XLA's convolution that sums over the batch takes twice as long, and a matrix of all
@@ -122,9 +124,9 @@ class JaxOnCpu(JaxKernels):
         """
         import jax
 
-        x, places = _jax_padded(x, plan), plan.win.places()
+        x, places = _pad_in_jax(x, plan), plan.win.places()
         if plan.groups > 1:
-            x, axes = repeated(x, plan), tuple(range(x.ndim - 1))
+            x, axes = repeat_channels(x, plan), tuple(range(x.ndim - 1))
             return jax.numpy.stack([(x[at] * dy).sum(axes) for at in places]).reshape(plan.filter)
 
         def step(dw: Array, block: Array) -> Array:
@@ -142,7 +144,7 @@ XLA_BLOCK = 2**21  # bytes of a matrix of windows that is multiplied at once
 MANY_TAPS = 128  # each tap is an instruction to compile
 
 
-def _jax_kernels(x: Array, plan: Plan) -> Array:
+def _jax_kernels(x: Array, plan: ConvolutionPlan) -> Array:
     """XLA's convolution adds half floats up in float32, as a sum over taps would not."""
     import jax
 
@@ -151,17 +153,17 @@ def _jax_kernels(x: Array, plan: Plan) -> Array:
 
 
 @cache
-def _compiled(compute: Callable[..., Any]) -> Any:
+def _compile(compute: Kernel) -> Any:
     """A kernel as one program, also where nothing else is being compiled."""
     import jax
 
     return jax.jit(compute, static_argnums=2)
 
 
-def _jax_padded(x: Array, plan: Plan) -> Array:
+def _pad_in_jax(x: Array, plan: ConvolutionPlan) -> Array:
     import jax.numpy
 
-    return windows.padded(jax.numpy, x, plan.win.padding)
+    return windows.pad_spatial(jax.numpy, x, plan.win.padding)
 
 
 def _divisor(n: int, most: int) -> int:
@@ -186,11 +188,11 @@ class TorchKernels:
     """`torch.nn.functional.conv2d` and its kin."""
 
     @staticmethod
-    def forward(x: Array, w: Array, plan: Plan) -> Array:
+    def forward(x: Array, w: Array, plan: ConvolutionPlan) -> Array:
         """The convolution."""
         import torch
 
-        x, padding = _torch_padded(x, plan.win)
+        x, padding = _pad_in_torch(x, plan.win)
         conv = torch.nn.functional.conv2d if len(padding) == 2 else torch.nn.functional.conv3d
         y = conv(
             x.movedim(-1, 1), _oi_first(w), None, plan.win.strides, padding, plan.win.dilations,
@@ -199,7 +201,7 @@ class TorchKernels:
         return y.movedim(1, -1)
 
     @staticmethod
-    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
+    def by_images(dy: Array, w: Array, plan: ConvolutionPlan) -> Array:
         """Its gradient by the images."""
         grad = _torch_grad()
         even = _even_padding(plan.win)
@@ -208,13 +210,13 @@ class TorchKernels:
             (plan.images[0], plan.images[-1], *sizes), _oi_first(w), dy.movedim(-1, 1),
             plan.win.strides, even or (0,) * len(sizes), plan.win.dilations, plan.groups,
         ).movedim(1, -1)  # fmt: skip
-        return dx if even is not None else windows.cropped(dx, plan.win.padding)
+        return dx if even is not None else windows.crop_spatial(dx, plan.win.padding)
 
     @staticmethod
-    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
+    def by_filter(x: Array, dy: Array, plan: ConvolutionPlan) -> Array:
         """Its gradient by the filter."""
         grad = _torch_grad()
-        x, padding = _torch_padded(x, plan.win)
+        x, padding = _pad_in_torch(x, plan.win)
         *size, i, o = plan.filter
         dw = (grad.conv2d_weight if len(padding) == 2 else grad.conv3d_weight)(
             x.movedim(-1, 1), (o, i, *size), dy.movedim(-1, 1), plan.win.strides, padding,
@@ -229,14 +231,14 @@ def _torch_grad() -> Any:
     return torch.nn.grad
 
 
-def _torch_padded(x: Array, win: Windows) -> tuple[Any, Sizes]:
+def _pad_in_torch(x: Array, win: Windows) -> tuple[Any, Sizes]:
     """x and the padding that torch is to add: all of it, or none if its sides differ."""
     import array_api_compat.torch as xp
 
     even = _even_padding(win)
     if even is not None:
         return x, even
-    return windows.padded(xp, x, win.padding), (0,) * len(win.size)
+    return windows.pad_spatial(xp, x, win.padding), (0,) * len(win.size)
 
 
 def _even_padding(win: Windows) -> Sizes | None:
@@ -252,35 +254,37 @@ def _oi_first(w: Array) -> Array:
 KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "torch": TorchKernels}
 
 
-def _compute(xp: Namespace, kernel: str, a: Array, b: Array, plan: Plan, shape: Sizes) -> Array:
+def _compute(
+    xp: Namespace, kernel: str, a: Array, b: Array, plan: ConvolutionPlan, shape: Sizes
+) -> Array:
     """Run a kernel; where there is nothing to sum, libraries differ, and zeros are due."""
     if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
         return xp.zeros(shape, dtype=a.dtype, **beside(a))
     library = windows.library(xp)
     if library == "jax":
-        return _compiled(getattr(_jax_kernels(a, plan), kernel))(a, b, plan)
+        return _compile(getattr(_jax_kernels(a, plan), kernel))(a, b, plan)
     compute = getattr(KERNELS[library], kernel)
     if library == "torch" and a.is_complex():
         return _complex(xp, compute, a, b, plan)
     return compute(a, b, plan)
 
 
-def _complex(xp: Namespace, compute: Callable[..., Any], a: Array, b: Array, plan: Plan) -> Array:
+def _complex(xp: Namespace, compute: Kernel, a: Array, b: Array, plan: ConvolutionPlan) -> Array:
     """A kernel on complex numbers by way of real ones (torch lacks the gradients)."""
     ar, ai, br, bi = (part.contiguous() for part in (a.real, a.imag, b.real, b.imag))
     real = compute(ar, br, plan) - compute(ai, bi, plan)
     return real + 1j * (compute(ar, bi, plan) + compute(ai, br, plan))
 
 
-def _forward(xp: Namespace, x: Array, w: Array, plan: Plan) -> Array:
+def _forward(xp: Namespace, x: Array, w: Array, plan: ConvolutionPlan) -> Array:
     return _compute(xp, "forward", x, xp.reshape(w, plan.filter), plan, plan.output)
 
 
-def _by_images(xp: Namespace, dy: Array, w: Array, plan: Plan) -> Array:
+def _by_images(xp: Namespace, dy: Array, w: Array, plan: ConvolutionPlan) -> Array:
     return _compute(xp, "by_images", dy, xp.reshape(w, plan.filter), plan, plan.images)
 
 
-def _by_filter(xp: Namespace, x: Array, dy: Array, plan: Plan, shape: Sizes) -> Array:
+def _by_filter(xp: Namespace, x: Array, dy: Array, plan: ConvolutionPlan, shape: Sizes) -> Array:
     return xp.reshape(_compute(xp, "by_filter", x, dy, plan, plan.filter), shape)
 
 
@@ -333,12 +337,7 @@ def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[
     return ops
 
 
-def _rules(
-    types: Sequence[str],
-    convolve: Callable[..., Any],
-    by_images: Callable[..., Any],
-    by_filter: Callable[..., Any],
-) -> None:
+def _rules(types: Sequence[str], convolve: Kernel, by_images: Kernel, by_filter: Kernel) -> None:
     @gradient(types[0], "x")
     def _(dy, w, x_shape, strides, pad, dilations):
         return by_images(dy, w, x_shape, strides, pad, dilations)
@@ -364,7 +363,7 @@ def _rules(
         return convolve(a, dy, strides, pad, dilations)
 
 
-def _check_transposed(name: str, shape: Sequence[int], plan: Plan) -> None:
+def _check_transposed(name: str, shape: Sequence[int], plan: ConvolutionPlan) -> None:
     if tuple(shape) != plan.output:
         raise ShapeError(
             f"{name}: x has the shape {tuple(shape)}, and {plan.output} is due for output_shape "
@@ -392,7 +391,7 @@ _depthwise_conv2d, _, _ = _triangle(
 
 
 def _convolve(
-    convolve: Callable[..., Any],
+    convolve: Kernel,
     name: str,
     x: TensorLike,
     w: TensorLike,
@@ -571,7 +570,7 @@ def conv3d_transpose(
 
 
 def _transpose(
-    adjoint: Callable[..., Any],
+    adjoint: Kernel,
     forward: str,
     x: TensorLike,
     w: TensorLike,

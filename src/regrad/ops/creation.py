@@ -13,11 +13,10 @@ from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeErr
 from regrad.namespaces import FLOAT, Array, DTypeLike, Namespace
 from regrad.opsheet import TensorLike, op
 from regrad.registry import OPS, gradient
-from regrad.shapes import as_shape
+from regrad.shapes import Shape, as_shape
 from regrad.signatures import answered, public
 from regrad.tensors import OURS, Tensor, wrap
 
-Shape = int | tuple[int, ...]
 COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
 
 
@@ -96,7 +95,7 @@ def _with_dtype(values: TensorLike, dtype: DTypeLike | None) -> Tensor:
     dtype = as_numpy_dtype(dtype)
     if dispatch.is_plain(values):
         return wrap(numbers.under(values, dtype))
-    return _own(_converted(dispatch.lift(values), dtype))
+    return _own(_convert(dispatch.lift(values), dtype))
 
 
 def _own(t: Tensor) -> Tensor:
@@ -104,7 +103,7 @@ def _own(t: Tensor) -> Tensor:
     return wrap(t._data) if t._id == OURS else t
 
 
-def _converted(t: Tensor, dtype: np.dtype) -> Tensor:
+def _convert(t: Tensor, dtype: np.dtype) -> Tensor:
     if t.dtype == dtype:
         return t
     return OPS["Cast"].function(t, dtype=dtype)
@@ -188,19 +187,19 @@ def asarray(
     """
     try:
         plain = dtype is not None and dispatch.is_plain(obj)
-        t = _with_dtype(obj, dtype) if plain else _taken(obj, copy)
+        t = _with_dtype(obj, dtype) if plain else _take_over(obj, copy)
         if device is not None and device != t.device:
             raise ArgumentError(f"asarray: the data lies on {t.device!r}, not on {device!r}")
         if dtype is None or t.dtype == as_numpy_dtype(dtype):
             return t
         if copy is False:
             raise ArgumentError(f"asarray: copy=False, but {t.dtype} to {dtype} needs a copy")
-        return _converted(t, as_numpy_dtype(dtype))
+        return _convert(t, as_numpy_dtype(dtype))
     except Exception as error:
         raise answered(error, asarray, (obj,), {"dtype": dtype, "copy": copy}) from error.__cause__
 
 
-def _taken(obj: TensorLike, copy: bool | None) -> Tensor:
+def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
     if dispatch.is_tensor(obj):
         return _own(dispatch.lift(obj))
     if namespaces.is_array(obj) and not isinstance(obj, np.generic):

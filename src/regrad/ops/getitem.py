@@ -37,7 +37,7 @@ from regrad.tensors import Tensor, TensorLike, wrap
 # -- x[...] --------------------------------------------------------------------------------------
 
 
-class _Plan(NamedTuple):
+class _IndexPlan(NamedTuple):
     """An index in two steps: a basic one, then integer Tensors along some axes of its result."""
 
     basic: Basic
@@ -50,11 +50,9 @@ class _Plan(NamedTuple):
 Index: TypeAlias = TensorLike | builtins.slice | EllipsisType | tuple[Any, ...] | None
 
 
-def _plan(index: Index, shape: tuple[int, ...]) -> _Plan:
+def _plan_index(index: Index, shape: tuple[int, ...]) -> _IndexPlan:
     """An index as NumPy reads it."""
-    entries = _expanded(
-        [_entry(e) for e in (index if isinstance(index, tuple) else (index,))], shape
-    )
+    entries = _expand([_entry(e) for e in (index if isinstance(index, tuple) else (index,))], shape)
     some = any(isinstance(e, Tensor) for e in entries)
     basic: list[Any] = []
     arrays: list[Tensor] = []
@@ -68,7 +66,7 @@ def _plan(index: Index, shape: tuple[int, ...]) -> _Plan:
             basic.append(None)
             out += 1
         elif isinstance(e, int):
-            basic.append(_checked_int(e, axis, shape))
+            basic.append(_check_int(e, axis, shape))
             axis += 1
         elif isinstance(e, builtins.slice):
             basic.append(window(e, shape[axis]))
@@ -83,7 +81,9 @@ def _plan(index: Index, shape: tuple[int, ...]) -> _Plan:
     trivial = len(basic) == len(shape) and all(map(_is_whole, basic, shape))
     numbers = [number for number, _ in advanced]
     together = not numbers or numbers[-1] - numbers[0] == len(numbers) - 1
-    return _Plan(tuple(basic), trivial, arrays, axes, advanced[0][1] if numbers and together else 0)
+    return _IndexPlan(
+        tuple(basic), trivial, arrays, axes, advanced[0][1] if numbers and together else 0
+    )
 
 
 def _is_whole(entry: Any, n: Any) -> bool:
@@ -119,7 +119,7 @@ def _span(e: Any) -> int:
     return e.ndim if isinstance(e, Tensor) and e.dtype.kind == "b" else 1
 
 
-def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
+def _expand(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
     """The entries with full slices for `...` and for the axes left out."""
     dots = [i for i, e in enumerate(entries) if e is ...]
     missing = len(shape) - sum(_span(e) for e in entries if e is not ...)
@@ -133,7 +133,7 @@ def _expanded(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
     return [*entries[:at], *[builtins.slice(None)] * missing, *entries[at + 1 :]]
 
 
-def _checked_int(i: int, axis: int, shape: tuple[int, ...]) -> int:
+def _check_int(i: int, axis: int, shape: tuple[int, ...]) -> int:
     n = shape[axis]
     if isinstance(n, dims.Dim):  # the kernel sees whether it is in range
         return i if i >= 0 else n + i
@@ -151,10 +151,10 @@ def _nonzero_of_mask(mask: Tensor, axis: int, shape: tuple[int, ...]) -> list[Te
             f"x[...]: a mask of shape {mask.shape} does not fit the axes from {axis} on of the "
             f"shape {shape}"
         )
-    return [wrap(ids) for ids in np.nonzero(np.atleast_1d(_known(mask, "a mask in x[...]")))]
+    return [wrap(ids) for ids in np.nonzero(np.atleast_1d(_read_known(mask, "a mask in x[...]")))]
 
 
-def _known(x: Tensor, what: str) -> np.ndarray:
+def _read_known(x: Tensor, what: str) -> np.ndarray:
     """The values of a Tensor, which must be there now."""
     try:
         return x.numpy()
@@ -178,7 +178,7 @@ def getitem(x: TensorLike, index: Index, /) -> Tensor:
     Op types: `StridedSlice` for ints and slices; `GatherV2` for one array, `GatherNd` for more.
     """
     x = dispatch.lift(x)
-    plan = _plan(index, x.shape)
+    plan = _plan_index(index, x.shape)
     y = x if plan.trivial else _strided_slice(x, index=plan.basic)
     if not plan.arrays:
         return y
@@ -189,7 +189,7 @@ def getitem(x: TensorLike, index: Index, /) -> Tensor:
     return _block(gather_nd(_leading(y, plan), ids), 0, ids.ndim - 1, plan.place)
 
 
-def _vectors(plan: _Plan) -> Tensor:
+def _vectors(plan: _IndexPlan) -> Tensor:
     """The index arrays as index vectors."""
     arrays = [astype(a, np.int64) if a.dtype == np.uint64 else a for a in plan.arrays]
     return stack(broadcast_arrays(*arrays), axis=-1)
@@ -202,13 +202,13 @@ def _block(x: Tensor, block: int, count: int, to: int) -> Tensor:
     return permute_dims(x, shifted_shape(range(x.ndim), block, count, to))
 
 
-def _leading(x: Tensor, plan: _Plan) -> Tensor:
+def _leading(x: Tensor, plan: _IndexPlan) -> Tensor:
     """The basic step's result with the axes that arrays index in front."""
     order = _order(x.ndim, plan)
     return x if order == list(range(x.ndim)) else permute_dims(x, tuple(order))
 
 
-def _in_place(x: Tensor, plan: _Plan) -> Tensor:
+def _in_place(x: Tensor, plan: _IndexPlan) -> Tensor:
     """What `_leading` gave, with its axes where they were."""
     order = _order(x.ndim, plan)
     if order == list(range(x.ndim)):
@@ -216,7 +216,7 @@ def _in_place(x: Tensor, plan: _Plan) -> Tensor:
     return permute_dims(x, tuple(order.index(i) for i in range(x.ndim)))
 
 
-def _order(ndim: int, plan: _Plan) -> list[int]:
+def _order(ndim: int, plan: _IndexPlan) -> list[int]:
     return [*plan.axes, *[i for i in range(ndim) if i not in plan.axes]]
 
 
@@ -242,14 +242,14 @@ def at_set(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
     x, y = _with_value("at_set", x, y)
     if y.ndim == 0 and (mask := _lone_mask(index, x.shape)) is not None:
         return where(mask, y, x)
-    plan = _plan(index, x.shape)
+    plan = _plan_index(index, x.shape)
     part = x if plan.trivial else _strided_slice(x, index=plan.basic)
     if plan.arrays:
         lines, ids = _leading(part, plan), _vectors(plan)
         updates = _updates("at_set", y, lines.shape, ids, plan)
         part = _in_place(_scatter_update(lines, ids, updates), plan)
     else:
-        part = _fitted("at_set", y, part.shape)
+        part = _fit("at_set", y, part.shape)
     return part if plan.trivial else _strided_slice_update(x, part, index=plan.basic)
 
 
@@ -269,7 +269,7 @@ def at_add(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
     x, y = _with_value("at_add", x, y)
     if y.ndim == 0 and (mask := _lone_mask(index, x.shape)) is not None:
         return where(mask, x + y, x)
-    plan = _plan(index, x.shape)
+    plan = _plan_index(index, x.shape)
     shape = tuple(e[1] if e else 1 for e in plan.basic if not isinstance(e, int))
     if plan.arrays:
         ids = _vectors(plan)
@@ -277,7 +277,7 @@ def at_add(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
         updates = _updates("at_add", y, lines, ids, plan)
         y = _in_place(scatter_nd(ids, updates, lines), plan)
     else:
-        y = _fitted("at_add", y, shape)
+        y = _fit("at_add", y, shape)
     return x + (y if plan.trivial else _strided_slice_grad(y, shape=x.shape, index=plan.basic))
 
 
@@ -299,14 +299,14 @@ def _lone_mask(index: Index, shape: tuple[int, ...]) -> Tensor | None:
     return reshape(mask, (*mask.shape, *[1] * (len(shape) - mask.ndim)))
 
 
-def _updates(name: str, y: Tensor, lines: tuple[int, ...], ids: Tensor, plan: _Plan) -> Tensor:
+def _updates(name: str, y: Tensor, lines: tuple[int, ...], ids: Tensor, plan: _IndexPlan) -> Tensor:
     """y, broadcast to `x[index]`, with the arrays' common axes in front."""
     *batch, depth = ids.shape
     shape = shifted_shape((*batch, *lines[depth:]), 0, len(batch), plan.place)
-    return _block(_fitted(name, y, shape), plan.place, len(batch), 0)
+    return _block(_fit(name, y, shape), plan.place, len(batch), 0)
 
 
-def _fitted(name: str, y: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _fit(name: str, y: Tensor, shape: tuple[int, ...]) -> Tensor:
     if y.shape == shape:
         return y
     tail = shape[max(len(shape) - y.ndim, 0) :]

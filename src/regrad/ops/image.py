@@ -43,7 +43,7 @@ def _dilation_windows(
 
 def _candidates(xp: Namespace, x: Array, w: Array, win: Windows) -> Array:
     """What the maximum is taken of, tap by tap."""
-    x = windows.padded(xp, x, win.padding, windows.lowest(x))
+    x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     taps = itertools.product(*map(range, win.size))
     return (x[at] + w[tap] for at, tap in zip(win.places(), taps, strict=True))
 
@@ -98,8 +98,8 @@ def _tap_gather(
 ) -> Tensor:
     """From each window of x the element that `tap` names."""
     win = windows.windows("tap_gather", tuple(x.shape[1:3]), size, strides, pad, dilations)
-    x = windows.padded(xp, x, win.padding)
-    return windows.chosen(xp, tap, (x[at] for at in win.places()))
+    x = windows.pad_spatial(xp, x, win.padding)
+    return windows.choose_part(xp, tap, (x[at] for at in win.places()))
 
 
 @op("TapScatter")
@@ -119,7 +119,7 @@ def _tap_scatter(
     win = windows.windows("tap_scatter", tuple(spatial), size, strides, pad, dilations)
     parts = windows.sorted_out(xp, tap, x, math.prod(size))
     full = (batch, *win.padded, channels)
-    return windows.cropped(windows.placed(xp, parts, win.places(), full), win.padding)
+    return windows.crop_spatial(windows.place_parts(xp, parts, win.places(), full), win.padding)
 
 
 @gradient("TapGather", "x")
@@ -166,7 +166,7 @@ def dilation2d(
 
 @op("SpaceToBatchND")
 def _space_to_batch(xp, x: TensorLike, /, block_shape: Sizes, paddings: Pairs) -> Tensor:
-    x = windows.padded(xp, x, paddings)
+    x = windows.pad_spatial(xp, x, paddings)
     n = len(block_shape)
     batch, *sizes = x.shape[: n + 1]
     for size, block in zip(sizes, block_shape, strict=True):
@@ -201,7 +201,7 @@ def _batch_to_space(xp, x: TensorLike, /, block_shape: Sizes, crops: Pairs) -> T
     x = xp.reshape(x, (*block_shape, batch // blocks, *cells, *rest))
     axes = [n, *itertools.chain(*((n + 1 + i, i) for i in range(n)))]
     x = xp.permute_dims(x, (*axes, *range(2 * n + 1, x.ndim)))
-    return windows.cropped(xp.reshape(x, (batch // blocks, *sizes, *rest)), crops)
+    return windows.crop_spatial(xp.reshape(x, (batch // blocks, *sizes, *rest)), crops)
 
 
 @gradient("SpaceToBatchND")
@@ -242,7 +242,7 @@ def space_to_batch(
          [[2],
           [4]]]
     """
-    return _space_to_batch(*_blocked("space_to_batch", x, block_shape, paddings, "paddings"))
+    return _space_to_batch(*_check_blocks("space_to_batch", x, block_shape, paddings, "paddings"))
 
 
 @deferrable
@@ -258,10 +258,10 @@ def batch_to_space(
 
     Op type: `BatchToSpaceND`. Source: `tf.batchToSpaceND` of TensorFlow.js.
     """
-    return _batch_to_space(*_blocked("batch_to_space", x, block_shape, crops, "crops"))
+    return _batch_to_space(*_check_blocks("batch_to_space", x, block_shape, crops, "crops"))
 
 
-def _blocked(
+def _check_blocks(
     name: str, x: TensorLike, block_shape: Sequence[int], pairs: Sequence[Sequence[int]], what: str
 ) -> tuple[Tensor, Sizes, Pairs]:
     if not isinstance(block_shape, list | tuple) or not isinstance(pairs, list | tuple):
@@ -309,21 +309,21 @@ def _bilinear(old: int, new: int, align: bool, half: bool) -> Rows:
     return (low, 1 - (at - low)), (high, at - low)
 
 
-def _resized(
+def _resize_axes(
     xp: Namespace, x: Array, rows: Array, *, size: Sizes, align: bool, half: bool
 ) -> Array:
     for axis, new in enumerate(size, 1):
         found = rows(x.shape[axis], new, align, half)
-        x = reduce(add, [_weighed(xp, _take(xp, x, at, axis), w, axis) for at, w in found])
+        x = reduce(add, [_weigh(xp, _take(xp, x, at, axis), w, axis) for at, w in found])
     return x
 
 
-def _resized_adjoint(
+def _resize_axes_adjoint(
     xp: Namespace, dy: Array, rows: Array, shape: Sequence[int], *, align: bool, half: bool
 ) -> Array:
     for axis in (1, 2):
         found = rows(shape[axis], dy.shape[axis], align, half)
-        parts = [(at, _weighed(xp, dy, w, axis)) for at, w in found]
+        parts = [(at, _weigh(xp, dy, w, axis)) for at, w in found]
         dy = reduce(add, [_add_rows(xp, part, at, axis, shape[axis]) for at, part in parts])
     return dy
 
@@ -332,7 +332,7 @@ def _take(xp: Namespace, x: Array, rows: np.ndarray, axis: int) -> Array:
     return xp.take(x, windows.constant(xp, rows, x), axis=axis)
 
 
-def _weighed(xp: Namespace, x: Array, weights: np.ndarray | None, axis: int) -> Array:
+def _weigh(xp: Namespace, x: Array, weights: np.ndarray | None, axis: int) -> Array:
     if weights is None:
         return x
     weights = weights.reshape(-1, *(1,) * (x.ndim - 1 - axis))
@@ -358,7 +358,7 @@ def _add_rows(xp: Namespace, dy: Array, rows: np.ndarray, axis: int, size: int) 
 
 @op("ResizeBilinear", to_float=True)
 def _resize_bilinear(xp, x: TensorLike, /, size: Sizes, align: bool, half: bool) -> Tensor:
-    return _resized(xp, x, _bilinear, size=size, align=align, half=half)
+    return _resize_axes(xp, x, _bilinear, size=size, align=align, half=half)
 
 
 @op("ResizeBilinearGrad")
@@ -366,12 +366,12 @@ def _resize_bilinear_grad(
     xp, x: TensorLike, /, shape: Shape, size: Sizes, align: bool, half: bool
 ) -> Tensor:
     """The adjoint of `resize_bilinear` of images of the given shape."""
-    return _resized_adjoint(xp, x, _bilinear, as_shape(shape), align=align, half=half)
+    return _resize_axes_adjoint(xp, x, _bilinear, as_shape(shape), align=align, half=half)
 
 
 @op("ResizeNearestNeighbor")
 def _resize_nearest(xp, x: TensorLike, /, size: Sizes, align: bool, half: bool) -> Tensor:
-    return _resized(xp, x, _nearest, size=size, align=align, half=half)
+    return _resize_axes(xp, x, _nearest, size=size, align=align, half=half)
 
 
 @op("ResizeNearestNeighborGrad")
@@ -379,7 +379,7 @@ def _resize_nearest_grad(
     xp, x: TensorLike, /, shape: Shape, size: Sizes, align: bool, half: bool
 ) -> Tensor:
     """The adjoint of `resize_nearest` of images of the given shape."""
-    return _resized_adjoint(xp, x, _nearest, as_shape(shape), align=align, half=half)
+    return _resize_axes_adjoint(xp, x, _nearest, as_shape(shape), align=align, half=half)
 
 
 @gradient("ResizeBilinear")

@@ -35,7 +35,7 @@ from regrad.ops.rows import (
     _in_range,
     _is_jax,
     _linear,
-    _permuted,
+    _permute,
     _zeros,
 )
 from regrad.opsheet import Indices, TensorLike, op
@@ -144,11 +144,9 @@ def _take(xp, x: TensorLike, indices: Indices, /, *, axis: int, batch_dims: int)
 def _take_batched(xp: Namespace, x: Array, ids: Array, axis: int, batch_dims: int) -> Array:
     batch, picked, n = x.shape[:batch_dims], ids.shape[batch_dims:], x.shape[axis]
     rest = (*x.shape[batch_dims:axis], *x.shape[axis + 1 :])
-    rows = xp.reshape(
-        _permuted(xp, x, axis, 1, batch_dims), (math.prod(batch) * n, math.prod(rest))
-    )
+    rows = xp.reshape(_permute(xp, x, axis, 1, batch_dims), (math.prod(batch) * n, math.prod(rest)))
     y = xp.reshape(rows[_batched_rows(xp, ids, batch_dims, n)], (*batch, *picked, *rest))
-    return _permuted(xp, y, batch_dims, len(picked), axis)
+    return _permute(xp, y, batch_dims, len(picked), axis)
 
 
 def _batched_rows(xp: Namespace, ids: Array, batch_dims: int, n: int) -> Array:
@@ -170,9 +168,9 @@ def _scatter_add(
     batch, n = tuple(shape[:batch_dims]), shape[axis]
     rest = (*shape[batch_dims:axis], *shape[axis + 1 :])
     ids = _batched_rows(xp, indices, batch_dims, n)
-    x = _permuted(xp, x, axis, indices.ndim - batch_dims, batch_dims)
+    x = _permute(xp, x, axis, indices.ndim - batch_dims, batch_dims)
     y = _add_rows(xp, math.prod(batch) * n, ids, xp.reshape(x, (ids.shape[0], math.prod(rest))))
-    return _permuted(xp, xp.reshape(y, (*batch, n, *rest)), batch_dims, 1, axis)
+    return _permute(xp, xp.reshape(y, (*batch, n, *rest)), batch_dims, 1, axis)
 
 
 @gradient("ScatterAdd", "x")

@@ -45,7 +45,7 @@ def _(dy, a_shape, b, transpose_a, transpose_b):
 @gradient("MatMul", "b")
 def _(dy, a, b_shape, transpose_a, transpose_b):
     if len(b_shape) == 2 < dy.ndim and not transpose_a:
-        dy, a = _stacked(dy), _stacked(a)
+        dy, a = _as_stack(dy), _as_stack(a)
     if transpose_b:
         return _matmul(dy, a, True, transpose_a)
     return _matmul(a, dy, not transpose_a, False)
@@ -55,7 +55,7 @@ def _(dy, a, b_shape, transpose_a, transpose_b):
 # each of the batch, to be summed, would need a copy of the matrix for each.)
 
 
-def _stacked(x: Tensor) -> Tensor:
+def _as_stack(x: Tensor) -> Tensor:
     """A batch of matrices as one, one below the other."""
     return reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
@@ -367,7 +367,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
 @lru_cache(maxsize=1024)
 def _plan(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, Any]:
     """The shapes of the operands without axes that are stretched by broadcasting; the steps."""
-    terms, output, broadcast = _parsed(subscripts, [len(s) for s in shapes])
+    terms, output, broadcast = _parse(subscripts, [len(s) for s in shapes])
     sizes = _sizes(subscripts, terms, broadcast, shapes)
     kept = [
         [(c, n) for c, n in zip(term, shape, strict=True) if n == sizes[c]]
@@ -377,7 +377,7 @@ def _plan(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, An
     return full, _steps(tuple("".join(c for c, _ in axes) for axes in kept), full, output)
 
 
-def _parsed(subscripts: str, ranks: Sequence[int]) -> tuple[tuple[str, ...], str, str]:
+def _parse(subscripts: str, ranks: Sequence[int]) -> tuple[tuple[str, ...], str, str]:
     """The letters of each operand and of the output, and those that stand for the ellipsis."""
     inputs, arrow, output = subscripts.replace(" ", "").partition("->")
     terms = inputs.split(",")

@@ -46,7 +46,7 @@ def batch_norm(
     """
     x = lift(x)
     given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
-    fitting = {k: _fitting(k, v, x) for k, v in given.items() if v is not None}
+    fitting = {k: _fit(k, v, x) for k, v in given.items() if v is not None}
     slope = rsqrt(fitting["variance"] + epsilon)
     if scale is not None:
         slope = slope * fitting["scale"]
@@ -55,7 +55,7 @@ def batch_norm(
     return y if offset is None else y + fitting["offset"]
 
 
-def _fitting(name: str, value: TensorLike, x: Tensor) -> Tensor:
+def _fit(name: str, value: TensorLike, x: Tensor) -> Tensor:
     """A parameter as a Tensor, if it broadcasts to the shape of x."""
     value = lift(value)
     new = x.ndim - value.ndim

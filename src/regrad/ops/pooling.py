@@ -40,7 +40,7 @@ def _windows(name: str, shape: Sizes, size: Sizes, strides: Sizes, pad: str | Pa
 
 
 def _max_pool_kernel(xp: Namespace, x: Array, win: Windows) -> Array:
-    x = windows.padded(xp, x, win.padding, windows.lowest(x))
+    x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     for i in range(len(win.size)):
         places = windows.axis_places(win.along(i), i + 1)
         x = reduce(xp.maximum, [x[at] for at in places])
@@ -52,7 +52,7 @@ def _first_maxima(xp: Namespace, x: Array, win: Windows) -> list[tuple[int, Any]
 
     The first in row-major order is the first column within each row, then the first row.
     """
-    x = windows.padded(xp, x, win.padding, windows.lowest(x))
+    x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     found = []
     for i in reversed(range(len(win.size))):
         places = windows.axis_places(win.along(i), i + 1)
@@ -69,12 +69,12 @@ def _to_maxima(xp: Namespace, x: Array, dy: Array, win: Windows) -> Array:
         taps = win.along(i)
         parts = windows.sorted_out(xp, where, dy, len(taps))
         shape = (*dy.shape[: i + 1], win.padded[i], *dy.shape[i + 2 :])
-        dy = windows.placed(xp, parts, windows.axis_places(taps, i + 1), shape)
-    return windows.cropped(dy, win.padding)
+        dy = windows.place_parts(xp, parts, windows.axis_places(taps, i + 1), shape)
+    return windows.crop_spatial(dy, win.padding)
 
 
 def _to_maxima_of_tiles(xp: Namespace, x: Array, dy: Array, win: Windows) -> Array:
-    x = windows.padded(xp, x, win.padding, windows.lowest(x))
+    x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     where = windows.first_maximum(xp, (x[at] for at in win.places()))[1]
     taps = xp.arange(math.prod(win.size), dtype=where.dtype, **beside(where))
     mine = _upon_tiles(where, win) == xp.reshape(taps, (*(n for k in win.size for n in (1, k)), 1))
@@ -100,15 +100,15 @@ def _from_tiles(xp: Namespace, tiles: Any, win: Windows) -> Array:
     sizes = [n * k for n, k in zip(win.outputs, win.size, strict=True)]
     x = xp.reshape(tiles, (tiles.shape[0], *sizes, tiles.shape[-1]))
     rest = tuple((0, n - size) for n, size in zip(win.padded, sizes, strict=True))
-    return windows.cropped(windows.padded(xp, x, rest), win.padding)
+    return windows.crop_spatial(windows.pad_spatial(xp, x, rest), win.padding)
 
 
 def _at_maxima(xp: Namespace, x: Array, values: Array, win: Windows) -> Array:
     """The elements of `values` from where the maxima are in x: the adjoint of `_to_maxima`."""
-    values = windows.padded(xp, values, win.padding)
+    values = windows.pad_spatial(xp, values, win.padding)
     for i, where in _first_maxima(xp, x, win):
         places = windows.axis_places(win.along(i), i + 1)
-        values = windows.chosen(xp, where, (values[at] for at in places))
+        values = windows.choose_part(xp, where, (values[at] for at in places))
     return values
 
 
@@ -172,7 +172,7 @@ def _(dy, a, filter_size, strides, pad):
 
 def _sums(xp: Namespace, x: Array, win: Windows) -> Array:
     """The sum over each window."""
-    x = windows.padded(xp, x, win.padding)
+    x = windows.pad_spatial(xp, x, win.padding)
     for i in range(len(win.size)):
         x = reduce(add, [x[at] for at in windows.axis_places(win.along(i), i + 1)])
     return x
@@ -187,8 +187,8 @@ def _spread_sums(xp: Namespace, dy: Array, win: Windows) -> Array:
     for i in reversed(range(len(win.size))):
         taps = win.along(i)
         shape = (*dy.shape[: i + 1], win.padded[i], *dy.shape[i + 2 :])
-        dy = windows.placed(xp, [dy] * len(taps), windows.axis_places(taps, i + 1), shape)
-    return windows.cropped(dy, win.padding)
+        dy = windows.place_parts(xp, [dy] * len(taps), windows.axis_places(taps, i + 1), shape)
+    return windows.crop_spatial(dy, win.padding)
 
 
 def _over_counts(xp: Namespace, y: Array, win: Windows) -> Array:
@@ -335,7 +335,7 @@ def _neighbours(xp: Namespace, x: Array, radius: int) -> Array:
     n = x.shape[-1]
     radius = max(min(radius, n - 1), 0)
     flat = xp.reshape(x, (math.prod(x.shape[:-1]), n, 1))
-    wide = windows.padded(xp, flat, ((radius, radius),))
+    wide = windows.pad_spatial(xp, flat, ((radius, radius),))
     return xp.reshape(reduce(add, [wide[:, t : t + n] for t in range(2 * radius + 1)]), x.shape)
 
 

@@ -40,7 +40,7 @@ from regrad.signatures import public
 from regrad.tensors import Tensor
 
 
-def _floating(x: TensorLike) -> Any:
+def _as_floating(x: TensorLike) -> Any:
     """x as a Tensor of floats; integers and bools become float32."""
     x = dispatch.lift(x)
     return x if is_inexact(x.dtype) else astype(x, FLOAT)
@@ -310,7 +310,7 @@ def var(
     Tensor
         2
     """
-    x = _floating(x)
+    x = _as_floating(x)
     squares = _squared_deviations(x, mean(x, axis=axis, keepdims=True))
     if not correction:
         return mean(squares, axis=axis, keepdims=keepdims)
@@ -341,7 +341,7 @@ def moments(x: TensorLike, axis: Axis = None, keepdims: bool = False) -> tuple[T
     >>> mean.item(), variance.item()
     (2.0, 1.0)
     """
-    x = _floating(x)
+    x = _as_floating(x)
     centre = mean(x, axis=axis, keepdims=True)
     variance = mean(_squared_deviations(x, centre), axis=axis, keepdims=keepdims)
     return (centre if keepdims else _without(centre, axis)), variance
@@ -364,7 +364,7 @@ def logsumexp(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) ->
     Tensor
         1000.6931762695312
     """
-    x = _floating(x)
+    x = _as_floating(x)
     top = _finite_top(x, axis)
     total = sum(exp(x - top), axis=axis, keepdims=True)
     nothing = total == 0
@@ -399,7 +399,7 @@ def vector_norm(
     """
     if not isinstance(ord, int | float):
         raise ArgumentError(f"vector_norm: ord is a number, inf or -inf, got {kind(ord)}: {ord!r}")
-    x = _floating(x)
+    x = _as_floating(x)
     if ord == 2:
         return _sqrt_or_zero(sum(_squared_size(x), axis=axis, keepdims=keepdims))
     sizes = abs(x)

@@ -112,7 +112,7 @@ def _linear(xp: Namespace, indices: Array, sizes: Sequence[int]) -> Array:
     return ids
 
 
-def _permuted(xp: Namespace, x: Array, block: int, count: int, to: int) -> Array:
+def _permute(xp: Namespace, x: Array, block: int, count: int, to: int) -> Array:
     """x with the `count` axes from `block` on moved to `to`."""
     if block == to or count == 0:
         return x

@@ -29,7 +29,7 @@ def _between(axis: int, start: int | None, stop: int | None) -> tuple[slice, ...
     return (slice(None),) * axis + (slice(start, stop),)
 
 
-def _moved(xp: Namespace, x: Array, forward: bool, axis: int, fill: complex) -> Array:
+def _move(xp: Namespace, x: Array, forward: bool, axis: int, fill: complex) -> Array:
     """x moved by one place along an axis; `fill` enters."""
     if not x.shape[axis]:
         return x
@@ -41,7 +41,7 @@ def _moved(xp: Namespace, x: Array, forward: bool, axis: int, fill: complex) -> 
 @op("Shift")
 def _shift(xp, x: TensorLike, /, *, axis: int, forward: bool) -> Tensor:
     """x moved by one place along an axis; 0 enters."""
-    return _moved(xp, x, forward, normalized_axis(axis, x.ndim), 0)
+    return _move(xp, x, forward, normalized_axis(axis, x.ndim), 0)
 
 
 @gradient("Shift")
@@ -54,11 +54,11 @@ def _scan(
 ) -> Array:
     x = xp.flip(x, axis=axis) if reverse else x
     y = getattr(xp, name)(x, axis=axis)
-    y = _moved(xp, y, True, axis, start) if exclusive else y
+    y = _move(xp, y, True, axis, start) if exclusive else y
     return xp.flip(y, axis=axis) if reverse else y
 
 
-def _scanned(
+def _run_scan(
     op: Callable[..., Tensor],
     x: TensorLike,
     axis: int | None,
@@ -127,7 +127,7 @@ def cumulative_sum(
     Tensor
         [0, 1, 3]
     """
-    return _scanned(_cumulative_sum, x, axis, dtype, include_initial, exclusive, reverse)
+    return _run_scan(_cumulative_sum, x, axis, dtype, include_initial, exclusive, reverse)
 
 
 @op("Cumprod")
@@ -169,7 +169,7 @@ def cumulative_prod(
     Tensor
         [6, 6, 3]
     """
-    return _scanned(_cumulative_prod, x, axis, dtype, include_initial, exclusive, reverse)
+    return _run_scan(_cumulative_prod, x, axis, dtype, include_initial, exclusive, reverse)
 
 
 @op("LinearRecurrence", broadcasts=True)
@@ -191,12 +191,12 @@ def linear_recurrence(
     axis = normalized_axis(axis, y.ndim)
     if reverse:
         y = xp.flip(y, axis=axis)
-        links = xp.flip(_moved(xp, links, False, axis, 0), axis=axis)
-    y = _recurring(xp, y, links, axis)
+        links = xp.flip(_move(xp, links, False, axis, 0), axis=axis)
+    y = _recur(xp, y, links, axis)
     return xp.flip(y, axis=axis) if reverse else y
 
 
-def _recurring(xp: Namespace, y: Array, links: Any, axis: int) -> Array:
+def _recur(xp: Namespace, y: Array, links: Any, axis: int) -> Array:
     n, step = y.shape[axis], 1
     if xp is np and y.size > 256 * n:  # long rows: NumPy is quicker place by place
         y, links = np.array(np.moveaxis(y, axis, 0)), np.moveaxis(links, axis, 0)
@@ -252,7 +252,7 @@ def diff(
 # -- running extremes ----------------------------------------------------------------------------
 
 
-def _running(xp: Namespace, x: Array, axis: int, largest: bool) -> Array:
+def _run_extreme(xp: Namespace, x: Array, axis: int, largest: bool) -> Array:
     if xp is np:
         return (np.maximum if largest else np.minimum).accumulate(x, axis=axis)
     name = "cummax" if largest else "cummin"
@@ -265,12 +265,12 @@ def _running(xp: Namespace, x: Array, axis: int, largest: bool) -> Array:
 
 @op("CumulativeMax")
 def _cumulative_max(xp, x: TensorLike, /, *, axis: int) -> Tensor:
-    return _running(xp, x, axis, True)
+    return _run_extreme(xp, x, axis, True)
 
 
 @op("CumulativeMin")
 def _cumulative_min(xp, x: TensorLike, /, *, axis: int) -> Tensor:
-    return _running(xp, x, axis, False)
+    return _run_extreme(xp, x, axis, False)
 
 
 @op("RunStarts")
@@ -283,7 +283,7 @@ def _run_starts(xp, x: TensorLike, /, *, axis: int) -> Tensor:
     line[axis] = -1
     count = xp.arange(x.shape[axis], **beside(x))
     places = xp.where(xp.concat([first, starts], axis=axis), xp.reshape(count, tuple(line)), 0)
-    return _running(xp, places, axis, True)
+    return _run_extreme(xp, places, axis, True)
 
 
 not_differentiable("RunStarts")

@@ -43,7 +43,7 @@ def _windows(index: Basic) -> list[Window]:
     return [(e, 1, 1) if isinstance(e, int) else e for e in index if e is not None]
 
 
-def _embedded(
+def _embed(
     xp: Namespace, x: Array, shape: Sequence[int], windows: Sequence[Window], value: complex = 0
 ) -> Array:
     """One value everywhere but in ascending windows, which hold x."""
@@ -77,10 +77,10 @@ def _(dy, x_shape, index):
 @op("StridedSliceGrad")
 def _strided_slice_grad(xp, x: TensorLike, /, *, shape: tuple[int, ...], index: Basic) -> Tensor:
     windows = _windows(index)
-    return _embedded(xp, _ascending(xp, x, windows), shape, [ascending(w) for w in windows])
+    return _embed(xp, _ascend(xp, x, windows), shape, [ascending(w) for w in windows])
 
 
-def _ascending(xp: Namespace, x: Array, windows: list[Window]) -> Array:
+def _ascend(xp: Namespace, x: Array, windows: list[Window]) -> Array:
     """What belongs into windows, with one axis per window, and first to last."""
     x = xp.reshape(x, tuple(count for _, count, _ in windows))
     back = flipped(windows)
@@ -96,7 +96,7 @@ def _(dy, index):
 def _strided_slice_update(xp, x: TensorLike, updates: TensorLike, /, *, index: Basic) -> Tensor:
     windows = _windows(index)
     place = tuple(as_slice(ascending(w)) for w in windows)
-    return _put(xp, x, place, _ascending(xp, updates, windows))
+    return _put(xp, x, place, _ascend(xp, updates, windows))
 
 
 @gradient("TensorStridedSliceUpdate", "x")
@@ -164,7 +164,7 @@ MirrorMode = Literal["reflect", "symmetric", "edge"]
 def _pad(xp, x: TensorLike, /, *, paddings: Paddings, constant_value: complex) -> Tensor:
     shape = as_shape([a + n + b for (a, b), n in zip(paddings, x.shape, strict=True)])
     windows = [(a, n, 1) for (a, _), n in zip(paddings, x.shape, strict=True)]
-    return _embedded(xp, x, shape, windows, constant_value)
+    return _embed(xp, x, shape, windows, constant_value)
 
 
 @gradient("PadV2")
@@ -176,11 +176,11 @@ def _(dy, x_shape, paddings):
 def _mirror_pad(xp, x: TensorLike, /, *, paddings: Paddings, mode: MirrorMode) -> Tensor:
     for axis, pair in enumerate(paddings):
         if any(pair):
-            x = xp.take(x, _mirrored(xp, x.shape[axis], pair, mode, x), axis=axis)
+            x = xp.take(x, _mirror(xp, x.shape[axis], pair, mode, x), axis=axis)
     return x
 
 
-def _mirrored(xp: Namespace, n: int, pair: tuple[int, int], mode: MirrorMode, like: Array) -> Array:
+def _mirror(xp: Namespace, n: int, pair: tuple[int, int], mode: MirrorMode, like: Array) -> Array:
     """Which element of an axis of size n each element of the padded axis repeats."""
     ids = np.pad(np.arange(n), pair, mode=mode)
     return xp.asarray(ids, **beside(like))
@@ -197,7 +197,7 @@ def _mirror_pad_grad(
 ) -> Tensor:
     for axis, (n, pair) in enumerate(zip(shape, paddings, strict=True)):
         if any(pair):
-            ids = _mirrored(xp, n, pair, mode, x)
+            ids = _mirror(xp, n, pair, mode, x)
             x = xp.moveaxis(x, axis, 0)
             rest = tuple(x.shape[1:])
             y = _add_rows(xp, n, ids, xp.reshape(x, (x.shape[0], math.prod(rest))))

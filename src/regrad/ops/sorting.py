@@ -91,11 +91,11 @@ def top_k(xp, x: TensorLike, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, 
 
 def _largest(xp: Namespace, x: Array, k: int, axis: int) -> Array:
     """The places of the k largest, largest first."""
-    found = _partitioned(x, k, axis) if xp is np and 0 < 4 * k < x.shape[axis] else None
+    found = _partition(x, k, axis) if xp is np and 0 < 4 * k < x.shape[axis] else None
     return _sorting(xp, x, axis, True, True)[_between(axis, None, k)] if found is None else found
 
 
-def _partitioned(x: np.ndarray, k: int, axis: int) -> Any:
+def _partition(x: np.ndarray, k: int, axis: int) -> Any:
     """The places of the k largest without sorting the rest, unless a tie decides who is in."""
     chosen = np.argpartition(x, -k, axis=axis)[_between(axis, -k, None)]
     chosen = np.sort(chosen, axis=axis)

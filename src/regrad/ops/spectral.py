@@ -41,7 +41,7 @@ def eigh(xp, x: TensorLike, /) -> tuple[Tensor, Tensor]:
 def _(dy, x, y):
     (w, v), (dw, dv) = y, dy
     turn = _turn(matmul(conj(v), dv, True))
-    inner = _quotient(0.5 * turn, _known(_gaps(w), w) + diag(ones_like(w)))
+    inner = _quotient(0.5 * turn, _as_known(_gaps(w), w) + diag(ones_like(w)))
     dx = matmul(matmul(v, inner), conj(v), False, True)
     return _eigenvalues_grad(dw, v, x) + _hermitian(dx)
 
@@ -88,7 +88,7 @@ def _(dy, x, y):
             "last vectors are arbitrary. Use full_matrices=False, or svdvals."
         )
     dx = _singular_values_grad(ds, u, vh, x) + matmul(matmul(u, _svd_inner(y, dy)), vh)
-    known = _known(s, s)
+    known = _as_known(s, s)
     if m > k:
         rest = _quotient(du, expand_dims(known, -2))
         dx = dx + matmul(rest - matmul(u, matmul(conj(u), rest, True)), vh)
@@ -103,10 +103,10 @@ def _svd_inner(y: Sequence[Tensor], dy: Sequence[Tensor]) -> Tensor:
     (u, s, vh), (du, _, dvh) = y, dy
     by_u, by_v = matmul(conj(u), du, True), matmul(vh, conj(dvh), False, True)
     turn_u, turn_v, on_diagonal = _turn(by_u), _turn(by_v), diag(ones_like(s))
-    inner = 0.5 * _quotient(turn_u + turn_v, _known(_gaps(s), s) + on_diagonal)
-    inner = inner + 0.5 * _quotient(turn_u - turn_v, _known(_sums(s), s) + on_diagonal)
+    inner = 0.5 * _quotient(turn_u + turn_v, _as_known(_gaps(s), s) + on_diagonal)
+    inner = inner + 0.5 * _quotient(turn_u - turn_v, _as_known(_sums(s), s) + on_diagonal)
     if u.dtype.kind == "c":  # the phases of a pair of vectors
-        inner = inner + diag(_quotient(1j * imag(diagonal(by_u)), _known(s, s)))
+        inner = inner + diag(_quotient(1j * imag(diagonal(by_u)), _as_known(s, s)))
     return inner
 
 
@@ -208,12 +208,12 @@ def _svdvals_by_x(dy, a, x):
     u, s, vh = svd(x, full_matrices=False)
     seen = _among(u, dy, _adjoint(vh))
     even, odd = _hermitian(seen), 0.5 * (seen - _adjoint(seen))
-    sums = _known(_sums(s), s)
+    sums = _as_known(_sums(s), s)
     if x.dtype.kind != "c":
         sums = sums + diag(ones_like(s))  # `odd` is 0 there
     turn = even * _slopes(a, s) + odd * _quotient(_sums(a), sums)
     dx = matmul(matmul(u, turn), vh)
-    shares = _quotient(a, _known(s, s))
+    shares = _quotient(a, _as_known(s, s))
     if u.shape[-2] > s.shape[-1]:
         dx = dx + matmul(_beyond_u(dy, u, vh) * expand_dims(shares, -2), vh)
     if vh.shape[-1] > s.shape[-1]:
@@ -260,14 +260,14 @@ def _negligible(x: Tensor, w: Tensor) -> Tensor:
     return abs(x) <= (limit if x.ndim == w.ndim else expand_dims(limit, -1))
 
 
-def _known(b: Tensor, w: Tensor) -> Tensor:
+def _as_known(b: Tensor, w: Tensor) -> Tensor:
     """A divisor without what is left of 0 by rounding."""
     return where(_negligible(b, w), 0, b)
 
 
 def _slopes(a: Tensor, w: Tensor) -> Tensor:
     """`(a_j - a_i) / (w_j - w_i)` at (i, j); 0 for 0 / 0, and on the diagonal."""
-    return _quotient(_gaps(a), _known(_gaps(w), w) + diag(ones_like(w)))
+    return _quotient(_gaps(a), _as_known(_gaps(w), w) + diag(ones_like(w)))
 
 
 def _by_vectors(dy):

@@ -207,7 +207,7 @@ def constant(
     return xp.asarray(values, dtype=dtype, **beside(like))
 
 
-def padded(xp: Namespace, x: Array, padding: Pairs, value: float = 0) -> Array:
+def pad_spatial(xp: Namespace, x: Array, padding: Pairs, value: float = 0) -> Array:
     """x with `value` around its spatial axes."""
     if not any(itertools.chain(*padding)):
         return x
@@ -220,7 +220,7 @@ def padded(xp: Namespace, x: Array, padding: Pairs, value: float = 0) -> Array:
     return y
 
 
-def cropped(x: Array, padding: Pairs) -> Any:
+def crop_spatial(x: Array, padding: Pairs) -> Any:
     """x without its padding: the adjoint of `padded`."""
     sizes = [n - lo - hi for n, (lo, hi) in zip(x.shape[1:], padding, strict=False)]
     return x[(slice(None), *_inside(sizes, padding))]
@@ -238,7 +238,9 @@ def lowest(x: Array) -> float:
     return np.iinfo(dtype).min if dtype.kind in "iu" else -math.inf
 
 
-def placed(xp: Namespace, parts: Iterable[Any], places: Places, shape: tuple[int, ...]) -> Array:
+def place_parts(
+    xp: Namespace, parts: Iterable[Any], places: Places, shape: tuple[int, ...]
+) -> Array:
     """The sum of the parts, each at its place in zeros: the adjoint of reading there."""
     parts = iter(parts)
     if library(xp) == "jax":
@@ -282,7 +284,7 @@ def first_maximum(xp: Namespace, parts: Iterable[Any]) -> tuple[Any, Any]:
     return best, which
 
 
-def chosen(xp: Namespace, which: Any, parts: Iterable[Any]) -> Array:
+def choose_part(xp: Namespace, which: Any, parts: Iterable[Any]) -> Array:
     """From each place the part that `which` names."""
     return reduce(add, (_where(xp, which == i, part) for i, part in enumerate(parts)))
 
@@ -304,7 +306,7 @@ def _where(xp: Namespace, mask: Array, x: Array) -> Array:
 # -- convolution: geometry -----------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
+class ConvolutionPlan(NamedTuple):
     """What the three kernels of one convolution share.
 
     With `groups` > 1 every channel is a group of its own, and the filter has the shape
@@ -326,7 +328,7 @@ def plan_of(
     pad: str | Pairs,
     dilations: Sizes,
     depthwise: bool = False,
-) -> Plan:
+) -> ConvolutionPlan:
     """The plan of a convolution; ShapeError where filter and images do not fit."""
     images, filter = tuple(images), tuple(filter)
     n = len(images) - 2
@@ -335,7 +337,7 @@ def plan_of(
     groups = images[-1] if depthwise else 1
     if depthwise:
         filter = (*filter[:n], 1, filter[-2] * filter[-1])
-    return Plan(win, groups, images, filter, (images[0], *win.outputs, filter[-1]))
+    return ConvolutionPlan(win, groups, images, filter, (images[0], *win.outputs, filter[-1]))
 
 
 def check_filter(name: str, images: Sizes, filter: Sizes, n: int, last: str) -> None:
@@ -362,9 +364,9 @@ class NumPyKernels:
     """im2col, a block of images at a time."""
 
     @staticmethod
-    def forward(x: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
+    def forward(x: np.ndarray, w: np.ndarray, plan: ConvolutionPlan) -> np.ndarray:
         """The convolution."""
-        x = repeated(padded(np, x, plan.win.padding), plan)
+        x = repeat_channels(pad_spatial(np, x, plan.win.padding), plan)
         y = np.zeros(plan.output, x.dtype)
         for block in _blocks(plan, x.itemsize):
             out = y[block]
@@ -376,7 +378,7 @@ class NumPyKernels:
         return y
 
     @staticmethod
-    def by_images(dy: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
+    def by_images(dy: np.ndarray, w: np.ndarray, plan: ConvolutionPlan) -> np.ndarray:
         """Its gradient by the images."""
         channels = plan.images[-1] if plan.groups == 1 else plan.filter[-1]
         dx = np.zeros((plan.images[0], *plan.win.padded, channels), dy.dtype)
@@ -385,12 +387,12 @@ class NumPyKernels:
             for place, tap in taps_of(w, plan):
                 at = dx[block][place]
                 at += part * tap if plan.groups > 1 else (rows @ tap.T).reshape(at.shape)
-        return summed_copies(cropped(dx, plan.win.padding), plan)
+        return summed_copies(crop_spatial(dx, plan.win.padding), plan)
 
     @staticmethod
-    def by_filter(x: np.ndarray, dy: np.ndarray, plan: Plan) -> np.ndarray:
+    def by_filter(x: np.ndarray, dy: np.ndarray, plan: ConvolutionPlan) -> np.ndarray:
         """Its gradient by the filter."""
-        x = repeated(padded(np, x, plan.win.padding), plan)
+        x = repeat_channels(pad_spatial(np, x, plan.win.padding), plan)
         dw = np.zeros((math.prod(plan.filter[:-1]), plan.filter[-1]), dy.dtype)
         for block in _blocks(plan, dy.itemsize):
             rows = as_rows(dy[block])
@@ -402,24 +404,24 @@ class NumPyKernels:
         return dw.reshape(plan.filter)
 
 
-def repeated(x: Array, plan: Plan) -> Any:
+def repeat_channels(x: Array, plan: ConvolutionPlan) -> Any:
     """x with as many copies of each channel as it has filters of its own."""
     multiplier = plan.filter[-1] // plan.groups if plan.groups > 1 else 1
     return x if multiplier == 1 else x.repeat(multiplier, axis=-1)
 
 
-def summed_copies(x: Array, plan: Plan) -> Any:
+def summed_copies(x: Array, plan: ConvolutionPlan) -> Any:
     """The sum over the copies of each channel: the adjoint of `repeated`."""
     return x if x.shape == plan.images else x.reshape(*plan.images, -1).sum(axis=-1)
 
 
-def taps_of(w: Array, plan: Plan) -> Iterable[tuple[tuple[slice, ...], Any]]:
+def taps_of(w: Array, plan: ConvolutionPlan) -> Iterable[tuple[tuple[slice, ...], Any]]:
     """Where each tap lies, and its matrix of weights (or, by channel, its row)."""
     last = w.shape[-1:] if plan.groups > 1 else w.shape[-2:]
     return zip(plan.win.places(), w.reshape(-1, *last), strict=True)
 
 
-def _blocks(plan: Plan, itemsize: int) -> list[slice]:
+def _blocks(plan: ConvolutionPlan, itemsize: int) -> list[slice]:
     """The batch in pieces that fit into the cache."""
     each = math.prod(plan.win.outputs) * itemsize
     if plan.groups > 1:

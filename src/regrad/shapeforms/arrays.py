@@ -17,10 +17,10 @@ from regrad.shapeforms.sizes import (
     as_sizes,
     broadcast,
     differ,
-    merged,
+    listing,
+    merge,
     pairs,
-    said,
-    short,
+    shorten,
     unlike,
 )
 from regrad.shapeforms.table import (
@@ -29,12 +29,12 @@ from regrad.shapeforms.table import (
     Arguments,
     Attrs,
     Spec,
+    dtype_attribute,
+    dtype_attribute_or_float,
     form,
-    quotient,
-    second,
-    told,
-    told_or_float,
-    total,
+    quotient_dtype,
+    second_dtype,
+    total_dtype,
 )
 from regrad.shapes import normalized_axes, normalized_axis
 
@@ -44,7 +44,7 @@ from regrad.shapes import normalized_axes, normalized_axis
 # (Ops that are declared elementwise need no line here, see `form_of`.)
 
 
-@form("Cast", "FullLike", "OnesLike", "ZerosLike", "_Promote", dtype=told)
+@form("Cast", "FullLike", "OnesLike", "ZerosLike", "_Promote", dtype=dtype_attribute)
 @form("LRN", "NeighbourSum", "OrZero", "OrZeroGrad", "TensorStridedSliceUpdate", "_Alias")
 def _like_x(arguments: Arguments, attrs: Attrs) -> Shape:
     return arguments[0].shape
@@ -54,19 +54,19 @@ def _like_x(arguments: Arguments, attrs: Attrs) -> Shape:
 def _add_n(arguments: Arguments, attrs: Attrs) -> Shape:
     shapes = [x.shape for x in arguments[0]]
     try:
-        return merged(shapes)
+        return merge(shapes)
     except Clash:
-        raise ShapeError(f"add_n: all tensors must have one shape, got {said(shapes)}") from None
+        raise ShapeError(f"add_n: all tensors must have one shape, got {listing(shapes)}") from None
 
 
 # -- along axes ----------------------------------------------------------------------------------
 
 
 @form("Mean")
-@form("Sum", "Prod", dtype=total)
+@form("Sum", "Prod", dtype=total_dtype)
 @form("All", "Any", dtype=BOOL)
 @form("CountNonzero", dtype=INDEX)
-def _reduced(arguments: Arguments, attrs: Attrs) -> Shape:
+def _reduction(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, axis, keepdims = arguments[0].shape, attrs["axis"], attrs["keepdims"]
     if axis is None and not keepdims:
         return ()
@@ -85,11 +85,11 @@ def _extreme(arguments: Arguments, attrs: Attrs) -> Any:
     chosen = () if shape is None else [shape[i] for i in normalized_axes(attrs["axis"], len(shape))]
     if dtype.kind == "c" or any(type(n) is int and n == 0 for n in chosen):
         return NotImplemented  # the kernel says what is wrong
-    return _reduced(arguments, attrs)
+    return _reduction(arguments, attrs)
 
 
 @form("CumulativeMax", "CumulativeMin", "LogSoftmax", "ReverseV2", "Shift", "Softmax", "Sort")
-@form("Cumprod", "Cumsum", dtype=total)
+@form("Cumprod", "Cumsum", dtype=total_dtype)
 @form("ArgSort", "RunStarts", dtype=INDEX)
 def _along(arguments: Arguments, attrs: Attrs) -> Shape:
     shape = arguments[0].shape
@@ -99,7 +99,7 @@ def _along(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 @form("Roll")
-def _rolled(arguments: Arguments, attrs: Attrs) -> Shape:
+def _roll(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, axis = arguments[0].shape, attrs["axis"]
     if shape is not None and axis is not None:
         for a in axis if isinstance(axis, tuple) else (axis,):
@@ -142,7 +142,7 @@ def _shape(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 @form("Reshape")
-def _reshaped(arguments: Arguments, attrs: Attrs) -> Any:
+def _reshape(arguments: Arguments, attrs: Attrs) -> Any:
     old, new = arguments[0].shape, as_sizes(attrs["shape"])
     if new is None:
         return None
@@ -151,7 +151,7 @@ def _reshaped(arguments: Arguments, attrs: Attrs) -> Any:
         return tuple([None if i in open_ else n for i, n in enumerate(new)])
     count, free = _factors(old)
     due, bound = _factors([n for i, n in enumerate(new) if i not in open_])
-    free, bound = _cancelled(free, bound)
+    free, bound = _cancel(free, bound)
     wrong = not free and not bound and (count % (due or 1) if open_ else count != due)
     if wrong or len(open_) > 1:
         raise ShapeError(f"reshape: a Tensor of shape {old} cannot have the shape {new}")
@@ -160,7 +160,7 @@ def _reshaped(arguments: Arguments, attrs: Attrs) -> Any:
     if not due:
         return NotImplemented
     rest = None if bound else _quotient_of(count, due, free)
-    return short([rest if i in open_ else n for i, n in enumerate(new)])
+    return shorten([rest if i in open_ else n for i, n in enumerate(new)])
 
 
 def _factors(sizes: Iterable[Any]) -> tuple[int, list[Dim]]:
@@ -178,7 +178,7 @@ def _factors(sizes: Iterable[Any]) -> tuple[int, list[Dim]]:
     return number, unknown
 
 
-def _cancelled(free: list[Dim], bound: list[Dim]) -> tuple[list[Dim], list[Dim]]:
+def _cancel(free: list[Dim], bound: list[Dim]) -> tuple[list[Dim], list[Dim]]:
     """The factors above and below without those that both have."""
     left, below = list(free), []
     for n in bound:
@@ -197,7 +197,7 @@ def _quotient_of(count: int, due: int, free: Sequence[Any]) -> Any:
 
 
 @form("ExpandDims")
-def _expanded(arguments: Arguments, attrs: Attrs) -> Shape:
+def _expand_dims(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, axis = arguments[0].shape, attrs["axis"]
     axes = tuple(axis) if isinstance(axis, tuple | list) else (axis,)
     y = list(shape)
@@ -207,7 +207,7 @@ def _expanded(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 @form("Squeeze")
-def _squeezed(arguments: Arguments, attrs: Attrs) -> Shape:
+def _squeeze(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, axis = arguments[0].shape, attrs["axis"]
     if axis is None:
         unknown = any(isinstance(n, Dim) for n in shape)
@@ -219,7 +219,7 @@ def _squeezed(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 @form("Transpose")
-def _transposed(arguments: Arguments, attrs: Attrs) -> Shape:
+def _transpose(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, axes = arguments[0].shape, attrs["axes"]
     if axes is None:
         return shape and shape[::-1]
@@ -247,35 +247,35 @@ def _broadcast_to(arguments: Arguments, attrs: Attrs) -> Shape:
     "MirrorPadGrad", "ResizeBilinearGrad", "ResizeNearestNeighborGrad", "ScatterAdd",
     "ScatterAlongAxis", "StridedSliceGrad", "SumTo", "TapScatter", "Unreduce",
 )  # fmt: skip
-@form("AvgPoolGrad", "UnreduceMean", dtype=quotient)
+@form("AvgPoolGrad", "UnreduceMean", dtype=quotient_dtype)
 @form("LastWriter", dtype=INDEX)
-def _given(arguments: Arguments, attrs: Attrs) -> Shape:
+def _shape_attribute(arguments: Arguments, attrs: Attrs) -> Shape:
     return as_sizes(attrs["shape"])
 
 
 @form("Tile")
-def _tiled(arguments: Arguments, attrs: Attrs) -> Shape:
+def _tile(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, counts = arguments[0].shape, as_sizes(attrs["repetitions"])
     if counts is None:
         return None
     more = len(counts) - len(shape)
-    return short([n * k for n, k in pairs((1,) * more + shape, (1,) * -more + counts)])
+    return shorten([n * k for n, k in pairs((1,) * more + shape, (1,) * -more + counts)])
 
 
 # -- joining and splitting -------------------------------------------------------------------------
 
 
 @form("ConcatV2")
-def _joined(arguments: Arguments, attrs: Attrs) -> Shape:
+def _concat(arguments: Arguments, attrs: Attrs) -> Shape:
     shapes = [x.shape for x in arguments[0]]
     axis = normalized_axis(attrs["axis"], len(shapes[0]))
     try:
-        rest = merged([(*shape[:axis], *shape[axis + 1 :]) for shape in shapes])
+        rest = merge([(*shape[:axis], *shape[axis + 1 :]) for shape in shapes])
     except Clash:
         raise ShapeError(
-            f"concat: the shapes must agree except along axis {axis}, got {said(shapes)}"
+            f"concat: the shapes must agree except along axis {axis}, got {listing(shapes)}"
         ) from None
-    return short((*rest[:axis], sum([shape[axis] for shape in shapes]), *rest[axis:]))
+    return shorten((*rest[:axis], sum([shape[axis] for shape in shapes]), *rest[axis:]))
 
 
 @form("Split")
@@ -292,18 +292,18 @@ def _split(arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 @form("Pack")
-def _stacked(arguments: Arguments, attrs: Attrs) -> Shape:
+def _stack(arguments: Arguments, attrs: Attrs) -> Shape:
     shapes = [x.shape for x in arguments[0]]
     try:
-        shape = merged(shapes)
+        shape = merge(shapes)
     except Clash:
-        raise ShapeError(f"stack: all tensors must have one shape, got {said(shapes)}") from None
+        raise ShapeError(f"stack: all tensors must have one shape, got {listing(shapes)}") from None
     axis = normalized_axis(attrs["axis"], len(shape) + 1)
     return (*shape[:axis], len(shapes), *shape[axis:])
 
 
 @form("Unpack")
-def _unstacked(arguments: Arguments, attrs: Attrs) -> list[Spec]:
+def _unstack(arguments: Arguments, attrs: Attrs) -> list[Spec]:
     shape, dtype = arguments[0]
     axis = normalized_axis(attrs["axis"], len(shape))
     return [Spec((*shape[:axis], *shape[axis + 1 :]), dtype)] * shape[axis]
@@ -313,11 +313,11 @@ def _unstacked(arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 @form("StridedSlice")
-def _sliced(arguments: Arguments, attrs: Attrs) -> Shape:
+def _strided_slice(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, index = arguments[0].shape, attrs["index"]
     sizes = [1 if e is None else e[1] for e in index if e is None or isinstance(e, tuple)]
     taken = len(index) - sum([e is None for e in index])
-    return short(sizes) if shape is None else short([*sizes, *shape[taken:]])
+    return shorten(sizes) if shape is None else shorten([*sizes, *shape[taken:]])
 
 
 @form("Slice")
@@ -326,9 +326,9 @@ def _block(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 @form("MirrorPad", "PadV2")
-def _padded(arguments: Arguments, attrs: Attrs) -> Shape:
+def _pad(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, paddings = arguments[0].shape, attrs["paddings"]
-    return short([n + (a + b) for n, (a, b) in pairs(shape, paddings)])
+    return shorten([n + (a + b) for n, (a, b) in pairs(shape, paddings)])
 
 
 # -- gathers and scatters --------------------------------------------------------------------------
@@ -342,24 +342,24 @@ def _index(x: Spec) -> Any:
 
 
 @form("GatherV2")
-def _gathered(arguments: Arguments, attrs: Attrs) -> Shape:
+def _gather(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = arguments[0].shape, _index(arguments[1])
     axis, batch = normalized_axis(attrs["axis"], len(shape)), attrs["batch_dims"]
     if unlike(shape[:batch], ids[:batch]):
         raise ShapeError(f"take: the first {batch} axes must agree, got {shape} and {ids}")
-    return (*merged([shape[:batch], ids[:batch]]), *shape[batch:axis], *ids[batch:],
+    return (*merge([shape[:batch], ids[:batch]]), *shape[batch:axis], *ids[batch:],
             *shape[axis + 1 :])  # fmt: skip
 
 
 @form("TakeAlongAxis")
-def _taken(arguments: Arguments, attrs: Attrs) -> Shape:
+def _take_along_axis(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = arguments[0].shape, _index(arguments[1])
     axis = normalized_axis(attrs["axis"], len(ids))
     return broadcast((*shape[:axis], ids[axis], *shape[axis + 1 :]), ids)
 
 
 @form("GatherNd")
-def _gathered_nd(arguments: Arguments, attrs: Attrs) -> Shape:
+def _gather_nd(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = arguments[0].shape, _index(arguments[1])
     depth = _depth("gather_nd", shape, ids)
     return None if depth is None else (*ids[:-1], *shape[depth:])
@@ -376,8 +376,8 @@ def _depth(name: str, shape: Sequence[Size], ids: Sequence[Size]) -> int | None:
     return depth if type(depth) is int else None
 
 
-@form("ScatterNd", dtype=second)
-def _scattered_nd(arguments: Arguments, attrs: Attrs) -> Shape:
+@form("ScatterNd", dtype=second_dtype)
+def _scatter_nd(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = as_sizes(attrs["shape"]), _index(arguments[0])
     if shape is not None and ids is not None:
         _check_updates("scatter_nd", shape, ids, arguments[1].shape)
@@ -385,7 +385,7 @@ def _scattered_nd(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 @form("TensorScatterUpdate")
-def _scatter_updated(arguments: Arguments, attrs: Attrs) -> Shape:
+def _scatter_update(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = arguments[0].shape, _index(arguments[1])
     if shape is not None and ids is not None:
         _check_updates("at_set", shape, ids, arguments[2].shape)
@@ -415,7 +415,7 @@ def _segments(arguments: Arguments, attrs: Attrs) -> Shape:
     return (attrs["num_segments"], *shape[len(ids) :])
 
 
-@form("OneHot", dtype=told_or_float)
+@form("OneHot", dtype=dtype_attribute_or_float)
 def _one_hot(arguments: Arguments, attrs: Attrs) -> Shape:
     ids = _index(arguments[0])
     axis = normalized_axis(attrs["axis"], len(ids) + 1)
@@ -423,7 +423,7 @@ def _one_hot(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 @form("Where", dtype=INDEX)
-def _found(arguments: Arguments, attrs: Attrs) -> Shape:
+def _where(arguments: Arguments, attrs: Attrs) -> Shape:
     shape = arguments[0].shape
     return (None, None if shape is None else len(shape))
 

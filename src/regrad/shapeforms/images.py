@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from regrad.errors import ShapeError
-from regrad.shapeforms.sizes import Shape, as_sizes, differ, pairs, short, unlike
-from regrad.shapeforms.table import Arguments, Attrs, form, second
+from regrad.shapeforms.sizes import Shape, as_sizes, differ, pairs, shorten, unlike
+from regrad.shapeforms.table import Arguments, Attrs, form, second_dtype
 
 
 def _windows(
@@ -49,7 +49,7 @@ def _convolution(x: Sequence[Any], w: Sequence[Any], attrs: Attrs, depthwise: bo
             f"{w})"
         )
     counts = _windows(x[1:-1], w[:n], attrs, attrs["dilations"])
-    return short((x[0], *counts, w[-2] * w[-1] if depthwise else w[-1]))
+    return shorten((x[0], *counts, w[-2] * w[-1] if depthwise else w[-1]))
 
 
 @form("Conv2D", "Conv3D")
@@ -64,15 +64,15 @@ def _convolved_by_channel(arguments: Arguments, attrs: Attrs) -> Shape:
 
 @form("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def _by_images(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _transposed(arguments, attrs, False)
+    return _transposed_convolution(arguments, attrs, False)
 
 
 @form("DepthwiseConv2dNativeBackpropInput")
 def _by_images_by_channel(arguments: Arguments, attrs: Attrs) -> Shape:
-    return _transposed(arguments, attrs, True)
+    return _transposed_convolution(arguments, attrs, True)
 
 
-def _transposed(arguments: Arguments, attrs: Attrs, depthwise: bool) -> Shape:
+def _transposed_convolution(arguments: Arguments, attrs: Attrs, depthwise: bool) -> Shape:
     x, w, shape = arguments[0].shape, arguments[1].shape, as_sizes(attrs["shape"])
     if shape is not None and x is not None and w is not None:
         due = _convolution(shape, w, attrs, depthwise)
@@ -85,8 +85,8 @@ def _transposed(arguments: Arguments, attrs: Attrs, depthwise: bool) -> Shape:
 
 
 @form("AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D")
-@form("MaxPoolGradGrad", dtype=second)
-def _pooled(arguments: Arguments, attrs: Attrs) -> Shape:
+@form("MaxPoolGradGrad", dtype=second_dtype)
+def _pooling(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, size = arguments[0].shape, attrs["filter_size"]
     counts = _windows(shape[1:-1], size, attrs)
     if not isinstance(attrs["pad"], str):
@@ -96,37 +96,37 @@ def _pooled(arguments: Arguments, attrs: Attrs) -> Shape:
                     f"a padding of {max(lo, hi)} is as wide as the window ({k}), so a window "
                     "would lie in the padding alone. Use a smaller pad."
                 )
-    return short((shape[0], *counts, shape[-1]))
+    return shorten((shape[0], *counts, shape[-1]))
 
 
-@form("MaxPoolGrad", dtype=second)
+@form("MaxPoolGrad", dtype=second_dtype)
 def _like_first(arguments: Arguments, attrs: Attrs) -> Shape:
     return arguments[0].shape
 
 
 @form("Dilation2D")
 @form("Dilation2DArgmax", dtype=np.dtype(np.int16))
-def _dilated(arguments: Arguments, attrs: Attrs) -> Shape:
+def _dilation(arguments: Arguments, attrs: Attrs) -> Shape:
     x, w = arguments[0].shape, arguments[1].shape
     if len(w) != 3 or differ(x[-1], w[-1]):
         raise ShapeError(
             f"dilation2d: the filter must have the shape (height, width, {x[-1]}) for images of "
             f"shape {x} (batch, height, width, channels), got {w}"
         )
-    return short((x[0], *_windows(x[1:3], w[:2], attrs, attrs["dilations"]), x[-1]))
+    return shorten((x[0], *_windows(x[1:3], w[:2], attrs, attrs["dilations"]), x[-1]))
 
 
 @form("TapGather")
 def _taps(arguments: Arguments, attrs: Attrs) -> Shape:
     x = arguments[0].shape
-    return short((x[0], *_windows(x[1:3], attrs["size"], attrs, attrs["dilations"]), x[-1]))
+    return shorten((x[0], *_windows(x[1:3], attrs["size"], attrs, attrs["dilations"]), x[-1]))
 
 
 # -- resizing, blocks ------------------------------------------------------------------------------
 
 
 @form("ResizeBilinear", "ResizeNearestNeighbor")
-def _resized(arguments: Arguments, attrs: Attrs) -> Shape:
+def _resize(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, size = arguments[0].shape, as_sizes(attrs["size"])
     return None if shape is None or size is None else (shape[0], *size, *shape[1 + len(size) :])
 
@@ -142,7 +142,7 @@ def _space_to_batch(arguments: Arguments, attrs: Attrs) -> Shape:
             f"space_to_batch: the blocks {blocks} do not divide the padded sizes {tuple(padded)}"
         )
     cells = [size // block for size, block in pairs(padded, blocks)]
-    return short((batch * math.prod(blocks), *cells, *sizes[n:]))
+    return shorten((batch * math.prod(blocks), *cells, *sizes[n:]))
 
 
 @form("BatchToSpaceND")
@@ -159,4 +159,4 @@ def _batch_to_space(arguments: Arguments, attrs: Attrs) -> Shape:
         )
     if any(type(size) is int and size < 0 for size in left):
         raise ShapeError(f"batch_to_space: crops {crops} are larger than the image {tuple(sizes)}")
-    return short((batch // count, *left, *cells[n:]))
+    return shorten((batch // count, *left, *cells[n:]))

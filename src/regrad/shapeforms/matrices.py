@@ -11,10 +11,10 @@ from regrad.shapeforms.sizes import (
     broadcast,
     differ,
     pairs,
-    short,
+    shorten,
     smaller,
 )
-from regrad.shapeforms.table import INDEX, Arguments, Attrs, Spec, form, real, real_of
+from regrad.shapeforms.table import INDEX, Arguments, Attrs, Spec, form, real_dtype, real_of
 from regrad.shapes import normalized_axis
 
 # -- products --------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def _log_determinant(arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 @form("MatrixSolve", "MatrixTriangularSolve")
-def _solved(arguments: Arguments, attrs: Attrs) -> Shape:
+def _solve(arguments: Arguments, attrs: Attrs) -> Shape:
     a, b = _squares(arguments[0].shape), arguments[1].shape
     if not b or differ(a[-1], b[-1 if len(b) == 1 else -2]):
         raise ShapeError(f"as many rows are due on the right as on the left, got {a} and {b}")
@@ -115,7 +115,7 @@ def _eigen(arguments: Arguments, attrs: Attrs) -> list[Spec]:
     return [Spec(_squares(shape)[:-1], real_of(dtype)), Spec(shape, dtype)]
 
 
-@form("SelfAdjointEigvals", dtype=real)
+@form("SelfAdjointEigvals", dtype=real_dtype)
 def _eigenvalues(arguments: Arguments, attrs: Attrs) -> Shape:
     return _squares(arguments[0].shape)[:-1]
 
@@ -147,7 +147,7 @@ def _svd(arguments: Arguments, attrs: Attrs) -> list[Spec]:
     return [Spec(u, dtype), Spec(s, real_of(dtype)), Spec(vh, dtype)]
 
 
-@form("SingularValues", dtype=real)
+@form("SingularValues", dtype=real_dtype)
 def _singular_values(arguments: Arguments, attrs: Attrs) -> Shape:
     *batch, m, n = _matrices("svdvals", arguments[0].shape)
     return (*batch, smaller(m, n))
@@ -195,4 +195,4 @@ def _diag(arguments: Arguments, attrs: Attrs) -> Shape:
             f"diag: the diagonal {offset} of a matrix of shape {(m, n)} does not have {shape[-1]} "
             "elements"
         )
-    return short((*shape[:-1], m, n))
+    return shorten((*shape[:-1], m, n))

@@ -42,7 +42,7 @@ def smaller(m: Size, n: Size) -> Size:
     return m if equal(m, n) else None
 
 
-def merged(shapes: Iterable[Sequence[Size]]) -> tuple[Size, ...]:
+def merge(shapes: Iterable[Sequence[Size]]) -> tuple[Size, ...]:
     """What is known of a shape that all of these are."""
     first, *others = shapes
     for other in others:
@@ -86,7 +86,7 @@ def pairs(a: Sequence[Any], b: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
     return zip(a, b, strict=True)
 
 
-def short(shape: Sequence[Size], depth: int = 4) -> Shape:
+def shorten(shape: Sequence[Size], depth: int = 4) -> Shape:
     """A shape without sizes that took many steps to compute: None is as good, and no burden."""
     return tuple([None if _is_deep(n, depth) else n for n in shape])
 
@@ -103,7 +103,7 @@ def as_sizes(shape: Any) -> Shape:
     return dims.as_sizes(entries, "expected a shape of integers")
 
 
-def said(shapes: Iterable[Any]) -> str:
+def listing(shapes: Iterable[Any]) -> str:
     """Shapes in a message."""
     return " and ".join(map(str, shapes))
 

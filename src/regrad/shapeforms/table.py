@@ -135,7 +135,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def measured(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
+def measure_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The dtype of what the kernel returns for arrays of one element."""
     dtypes = tuple([None if x is None else x.dtype for x in arguments])
     return _measure(op, dtypes, _of_ones(attrs) if attrs else ())
@@ -157,29 +157,29 @@ def _measure(op: Op, dtypes: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...]
         return op.kernels[np.ndarray](*arrays, **dict(attrs)).dtype
 
 
-ELEMENTWISE = Form(broadcasting, measured)
+ELEMENTWISE = Form(broadcasting, measure_dtype)
 
 
-def told(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
+def dtype_attribute(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The attribute `dtype`; the input's where that is None."""
     dtype = attrs["dtype"]
-    return arguments[0].dtype if dtype is None else _named(dtype)
+    return arguments[0].dtype if dtype is None else _dtype_named(dtype)
 
 
-def told_or_float(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
+def dtype_attribute_or_float(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The attribute `dtype`; float32 where that is None."""
     dtype = attrs["dtype"]
-    return FLOAT if dtype is None else _named(dtype)
+    return FLOAT if dtype is None else _dtype_named(dtype)
 
 
-def _named(dtype: Any) -> np.dtype:
+def _dtype_named(dtype: Any) -> np.dtype:
     """A dtype from what users write."""
     if isinstance(dtype, np.dtype):
         return dtype
     return find_op("ZerosLike").kernels[np.ndarray](np.zeros(1), dtype=dtype).dtype
 
 
-def total(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
+def total_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """Sums and products of small integers and bools are of the default integer."""
     return _total(arguments[0].dtype)
 
@@ -189,18 +189,18 @@ def _total(dtype: np.dtype) -> np.dtype:
     return np.sum(np.ones(1, dtype)).dtype
 
 
-def quotient(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
+def quotient_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The dtype of an input that was divided by a number."""
     dtype = arguments[0].dtype
     return np.dtype(np.float64) if dtype.kind in "biu" else dtype
 
 
-def second(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
+def second_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The dtype of the second input."""
     return arguments[1].dtype
 
 
-def real(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
+def real_dtype(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The dtype of sizes and parts of the first input, which may be complex."""
     return real_of(arguments[0].dtype)
 

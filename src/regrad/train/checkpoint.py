@@ -77,7 +77,7 @@ def save(
     arrays = {name: to_host(v.value) for name, v in named.items()}
     if viewed := {n: a.dtype.name for n, a in arrays.items() if a.dtype.name not in CODES.values()}:
         notes[VIEWED] = json.dumps(viewed)
-    stored = {n: _stored(a, n in viewed) for n, a in arrays.items()}
+    stored = {n: _encode(a, n in viewed) for n, a in arrays.items()}
     _on_first_host(
         any(is_jax(v.value) for v in named.values()),
         lambda: replace_file(path, lambda file: _write(file, stored, notes)),
@@ -112,8 +112,8 @@ def restore(path: str | os.PathLike[str], variables: Variables) -> dict[str, str
         checksums = _taken_checksums(notes, set(file.keys()))
         viewed = json.loads(notes.pop(VIEWED, "{}"))
         _check(path, file, named, viewed)
-        arrays = {n: _checked(n, file.get_tensor(n), checksums) for n in named}
-        arrays = {n: _unstored(arrays[n], v, n in viewed) for n, v in named.items()}
+        arrays = {n: _check_sum(n, file.get_tensor(n), checksums) for n in named}
+        arrays = {n: _decode(arrays[n], v, n in viewed) for n, v in named.items()}
     new = [(v, as_held(arrays[name], v.value)) for name, v in named.items()]
     for variable, value in new:
         variable.assign(value)
@@ -123,14 +123,14 @@ def restore(path: str | os.PathLike[str], variables: Variables) -> dict[str, str
 # -- arrays as the format has them -----------------------------------------------------------------
 
 
-def _stored(array: np.ndarray, viewed: bool) -> np.ndarray:
+def _encode(array: np.ndarray, viewed: bool) -> np.ndarray:
     array = np.array(array, order="C", copy=None)  # the format has the buffer as it lies
     if viewed:
         return array[..., None].view(np.float64 if array.dtype == np.complex128 else np.uint8)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _unstored(array: np.ndarray, v: Variable, viewed: bool) -> np.ndarray:
+def _decode(array: np.ndarray, v: Variable, viewed: bool) -> np.ndarray:
     return array.view(v.dtype).reshape(v.shape) if viewed else array
 
 
@@ -187,7 +187,7 @@ def _taken_checksums(notes: dict[str, str], names: set[str]) -> dict[str, str] |
     return checksums
 
 
-def _checked(name: str, array: np.ndarray, checksums: Mapping[str, str] | None) -> np.ndarray:
+def _check_sum(name: str, array: np.ndarray, checksums: Mapping[str, str] | None) -> np.ndarray:
     if checksums is not None and checksums[name] != _checksum(array):
         raise ValueError(
             f"the array {name!r} is not the one that was saved (checksum); a program that changes "

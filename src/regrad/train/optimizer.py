@@ -122,7 +122,7 @@ class Optimizer:
         given = _by_name(var_list)
         if self._structure is not None:
             for v in given.values():
-                self._known(v)
+                self._check_known(v)
             return
         for v in given.values():
             _check_dtype(v)
@@ -207,7 +207,7 @@ class Optimizer:
             [0, 2]
         """
         pairs = self._pairs(grads, var_list)
-        given = {v.name: _checked(dx, v) for dx, v in pairs if dx is not None}
+        given = {v.name: _check_gradient(dx, v) for dx, v in pairs if dx is not None}
         if not given:
             raise GradientError(
                 f"the optimizer {self.name!r} got no gradient for any variable: "
@@ -218,7 +218,7 @@ class Optimizer:
                 self.init([v for dx, v in pairs if dx is not None or _can_train(v)])
             for dx, v in pairs:
                 if dx is not None:
-                    self._known(v)
+                    self._check_known(v)
             self._run(given, extra)
 
     def _run(self, given: dict[str, Tensor], extra: dict[str, Any]) -> None:
@@ -254,7 +254,7 @@ class Optimizer:
         import optax
 
         leaves = [
-            _keyed(leaf, slot.key_type) for slot, leaf in zip(self._slots, leaves, strict=True)
+            _wrap_key(leaf, slot.key_type) for slot, leaf in zip(self._slots, leaves, strict=True)
         ]
         state = jax.tree.unflatten(self._structure, leaves)
         updates, state = self._optax.update(grads, state, params, **extra)
@@ -290,7 +290,7 @@ class Optimizer:
             )
         return [(grads.get(n), v) for n, v in known.items()]
 
-    def _known(self, v: Variable) -> None:
+    def _check_known(self, v: Variable) -> None:
         if self._trained.get(v.name) is not v:
             what = "another variable of the name" if v.name in self._trained else "the variable"
             raise StateError(
@@ -332,7 +332,7 @@ def _key_type(leaf: Any) -> Any:
     return jax.random.key_impl(leaf) if typed else None
 
 
-def _keyed(leaf: Any, key_type: Any) -> Any:
+def _wrap_key(leaf: Any, key_type: Any) -> Any:
     import jax
 
     return leaf if key_type is None else jax.random.wrap_key_data(leaf, impl=key_type)
@@ -412,7 +412,7 @@ def _check_dtype(v: Variable) -> None:
         )
 
 
-def _checked(dx: TensorLike, v: Variable) -> Tensor:
+def _check_gradient(dx: TensorLike, v: Variable) -> Tensor:
     """A gradient that fits its variable."""
     dx = dispatch.lift(dx)
     if dx.shape != v.shape:

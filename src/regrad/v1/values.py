@@ -10,7 +10,7 @@ from regrad.graph import CONST, defer, is_symbolic
 from regrad.inference import Spec
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import NoGradient, PerInput
-from regrad.shapeforms.sizes import merged
+from regrad.shapeforms.sizes import merge
 from regrad.tensors import Tensor
 from regrad.v1.forms import INEXACT, check_kinds
 from regrad.v1.tensors import convert_to_tensor, is_tensor, same_dtype
@@ -113,5 +113,5 @@ def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tenso
     if isinstance(due, dims.UnknownRank):
         due = shape
     elif not isinstance(shape, dims.UnknownRank):
-        due = merged([due, shape])
+        due = merge([due, shape])
     return ensure(what, labels, due), ensure(what, predictions, due)
