@@ -264,6 +264,8 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
 
 def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
     """Two operands that need no promotion, one of them deferred at least."""
+    if type(a) is Tensor or type(b) is Tensor:  # as in eager mode
+        return None
     if _is_deferred(a) and (dtype := a._data.dtype) in REAL:
         if _is_deferred(b) and b._data.dtype is dtype:
             return a, b

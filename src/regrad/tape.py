@@ -324,9 +324,8 @@ def put(
         kept, keeps_y = frozenset(range(len(layout or xs))), True
     if layout is None and type(y) is not tuple:
         saved = kept_of(xs, kept) if kept else ()
-        first, *rest = tapes
-        entry = first.write(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
-        for tape in rest:
+        entry = tapes[0].write(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
+        for tape in tapes[1:]:
             tape.records.append(entry)
             tape.watched.add(y._id)
     else:
