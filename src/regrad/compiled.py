@@ -284,7 +284,7 @@ class Program:
         return ys[: traced.count], traced.note
 
     def _donates(self) -> bool:
-        return bool(self.assigned or self.donated) and may_donate()
+        return bool(self.assigned or self.donated) and may_donate(self.jax)
 
     def check_places(self, error: Exception, inputs: Sequence[Tensor]) -> None:
         """Raise the error that is due where inputs are not JAX's, or lie where they do not fit."""
@@ -425,7 +425,7 @@ class Run:
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
         self.verifying = False
-        self.compiled = compile_donating(self._results)
+        self.compiled = compile_donating(program.jax, self._results)
 
     def __call__(self, inputs: Sequence[Tensor]) -> _Results:
         kept = [
@@ -460,7 +460,7 @@ class Run:
         known = self.compiled.trace(kept, given)
         self.verifying = True
         try:
-            again = compile_donating(lambda *a: self._results(*a)).trace(kept, given)
+            again = compile_donating(self.program.jax, self._results).trace(kept, given)
         finally:
             self.verifying = False
         verification.compare(self.program.name, known, again)

@@ -81,17 +81,25 @@ class LaterRule(Rule):
         return bool(node.attrs["overrides"]) or super().carries(node, index)
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        attrs, xs = record.attrs, list(record.xs)
-        places = [i for i, x in enumerate(xs) if x._data.carries]
-        call = differentiated(attrs["call"], len(xs), places)
-        zeros = OPS["ZerosLike"].function
-        dy = [zeros(record.symbolic[i]) if d is None else d for i, d in enumerate(dy)]
-        specs = [_spec_due(record, i, dy) for i in places]
-        found = later(call, [*xs, *dy], attrs["sizes"], attrs["overrides"], specs)
-        dxs: list[Any] = [None] * len(xs)
-        for i, dx in zip(places, found, strict=True):
-            dxs[i] = dx
-        return [(0, dxs)]
+        attrs = record.attrs
+        places = [i for i, x in enumerate(record.xs) if x._data.carries]
+        return pull_call(attrs["call"], record, dy, places, attrs["sizes"], attrs["overrides"])
+
+
+def pull_call(
+    call: Later, record: Any, dy: Any, places: Sequence[int],
+    sizes: Any = None, overrides: Any = None,
+) -> list[tuple[int, Any]]:  # fmt: skip
+    """Pull gradients, in the run, through a call on the inputs of a record, those at `places`."""
+    xs = list(record.xs)
+    zeros = OPS["ZerosLike"].function
+    dy = [zeros(record.symbolic[i]) if d is None else d for i, d in enumerate(dy)]
+    specs = [_spec_due(record, i, dy) for i in places]
+    found = later(differentiated(call, len(xs), places), [*xs, *dy], sizes, overrides, specs)
+    dxs: list[Any] = [None] * len(xs)
+    for i, dx in zip(places, found, strict=True):
+        dxs[i] = dx
+    return [(0, dxs)]
 
 
 LATER.rule = LaterRule()

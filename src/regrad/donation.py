@@ -14,9 +14,8 @@ from regrad.namespaces import JAX
 from regrad.placement import searches_nan
 
 
-def compile_donating(f: Callable[[Any, Any], Any]) -> Any:
+def compile_donating(jax: Any, f: Callable[[Any, Any], Any]) -> Any:
     """Return `f(kept, donated)` compiled; what it compiles lives as long as what is returned."""
-    import jax
 
     def trace(kept: Any, donated: Any) -> Any:
         with at_once():  # signals do not wait for a trace: nothing has been given away yet
@@ -25,10 +24,8 @@ def compile_donating(f: Callable[[Any, Any], Any]) -> Any:
     return jax.jit(trace, donate_argnums=1)
 
 
-def may_donate() -> bool:
+def may_donate(jax: Any) -> bool:
     """Whether programs may write over arrays: not if JAX may call them twice."""
-    import jax
-
     return not searches_nan(jax)
 
 
