@@ -47,7 +47,7 @@ LAYERS = [
     "containers", "reports", "scopes", "overrides", "foreign",
     "shapeforms", "inference", "static_values", "graph", "size_ops", "executor", "deferral",
     "numpy_protocol", "ops", "dtypes", "variables", "gradients", "trails", "custom_nodes", "custom",
-    "arguments", "closures", "capture", "regions", "again", "verification", "donation", "compiled",
+    "arguments", "closures", "capture", "regions", "bodies", "verification", "donation", "compiled",
     "devices", "jitted", "batching", "recompute", "loops", "branches", "control", "transforms",
     "rules", "reals", "differences", "findings", "checking", "testing", "linalg",
     "random", "nn", "losses", "extend", "train", "jax", "torch",

@@ -150,7 +150,7 @@ class OpStep(NamedTuple):
     layout: tuple[Place, ...] | None
     ys: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         xs = tuple([at(env, ref) for ref in self.xs])
         y = dispatch.rerun(self.op, xs, self.attrs, self.layout, self._rule(env))
         env.update(zip(self.ys, y if isinstance(y, tuple) else (y,), strict=True))
@@ -171,7 +171,7 @@ class HeldStep(NamedTuple):
     value: Ref
     number: float
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         env[self.number] = at(env, self.value)
 
 
@@ -187,7 +187,7 @@ class CustomStep(NamedTuple):
     ys: Sequence[float]
     cut: bool  # a tape that the body itself opened took the gradient
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         call = self.call.on(tuple(xs))
         f = lambda: (self._values(env, records), self._back(env))  # noqa: E731
@@ -198,7 +198,7 @@ class CustomStep(NamedTuple):
     def _values(self, env: Env, records: Records) -> Any:
         mark = next_id()
         for step in self.inner:
-            step.again(env, records)
+            step.replay(env, records)
         ys = [at(env, ref) for ref in self.values]
         # (those that were made here become the call's; in `env` they stay what the steps made)
         return self.close([twin(y) if y._id > mark else y for y in ys])
@@ -232,7 +232,7 @@ class RegionStep(NamedTuple):
     ys: Sequence[float]
     pulls: set[Any]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         if self.passage in self.pulls:  # the body will ask for its gradient
             xs = distinct(xs)
@@ -251,7 +251,7 @@ class PullStep(NamedTuple):
     dys: Sequence[Ref]
     dxs: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         record, xs = records[self.passage]
         rule, passage = record.rule, record.rule.passage
         given = dict(zip(self.passage.reached, [at(env, ref) for ref in self.dys], strict=True))
@@ -270,7 +270,7 @@ class BodyStep(NamedTuple):
     xs: Sequence[Ref]
     ys: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         ys = self.captured.replay([at(env, ref) for ref in self.xs], env)
         env.update(zip(self.ys, ys, strict=True))
 
@@ -283,7 +283,7 @@ class ForeignStep(NamedTuple):
     xs: Sequence[Ref]
     ys: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         arrays = self.function([self.read(at(env, ref)) for ref in self.xs])
         env.update(zip(self.ys, map(wrap, arrays), strict=True))
 
@@ -313,7 +313,7 @@ class StrangerStep(NamedTuple):
     xs: Sequence[float]
     ys: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         consts = [env[c.number]._data if type(c) is _Id else c for c in self.consts]
         arrays = evaluate(self.jaxpr, consts, [env[i]._data for i in self.xs])
         env.update(zip(self.ys, map(wrap, arrays), strict=True))
@@ -440,7 +440,7 @@ class Captured:
                 env[number] = resolved(region.first(source, number))
         records: Records = {}
         for step in self.first.steps:
-            step.again(env, records)
+            step.replay(env, records)
         for variable, ref in self.assigned.items():
             region.assign(variable, at(env, ref))
         return [at(env, ref) for ref in self.ys]

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from regrad.again import Again, pullback
+from regrad.bodies import BodyFunction, pullback
 from regrad.capture import Captured
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
@@ -121,7 +121,7 @@ def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
     flat = Captured(flat, name)
 
     def first(*xs: Any) -> list[Any]:
-        given = [region.given(wrap(x)) for x in xs]
+        given = [region.make_stand_in(wrap(x)) for x in xs]
         return _data(run_inside(partial(results, flat, given, region), region, overrides))
 
     closed = jax.make_jaxpr(first)(*arrays)
@@ -138,12 +138,12 @@ def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
         )
     outside = [*(JAX_data(x) for x in sources), *region.arrays]
     captured = [*region.captured, *region.arrays]
-    again = Again(flat, len(arrays), captured, overrides, name)
+    body = BodyFunction(flat, len(arrays), captured, overrides, name)
     inputs = [*arrays, *outside]
     if outside:
-        closed = jax.make_jaxpr(_make_runner(again))(*inputs)
+        closed = jax.make_jaxpr(_make_runner(body))(*inputs)
     avals = [jax.typeof(x) for x in inputs]
-    return run_op(inputs, closed, RegradGradient(name, again, avals, len(arrays), closed.out_avals))
+    return run_op(inputs, closed, RegradGradient(name, body, avals, len(arrays), closed.out_avals))
 
 
 def JAX_data(x: Tensor) -> Any:

@@ -19,10 +19,10 @@ from regrad.namespaces import Array, Namespace, beside
 from regrad.ops import windows
 from regrad.ops.array import expand_dims, squeeze
 from regrad.ops.windows import (
+    Geometry,
     Ints,
     NumPyKernels,
     Padding,
-    Plan,
     Sizes,
     Windows,
     as_rows,
@@ -44,7 +44,7 @@ class JaxKernels:
     """`lax.conv_general_dilated`, with the axes of each kernel told by name."""
 
     @staticmethod
-    def forward(x: Array, w: Array, plan: Plan) -> Array:
+    def forward(x: Array, w: Array, plan: Geometry) -> Array:
         """The convolution."""
         win = plan.win
         axes = ("NDHWC", "DHWIO", "NDHWC")
@@ -54,7 +54,7 @@ class JaxKernels:
         )  # fmt: skip
 
     @staticmethod
-    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
+    def by_images(dy: Array, w: Array, plan: Geometry) -> Array:
         """Its gradient by the images: a convolution of the dilated dy with the flipped filter."""
         win, n = plan.win, len(plan.win.size)
         if plan.groups > 1:
@@ -73,7 +73,7 @@ class JaxKernels:
         )  # fmt: skip
 
     @staticmethod
-    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
+    def by_filter(x: Array, dy: Array, plan: Geometry) -> Array:
         """Its gradient by the filter: a convolution of x with dy that sums over the batch."""
         win = plan.win
         padding = [
@@ -94,7 +94,7 @@ class JaxOnCpu(JaxKernels):
     """What a CPU does faster in another way (bench/formulations.py has the figures)."""
 
     @staticmethod
-    def forward(x: Array, w: Array, plan: Plan) -> Array:
+    def forward(x: Array, w: Array, plan: Geometry) -> Array:
         """The convolution. Channel by channel, a sum over the taps, which XLA makes one loop of."""
         if plan.groups == 1:
             return JaxKernels.forward(x, w, plan)
@@ -102,7 +102,7 @@ class JaxOnCpu(JaxKernels):
         return reduce(add, [x[place] * tap for place, tap in taps_of(w, plan)])
 
     @staticmethod
-    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
+    def by_images(dy: Array, w: Array, plan: Geometry) -> Array:
         """Its gradient by the images."""
         if plan.groups == 1:
             return JaxKernels.by_images(dy, w, plan)
@@ -114,7 +114,7 @@ class JaxOnCpu(JaxKernels):
         return summed_copies(windows.cropped(dx, plan.win.padding), plan)
 
     @staticmethod
-    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
+    def by_filter(x: Array, dy: Array, plan: Geometry) -> Array:
         """Its gradient by the filter: products of matrices, some images at a time.
 
         XLA's convolution that sums over the batch takes twice as long, and a matrix of all
@@ -142,7 +142,7 @@ XLA_BLOCK = 2**21  # bytes of a matrix of windows that is multiplied at once
 MANY_TAPS = 128  # each tap is an instruction to compile
 
 
-def _jax_kernels(x: Array, plan: Plan) -> Array:
+def _jax_kernels(x: Array, plan: Geometry) -> Array:
     """XLA's convolution adds half floats up in float32, as a sum over taps would not."""
     import jax
 
@@ -158,7 +158,7 @@ def _compiled(compute: Callable[..., Any]) -> Any:
     return jax.jit(compute, static_argnums=2)
 
 
-def _jax_padded(x: Array, plan: Plan) -> Array:
+def _jax_padded(x: Array, plan: Geometry) -> Array:
     import jax.numpy
 
     return windows.padded(jax.numpy, x, plan.win.padding)
@@ -186,7 +186,7 @@ class TorchKernels:
     """`torch.nn.functional.conv2d` and its kin."""
 
     @staticmethod
-    def forward(x: Array, w: Array, plan: Plan) -> Array:
+    def forward(x: Array, w: Array, plan: Geometry) -> Array:
         """The convolution."""
         import torch
 
@@ -199,7 +199,7 @@ class TorchKernels:
         return y.movedim(1, -1)
 
     @staticmethod
-    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
+    def by_images(dy: Array, w: Array, plan: Geometry) -> Array:
         """Its gradient by the images."""
         grad = _torch_grad()
         even = _even_padding(plan.win)
@@ -211,7 +211,7 @@ class TorchKernels:
         return dx if even is not None else windows.cropped(dx, plan.win.padding)
 
     @staticmethod
-    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
+    def by_filter(x: Array, dy: Array, plan: Geometry) -> Array:
         """Its gradient by the filter."""
         grad = _torch_grad()
         x, padding = _torch_padded(x, plan.win)
@@ -252,7 +252,7 @@ def _oi_first(w: Array) -> Array:
 KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "torch": TorchKernels}
 
 
-def _compute(xp: Namespace, kernel: str, a: Array, b: Array, plan: Plan, shape: Sizes) -> Array:
+def _compute(xp: Namespace, kernel: str, a: Array, b: Array, plan: Geometry, shape: Sizes) -> Array:
     """Run a kernel; where there is nothing to sum, libraries differ, and zeros are due."""
     if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
         return xp.zeros(shape, dtype=a.dtype, **beside(a))
@@ -265,22 +265,24 @@ def _compute(xp: Namespace, kernel: str, a: Array, b: Array, plan: Plan, shape: 
     return compute(a, b, plan)
 
 
-def _complex(xp: Namespace, compute: Callable[..., Any], a: Array, b: Array, plan: Plan) -> Array:
+def _complex(
+    xp: Namespace, compute: Callable[..., Any], a: Array, b: Array, plan: Geometry
+) -> Array:
     """A kernel on complex numbers by way of real ones (torch lacks the gradients)."""
     ar, ai, br, bi = (part.contiguous() for part in (a.real, a.imag, b.real, b.imag))
     real = compute(ar, br, plan) - compute(ai, bi, plan)
     return real + 1j * (compute(ar, bi, plan) + compute(ai, br, plan))
 
 
-def _forward(xp: Namespace, x: Array, w: Array, plan: Plan) -> Array:
+def _forward(xp: Namespace, x: Array, w: Array, plan: Geometry) -> Array:
     return _compute(xp, "forward", x, xp.reshape(w, plan.filter), plan, plan.output)
 
 
-def _by_images(xp: Namespace, dy: Array, w: Array, plan: Plan) -> Array:
+def _by_images(xp: Namespace, dy: Array, w: Array, plan: Geometry) -> Array:
     return _compute(xp, "by_images", dy, xp.reshape(w, plan.filter), plan, plan.images)
 
 
-def _by_filter(xp: Namespace, x: Array, dy: Array, plan: Plan, shape: Sizes) -> Array:
+def _by_filter(xp: Namespace, x: Array, dy: Array, plan: Geometry, shape: Sizes) -> Array:
     return xp.reshape(_compute(xp, "by_filter", x, dy, plan, plan.filter), shape)
 
 
@@ -364,7 +366,7 @@ def _rules(
         return convolve(a, dy, strides, pad, dilations)
 
 
-def _check_transposed(name: str, shape: Sequence[int], plan: Plan) -> None:
+def _check_transposed(name: str, shape: Sequence[int], plan: Geometry) -> None:
     if tuple(shape) != plan.output:
         raise ShapeError(
             f"{name}: x has the shape {tuple(shape)}, and {plan.output} is due for output_shape "

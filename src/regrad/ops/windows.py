@@ -304,7 +304,7 @@ def _where(xp: Namespace, mask: Array, x: Array) -> Array:
 # -- convolution: geometry -----------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
+class Geometry(NamedTuple):
     """What the three kernels of one convolution share.
 
     With `groups` > 1 every channel is a group of its own, and the filter has the shape
@@ -326,7 +326,7 @@ def plan_of(
     pad: str | Pairs,
     dilations: Sizes,
     depthwise: bool = False,
-) -> Plan:
+) -> Geometry:
     """The plan of a convolution; ShapeError where filter and images do not fit."""
     images, filter = tuple(images), tuple(filter)
     n = len(images) - 2
@@ -335,7 +335,7 @@ def plan_of(
     groups = images[-1] if depthwise else 1
     if depthwise:
         filter = (*filter[:n], 1, filter[-2] * filter[-1])
-    return Plan(win, groups, images, filter, (images[0], *win.outputs, filter[-1]))
+    return Geometry(win, groups, images, filter, (images[0], *win.outputs, filter[-1]))
 
 
 def check_filter(name: str, images: Sizes, filter: Sizes, n: int, last: str) -> None:
@@ -362,7 +362,7 @@ class NumPyKernels:
     """im2col, a block of images at a time."""
 
     @staticmethod
-    def forward(x: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
+    def forward(x: np.ndarray, w: np.ndarray, plan: Geometry) -> np.ndarray:
         """The convolution."""
         x = repeated(padded(np, x, plan.win.padding), plan)
         y = np.zeros(plan.output, x.dtype)
@@ -376,7 +376,7 @@ class NumPyKernels:
         return y
 
     @staticmethod
-    def by_images(dy: np.ndarray, w: np.ndarray, plan: Plan) -> np.ndarray:
+    def by_images(dy: np.ndarray, w: np.ndarray, plan: Geometry) -> np.ndarray:
         """Its gradient by the images."""
         channels = plan.images[-1] if plan.groups == 1 else plan.filter[-1]
         dx = np.zeros((plan.images[0], *plan.win.padded, channels), dy.dtype)
@@ -388,7 +388,7 @@ class NumPyKernels:
         return summed_copies(cropped(dx, plan.win.padding), plan)
 
     @staticmethod
-    def by_filter(x: np.ndarray, dy: np.ndarray, plan: Plan) -> np.ndarray:
+    def by_filter(x: np.ndarray, dy: np.ndarray, plan: Geometry) -> np.ndarray:
         """Its gradient by the filter."""
         x = repeated(padded(np, x, plan.win.padding), plan)
         dw = np.zeros((math.prod(plan.filter[:-1]), plan.filter[-1]), dy.dtype)
@@ -402,24 +402,24 @@ class NumPyKernels:
         return dw.reshape(plan.filter)
 
 
-def repeated(x: Array, plan: Plan) -> Any:
+def repeated(x: Array, plan: Geometry) -> Any:
     """x with as many copies of each channel as it has filters of its own."""
     multiplier = plan.filter[-1] // plan.groups if plan.groups > 1 else 1
     return x if multiplier == 1 else x.repeat(multiplier, axis=-1)
 
 
-def summed_copies(x: Array, plan: Plan) -> Any:
+def summed_copies(x: Array, plan: Geometry) -> Any:
     """The sum over the copies of each channel: the adjoint of `repeated`."""
     return x if x.shape == plan.images else x.reshape(*plan.images, -1).sum(axis=-1)
 
 
-def taps_of(w: Array, plan: Plan) -> Iterable[tuple[tuple[slice, ...], Any]]:
+def taps_of(w: Array, plan: Geometry) -> Iterable[tuple[tuple[slice, ...], Any]]:
     """Where each tap lies, and its matrix of weights (or, by channel, its row)."""
     last = w.shape[-1:] if plan.groups > 1 else w.shape[-2:]
     return zip(plan.win.places(), w.reshape(-1, *last), strict=True)
 
 
-def _blocks(plan: Plan, itemsize: int) -> list[slice]:
+def _blocks(plan: Geometry, itemsize: int) -> list[slice]:
     """The batch in pieces that fit into the cache."""
     each = math.prod(plan.win.outputs) * itemsize
     if plan.groups > 1:

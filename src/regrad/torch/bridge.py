@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from regrad import containers
-from regrad.again import again_in_force, pullback
 from regrad.blocks import block
+from regrad.bodies import overrides_for_replay, pullback
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
 from regrad.regions import Flat, Passage
@@ -113,7 +113,7 @@ class Opened:
         tapes = () if outer is None else outer.tapes
         with in_state(State(tapes, self.overrides)):
             ys, self.close = containers.flatten(self.f(*args, **options))
-        self.overrides = again_in_force(self.overrides)
+        self.overrides = overrides_for_replay(self.overrides)
         for y in ys:
             if not isinstance(y, Tensor):
                 raise ArgumentError(
