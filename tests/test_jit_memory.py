@@ -186,7 +186,7 @@ def alive(programs):
 
 def newest(f):
     """The programs of XLA that a compiled function made last, as it holds them."""
-    return weakref.ref([*next(reversed(f.programs.values())).runs.values()][-1])
+    return weakref.ref([*next(reversed(f.programs.values())).variants.values()][-1])
 
 
 def in_a_closure(k):
