@@ -66,7 +66,7 @@ rg.gradient("IdentityN", "xs")(lambda dy: list(dy))
 
 
 @shape_form("IdentityN")
-def _as_they_are(arguments: Any, attrs: Any) -> Any:
+def _same_shapes(arguments: Any, attrs: Any) -> Any:
     return list(arguments[0])
 
 
@@ -81,7 +81,7 @@ def _all_identities(*xs: Any) -> Any:
 
 
 def convert_to_tensor_or_indexed_slices(
-    value: Any, dtype: Any = None, name: str | None = None
+    value: TensorLike, dtype: Any = None, name: str | None = None
 ) -> Any:
     """A value as a tensor; IndexedSlices come back as they are."""
     return value if isinstance(value, IndexedSlices) else as_tensor(value, dtype, name)
@@ -90,7 +90,7 @@ def convert_to_tensor_or_indexed_slices(
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def shape(input: Any, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+def shape(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
     """The shape as a vector of integers: a constant where it is known when the graph is built.
 
     >>> import regrad.v1 as tf
@@ -102,32 +102,32 @@ def shape(input: Any, name: str | None = None, out_type: Any = dtypes.int32) -> 
     """
     x, due, name = as_tensor(input), dtypes.to_numpy(out_type), name or "Shape"
     if is_known(known := shape_of(x)):
-        return _fixed(np.asarray(known, due), name, x)
+        return _constant(np.asarray(known, due), name, x)
     if due == np.int32:
         return one_op("Shape", name, shape_tensor, x)
     with scope(name) as whole:
         return cast(one_op("Shape", "Shape", shape_tensor, x), due, name=whole)
 
 
-def _fixed(value: np.ndarray, name: str, like: Any) -> Any:
+def _constant(value: np.ndarray, name: str, like: Any) -> Any:
     """A value as a constant of the graph, or at once if `like` is of eager mode."""
     return rg.asarray(value) if is_eager(like) else constant(value, name=name)
 
 
-def rank(input: Any, name: str | None = None) -> Any:
+def rank(input: TensorLike, name: str | None = None) -> Any:
     """The number of axes."""
     x, name = as_tensor(input), name or "Rank"
     if (known := rank_of(x)) is not None:
-        return _fixed(np.asarray(known, np.int32), name, x)
+        return _constant(np.asarray(known, np.int32), name, x)
     with scope(name) as whole:
         return reshape(shape(shape(x)), [], name=whole)
 
 
-def size(input: Any, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+def size(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
     """The number of elements."""
     x, name = as_tensor(input), name or "Size"
     if is_known(known := shape_of(x)):
-        return _fixed(np.asarray(np.prod(known, dtype=int), dtypes.to_numpy(out_type)), name, x)
+        return _constant(np.asarray(np.prod(known, dtype=int), dtypes.to_numpy(out_type)), name, x)
     with scope(name) as whole:
         return reduce_prod(shape(x, out_type=out_type), name=whole)
 
@@ -201,7 +201,7 @@ roll = define("tf.roll(input, shift, axis)", "Roll", rg.roll, shift=as_sizes)
 
 
 def pad(
-    tensor: Any, paddings: Any, mode: str = "CONSTANT", name: str | None = None,
+    tensor: TensorLike, paddings: Any, mode: str = "CONSTANT", name: str | None = None,
     constant_values: Any = 0,
 ) -> Any:  # fmt: skip
     """The tensor with `(before, after)` elements more along each axis.
@@ -215,10 +215,10 @@ def pad(
     x, op_type = as_tensor(tensor), "PadV2" if mode.upper() == "CONSTANT" else "MirrorPad"
     value = numbers.under(constant_values, dtype_of(x)).item()
     attrs = {"paddings": as_sizes(paddings), "mode": mode.lower(), "constant_value": value}
-    return one_op(op_type, name or op_type.removesuffix("V2"), _padded, x, **attrs)
+    return one_op(op_type, name or op_type.removesuffix("V2"), _pad, x, **attrs)
 
 
-def _padded(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
+def _pad(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
     if is_known(shape_of(x)):
         return rg.pad(x, paddings, mode, constant_value)
     if mode == "constant":
@@ -236,31 +236,31 @@ def concat(values: Any, axis: Any, name: str = "concat") -> Any:
     values = values if isinstance(values, list | tuple) else [values]
     if len(values) == 1:
         return identity(values[0], name=name)
-    return one_op("ConcatV2", name, _joined, *values, axis=axes_of(axis))
+    return one_op("ConcatV2", name, _concat, *values, axis=axes_of(axis))
 
 
-def _joined(*xs: Any, axis: int) -> Any:
-    join = rg.find_op("ConcatV2").function if axis >= 0 and _unranked(*xs) else rg.concat
+def _concat(*xs: Any, axis: int) -> Any:
+    join = rg.find_op("ConcatV2").function if axis >= 0 and _has_unknown_rank(*xs) else rg.concat
     return join(xs, axis=axis)
 
 
-def _unranked(*xs: Any) -> bool:
+def _has_unknown_rank(*xs: Any) -> bool:
     """Whether the rank of one is unknown: then regrad's function would ask for it in vain."""
     return any(is_tensor(x) and rank_of(x) is None for x in xs)
 
 
 def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
     """Tensors of one shape and dtype joined along a new axis."""
-    return one_op("Pack", name, _stacked, *values, axis=axes_of(axis))
+    return one_op("Pack", name, _stack, *values, axis=axes_of(axis))
 
 
-def _stacked(*xs: Any, axis: int) -> Any:
-    join = rg.find_op("Pack").function if _unranked(*xs) else rg.stack
+def _stack(*xs: Any, axis: int) -> Any:
+    join = rg.find_op("Pack").function if _has_unknown_rank(*xs) else rg.stack
     return join(xs, axis=axis)
 
 
 def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
-    if num is not None and axis >= 0 and _unranked(x):
+    if num is not None and axis >= 0 and _has_unknown_rank(x):
         return [rg.squeeze(part, axis) for part in _split(x, (1,) * num, axis)]
     n = x.shape[axis]
     if num is not None and isinstance(n, Dim):
@@ -280,7 +280,7 @@ unstack = define(
 
 
 def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
-    if not _unranked(x) or axis < 0:
+    if not _has_unknown_rank(x) or axis < 0:
         return list(rg.split(x, num_or_size_splits, axis=axis))
     sizes = part_sizes(num_or_size_splits, size_of(x._data, axis))  # pyright: ignore[reportArgumentType]
     return list(rg.find_op("Split").function(x, sizes=sizes, axis=axis))

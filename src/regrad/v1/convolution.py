@@ -10,7 +10,7 @@ import regrad as rg
 from regrad.errors import GraphError
 from regrad.opsheet import TensorLike
 from regrad.tensors import Tensor
-from regrad.v1.forms import FLOATS, REALS, TENSOR, define, one_op, shape_of, tensor, unchanged
+from regrad.v1.forms import FLOATS, REALS, TENSOR, define, one_op, plain_value, shape_of, tensor
 from regrad.v1.tensors import sizes, static_value
 
 __all__ = [
@@ -78,31 +78,23 @@ def padding_of(padding: Any, n: int, last: bool) -> Any:
     return pairs[1:-1] if last else pairs[2:]
 
 
-def _turned(function: Callable[..., Any], n: int) -> Callable[..., Any]:
+def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
     """A function of data with the channels last as one of data with the channels first."""
 
-    def turned(x: Any, *others: Any, **attrs: Any) -> Any:
+    def transpose_around(x: Any, *others: Any, **attrs: Any) -> Any:
         y = function(rg.permute_dims(x, to_last(n)), *others, **attrs)
         return rg.permute_dims(y, to_first(n))
 
-    return turned
+    return transpose_around
 
 
 # -- convolutions --------------------------------------------------------------------------------
 
 
 def _convolve(
-    n: int,
-    op_type: str,
-    name: str,
-    function: Callable[..., Any],
-    *tensors: TensorLike,
-    strides: Any,
-    padding: Any,
-    data_format: str | None = None,
-    dilations: Any = None,
-    **attrs: Any,
-) -> Any:
+    n: int, op_type: str, name: str, function: Callable[..., Any], *tensors: TensorLike,
+    strides: Any, padding: Any, data_format: str | None = None, dilations: Any = None, **attrs: Any,
+) -> Any:  # fmt: skip
     """What stands behind the rows: `one_op` with TensorFlow's arguments for n spatial axes."""
     last = channels_last(data_format, n)
     windows = {
@@ -110,7 +102,7 @@ def _convolve(
         "pad": padding_of(padding, n, last),
         "dilations": spatial(1 if dilations is None else dilations, n, last, "dilations"),
     }
-    function = function if last else _turned(function, n)
+    function = function if last else _channels_first(function, n)
     return one_op(op_type, name, function, *tensors, **windows, **attrs)
 
 
@@ -164,7 +156,7 @@ atrous_conv2d = define(
     "`conv2d` with dilated filters, in one op (TensorFlow rearranges the image around it).",
     scope="atrous_conv2d",
     call=lambda *row, rate, **options: _convolve(2, *row, strides=1, dilations=rate, **options),
-    rate=unchanged,
+    rate=plain_value,
 )  # fmt: skip
 depthwise_conv2d = define(
     "tf.nn.depthwise_conv2d(input, filter, strides, padding, rate=None, name=None, "
@@ -209,14 +201,9 @@ conv3d_transpose = define(
 
 
 def convolution(
-    input: TensorLike,
-    filter: TensorLike,
-    padding: Any,
-    strides: Any = None,
-    dilation_rate: Any = None,
-    name: str | None = None,
-    data_format: str | None = None,
-) -> Any:
+    input: TensorLike, filter: TensorLike, padding: Any, strides: Any = None,
+    dilation_rate: Any = None, name: str | None = None, data_format: str | None = None,
+) -> Any:  # fmt: skip
     """`conv1d`, `conv2d` or `conv3d`, by the rank of the filter."""
     n = len(shape_of(tensor(filter))) - 2
     function, op_type = {
@@ -232,17 +219,9 @@ def convolution(
 
 
 def _pool(
-    n: int,
-    op_type: str,
-    name: str,
-    function: Callable[..., Any],
-    value: TensorLike,
-    ksize: Any,
-    strides: Any,
-    padding: Any,
-    data_format: str,
-    **kinds: str,
-) -> Any:
+    n: int, op_type: str, name: str, function: Callable[..., Any], value: TensorLike, ksize: Any,
+    strides: Any, padding: Any, data_format: str, **kinds: str,
+) -> Any:  # fmt: skip
     last = channels_last(data_format, n)
     windows = {
         "filter_size": spatial(ksize, n, last, "ksize"),
@@ -250,7 +229,7 @@ def _pool(
         "pad": padding_of(padding, n, last),
     }
     return one_op(
-        op_type, name, function if last else _turned(function, n), value, **kinds, **windows
+        op_type, name, function if last else _channels_first(function, n), value, **kinds, **windows
     )
 
 

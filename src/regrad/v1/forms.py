@@ -183,7 +183,7 @@ TENSOR = object()  # the role of a parameter that is a tensor though it has a de
 Role = Callable[[Any], Any] | str | object | None
 
 
-def unchanged(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """The role of an attribute that is passed on as it is, though it has no default."""
     return value
 
@@ -192,7 +192,7 @@ def unchanged(value: Any) -> Any:
 USUAL_ROLES: dict[str, Any] = {
     "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "shape": as_sizes,
     "block_shape": as_sizes, "paddings": as_sizes, "crops": as_sizes, "num_segments": as_sizes,
-    "strides": unchanged, "padding": unchanged, "use_cudnn_on_gpu": None,
+    "strides": plain_value, "padding": plain_value, "use_cudnn_on_gpu": None,
     "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
     "keep_dims": "keepdims",
 }  # fmt: skip
@@ -229,12 +229,12 @@ def define(
             passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
             one without effect. `USUAL_ROLES` need not be written.
     """
-    path, signature = _parsed(declaration)
+    path, signature = _parse(declaration)
     name, parameters = path.rpartition(".")[2], signature.parameters
     required = [n for n, p in parameters.items() if p.default is p.empty]
     defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
     default = scope or defaults.get("name") or op_type or name
-    ordinary = {n: TENSOR if n in required else unchanged for n in parameters if n != "name"}
+    ordinary = {n: TENSOR if n in required else plain_value for n in parameters if n != "name"}
     roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
     tensors = [n for n in roles if roles[n] is TENSOR]
     older = [(n, role) for n, role in roles.items() if isinstance(role, str)]
@@ -248,7 +248,7 @@ def define(
 
     usual = attributes(dict(defaults)) if tensors == required else None
 
-    def defined(*args: Any, **options: Any) -> Any:
+    def call_row(*args: Any, **options: Any) -> Any:
         if usual is not None and not options and len(args) == len(required):
             return call(op_type, default, function, *args, **usual)
         passed = dict(zip(parameters, args, strict=False))
@@ -266,14 +266,14 @@ def define(
     first = doc or (function.__doc__ or "").partition("\n")[0]
     notes = [f"`{old}` is the old name of `{new}`." for old, new in older]
     kind = f"Op type: `{op_type}`." if op_type else "A composition."
-    defined.__doc__ = "\n\n    ".join([first, *notes, f"{kind} Source: `{path}`."])
-    defined.__name__ = defined.__qualname__ = name
-    defined.__module__ = sys._getframe(1).f_globals["__name__"]
-    defined.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    return defined
+    call_row.__doc__ = "\n\n    ".join([first, *notes, f"{kind} Source: `{path}`."])
+    call_row.__name__ = call_row.__qualname__ = name
+    call_row.__module__ = sys._getframe(1).f_globals["__name__"]
+    call_row.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return call_row
 
 
-def _parsed(declaration: str) -> tuple[str, inspect.Signature]:
+def _parse(declaration: str) -> tuple[str, inspect.Signature]:
     """Read `tf.f(x, axis=None, dtype=tf.int64)`."""
     path, _, listed = declaration.removesuffix(")").partition("(")
     listed = listed if "name=" in listed else f"{listed}, name=None"

@@ -23,12 +23,12 @@ class ResizeMethod:
     AREA = 3
 
 
-def _single(x: Tensor) -> Tensor:
+def _as_floats(x: Tensor) -> Tensor:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
 
 
 def _resize_bilinear(x: Tensor, size: Any, align_corners: bool, half_pixel_centers: bool) -> Tensor:
-    return rg.nn.resize_bilinear(_single(x), size, align_corners, half_pixel_centers)
+    return rg.nn.resize_bilinear(_as_floats(x), size, align_corners, half_pixel_centers)
 
 
 LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
@@ -90,13 +90,13 @@ flip_left_right, random_flip_left_right = _flip("flip_left_right", -2, "left to 
 flip_up_down, random_flip_up_down = _flip("flip_up_down", -3, "upside down")
 
 
-def per_image_standardization(image: Any) -> Any:
+def per_image_standardization(image: TensorLike) -> Any:
     """Each image with mean 0 and variance 1; a flat image is divided by `1 / sqrt(size)`."""
-    return one_op("RealDiv", "per_image_standardization", _standardized, image)
+    return one_op("RealDiv", "per_image_standardization", _standardize, image)
 
 
-def _standardized(x: Any) -> Any:
-    x, axes = _single(x), (-3, -2, -1)
+def _standardize(x: Any) -> Any:
+    x, axes = _as_floats(x), (-3, -2, -1)
     count = rg.sum(rg.ones_like(x), axis=axes, keepdims=True)
     mean, variance = rg.nn.moments(x, axes, keepdims=True)
     return (x - mean) / rg.maximum(rg.sqrt(variance), rg.rsqrt(count))

@@ -10,16 +10,10 @@ import numpy as np
 import regrad as rg
 from regrad.dims import Dim, UnknownRank, is_known, size_of
 from regrad.errors import ArgumentError, GraphError, IndexRangeError
+from regrad.opsheet import TensorLike
 from regrad.tensors import Tensor
 from regrad.v1 import dtypes
-from regrad.v1.arrays import (
-    concat,
-    dimension_tensor,
-    reshape,
-    squeeze,
-    stack,
-    stop_gradient,
-)
+from regrad.v1.arrays import concat, dimension_tensor, reshape, squeeze, stack, stop_gradient
 from regrad.v1.creation import ones_like
 from regrad.v1.forms import (
     ANY,
@@ -34,13 +28,7 @@ from regrad.v1.forms import (
 )
 from regrad.v1.forms import tensor as as_tensor
 from regrad.v1.math import add, cast, maximum, not_equal, subtract, to_int64, where
-from regrad.v1.reductions import (
-    argsort,
-    cumsum,
-    invert_permutation,
-    reduce_max,
-    sort,
-)
+from regrad.v1.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
 from regrad.v1.static_shapes import TensorShape
 from regrad.v1.tensors import is_tensor, rg_read
 from regrad.v1.values import indices_from_zero
@@ -53,7 +41,7 @@ __all__ = [
 # -- tensor[…] -------------------------------------------------------------------------------------
 
 
-def getitem(x: Any, index: Any, name: str = "strided_slice") -> Any:
+def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any:
     """`x[index]`: ints, slices, None, `...`, scalar tensors of ints, one mask of bools.
 
     Ints and slices make one op, `StridedSlice`; a scalar tensor makes a `GatherV2`, which is as
@@ -130,18 +118,10 @@ slice = define(
 
 
 def strided_slice(
-    input_: Any,
-    begin: Any,
-    end: Any,
-    strides: Any = None,
-    begin_mask: int = 0,
-    end_mask: int = 0,
-    ellipsis_mask: int = 0,
-    new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0,
-    var: Any = None,
-    name: str | None = None,
-) -> Any:
+    input_: TensorLike, begin: TensorLike, end: TensorLike, strides: TensorLike = None,
+    begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0, var: Any = None, name: str | None = None,
+) -> Any:  # fmt: skip
     """The elements that `input_[begin:end:strides]` selects, axis by axis.
 
     Bit i of a mask is about the i-th entry: no beginning, no end, `...`, a new axis, an int.
@@ -166,27 +146,23 @@ def strided_slice(
 
 
 def gather(
-    params: Any,
-    indices: Any,
-    validate_indices: Any = None,
-    name: str | None = None,
-    axis: Any = None,
-    batch_dims: int = 0,
-) -> Any:
+    params: TensorLike, indices: TensorLike, validate_indices: Any = None, name: str | None = None,
+    axis: Any = None, batch_dims: int = 0,
+) -> Any:  # fmt: skip
     """Slices of `params` along an axis (by default the first, or the one after `batch_dims`)."""
     axis = batch_dims if axis is None else axes_of(axis)
     attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
-    return one_op("GatherV2", name or "GatherV2", _taken, params, indices, **attrs)
+    return one_op("GatherV2", name or "GatherV2", _take, params, indices, **attrs)
 
 
-def _taken(x: Any, indices: Any, axis: int, batch_dims: int) -> Any:
+def _take(x: Any, indices: Any, axis: int, batch_dims: int) -> Any:
     indices = indices_from_zero("gather", indices)
     unasked = axis >= 0 and not is_known(shape_of(x))
     take = rg.find_op("GatherV2").function if unasked else rg.take
     return take(x, indices, axis=axis, batch_dims=batch_dims)
 
 
-def batch_gather(params: Any, indices: Any, name: str | None = None) -> Any:
+def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any:
     """For each vector of indices, elements of the slice of `params` at its place."""
     batch = rank_of(as_tensor(indices))
     if not batch:
@@ -194,18 +170,18 @@ def batch_gather(params: Any, indices: Any, name: str | None = None) -> Any:
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
 
 
-def _taken_nd(x: Tensor, indices: Tensor) -> Tensor:
+def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
     """Slices of `params` at index vectors, which the last axis of `indices` holds."""
     return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
 
 
-def _scattered(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
+def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
     """Zeros of the given shape with `updates` added at index vectors."""
     return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
 
 
-gather_nd = define("tf.gather_nd(params, indices)", "GatherNd", _taken_nd, same=False)
-scatter_nd = define("tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scattered, same=False)
+gather_nd = define("tf.gather_nd(params, indices)", "GatherNd", _gather_nd, same=False)
+scatter_nd = define("tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, same=False)
 tensor_scatter_update = define(
     "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
     rg.find_op("TensorScatterUpdate").function, ANY,
@@ -217,7 +193,7 @@ tensor_scatter_update = define(
 
 
 def boolean_mask(
-    tensor: Any, mask: Any, name: str = "boolean_mask", axis: int | None = None
+    tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None
 ) -> Any:
     """The slices of a tensor where the mask, which lies along axes from `axis` on, is true.
 
@@ -251,7 +227,7 @@ class Unique(NamedTuple):
     idx: Any
 
 
-def unique(x: Any, out_idx: Any = dtypes.int32, name: str | None = None) -> Unique:
+def unique(x: TensorLike, out_idx: Any = dtypes.int32, name: str | None = None) -> Unique:
     """The distinct values of a vector, in the order in which they come.
 
     Returns them, and for each element of x the index of its value among them. They have no
@@ -279,13 +255,9 @@ def unique(x: Any, out_idx: Any = dtypes.int32, name: str | None = None) -> Uniq
 
 
 def confusion_matrix(
-    labels: Any,
-    predictions: Any,
-    num_classes: Any = None,
-    dtype: Any = dtypes.int32,
-    name: str | None = None,
-    weights: Any = None,
-) -> Any:
+    labels: TensorLike, predictions: TensorLike, num_classes: Any = None, dtype: Any = dtypes.int32,
+    name: str | None = None, weights: TensorLike = None,
+) -> Any:  # fmt: skip
     """How often (or with which weight) each class, by row, was taken for each, by column.
 
     Without `num_classes` there are as many as the largest class says.

@@ -44,16 +44,10 @@ __all__ = [
 
 
 def matmul(
-    a: Any,
-    b: Any,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    adjoint_a: bool = False,
-    adjoint_b: bool = False,
-    a_is_sparse: bool = False,
-    b_is_sparse: bool = False,
-    name: str | None = None,
-) -> Any:
+    a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False,
+    adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
+    b_is_sparse: bool = False, name: str | None = None,
+) -> Any:  # fmt: skip
     """The product of matrices, which may be transposed first; `adjoint_*` conjugates as well.
 
     Stacks of matrices broadcast (TensorFlow 1 wants them equal). Raises ValueError for vectors.
@@ -123,12 +117,12 @@ cross = define(
 # -- diagonals and triangles -----------------------------------------------------------------------
 
 
-def matrix_transpose(a: Any, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
+def matrix_transpose(a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
     """The tensor with its last two axes exchanged; `conjugate` takes the conjugate as well."""
     return one_op("Transpose", name, _adjoint if conjugate else rg.matrix_transpose, a)
 
 
-def adjoint(matrix: Any, name: str | None = None) -> Any:
+def adjoint(matrix: TensorLike, name: str | None = None) -> Any:
     """The complex conjugate of the transpose."""
     return matrix_transpose(matrix, name or "adjoint", conjugate=True)
 
@@ -145,7 +139,7 @@ matrix_diag_part = diag_part = define(
 
 
 @deferrable
-def _with_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
+def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
     """Matrices with other diagonals."""
     shape: Any = x.shape[-2:]
     on = rg.linalg.diag(rg.ones_like(diagonal, dtype=np.bool_), shape=shape)
@@ -153,7 +147,7 @@ def _with_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
 
 
 @deferrable
-def _on_diagonal(x: Tensor) -> Tensor:
+def _make_diagonal(x: Tensor) -> Tensor:
     """A tensor of twice the rank, with the values on its diagonal and zeros elsewhere."""
     return rg.reshape(rg.linalg.diag(rg.reshape(x, (-1,))), (*x.shape, *x.shape))
 
@@ -174,9 +168,9 @@ def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
 
 
 matrix_set_diag = set_diag = define(
-    "tf.matrix_set_diag(input, diagonal)", None, _with_diagonal, scope="MatrixSetDiag"
+    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag"
 )
-tensor_diag = define("tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _on_diagonal, scope="Diag")
+tensor_diag = define("tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag")
 tensor_diag_part = define(
     "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart"
 )
@@ -198,13 +192,9 @@ def trace(x: TensorLike, name: str | None = None) -> Any:
 
 
 def norm(
-    tensor: Any,
-    ord: Any = "euclidean",
-    axis: Any = None,
-    keepdims: bool | None = None,
-    name: str | None = None,
-    keep_dims: bool | None = None,
-) -> Any:
+    tensor: TensorLike, ord: Any = "euclidean", axis: Any = None, keepdims: bool | None = None,
+    name: str | None = None, keep_dims: bool | None = None,
+) -> Any:  # fmt: skip
     """The norm of vectors (along one axis, or of all elements) or of matrices (along two axes).
 
     `ord` is "euclidean" or "fro" (the root of the sum of squares), 1, 2, any positive number or
@@ -257,24 +247,24 @@ def _inverse(x: Tensor, adjoint: bool) -> Tensor:
     return rg.linalg.inv(_adjoint(x) if adjoint else x)
 
 
-def _solution(a: Tensor, b: Tensor, adjoint: bool) -> Tensor:
+def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor:
     """The y with `matrix @ y = rhs` (or with the adjoint on the left)."""
     _check_matrices("matrix_solve", a, b)
     a = rg.conj(a) if adjoint else a
     return rg.find_op("MatrixSolve").function(a, b, transpose=adjoint)
 
 
-def _triangular_solution(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
+def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
     """As `tf.matrix_solve`; only one triangle of the matrix is read."""
     _check_matrices("matrix_triangular_solve", a, b)
     a, op = rg.conj(a) if adjoint else a, rg.find_op("MatrixTriangularSolve")
     return op.function(a, b, lower=lower, transpose=adjoint)
 
 
-def _two_solutions(factor: Tensor, b: Tensor) -> Tensor:
+def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
     """The y with `A @ y = rhs`, given the Cholesky factor of A."""
-    y = _triangular_solution(factor, b, lower=True, adjoint=False)
-    return _triangular_solution(factor, y, lower=True, adjoint=True)
+    y = _triangular_solve(factor, b, lower=True, adjoint=False)
+    return _triangular_solve(factor, y, lower=True, adjoint=True)
 
 
 slogdet = define(
@@ -287,17 +277,17 @@ matrix_inverse = inv = define(
     "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool
 )
 matrix_solve = solve = define(
-    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solution, INEXACT, adjoint=bool
+    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool
 )
 matrix_triangular_solve = triangular_solve = define(
     "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)",
-    "MatrixTriangularSolve", _triangular_solution, INEXACT, lower=bool, adjoint=bool,
+    "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool,
 )  # fmt: skip
 cholesky = define(
     "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT,
     "The lower triangular y with `y @ adjoint(y)` equal to the (symmetric) matrix.",
 )  # fmt: skip
-cholesky_solve = define("tf.cholesky_solve(chol, rhs)", None, _two_solutions, INEXACT)
+cholesky_solve = define("tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT)
 
 # -- decompositions --------------------------------------------------------------------------------
 
@@ -320,11 +310,9 @@ def _svd(x: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def svd(
-    tensor: TensorLike,
-    full_matrices: bool = False,
-    compute_uv: bool = True,
+    tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True,
     name: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Singular values (descending), left and right vectors, both as columns: `(s, u, v)`.
 
     Without `compute_uv` the values alone.

@@ -129,7 +129,7 @@ atan2 = define("tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS, "The angle of the po
 QUOTIENTS = {1: dtypes.float32, 2: dtypes.float32, 4: dtypes.float64, 8: dtypes.float64}
 
 
-def truediv(x: Any, y: Any, name: str | None = None) -> Any:
+def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     """`x / y`. Integers are cast first: those of 8 and 16 bits to float32, others to float64.
 
     >>> import regrad.v1 as tf
@@ -150,7 +150,7 @@ def truediv(x: Any, y: Any, name: str | None = None) -> Any:
 divide = truediv
 
 
-def div(x: Any, y: Any, name: str | None = None) -> Any:
+def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     """`x / y` as Python 2 has it: of integers the quotient rounded down."""
     known = x if is_tensor(x) else tensor(y) if is_tensor(y) else tensor(x)
     return (floor_div if dtype_of(known).kind in "iu" else realdiv)(x, y, name=name or "div")
@@ -162,22 +162,22 @@ def _quotient_or_zero(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     return rg.where(zero, 0, x / rg.where(zero, 1, y))
 
 
-def _truncated(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     """`x / y` rounded towards zero, as C divides integers."""
     return rg.sign(x) * rg.sign(y) * (rg.abs(x) // rg.abs(y))
 
 
-def _remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+def _truncate_remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     """What `truncatediv` leaves: it has the sign of x."""
-    return x - _truncated(x, y) * y
+    return x - _truncate_divide(x, y) * y
 
 
 div_no_nan = define("tf.div_no_nan(x, y)", None, _quotient_or_zero, INEXACT)
-truncatediv = define("tf.truncatediv(x, y)", None, _truncated, REALS, scope="TruncateDiv")
-truncatemod = define("tf.truncatemod(x, y)", None, _remainder, REALS, scope="TruncateMod")
+truncatediv = define("tf.truncatediv(x, y)", None, _truncate_divide, REALS, scope="TruncateDiv")
+truncatemod = define("tf.truncatemod(x, y)", None, _truncate_remainder, REALS, scope="TruncateMod")
 
 
-def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Any:
+def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any:
     """`scalar * x` for a number or a tensor of rank 0; ValueError for a tensor of another rank."""
     if rank_of(scalar) if is_tensor(scalar) else np.ndim(scalar):
         raise ShapeError(f"Only scalar multiply works, got {scalar}")
@@ -204,11 +204,9 @@ def add_n(inputs: Any, name: str | None = None) -> Any:
 
 
 def accumulate_n(
-    inputs: Sequence[TensorLike],
-    shape: Any = None,
-    tensor_dtype: Any = None,
+    inputs: Sequence[TensorLike], shape: Any = None, tensor_dtype: Any = None,
     name: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """As `add_n`."""
     return add_n(inputs, name or "AccumulateNV2")
 
@@ -220,7 +218,9 @@ clip_by_value = define(
 )  # fmt: skip
 
 
-def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+def where(
+    condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
+) -> Any:
     """x where the condition holds, y elsewhere. A condition of rank 1 selects rows.
 
     Without x and y: the places where it holds, as index vectors of int64. x, y and the condition
@@ -260,7 +260,7 @@ def _for_rows(condition: Any, x: Any, y: Any) -> Tensor:
 # -- casts -----------------------------------------------------------------------------------------
 
 
-def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+def cast(x: TensorLike, dtype: Any, name: str | None = None) -> Any:
     """x under another dtype; a tensor that has it already comes back as it is.
 
     Source: `tf.cast`.
@@ -294,7 +294,7 @@ to_complex64 = _caster("to_complex64", dtypes.complex64)
 to_complex128 = _caster("to_complex128", dtypes.complex128)
 
 
-def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
+def saturate_cast(value: TensorLike, dtype: Any, name: str | None = None) -> Any:
     """A value under another dtype, of which it takes the limits where it exceeds them."""
     with scope(name or "saturate_cast", value) as whole:
         value = tensor(value, name="value")

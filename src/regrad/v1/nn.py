@@ -43,7 +43,6 @@ from regrad.v1.values import alike, constant_value, ensure, floats, indices_from
 
 # -- activations ---------------------------------------------------------------------------------
 
-
 relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS)
 relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS)
 elu = define("tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS)
@@ -53,7 +52,7 @@ softplus = define("tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS
 softsign = define("tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS)
 
 
-def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
+def leaky_relu(features: TensorLike, alpha: Any = 0.2, name: str | None = None) -> Any:
     """x where x > 0, `alpha * x` elsewhere. Op type: `LeakyRelu` (`Prelu` if alpha is a tensor)."""
     name = name or "LeakyRelu"
     if is_tensor(alpha):
@@ -99,25 +98,22 @@ def _check_named(function: str, sentinel: Any, labels: Any, logits: Any) -> None
 
 
 def softmax_cross_entropy_with_logits(
-    _sentinel: Any = None,
-    labels: Any = None,
-    logits: Any = None,
-    dim: Any = -1,
-    name: str | None = None,
-    axis: Any = None,
-) -> Any:
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None, dim: Any = -1,
+    name: str | None = None, axis: Any = None,
+) -> Any:  # fmt: skip
     """`-sum(labels * log_softmax(logits))` along an axis, without a gradient by the labels.
 
     The arguments are given by name. Op types: `StopGradient`, `LogSoftmax`, `Mul`, `Sum`, `Neg`.
     """
     _check_named("softmax_cross_entropy_with_logits", _sentinel, labels, logits)
     name = name or "softmax_cross_entropy_with_logits_sg"
-    return _of_distributions(name, labels, logits, dim if axis is None else axis, fixed=True)
+    return _distribution_loss(name, labels, logits, dim if axis is None else axis, fixed=True)
 
 
 def softmax_cross_entropy_with_logits_v2(
-    labels: Any, logits: Any, axis: Any = None, name: str | None = None, dim: Any = None
-) -> Any:
+    labels: TensorLike, logits: TensorLike, axis: Any = None, name: str | None = None,
+    dim: Any = None,
+) -> Any:  # fmt: skip
     """`-sum(labels * log_softmax(logits))` along `axis`, with a gradient by the labels, too.
 
     Source: `tf.nn.softmax_cross_entropy_with_logits_v2`.
@@ -131,10 +127,10 @@ def softmax_cross_entropy_with_logits_v2(
     _check_named("softmax_cross_entropy_with_logits_v2", None, labels, logits)
     name = name or "softmax_cross_entropy_with_logits"
     axis = _last_by_default(renamed("axis", axis, "dim", dim))
-    return _of_distributions(name, labels, logits, axis, fixed=False)
+    return _distribution_loss(name, labels, logits, axis, fixed=False)
 
 
-def _of_distributions(name: str, labels: Any, logits: Any, axis: Any, fixed: bool) -> Any:
+def _distribution_loss(name: str, labels: Any, logits: Any, axis: Any, fixed: bool) -> Any:
     (logits,) = floats("softmax_cross_entropy_with_logits", logits)
     attrs = {"axis": axes_of(axis), "fixed": fixed}
     return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
@@ -153,8 +149,9 @@ def _cross_entropy(labels: Any, logits: Any, axis: int, fixed: bool) -> Any:
 
 
 def sparse_softmax_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
-) -> Any:
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
     """`-log_softmax(logits)` at the class of each example, whose number is its label.
 
     The arguments are given by name. A label out of range is an InvalidArgumentError of the run.
@@ -167,7 +164,7 @@ def sparse_softmax_cross_entropy_with_logits(
 
 
 @deferrable
-def sparse_cross_entropy(labels: Any, logits: Any) -> Any:
+def sparse_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
     """`-log_softmax(logits)` at the labels, which must have the shape of the examples."""
     what = "sparse_softmax_cross_entropy_with_logits"
     labels = indices_from_zero(what, ensure(what, labels, logits.shape[:-1]))
@@ -175,8 +172,9 @@ def sparse_cross_entropy(labels: Any, logits: Any) -> Any:
 
 
 def sigmoid_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
-) -> Any:
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
     """The cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
 
     The arguments are given by name.
@@ -207,7 +205,7 @@ weighted_cross_entropy_with_logits = define(
 
 
 @deferrable
-def _poisson(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
+def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
     """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss."""
     z, c = alike("log_poisson_loss", z, c)
     y = rg.exp(c) - z * c
@@ -219,15 +217,16 @@ def _poisson(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
     return y + rg.where(some, stirling, 0)
 
 
-def _half_square(x: rg.Tensor) -> rg.Tensor:
+def _l2_loss(x: rg.Tensor) -> rg.Tensor:
     """`sum(x ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow)."""
     return rg.sum(rg.square(x)) / 2
 
 
 log_poisson_loss = define(
-    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)", None, _poisson, FLOATS
-)
-l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _half_square, FLOATS, scope="L2Loss")
+    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)",
+    None, _log_poisson_loss, FLOATS,
+)  # fmt: skip
+l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, scope="L2Loss")
 
 
 # -- normalisation -------------------------------------------------------------------------------
@@ -246,23 +245,18 @@ moments = define(
 
 
 def batch_normalization(
-    x: Any,
-    mean: Any,
-    variance: Any,
-    offset: Any,
-    scale: Any,
-    variance_epsilon: float,
-    name: str | None = None,
-) -> Any:
+    x: TensorLike, mean: TensorLike, variance: TensorLike, offset: TensorLike, scale: TensorLike,
+    variance_epsilon: float, name: str | None = None,
+) -> Any:  # fmt: skip
     """`(x - mean) / sqrt(variance + variance_epsilon) * scale + offset` (both may be None)."""
     given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
     present = {k: v for k, v in given.items() if v is not None}
 
-    def normalized(x: Any, *values: Any) -> Any:
+    def normalize(x: Any, *values: Any) -> Any:
         tensors = dict(zip(present, values, strict=True))
         return rg.nn.batch_norm(x, **tensors, epsilon=variance_epsilon)
 
-    return one_op(None, name or "batchnorm", normalized, x, *present.values(), kinds=FLOATS)
+    return one_op(None, name or "batchnorm", normalize, x, *present.values(), kinds=FLOATS)
 
 
 class FusedBatchNorm(NamedTuple):
@@ -274,16 +268,10 @@ class FusedBatchNorm(NamedTuple):
 
 
 def fused_batch_norm(
-    x: Any,
-    scale: Any,
-    offset: Any,
-    mean: Any = None,
-    variance: Any = None,
-    epsilon: float = 0.001,
-    data_format: str = "NHWC",
-    is_training: bool = True,
-    name: str | None = None,
-) -> FusedBatchNorm:
+    x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike = None,
+    variance: TensorLike = None, epsilon: float = 0.001, data_format: str = "NHWC",
+    is_training: bool = True, name: str | None = None,
+) -> FusedBatchNorm:  # fmt: skip
     """Images normalised by their own moments, or by given ones, and these moments.
 
     In training the variance that comes back is the unbiased estimate (of n - 1), as in TensorFlow.
@@ -300,7 +288,7 @@ def fused_batch_norm(
     return FusedBatchNorm(y, mean, unbiased)
 
 
-def bessel(x: Any, axes: tuple[int, ...]) -> Any:
+def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
     """n / (n - 1) for the n elements along the axes: the factor of an unbiased variance."""
 
     def factor(x: Any) -> Any:
@@ -327,16 +315,18 @@ zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction)
 # -- affine --------------------------------------------------------------------------------------
 
 
-def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
+def bias_add(
+    value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
+) -> Any:
     """`value + bias`, with one number per channel. Op type: `BiasAdd`."""
     if data_format is not None and not data_format.startswith("N"):
         raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
     first = (data_format or "").startswith("NC")
-    return one_op("BiasAdd", name or "BiasAdd", _with_bias, value, bias, first=first)
+    return one_op("BiasAdd", name or "BiasAdd", _add_bias, value, bias, first=first)
 
 
 @op("BiasAdd", broadcasts=True)
-def _bias_added(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
+def _bias_add(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
     return a + b
 
 
@@ -348,19 +338,19 @@ gradient("BiasAdd", "b")(lambda dy: dy)
 
 
 @deferrable
-def _with_bias(value: Any, bias: Any, first: bool) -> Any:
+def _add_bias(value: Any, bias: Any, first: bool) -> Any:
     shape, biases = value._data.shape, bias._data.shape  # `value.shape` would ask for the rank
     if not isinstance(biases, UnknownRank):
         if len(biases) != 1:
             raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
         if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
             raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
-    return _bias_added(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
+    return _bias_add(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
 
 
 def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """`matmul(x, weights) + biases`."""
-    return _with_bias(rg.matmul(x, weights), biases, False)
+    return _add_bias(rg.matmul(x, weights), biases, False)
 
 
 def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
@@ -380,13 +370,9 @@ relu_layer = define(
 
 
 def dropout(
-    x: Any,
-    keep_prob: Any = None,
-    noise_shape: Any = None,
-    seed: int | None = None,
-    name: str | None = None,
-    rate: Any = None,
-) -> Any:
+    x: TensorLike, keep_prob: TensorLike = None, noise_shape: TensorLike = None,
+    seed: int | None = None, name: str | None = None, rate: TensorLike = None,
+) -> Any:  # fmt: skip
     """x with elements set to 0 at random in each run, and the others scaled up by `1 / keep_prob`.
 
     Args:
@@ -416,12 +402,12 @@ def dropout(
         inner = current_graph().entering(x._read())  # the branch that is being built knows this one
         shape = _noise_shape(inner._data.shape, noise_shape)
         noise = random_ops.noise(random_ops.UNIFORM, None, shape, x.dtype.base_dtype, seed)
-        y = build("SelectV2", None, _dropped, x, keep, noise)
+        y = build("SelectV2", None, _drop, x, keep, noise)
         y.set_shape(x.shape)
         return y
 
 
-def _dropped(x: Any, keep: Any, noise: Any) -> Any:
+def _drop(x: Any, keep: Any, noise: Any) -> Any:
     return rg.where(rg.less(noise, keep), x / keep, 0)
 
 
@@ -448,13 +434,9 @@ def _noise_shape(shape: Any, noise_shape: Any) -> Any:
 
 
 def embedding_lookup(
-    params: Any,
-    ids: Any,
-    partition_strategy: str = "mod",
-    name: str | None = None,
-    validate_indices: bool = True,
-    max_norm: float | None = None,
-) -> Any:
+    params: TensorLike, ids: TensorLike, partition_strategy: str = "mod", name: str | None = None,
+    validate_indices: bool = True, max_norm: float | None = None,
+) -> Any:  # fmt: skip
     """The rows of a table with the numbers `ids`. Op type: `GatherV2`.
 
     A list of tables is one table, whose rows are dealt out in turns (`"mod"`) or lie one after
@@ -465,29 +447,29 @@ def embedding_lookup(
     tables = list(params) if isinstance(params, list | tuple) else [params]
     name = name or "embedding_lookup"
     if len(tables) == 1:
-        return one_op("GatherV2", name, _embedded, tables[0], ids, same=False)
+        return one_op("GatherV2", name, _embed, tables[0], ids, same=False)
     counts = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
     starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
-    strategy = {"mod": _dealt, "div": _in_order}[partition_strategy]
+    strategy = {"mod": _deal, "div": _keep_order}[partition_strategy]
 
-    def looked_up(ids: Any, *tables: Any) -> Any:
+    def look_up(ids: Any, *tables: Any) -> Any:
         return rg.nn.embedding(rg.concat(tables), strategy(ids, starts))
 
-    return one_op(None, name, looked_up, ids, *tables, same=False)
+    return one_op(None, name, look_up, ids, *tables, same=False)
 
 
-def _embedded(table: Any, ids: Any) -> Any:
+def _embed(table: Any, ids: Any) -> Any:
     return rg.nn.embedding(table, indices_from_zero("embedding_lookup", ids))
 
 
-def _dealt(ids: Any, starts: np.ndarray) -> Any:
+def _deal(ids: Any, starts: np.ndarray) -> Any:
     """The row numbers in the joined tables of rows that were dealt out in turns."""
     n = len(starts)
     first = rg.astype(rg.take(rg.asarray(starts), ids % n), ids.dtype)
     return first + rg.floor_divide(ids, n)
 
 
-def _in_order(ids: Any, starts: np.ndarray) -> Any:
+def _keep_order(ids: Any, starts: np.ndarray) -> Any:
     return ids
 
 
@@ -498,23 +480,19 @@ class TopKV2(NamedTuple):
     indices: Any
 
 
-def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopKV2:
-    """The k largest elements of each row, largest first, and their places (int32).
-
-    Op type: `TopKV2`. Source: `tf.nn.top_k`.
-    """
-
-    return one_op("TopKV2", name or "TopKV2", _largest, input, kinds=REALS, k=sizes(k))
-
-
-def _largest(x: Any, k: Any) -> TopKV2:
+def _top_k(x: rg.Tensor, k: Any) -> TopKV2:
+    """The k largest elements of each row, largest first, and their places (int32)."""
     values, indices = rg.top_k(x, k)
     return TopKV2(values, rg.astype(indices, rg.int32))
 
 
-def in_top_k(predictions: Any, targets: Any, k: Any, name: str | None = None) -> Any:
-    """For each row, whether fewer than k classes are predicted above the target's class."""
+top_k = define(
+    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS, k=sizes, sorted=None
+)
 
+
+def in_top_k(predictions: TensorLike, targets: TensorLike, k: Any, name: str | None = None) -> Any:
+    """For each row, whether fewer than k classes are predicted above the target's class."""
     (predictions,) = floats("in_top_k", predictions)
     return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
 

@@ -20,10 +20,10 @@ def _pair(function: Operator, name: str) -> tuple[Operator, Operator]:
     def operator(self: Any, other: Any) -> Any:
         return function(self, other, name=name)
 
-    def reflected(self: Any, other: Any) -> Any:
+    def reflection(self: Any, other: Any) -> Any:
         return function(other, self, name=name)
 
-    return operator, reflected
+    return operator, reflection
 
 
 def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
@@ -77,9 +77,9 @@ def install_operators(cls: type) -> None:
     `==` and `!=` compare element by element; no tensor equals None.
     """
     for name, (function, op_name) in TWO_SIDED.items():
-        operator, reflected = _pair(function, op_name)
+        operator, reflection = _pair(function, op_name)
         setattr(cls, f"__{name}__", operator)
-        setattr(cls, f"__r{name}__", reflected)
+        setattr(cls, f"__r{name}__", reflection)
     for name, function in OTHERS.items():
         setattr(cls, f"__{name}__", function)
 

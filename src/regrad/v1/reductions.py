@@ -47,14 +47,10 @@ __all__ = [
 # -- reductions ------------------------------------------------------------------------------------
 
 
-def _in_own_dtype(
-    op_type: str | None,
-    name: str,
-    function: Callable[..., Any],
-    x: TensorLike,
-    prepare: Callable[[Any], Any] = lambda x: x,
-    **options: Any,
-) -> Any:
+def _keep_dtype(
+    op_type: str | None, name: str, function: Callable[..., Any], x: TensorLike,
+    prepare: Callable[[Any], Any] = lambda x: x, **options: Any,
+) -> Any:  # fmt: skip
     """Call `one_op`; what it makes of integers is brought back to their dtype.
 
     `prepare` brings them to the dtype in which they are computed, where that is another.
@@ -78,11 +74,11 @@ def _reduction(
     return define(declaration, op_type, function, kinds, **settings)
 
 
-reduce_sum = _reduction("reduce_sum", "Sum", rg.sum, NUMBERS, call=_in_own_dtype)
+reduce_sum = _reduction("reduce_sum", "Sum", rg.sum, NUMBERS, call=_keep_dtype)
 reduce_mean = _reduction(
-    "reduce_mean", "Mean", rg.mean, NUMBERS, call=partial(_in_own_dtype, prepare=to_double)
+    "reduce_mean", "Mean", rg.mean, NUMBERS, call=partial(_keep_dtype, prepare=to_double)
 )
-reduce_prod = _reduction("reduce_prod", "Prod", rg.prod, NUMBERS, call=_in_own_dtype)
+reduce_prod = _reduction("reduce_prod", "Prod", rg.prod, NUMBERS, call=_keep_dtype)
 reduce_max = _reduction("reduce_max", "Max", rg.max, REALS)
 reduce_min = _reduction("reduce_min", "Min", rg.min, REALS)
 reduce_any = _reduction("reduce_any", "Any", rg.any, BOOLS)
@@ -105,7 +101,7 @@ count_nonzero = define(
 )  # fmt: skip
 
 
-def _places(
+def _position(
     op_type: str, name: str, function: Any, x: TensorLike, output_type: Any, **options: Any
 ) -> Any:
     due = dtypes.to_numpy(output_type)
@@ -120,7 +116,7 @@ def _extreme(name: str, op_type: str, function: Any, extreme: str) -> Callable[.
         f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)",
         op_type, function, REALS,
         f"The index of the (first) {extreme} element along `axis` (by default the first axis).",
-        call=_places, axis=lambda axis: axes_of(axis) or 0,
+        call=_position, axis=lambda axis: axes_of(axis) or 0,
     )  # fmt: skip
 
 
@@ -140,7 +136,7 @@ def _scan(name: str, op_type: str, function: Callable[..., Any], what: str) -> C
     return define(
         f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
         op_type, scan, NUMBERS, f"The {what} of the elements so far along `axis`.",
-        call=_in_own_dtype,
+        call=_keep_dtype,
     )  # fmt: skip
 
 
@@ -157,30 +153,30 @@ def _descends(direction: str) -> bool:
     return direction == "DESCENDING"
 
 
-def _in_order(
+def _sort(
     op_type: str, name: str, function: Any, x: TensorLike, direction: bool, **options: Any
 ) -> Any:
     return one_op(op_type, name, function, x, descending=direction, **options)
 
 
-def _order(
+def _argsort(
     op_type: str, name: str, function: Any, x: TensorLike, direction: bool, **options: Any
 ) -> Any:
     with scope(name, x) as whole:
-        places = _in_order(op_type, "places", function, x, direction, **options)
+        places = _sort(op_type, "places", function, x, direction, **options)
         return cast(places, dtypes.int32, name=whole)
 
 
 sort = define(
     "tf.sort(values, axis=-1, direction='ASCENDING')", "Sort", rg.sort, REALS,
     'The values in order along `axis`; `direction` may be "DESCENDING".',
-    scope="sort", call=_in_order, direction=_descends,
+    scope="sort", call=_sort, direction=_descends,
 )  # fmt: skip
 argsort = define(
     "tf.argsort(values, axis=-1, direction='ASCENDING', stable=False)",
     "ArgSort", rg.argsort, REALS,
     "The indices (int32) that put the values in order along `axis`; equal ones keep theirs.",
-    scope="argsort", call=_order, direction=_descends, stable=None,
+    scope="argsort", call=_argsort, direction=_descends, stable=None,
 )  # fmt: skip
 
 
@@ -196,7 +192,7 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
 
 
 @deferrable
-def _means(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
+def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
     ones = rg.ones_like(ids, dtype=x.dtype)
     counts = rg.maximum(rg.segment_sum(ones, ids, num_segments), 1)
     counts = rg.expand_dims(counts, tuple(range(1, 1 + x.ndim - ids.ndim)))
@@ -211,13 +207,13 @@ unsorted_segment_sum = define(
 )  # fmt: skip
 unsorted_segment_mean = define(
     "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)",
-    None, _means, NUMBERS,
+    None, _segment_mean, NUMBERS,
     "The means of the slices of `data` that share an id; 0 where there are none.",
     scope="UnsortedSegmentMean", same=False,
 )  # fmt: skip
 
 
-def _for_all_ids(
+def _sum_all_segments(
     op_type: str, name: str, function: Any, data: TensorLike, segment_ids: TensorLike
 ) -> Any:
     with scope(name, data) as whole:
@@ -229,12 +225,12 @@ segment_sum = define(
     "tf.segment_sum(data, segment_ids)", "UnsortedSegmentSum", unsorted_segment_sum,
     doc="The sums of the slices of `data` that share an id; there are as many as the largest says."
     "\n\n    (The ids need not be sorted.)",
-    scope="SegmentSum", call=_for_all_ids,
+    scope="SegmentSum", call=_sum_all_segments,
 )  # fmt: skip
 segment_mean = define(
     "tf.segment_mean(data, segment_ids)", None, unsorted_segment_mean,
     doc="The means of the slices of `data` that share an id; see `segment_sum`.",
-    scope="SegmentMean", call=_for_all_ids,
+    scope="SegmentMean", call=_sum_all_segments,
 )  # fmt: skip
 
 
