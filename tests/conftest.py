@@ -30,3 +30,21 @@ def small_heap():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def graph():
+    """The default graph of a test: a new one for each."""
+    import regrad.v1 as tf
+
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def session(graph):
+    """A session of that graph."""
+    import regrad.v1 as tf
+
+    with tf.Session() as session:
+        yield session

@@ -10,7 +10,7 @@ from numpy.testing import overrides
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError
-from regrad.numpy_protocol import FUNCTIONS, METHODS, UFUNCS
+from regrad.numpy_protocol import FUNCTIONS, METHODS
 from regrad.testing import check_gradients
 
 X = np.array([[0.3, 0.7, 0.2], [0.9, 0.4, 0.6]])
@@ -94,11 +94,6 @@ def test_the_other_ufuncs():
     same(X @ rg.asarray(S), X @ S)
     same(np.vecdot(rg.asarray(X), V), X @ V)
     same(np.vecdot(rg.asarray(X), X, axis=0), np.vecdot(X, X, axis=0))
-
-
-def test_every_ufunc_of_the_table_is_tested():
-    tested = " ".join((SMOOTH, FLAT, BINARY, COMPARISONS, INTEGERS, LOGICAL, OTHERS)).split()
-    assert {ufunc.__name__ for ufunc in UFUNCS} == set(tested)
 
 
 @pytest.mark.parametrize(("ufunc", "method"), METHODS, ids=str)
@@ -320,9 +315,14 @@ def test_every_function_of_the_table_is_tested():
 # -- nothing leaves the tape ---------------------------------------------------------------------
 
 
-def test_every_other_ufunc_is_refused():
+TESTED = set(" ".join((SMOOTH, FLAT, BINARY, COMPARISONS, INTEGERS, LOGICAL, OTHERS)).split())
+
+
+def test_every_ufunc_that_is_not_tested_is_refused():
     t = rg.asarray(V)
-    for ufunc in overrides.get_overridable_numpy_ufuncs() - UFUNCS.keys():
+    for ufunc in overrides.get_overridable_numpy_ufuncs():
+        if ufunc.__name__ in TESTED:
+            continue
         with pytest.raises(ArgumentError, match="no counterpart"):
             t.__array_ufunc__(ufunc, "__call__", *[t] * ufunc.nin)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import regrad.torch
 from regrad.errors import NotFiredError, PassedOverError, RuleError
 from regrad.torch.nodes import new_nodes
-from regrad.torch.optypes import BINARY, CHANNELS_LAST, REVERSED, families, nodes_of, spellings
+from regrad.torch.optypes import CHANNELS_LAST, REVERSED, families, nodes_of, spellings
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 override = regrad.torch.gradient_override_map
@@ -60,7 +60,8 @@ PAIRS = [(X, Y), (X, 2.0), (2.0, X)]
 
 def forms(op_type: str) -> list[tuple[Any, ...]]:
     """What a callable of the family may be called with."""
-    return ARGUMENTS.get(op_type) or (PAIRS if op_type in BINARY else [(X,)])
+    pair = [name for _, name in families()[op_type].parameters] == ["a", "b"]
+    return ARGUMENTS.get(op_type) or (PAIRS if pair else [(X,)])
 
 
 def fresh(value: Any) -> Any:

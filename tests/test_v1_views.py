@@ -20,12 +20,6 @@ def clipped(dy, x):
 
 
 @pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-@pytest.fixture
 def net(graph):
     x = tf.placeholder(tf.float32, [None, 4], name="x")
     for name, size in (("hidden", 3), ("logits", 2)):

@@ -47,6 +47,7 @@ from regrad.gradients import grads as grads
 from regrad.gradients import value_and_grad as value_and_grad
 from regrad.gradients import value_and_grads as value_and_grads
 from regrad.gradients import variable_grads as variable_grads
+from regrad.hints import of_name as _of_name
 from regrad.jitted import jit as jit
 from regrad.ops.array import broadcast_arrays as broadcast_arrays
 from regrad.ops.array import broadcast_shapes as broadcast_shapes
@@ -271,9 +272,5 @@ def __getattr__(name: str) -> object:
         return import_module(f"regrad.{name}")
     if name.startswith("__"):  # Python asks for such names, and so does code that looks around
         raise AttributeError(f"module 'regrad' has no attribute {name!r}")
-    from regrad.errors import near, snake_case
-    from regrad.hints import NAMES
-
     known = [n for n in globals() if not n.startswith("_")]
-    hint = f" {NAMES[name]}" if name in NAMES else near(snake_case(name), known)
-    raise AttributeError(f"module 'regrad' has no attribute {name!r}.{hint}")
+    raise AttributeError(f"module 'regrad' has no attribute {name!r}.{_of_name(name, known)}")

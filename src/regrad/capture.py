@@ -152,7 +152,7 @@ class OpStep(NamedTuple):
 
     def again(self, env: Env, records: Records) -> None:
         xs = tuple([at(env, ref) for ref in self.xs])
-        y = dispatch.again(self.op, xs, self.attrs, self.layout, self._rule(env))
+        y = dispatch.rerun(self.op, xs, self.attrs, self.layout, self._rule(env))
         env.update(zip(self.ys, y if isinstance(y, tuple) else (y,), strict=True))
 
     def _rule(self, env: Env) -> Rule:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regrad import verification
 from regrad.again import Again, pullback
 from regrad.arguments import ONE
 from regrad.capture import Captured, evaluate
@@ -462,8 +463,6 @@ class Run:
             again = compile_donating(lambda *a: self._results(*a)).trace(kept, given)
         finally:
             self.verifying = False
-        from regrad import verification
-
         verification.compare(self.program.name, known, again)
 
     def _converted(self, i: int, x: Tensor) -> Any:

@@ -367,7 +367,7 @@ class CustomCall(Saves, Rule):
             leaves, self.rebuild = containers.flatten(value)
             first = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
             y = tuple(
-                self.adopted(leaf) if first[id(leaf)] == i else dispatch.renamed(leaf)
+                self.adopted(leaf) if first[id(leaf)] == i else dispatch.rename(leaf)
                 for i, leaf in enumerate(leaves)
             )
             outputs = self.rebuild(y)

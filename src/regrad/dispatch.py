@@ -22,7 +22,7 @@ from regrad.errors import (
     refusal,
 )
 from regrad.hints import of_value
-from regrad.kernel_errors import explained
+from regrad.kernel_errors import explain
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.numbers import is_tensor
 from regrad.registry import Input, Op
@@ -191,10 +191,10 @@ def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[T
         return tuple([as_dtype(x, dtype) if weak else x for x, weak in pairs])
     except Exception as error:
         names = [op.inputs[p].name for p in parameters]
-        raise _unprepared(error, op, names[len(xs) :]) from None
+        raise _blame(error, op, names[len(xs) :]) from None
 
 
-def _unprepared(error: Exception, op: Op, left: list[str]) -> Exception:
+def _blame(error: Exception, op: Op, left: list[str]) -> Exception:
     """The error for inputs that are no tensors; the first that is left is the one to blame."""
     name = f"{op.name}: {left[0]}" if left else op.name
     return error if is_of_caller(error) else refusal(error, name, {})
@@ -253,7 +253,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
         if op.kinds is None or x._data.dtype in REAL:
             return run(op, arguments, attrs)
     elif op.flat and op.promotes == TWO:
-        pair = _alike(*arguments)
+        pair = _pair(*arguments)
         if pair is not None:
             return run(op, pair, attrs)
     if op.flat:
@@ -262,7 +262,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     return run(op, prepare(op, leaves, parameters), attrs, layout)
 
 
-def _alike(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
+def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
     """Two operands that need no promotion, one of them deferred at least."""
     if _is_deferred(a) and (dtype := a._data.dtype) in REAL:
         if _is_deferred(b) and b._data.dtype is dtype:
@@ -283,7 +283,7 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
         return value.item()  # NumPy's scalars are not weak, Python's are
     if isinstance(value, list):
         try:
-            return frozen(value)  # the record keeps it, the caller may change it
+            return freeze(value)  # the record keeps it, the caller may change it
         except RecursionError as error:
             raise refusal(error, f"{op.name}: {name}", {}) from None
     if is_tensor(value):
@@ -295,9 +295,9 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
     return value
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """A list as a tuple, all the way down."""
-    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
 
 
 def _leaves(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[int], tuple[Place, ...]]:
@@ -367,10 +367,10 @@ def computed(
             arrays = [placed(arrays, place) for place in layout]
         return wrap_results(kernel(*arrays, **attrs))
     except Exception as error:
-        raise explained(error, op, xs, attrs) from error.__cause__
+        raise explain(error, op, xs, attrs) from error.__cause__
 
 
-def again(
+def rerun(
     op: Op, xs: tuple[Tensor, ...], attrs: dict[str, Any], layout: tuple[Place, ...] | None,
     rule: Rule,
 ) -> Any:  # fmt: skip
@@ -447,9 +447,9 @@ def alias_of(x: Tensor) -> Tensor:
     """The same value under a new id, with no history."""
     state = current()
     if state is None or state.region is None:
-        return renamed(x)
+        return rename(x)
     x = state.region.enter(x)
-    y = renamed(x)
+    y = rename(x)
     state.region.did(ALIAS, CUT, (x,), NO_ATTRS, y)
     return y
 
@@ -458,10 +458,10 @@ def alias(x: Tensor) -> Tensor:
     """The same value under a new id: what a gradient function differentiates by."""
     state = current()
     if state is None:
-        return renamed(x)
+        return rename(x)
     if state.region is not None:
         x = state.region.enter(x)
-    y = renamed(x)
+    y = rename(x)
     if state.region is not None:
         state.region.did(ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
     if state.guard is not None:
@@ -471,7 +471,7 @@ def alias(x: Tensor) -> Tensor:
     return y
 
 
-def renamed(x: Tensor) -> Tensor:
+def rename(x: Tensor) -> Tensor:
     """The same value under a new id, of which nothing is told."""
     if type(x) is not Tensor and type(x._data) in DEFERRALS:
         x = DEFERRALS[type(x._data)].enter(x)

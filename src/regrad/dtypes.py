@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 
 from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError
+from regrad.namespaces import DTypeLike
 from regrad.ops.creation import as_numpy_dtype
 from regrad.signatures import public
+from regrad.tensors import TensorLike
 
 bool = np.dtype("bool")
 int8, int16, int32, int64 = (np.dtype(f"int{n}") for n in (8, 16, 32, 64))
@@ -32,19 +35,19 @@ _KINDS = {
 
 
 @public
-def finfo(type: Any, /) -> Any:
+def finfo(type: TensorLike | DTypeLike, /) -> np.finfo:
     """The limits of a float dtype: `eps`, `max`, `min`, `smallest_normal`, `bits`, `dtype`."""
     return np.finfo(_dtype_of(type))
 
 
 @public
-def iinfo(type: Any, /) -> Any:
+def iinfo(type: TensorLike | DTypeLike, /) -> np.iinfo:
     """The limits of an integer dtype: `max`, `min`, `bits`, `dtype`."""
     return np.iinfo(_dtype_of(type))
 
 
 @public
-def isdtype(dtype: Any, kind: Any) -> Any:
+def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> builtins.bool:
     """Whether a dtype is of a kind: a name such as "integral", a dtype, or a tuple of these."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
@@ -56,15 +59,15 @@ def isdtype(dtype: Any, kind: Any) -> Any:
 
 
 @public
-def result_type(*arrays_and_dtypes: Any) -> np.dtype:
+def result_type(*arrays_and_dtypes: TensorLike | DTypeLike) -> np.dtype:
     """The dtype of an expression of these: Tensors, dtypes, and Python numbers (which are weak)."""
-    numbers = [x for x in arrays_and_dtypes if type(x) in dispatch.NUMBERS]
+    numbers: list[Any] = [x for x in arrays_and_dtypes if type(x) in dispatch.NUMBERS]
     dtypes = [_dtype_of(x) for x in arrays_and_dtypes if type(x) not in dispatch.NUMBERS]
     return dispatch.common(dtypes, numbers)
 
 
 @public
-def can_cast(from_: Any, to: Any, /) -> Any:
+def can_cast(from_: TensorLike | DTypeLike, to: DTypeLike, /) -> builtins.bool:
     """Whether the standard's promotion rules lead from one dtype (or Tensor) to another."""
     to = as_numpy_dtype(to)
     return namespaces.promote([_dtype_of(from_), to]) == to

@@ -17,7 +17,7 @@ import numpy as np
 from regrad import dims
 from regrad.callers import PACKAGE
 from regrad.graph import CONST, PLACEHOLDER, Node, Symbol
-from regrad.kernel_errors import explained
+from regrad.kernel_errors import explain
 
 FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
@@ -97,7 +97,7 @@ def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
 
 def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
     """A kernel's error with the op of the graph in which it happened, and what that had read."""
-    failure = explained(error, node.op, values)
+    failure = explain(error, node.op, values)
     failure.add_note(f"in the graph's op {node.name!r}")
     if not hasattr(failure, "node"):
         failure.node, failure.values = node, values  # pyright: ignore

@@ -5,8 +5,8 @@ data, in graph mode and under jit, at every order, and overrides find it by its 
 
 >>> import math
 >>> import regrad as rg
->>> from regrad.extend import gradient, op, shape_of
->>> @op("ExtendSinc", to_float=True)
+>>> from regrad.extend import gradient, op
+>>> @op("ExtendSinc", elementwise=True, to_float=True)
 ... def sinc(xp, x: rg.Tensor, /) -> rg.Tensor:
 ...     pix = math.pi * xp.where(x == 0, 1, x)
 ...     return xp.where(x == 0, 1, xp.sin(pix) / pix)
@@ -14,18 +14,15 @@ data, in graph mode and under jit, at every order, and overrides find it by its 
 ... def _(dy, x, y):
 ...     safe = rg.where(x == 0, 1, x)
 ...     return dy * rg.where(x == 0, 0, (rg.cos(math.pi * x) - y) / safe)
->>> @shape_of("ExtendSinc")
-... def _(arguments, attrs):
-...     return arguments[0].shape
 >>> rg.grad(sinc)(0.5)
 Tensor(-1.2732396, dtype=float32)
 
 * `op`, `elementwise`: make an op of a kernel, or of a row of a table.
 * `gradient`, `piecewise_constant`, `not_differentiable`: give it a rule, one that is zero wherever
   there is a gradient, or say that it has none.
-* `shape_of`: say the shapes of its results, for graphs, from the `Spec`s of its inputs; otherwise
-  its kernel is tried on small arrays. `differ` compares two sizes, of which only the run of a
-  graph may know one.
+* `shape_of`: say the shapes of its results, for graphs, from the `Spec`s of its inputs, if it is
+  not elementwise; otherwise its kernel is tried on small arrays. `differ` compares two sizes, of
+  which only the run of a graph may know one.
 * `deferrable`, `public`: mark functions that are composed of ops, and ask for sizes, or refuse by
   name what they cannot take.
 * `Indices`: the annotation of a tensor of integers in a kernel.

@@ -14,7 +14,7 @@ import numpy as np
 
 from regrad.dispatch import WEAK, array_of, call, constant, wrap_results
 from regrad.errors import NumberRangeError, prefixed
-from regrad.kernel_errors import explained
+from regrad.kernel_errors import explain
 from regrad.registry import Op
 from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.tape import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, record
@@ -38,7 +38,7 @@ def unary(op: Op) -> Callable[..., Any]:
                 try:
                     result = kernels[type(p)](p)
                 except Exception as error:
-                    raise explained(error, op, (x,)) from error.__cause__
+                    raise explain(error, op, (x,)) from error.__cause__
                 if type(result) is not ndarray:
                     if isinstance(result, tuple):
                         return _record(op, x, result)
@@ -85,7 +85,7 @@ def binary(op: Op) -> Callable[..., Any]:
                 try:
                     result = kernels[type(p)](p, q)
                 except Exception as error:
-                    raise explained(error, op, (a, b)) from error.__cause__
+                    raise explain(error, op, (a, b)) from error.__cause__
                 y = Tensor()
                 y._data = result if type(result) is ndarray else array_of(result)
                 if not LIVE:

@@ -19,7 +19,7 @@ from regrad.signatures import plain_code
 from regrad.state import current, in_state, masked
 from regrad.tape import Place, Record, effective, positions, record_of
 from regrad.tensors import Tensor, wrap
-from regrad.walk import checked, leaf_gradients
+from regrad.walk import check_gradient, leaf_gradients
 
 Spec = tuple[Any, Any]  # a shape and a dtype, as the array has them
 
@@ -158,12 +158,12 @@ class ForeignCall:
         if dx is None:
             return None
         if isinstance(dy, Tensor):
-            return checked(record, leaf, dx, dy)
+            return check_gradient(record, leaf, dx, dy)
         shape, dtype = self.specs[leaf]
         if type(dx) is type(dy) and dx.shape == shape and dx.dtype == dtype:
             return dx
         made = wrap(dx) if _same_library(dx, dy) else dx
-        found = checked(record, leaf, made, wrap(dy))
+        found = check_gradient(record, leaf, made, wrap(dy))
         return None if found is None else found._data
 
 

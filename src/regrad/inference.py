@@ -32,12 +32,13 @@ from regrad.shapeforms import arrays as arrays
 from regrad.shapeforms import images as images
 from regrad.shapeforms import matrices as matrices
 from regrad.shapeforms.sizes import Clash, StandIn, broadcast
-from regrad.shapeforms.table import FORMS, Arguments, Attrs, Form, quiet
+from regrad.shapeforms.table import Arguments, Attrs, Form, form_of, quiet
 from regrad.shapeforms.table import Spec as Spec
 from regrad.shapeforms.table import shape_of as shape_of
 from regrad.signatures import is_of_caller
 
 RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
+FEW = 3  # inputs of unknown rank, of which all combinations are tried
 MISTAKES = (ShapeError, TypeError, IndexRangeError, NumberRangeError)  # DTypeErrors are TypeErrors
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
 SMALL, LARGE = 5, 2**16  # a size in a trial; the elements of an array that is tried as it is
@@ -62,20 +63,20 @@ def infer(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     what the op would raise, if that follows from what is known; UnknownShapeError if not even the
     number of results is known.
     """
-    form = FORMS.get(op.type)
+    form = form_of(op)
     found = None
     if form is not None:
         try:
-            found = _answered(op, form, arguments, attrs)
+            found = _answer(op, form, arguments, attrs)
         except UnknownShapeError:  # it asked what only the run can tell
             found = None
         except Exception as error:
             if not _is_unranked(arguments, attrs):
-                raise explained(error, op, arguments, attrs) from error.__cause__
+                raise explain_trial(error, op, arguments, attrs) from error.__cause__
     return probe(op, arguments, attrs) if found is None else found
 
 
-def _answered(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec] | None:
+def _answer(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec] | None:
     """What a form says; None if it leaves the case to a trial."""
     answer = form.function(arguments, attrs)
     kind = type(answer)
@@ -101,7 +102,7 @@ def _answered(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Sp
     return [Spec(answer, dtype)]
 
 
-def explained(error: Exception, op: Op, arguments: Arguments, attrs: Attrs) -> Exception:
+def explain_trial(error: Exception, op: Op, arguments: Arguments, attrs: Attrs) -> Exception:
     """An error with the op and its inputs, as eager mode has it."""
     specs = list(_leaves(arguments))
     inputs = " and ".join(f"{x.dtype} {'<unknown>' if x.shape is None else x.shape}" for x in specs)
@@ -137,23 +138,23 @@ def _leaves(arguments: Arguments) -> Iterator[Spec]:
 def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """What the kernel returns for small arrays (see `infer`)."""
     if op.stateful:
-        return _undecided(op, arguments)
+        return _guess(op, arguments)
     if _is_unranked(arguments, attrs):
         return _of_some_rank(op, arguments, attrs)
     small = _small(arguments)
     known = not _holds_dims([*_leaves(small), *attrs.values()])
     try:
-        return _tried(op, small, attrs) if known else _compared(op, small, attrs)
+        return _try(op, small, attrs) if known else _compare(op, small, attrs)
     except UnknownShapeError:
         raise
     except Exception as error:
-        found = explained(error, op, arguments, attrs)
+        found = explain_trial(error, op, arguments, attrs)
         if known and (isinstance(error, MISTAKES) or isinstance(found, ShapeError)):
             raise found from error.__cause__
-        return _undecided(op, arguments)
+        return _guess(op, arguments)
 
 
-def _undecided(op: Op, arguments: Arguments) -> list[Spec]:
+def _guess(op: Op, arguments: Arguments) -> list[Spec]:
     if op.several:
         raise UnknownShapeError(
             f"{op.type}: how many results there are, and of which shapes, cannot be told before "
@@ -163,7 +164,7 @@ def _undecided(op: Op, arguments: Arguments) -> list[Spec]:
     return [Spec(None, next(filter(is_inexact, dtypes), dtypes[0] if dtypes else FLOAT))]
 
 
-def _tried(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
+def _try(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """What the kernel returns where all sizes are known; remembered, if that can be."""
     specs = tuple([tuple(x) if isinstance(x, list) else x for x in arguments])
     items = tuple([(name, type(value), value) for name, value in attrs.items()])
@@ -255,7 +256,7 @@ def _holds_dims(value: Any) -> bool:
     return next(_dims_of(value), None) is not None
 
 
-def _compared(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
+def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """What trials with other numbers for the unknown sizes have in common.
 
     The numbers rise from size to size in one trial and fall in the other, so that no size can
@@ -282,10 +283,10 @@ def _compared(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 def _common(op: Op, arguments: Arguments, attrs: Attrs, *numbers: Number) -> list[Spec]:
     """What is common to a trial for each choice of numbers, and to one of ones if that works."""
     candidates = {n.key: n for n in _dims_of([*_leaves(arguments), *attrs.values()])}
-    trials = [_filled_trial(op, arguments, attrs, number) for number in numbers]
-    stood = [[_filled(n, number) for number in (*numbers, _one)] for n in candidates.values()]
+    trials = [_try_filled(op, arguments, attrs, number) for number in numbers]
+    stood = [[_fill(n, number) for number in (*numbers, _one)] for n in candidates.values()]
     with suppress(Exception):  # 1 is special: it broadcasts, and can be left out
-        trials.append(_filled_trial(op, arguments, attrs, _one))
+        trials.append(_try_filled(op, arguments, attrs, _one))
     if len(set(map(len, trials))) > 1:
         raise UnknownShapeError(
             f"{op.type}: how many results there are depends on a size that only the run can tell"
@@ -301,9 +302,9 @@ def _one(place: Any) -> int:
     return 1 if place[0] != id(LARGE_SIZES) else SMALL
 
 
-def _filled_trial(op: Op, arguments: Arguments, attrs: Attrs, number: Number) -> list[Spec]:
-    specs = [_each(x, partial(_filled_spec, number=number)) for x in arguments]
-    return _tried(op, specs, {name: _filled(value, number) for name, value in attrs.items()})
+def _try_filled(op: Op, arguments: Arguments, attrs: Attrs, number: Number) -> list[Spec]:
+    specs = [_each(x, partial(_fill_spec, number=number)) for x in arguments]
+    return _try(op, specs, {name: _fill(value, number) for name, value in attrs.items()})
 
 
 def _common_shape(shapes: Sequence[Any], known: Known) -> Any:
@@ -323,14 +324,14 @@ def _common_size(sizes: Sequence[int], known: Known) -> Any:
     return found[0].key[1] if found[0].args[0] is LARGE_SIZES else found[0]
 
 
-def _filled(value: Any, number: Number) -> Any:
+def _fill(value: Any, number: Number) -> Any:
     if not _holds_dims(value):
         return value
     return dims.resolved(value, lambda source: StandIn(source, number))
 
 
-def _filled_spec(x: Spec, number: Number) -> Spec:
-    return Spec(_filled(x.shape, number), x.dtype)
+def _fill_spec(x: Spec, number: Number) -> Spec:
+    return Spec(_fill(x.shape, number), x.dtype)
 
 
 # -- ranks that are unknown ------------------------------------------------------------------------
@@ -349,10 +350,11 @@ def _holds_unranked(value: Any) -> bool:
 def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """The dtypes of the results, from the first rank that the op accepts."""
     asked = None
-    for rank in RANKS:
-        specs = [_each(x, partial(_ranked, rank=rank)) for x in arguments]
+    for first, *rest in _ranks(sum(x.shape is None for x in _leaves(arguments))):
+        ranks = iter((first, *rest))
+        specs = [_each(x, partial(_give_rank, ranks=ranks)) for x in arguments]
         try:
-            found = _at_rank(op, specs, {k: _shaped(v, rank) for k, v in attrs.items()})
+            found = _at_rank(op, specs, {k: _give_shapes(v, first) for k, v in attrs.items()})
         except UnknownShapeError as error:
             asked = error
         except Exception:  # the op is not for this rank
@@ -361,28 +363,35 @@ def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
             return [Spec(None, x.dtype) for x in found]
     if asked is not None:
         raise asked
-    return _undecided(op, arguments)
+    return _guess(op, arguments)
 
 
 def _at_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    form, found = FORMS.get(op.type), None
+    form, found = form_of(op), None
     if form is not None:
         with suppress(UnknownShapeError):  # as in `infer`
-            found = _answered(op, form, arguments, attrs)
-    return _compared(op, arguments, attrs) if found is None else found
+            found = _answer(op, form, arguments, attrs)
+    return _compare(op, arguments, attrs) if found is None else found
 
 
-def _ranked(x: Spec, rank: int) -> Spec:
-    return Spec(_some_shape(rank), x.dtype) if x.shape is None else x
+def _ranks(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield ranks for so many shapes: the same for all; then, of a few, all combinations."""
+    yield from [(rank,) * max(count, 1) for rank in RANKS]
+    if count <= FEW:
+        yield from (r for r in itertools.product(RANKS, repeat=count) if len(set(r)) > 1)
 
 
-def _shaped(value: Any, rank: int) -> Any:
+def _give_rank(x: Spec, ranks: Iterator[int]) -> Spec:
+    return Spec(_some_shape(next(ranks)), x.dtype) if x.shape is None else x
+
+
+def _give_shapes(value: Any, rank: int) -> Any:
     """An attribute with some shape of this rank for each that is unknown."""
     if isinstance(value, UnknownRank):
         return _some_shape(rank)
     if not _holds_unranked(value):
         return value
-    return type(value)([_shaped(item, rank) for item in value])
+    return type(value)([_give_shapes(item, rank) for item in value])
 
 
 def _some_shape(rank: int) -> tuple[Dim, ...]:

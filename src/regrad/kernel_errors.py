@@ -38,7 +38,7 @@ NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
 )
 
 
-def explained(
+def explain(
     error: Exception, op: Op, xs: Sequence[Tensor], attrs: Mapping[str, Any] = NO_ATTRS
 ) -> Exception:
     """A kernel's error, with the op, its inputs and its attributes."""

@@ -7,7 +7,7 @@ functions with several results or checks; the ops and their rules are in `regrad
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from regrad import dispatch
 from regrad.deferral import deferrable
@@ -17,7 +17,6 @@ from regrad.ops.array import concat, expand_dims, reshape, split
 from regrad.ops.array import diag as diag
 from regrad.ops.array import diagonal as diagonal
 from regrad.ops.array import matrix_transpose as matrix_transpose
-from regrad.ops.array import trace as trace
 from regrad.ops.creation import ones_like
 from regrad.ops.decompositions import det as det
 from regrad.ops.decompositions import inv as inv
@@ -31,11 +30,15 @@ from regrad.ops.matmul import matmul as matmul
 from regrad.ops.matmul import outer as outer
 from regrad.ops.matmul import tensordot as tensordot
 from regrad.ops.matmul import vecdot as vecdot
+from regrad.ops.reduction import trace as trace
 from regrad.ops.reduction import vector_norm as vector_norm
 from regrad.ops.spectral import eigvalsh as eigvalsh
 from regrad.ops.spectral import svdvals as svdvals
 from regrad.signatures import public
-from regrad.tensors import Tensor
+from regrad.tensors import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class SlogdetResult(NamedTuple):
@@ -46,7 +49,7 @@ class SlogdetResult(NamedTuple):
 
 
 @public
-def slogdet(x: Any, /) -> SlogdetResult:
+def slogdet(x: TensorLike, /) -> SlogdetResult:
     """The sign of the determinant (a phase for complex matrices) and the log of its size.
 
     Source: the Array API standard.
@@ -62,7 +65,7 @@ def slogdet(x: Any, /) -> SlogdetResult:
 
 
 @deferrable
-def solve(a: Any, b: Any, /) -> Tensor:
+def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The y with `a @ y = b`, for square matrices a; stacks of matrices broadcast.
 
     b is a matrix of columns, or, if it has one axis, a vector.
@@ -78,7 +81,9 @@ def solve(a: Any, b: Any, /) -> Tensor:
 
 
 @deferrable
-def triangular_solve(a: Any, b: Any, /, *, lower: bool = True, adjoint: bool = False) -> Tensor:
+def triangular_solve(
+    a: TensorLike, b: TensorLike, /, *, lower: bool = True, adjoint: bool = False
+) -> Tensor:
     """The y with `a @ y = b`, where only the lower (or upper) triangle of a is read.
 
     With `adjoint`, the conjugate transpose of that triangle stands on the left. b is a matrix
@@ -100,7 +105,7 @@ def triangular_solve(a: Any, b: Any, /, *, lower: bool = True, adjoint: bool = F
     return _solved("triangular_solve", solver, a, b)
 
 
-def _solved(name: str, solver: Any, a: Any, b: Any) -> Tensor:
+def _solved(name: str, solver: Callable[..., Tensor], a: TensorLike, b: TensorLike) -> Tensor:
     a, b = dispatch.lift(a), dispatch.lift(b)
     rows = b.shape[-1 if b.ndim == 1 else -2] if b.ndim else None
     if a.ndim < 2 or a.shape[-2:] != (rows, rows):
@@ -115,7 +120,7 @@ def _solved(name: str, solver: Any, a: Any, b: Any) -> Tensor:
 
 
 @deferrable
-def cholesky(x: Any, /, *, upper: bool = False) -> Tensor:
+def cholesky(x: TensorLike, /, *, upper: bool = False) -> Tensor:
     """The lower triangular y with `y @ adjoint(y) = x`, or its adjoint (`upper`).
 
     x must be Hermitian (symmetric, if real) and positive definite. It is symmetrised first,
@@ -138,7 +143,7 @@ class QRResult(NamedTuple):
 
 
 @deferrable
-def qr(x: Any, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
+def qr(x: TensorLike, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """Q with orthonormal columns and an upper triangular R, with `Q @ R = x`.
 
     The gradient needs linearly independent columns (the first ones, for wide matrices).
@@ -167,7 +172,7 @@ class EighResult(NamedTuple):
 
 
 @public
-def eigh(x: Any, /) -> EighResult:
+def eigh(x: TensorLike, /) -> EighResult:
     """Eigenvalues (ascending) and orthonormal eigenvectors of Hermitian matrices.
 
     x is symmetrised first, `(x + adjoint(x)) / 2`, as JAX does, so the gradient is symmetric
@@ -191,7 +196,7 @@ class SVDResult(NamedTuple):
 
 
 @public
-def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
+def svd(x: TensorLike, /, *, full_matrices: bool = True) -> SVDResult:
     """Singular values (descending) and vectors: `x = U @ diag(S) @ Vh`.
 
     The gradient needs `full_matrices=False` unless the matrices are square. The signs (phases)
@@ -211,7 +216,7 @@ def svd(x: Any, /, *, full_matrices: bool = True) -> SVDResult:
 
 @deferrable
 def matrix_norm(
-    x: Any, /, *, keepdims: bool = False, ord: float | Literal["fro", "nuc"] | None = "fro"
+    x: TensorLike, /, *, keepdims: bool = False, ord: float | Literal["fro", "nuc"] | None = "fro"
 ) -> Tensor:
     """A norm of matrices: "fro", "nuc", the largest (smallest) sum of a column 1 (-1), of a
     row inf (-inf), or singular value 2 (-2).
@@ -237,7 +242,7 @@ def matrix_norm(
 
 
 @deferrable
-def matrix_power(x: Any, n: int, /) -> Tensor:
+def matrix_power(x: TensorLike, n: int, /) -> Tensor:
     """The product of n times the square matrix x; of its inverse, if n is negative.
 
     Source: the Array API standard.

@@ -14,8 +14,6 @@ are compositions of public ops, so overrides fire inside them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from regrad.deferral import deferrable
 from regrad.dims import at_least, differ, same
 from regrad.dispatch import lift
@@ -27,7 +25,7 @@ from regrad.ops.elementwise import abs, astype, clip, log, not_equal, squared_di
 from regrad.ops.indexing import take_along_axis
 from regrad.ops.reduction import sum
 from regrad.size_ops import of_shape
-from regrad.tensors import Tensor
+from regrad.tensors import Tensor, TensorLike
 
 BY_NONZERO = "sum_by_nonzero_weights"
 REDUCTIONS = (BY_NONZERO, "mean", "sum", "none")
@@ -37,7 +35,9 @@ REDUCTIONS = (BY_NONZERO, "mean", "sum", "none")
 
 
 @deferrable
-def compute_weighted_loss(losses: Any, weights: Any = None, reduction: str = BY_NONZERO) -> Tensor:
+def compute_weighted_loss(
+    losses: TensorLike, weights: TensorLike | None = None, reduction: str = BY_NONZERO
+) -> Tensor:
     """The losses, weighted and reduced, as every loss here does it.
 
     Raises ShapeError if the weights do not broadcast to the losses, and ArgumentError for an
@@ -96,7 +96,7 @@ def _check_weights(losses: Tensor, weights: Tensor) -> None:
         )
 
 
-def _pair(loss: str, labels: Any, predictions: Any) -> tuple[Tensor, Tensor]:
+def _pair(loss: str, labels: TensorLike, predictions: TensorLike) -> tuple[Tensor, Tensor]:
     """Labels and predictions as Tensors of one shape; integers become floats."""
     labels, predictions = lift(labels), lift(predictions)
     if differ(labels.shape, predictions.shape):
@@ -121,7 +121,10 @@ def _float(x: Tensor, like: Tensor) -> Tensor:
 
 @deferrable
 def absolute_difference(
-    labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
+    labels: TensorLike,
+    predictions: TensorLike,
+    weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO,
 ) -> Tensor:
     """`abs(labels - predictions)`. Gradient where they are equal: 0.
 
@@ -133,7 +136,10 @@ def absolute_difference(
 
 @deferrable
 def mean_squared_error(
-    labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
+    labels: TensorLike,
+    predictions: TensorLike,
+    weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO,
 ) -> Tensor:
     """`(labels - predictions)²`.
 
@@ -150,9 +156,9 @@ def mean_squared_error(
 
 @deferrable
 def huber_loss(
-    labels: Any,
-    predictions: Any,
-    weights: Any = None,
+    labels: TensorLike,
+    predictions: TensorLike,
+    weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
     *,
     delta: float = 1.0,
@@ -170,7 +176,10 @@ def huber_loss(
 
 @deferrable
 def hinge_loss(
-    labels: Any, predictions: Any, weights: Any = None, reduction: str = BY_NONZERO
+    labels: TensorLike,
+    predictions: TensorLike,
+    weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO,
 ) -> Tensor:
     """`relu(1 - s * predictions)`, where s is -1 for the label 0 and 1 for the label 1.
 
@@ -182,9 +191,9 @@ def hinge_loss(
 
 @deferrable
 def log_loss(
-    labels: Any,
-    predictions: Any,
-    weights: Any = None,
+    labels: TensorLike,
+    predictions: TensorLike,
+    weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
     *,
     epsilon: float = 1e-7,
@@ -203,9 +212,9 @@ def log_loss(
 
 @deferrable
 def cosine_distance(
-    labels: Any,
-    predictions: Any,
-    weights: Any = None,
+    labels: TensorLike,
+    predictions: TensorLike,
+    weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
     *,
     axis: int,
@@ -226,9 +235,9 @@ def cosine_distance(
 
 @deferrable
 def sigmoid_cross_entropy(
-    labels: Any,
-    logits: Any,
-    weights: Any = None,
+    labels: TensorLike,
+    logits: TensorLike,
+    weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
     *,
     label_smoothing: float = 0.0,
@@ -247,9 +256,9 @@ def sigmoid_cross_entropy(
 
 @deferrable
 def softmax_cross_entropy(
-    labels: Any,
-    logits: Any,
-    weights: Any = None,
+    labels: TensorLike,
+    logits: TensorLike,
+    weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
     *,
     label_smoothing: float = 0.0,
@@ -275,7 +284,10 @@ def softmax_cross_entropy(
 
 @deferrable
 def sparse_softmax_cross_entropy(
-    labels: Any, logits: Any, weights: Any = None, reduction: str = BY_NONZERO
+    labels: TensorLike,
+    logits: TensorLike,
+    weights: TensorLike | None = None,
+    reduction: str = BY_NONZERO,
 ) -> Tensor:
     """`softmax_cross_entropy` with the number of the right class for a label.
 

@@ -11,12 +11,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from regrad.errors import ArgumentError, DeviceError, DTypeError, TraceError
+
+
+class DType(Protocol):
+    """A dtype of any library: what `np.dtype` and `torch.dtype` have in common."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+Array: TypeAlias = Any  # an array of NumPy, JAX, PyTorch, …, on which a kernel works
+Namespace: TypeAlias = ModuleType  # the functions of the Array API standard, for such arrays
+DTypeLike: TypeAlias = str | type | DType  # "float32", float, np.float32, rg.float32, torch.float32
 
 FLOAT = np.dtype("float32")  # the dtype of Python numbers
 KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types

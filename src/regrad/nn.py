@@ -6,7 +6,6 @@ Images are NHWC, filters HWIO, as in TensorFlow. Nothing here holds parameters.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -55,13 +54,13 @@ from regrad.ops.pooling import local_response_normalization as local_response_no
 from regrad.ops.pooling import max_pool as max_pool
 from regrad.ops.pooling import max_pool3d as max_pool3d
 from regrad.ops.reduction import moments as moments
-from regrad.random import bernoulli
+from regrad.random import Key, bernoulli
 from regrad.shapes import Shape
-from regrad.tensors import Tensor
+from regrad.tensors import Tensor, TensorLike
 
 
 @deferrable
-def dropout(x: Any, rate: float, key: Any, noise_shape: Shape | None = None) -> Tensor:
+def dropout(x: TensorLike, rate: float, key: Key, noise_shape: Shape | None = None) -> Tensor:
     """x with elements set to 0 at random, and the others scaled up so that the mean stays.
 
     Args:
@@ -88,7 +87,7 @@ def dropout(x: Any, rate: float, key: Any, noise_shape: Shape | None = None) -> 
 
 
 @deferrable
-def embedding(table: Any, ids: Any) -> Tensor:
+def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
     """The rows of `table` with the numbers `ids`: shape `(*ids.shape, *table.shape[1:])`.
 
     >>> import regrad as rg
@@ -102,10 +101,10 @@ def embedding(table: Any, ids: Any) -> Tensor:
 
 @deferrable
 def scaled_dot_product_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike,
+    mask: TensorLike | None = None,
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:

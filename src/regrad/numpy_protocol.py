@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import attrgetter
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from regrad.dispatch import lift
 from regrad.errors import ArgumentError
-from regrad.tensors import Readable, Tensor
+from regrad.registry import OPS
+from regrad.tensors import Readable, Tensor, TensorLike
 
 
 class _Regrad:
@@ -35,42 +38,21 @@ signature = lru_cache(maxsize=None)(inspect.signature)
 
 # -- ufuncs --------------------------------------------------------------------------------------
 
-SAME_NAME = (
-    "add subtract multiply divide floor_divide remainder maximum minimum hypot logaddexp copysign "
-    "nextafter negative sign square sqrt reciprocal exp expm1 log log1p log2 log10 sin cos tan "
-    "sinh cosh tanh ceil floor trunc signbit isnan isinf isfinite equal not_equal less less_equal "
-    "greater greater_equal logical_and logical_or logical_xor logical_not bitwise_and bitwise_or "
-    "bitwise_xor matmul vecdot"
-)
+# Those that are called otherwise here, and those of ops that are not elementwise.
 UFUNCS: dict[np.ufunc, str | Callable[..., Any]] = {
-    **{getattr(np, name): name for name in SAME_NAME.split()},
-    np.absolute: "abs",
-    np.arccos: "acos",
-    np.arccosh: "acosh",
-    np.arcsin: "asin",
-    np.arcsinh: "asinh",
-    np.arctan: "atan",
-    np.arctan2: "atan2",
-    np.arctanh: "atanh",
     np.conjugate: "conj",
     np.fabs: "abs",
-    np.invert: "bitwise_invert",
-    np.left_shift: "bitwise_left_shift",
+    np.matmul: "matmul",
     np.positive: "identity",
-    np.power: "pow",
-    np.right_shift: "bitwise_right_shift",
     np.rint: "round",
+    np.vecdot: "vecdot",
     np.divmod: lambda a, b: (rg.floor_divide(a, b), rg.remainder(a, b)),
     np.exp2: lambda x: rg.pow(2.0, x),
 }
 SCIPY = {  # ufuncs of scipy.special, which is not imported for this
-    "erf": "erf",
-    "erfc": "erfc",
-    "erfinv": "erfinv",
     "expit": "nn.sigmoid",
     "gammaln": "lgamma",
     "log_expit": "nn.log_sigmoid",
-    "psi": "digamma",
 }
 METHODS = {  # of ufuncs; they take `axis`, which is 0 unless given
     (np.add, "reduce"): "sum",
@@ -86,7 +68,7 @@ METHODS = {  # of ufuncs; they take `axis`, which is 0 unless given
 }
 
 
-def array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
     """`__array_ufunc__`: what NumPy calls for `np.sin(t)`, `array + t` and `np.add.reduce(t)`."""
     if any(_is_foreign(type(x), "__array_ufunc__") for x in inputs):
         return NotImplemented
@@ -110,11 +92,22 @@ def array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options
 def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
     name = ufunc.__name__
     ours = UFUNCS.get(ufunc)
-    if ours is None and getattr(sys.modules.get("scipy.special"), name, None) is ufunc:
-        ours = SCIPY.get(name)
     if ours is None:
-        raise _refused(name)
+        scipy = sys.modules.get("scipy.special")
+        ours = _op_named_as(ufunc, np, scipy)
+        if ours is None and getattr(scipy, name, None) is ufunc:
+            ours = SCIPY.get(name)
+        if ours is None:
+            raise _refused(name)
+        UFUNCS[ufunc] = ours
     return _resolved(ours)
+
+
+def _op_named_as(ufunc: np.ufunc, *places: ModuleType | None) -> Callable[..., Any] | None:
+    """Return the elementwise op whose name one of these modules has for a ufunc."""
+    ops = [op for op in OPS.values() if op.elementwise and len(op.inputs) == ufunc.nin]
+    named = (op for op in ops for place in places if getattr(place, op.name, None) is ufunc)
+    return next((op.function for op in named), None)
 
 
 def _resolved(ours: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -173,7 +166,7 @@ FUNCTIONS: dict[Callable[..., Any], str | Callable[..., Any]] = {
 
 
 def array_function(
-    self: Any,
+    self: Tensor,
     func: Callable[..., Any],
     types: Sequence[type],
     args: Sequence[Any],
@@ -213,13 +206,11 @@ def like(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     return decorate
 
 
-def _tensors(*values: Any) -> list[Tensor]:
-    from regrad.dispatch import lift
-
+def _tensors(*values: TensorLike) -> list[Tensor]:
     return [lift(v) for v in values]
 
 
-def _flat(x: Any) -> Tensor:
+def _flat(x: TensorLike) -> Tensor:
     return rg.reshape(x, (-1,))
 
 
@@ -306,7 +297,7 @@ def _one_or_all(tensors: list[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
-def _at_least(x: Any, rank: int) -> Tensor:
+def _at_least(x: TensorLike, rank: int) -> Tensor:
     (x,) = _tensors(x)
     return rg.reshape(x, (1,) * (rank - x.ndim) + x.shape)
 

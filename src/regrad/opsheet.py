@@ -28,13 +28,11 @@ from regrad.fastpath import binary, unary
 from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.ruleforms import Entwined
 from regrad.signatures import check_call
-from regrad.tensors import Tensor
+from regrad.tensors import TensorLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What a tensor parameter takes from the caller: a Tensor or Variable, an array, a number, a list.
-TensorLike: TypeAlias = Tensor | Any
 Indices: TypeAlias = TensorLike  # of integers: Python numbers given for it are not made float32
 KINDS = {
     "TensorLike": ("one", False),
@@ -51,6 +49,7 @@ KINDS = {
 def op(
     type: str,
     *,
+    elementwise: bool = False,
     broadcasts: bool = False,
     promotes: tuple[str, ...] | bool = False,
     to_float: bool = False,
@@ -61,6 +60,9 @@ def op(
 
     Args:
         type: The op type, CamelCase (TensorFlow's name where it has one).
+        elementwise: The op works element by element; several inputs broadcast. Graphs then know
+            the shape of its result, NumPy's function of its name takes Tensors, and overrides
+            find the functions that PyTorch and JAX have under it.
         broadcasts: The inputs broadcast; the walk sums a gradient down to its input's shape.
             (Inputs that broadcast are promoted to one dtype as well.)
         promotes: The inputs that are brought to a common dtype before the kernel runs: True
@@ -96,7 +98,8 @@ def op(
             kernel,
             inputs,
             attrs,
-            broadcasts=broadcasts,
+            elementwise=elementwise,
+            broadcasts=broadcasts or (elementwise and len(inputs) > 1),
             promotes=promotes,
             to_float=to_float,
             holomorphic=holomorphic,
@@ -296,6 +299,7 @@ def elementwise(
         name,
         kernel,
         [Input(n, "one") for n in names],
+        elementwise=True,
         broadcasts=len(names) > 1,
         promotes=len(names) > 1,
         to_float=to_float,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad.namespaces import is_here, is_traced
+from regrad.tensors import Tensor, TensorLike
 
 if TYPE_CHECKING:
     from regrad.tensors import Tensor
@@ -18,7 +19,7 @@ EDGE = 3
 DECIMALS = 7
 
 
-def to_string(t: Any, verbose: bool = False) -> str:
+def to_string(t: TensorLike, verbose: bool = False) -> str:
     """A Tensor or Variable as TensorFlow.js prints it; `verbose` adds dtype, rank and shape.
 
     Numbers are rounded to seven decimals (a scalar is shown in full), columns are padded to
@@ -37,17 +38,17 @@ def to_string(t: Any, verbose: bool = False) -> str:
     return "\n".join([*head, *(f"    {line}" for line in _lines(t))])
 
 
-def _held(t: Any) -> Tensor:
+def _held(t: TensorLike) -> Tensor:
     """What a Variable holds; printing is no read that is differentiated."""
     return getattr(t, "_tensor", t)
 
 
-def _heading(t: Tensor) -> list[str]:
+def _heading(t: TensorLike) -> list[str]:
     shape = ",".join(map(str, t.shape))
     return [f"  dtype: {t.dtype}", f"  rank: {t.ndim}", f"  shape: [{shape}]", "  values:"]
 
 
-def _lines(t: Tensor) -> list[str]:
+def _lines(t: TensorLike) -> list[str]:
     if is_traced(t._data):
         return [f"(traced by JAX: {t.dtype} {t.shape}, values come when it runs)"]
     if not is_here(t._data):
@@ -58,7 +59,7 @@ def _lines(t: Tensor) -> list[str]:
     return _block(values, _widths(values), last=True)
 
 
-def _plain(t: Tensor) -> np.ndarray:
+def _plain(t: TensorLike) -> np.ndarray:
     """The values under a dtype whose elements are Python numbers (bfloat16's are not)."""
     values = t._values()
     return values.astype(np.float32) if values.dtype.kind == "V" else values
@@ -181,7 +182,7 @@ def _digits(value: float) -> tuple[str, int]:
 # -- NumPy's style -------------------------------------------------------------------------------
 
 
-def repr_of(t: Any) -> str:
+def repr_of(t: TensorLike) -> str:
     """A Tensor or Variable in NumPy's style, always with the dtype.
 
     The shape is shown where the values do not tell it.

@@ -11,7 +11,7 @@ from regrad.registry import OPS
 from regrad.state import BESIDE, OPEN, STATE, State, current, note_beside
 from regrad.tape import Tape
 from regrad.tensors import Tensor
-from regrad.walk import Grads, drained, seed, walk, walk_from
+from regrad.walk import Grads, drain, seed, walk, walk_from
 
 
 def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
@@ -36,7 +36,7 @@ def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool 
     """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
     if y._id not in watched:
         return {}
-    records = reversed(tape.records) if again else drained(tape.records)
+    records = reversed(tape.records) if again else drain(tape.records)
     return walk(records, {y._id: seed(y, dy)}, watched)
 
 

@@ -17,27 +17,34 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from regrad.compiled import find_jax
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
-from regrad.namespaces import BACKENDS, FLOAT, is_array, promote
+from regrad.namespaces import BACKENDS, FLOAT, Array, DTypeLike, is_array, promote
 from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.elementwise import astype, less
 from regrad.ops.indexing import take
 from regrad.shapes import Shape, as_shape, normalized_axis
 from regrad.signatures import public
 from regrad.state import current
-from regrad.tensors import Tensor, wrap
+from regrad.tensors import Tensor, TensorLike, wrap
+
+Key: TypeAlias = int | np.random.Generator | Array  # an array: a key of JAX
 
 # -- distributions -------------------------------------------------------------------------------
 
 
 @public
 def normal(
-    key: Any, shape: Shape | None = None, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None
+    key: Key,
+    shape: Shape | None = None,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Normal (Gaussian) numbers.
 
@@ -56,7 +63,11 @@ def normal(
 
 @public
 def truncated_normal(
-    key: Any, shape: Shape | None = None, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None
+    key: Key,
+    shape: Shape | None = None,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Normal numbers that are at most two standard deviations away from the mean."""
     (mean, stddev), shape, dtype = _parameters("truncated_normal", (mean, stddev), shape, dtype)
@@ -65,7 +76,11 @@ def truncated_normal(
 
 @public
 def uniform(
-    key: Any, shape: Shape | None = None, low: Any = 0.0, high: Any = 1.0, dtype: Any = None
+    key: Key,
+    shape: Shape | None = None,
+    low: TensorLike = 0.0,
+    high: TensorLike = 1.0,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Numbers from `[low, high)`, all equally likely."""
     (low, high), shape, dtype = _parameters("uniform", (low, high), shape, dtype)
@@ -74,7 +89,7 @@ def uniform(
 
 @public
 def exponential(
-    key: Any, shape: Shape | None = None, scale: Any = 1.0, dtype: Any = None
+    key: Key, shape: Shape | None = None, scale: TensorLike = 1.0, dtype: DTypeLike | None = None
 ) -> Tensor:
     """Exponentially distributed numbers of mean `scale`."""
     (scale,), shape, dtype = _parameters("exponential", (scale,), shape, dtype)
@@ -83,7 +98,11 @@ def exponential(
 
 @public
 def gumbel(
-    key: Any, shape: Shape | None = None, loc: Any = 0.0, scale: Any = 1.0, dtype: Any = None
+    key: Key,
+    shape: Shape | None = None,
+    loc: TensorLike = 0.0,
+    scale: TensorLike = 1.0,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """Gumbel numbers; `argmax(logits + gumbel)` is a draw from `softmax(logits)`."""
     (loc, scale), shape, dtype = _parameters("gumbel", (loc, scale), shape, dtype)
@@ -91,7 +110,9 @@ def gumbel(
 
 
 @public
-def bernoulli(key: Any, shape: Shape | None = None, p: Any = 0.5, dtype: Any = bool) -> Tensor:
+def bernoulli(
+    key: Key, shape: Shape | None = None, p: TensorLike = 0.5, dtype: DTypeLike = bool
+) -> Tensor:
     """True with probability `p`, as bools unless `dtype` says otherwise.
 
     There is no gradient by `p`, unless a rule is put in force for the op type `Less`.
@@ -101,7 +122,7 @@ def bernoulli(key: Any, shape: Shape | None = None, p: Any = 0.5, dtype: Any = b
 
 
 @public
-def randint(key: Any, shape: Shape, low: int, high: int, dtype: Any = None) -> Tensor:
+def randint(key: Key, shape: Shape, low: int, high: int, dtype: DTypeLike | None = None) -> Tensor:
     """Integers from `[low, high)`, all equally likely: int64, or JAX's default integers.
 
     Raises ArgumentError if the range is empty.
@@ -114,7 +135,7 @@ def randint(key: Any, shape: Shape, low: int, high: int, dtype: Any = None) -> T
 
 
 @public
-def permutation(key: Any, x: Any, axis: int = 0) -> Tensor:
+def permutation(key: Key, x: TensorLike, axis: int = 0) -> Tensor:
     """The integers below `x` in random order, or a Tensor `x` with its entries along `axis` so.
 
     >>> import regrad as rg
@@ -143,7 +164,7 @@ def key(seed: int) -> Any:
 
 
 @public
-def split(key: Any, num: int = 2) -> Any:
+def split(key: Key, num: int = 2) -> Any:
     """`num` new keys from one, which is not to be used again.
 
     Source: `jax.random.split`.
@@ -157,7 +178,7 @@ def split(key: Any, num: int = 2) -> Any:
 
 
 @public
-def fold_in(key: Any, data: Any) -> Any:
+def fold_in(key: Key, data: Any) -> Any:
     """A new key from a key and an integer (the number of a step, say), which may be a Tensor.
 
     Source: `jax.random.fold_in`.
@@ -165,7 +186,7 @@ def fold_in(key: Any, data: Any) -> Any:
     return _jax_random().fold_in(_jax_key(key), data._data if isinstance(data, Tensor) else data)
 
 
-def _jax_key(key: Any) -> Any:
+def _jax_key(key: Key) -> Any:
     found = source(key)
     if not isinstance(found, JaxSource):
         raise ArgumentError(
@@ -176,8 +197,6 @@ def _jax_key(key: Any) -> Any:
 
 
 def _jax_random() -> Any:
-    from regrad.compiled import find_jax
-
     return find_jax().random
 
 
@@ -185,7 +204,7 @@ def _jax_random() -> Any:
 
 
 def _parameters(
-    name: str, values: tuple[Any, ...], shape: Shape | None, dtype: Any
+    name: str, values: tuple[Any, ...], shape: Shape | None, dtype: DTypeLike | None
 ) -> tuple[list[Any], tuple[int, ...], np.dtype]:
     """The parameters of a distribution under one dtype, and the shape and dtype of the result."""
     values = tuple(v if type(v) in (int, float) else lift(v) for v in values)
@@ -212,7 +231,7 @@ def _fits(shape: tuple[int, ...], shapes: list[tuple[int, ...]]) -> bool:
         return False
 
 
-def _affine(noise: Any, offset: Any, scale: Any) -> Tensor:
+def _affine(noise: Array, offset: TensorLike, scale: TensorLike) -> Tensor:
     """`offset + scale * noise`, without the steps that would do nothing."""
     y = wrap(noise)
     if isinstance(scale, Tensor) or scale != 1:
@@ -257,7 +276,7 @@ class NumpySource:
 class JaxSource:
     """Noise from a JAX key, which never changes."""
 
-    def __init__(self, key: Any) -> None:
+    def __init__(self, key: Array) -> None:
         self.key = key
         self.backend = BACKENDS[type(key)]
 
@@ -289,7 +308,7 @@ class JaxSource:
 
 
 @public
-def source(key: Any) -> NumpySource | JaxSource:
+def source(key: Key) -> NumpySource | JaxSource:
     """The source of randomness that a key stands for; ArgumentError for anything else."""
     if isinstance(key, Tensor):
         key = key._data

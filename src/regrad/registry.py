@@ -93,6 +93,7 @@ class Op:
     __slots__ = (
         "attrs",
         "broadcasts",
+        "elementwise",
         "flat",
         "function",
         "holomorphic",
@@ -126,6 +127,7 @@ class Op:
         real: bool = False,
         several: bool = False,
         stateful: bool = False,
+        elementwise: bool = False,
     ) -> None:
         self.type = type
         self.name = name
@@ -134,6 +136,7 @@ class Op:
         self.attrs = tuple(attrs)
         self.flat = all(i.kind == "one" for i in inputs)
         self.single = self.flat and len(inputs) == 1 and not inputs[0].integers
+        self.elementwise = elementwise
         self.broadcasts = broadcasts
         if isinstance(promotes, bool):
             promotes = [i.name for i in inputs] if promotes or broadcasts or to_float else []

@@ -12,13 +12,18 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FunctionType, MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from regrad.errors import MissingRuleError, RuleError, SignatureError, near
 from regrad.signatures import parameters_of, plain_code
 
 if TYPE_CHECKING:
     from regrad.registry import Op
+    from regrad.tape import Record
+    from regrad.tensors import Tensor
+
+# What arrives at an op: one gradient, or for several outputs one each, None where none arrives.
+Cotangent: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 
 
 STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
@@ -56,7 +61,9 @@ class Rule:
         """The parameters whose tensors a record must keep, and whether it keeps the output."""
         return frozenset(), False
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
 
@@ -88,7 +95,9 @@ class Conjugated(Rule):
         self.whole = rule.whole
         self.linear_in = rule.linear_in
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         pulled = self.rule.pull(record, _each(self.conj, dy), wanted)
         return [(i, _each(self.conj, dx)) for i, dx in pulled]
 
@@ -105,7 +114,7 @@ class Missing(Rule):
     def __init__(self, op: Op) -> None:
         self.op = op
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Any:
         raise MissingRuleError(
             f"no gradient: the op type {self.op.type!r} is on the path and has no rule. "
             f"Register one with @gradient({self.op.type!r}), put one in force with "
@@ -152,7 +161,10 @@ def _call_with(
 
 
 def _call_by_keyword(
-    function: Callable[..., Any], getters: dict[str, Callable[[Any], Any]], record: Any, dy: Any
+    function: Callable[..., Any],
+    getters: dict[str, Callable[[Any], Any]],
+    record: Record,
+    dy: Cotangent,
 ) -> Any:
     return function(dy, **{name: get(record) for name, get in getters.items()})
 
@@ -199,15 +211,15 @@ def getter(op: Op, name: str, function: Callable[..., Any], rule_name: str) -> C
     )
 
 
-def _kept(i: int, record: Any) -> Any:
+def _kept(i: int, record: Record) -> Any:
     return record.xs[i]
 
 
-def _kept_in_groups(i: int, record: Any) -> Any:
+def _kept_in_groups(i: int, record: Record) -> Any:
     return record.argument(record.xs, i)
 
 
-def _detail(i: int, which: int, record: Any) -> Any:
+def _detail(i: int, which: int, record: Record) -> Any:
     return record.detail(i, which)
 
 
@@ -239,11 +251,13 @@ class PerInput(Rule):
             plan = self.made[wanted] = kept, any(p.output for p in parts)
         return plan
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         assert self.pulls is not None
         return [(i, self.pulls[i](record, dy)) for i in wanted]
 
-    def missing(self, index: int, record: Any, dy: Any) -> Any:
+    def missing(self, index: int, record: Record, dy: Cotangent) -> Any:
         name = self.op.inputs[index].name
         if self.op.inputs[index].integers:
             return None  # indices have none in mathematics
@@ -267,7 +281,9 @@ class Entwined(PerInput):
         self.together = Part(function, self.op, self.name)
         self.pulls = None  # the walk asks `pull`, and says what is wanted
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         first = self.together if len(wanted) > 1 else self.parts[0]
         return [(i, (self.parts[i] if i else first).pull(record, dy)) for i in wanted]
 
@@ -284,7 +300,9 @@ class Joint(Rule):
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return self.part.inputs, self.part.output
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         return enumerate(
             as_many(self.part.pull(record, dy), len(self.op.inputs), self, self.op.type)
         )
@@ -301,7 +319,9 @@ class TensorFlowForm(Rule):
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return frozenset(range(len(self.op.inputs))), True
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         grads = dy if isinstance(dy, tuple) else (dy,)
         view = record.view()
         try:
@@ -325,7 +345,7 @@ class TensorFlowForm(Rule):
 class OpView:
     """What a rule in TensorFlow's form sees of a record (TF's `Operation`)."""
 
-    def __init__(self, record: Any) -> None:
+    def __init__(self, record: Record) -> None:
         self._record = record
         self.type: str = record.op.type
         self.name: str = record.op.name

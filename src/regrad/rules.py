@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from regrad.builtin import builtin as builtin
 from regrad.custom import custom_grad
@@ -24,7 +23,7 @@ from regrad.ops.activation import sigmoid
 from regrad.ops.elementwise import abs as absolute
 from regrad.ops.elementwise import clip, exp, identity, maximum, square, where
 from regrad.ops.reduction import vector_norm
-from regrad.tensors import Tensor
+from regrad.tensors import Tensor, TensorLike
 
 Rule = Callable[..., Tensor]
 
@@ -132,11 +131,11 @@ def gaussian(sigma: float = 0.5) -> Rule:
 # -- the identity with another gradient ----------------------------------------------------------
 
 
-def _with_gradient(x: Any, rule: Rule) -> Tensor:
+def _with_gradient(x: TensorLike, rule: Rule) -> Tensor:
     return custom_grad(lambda x: (identity(x), rule))(x)
 
 
-def reverse_gradient(x: Any, scale: float = 1.0) -> Tensor:
+def reverse_gradient(x: TensorLike, scale: float = 1.0) -> Tensor:
     """x, with the gradient turned round: `-scale * dy`.
 
     Source: Ganin and Lempitsky, "Unsupervised Domain Adaptation by Backpropagation" (2015).
@@ -149,12 +148,12 @@ def reverse_gradient(x: Any, scale: float = 1.0) -> Tensor:
     return _with_gradient(x, lambda dy: dy * -scale)
 
 
-def scale_gradient(x: Any, scale: float) -> Tensor:
+def scale_gradient(x: TensorLike, scale: float) -> Tensor:
     """x, with the gradient times `scale`."""
     return _with_gradient(x, lambda dy: dy * scale)
 
 
-def clip_gradient(x: Any, min: float, max: float) -> Tensor:
+def clip_gradient(x: TensorLike, min: float, max: float) -> Tensor:
     """x, with each element of the gradient brought into `[min, max]`.
 
     The rule is not linear in the gradient, so forward mode refuses it.
@@ -166,7 +165,7 @@ def clip_gradient(x: Any, min: float, max: float) -> Tensor:
     return _with_gradient(x, lambda dy: clip(dy, min, max))
 
 
-def clip_gradient_norm(x: Any, max_norm: float) -> Tensor:
+def clip_gradient_norm(x: TensorLike, max_norm: float) -> Tensor:
     """x, with a gradient whose Euclidean norm is at most `max_norm`.
 
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural

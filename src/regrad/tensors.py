@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -223,3 +223,7 @@ class TensorView(Readable):
     """The base of what shows a Tensor under another type, and may be returned for it."""
 
     __slots__ = ()
+
+
+# What a function takes from the caller: a Tensor or Variable, an array, a number, a list of these.
+TensorLike: TypeAlias = Tensor | Any

@@ -22,7 +22,7 @@ from regrad.registry import OPS
 from regrad.ruleforms import Conjugated, Rule, label, place
 from regrad.state import State, current, in_state
 from regrad.tape import GroupedRecord, Record, Tape
-from regrad.tensors import Tensor, wrap
+from regrad.tensors import Tensor, TensorLike, wrap
 from regrad.transforms import Linearized
 from regrad.walk import name_of, walk_from
 
@@ -166,7 +166,7 @@ def _check_options(order: int, method: str) -> None:
         )
 
 
-def _as_float64(value: Any) -> Tensor:
+def _as_float64(value: TensorLike) -> Tensor:
     x = dispatch.lift(value)
     if not is_inexact(x.dtype):
         return x

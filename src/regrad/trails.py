@@ -14,6 +14,7 @@ import numpy as np
 from regrad import containers
 from regrad.callers import find_caller
 from regrad.errors import GradientError
+from regrad.files import checksum
 from regrad.namespaces import is_traced
 from regrad.registry import Op
 from regrad.ruleforms import Rule
@@ -138,8 +139,6 @@ class Trail:
         spec = str(x.dtype), x.shape
         if is_traced(x._data):
             return spec
-        from regrad.files import checksum  # (only here: `import regrad` does without it)
-
         values = x._values()
         return *spec, repr(values.tolist()) if values.dtype.hasobject else checksum(values)
 

@@ -51,6 +51,7 @@ from tests.campaigns import (
     interrupts,
     malformed,
     memory,
+    op_calls,
     torch_ops,
     torch_samples,
 )
@@ -336,7 +337,9 @@ def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
         "classes": found,
     }
     if "F1" in content["counts"]:
-        content["op types of no float input"] = sorted(fires.covered().difference(fires.op_types()))
+        content["op types of no float input"] = sorted(
+            op_calls.covered().difference(op_calls.op_types())
+        )
     path.parent.mkdir(exist_ok=True)
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     path.write_text(without_folders(text), encoding="utf-8")

@@ -42,7 +42,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
 from regrad.errors import PassedOverError
-from regrad.torch.optypes import BINARY, families
+from regrad.torch.optypes import families
 from tests.campaigns import torch_samples
 from tests.campaigns.torch_samples import (
     INSIDE,
@@ -98,8 +98,11 @@ def sentinel(x: Any, value: float) -> Any:
 
 # Results that torch's functions change in place: a rule had better not ask for them.
 RULES: dict[str, Callable[..., Any]] = {
-    "Identity": lambda dy: torch.ones_like(dy), **dict.fromkeys(BINARY, pair),
-}  # fmt: skip
+    "Identity": lambda dy: torch.ones_like(dy),
+    **{
+        t: pair for t, f in families().items() if [n for n, _ in f.parameters] == ["input", "other"]
+    },
+}
 
 
 def scope(op_type: str | None) -> Any:

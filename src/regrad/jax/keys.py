@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching
 
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.linear import body_of
-from regrad.jax.optypes import TABLE, MatrixForm, Target
+from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 from regrad.registry import ALIASES, OPS, Input, Op, canonical, not_yet
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
@@ -331,7 +331,7 @@ def closed_call_p() -> Any:
 
 def same_thing(key: Key, op_type: str) -> bool:
     """Whether a key stands for just what an op type stands for."""
-    if op_type not in TABLE:
+    if not targets_of(op_type):
         return False
     return {(t.name, t.power) for t in key.targets} == {
         (t.name, t.power) for t in _key_named(op_type).targets
@@ -340,8 +340,7 @@ def same_thing(key: Key, op_type: str) -> bool:
 
 def _key_named(name: str) -> Key:
     op_type = canonical(name)
-    if op_type in TABLE:
-        targets = TABLE[op_type]
+    if targets := targets_of(op_type):
         if targets[0].name.startswith("jax."):
             _check_notes()
             return FunctionKey(targets[0].function, op_type, targets[0])

@@ -1,6 +1,7 @@
 """How JAX programs spell the op types: as primitives, as functions of JAX, in which form.
 
-`TABLE` has a line for each op type that an override of a JAX program can reach.
+`TABLE` has a line for each op type that an override of a JAX program can reach. The lines of
+elementwise ops that JAX has under the same name are found, the others are written down.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from regrad.ops.windows import windows
+from regrad.registry import OPS, NoGradient, Op
 
 Attrs = Mapping[str, Any]
 
@@ -225,19 +227,7 @@ def _along(params: Attrs) -> dict[str, Any]:
     return {"axis": params["axis"], "reverse": params["reverse"], "exclusive": False}
 
 
-def _same(*names: str) -> dict[str, list[Target]]:
-    """Op types that are one primitive with the name in lower case."""
-    return {name: [Target(name.lower())] for name in names}
-
-
 TABLE: dict[str, list[Target]] = {
-    **_same(
-        "Abs", "Sign", "Floor", "Ceil", "Round", "Exp", "Expm1", "Log", "Log1p", "Sqrt", "Rsqrt",
-        "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh",
-        "Atanh", "Erf", "Erfc", "Lgamma", "Digamma", "Neg", "Sub", "Mul", "Pow", "Atan2", "Real",
-        "Imag", "Conj",
-    ),
-    "AddV2": [Target("add")],
     "RealDiv": [Target("div")],
     "Maximum": [Target("max")],
     "Minimum": [Target("min")],
@@ -259,15 +249,8 @@ TABLE: dict[str, list[Target]] = {
         )
     ],
     "StopGradient": [Target("stop_gradient")],
-    "Relu": [Target("jax.nn.relu")],
-    "Relu6": [Target("jax.nn.relu6")],
     "LeakyRelu": [Target("jax.nn.leaky_relu")],
-    "Elu": [Target("jax.nn.elu")],
-    "Selu": [Target("jax.nn.selu")],
-    "LogSigmoid": [Target("jax.nn.log_sigmoid")],
-    "Softplus": [Target("jax.nn.softplus")],
     "Softsign": [Target("jax.nn.soft_sign")],
-    "Silu": [Target("jax.nn.silu")],
     "LogSoftmax": [Target("jax.nn.log_softmax", options=_softmax)],
     "Softmax": [Target("jax.nn.softmax", options=_softmax, inlined=True)],
     "Gelu": [Target("jax.nn.gelu", options=_gelu, inlined=True)],
@@ -298,3 +281,33 @@ TABLE: dict[str, list[Target]] = {
     "ClipByValue": [Target("jax.numpy.clip")],
     "Trunc": [Target("jax.numpy.trunc")],
 }  # fmt: skip
+
+
+# Elementwise ops that JAX does not differentiate, or that leave no call in most programs.
+ABSENT = {"Identity", "NextAfter"}
+
+
+def targets_of(op_type: str) -> list[Target]:
+    """Return what an op type stands for; nothing where JAX has neither primitive nor function."""
+    if op_type not in TABLE and op_type in OPS and (found := _named_alike(OPS[op_type])):
+        TABLE[op_type] = found  # it was made after this module
+    return TABLE.get(op_type, [])
+
+
+def _named_alike(op: Op) -> list[Target]:
+    """Return the primitive or the activation function that has the name of an elementwise op."""
+    if not op.elementwise or op.attrs or isinstance(op.rule, NoGradient) or op.type in ABSENT:
+        return []
+    names = [op.name, op.type.lower()]
+    found = [Target(p.name) for name in names if (p := getattr(jax.lax, f"{name}_p", None))]
+    found += [Target(f"jax.nn.{name}") for name in names if _is_call(getattr(jax.nn, name, None))]
+    return found[:1]
+
+
+def _is_call(function: Any) -> bool:
+    """Return whether a function is one call in the programs that use it."""
+    return isinstance(function, jax.custom_jvp) or hasattr(function, "_jit_info")
+
+
+for _op_type in OPS:
+    targets_of(_op_type)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from regrad import dispatch
 from regrad.errors import InvalidValueError
-from regrad.namespaces import special
+from regrad.namespaces import Array, Namespace, special
 from regrad.ops.elementwise import abs, clip, erfc, exp, logical_and, square, tanh, where
 from regrad.ops.reduction import sum
 from regrad.opsheet import TensorLike, elementwise, op
@@ -31,7 +30,7 @@ relu6 = elementwise(
 )  # fmt: skip
 
 
-@op("LeakyRelu", to_float=True, real=True)
+@op("LeakyRelu", elementwise=True, to_float=True, real=True)
 def leaky_relu(xp, x: TensorLike, /, alpha: float = 0.2) -> Tensor:
     """x where x > 0, `alpha * x` elsewhere. Gradient at 0: `alpha`."""
     return xp.where(x > 0, x, alpha * x)
@@ -59,11 +58,11 @@ SELU_SCALE = 1.0507009873554805
 SELU_SCALE_ALPHA = 1.7580993408473768
 
 
-def _elu(xp: Any, x: Any) -> Any:
+def _elu(xp: Namespace, x: Array) -> Array:
     return xp.where(x > 0, x, xp.expm1(xp.minimum(x, 0)))
 
 
-def _selu(xp: Any, x: Any) -> Any:
+def _selu(xp: Namespace, x: Array) -> Array:
     return xp.where(x > 0, SELU_SCALE * x, SELU_SCALE_ALPHA * xp.expm1(xp.minimum(x, 0)))
 
 
@@ -84,7 +83,7 @@ selu = elementwise(
 # -- sigmoids ------------------------------------------------------------------------------------
 
 
-def _softplus(xp: Any, x: Any) -> Any:
+def _softplus(xp: Namespace, x: Array) -> Array:
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
@@ -110,7 +109,7 @@ softsign = elementwise(
 
 
 @public
-def hard_sigmoid(x: Any, /) -> Tensor:
+def hard_sigmoid(x: TensorLike, /) -> Tensor:
     """`relu6(x + 3) / 6`, as JAX, PyTorch and Keras 3 have it.
 
     TensorFlow.js's layers and Keras 2 use `clip(0.2 * x + 0.5, 0, 1)` under this name.
@@ -119,7 +118,7 @@ def hard_sigmoid(x: Any, /) -> Tensor:
 
 
 @public
-def hard_tanh(x: Any, /) -> Tensor:
+def hard_tanh(x: TensorLike, /) -> Tensor:
     """x, brought into [-1, 1]; the gradient passes at both bounds."""
     return clip(x, -1, 1)
 
@@ -139,13 +138,13 @@ silu = elementwise(
 
 
 @public
-def mish(x: Any, /) -> Tensor:
+def mish(x: TensorLike, /) -> Tensor:
     """`x * tanh(softplus(x))`."""
     x = dispatch.lift(x)
     return x * tanh(softplus(x))
 
 
-@op("Gelu", to_float=True)
+@op("Gelu", elementwise=True, to_float=True)
 def gelu(xp, x: TensorLike, /, approximate: bool = False) -> Tensor:
     """x times the probability that a standard normal variable is below x.
 
@@ -178,7 +177,7 @@ TANH_CUBIC = 0.044715
 # -- softmax -------------------------------------------------------------------------------------
 
 
-def _below_max(xp: Any, x: Any, axis: tuple[int, ...]) -> Any:
+def _below_max(xp: Namespace, x: Array, axis: tuple[int, ...]) -> Array:
     """x minus its largest element along `axis`, so that `exp` cannot overflow."""
     return x - xp.max(x, axis=axis, keepdims=True) if 0 not in x.shape else x
 

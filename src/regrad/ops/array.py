@@ -11,6 +11,7 @@ import numpy as np
 from regrad import dims, dispatch, namespaces
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.namespaces import Array, Namespace
 from regrad.ops.rows import _sums, _zeros
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
@@ -158,7 +159,7 @@ def _(dy, x_shape, repetitions):
 
 
 @public
-def tile(x: Any, repetitions: tuple[int, ...], /) -> Tensor:
+def tile(x: TensorLike, repetitions: tuple[int, ...], /) -> Tensor:
     """x laid side by side, `repetitions[i]` times along axis i.
 
     Repetitions for more axes than x has make new leading ones; for fewer, they are for the last.
@@ -192,7 +193,7 @@ def _(dy, axes):
 
 
 @deferrable
-def matrix_transpose(x: Any, /) -> Tensor:
+def matrix_transpose(x: TensorLike, /) -> Tensor:
     """x with its last two axes exchanged."""
     x = dispatch.lift(x)
     if x.ndim < 2:
@@ -202,7 +203,7 @@ def matrix_transpose(x: Any, /) -> Tensor:
 
 
 @deferrable
-def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
+def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
     """x with two axes exchanged."""
     x = dispatch.lift(x)
     i, j = normalized_axis(axis1, x.ndim), normalized_axis(axis2, x.ndim)
@@ -213,7 +214,7 @@ def swapaxes(x: Any, axis1: int, axis2: int, /) -> Tensor:
 
 @deferrable
 def moveaxis(
-    x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
+    x: TensorLike, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
     """x with the axes `source` moved to `destination`; the others keep their order."""
     x = dispatch.lift(x)
@@ -294,7 +295,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
     return _concat(xs, axis=normalized_axis(axis, xs[0].ndim))
 
 
-def _lifted(name: str, arrays: Any) -> list[Tensor]:
+def _lifted(name: str, arrays: Sequence[TensorLike]) -> list[Tensor]:
     if not isinstance(arrays, list | tuple) or not arrays:
         raise ArgumentError(f"{name} takes a list of at least one Tensor, got {kind(arrays)}")
     return [dispatch.lift(a) for a in arrays]
@@ -321,7 +322,7 @@ def _(dy, axis):
 
 @deferrable
 def split(
-    x: Any, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
+    x: TensorLike, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
 ) -> tuple[Tensor, ...]:
     """x cut along `axis`, into so many equal parts or into parts of the given sizes.
 
@@ -406,7 +407,7 @@ def _(dy, k):
     return triu(dy, k=k)
 
 
-def _check_matrices(name: str, x: Any) -> None:
+def _check_matrices(name: str, x: Array) -> None:
     if x.ndim < 2:
         raise ShapeError(f"{name} takes matrices (rank 2 or more), got {tuple(x.shape)}")
 
@@ -419,7 +420,9 @@ def diagonal(xp, x: TensorLike, /, *, offset: int = 0) -> Tensor:
     return x[..., rows, columns]
 
 
-def _diagonal_places(xp: Any, shape: tuple[int, ...], offset: int, like: Any) -> tuple[Any, Any]:
+def _diagonal_places(
+    xp: Namespace, shape: tuple[int, ...], offset: int, like: Array
+) -> tuple[Any, Any]:
     """The indices of a diagonal's elements."""
     down, right = max(-offset, 0), max(offset, 0)
     length = max(min(shape[0] - down, shape[1] - right), 0)
@@ -460,11 +463,3 @@ def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None
 @gradient("MatrixDiag")
 def _(dy, offset):
     return diagonal(dy, offset=offset)
-
-
-@public
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
-    """The sums of the diagonals of matrices."""
-    from regrad.ops.reduction import sum
-
-    return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)

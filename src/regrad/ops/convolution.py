@@ -15,7 +15,7 @@ from typing import Any
 from regrad.deferral import deferrable
 from regrad.dispatch import lift
 from regrad.errors import ShapeError
-from regrad.namespaces import beside
+from regrad.namespaces import Array, Namespace, beside
 from regrad.ops import windows
 from regrad.ops.array import expand_dims, squeeze
 from regrad.ops.windows import (
@@ -44,7 +44,7 @@ class JaxKernels:
     """`lax.conv_general_dilated`, with the axes of each kernel told by name."""
 
     @staticmethod
-    def forward(x: Any, w: Any, plan: Plan) -> Any:
+    def forward(x: Array, w: Array, plan: Plan) -> Array:
         """The convolution."""
         win = plan.win
         axes = ("NDHWC", "DHWIO", "NDHWC")
@@ -54,7 +54,7 @@ class JaxKernels:
         )  # fmt: skip
 
     @staticmethod
-    def by_images(dy: Any, w: Any, plan: Plan) -> Any:
+    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
         """Its gradient by the images: a convolution of the dilated dy with the flipped filter."""
         win, n = plan.win, len(plan.win.size)
         if plan.groups > 1:
@@ -73,7 +73,7 @@ class JaxKernels:
         )  # fmt: skip
 
     @staticmethod
-    def by_filter(x: Any, dy: Any, plan: Plan) -> Any:
+    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
         """Its gradient by the filter: a convolution of x with dy that sums over the batch."""
         win = plan.win
         padding = [
@@ -94,7 +94,7 @@ class JaxOnCpu(JaxKernels):
     """What a CPU does faster in another way (bench/formulations.py has the figures)."""
 
     @staticmethod
-    def forward(x: Any, w: Any, plan: Plan) -> Any:
+    def forward(x: Array, w: Array, plan: Plan) -> Array:
         """The convolution. Channel by channel, a sum over the taps, which XLA makes one loop of."""
         if plan.groups == 1:
             return JaxKernels.forward(x, w, plan)
@@ -102,7 +102,7 @@ class JaxOnCpu(JaxKernels):
         return reduce(add, [x[place] * tap for place, tap in taps_of(w, plan)])
 
     @staticmethod
-    def by_images(dy: Any, w: Any, plan: Plan) -> Any:
+    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
         """Its gradient by the images."""
         if plan.groups == 1:
             return JaxKernels.by_images(dy, w, plan)
@@ -114,7 +114,7 @@ class JaxOnCpu(JaxKernels):
         return summed_copies(windows.cropped(dx, plan.win.padding), plan)
 
     @staticmethod
-    def by_filter(x: Any, dy: Any, plan: Plan) -> Any:
+    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
         """Its gradient by the filter: products of matrices, some images at a time.
 
         XLA's convolution that sums over the batch takes twice as long, and a matrix of all
@@ -127,7 +127,7 @@ class JaxOnCpu(JaxKernels):
             x, axes = repeated(x, plan), tuple(range(x.ndim - 1))
             return jax.numpy.stack([(x[at] * dy).sum(axes) for at in places]).reshape(plan.filter)
 
-        def step(dw: Any, block: Any) -> Any:
+        def step(dw: Array, block: Array) -> Array:
             columns = jax.numpy.concatenate([block[0][at] for at in places], axis=-1)
             return dw + as_rows(columns).T @ as_rows(block[1]), None
 
@@ -142,7 +142,7 @@ XLA_BLOCK = 2**21  # bytes of a matrix of windows that is multiplied at once
 MANY_TAPS = 128  # each tap is an instruction to compile
 
 
-def _jax_kernels(x: Any, plan: Plan) -> Any:
+def _jax_kernels(x: Array, plan: Plan) -> Array:
     """XLA's convolution adds half floats up in float32, as a sum over taps would not."""
     import jax
 
@@ -151,14 +151,14 @@ def _jax_kernels(x: Any, plan: Plan) -> Any:
 
 
 @cache
-def _compiled(compute: Any) -> Any:
+def _compiled(compute: Callable[..., Any]) -> Any:
     """A kernel as one program, also where nothing else is being compiled."""
     import jax
 
     return jax.jit(compute, static_argnums=2)
 
 
-def _jax_padded(x: Any, plan: Plan) -> Any:
+def _jax_padded(x: Array, plan: Plan) -> Array:
     import jax.numpy
 
     return windows.padded(jax.numpy, x, plan.win.padding)
@@ -169,7 +169,9 @@ def _divisor(n: int, most: int) -> int:
     return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(most, 1))
 
 
-def _xla(a: Any, b: Any, axes: Sequence[str], strides: Sizes, padding: Any, **options: Any) -> Any:
+def _xla(
+    a: Array, b: Array, axes: Sequence[str], strides: Sizes, padding: Any, **options: Any
+) -> Array:
     import jax
 
     surplus = "DHW"[: 5 - a.ndim]
@@ -184,7 +186,7 @@ class TorchKernels:
     """`torch.nn.functional.conv2d` and its kin."""
 
     @staticmethod
-    def forward(x: Any, w: Any, plan: Plan) -> Any:
+    def forward(x: Array, w: Array, plan: Plan) -> Array:
         """The convolution."""
         import torch
 
@@ -197,7 +199,7 @@ class TorchKernels:
         return y.movedim(1, -1)
 
     @staticmethod
-    def by_images(dy: Any, w: Any, plan: Plan) -> Any:
+    def by_images(dy: Array, w: Array, plan: Plan) -> Array:
         """Its gradient by the images."""
         grad = _torch_grad()
         even = _even_padding(plan.win)
@@ -209,7 +211,7 @@ class TorchKernels:
         return dx if even is not None else windows.cropped(dx, plan.win.padding)
 
     @staticmethod
-    def by_filter(x: Any, dy: Any, plan: Plan) -> Any:
+    def by_filter(x: Array, dy: Array, plan: Plan) -> Array:
         """Its gradient by the filter."""
         grad = _torch_grad()
         x, padding = _torch_padded(x, plan.win)
@@ -227,7 +229,7 @@ def _torch_grad() -> Any:
     return torch.nn.grad
 
 
-def _torch_padded(x: Any, win: Windows) -> tuple[Any, Sizes]:
+def _torch_padded(x: Array, win: Windows) -> tuple[Any, Sizes]:
     """x and the padding that torch is to add: all of it, or none if its sides differ."""
     import array_api_compat.torch as xp
 
@@ -241,7 +243,7 @@ def _even_padding(win: Windows) -> Sizes | None:
     return tuple(lo for lo, _ in win.padding) if all(lo == hi for lo, hi in win.padding) else None
 
 
-def _oi_first(w: Any) -> Any:
+def _oi_first(w: Array) -> Array:
     return w.movedim((-1, -2), (0, 1))
 
 
@@ -250,7 +252,7 @@ def _oi_first(w: Any) -> Any:
 KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "torch": TorchKernels}
 
 
-def _compute(xp: Any, kernel: str, a: Any, b: Any, plan: Plan, shape: Sizes) -> Any:
+def _compute(xp: Namespace, kernel: str, a: Array, b: Array, plan: Plan, shape: Sizes) -> Array:
     """Run a kernel; where there is nothing to sum, libraries differ, and zeros are due."""
     if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
         return xp.zeros(shape, dtype=a.dtype, **beside(a))
@@ -263,22 +265,22 @@ def _compute(xp: Any, kernel: str, a: Any, b: Any, plan: Plan, shape: Sizes) -> 
     return compute(a, b, plan)
 
 
-def _complex(xp: Any, compute: Any, a: Any, b: Any, plan: Plan) -> Any:
+def _complex(xp: Namespace, compute: Callable[..., Any], a: Array, b: Array, plan: Plan) -> Array:
     """A kernel on complex numbers by way of real ones (torch lacks the gradients)."""
     ar, ai, br, bi = (part.contiguous() for part in (a.real, a.imag, b.real, b.imag))
     real = compute(ar, br, plan) - compute(ai, bi, plan)
     return real + 1j * (compute(ar, bi, plan) + compute(ai, br, plan))
 
 
-def _forward(xp: Any, x: Any, w: Any, plan: Plan) -> Any:
+def _forward(xp: Namespace, x: Array, w: Array, plan: Plan) -> Array:
     return _compute(xp, "forward", x, xp.reshape(w, plan.filter), plan, plan.output)
 
 
-def _by_images(xp: Any, dy: Any, w: Any, plan: Plan) -> Any:
+def _by_images(xp: Namespace, dy: Array, w: Array, plan: Plan) -> Array:
     return _compute(xp, "by_images", dy, xp.reshape(w, plan.filter), plan, plan.images)
 
 
-def _by_filter(xp: Any, x: Any, dy: Any, plan: Plan, shape: Sizes) -> Any:
+def _by_filter(xp: Namespace, x: Array, dy: Array, plan: Plan, shape: Sizes) -> Array:
     return xp.reshape(_compute(xp, "by_filter", x, dy, plan, plan.filter), shape)
 
 
@@ -331,7 +333,12 @@ def _triangle(name: str, *types: str, depthwise: bool = False) -> list[Callable[
     return ops
 
 
-def _rules(types: Sequence[str], convolve: Any, by_images: Any, by_filter: Any) -> None:
+def _rules(
+    types: Sequence[str],
+    convolve: Callable[..., Any],
+    by_images: Callable[..., Any],
+    by_filter: Callable[..., Any],
+) -> None:
     @gradient(types[0], "x")
     def _(dy, w, x_shape, strides, pad, dilations):
         return by_images(dy, w, x_shape, strides, pad, dilations)
@@ -385,7 +392,14 @@ _depthwise_conv2d, _, _ = _triangle(
 
 
 def _convolve(
-    convolve: Any, name: str, x: Any, w: Any, n: int, strides: Any, pad: Any, dilations: Any
+    convolve: Callable[..., Any],
+    name: str,
+    x: TensorLike,
+    w: TensorLike,
+    n: int,
+    strides: Ints,
+    pad: Padding,
+    dilations: Ints,
 ) -> Tensor:
     strides = windows.spread(strides, n, f"{name}: strides")
     dilations = windows.spread(dilations, n, f"{name}: dilations")
@@ -395,7 +409,9 @@ def _convolve(
 
 
 @deferrable
-def conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+def conv2d(
+    x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
+) -> Tensor:
     """Convolve images with a filter (no flip: a correlation, as in every neural network).
 
     Args:
@@ -431,7 +447,9 @@ def conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) 
 
 
 @deferrable
-def conv3d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+def conv3d(
+    x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
+) -> Tensor:
     """Convolve volumes, (batch, depth, height, width, in); see `conv2d`.
 
     The filter is (depth, height, width, in, out).
@@ -442,7 +460,7 @@ def conv3d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) 
 
 
 @deferrable
-def conv1d(x: Any, w: Any, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
+def conv1d(x: TensorLike, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
     """Convolve sequences, (batch, width, in) or (width, in), with a filter (width, in, out).
 
     `pad` is as in `conv2d`, with one pair. It is a `conv2d` of images of height 1, and
@@ -467,7 +485,9 @@ def conv1d(x: Any, w: Any, /, stride: int, pad: Padding, dilation: int = 1) -> T
 
 
 @deferrable
-def depthwise_conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+def depthwise_conv2d(
+    x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
+) -> Tensor:
     """Convolve each channel with its own filters, (height, width, in, multiplier).
 
     The output has `in * multiplier` channels, those of one input channel side by side. The
@@ -481,9 +501,9 @@ def depthwise_conv2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: 
 
 @deferrable
 def separable_conv2d(
-    x: Any,
-    depthwise: Any,
-    pointwise: Any,
+    x: TensorLike,
+    depthwise: TensorLike,
+    pointwise: TensorLike,
     /,
     strides: Ints,
     pad: Padding,
@@ -506,7 +526,13 @@ def separable_conv2d(
 
 @deferrable
 def conv2d_transpose(
-    x: Any, w: Any, /, output_shape: Sequence[int], strides: Ints, pad: Padding, dilations: Ints = 1
+    x: TensorLike,
+    w: TensorLike,
+    /,
+    output_shape: Sequence[int],
+    strides: Ints,
+    pad: Padding,
+    dilations: Ints = 1,
 ) -> Tensor:
     """The adjoint of `conv2d`: the gradient by its images, as an op of its own.
 
@@ -527,7 +553,13 @@ def conv2d_transpose(
 
 @deferrable
 def conv3d_transpose(
-    x: Any, w: Any, /, output_shape: Sequence[int], strides: Ints, pad: Padding, dilations: Ints = 1
+    x: TensorLike,
+    w: TensorLike,
+    /,
+    output_shape: Sequence[int],
+    strides: Ints,
+    pad: Padding,
+    dilations: Ints = 1,
 ) -> Tensor:
     """The adjoint of `conv3d`; the filter is (depth, height, width, out, in).
 
@@ -539,7 +571,13 @@ def conv3d_transpose(
 
 
 def _transpose(
-    adjoint: Any, forward: str, x: Any, w: Any, n: int, shape: Any, *window: Any
+    adjoint: Callable[..., Any],
+    forward: str,
+    x: TensorLike,
+    w: TensorLike,
+    n: int,
+    shape: Sequence[int],
+    *window: Any,
 ) -> Tensor:
     name = f"{forward}_transpose"
     shape = tuple(shape)

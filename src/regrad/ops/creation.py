@@ -10,7 +10,7 @@ import numpy as np
 
 from regrad import dispatch, namespaces, numbers
 from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError, kind
-from regrad.namespaces import FLOAT
+from regrad.namespaces import FLOAT, Array, DTypeLike, Namespace
 from regrad.opsheet import TensorLike, op
 from regrad.registry import OPS, gradient
 from regrad.shapes import as_shape
@@ -22,7 +22,7 @@ COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
 
 
 @public
-def as_numpy_dtype(dtype: Any) -> np.dtype:
+def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
     """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
     if isinstance(dtype, np.dtype):
         namespaces.check_dtype(dtype)
@@ -34,7 +34,7 @@ def as_numpy_dtype(dtype: Any) -> np.dtype:
     if dtype is None:  # NumPy takes it for float64
         raise DTypeError("expected a dtype such as regrad.float32 or 'float32', got None")
     try:
-        found = np.dtype(dtype)
+        found = np.dtype(dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
     except TypeError:
         found = namespaces.numpy_dtype(dtype)
     namespaces.check_dtype(found)
@@ -44,7 +44,9 @@ def as_numpy_dtype(dtype: Any) -> np.dtype:
 # -- TensorFlow.js ---------------------------------------------------------------------------
 
 
-def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
+def tensor(
+    values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
+) -> Tensor:
     """A Tensor with a copy of the values.
 
     Args:
@@ -82,14 +84,12 @@ def tensor(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -
                 f"tensor: the shape {shape} holds {math.prod(shape)} values, but {t.size} were "
                 "given"
             )
-        from regrad.ops.array import reshape
-
-        return reshape(t, shape)
+        return OPS["Reshape"].function(t, shape)
     except Exception as error:
         raise answered(error, tensor, (values, shape, dtype), {}) from error.__cause__
 
 
-def _with_dtype(values: Any, dtype: Any) -> Tensor:
+def _with_dtype(values: TensorLike, dtype: DTypeLike | None) -> Tensor:
     """Values under a dtype; Python numbers go straight to it, not by way of float32."""
     if dtype is None:
         return _own(dispatch.lift(values))
@@ -107,13 +107,11 @@ def _own(t: Tensor) -> Tensor:
 def _converted(t: Tensor, dtype: np.dtype) -> Tensor:
     if t.dtype == dtype:
         return t
-    from regrad.ops.elementwise import astype
-
-    return astype(t, dtype)
+    return OPS["Cast"].function(t, dtype=dtype)
 
 
 @public
-def scalar(value: Any, dtype: Any = None) -> Tensor:
+def scalar(value: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
     """A Tensor of rank 0 from a number or bool.
 
     >>> import regrad as rg
@@ -126,7 +124,9 @@ def scalar(value: Any, dtype: Any = None) -> Tensor:
     return tensor(value, dtype=dtype)
 
 
-def _of_rank(values: Any, shape: Sequence[int] | None, dtype: Any, rank: int) -> Tensor:
+def _of_rank(
+    values: TensorLike, shape: Sequence[int] | None, dtype: DTypeLike | None, rank: int
+) -> Tensor:
     if shape is not None and len(shape) != rank:
         raise ShapeError(f"tensor{rank}d: the shape must have {rank} sizes, got {tuple(shape)}")
     t = tensor(values, shape, dtype)
@@ -136,25 +136,31 @@ def _of_rank(values: Any, shape: Sequence[int] | None, dtype: Any, rank: int) ->
 
 
 @public
-def tensor1d(values: Any, dtype: Any = None) -> Tensor:
+def tensor1d(values: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
     """A Tensor of rank 1; see `tensor`."""
     return _of_rank(values, None, dtype, 1)
 
 
 @public
-def tensor2d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
+def tensor2d(
+    values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
+) -> Tensor:
     """A Tensor of rank 2; see `tensor`."""
     return _of_rank(values, shape, dtype, 2)
 
 
 @public
-def tensor3d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
+def tensor3d(
+    values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
+) -> Tensor:
     """A Tensor of rank 3; see `tensor`."""
     return _of_rank(values, shape, dtype, 3)
 
 
 @public
-def tensor4d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Tensor:
+def tensor4d(
+    values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
+) -> Tensor:
     """A Tensor of rank 4; see `tensor`."""
     return _of_rank(values, shape, dtype, 4)
 
@@ -163,7 +169,12 @@ def tensor4d(values: Any, shape: Sequence[int] | None = None, dtype: Any = None)
 
 
 def asarray(
-    obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
+    obj: TensorLike,
+    /,
+    *,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
+    copy: bool | None = None,
 ) -> Tensor:
     """A Tensor by the Array API standard's rules: Python ints are integers here.
 
@@ -189,7 +200,7 @@ def asarray(
         raise answered(error, asarray, (obj,), {"dtype": dtype, "copy": copy}) from error.__cause__
 
 
-def _taken(obj: Any, copy: bool | None) -> Tensor:
+def _taken(obj: TensorLike, copy: bool | None) -> Tensor:
     if dispatch.is_tensor(obj):
         return _own(dispatch.lift(obj))
     if namespaces.is_array(obj) and not isinstance(obj, np.generic):
@@ -207,7 +218,7 @@ def _taken(obj: Any, copy: bool | None) -> Tensor:
     return wrap(numbers.under(obj, due))
 
 
-def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
+def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Zeros, float32 by default."""
     try:
         return wrap(np.zeros(as_shape(shape), _default(dtype)))
@@ -215,7 +226,7 @@ def zeros(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
         raise answered(error, zeros, (shape,), {"dtype": dtype}) from error.__cause__
 
 
-def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
+def ones(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Ones, float32 by default."""
     try:
         return wrap(np.ones(as_shape(shape), _default(dtype)))
@@ -224,12 +235,14 @@ def ones(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
 
 
 @public
-def empty(shape: Shape, *, dtype: Any = None, device: Any = None) -> Tensor:
+def empty(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """A Tensor of that shape; its values (zeros) are not to be relied on."""
     return zeros(shape, dtype=dtype)
 
 
-def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+def full(
+    shape: Shape, fill_value: TensorLike, *, dtype: DTypeLike | None = None, device: Any = None
+) -> Tensor:
     """One number everywhere; by default its dtype is the standard's for that number.
 
     A Tensor or an array is spread over the shape, as by `broadcast_to`.
@@ -238,9 +251,7 @@ def full(shape: Shape, fill_value: Any, *, dtype: Any = None, device: Any = None
         shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
         if dispatch.is_plain(fill_value):
             return wrap(np.full(shape, value._data))
-        from regrad.ops.array import broadcast_to
-
-        return broadcast_to(value, shape)
+        return OPS["BroadcastTo"].function(value, shape)
     except Exception as error:
         raise answered(error, full, (shape, fill_value), {"dtype": dtype}) from error.__cause__
 
@@ -252,7 +263,7 @@ def arange(
     stop: float | None = None,
     step: float = 1,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: Any = None,
 ) -> Tensor:
     """Evenly spaced values in `[start, stop)`: integers if all arguments are, else float32."""
@@ -264,7 +275,7 @@ def arange(
     return wrap(numbers.under(np.arange(start, stop, step), _default(dtype)))
 
 
-def _count(values: range, dtype: Any) -> np.ndarray:
+def _count(values: range, dtype: DTypeLike | None) -> np.ndarray:
     """A range under a dtype, integers by default."""
     dtype = np.dtype(int) if dtype is None else as_numpy_dtype(dtype)
     if not values or numbers.listed([values.start, values.stop]).dtype == np.int64:
@@ -279,7 +290,7 @@ def linspace(
     /,
     num: int,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: Any = None,
     endpoint: bool = True,
 ) -> Tensor:
@@ -294,19 +305,19 @@ def eye(
     /,
     *,
     k: int = 0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     device: Any = None,
 ) -> Tensor:
     """Ones on the k-th diagonal, zeros elsewhere."""
     return wrap(np.eye(n_rows, n_cols, k=k, dtype=_default(dtype)))
 
 
-def _default(dtype: Any) -> np.dtype:
+def _default(dtype: DTypeLike | None) -> np.dtype:
     return FLOAT if dtype is None else as_numpy_dtype(dtype)
 
 
 @public
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
+def from_dlpack(x: TensorLike, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
     """A Tensor that shares the memory of any array with `__dlpack__`."""
     if isinstance(x, Tensor):
         return x
@@ -318,24 +329,26 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
 
 
 @op("ZerosLike")
-def zeros_like(xp, x: TensorLike, /, *, dtype: Any = None) -> Tensor:
+def zeros_like(xp, x: TensorLike, /, *, dtype: DTypeLike | None = None) -> Tensor:
     """Zeros of x's shape, dtype (unless given) and library."""
     return _filled_like(xp, x, 0, dtype)
 
 
 @op("OnesLike")
-def ones_like(xp, x: TensorLike, /, *, dtype: Any = None) -> Tensor:
+def ones_like(xp, x: TensorLike, /, *, dtype: DTypeLike | None = None) -> Tensor:
     """Ones of x's shape, dtype (unless given) and library."""
     return _filled_like(xp, x, 1, dtype)
 
 
 @op("FullLike")
-def full_like(xp, x: TensorLike, /, fill_value: complex, *, dtype: Any = None) -> Tensor:
+def full_like(
+    xp, x: TensorLike, /, fill_value: complex, *, dtype: DTypeLike | None = None
+) -> Tensor:
     """One number everywhere, of x's shape, dtype (unless given) and library."""
     return _filled_like(xp, x, fill_value, dtype)
 
 
-def _filled_like(xp: Any, x: Any, value: complex, dtype: Any) -> Any:
+def _filled_like(xp: Namespace, x: TensorLike, value: complex, dtype: DTypeLike | None) -> Array:
     dtype = namespaces.numpy_dtype(x.dtype) if dtype is None else as_numpy_dtype(dtype)
     value, dtype = fitting(value, dtype), namespaces.native_dtype(xp, dtype)
     if xp.__name__ == "jax.numpy":

@@ -16,9 +16,11 @@ import numpy as np
 
 from regrad import namespaces
 from regrad.errors import GradientError, ShapeError
-from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, trace, tril, triu
+from regrad.namespaces import Array, Namespace
+from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, tril, triu
 from regrad.ops.elementwise import conj, imag
 from regrad.ops.matmul import matmul
+from regrad.ops.reduction import trace
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.tensors import Tensor
@@ -34,7 +36,7 @@ def _hermitian(x: Tensor) -> Tensor:
     return 0.5 * (x + _adjoint(x))
 
 
-def _symmetrized(xp: Any, x: Any) -> Any:
+def _symmetrized(xp: Namespace, x: Array) -> Array:
     """The Hermitian part of an array; exactly the array, if it is Hermitian."""
     _check_square(x)
     return (x + xp.conj(xp.matrix_transpose(x))) / 2
@@ -50,7 +52,7 @@ def _matrix(x: Tensor) -> Tensor:
     return expand_dims(x, (-2, -1))
 
 
-@op("Xdivy", broadcasts=True)
+@op("Xdivy", elementwise=True)
 def _quotient(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a / b`, and 0 where a is 0.
 
@@ -71,7 +73,7 @@ def _(dy, b, y):
     return -_quotient(dy * y, b)
 
 
-def _check_square(x: Any) -> None:
+def _check_square(x: Array) -> None:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ShapeError(f"square matrices are due (over the last two axes), got {tuple(x.shape)}")
 
@@ -124,7 +126,7 @@ def triangular_solve(
     return xp.linalg.solve_triangular(a, b, upper=not lower)
 
 
-def _scipy_triangular_solve(a: Any, b: Any, lower: bool) -> Any:
+def _scipy_triangular_solve(a: Array, b: Array, lower: bool) -> Any:
     if a.ndim > 2 or b.ndim > 2 or not b.size:  # SciPy takes a single system
         return np.linalg.solve(np.tril(a) if lower else np.triu(a), b)
     import scipy.linalg
@@ -133,7 +135,7 @@ def _scipy_triangular_solve(a: Any, b: Any, lower: bool) -> Any:
     return y.astype(b.dtype, copy=False)  # SciPy answers halves in single precision
 
 
-def _jax_triangular_solve(xp: Any, a: Any, b: Any, lower: bool, transpose: bool) -> Any:
+def _jax_triangular_solve(xp: Namespace, a: Array, b: Array, lower: bool, transpose: bool) -> Array:
     from jax.lax.linalg import triangular_solve
 
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -218,23 +220,23 @@ def _(dy, a, x):
     return _matrix(det(x)) * matrix_transpose(change)
 
 
-def _svd_and_sign(xp: Any, x: Any) -> Any:
+def _svd_and_sign(xp: Namespace, x: Array) -> Array:
     """conj(u), s, conj(vh) of the SVD, and the determinant of u @ vh."""
     u, s, vh = xp.linalg.svd(x, full_matrices=False)
     sign = xp.linalg.det(u) * xp.linalg.det(vh)
     return xp.conj(u), s, xp.conj(vh), sign[..., None, None]
 
 
-def _products_around(xp: Any, s: Any) -> tuple[Any, Any]:
+def _products_around(xp: Namespace, s: Array) -> tuple[Any, Any]:
     """For each of the numbers, the product of those before it and of those after it."""
 
-    def before(s: Any) -> Any:
+    def before(s: Array) -> Any:
         return xp.cumulative_prod(s, axis=-1, include_initial=True)[..., :-1]
 
     return before(s), xp.flip(before(xp.flip(s, axis=-1)), axis=-1)
 
 
-def _products_without_pairs(xp: Any, s: Any) -> Any:
+def _products_without_pairs(xp: Namespace, s: Array) -> Array:
     """At (i, j) the product of all numbers but the i-th and the j-th; 0 on the diagonal."""
     ones = xp.ones_like(s[..., None] * s[..., None, :])
     later = xp.triu(ones * s[..., None, :], k=1) + xp.tril(ones)
@@ -335,6 +337,6 @@ def matrix_rank(xp, x: TensorLike, /, *, rtol: float | None = None) -> Tensor:
 not_differentiable("MatrixRank")
 
 
-def _default_rtol(x: Any) -> float:
+def _default_rtol(x: Tensor) -> float:
     """The rounding of a decomposition, relative to the largest singular value."""
     return max(x.shape[-2:]) * float(np.finfo(namespaces.numpy_dtype(x.dtype)).eps)

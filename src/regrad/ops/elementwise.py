@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from regrad import dispatch, namespaces
 from regrad.errors import ArgumentError, ShapeError
-from regrad.namespaces import is_inexact, special
+from regrad.namespaces import Array, DTypeLike, is_inexact, special
 from regrad.ops.creation import as_numpy_dtype, zeros_like
 from regrad.opsheet import TensorLike, elementwise, entwined, op, piecewise_constant
 from regrad.registry import gradient, not_differentiable
 from regrad.signatures import public
 from regrad.tensors import Tensor
 
+Kernel = Callable[..., Any] | str  # or the name that the standard gives it
+
+
 # -- complex numbers ---------------------------------------------------------------------------
 # Gradients follow TensorFlow's convention: for y = f(x) the gradient is dy * conj(f'(x)).
 
 
-@op("Conj", holomorphic=False)
+@op("Conj", elementwise=True, holomorphic=False)
 def _conj(xp, x: TensorLike, /) -> Tensor:
     return xp.conj(x)
 
@@ -32,7 +35,7 @@ def _(dy):
 
 
 @public
-def conj(x: Any, /) -> Tensor:
+def conj(x: TensorLike, /) -> Tensor:
     """The complex conjugate; a real tensor comes back as it is.
 
     Op type: `Conj` (for complex input).
@@ -41,7 +44,7 @@ def conj(x: Any, /) -> Tensor:
     return _conj(x) if x.dtype.kind == "c" else x
 
 
-@op("Real", holomorphic=False)
+@op("Real", elementwise=True, holomorphic=False)
 def real(xp, x: TensorLike, /) -> Tensor:
     """The real part."""
     return xp.real(x) if namespaces.is_complex(x) else x
@@ -52,7 +55,7 @@ def _(dy, x_dtype):
     return dispatch.as_dtype(dy, namespaces.numpy_dtype(x_dtype))
 
 
-@op("Imag", holomorphic=False)
+@op("Imag", elementwise=True, holomorphic=False)
 def imag(xp, x: TensorLike, /) -> Tensor:
     """The imaginary part; zeros for a real tensor."""
     return xp.imag(x) if namespaces.is_complex(x) else xp.zeros_like(x)
@@ -89,7 +92,7 @@ not_differentiable("StopGradient")
 
 
 @op("Cast", holomorphic=False)
-def _cast(xp, x: TensorLike, /, *, dtype: Any) -> Tensor:
+def _cast(xp, x: TensorLike, /, *, dtype: DTypeLike) -> Tensor:
     return namespaces.cast(xp, x, dtype)
 
 
@@ -109,7 +112,7 @@ OPS["Cast"].rule.unless = _to_integers  # pyright: ignore[reportAttributeAccessI
 
 
 @public
-def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
+def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
     """x under another dtype.
 
     Between floats (and complex numbers) the gradient passes, converted back. What is cast to
@@ -127,7 +130,7 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> T
 # -- one tensor --------------------------------------------------------------------------------
 
 
-def _unary(type: str, name: str, kernel: Any, doc: str, *rules: Any) -> Any:
+def _unary(type: str, name: str, kernel: Kernel, doc: str, *rules: Callable[..., Any]) -> Any:
     """A function of real and complex numbers; integers become float32."""
     return elementwise(type, name, kernel, doc, *rules, to_float=True)
 
@@ -187,7 +190,7 @@ digamma = _unary("Digamma", "digamma", lambda xp, x: special(xp).psi(x)
                  "The derivative of `lgamma`.", lambda dy, x: dy * polygamma(x, 1))  # fmt: skip
 
 
-@op("Polygamma", to_float=True)
+@op("Polygamma", elementwise=True, to_float=True)
 def polygamma(xp, x: TensorLike, /, n: int) -> Tensor:
     """The n-th derivative of `digamma`."""
     return special(xp).polygamma(n, x)
@@ -218,7 +221,7 @@ for _type in ("Ceil", "Floor", "Round", "Trunc"):
     piecewise_constant(_type, lambda dy: None)
 
 
-@op("Step", real=True)
+@op("Step", elementwise=True, real=True)
 def step(xp, x: TensorLike, /, alpha: float = 0.0) -> Tensor:
     """1 where x > 0, `alpha` elsewhere; NaN stays NaN. Gradient: 0."""
     y = xp.where(x > 0, xp.ones_like(x), xp.full_like(x, alpha))
@@ -244,9 +247,9 @@ not_differentiable("IsNan", "IsInf", "IsFinite", "SignBit", "LogicalNot", "Inver
 def _binary(
     type: str,
     name: str,
-    kernel: Any,
+    kernel: Kernel,
     doc: str,
-    *rules: Any,
+    *rules: Callable[..., Any],
     to_float: bool = False,
     real: bool = False,
 ) -> Any:
@@ -369,7 +372,7 @@ not_differentiable(
 # -- three tensors, many tensors -----------------------------------------------------------------
 
 
-@op("SelectV2", broadcasts=True, promotes=("a", "b"))
+@op("SelectV2", elementwise=True, promotes=("a", "b"))
 def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a` where `condition`, `b` elsewhere.
 
@@ -388,7 +391,7 @@ def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
 BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
-def _chosen_bits(mask: Any, a: Any, b: Any) -> Any:
+def _chosen_bits(mask: Array, a: Array, b: Array) -> Array:
     """`where` for large arrays of one shape.
 
     NumPy's goes to and fro with the mask, and processors cannot guess which way: this takes the
@@ -402,8 +405,8 @@ def _chosen_bits(mask: Any, a: Any, b: Any) -> Any:
     return bits.view(a.dtype)
 
 
-def _chooses_slowly(mask: Any, a: Any, b: Any) -> bool:
-    """Whether torch's own `where` would choose element by element: plain floats on the CPU."""
+def _chooses_slowly(mask: Array, a: Array, b: Array) -> bool:
+    """Return whether torch's own `where` would choose element by element: plain CPU floats."""
     import torch
 
     return (
@@ -418,7 +421,7 @@ def _chooses_slowly(mask: Any, a: Any, b: Any) -> bool:
     )
 
 
-def _chosen_bits_in_torch(mask: Any, a: Any, b: Any) -> Any:
+def _chosen_bits_in_torch(mask: Array, a: Array, b: Array) -> Any:
     """As above, a tenth of the time; a or b may be a number."""
     import torch
 
@@ -440,7 +443,7 @@ def _(dy, condition):
     return where(condition, 0, dy)
 
 
-@op("ClipByValue", broadcasts=True, real=True)
+@op("ClipByValue", elementwise=True, real=True)
 def _clip(xp, x: TensorLike, min: TensorLike | None, max: TensorLike | None) -> Tensor:
     if min is not None:
         x = xp.maximum(x, min)
@@ -466,7 +469,7 @@ def _(dy, x, min, max):
 
 
 @public
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
+def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
     """x, brought into `[min, max]`; the gradient passes at both bounds.
 
     Op type: `ClipByValue`.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any, NamedTuple
+from types import EllipsisType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from regrad.shapes import (
     shifted_shape,
     window,
 )
-from regrad.tensors import Tensor, wrap
+from regrad.tensors import Tensor, TensorLike, wrap
 
 # -- x[...] --------------------------------------------------------------------------------------
 
@@ -46,7 +47,10 @@ class _Plan(NamedTuple):
     place: int  # where the arrays' common axes stand in the result
 
 
-def _plan(index: Any, shape: tuple[int, ...]) -> _Plan:
+Index: TypeAlias = TensorLike | builtins.slice | EllipsisType | tuple[Any, ...] | None
+
+
+def _plan(index: Index, shape: tuple[int, ...]) -> _Plan:
     """An index as NumPy reads it."""
     entries = _expanded(
         [_entry(e) for e in (index if isinstance(index, tuple) else (index,))], shape
@@ -162,7 +166,7 @@ def _known(x: Tensor, what: str) -> np.ndarray:
 
 
 @deferrable
-def getitem(x: Any, index: Any, /) -> Tensor:
+def getitem(x: TensorLike, index: Index, /) -> Tensor:
     """`x[index]`, by NumPy's rules.
 
     An index is made of ints, slices (with any step), `None`, `...`, integer arrays, lists or
@@ -220,7 +224,7 @@ def _order(ndim: int, plan: _Plan) -> list[int]:
 
 
 @deferrable
-def at_set(x: Any, index: Any, y: Any, /) -> Tensor:
+def at_set(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
     """x with y in the place of `x[index]`, to which y broadcasts: `x[index] = y` as a function.
 
     Where the index names a place repeatedly the last one counts, in every library, and only that
@@ -250,7 +254,7 @@ def at_set(x: Any, index: Any, y: Any, /) -> Tensor:
 
 
 @deferrable
-def at_add(x: Any, index: Any, y: Any, /) -> Tensor:
+def at_add(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
     """x with y added to `x[index]`: `x[index] += y` as a function, except that repeats add up.
 
     y broadcasts to `x[index]`; the dtype is x's.
@@ -277,7 +281,7 @@ def at_add(x: Any, index: Any, y: Any, /) -> Tensor:
     return x + (y if plan.trivial else _strided_slice_grad(y, shape=x.shape, index=plan.basic))
 
 
-def _with_value(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+def _with_value(name: str, x: TensorLike, y: TensorLike) -> tuple[Tensor, Tensor]:
     """x, and y under x's dtype."""
     x = dispatch.lift(x)
     y = y if dispatch.is_plain(y) else dispatch.lift(y)
@@ -285,7 +289,7 @@ def _with_value(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return x, dispatch.lift_as(y, x.dtype)
 
 
-def _lone_mask(index: Any, shape: tuple[int, ...]) -> Tensor | None:
+def _lone_mask(index: Index, shape: tuple[int, ...]) -> Tensor | None:
     """The mask, if the index is a mask of x's leading axes and nothing else."""
     if isinstance(index, tuple | int | builtins.slice) or index is None or index is ...:
         return None

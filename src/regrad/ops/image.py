@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from operator import add
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from regrad.deferral import deferrable
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.namespaces import Array, Namespace
 from regrad.ops import windows
 from regrad.ops.array import reshape
 from regrad.ops.creation import asarray, zeros_like
@@ -40,7 +41,7 @@ def _dilation_windows(
     return windows.windows("dilation2d", tuple(x[1:3]), tuple(w[:2]), strides, pad, dilations)
 
 
-def _candidates(xp: Any, x: Any, w: Any, win: Windows) -> Any:
+def _candidates(xp: Namespace, x: Array, w: Array, win: Windows) -> Array:
     """What the maximum is taken of, tap by tap."""
     x = windows.padded(xp, x, win.padding, windows.lowest(x))
     taps = itertools.product(*map(range, win.size))
@@ -132,7 +133,9 @@ def _(dy, tap, size, strides, pad, dilations):
 
 
 @deferrable
-def dilation2d(x: Any, w: Any, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
+def dilation2d(
+    x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
+) -> Tensor:
     """The maximum over each window of `x + w`: grey-scale dilation.
 
     Args:
@@ -212,7 +215,9 @@ def _(dy, block_shape, crops):
 
 
 @deferrable
-def space_to_batch(x: Any, /, block_shape: Sequence[int], paddings: Any) -> Tensor:
+def space_to_batch(
+    x: TensorLike, /, block_shape: Sequence[int], paddings: Sequence[Sequence[int]]
+) -> Tensor:
     """Move blocks of the spatial axes into the batch.
 
     Args:
@@ -241,7 +246,9 @@ def space_to_batch(x: Any, /, block_shape: Sequence[int], paddings: Any) -> Tens
 
 
 @deferrable
-def batch_to_space(x: Any, /, block_shape: Sequence[int], crops: Any) -> Tensor:
+def batch_to_space(
+    x: TensorLike, /, block_shape: Sequence[int], crops: Sequence[Sequence[int]]
+) -> Tensor:
     """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`.
 
     Args:
@@ -255,7 +262,7 @@ def batch_to_space(x: Any, /, block_shape: Sequence[int], crops: Any) -> Tensor:
 
 
 def _blocked(
-    name: str, x: Any, block_shape: Any, pairs: Any, what: str
+    name: str, x: TensorLike, block_shape: Sequence[int], pairs: Sequence[Sequence[int]], what: str
 ) -> tuple[Tensor, Sizes, Pairs]:
     if not isinstance(block_shape, list | tuple) or not isinstance(pairs, list | tuple):
         raise ArgumentError(
@@ -302,7 +309,9 @@ def _bilinear(old: int, new: int, align: bool, half: bool) -> Rows:
     return (low, 1 - (at - low)), (high, at - low)
 
 
-def _resized(xp: Any, x: Any, rows: Any, *, size: Sizes, align: bool, half: bool) -> Any:
+def _resized(
+    xp: Namespace, x: Array, rows: Array, *, size: Sizes, align: bool, half: bool
+) -> Array:
     for axis, new in enumerate(size, 1):
         found = rows(x.shape[axis], new, align, half)
         x = reduce(add, [_weighed(xp, _take(xp, x, at, axis), w, axis) for at, w in found])
@@ -310,8 +319,8 @@ def _resized(xp: Any, x: Any, rows: Any, *, size: Sizes, align: bool, half: bool
 
 
 def _resized_adjoint(
-    xp: Any, dy: Any, rows: Any, shape: Sequence[int], *, align: bool, half: bool
-) -> Any:
+    xp: Namespace, dy: Array, rows: Array, shape: Sequence[int], *, align: bool, half: bool
+) -> Array:
     for axis in (1, 2):
         found = rows(shape[axis], dy.shape[axis], align, half)
         parts = [(at, _weighed(xp, dy, w, axis)) for at, w in found]
@@ -319,18 +328,18 @@ def _resized_adjoint(
     return dy
 
 
-def _take(xp: Any, x: Any, rows: np.ndarray, axis: int) -> Any:
+def _take(xp: Namespace, x: Array, rows: np.ndarray, axis: int) -> Array:
     return xp.take(x, windows.constant(xp, rows, x), axis=axis)
 
 
-def _weighed(xp: Any, x: Any, weights: np.ndarray | None, axis: int) -> Any:
+def _weighed(xp: Namespace, x: Array, weights: np.ndarray | None, axis: int) -> Array:
     if weights is None:
         return x
     weights = weights.reshape(-1, *(1,) * (x.ndim - 1 - axis))
     return x * windows.constant(xp, weights, x, x.dtype)
 
 
-def _add_rows(xp: Any, dy: Any, rows: np.ndarray, axis: int, size: int) -> Any:
+def _add_rows(xp: Namespace, dy: Array, rows: np.ndarray, axis: int, size: int) -> Array:
     """dy added to the rows of zeros that `rows` (in rising order) names: the adjoint of take."""
     shape = (*dy.shape[:axis], size, *dy.shape[axis + 1 :])
     library = windows.library(xp)
@@ -395,7 +404,7 @@ def _(dy, size, align, half):
 
 @deferrable
 def resize_bilinear(
-    x: Any,
+    x: TensorLike,
     /,
     size: Sequence[int],
     align_corners: bool = False,
@@ -430,7 +439,7 @@ def resize_bilinear(
 
 @deferrable
 def resize_nearest(
-    x: Any,
+    x: TensorLike,
     /,
     size: Sequence[int],
     align_corners: bool = False,
@@ -446,7 +455,9 @@ def resize_nearest(
     return _resize(_resize_nearest, "resize_nearest", x, *options)
 
 
-def _resize(resize: Any, name: str, x: Any, size: Any, align: bool, half: bool) -> Tensor:
+def _resize(
+    resize: Callable[..., Any], name: str, x: TensorLike, size: Ints, align: bool, half: bool
+) -> Tensor:
     if align and half:
         raise ArgumentError(f"{name}: choose align_corners or half_pixel_centers, not both")
     size = windows.spread(size, 2, f"{name}: size")

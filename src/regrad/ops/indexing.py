@@ -18,6 +18,7 @@ import numpy as np
 from regrad import dispatch, namespaces
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, IndexRangeError, ShapeError
+from regrad.namespaces import Array, DTypeLike, Namespace
 from regrad.ops.array import (
     broadcast_to,
     expand_dims,
@@ -98,7 +99,7 @@ def _(dy, indices, axis):
 
 
 @deferrable
-def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
+def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) -> Tensor:
     """Elements of x, picked along `axis` by indices of x's rank.
 
     Along the other axes x and `indices` broadcast. `take_along_axis(x, argsort(x))` is x sorted.
@@ -140,7 +141,7 @@ def _take(xp, x: TensorLike, indices: Indices, /, *, axis: int, batch_dims: int)
     return _at(xp, x, index)
 
 
-def _take_batched(xp: Any, x: Any, ids: Any, axis: int, batch_dims: int) -> Any:
+def _take_batched(xp: Namespace, x: Array, ids: Array, axis: int, batch_dims: int) -> Array:
     batch, picked, n = x.shape[:batch_dims], ids.shape[batch_dims:], x.shape[axis]
     rest = (*x.shape[batch_dims:axis], *x.shape[axis + 1 :])
     rows = xp.reshape(
@@ -150,7 +151,7 @@ def _take_batched(xp: Any, x: Any, ids: Any, axis: int, batch_dims: int) -> Any:
     return _permuted(xp, y, batch_dims, len(picked), axis)
 
 
-def _batched_rows(xp: Any, ids: Any, batch_dims: int, n: int) -> Any:
+def _batched_rows(xp: Namespace, ids: Array, batch_dims: int, n: int) -> Array:
     """Indices into axes of size n, one axis per batch entry, as row numbers over all of them."""
     batch, picked = ids.shape[:batch_dims], ids.shape[batch_dims:]
     ids = xp.reshape(_in_range(xp, ids, n), (math.prod(batch), math.prod(picked)))
@@ -180,7 +181,9 @@ def _(dy, indices, axis, batch_dims):
 
 
 @deferrable
-def take(x: Any, indices: Any, /, *, axis: int | None = None, batch_dims: int = 0) -> Tensor:
+def take(
+    x: TensorLike, indices: TensorLike, /, *, axis: int | None = None, batch_dims: int = 0
+) -> Tensor:
     """Slices of x along `axis`, picked by integers.
 
     The shape is `x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]`. `axis` may
@@ -210,7 +213,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None, batch_dims: int = 
 
 
 @deferrable
-def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Tensor:
+def repeat(x: TensorLike, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     """x with each element along `axis` repeated (of x flattened, by default).
 
     `repeats` is one number, or one per element; the numbers decide the shape and must be known.
@@ -292,7 +295,9 @@ def _(dy, indices):
     return gather_nd(dy, indices)
 
 
-def _rows_for(name: str, xp: Any, indices: Any, updates: Any, shape: tuple[int, ...]) -> Any:
+def _rows_for(
+    name: str, xp: Namespace, indices: Array, updates: Array, shape: tuple[int, ...]
+) -> Array:
     """Updates as one row per index vector."""
     depth = indices.shape[-1]
     due = (*indices.shape[:-1], *shape[depth:])
@@ -321,7 +326,7 @@ def _scatter_update(xp, x: TensorLike, indices: Indices, updates: TensorLike, /)
     return xp.reshape(y, shape)
 
 
-def _last(xp: Any, ids: Any, n: int) -> Any:
+def _last(xp: Namespace, ids: Array, n: int) -> Array:
     """Which entry of `ids` names each of n places last; -1 where none does.
 
     JAX and PyTorch leave the order of assignments open; a maximum is the same in any order.
@@ -417,7 +422,7 @@ def one_hot(
     on_value: complex = 1,
     off_value: complex = 0,
     axis: int = -1,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Tensor:
     """`on_value` where the index is, `off_value` elsewhere, along a new axis of size `depth`.
 
@@ -448,7 +453,7 @@ def _index_vectors(xp, x: TensorLike, /) -> Tensor:
 
 
 @deferrable
-def nonzero(x: Any, /) -> tuple[Tensor, ...]:
+def nonzero(x: TensorLike, /) -> tuple[Tensor, ...]:
     """The indices of the elements that are not 0: one vector per axis.
 
     The values decide the shape, so they must be known (they are not under jit). No gradient.

@@ -68,7 +68,9 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 
 @deferrable
-def matmul(a: Any, b: Any, /, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def matmul(
+    a: TensorLike, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
+) -> Tensor:
     """The matrix product over the last two axes; earlier axes broadcast.
 
     A vector on the left counts as a row, on the right as a column, and its axis is missing in
@@ -121,7 +123,9 @@ def _check_inner(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> 
 
 
 @deferrable
-def tensordot(a: Any, b: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+def tensordot(
+    a: TensorLike, b: TensorLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
+) -> Tensor:
     """The sum of products over `axes`: the last of a with the first of b, or two lists of axes.
 
     Raises ShapeError if sizes that are summed together differ.
@@ -167,7 +171,7 @@ def _as_matrix(x: Tensor, rows: list[int], columns: list[int]) -> Tensor:
 
 
 @deferrable
-def vecdot(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
+def vecdot(a: TensorLike, b: TensorLike, /, *, axis: int = -1) -> Tensor:
     """The sum of `conj(a) * b` over `axis`, counted from the end; other axes broadcast.
 
     Source: the Array API standard.
@@ -178,7 +182,7 @@ def vecdot(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
     return astype(sum_(products, axis=axis), products.dtype)  # integers keep theirs
 
 
-def _common_axis(name: str, a: Any, b: Any, axis: int) -> int:
+def _common_axis(name: str, a: Tensor, b: Tensor, axis: int) -> int:
     """The axis counted from the end, if it has one size in both."""
     from_end = axis - a.ndim if axis >= 0 and a.ndim == b.ndim else axis
     if not -min(a.ndim, b.ndim) <= from_end < 0 or a.shape[from_end] != b.shape[from_end]:
@@ -190,7 +194,7 @@ def _common_axis(name: str, a: Any, b: Any, axis: int) -> int:
 
 
 @deferrable
-def outer(a: Any, b: Any, /) -> Tensor:
+def outer(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The matrix of products of the elements of two vectors.
 
     Source: the Array API standard.
@@ -202,7 +206,7 @@ def outer(a: Any, b: Any, /) -> Tensor:
 
 
 @deferrable
-def kron(a: Any, b: Any, /) -> Tensor:
+def kron(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The Kronecker product: every element of a times the whole of b, in blocks.
 
     The tensor of lower rank gets leading axes of size 1.
@@ -234,7 +238,7 @@ def _(dy, a, axis):
 
 
 @deferrable
-def cross(a: Any, b: Any, /, *, axis: int = -1) -> Tensor:
+def cross(a: TensorLike, b: TensorLike, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of three elements along `axis`; other axes broadcast.
 
     Source: the Array API standard.

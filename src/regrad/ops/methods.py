@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from regrad import dispatch, numpy_protocol, printing
@@ -25,14 +26,14 @@ from regrad.ops import (
 )
 from regrad.ops import matmul as products
 from regrad.shapes import Axis
-from regrad.tensors import Tensor
+from regrad.tensors import Tensor, TensorLike
 
 
-def _reducing(reduce: Any) -> Any:
+def _reducing(reduce: Callable[..., Tensor]) -> Any:
     """The method of a reduction, which takes its options by position too."""
     name = reduce.__name__
 
-    def method(self: Any, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
+    def method(self: Tensor, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
         if unknown:  # the op says what it takes
             return reduce(self, axis=axis, keepdims=keepdims, **unknown)
         return reduce(self, axis=axis, keepdims=keepdims)
@@ -82,34 +83,34 @@ class Methods:
         scale = 10.0**digits
         return elementwise.divide(elementwise.round(elementwise.multiply(self, scale)), scale)
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: TensorLike) -> Any:
         return elementwise.floor_divide(self, other), elementwise.remainder(self, other)
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: TensorLike) -> Any:
         return elementwise.floor_divide(other, self), elementwise.remainder(other, self)
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: TensorLike) -> Any:
         return elementwise.add(other, self)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: TensorLike) -> Any:
         return elementwise.subtract(other, self)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: TensorLike) -> Any:
         return elementwise.multiply(other, self)
 
-    def __rtruediv__(self, other: Any) -> Any:
+    def __rtruediv__(self, other: TensorLike) -> Any:
         return elementwise.divide(other, self)
 
-    def __rfloordiv__(self, other: Any) -> Any:
+    def __rfloordiv__(self, other: TensorLike) -> Any:
         return elementwise.floor_divide(other, self)
 
-    def __rmod__(self, other: Any) -> Any:
+    def __rmod__(self, other: TensorLike) -> Any:
         return elementwise.remainder(other, self)
 
-    def __rpow__(self, other: Any) -> Any:
+    def __rpow__(self, other: TensorLike) -> Any:
         return elementwise.pow(other, self)
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: TensorLike) -> Any:
         return products.matmul(other, self)
 
     def __iter__(self) -> Any:
@@ -222,7 +223,7 @@ class Methods:
     logical_or = elementwise.logical_or
     logical_xor = elementwise.logical_xor
 
-    def where(self, condition: Any, b: Any) -> Any:
+    def where(self, condition: TensorLike, b: TensorLike) -> Any:
         """This tensor where `condition`, `b` elsewhere; see `regrad.where`."""
         return elementwise.where(condition, self, b)
 
@@ -276,12 +277,12 @@ class Methods:
         """The elements in one axis."""
         return array.reshape(self, (-1,))
 
-    def concat(self, others: Any, axis: int = 0) -> Any:
+    def concat(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Any:
         """This tensor and others, one after the other; see `regrad.concat`."""
         others = others if isinstance(others, list | tuple) else [others]
         return array.concat([self, *others], axis=axis)
 
-    def stack(self, others: Any, axis: int = 0) -> Any:
+    def stack(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Any:
         """This tensor and others along a new axis; see `regrad.stack`."""
         others = others if isinstance(others, list | tuple) else [others]
         return array.stack([self, *others], axis=axis)
@@ -294,7 +295,7 @@ class Methods:
         """The elements in reverse along axes; see `regrad.flip`."""
         return array.flip(self, axis=axis)
 
-    def gather(self, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
+    def gather(self, indices: TensorLike, axis: int = 0, batch_dims: int = 0) -> Any:
         """The slices with these indices; see `regrad.take`."""
         return indexing.take(self, indices, axis=axis, batch_dims=batch_dims)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from regrad import dims
 from regrad.deferral import deferrable
 from regrad.dispatch import lift
@@ -12,16 +10,16 @@ from regrad.ops.elementwise import maximum, rsqrt, square
 from regrad.ops.reduction import moments, sum
 from regrad.shapes import Axis
 from regrad.signatures import public
-from regrad.tensors import Tensor
+from regrad.tensors import Tensor, TensorLike
 
 
 @deferrable
 def batch_norm(
-    x: Any,
-    mean: Any,
-    variance: Any,
-    offset: Any = None,
-    scale: Any = None,
+    x: TensorLike,
+    mean: TensorLike,
+    variance: TensorLike,
+    offset: TensorLike | None = None,
+    scale: TensorLike | None = None,
     epsilon: float = 0.001,
 ) -> Tensor:
     """`(x - mean) / sqrt(variance + epsilon) * scale + offset`.
@@ -57,7 +55,7 @@ def batch_norm(
     return y if offset is None else y + fitting["offset"]
 
 
-def _fitting(name: str, value: Any, x: Tensor) -> Tensor:
+def _fitting(name: str, value: TensorLike, x: Tensor) -> Tensor:
     """A parameter as a Tensor, if it broadcasts to the shape of x."""
     value = lift(value)
     new = x.ndim - value.ndim
@@ -73,11 +71,11 @@ def _fitting(name: str, value: Any, x: Tensor) -> Tensor:
 
 @deferrable
 def layer_norm(
-    x: Any,
+    x: TensorLike,
     *,
     axis: int | tuple[int, ...] = -1,
-    offset: Any = None,
-    scale: Any = None,
+    offset: TensorLike | None = None,
+    scale: TensorLike | None = None,
     epsilon: float = 1e-5,
 ) -> Tensor:
     """x with mean 0 and variance 1 along `axis`, then multiplied by `scale` and moved by `offset`.
@@ -104,7 +102,7 @@ def layer_norm(
 
 
 @public
-def l2_normalize(x: Any, axis: Axis = None, epsilon: float = 1e-12) -> Tensor:
+def l2_normalize(x: TensorLike, axis: Axis = None, epsilon: float = 1e-12) -> Tensor:
     """`x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
 
     Where the norm is 0 the result is 0, with a finite gradient.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import reduce
 from operator import add
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
-from regrad.namespaces import beside
+from regrad.namespaces import Array, Namespace, beside
 from regrad.ops import windows
 from regrad.ops.elementwise import pow, square
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
@@ -38,7 +39,7 @@ def _windows(name: str, shape: Sizes, size: Sizes, strides: Sizes, pad: str | Pa
 # -- maximum -------------------------------------------------------------------------------------
 
 
-def _max_pool_kernel(xp: Any, x: Any, win: Windows) -> Any:
+def _max_pool_kernel(xp: Namespace, x: Array, win: Windows) -> Array:
     x = windows.padded(xp, x, win.padding, windows.lowest(x))
     for i in range(len(win.size)):
         places = windows.axis_places(win.along(i), i + 1)
@@ -46,7 +47,7 @@ def _max_pool_kernel(xp: Any, x: Any, win: Windows) -> Any:
     return x
 
 
-def _first_maxima(xp: Any, x: Any, win: Windows) -> list[tuple[int, Any]]:
+def _first_maxima(xp: Namespace, x: Array, win: Windows) -> list[tuple[int, Any]]:
     """For each axis, last first, which tap has the first maximum.
 
     The first in row-major order is the first column within each row, then the first row.
@@ -60,7 +61,7 @@ def _first_maxima(xp: Any, x: Any, win: Windows) -> list[tuple[int, Any]]:
     return found
 
 
-def _to_maxima(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
+def _to_maxima(xp: Namespace, x: Array, dy: Array, win: Windows) -> Array:
     """Each element of dy added to where the maximum of its window is in x."""
     if _in_tiles(xp, win):
         return _to_maxima_of_tiles(xp, x, dy, win)
@@ -72,7 +73,7 @@ def _to_maxima(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
     return windows.cropped(dy, win.padding)
 
 
-def _to_maxima_of_tiles(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
+def _to_maxima_of_tiles(xp: Namespace, x: Array, dy: Array, win: Windows) -> Array:
     x = windows.padded(xp, x, win.padding, windows.lowest(x))
     where = windows.first_maximum(xp, (x[at] for at in win.places()))[1]
     taps = xp.arange(math.prod(win.size), dtype=where.dtype, **beside(where))
@@ -84,17 +85,17 @@ def _to_maxima_of_tiles(xp: Any, x: Any, dy: Any, win: Windows) -> Any:
 # XLA makes one loop, and nothing has to be added up. (bench/formulations.py has the figures.)
 
 
-def _in_tiles(xp: Any, win: Windows) -> bool:
+def _in_tiles(xp: Namespace, win: Windows) -> bool:
     return windows.library(xp) == "jax" and win.size == win.strides
 
 
-def _upon_tiles(y: Any, win: Windows) -> Any:
+def _upon_tiles(y: Array, win: Windows) -> Any:
     """y with an axis of size 1 after each spatial axis, for the elements of its tile."""
     whole = slice(None)
     return y[(whole, *(at for _ in win.size for at in (whole, None)))]
 
 
-def _from_tiles(xp: Any, tiles: Any, win: Windows) -> Any:
+def _from_tiles(xp: Namespace, tiles: Any, win: Windows) -> Array:
     """Tiles side by side, as the data that they were cut from; zero where none lies."""
     sizes = [n * k for n, k in zip(win.outputs, win.size, strict=True)]
     x = xp.reshape(tiles, (tiles.shape[0], *sizes, tiles.shape[-1]))
@@ -102,7 +103,7 @@ def _from_tiles(xp: Any, tiles: Any, win: Windows) -> Any:
     return windows.cropped(windows.padded(xp, x, rest), win.padding)
 
 
-def _at_maxima(xp: Any, x: Any, values: Any, win: Windows) -> Any:
+def _at_maxima(xp: Namespace, x: Array, values: Array, win: Windows) -> Array:
     """The elements of `values` from where the maxima are in x: the adjoint of `_to_maxima`."""
     values = windows.padded(xp, values, win.padding)
     for i, where in _first_maxima(xp, x, win):
@@ -169,7 +170,7 @@ def _(dy, a, filter_size, strides, pad):
 # -- mean ----------------------------------------------------------------------------------------
 
 
-def _sums(xp: Any, x: Any, win: Windows) -> Any:
+def _sums(xp: Namespace, x: Array, win: Windows) -> Array:
     """The sum over each window."""
     x = windows.padded(xp, x, win.padding)
     for i in range(len(win.size)):
@@ -177,7 +178,7 @@ def _sums(xp: Any, x: Any, win: Windows) -> Any:
     return x
 
 
-def _spread_sums(xp: Any, dy: Any, win: Windows) -> Any:
+def _spread_sums(xp: Namespace, dy: Array, win: Windows) -> Array:
     """Each element added to all of its window: the adjoint of `_sums`."""
     if _in_tiles(xp, win):
         sizes = [n for pair in zip(win.outputs, win.size, strict=True) for n in pair]
@@ -190,7 +191,7 @@ def _spread_sums(xp: Any, dy: Any, win: Windows) -> Any:
     return windows.cropped(dy, win.padding)
 
 
-def _over_counts(xp: Any, y: Any, win: Windows) -> Any:
+def _over_counts(xp: Namespace, y: Array, win: Windows) -> Array:
     """y divided by how many elements of each window lie in the data."""
     counts = reduce(np.multiply.outer, [win.counts(i) for i in range(len(win.size))])
     if (counts == math.prod(win.size)).all():
@@ -237,7 +238,15 @@ def _(dy, filter_size, strides, pad):
 # -- what users call -----------------------------------------------------------------------------
 
 
-def _pool(pool: Any, name: str, x: Any, n: int, size: Any, strides: Any, pad: Any) -> Tensor:
+def _pool(
+    pool: Callable[..., Any],
+    name: str,
+    x: TensorLike,
+    n: int,
+    size: Ints,
+    strides: Ints,
+    pad: Padding,
+) -> Tensor:
     size = windows.spread(size, n, f"{name}: filter_size")
     strides = windows.spread(strides, n, f"{name}: strides")
     pad = windows.as_padding(pad, n, f"{name}: pad")
@@ -246,7 +255,7 @@ def _pool(pool: Any, name: str, x: Any, n: int, size: Any, strides: Any, pad: An
 
 
 @deferrable
-def max_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+def max_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """The maximum of each window of images.
 
     Args:
@@ -279,7 +288,7 @@ def max_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tenso
 
 
 @deferrable
-def max_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+def max_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """The maximum of each window of volumes; see `max_pool`.
 
     x is (batch, depth, height, width, channels), or has no batch axis.
@@ -290,7 +299,7 @@ def max_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Ten
 
 
 @deferrable
-def avg_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+def avg_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """The mean of each window of images; arguments and errors are those of `max_pool`.
 
     Padding does not count: a window is divided by the number of its elements in the image,
@@ -310,7 +319,7 @@ def avg_pool(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tenso
 
 
 @deferrable
-def avg_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
+def avg_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
     """The mean of each window of volumes; see `avg_pool` and `max_pool3d`.
 
     Op type: `AvgPool3D`. Source: `tf.avgPool3d` of TensorFlow.js.
@@ -321,7 +330,7 @@ def avg_pool3d(x: Any, /, filter_size: Ints, strides: Ints, pad: Padding) -> Ten
 # -- neighbouring channels -----------------------------------------------------------------------
 
 
-def _neighbours(xp: Any, x: Any, radius: int) -> Any:
+def _neighbours(xp: Namespace, x: Array, radius: int) -> Array:
     """The sum over the channels at a distance of at most `radius`."""
     n = x.shape[-1]
     radius = max(min(radius, n - 1), 0)
@@ -355,7 +364,7 @@ def _(dy, x, depth_radius, bias, alpha, beta):
 
 @deferrable
 def local_response_normalization(
-    x: Any,
+    x: TensorLike,
     /,
     depth_radius: int = 5,
     bias: float = 1.0,

@@ -11,8 +11,8 @@ import numpy as np
 from regrad import dispatch, namespaces
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
-from regrad.namespaces import FLOAT, is_inexact
-from regrad.ops.array import squeeze
+from regrad.namespaces import FLOAT, Array, DTypeLike, Namespace, is_inexact
+from regrad.ops.array import diagonal, squeeze
 from regrad.ops.elementwise import (
     abs,
     astype,
@@ -32,6 +32,7 @@ from regrad.ops.elementwise import (
     where,
 )
 from regrad.ops.rows import _sums
+from regrad.ops.scan import cumulative_prod
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Axis, normalized_axes, normalized_axis
@@ -39,13 +40,13 @@ from regrad.signatures import public
 from regrad.tensors import Tensor
 
 
-def _floating(x: Any) -> Any:
+def _floating(x: TensorLike) -> Any:
     """x as a Tensor of floats; integers and bools become float32."""
     x = dispatch.lift(x)
     return x if is_inexact(x.dtype) else astype(x, FLOAT)
 
 
-def _of_dtype(x: Any, dtype: Any) -> Any:
+def _of_dtype(x: Tensor, dtype: DTypeLike) -> Any:
     return x if dtype is None else astype(x, dtype)
 
 
@@ -78,7 +79,9 @@ def _(dy, axis, keepdims):
     return _sum(dy, axis=axis, keepdims=keepdims)
 
 
-def _spread_back(xp: Any, x: Any, shape: tuple[int, ...], axis: Axis, keepdims: bool) -> Any:
+def _spread_back(
+    xp: Namespace, x: Array, shape: tuple[int, ...], axis: Axis, keepdims: bool
+) -> Array:
     shape = tuple(shape)
     if not keepdims:
         reduced = normalized_axes(axis, len(shape))
@@ -87,7 +90,9 @@ def _spread_back(xp: Any, x: Any, shape: tuple[int, ...], axis: Axis, keepdims: 
 
 
 @public
-def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def sum(
+    x: TensorLike, /, *, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False
+) -> Tensor:
     """The sum over `axis` (all axes by default); 0 for no elements.
 
     Small integers and bools are summed as the default integer, as the standard says; with
@@ -140,8 +145,6 @@ def _prod(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) ->
 
 @gradient("Prod")
 def _(dy, x, axis, keepdims):
-    from regrad.ops.scan import cumulative_prod
-
     dx = unreduce(dy, x.shape, axis, keepdims)
     for i in normalized_axes(axis, x.ndim):  # the product of all others, one axis at a time
         before = cumulative_prod(x, axis=i, exclusive=True)
@@ -152,7 +155,9 @@ def _(dy, x, axis, keepdims):
 
 
 @public
-def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def prod(
+    x: TensorLike, /, *, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False
+) -> Tensor:
     """The product over `axis` (all axes by default); 1 for no elements.
 
     The gradient is the product of the other elements, so zeros among the factors are no
@@ -172,7 +177,7 @@ def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fa
 # -- largest and smallest ------------------------------------------------------------------------
 
 
-def _extremum(xp: Any, name: str, x: Any, axis: Axis, keepdims: bool) -> Any:
+def _extremum(xp: Namespace, name: str, x: Array, axis: Axis, keepdims: bool) -> Array:
     axes = normalized_axes(axis, x.ndim)
     if namespaces.numpy_dtype(x.dtype).kind == "c":
         raise DTypeError(f"{name}: complex numbers have no order. Take abs(x) or real(x) first.")
@@ -216,7 +221,7 @@ gradient("Min")(_to_ties)
 # -- bools, counts, places -----------------------------------------------------------------------
 
 
-def _truth(xp: Any, x: Any) -> Any:
+def _truth(xp: Namespace, x: Array) -> Array:
     """Which elements are not 0. (`jnp.any` looks at the real parts of complex numbers alone.)"""
     return x if x.dtype == xp.bool else x != 0
 
@@ -239,7 +244,7 @@ def count_nonzero(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = F
     return xp.sum(x != 0, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
-def _place(xp: Any, name: str, x: Any, axis: int | None, keepdims: bool) -> Any:
+def _place(xp: Namespace, name: str, x: Array, axis: int | None, keepdims: bool) -> Array:
     shape = tuple(x.shape)
     axis = axis if axis is None else normalized_axis(axis, x.ndim)
     if 0 in (shape if axis is None else (shape[axis],)):
@@ -276,21 +281,23 @@ not_differentiable("Any", "All", "CountNonzero", "ArgMax", "ArgMin")
 # -- compositions --------------------------------------------------------------------------------
 
 
-def _squared_deviations(x: Any, centre: Any) -> Tensor:
+def _squared_deviations(x: Tensor, centre: Tensor) -> Tensor:
     return _squared_size(x - centre)
 
 
-def _squared_size(x: Any) -> Tensor:
+def _squared_size(x: Tensor) -> Tensor:
     return real(x * conj(x)) if x.dtype.kind == "c" else square(x)
 
 
-def _sqrt_or_zero(x: Any) -> Tensor:
+def _sqrt_or_zero(x: Tensor) -> Tensor:
     """The square root, with the gradient 0 at 0 (for lengths and deviations, which end there)."""
     return or_zero(sqrt(where(x == 0, 1, x)), x)
 
 
 @deferrable
-def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+def var(
+    x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+) -> Tensor:
     """The variance over `axis` (all axes by default).
 
     The squared deviations from the mean are summed and divided by `n - correction`; with
@@ -313,7 +320,9 @@ def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
 
 
 @deferrable
-def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+def std(
+    x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
+) -> Tensor:
     """The standard deviation over `axis`, the square root of `var`; gradient where it is 0: 0.
 
     A composition, in which `Sqrt` can be overridden.
@@ -322,7 +331,7 @@ def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
 
 
 @deferrable
-def moments(x: Any, axis: Axis = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+def moments(x: TensorLike, axis: Axis = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
     """The mean and the variance over `axis` (all axes by default).
 
     A composition. Source: `tf.moments` of TensorFlow.js.
@@ -344,7 +353,7 @@ def _without(x: Tensor, axis: Axis) -> Tensor:
 
 
 @deferrable
-def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def logsumexp(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """`log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
 
     Elements of -inf count nothing, in the value and in the gradient; the result is -inf where
@@ -363,7 +372,7 @@ def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor
     return y if keepdims else _without(y, axis)
 
 
-def _finite_top(x: Any, axis: Axis) -> Any:
+def _finite_top(x: Tensor, axis: Axis) -> Any:
     """The largest elements as constants; 0 where they are infinite or there are none."""
     if builtins.any(type(n) is int and n == 0 for n in x.shape):
         return 0.0
@@ -372,7 +381,9 @@ def _finite_top(x: Any, axis: Axis) -> Any:
 
 
 @deferrable
-def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+def vector_norm(
+    x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
+) -> Tensor:
     """The `ord`-norm of vectors along `axis` (of all elements by default).
 
     `ord` is 2 (the length), 1, any other number p for `sum(abs(x)**p)**(1/p)`, `inf` or `-inf`
@@ -400,10 +411,16 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
     return _power_norm(sizes, axis, keepdims, ord)
 
 
-def _power_norm(sizes: Any, axis: Axis, keepdims: bool, p: float) -> Tensor:
+def _power_norm(sizes: Tensor, axis: Axis, keepdims: bool, p: float) -> Tensor:
     """`sum(sizes**p)**(1/p)`. Both powers have a kink at 0; the gradient is 0 there."""
     at_zero = 0.0 if p > 0 else math.inf
     zero = sizes == 0
     total = sum(where(zero, at_zero, pow(where(zero, 1, sizes), p)), axis=axis, keepdims=keepdims)
     zero = total == at_zero
     return or_zero(pow(where(zero, 1, total), 1 / p), where(zero, 0, total))
+
+
+@public
+def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
+    """The sums of the diagonals of matrices."""
+    return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)

@@ -10,6 +10,7 @@ import numpy as np
 
 from regrad import namespaces
 from regrad.errors import DTypeError, IndexRangeError
+from regrad.namespaces import Array, Namespace
 from regrad.shapes import (
     shifted_shape,
 )
@@ -17,11 +18,11 @@ from regrad.shapes import (
 # -- what the kernels share ----------------------------------------------------------------------
 
 
-def _is_jax(xp: Any) -> bool:
+def _is_jax(xp: Namespace) -> bool:
     return xp.__name__ == "jax.numpy"
 
 
-def _as_index(xp: Any, ids: Any) -> Any:
+def _as_index(xp: Namespace, ids: Array) -> Array:
     """Integers of any dtype under the dtype that the library indexes by."""
     if ids.dtype == xp.bool:
         raise DTypeError("indices are integers, got bools. Select by a mask with x[mask].")
@@ -30,7 +31,7 @@ def _as_index(xp: Any, ids: Any) -> Any:
     return namespaces.cast(xp, ids, np.intp)
 
 
-def _in_range(xp: Any, ids: Any, n: int) -> Any:
+def _in_range(xp: Namespace, ids: Array, n: int) -> Array:
     """Indices into an axis of size n as non-negative ones."""
     ids = _as_index(xp, ids)
     if _is_jax(xp):
@@ -45,29 +46,29 @@ def _in_range(xp: Any, ids: Any, n: int) -> Any:
     return ids if low >= 0 else xp.where(ids < 0, ids + n, ids)
 
 
-def _zeros(xp: Any, shape: Sequence[int], like: Any) -> Any:
+def _zeros(xp: Namespace, shape: Sequence[int], like: Array) -> Array:
     """Zeros of the dtype of an array, on its device."""
     return xp.zeros(tuple(shape), dtype=like.dtype, **namespaces.beside(like))
 
 
-def _count_up(xp: Any, n: int, like: Any) -> Any:
+def _count_up(xp: Namespace, n: int, like: Array) -> Array:
     """`[0, …, n - 1]`, on the device of an array."""
     return xp.arange(n, **namespaces.beside(like))
 
 
-def _at(xp: Any, x: Any, index: Any) -> Any:
+def _at(xp: Namespace, x: Array, index: Array) -> Array:
     """`x[index]`; JAX clips the indices that are out of range."""
     return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
 
 
-def _sums(xp: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _sums(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     """The sums over axes (of NumPy's arrays without the detour that `np.sum` takes)."""
     if xp is np:
         return np.add.reduce(x, axes, keepdims=keepdims)
     return xp.sum(x, axis=axes, keepdims=keepdims)
 
 
-def _put(xp: Any, x: Any, index: Any, values: Any) -> Any:
+def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
     """A copy of x with other values at an index."""
     if _is_jax(xp):
         return x.at[index].set(values)
@@ -76,7 +77,7 @@ def _put(xp: Any, x: Any, index: Any, values: Any) -> Any:
     return y
 
 
-def _add_rows(xp: Any, n: int, ids: Any, rows: Any) -> Any:
+def _add_rows(xp: Namespace, n: int, ids: Array, rows: Array) -> Array:
     """n rows of zeros with `rows[k]` added at `ids[k]`, which are all in range."""
     y = _zeros(xp, (n, rows.shape[1]), rows)
     if _is_jax(xp):
@@ -94,7 +95,7 @@ def _add_rows(xp: Any, n: int, ids: Any, rows: Any) -> Any:
     return y
 
 
-def _add_rows_sparse(n: int, ids: Any, rows: Any) -> Any:
+def _add_rows_sparse(n: int, ids: Array, rows: Array) -> Any:
     """The same by a sparse matrix product: several times faster for wide rows."""
     from scipy.sparse import csc_array
 
@@ -103,7 +104,7 @@ def _add_rows_sparse(n: int, ids: Any, rows: Any) -> Any:
     return csc_array((ones, ids, np.arange(k + 1)), shape=(n, k)) @ rows
 
 
-def _linear(xp: Any, indices: Any, sizes: Sequence[int]) -> Any:
+def _linear(xp: Namespace, indices: Array, sizes: Sequence[int]) -> Array:
     """Index vectors (on the last axis) into leading axes of these sizes, as flat row numbers."""
     ids = _zeros(xp, (math.prod(indices.shape[:-1]),), _as_index(xp, indices))
     for axis, n in enumerate(sizes):
@@ -111,7 +112,7 @@ def _linear(xp: Any, indices: Any, sizes: Sequence[int]) -> Any:
     return ids
 
 
-def _permuted(xp: Any, x: Any, block: int, count: int, to: int) -> Any:
+def _permuted(xp: Namespace, x: Array, block: int, count: int, to: int) -> Array:
     """x with the `count` axes from `block` on moved to `to`."""
     if block == to or count == 0:
         return x

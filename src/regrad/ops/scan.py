@@ -10,7 +10,7 @@ import numpy as np
 from regrad import dispatch
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
-from regrad.namespaces import beside
+from regrad.namespaces import Array, DTypeLike, Namespace, beside
 from regrad.ops.array import concat
 from regrad.ops.elementwise import astype
 from regrad.ops.getitem import getitem
@@ -29,7 +29,7 @@ def _between(axis: int, start: int | None, stop: int | None) -> tuple[slice, ...
     return (slice(None),) * axis + (slice(start, stop),)
 
 
-def _moved(xp: Any, x: Any, forward: bool, axis: int, fill: complex) -> Any:
+def _moved(xp: Namespace, x: Array, forward: bool, axis: int, fill: complex) -> Array:
     """x moved by one place along an axis; `fill` enters."""
     if not x.shape[axis]:
         return x
@@ -49,7 +49,9 @@ def _(dy, axis, forward):
     return _shift(dy, axis=axis, forward=not forward)
 
 
-def _scan(xp: Any, name: str, x: Any, axis: int, exclusive: bool, reverse: bool, start: int) -> Any:
+def _scan(
+    xp: Namespace, name: str, x: Array, axis: int, exclusive: bool, reverse: bool, start: int
+) -> Array:
     x = xp.flip(x, axis=axis) if reverse else x
     y = getattr(xp, name)(x, axis=axis)
     y = _moved(xp, y, True, axis, start) if exclusive else y
@@ -58,9 +60,9 @@ def _scan(xp: Any, name: str, x: Any, axis: int, exclusive: bool, reverse: bool,
 
 def _scanned(
     op: Callable[..., Tensor],
-    x: Any,
+    x: TensorLike,
     axis: int | None,
-    dtype: Any,
+    dtype: DTypeLike | None,
     include_initial: bool,
     exclusive: bool,
     reverse: bool,
@@ -103,11 +105,11 @@ def _(dy, axis, exclusive, reverse):
 
 @deferrable
 def cumulative_sum(
-    x: Any,
+    x: TensorLike,
     /,
     *,
     axis: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     include_initial: bool = False,
     exclusive: bool = False,
     reverse: bool = False,
@@ -146,11 +148,11 @@ def _(dy, x, axis, exclusive, reverse):
 
 @deferrable
 def cumulative_prod(
-    x: Any,
+    x: TensorLike,
     /,
     *,
     axis: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     include_initial: bool = False,
     exclusive: bool = False,
     reverse: bool = False,
@@ -194,7 +196,7 @@ def linear_recurrence(
     return xp.flip(y, axis=axis) if reverse else y
 
 
-def _recurring(xp: Any, y: Any, links: Any, axis: int) -> Any:
+def _recurring(xp: Namespace, y: Array, links: Any, axis: int) -> Array:
     n, step = y.shape[axis], 1
     if xp is np and y.size > 256 * n:  # long rows: NumPy is quicker place by place
         y, links = np.array(np.moveaxis(y, axis, 0)), np.moveaxis(links, axis, 0)
@@ -226,7 +228,7 @@ def _(dy, decay, y, axis, reverse):
 
 @deferrable
 def diff(
-    x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
+    x: TensorLike, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
 ) -> Tensor:
     """The differences of neighbours along `axis`, taken `n` times.
 
@@ -250,7 +252,7 @@ def diff(
 # -- running extremes ----------------------------------------------------------------------------
 
 
-def _running(xp: Any, x: Any, axis: int, largest: bool) -> Any:
+def _running(xp: Namespace, x: Array, axis: int, largest: bool) -> Array:
     if xp is np:
         return (np.maximum if largest else np.minimum).accumulate(x, axis=axis)
     name = "cummax" if largest else "cummin"
@@ -296,7 +298,7 @@ gradient("CumulativeMin")(_to_run_starts)
 
 
 @deferrable
-def cumulative_max(x: Any, /, *, axis: int | None = None) -> Tensor:
+def cumulative_max(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
     """The largest element so far along `axis` (which only vectors may leave out).
 
     Of equal elements the first keeps the gradient.
@@ -313,7 +315,7 @@ def cumulative_max(x: Any, /, *, axis: int | None = None) -> Tensor:
 
 
 @deferrable
-def cumulative_min(x: Any, /, *, axis: int | None = None) -> Tensor:
+def cumulative_min(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
     """The smallest element so far along `axis`; see `cumulative_max`.
 
     Op type: `CumulativeMin`.

@@ -16,7 +16,7 @@ import numpy as np
 from regrad import dispatch, numbers
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from regrad.namespaces import beside
+from regrad.namespaces import Array, Namespace, beside
 from regrad.ops.creation import fitting, zeros_like
 from regrad.ops.rows import _add_rows, _is_jax, _put
 from regrad.opsheet import TensorLike, op
@@ -44,8 +44,8 @@ def _windows(index: Basic) -> list[Window]:
 
 
 def _embedded(
-    xp: Any, x: Any, shape: Sequence[int], windows: Sequence[Window], value: complex = 0
-) -> Any:
+    xp: Namespace, x: Array, shape: Sequence[int], windows: Sequence[Window], value: complex = 0
+) -> Array:
     """One value everywhere but in ascending windows, which hold x."""
     if _is_jax(xp) and math.prod(x.shape):
         from jax import lax
@@ -80,7 +80,7 @@ def _strided_slice_grad(xp, x: TensorLike, /, *, shape: tuple[int, ...], index: 
     return _embedded(xp, _ascending(xp, x, windows), shape, [ascending(w) for w in windows])
 
 
-def _ascending(xp: Any, x: Any, windows: list[Window]) -> Any:
+def _ascending(xp: Namespace, x: Array, windows: list[Window]) -> Array:
     """What belongs into windows, with one axis per window, and first to last."""
     x = xp.reshape(x, tuple(count for _, count, _ in windows))
     back = flipped(windows)
@@ -121,7 +121,9 @@ def _(dy, x_shape, begin, size):
 
 
 @deferrable
-def slice(x: Any, begin: int | Sequence[int], size: int | Sequence[int] | None = None) -> Tensor:
+def slice(
+    x: TensorLike, begin: int | Sequence[int], size: int | Sequence[int] | None = None
+) -> Tensor:
     """The block of x that begins at `begin` and has the shape `size`; -1 means to the end.
 
     `begin` and `size` may be shorter than x's rank; the other axes are taken whole.
@@ -178,7 +180,7 @@ def _mirror_pad(xp, x: TensorLike, /, *, paddings: Paddings, mode: MirrorMode) -
     return x
 
 
-def _mirrored(xp: Any, n: int, pair: tuple[int, int], mode: MirrorMode, like: Any) -> Any:
+def _mirrored(xp: Namespace, n: int, pair: tuple[int, int], mode: MirrorMode, like: Array) -> Array:
     """Which element of an axis of size n each element of the padded axis repeats."""
     ids = np.pad(np.arange(n), pair, mode=mode)
     return xp.asarray(ids, **beside(like))
@@ -210,7 +212,7 @@ def _(dy, paddings, mode):
 
 @deferrable
 def pad(
-    x: Any,
+    x: TensorLike,
     paddings: int | Sequence[tuple[int, int]],
     mode: str = "constant",
     constant_value: complex = 0,

@@ -9,6 +9,7 @@ import numpy as np
 from regrad import dispatch
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError
+from regrad.namespaces import Array, Namespace
 from regrad.ops.indexing import scatter_along_axis, take
 from regrad.ops.scan import _between
 from regrad.opsheet import TensorLike, op
@@ -50,7 +51,7 @@ def argsort(
     return _sorting(xp, x, normalized_axis(axis, x.ndim), descending, stable)
 
 
-def _sorting(xp: Any, x: Any, axis: int, descending: bool, stable: bool) -> Any:
+def _sorting(xp: Namespace, x: Array, axis: int, descending: bool, stable: bool) -> Array:
     if xp is not np:
         return xp.argsort(x, axis=axis, descending=bool(descending), stable=bool(stable))
     if not descending:
@@ -88,13 +89,13 @@ def top_k(xp, x: TensorLike, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, 
     return xp.take_along_axis(x, indices, axis=axis), indices
 
 
-def _largest(xp: Any, x: Any, k: int, axis: int) -> Any:
+def _largest(xp: Namespace, x: Array, k: int, axis: int) -> Array:
     """The places of the k largest, largest first."""
     found = _partitioned(x, k, axis) if xp is np and 0 < 4 * k < x.shape[axis] else None
     return _sorting(xp, x, axis, True, True)[_between(axis, None, k)] if found is None else found
 
 
-def _partitioned(x: Any, k: int, axis: int) -> Any:
+def _partitioned(x: np.ndarray, k: int, axis: int) -> Any:
     """The places of the k largest without sorting the rest, unless a tie decides who is in."""
     chosen = np.argpartition(x, -k, axis=axis)[_between(axis, -k, None)]
     chosen = np.sort(chosen, axis=axis)

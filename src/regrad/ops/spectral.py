@@ -12,7 +12,7 @@ Source: Lewis and Sendov (2001), "Twice differentiable spectral functions", and 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _(dy, x, y):
     return dx
 
 
-def _svd_inner(y: Any, dy: Any) -> Tensor:
+def _svd_inner(y: Sequence[Tensor], dy: Sequence[Tensor]) -> Tensor:
     """The part of the gradient between the singular vectors that there are."""
     (u, s, vh), (du, _, dvh) = y, dy
     by_u, by_v = matmul(conj(u), du, True), matmul(vh, conj(dvh), False, True)
@@ -146,7 +146,7 @@ def _singular_values_grad(
     return (u * a[..., None, :]) @ vh
 
 
-@op("NanWhere", broadcasts=True, promotes=("x",), holomorphic=False)
+@op("NanWhere", elementwise=True, promotes=("x",), holomorphic=False)
 def _nan_where(xp, x: TensorLike, mask: TensorLike, /) -> Tensor:
     """NaN where the mask is set and x is not 0; 0 elsewhere. Of a real dtype."""
     x = xp.abs(x)  # (of complex numbers: real ones)

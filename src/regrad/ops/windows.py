@@ -19,9 +19,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.namespaces import beside, numpy_dtype
+from regrad.namespaces import Array, DTypeLike, Namespace, beside, numpy_dtype
 from regrad.ops.array import expand_dims, squeeze
-from regrad.tensors import Tensor
+from regrad.tensors import Tensor, TensorLike
 
 Sizes = tuple[int, ...]
 Ints = int | Sequence[int]
@@ -35,7 +35,7 @@ SPATIAL = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width"
 # -- what users write ----------------------------------------------------------------------------
 
 
-def spread(value: Any, n: int, where: str) -> tuple[int, ...]:
+def spread(value: Ints, n: int, where: str) -> tuple[int, ...]:
     """One positive int per spatial axis, from an int or a sequence of them."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
@@ -92,7 +92,7 @@ def _unknown_pad(pad: Any, n: int, where: str) -> ArgumentError:
     )
 
 
-def as_batch(name: str, x: Any, n: int) -> tuple[Tensor, bool]:
+def as_batch(name: str, x: TensorLike, n: int) -> tuple[Tensor, bool]:
     """x with a batch axis, and whether it came without one."""
     x = lift(x)
     if x.ndim == n + 2:
@@ -195,17 +195,19 @@ def _halves(total: int) -> tuple[int, int]:
 # -- reading and adding at taps ------------------------------------------------------------------
 
 
-def library(xp: Any) -> str:
+def library(xp: Namespace) -> str:
     """`"numpy"`, `"jax"` or `"torch"`."""
     return {"numpy": "numpy", "jax.numpy": "jax"}.get(xp.__name__, "torch")
 
 
-def constant(xp: Any, values: np.ndarray, like: Any, dtype: Any = None) -> Any:
+def constant(
+    xp: Namespace, values: np.ndarray, like: Array, dtype: DTypeLike | None = None
+) -> Array:
     """A NumPy array in the library of `like`, and where that lies."""
     return xp.asarray(values, dtype=dtype, **beside(like))
 
 
-def padded(xp: Any, x: Any, padding: Pairs, value: float = 0) -> Any:
+def padded(xp: Namespace, x: Array, padding: Pairs, value: float = 0) -> Array:
     """x with `value` around its spatial axes."""
     if not any(itertools.chain(*padding)):
         return x
@@ -218,7 +220,7 @@ def padded(xp: Any, x: Any, padding: Pairs, value: float = 0) -> Any:
     return y
 
 
-def cropped(x: Any, padding: Pairs) -> Any:
+def cropped(x: Array, padding: Pairs) -> Any:
     """x without its padding: the adjoint of `padded`."""
     sizes = [n - lo - hi for n, (lo, hi) in zip(x.shape[1:], padding, strict=False)]
     return x[(slice(None), *_inside(sizes, padding))]
@@ -228,7 +230,7 @@ def _inside(sizes: Sequence[int], padding: Sequence[tuple[int, int]]) -> tuple[s
     return tuple(slice(lo, lo + n) for n, (lo, _) in zip(sizes, padding, strict=True))
 
 
-def lowest(x: Any) -> float:
+def lowest(x: Array) -> float:
     """What padding must hold in order never to be a maximum."""
     dtype = numpy_dtype(x.dtype)
     if dtype.kind == "b":
@@ -236,7 +238,7 @@ def lowest(x: Any) -> float:
     return np.iinfo(dtype).min if dtype.kind in "iu" else -math.inf
 
 
-def placed(xp: Any, parts: Iterable[Any], places: Places, shape: tuple[int, ...]) -> Any:
+def placed(xp: Namespace, parts: Iterable[Any], places: Places, shape: tuple[int, ...]) -> Array:
     """The sum of the parts, each at its place in zeros: the adjoint of reading there."""
     parts = iter(parts)
     if library(xp) == "jax":
@@ -248,7 +250,7 @@ def placed(xp: Any, parts: Iterable[Any], places: Places, shape: tuple[int, ...]
     return y
 
 
-def _spread_out(part: Any, place: tuple[slice, ...], shape: tuple[int, ...]) -> Any:
+def _spread_out(part: Array, place: tuple[slice, ...], shape: tuple[int, ...]) -> Any:
     """A part at its place in zeros, by XLA's padding between elements (no scatter)."""
     import jax
 
@@ -265,7 +267,7 @@ def axis_places(taps: Sequence[slice], axis: int) -> Places:
     return [((slice(None),) * axis + (tap,)) for tap in taps]
 
 
-def first_maximum(xp: Any, parts: Iterable[Any]) -> tuple[Any, Any]:
+def first_maximum(xp: Namespace, parts: Iterable[Any]) -> tuple[Any, Any]:
     """The maximum of the parts, element by element, and which part has it first.
 
     NaN counts as the greatest number.
@@ -280,17 +282,17 @@ def first_maximum(xp: Any, parts: Iterable[Any]) -> tuple[Any, Any]:
     return best, which
 
 
-def chosen(xp: Any, which: Any, parts: Iterable[Any]) -> Any:
+def chosen(xp: Namespace, which: Any, parts: Iterable[Any]) -> Array:
     """From each place the part that `which` names."""
     return reduce(add, (_where(xp, which == i, part) for i, part in enumerate(parts)))
 
 
-def sorted_out(xp: Any, which: Any, dy: Any, n: int) -> Iterable[Any]:
+def sorted_out(xp: Namespace, which: Any, dy: Array, n: int) -> Iterable[Any]:
     """`dy` in the part that `which` names, zero in the n - 1 others: the adjoint of `chosen`."""
     return (_where(xp, which == i, dy) for i in range(n))
 
 
-def _where(xp: Any, mask: Any, x: Any) -> Any:
+def _where(xp: Namespace, mask: Array, x: Array) -> Array:
     """x where the mask is true, 0 elsewhere (also for infinite x)."""
     if xp is np and x.dtype.kind == "f" and x.itemsize in (2, 4, 8):
         # np.where branches on each element; on a random mask this is ten times as fast
@@ -400,18 +402,18 @@ class NumPyKernels:
         return dw.reshape(plan.filter)
 
 
-def repeated(x: Any, plan: Plan) -> Any:
+def repeated(x: Array, plan: Plan) -> Any:
     """x with as many copies of each channel as it has filters of its own."""
     multiplier = plan.filter[-1] // plan.groups if plan.groups > 1 else 1
     return x if multiplier == 1 else x.repeat(multiplier, axis=-1)
 
 
-def summed_copies(x: Any, plan: Plan) -> Any:
+def summed_copies(x: Array, plan: Plan) -> Any:
     """The sum over the copies of each channel: the adjoint of `repeated`."""
     return x if x.shape == plan.images else x.reshape(*plan.images, -1).sum(axis=-1)
 
 
-def taps_of(w: Any, plan: Plan) -> Iterable[tuple[tuple[slice, ...], Any]]:
+def taps_of(w: Array, plan: Plan) -> Iterable[tuple[tuple[slice, ...], Any]]:
     """Where each tap lies, and its matrix of weights (or, by channel, its row)."""
     last = w.shape[-1:] if plan.groups > 1 else w.shape[-2:]
     return zip(plan.win.places(), w.reshape(-1, *last), strict=True)
@@ -443,6 +445,6 @@ def _columns(x: np.ndarray, win: Windows) -> np.ndarray:
     return view.transpose(axes).reshape(size, count).T
 
 
-def as_rows(y: Any) -> Any:
+def as_rows(y: Array) -> Any:
     """The last axis of each place as a row."""
     return y.reshape(math.prod(y.shape[:-1]), y.shape[-1])

@@ -176,7 +176,7 @@ def _diagonal(arguments: Arguments, attrs: Attrs) -> Shape:
     return (*batch, _diagonal_size(m, n, attrs["offset"]))
 
 
-def _diagonal_size(m: Any, n: Any, offset: int) -> Any:
+def _diagonal_size(m: Size, n: Size, offset: int) -> Any:
     if not offset:
         return smaller(m, n)
     if type(m) is int and type(n) is int:

@@ -91,7 +91,7 @@ def short(shape: Sequence[Size], depth: int = 4) -> Shape:
     return tuple([None if _is_deep(n, depth) else n for n in shape])
 
 
-def _is_deep(n: Any, depth: int) -> bool:
+def _is_deep(n: Size, depth: int) -> bool:
     return isinstance(n, Dim) and (not depth or any(_is_deep(a, depth - 1) for a in n.args))
 
 

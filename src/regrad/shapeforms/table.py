@@ -22,11 +22,13 @@ from regrad import dims
 from regrad.errors import RegistrationError
 from regrad.namespaces import FLOAT
 from regrad.registry import Op, find_op
-from regrad.shapeforms.sizes import Shape, StandIn
+from regrad.shapeforms.sizes import Shape, StandIn, broadcast
 
 Arguments = Sequence[Any]  # a Spec, a list of them or None for each parameter
 Attrs = dict[str, Any]
 F = TypeVar("F", bound=Callable[[Arguments, Attrs], Any])
+
+ResultDType = np.dtype | Callable[[Op, Arguments, Attrs], np.dtype] | None
 
 BOOL, INDEX = np.dtype(bool), np.dtype(np.intp)
 
@@ -42,13 +44,20 @@ class Form(NamedTuple):
     """A form, and the dtype of the result where it is not that of the first input."""
 
     function: Callable[[Arguments, Attrs], Any]
-    dtype: np.dtype | Callable[[Op, Arguments, Attrs], np.dtype] | None
+    dtype: ResultDType
 
 
 FORMS: dict[str, Form] = {}
 
 
-def shape_of(*op_types: str, dtype: Any = None, overwrite: bool = False) -> Callable[[F], F]:
+def form_of(op: Op) -> Form | None:
+    """Return the form of an op, if there is one."""
+    return FORMS.get(op.type, ELEMENTWISE if op.elementwise else None)
+
+
+def shape_of(
+    *op_types: str, dtype: str | type | np.dtype | None = None, overwrite: bool = False
+) -> Callable[[F], F]:
     """Say how the shape of an op's result follows from its inputs and attributes.
 
     The function is given `(arguments, attrs)`, with a `Spec` (`shape`, `dtype`) for each
@@ -100,7 +109,7 @@ def shape_of(*op_types: str, dtype: Any = None, overwrite: bool = False) -> Call
     return checked
 
 
-def form(*op_types: str, dtype: Any = None) -> Callable[[F], F]:
+def form(*op_types: str, dtype: ResultDType = None) -> Callable[[F], F]:
     """The same for the library's own op types, which need not be defined yet."""
 
     def register(function: F) -> F:
@@ -108,6 +117,11 @@ def form(*op_types: str, dtype: Any = None) -> Callable[[F], F]:
         return function
 
     return register
+
+
+def broadcasting(arguments: Arguments, attrs: Attrs) -> Shape:
+    """Return the shape to which all inputs broadcast."""
+    return broadcast(*[x.shape for x in arguments if x is not None])
 
 
 # -- dtypes --------------------------------------------------------------------------------------
@@ -141,6 +155,9 @@ def _measure(op: Op, dtypes: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...]
     with quiet():
         arrays = [None if dtype is None else np.ones(1, dtype) for dtype in dtypes]
         return op.kernels[np.ndarray](*arrays, **dict(attrs)).dtype
+
+
+ELEMENTWISE = Form(broadcasting, measured)
 
 
 def told(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:

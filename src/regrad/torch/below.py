@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regrad.torch.composites import fused
 from regrad.torch.nodes import node_named, types_of, unwrap
-from regrad.torch.optypes import custom_op, families, functions_named
+from regrad.torch.optypes import custom_op, families, following, functions_named
 
 # Which calls of an ATen op are an op of the type, where its name alone does not tell.
 WHEN: dict[str, dict[str, Callable[..., bool]]] = {
@@ -90,7 +90,7 @@ def as_called(kept: Any) -> Any:
     return custom_op(kept) or kept
 
 
-@cache
+@following
 def _types(name: str) -> frozenset[str]:
     """The op types that an ATen op belongs to, or computes inside, by its name."""
     plain = name.rstrip("_")

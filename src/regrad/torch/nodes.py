@@ -15,7 +15,7 @@ from regrad.callers import PACKAGE, find_caller
 from regrad.errors import PassedOverError
 from regrad.reports import Untouched
 from regrad.torch.composites import fused
-from regrad.torch.optypes import HOLDS, nodes_of, spellings
+from regrad.torch.optypes import HOLDS, following, nodes_of, spellings
 
 # Ops inside a call that are torch's plumbing, and not ops that the caller wrote: the layout of an
 # operand (anywhere), the factor of a dropout mask, the way in which a pool averages.
@@ -193,13 +193,13 @@ def is_leaf(node: Any) -> bool:
     return isinstance(node, _LEAF)
 
 
-@cache
+@following
 def types_of(node: str) -> tuple[str, ...]:
     """The op types that a backward node belongs to."""
     return _types().get(node.removeprefix("Foreach").lower(), ())
 
 
-@cache
+@following
 def _types() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for op_type in {s.family.type for s in spellings().values()}:
@@ -208,7 +208,7 @@ def _types() -> dict[str, tuple[str, ...]]:
     return found
 
 
-@cache
+@following
 def name_of(func: Callable[..., Any]) -> str:
     """A torch callable as reports show it: its op type if it has one, or else its name."""
     spelling = spellings().get(func)

@@ -10,41 +10,38 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 import torch.overrides
 
 from regrad.errors import UnknownOpError
-from regrad.registry import OPS, Input, Op, canonical
+from regrad.registry import OPS, Input, NoGradient, Op, canonical
 
-# op type: names in torch. One tensor, called `input`; other parameters have no name in the op.
-UNARY = {
-    "Abs": "abs absolute", "Acos": "acos arccos", "Acosh": "acosh arccosh",
-    "Asin": "asin arcsin", "Asinh": "asinh arcsinh", "Atan": "atan arctan",
-    "Atanh": "atanh arctanh", "Ceil": "ceil", "Cholesky": "cholesky", "Conj": "conj conj_physical",
-    "Cos": "cos", "Cosh": "cosh", "Digamma": "digamma psi", "Erf": "erf",
-    "Erfc": "erfc", "Erfinv": "erfinv", "Exp": "exp", "Expm1": "expm1", "Floor": "floor",
-    "Lgamma": "lgamma gammaln", "Log": "log", "Log10": "log10", "Log1p": "log1p", "Log2": "log2",
-    "LogSigmoid": "logsigmoid log_sigmoid", "MatrixInverse": "inverse inv", "Neg": "neg negative",
-    "Reciprocal": "reciprocal", "Relu": "relu", "Relu6": "relu6",
-    "Rsqrt": "rsqrt", "Selu": "selu", "Sigmoid": "sigmoid expit", "Sign": "sign sgn",
-    "Silu": "silu", "Sin": "sin", "Sinh": "sinh", "Softsign": "softsign",
-    "Sqrt": "sqrt", "Square": "square", "Tan": "tan", "Tanh": "tanh", "Trunc": "trunc fix",
-    "Identity": "clone alias",
+Cached = TypeVar("Cached", bound=Callable[..., Any])
+
+# op type: what else torch calls an elementwise op, beside the op's own name and that of its type.
+# (`families` finds those: this and the next table are for what cannot be found by name.)
+SYNONYMS_OF = {
+    "Abs": "absolute", "Acos": "arccos", "Acosh": "arccosh", "Asin": "arcsin", "Asinh": "arcsinh",
+    "Atan": "arctan", "Atan2": "arctan2", "Atanh": "arctanh", "Conj": "conj_physical",
+    "Digamma": "psi", "Identity": "clone alias", "Lgamma": "gammaln", "LogSigmoid": "log_sigmoid",
+    "Maximum": "fmax", "Minimum": "fmin", "RealDiv": "div true_divide", "Sigmoid": "expit",
+    "Sign": "sgn", "Trunc": "fix",
 }  # fmt: skip
 
-# op type: names in torch. Two tensors, `input` and `other`; either may be a number.
-BINARY = {
-    "AddV2": "add", "Atan2": "atan2 arctan2", "Hypot": "hypot", "LogAddExp": "logaddexp",
-    "MatMul": "matmul mm bmm mv dot", "Maximum": "maximum fmax", "Minimum": "minimum fmin",
-    "Mul": "mul multiply", "Pow": "pow", "RealDiv": "div divide true_divide",
-    "Sub": "sub subtract", "FloorMod": "remainder",
-}  # fmt: skip
+# Elementwise ops whose functions torch does not differentiate, or which are views there.
+APART = {"FloorDiv", "Imag", "NextAfter", "Real"}
+
+# How torch calls the parameters of elementwise ops, by their number.
+INPUTS = {1: "input=x", 2: "input=a other=b"}
 
 # op type: names in torch, and their parameters in order, as `torch's name=the op's name`.
 OTHERS = {
+    "Cholesky": ("cholesky", "input=x"),
+    "MatrixInverse": ("inverse inv", "input=x"),
+    "MatMul": ("matmul mm bmm mv dot", "input=a other=b"),
     "Softmax": ("softmax _softmax _safe_softmax", "input=x dim=axis"),
     "LogSoftmax": ("log_softmax _log_softmax", "input=x dim=axis"),
     "Elu": ("elu", "input=x alpha"),
@@ -110,6 +107,7 @@ SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other"
             "vec2": "other", "tensor": "other", "divisor": "other", "a_min": "min", "a_max": "max",
             "A": "input", "keepdims": "keepdim", "x": "input"}  # fmt: skip
 
+FUNCTIONS: tuple[Any, ...] = (torch, F, torch.special)  # of which tensors are the arguments
 PLACES: tuple[Any, ...] = (
     torch, torch.Tensor, F, torch._C._nn,  # pyright: ignore[reportAttributeAccessIssue]
     torch.special, torch.linalg, torch.ops.aten,
@@ -168,13 +166,39 @@ def _defaults(op_type: str) -> dict[str, Any]:
     return {**own, **DEFAULTS.get(op_type, {})}
 
 
-@cache
+_FOLLOWING: list[Any] = []
+
+
+def following(function: Cached) -> Cached:
+    """Cache what follows from the op types that there are, until one more is asked for."""
+    cached: Any = cache(function)
+    _FOLLOWING.append(cached)
+    return cached
+
+
+def clear() -> None:
+    """Have all that follows from the op types found anew."""
+    for cached in _FOLLOWING:
+        cached.cache_clear()
+
+
+@following
 def families() -> Mapping[str, Family]:
-    """The op types that torch has, by type."""
-    rows = [(t, names, "input=x") for t, names in UNARY.items()]
-    rows += [(t, names, "input=a other=b") for t, names in BINARY.items()]
-    rows += [(t, names, parameters) for t, (names, parameters) in OTHERS.items()]
-    return {t: Family(OPS[t], tuple(n.split()), _parameters(p)) for t, n, p in rows}
+    """Return the op types that torch has, by type."""
+    found = {t: (names, INPUTS[len(op.inputs)]) for t, op in OPS.items() if (names := _names(op))}
+    rows = {**found, **OTHERS}
+    return {t: Family(OPS[t], tuple(n.split()), _parameters(p)) for t, (n, p) in rows.items()}
+
+
+def _names(op: Op) -> str:
+    """Return what torch calls an elementwise op; nothing where it has none, or no gradient."""
+    if not op.elementwise or op.attrs or len(op.inputs) not in INPUTS:
+        return ""
+    if op.type in APART or isinstance(op.rule, NoGradient):
+        return ""
+    names = dict.fromkeys((op.name, op.type.lower()))
+    found = [n for n in names if any(callable(getattr(place, n, None)) for place in FUNCTIONS)]
+    return " ".join([*found, *SYNONYMS_OF.get(op.type, "").split()])
 
 
 def _parameters(text: str) -> tuple[tuple[str, str | None], ...]:
@@ -182,7 +206,7 @@ def _parameters(text: str) -> tuple[tuple[str, str | None], ...]:
     return tuple((ours, theirs or None) for ours, _, theirs in pairs)
 
 
-@cache
+@following
 def spellings() -> Mapping[Any, Spelling]:
     """Every torch callable that a family covers."""
     found: dict[Any, Spelling] = {}
@@ -199,8 +223,7 @@ def spellings_of(family: Family) -> Iterator[tuple[Any, Spelling]]:
     if family.type in REVERSED:
         other_way = family._replace(parameters=(("input", "b"), ("other", "a")))
         yield from _spellings_named(other_way, REVERSED[family.type])
-    if family.type in BINARY or family.type in UNARY:
-        yield from _operators(family)
+    yield from _operators(family)
 
 
 def _spellings_named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]]:
@@ -299,33 +322,29 @@ def changes_only(name: str) -> bool:
 
 
 def find_family(op_type: str) -> Family | None:
-    """The family of an op type, if torch has it."""
-    return families().get(canonical(op_type))
+    """Return the family of an op type, if torch has it."""
+    op_type = canonical(op_type)
+    if op_type not in families() and op_type in OPS and _names(OPS[op_type]):  # it is new
+        clear()
+    return families().get(op_type)
 
 
-# Which backward nodes of torch's autograd belong to an op type: the same name, but for these. Nodes
-# of callables that compute the op among others are here as well.
+# Which backward nodes of torch's autograd belong to an op type, beside those of its own functions.
+# Nodes of callables that compute the op among others are here as well.
 NODES = {
-    "AddV2": "Add", "RealDiv": "Div", "Sub": "Sub Rsub", "Conj": "Conj ConjPhysical",
-    "ClipByValue": "Clamp ClampMin ClampMax", "Relu6": "Hardtanh Hardswish Hardsigmoid",
-    "Max": "Amax Max Aminmax", "Min": "Amin Min Aminmax", "SelectV2": "Where",
-    "Conv2D": "Convolution", "Conv3D": "Convolution", "Prelu": "PreluKernel",
-    "MaxPool": "MaxPool2DWithIndices MaxPool2D MkldnnMaxPool2D",
+    "Sub": "Rsub", "ClipByValue": "ClampMin ClampMax", "Relu6": "Hardtanh Hardswish Hardsigmoid",
+    "Max": "Max Aminmax", "Min": "Min Aminmax", "Conv2D": "Convolution", "Conv3D": "Convolution",
+    "MaxPool": "MaxPool2DWithIndices MkldnnMaxPool2D",
     "MaxPool3D": "MaxPool3DWithIndices MkldnnMaxPool3D",
-    "AvgPool": "AvgPool2D", "Square": "", "Softsign": "",
-    "MatMul": "Mm Bmm Mv Dot Vdot Addmm Baddbmm Addbmm Addmv Linear",
-    "ConcatV2": "Cat", "Pack": "Stack", "Identity": "Clone Alias",
-    "Reshape": "View UnsafeView ReshapeAlias",
-    "Softmax": "Softmax SafeSoftmax ScaledDotProductFlashAttentionForCpu "
+    "MatMul": "Vdot Addmm Baddbmm Addbmm Addmv Linear", "Reshape": "UnsafeView ReshapeAlias",
+    "Softmax": "ScaledDotProductFlashAttentionForCpu "
                "ScaledDotProductFlashAttention ScaledDotProductEfficientAttention "
                "ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable",
-    "Sigmoid": "Sigmoid Silu Glu LogSigmoid BinaryCrossEntropyWithLogits MkldnnRnnLayer "
+    "Sigmoid": "Silu Glu LogSigmoid BinaryCrossEntropyWithLogits MkldnnRnnLayer "
                "ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
-    "Tanh": "Tanh Mish MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
-    "Softplus": "Softplus Mish", "Step": "Heaviside", "Selu": "Elu", "Sign": "Sign Sgn",
-    "MatrixInverse": "LinalgInvEx", "Cholesky": "Cholesky LinalgCholeskyEx",
-    "FloorMod": "Remainder", "Log1p": "Log1P", "LogAddExp": "Logaddexp",
-    "Maximum": "Maximum Fmax", "Minimum": "Minimum Fmin",
+    "Tanh": "Mish MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
+    "Softplus": "Mish", "Selu": "Elu", "MatrixInverse": "LinalgInvEx",
+    "Cholesky": "LinalgCholeskyEx",
 }  # fmt: skip
 
 # Whether a backward node that several ops share is one of the op type, by what it holds.
@@ -341,5 +360,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
 
 
 def nodes_of(op_type: str) -> list[str]:
-    """The names of an op type's backward nodes, without their numbers."""
-    return [f"{name}Backward" for name in NODES.get(op_type, op_type).split()]
+    """Return the names of an op type's backward nodes, without their numbers."""
+    own = [name.title().replace("_", "") for name in families()[op_type].names]
+    special = [f"Special{name}" for name in own]
+    return [f"{name}Backward" for name in (*own, *special, *NODES.get(op_type, "").split())]

@@ -34,7 +34,9 @@ CODES = {
 }  # fmt: skip
 
 
-def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = None) -> None:
+def save(
+    path: str | os.PathLike[str], variables: Variables, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write the values of variables to a file.
 
     Args:
@@ -82,7 +84,7 @@ def save(path: Any, variables: Variables, metadata: Mapping[str, str] | None = N
     )
 
 
-def restore(path: Any, variables: Variables) -> dict[str, str]:
+def restore(path: str | os.PathLike[str], variables: Variables) -> dict[str, str]:
     """Set variables to the values in a file that `save` wrote; returns its metadata.
 
     Args:
@@ -197,7 +199,12 @@ def _checked(name: str, array: np.ndarray, checksums: Mapping[str, str] | None) 
 # -- checks of a file ------------------------------------------------------------------------------
 
 
-def _check(path: Any, file: Any, named: Mapping[str, Variable], viewed: Mapping[str, str]) -> None:
+def _check(
+    path: str | os.PathLike[str],
+    file: Any,
+    named: Mapping[str, Variable],
+    viewed: Mapping[str, str],
+) -> None:
     """Refuse a file that does not fit, naming all that is wrong."""
     found = set(file.keys())
     wrong = [f"{n!r} is not in the file" for n in named if n not in found]

@@ -18,7 +18,7 @@ from regrad.capture import foreign
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
 from regrad.gradients import variable_pairs
 from regrad.namespaces import BACKENDS, is_inexact, is_traced
-from regrad.tensors import Tensor, wrap
+from regrad.tensors import Tensor, TensorLike, wrap
 from regrad.train.arrays import as_held, is_jax, needed, to_jax
 from regrad.variables import UPDATES, Variable
 from regrad.walk import UNUSED
@@ -412,7 +412,7 @@ def _check_dtype(v: Variable) -> None:
         )
 
 
-def _checked(dx: Any, v: Variable) -> Tensor:
+def _checked(dx: TensorLike, v: Variable) -> Tensor:
     """A gradient that fits its variable."""
     dx = dispatch.lift(dx)
     if dx.shape != v.shape:

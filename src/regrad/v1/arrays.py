@@ -149,10 +149,7 @@ def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
 # -- reshaping -------------------------------------------------------------------------------------
 
 
-reshape = define(
-    "tf.reshape(tensor, shape)", "Reshape", rg.reshape, ANY,
-    "The tensor with another shape of the same size; one size may be -1.",
-)  # fmt: skip
+reshape = define("tf.reshape(tensor, shape)", "Reshape", rg.reshape)
 
 
 def expand_dims(

@@ -21,6 +21,7 @@ from regrad import numbers
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, DTypeError
 from regrad.graph import is_symbolic
+from regrad.registry import Op
 from regrad.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.graphs import current_graph
@@ -200,7 +201,7 @@ USUAL_ROLES: dict[str, Any] = {
 def define(
     declaration: str,
     op_type: str | None,
-    function: Callable[..., Any],
+    function: Callable[..., Any] | Op,
     kinds: str = ANY,
     doc: str = "",
     *,

@@ -10,6 +10,7 @@ import numpy as np
 import regrad as rg
 from regrad.dims import Dim, UnknownRank, is_known, size_of
 from regrad.errors import ArgumentError, GraphError, IndexRangeError
+from regrad.tensors import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.arrays import (
     concat,
@@ -20,7 +21,17 @@ from regrad.v1.arrays import (
     stop_gradient,
 )
 from regrad.v1.creation import ones_like
-from regrad.v1.forms import as_sizes, axes_of, dtype_of, one_op, rank_of, scope, shape_of
+from regrad.v1.forms import (
+    ANY,
+    as_sizes,
+    axes_of,
+    define,
+    dtype_of,
+    one_op,
+    rank_of,
+    scope,
+    shape_of,
+)
 from regrad.v1.forms import tensor as as_tensor
 from regrad.v1.math import add, cast, maximum, not_equal, subtract, to_int64, where
 from regrad.v1.reductions import (
@@ -85,12 +96,6 @@ def _bound(b: Any) -> Any:
     return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
 
 
-def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """The block that begins at `begin` and has the shape `size`, where -1 means to the end."""
-    attrs = {"begin": as_sizes(begin), "size": as_sizes(size)}
-    return one_op("Slice", name or "Slice", _block, input_, **attrs)
-
-
 def _block(x: Any, begin: Any, size: Any) -> Any:
     shape = shape_of(x)
     if is_known(shape) and is_known((*begin, *size)):
@@ -115,6 +120,13 @@ def _is_open(size: Any) -> bool:
 
 def _is_within(n: Any, begin: Any, size: Any) -> bool:
     return 0 <= begin <= begin + max(size, 0) <= n
+
+
+slice = define(
+    "tf.slice(input_, begin, size)", "Slice", _block, ANY,
+    "The block that begins at `begin` and has the shape `size`, where -1 means to the end.",
+    begin=as_sizes, size=as_sizes,
+)  # fmt: skip
 
 
 def strided_slice(
@@ -182,29 +194,23 @@ def batch_gather(params: Any, indices: Any, name: str | None = None) -> Any:
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
 
 
-def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
+def _taken_nd(x: Tensor, indices: Tensor) -> Tensor:
     """Slices of `params` at index vectors, which the last axis of `indices` holds."""
-    return one_op("GatherNd", name or "GatherNd", _taken_nd, params, indices, same=False)
-
-
-def _taken_nd(x: Any, indices: Any) -> Any:
     return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
 
 
-def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
+def _scattered(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
     """Zeros of the given shape with `updates` added at index vectors."""
-    attrs = {"same": False, "shape": as_sizes(shape)}
-    return one_op("ScatterNd", name or "ScatterNd", _scattered, indices, updates, **attrs)
-
-
-def _scattered(indices: Any, updates: Any, shape: Any) -> Any:
     return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
 
 
-def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-    """The tensor with `updates` in the places that index vectors name."""
-    function, name = rg.find_op("TensorScatterUpdate").function, name or "TensorScatterUpdate"
-    return one_op("TensorScatterUpdate", name, function, tensor, indices, updates, same=False)
+gather_nd = define("tf.gather_nd(params, indices)", "GatherNd", _taken_nd, same=False)
+scatter_nd = define("tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scattered, same=False)
+tensor_scatter_update = define(
+    "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
+    rg.find_op("TensorScatterUpdate").function, ANY,
+    "The tensor with `updates` in the places that index vectors name.", same=False,
+)  # fmt: skip
 
 
 # -- what depends on values ------------------------------------------------------------------------

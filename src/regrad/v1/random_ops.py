@@ -25,6 +25,7 @@ from regrad.size_ops import SHAPE
 from regrad.state import next_id
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
+from regrad.v1.forms import define, unchanged
 from regrad.v1.graphs import current_graph, get_default_graph
 from regrad.v1.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
 
@@ -209,9 +210,16 @@ def shape_attribute(shape: Any) -> Any:
 
 
 def _normal(
-    op: Op, default: str, shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any, name: Any
+    op_type: str,
+    name: str,
+    op: Op,
+    shape: Any,
+    mean: Any,
+    stddev: Any,
+    dtype: Any,
+    seed: int | None,
 ) -> Tensor:
-    with current_graph().name_scope(name or default) as scope:
+    with current_graph().name_scope(name) as scope:
         mean = convert_to_tensor(mean, dtype, name="mean")
         stddev = convert_to_tensor(stddev, dtype, name="stddev")
         return _moved(scope, noise(op, None, shape, dtype, seed), stddev, mean)
@@ -222,41 +230,23 @@ def _moved(scope: str, y: Tensor, scale: Any, offset: Any) -> Tensor:
     return build("AddV2", scope, rg.add, scaled, offset)
 
 
-def random_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = dtypes.float32,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
-    """Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.
-
-    Source: `tf.random_normal`.
-    """
-    return _normal(NORMAL, "random_normal", shape, mean, stddev, dtype, seed, name)
-
-
-def truncated_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = dtypes.float32,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
-    """Normal numbers that are at most two standard deviations away from the mean."""
-    return _normal(TRUNCATED, "truncated_normal", shape, mean, stddev, dtype, seed, name)
+random_normal = define(
+    "tf.random_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)", "AddV2", NORMAL,
+    doc="Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.",
+    scope="random_normal", call=_normal, shape=unchanged,
+)  # fmt: skip
+truncated_normal = define(
+    "tf.truncated_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)",
+    "AddV2", TRUNCATED,
+    doc="Normal numbers that are at most two standard deviations away from the mean.",
+    scope="truncated_normal", call=_normal, shape=unchanged,
+)  # fmt: skip
 
 
 def random_uniform(
-    shape: Any,
-    minval: Any = 0,
-    maxval: Any = None,
-    dtype: Any = dtypes.float32,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
+    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32,
+    seed: int | None = None, name: str | None = None,
+) -> Tensor:  # fmt: skip
     """Numbers from `[minval, maxval)`, all equally likely: floats, or integers of an int dtype.
 
     `maxval` is 1 by default for floats, and must be given for integers (else ValueError).
@@ -285,39 +275,30 @@ def random_shuffle(value: Any, seed: int | None = None, name: str | None = None)
     return draw(SHUFFLE, name, _spec(value._symbol.shape, value._symbol.dtype), seed, value)
 
 
-def multinomial(
-    logits: Any,
-    num_samples: Any,
-    seed: int | None = None,
-    name: str | None = None,
-    output_dtype: Any = None,
-) -> Tensor:
-    """For each row of logits, `num_samples` classes drawn from `softmax(logits)`."""
-    return _categorical("multinomial", logits, num_samples, output_dtype, seed, name)
-
-
-def categorical(
-    logits: Any,
-    num_samples: Any,
-    dtype: Any = None,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
-    """`multinomial`. Source: `tf.random.categorical`."""
-    return _categorical("categorical", logits, num_samples, dtype, seed, name)
-
-
 def _categorical(
-    default: str, logits: Any, count: Any, dtype: Any, seed: Any, name: str | None
-) -> Tensor:
-    with current_graph().name_scope(name or default):
+    op_type: str, name: str, op: Op, logits: Any, num_samples: Any, seed: int | None,
+    dtype: Any = None, output_dtype: Any = None,
+) -> Tensor:  # fmt: skip
+    with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
-        count = as_count(sizes(count), "num_samples")
-        attrs = {"count": count, "dtype": dtypes.to_numpy(dtype or dtypes.int64)}
+        count = as_count(sizes(num_samples), "num_samples")
+        attrs = {"count": count, "dtype": dtypes.to_numpy(dtype or output_dtype or dtypes.int64)}
         shape = logits._symbol.shape
         batch = None if isinstance(shape, UnknownRank) else shape[0]
         spec = Spec((batch, attrs["count"]), attrs["dtype"])
-        return draw(MULTINOMIAL, None, spec, seed, logits, **attrs)
+        return draw(op, None, spec, seed, logits, **attrs)
+
+
+multinomial = define(
+    "tf.multinomial(logits, num_samples, seed=None, name=None, output_dtype=None)",
+    "Multinomial", MULTINOMIAL,
+    doc="For each row of logits, `num_samples` classes drawn from `softmax(logits)`.",
+    scope="multinomial", call=_categorical,
+)  # fmt: skip
+categorical = define(
+    "tf.random.categorical(logits, num_samples, dtype=None, seed=None)",
+    "Multinomial", MULTINOMIAL, doc="`multinomial`.", scope="categorical", call=_categorical,
+)  # fmt: skip
 
 
 def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Tensor:
