@@ -86,9 +86,9 @@ def test_an_override_that_is_dropped_is_found(monkeypatch):
 
 
 def test_a_rule_that_runs_wrongly_is_found(monkeypatch):
-    pull = overrides.Counted.pull
+    pull = overrides.CountedRule.pull
     doubled = lambda self, *args: [(i, dx * 2.0) for i, dx in pull(self, *args)]  # noqa: E731
-    monkeypatch.setattr(overrides.Counted, "pull", doubled)
+    monkeypatch.setattr(overrides.CountedRule, "pull", doubled)
     assert outcomes(derivatives("Tanh", "numpy", ("alone",))) == {SILENT}
 
 

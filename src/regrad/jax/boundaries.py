@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from regrad.jax.primitives import is_float
 
 
 def restore_calls(
-    jaxpr: Any, keys: Sequence[FunctionKey]
+    jaxpr: core.Jaxpr, keys: Sequence[FunctionKey]
 ) -> Iterator[tuple[Any, FunctionKey | None]]:
     """Yield a program's equations, with the calls of keys that JAX has inlined as one each.
 
@@ -39,7 +39,7 @@ def restore_calls(
         at += count
 
 
-def was_running(key: FunctionKey, eqn: Any) -> bool:
+def was_running(key: FunctionKey, eqn: core.JaxprEqn) -> bool:
     """Whether the function of a key was running when JAX made an equation."""
     trace = eqn.source_info.traceback
     return trace is not None and key.code in trace.raw_frames()[0]
@@ -60,7 +60,7 @@ def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[A
     return None
 
 
-def _escapes(eqns: Sequence[Any], count: int, y: Any, outs: Sequence[Any]) -> bool:
+def _escapes(eqns: Sequence[Any], count: int, y: core.Var, outs: Sequence[Any]) -> bool:
     """Whether another result than y of the first equations is read by the rest."""
     read = [*outs, *(v for eqn in eqns[count:] for v in eqn.invars)]
     inner = {v for eqn in eqns[:count] for v in eqn.outvars if v is not y}
@@ -68,12 +68,12 @@ def _escapes(eqns: Sequence[Any], count: int, y: Any, outs: Sequence[Any]) -> bo
 
 
 @functools.lru_cache(maxsize=1024)
-def _trace(function: Any, shape: Any, dtype: Any, weak: bool, options: Any) -> Any:
+def _trace(function: Callable[..., Any], shape: Any, dtype: Any, weak: bool, options: Any) -> Any:
     x = jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
     return jax.make_jaxpr(functools.partial(function, **dict(options)))(x).jaxpr
 
 
-def _match(due: Any, eqns: Sequence[Any], x: Any) -> dict[Any, Any] | None:
+def _match(due: core.Jaxpr, eqns: Sequence[Any], x: core.Var) -> dict[Any, Any] | None:
     """The variables of these equations by those of a program that is the same, if it is."""
     names = {due.invars[0]: x}
     if len(eqns) != len(due.eqns) or due.constvars:
@@ -99,7 +99,7 @@ def _same_param(a: Any, b: Any) -> bool:
     return callable(a) or a is b or a == b or str(a) == str(b)
 
 
-def _as_call(key: FunctionKey, due: Any, eqns: Sequence[Any], x: Any, y: Any) -> Any:
+def _as_call(key: FunctionKey, due: core.Jaxpr, eqns: Sequence[Any], x: Any, y: Any) -> Any:
     info = due.debug_info._replace(
         func_src_info=f"{key.name} at {key.place}", arg_names=("x",), result_paths=("y",)
     )

@@ -188,7 +188,9 @@ class RegradGradient(Gradient):
                 "gradient would be lost. Pass it as an argument, or use jax.lax.stop_gradient."
             )
 
-    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+    def pull(
+        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
+    ) -> Sequence[Any]:
         back = pullback(self.flat, len(xs), Passage(wanted, self.reached))
         with in_state(None):
             dxs = bridge(back, [*xs, *map(conjugate, dys)], f"the gradient of {self.name}")
@@ -196,6 +198,6 @@ class RegradGradient(Gradient):
         return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]
 
 
-def conjugate(dx: Any) -> Any:
+def conjugate(dx: jax.Array | None) -> Any:
     """A gradient in the other convention: JAX's is the conjugate of TensorFlow's and regrad's."""
     return dx.conj() if dx is not None and np.issubdtype(dx.dtype, np.complexfloating) else dx

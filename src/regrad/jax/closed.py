@@ -42,11 +42,11 @@ class Choice:
         if both:
             raise ArgumentError(f"override: {both[0]!r} is in open= and in keep=; name it in one")
 
-    def opens(self, body: Any) -> bool:
+    def opens(self, body: core.Jaxpr | core.ClosedJaxpr) -> bool:
         """Whether a function is to be differentiated op by op."""
         return not _names(body).isdisjoint(self.open)
 
-    def keeps(self, body: Any) -> bool:
+    def keeps(self, body: core.Jaxpr | core.ClosedJaxpr) -> bool:
         """Return whether a function is to keep its derivative."""
         return not _names(body).isdisjoint(self.keep)
 
@@ -74,22 +74,22 @@ def _name_of(what: str, given: Any) -> str:
     )
 
 
-def _names(body: Any) -> set[str]:
+def _names(body: core.Jaxpr | core.ClosedJaxpr) -> set[str]:
     name, place = name_and_place(body)
     return {name, f"{name} at {place}"}
 
 
-def name_and_place(body: Any) -> tuple[str, str]:
+def name_and_place(body: core.Jaxpr | core.ClosedJaxpr) -> tuple[str, str]:
     """The name of the function that a program was made of, and where it was written."""
     name, _, place = _source(body).partition(" at ")
     return name or "a function", place
 
 
-def _source(body: Any) -> str:
+def _source(body: core.Jaxpr | core.ClosedJaxpr) -> str:
     return getattr(body, "jaxpr", body).debug_info.func_src_info or ""
 
 
-def of_jax(jaxpr: core.Jaxpr, eqn: Any, around: Sequence[Any]) -> bool:
+def of_jax(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, around: Sequence[Any]) -> bool:
     """Whether an equation of a program comes from code of JAX's alone.
 
     A function of JAX's may call functions that it was given; then their code stands between. If
@@ -108,7 +108,7 @@ def of_jax(jaxpr: core.Jaxpr, eqn: Any, around: Sequence[Any]) -> bool:
     return caller is None or any(caller == _caller(each) for each in around)
 
 
-def _frames(eqn: Any) -> Iterable[tuple[Any, int]]:
+def _frames(eqn: core.JaxprEqn) -> Iterable[tuple[Any, int]]:
     trace = eqn.source_info.traceback
     return () if trace is None else zip(*trace.raw_frames(), strict=True)
 
@@ -117,7 +117,7 @@ def _is_jax(code: Any) -> bool:
     return code.co_filename.startswith((JAX, *CARRIERS))
 
 
-def _caller(eqn: Any) -> Any:
+def _caller(eqn: core.JaxprEqn) -> Any:
     return next(((code, at) for code, at in _frames(eqn) if not _is_jax(code)), None)
 
 

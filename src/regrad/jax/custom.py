@@ -74,7 +74,11 @@ class CustomJaxCall(custom.Saves):
     """One call: f and its gradient function traced, and what leads from one to the other."""
 
     def __init__(
-        self, f: Any, saving: custom.Saving, args: tuple[Any, ...], options: dict[str, Any]
+        self,
+        f: Callable[..., Any],
+        saving: custom.Saving,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
     ) -> None:
         self.f = f
         self.name = getattr(f, "__name__", type(f).__name__)
@@ -175,7 +179,7 @@ class CustomJaxCall(custom.Saves):
 
     # -- what the gradient function answers ----------------------------------------------------
 
-    def check(self, dx: Any, i: int) -> Any:
+    def check(self, dx: jax.Array | None, i: int) -> Any:
         """The gradient by an input in JAX's convention, if it is an array that fits."""
         aval = self.avals[i]
         if dx is None or not is_float(aval):
@@ -214,14 +218,14 @@ def read(value: Any) -> Any:
     return nest(structure, iter(leaves))
 
 
-def with_constants_as_inputs(closed: Any) -> tuple[Any, list[Any]]:
+def with_constants_as_inputs(closed: core.ClosedJaxpr) -> tuple[Any, list[Any]]:
     """A program whose constants are its first inputs, and these constants."""
     jaxpr = closed.jaxpr
     opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     return opened, list(closed.consts)
 
 
-def part(jaxpr: Any, start: int, stop: int) -> Any:
+def part(jaxpr: core.Jaxpr, start: int, stop: int) -> Any:
     """A program for some of the outputs, with all of its inputs."""
     used = [start <= i < stop for i in range(len(jaxpr.outvars))]
     return core.ClosedJaxpr(pe.dce_jaxpr(jaxpr, used, True)[0], ())
@@ -230,7 +234,7 @@ def part(jaxpr: Any, start: int, stop: int) -> Any:
 class CustomGradient(Gradient):
     """The gradient of one call. Its inputs are what f closes over, then those of f."""
 
-    def __init__(self, call: CustomJaxCall, jaxpr: Any, outside: Sequence[Any]) -> None:
+    def __init__(self, call: CustomJaxCall, jaxpr: core.Jaxpr, outside: Sequence[Any]) -> None:
         self.call = call
         self.name = f"custom_grad({call.name})"
         self.outside = len(outside)
@@ -254,7 +258,9 @@ class CustomGradient(Gradient):
                 "too, or use jax.lax.stop_gradient on it."
             )
 
-    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+    def pull(
+        self, xs: Sequence[Any], ys: Any, dys: Sequence[Any], wanted: Sequence[int]
+    ) -> Sequence[Any]:
         back, own = self.call.back, self.call.own
         found = iter(core.jaxpr_as_fun(self.residuals)(*[xs[i] for i in self.reads]))
         given = [ys[own[k]] if k in own else next(found) for k in range(len(back.consts))]

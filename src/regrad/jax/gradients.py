@@ -60,11 +60,15 @@ class RuleGradient(Gradient):
                     "Pass it as an argument, or use jax.lax.stop_gradient on it."
                 )
 
-    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+    def pull(
+        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
+    ) -> Sequence[Any]:
         self.hit.ran += 1
         return self.answer(xs, ys, dys, wanted)
 
-    def answer(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+    def answer(
+        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
+    ) -> Sequence[Any]:
         """What the rule says, uncounted."""
         call, given, y, dy = self._call(xs, ys, [*map(conjugate, dys)])
         inputs = self._inputs(wanted)
@@ -75,7 +79,9 @@ class RuleGradient(Gradient):
         pairs = zip(wanted, dxs, strict=True)
         return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]
 
-    def _call(self, xs: Any, ys: Any, dys: Sequence[Any]) -> tuple[ForeignCall, Any, Any, Any]:
+    def _call(
+        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any]
+    ) -> tuple[ForeignCall, Any, Any, Any]:
         count = len(self.rule.op.inputs)
         given, specs = [None] * count, [((), np.dtype("float32"))] * count
         for i, value in self.fixed.items():
@@ -100,7 +106,7 @@ class RuleGradient(Gradient):
         )
 
     def _by_regrad(
-        self, call: ForeignCall, xs: Any, y: Any, dy: Any, wanted: list[int]
+        self, call: ForeignCall, xs: Sequence[Any], y: Any, dy: Any, wanted: list[int]
     ) -> list[Any]:
         """The rule run on Tensors, and differentiated by regrad from there on."""
         leaves, structure = jax.tree_util.tree_flatten((list(xs), y, dy))  # (None is no leaf)
@@ -127,7 +133,9 @@ class ScaledGradient(Gradient):
         self.keeps = one.keeps
         self.allow = one.allow
 
-    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+    def pull(
+        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
+    ) -> Sequence[Any]:
         scale = jax.numpy.asarray(self.scale, dys[0].dtype)
         return self.one.pull(xs, ys and [ys[0] / scale], [dys[0] * scale], wanted)
 
@@ -143,7 +151,9 @@ class CountedGradient(Gradient):
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
         return (), False
 
-    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+    def pull(
+        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
+    ) -> Sequence[Any]:
         self.hit.ran += 1
         return [dys[i] for i in wanted]
 

@@ -11,11 +11,12 @@ import functools
 import inspect
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import jax
+from jax.extend import core
 from jax.interpreters import ad, batching
 
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
@@ -43,31 +44,31 @@ class Key:
         """Whether two keys stand for the same thing."""
         return any(a.meets(b) for a in self.targets for b in other.targets)
 
-    def matches(self, eqn: Any, batched: bool = False) -> bool:
+    def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
         """Return whether an equation is one of those meant, or may have been before batching."""
         raise NotImplementedError
 
-    def op(self, eqn: Any) -> Op:
+    def op(self, eqn: core.JaxprEqn) -> Op:
         """The op type as the rule sees it."""
         raise NotImplementedError
 
-    def attrs(self, eqn: Any) -> dict[str, Any]:
+    def attrs(self, eqn: core.JaxprEqn) -> dict[str, Any]:
         """The attributes that are known now."""
         return {}
 
-    def operand_names(self, eqn: Any) -> Sequence[str]:
+    def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
         """The name in the op of each operand; those that it does not have are constants."""
         return [i.name for i in self.op(eqn).inputs]
 
-    def refusal(self, eqn: Any) -> str:
+    def refusal(self, eqn: core.JaxprEqn) -> str:
         """Why no rule can be put on an equation that is one of those meant."""
         return ""
 
-    def form(self, eqn: Any) -> MatrixForm | None:
+    def form(self, eqn: core.JaxprEqn) -> MatrixForm | None:
         """How an equation must be written to be one of the op type, if it is not."""
         return None
 
-    def scale(self, eqn: Any) -> Any:
+    def scale(self, eqn: core.JaxprEqn) -> Any:
         """Return the numbers times which the op type gives what the equation does, or None."""
         return None
 
@@ -81,31 +82,31 @@ class PrimitiveKey(Key):
         self.known = op
         self.ops: dict[Any, Op] = {}
 
-    def matches(self, eqn: Any, batched: bool = False) -> bool:
+    def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
         return any(target.fits(eqn, batched) for target in self.targets)
 
-    def refusal(self, eqn: Any) -> str:
+    def refusal(self, eqn: core.JaxprEqn) -> str:
         target = self._target(eqn)
         return target.refusal(eqn) if self.known is not None and target is not None else ""
 
-    def form(self, eqn: Any) -> MatrixForm | None:
+    def form(self, eqn: core.JaxprEqn) -> MatrixForm | None:
         target = self._target(eqn)
         return target.form(eqn) if self.known is not None and target is not None else None
 
-    def scale(self, eqn: Any) -> Any:
+    def scale(self, eqn: core.JaxprEqn) -> Any:
         target = self._target(eqn)
         if self.known is None or target is None:
             return None
         return target.scale(self.attrs(eqn), eqn.invars[0].aval)
 
-    def operand_names(self, eqn: Any) -> Sequence[str]:
+    def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
         target = self._target(eqn)
         return (target is not None and target.operand_names) or super().operand_names(eqn)
 
-    def _target(self, eqn: Any) -> Target | None:
+    def _target(self, eqn: core.JaxprEqn) -> Target | None:
         return next((t for t in self.targets if t.fits(eqn)), None)
 
-    def op(self, eqn: Any) -> Op:
+    def op(self, eqn: core.JaxprEqn) -> Op:
         if self.known is not None:
             return self.known
         count, several = len(eqn.invars), len(eqn.outvars) > 1
@@ -115,7 +116,7 @@ class PrimitiveKey(Key):
             self.ops[found] = make_op(self.label, names, list(self.attrs(eqn)), several)
         return self.ops[found]
 
-    def attrs(self, eqn: Any) -> dict[str, Any]:
+    def attrs(self, eqn: core.JaxprEqn) -> dict[str, Any]:
         target = self._target(eqn)
         if self.known is not None and target is not None:
             return target.attrs(eqn.params)
@@ -151,7 +152,7 @@ class FunctionKey(Key):
             return self.function is other.function
         return super().meets(other)
 
-    def matches(self, eqn: Any, batched: bool = False) -> bool:
+    def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
         if self.is_inlined:
             is_call = eqn.primitive is closed_call_p()
         else:
@@ -175,7 +176,7 @@ class FunctionKey(Key):
         self._check_one(eqn)
         return True
 
-    def _check_one(self, eqn: Any) -> None:
+    def _check_one(self, eqn: core.JaxprEqn) -> None:
         """Refuse another function that was written at the same place, in a factory say."""
         if not self.closes:
             return
@@ -207,7 +208,7 @@ class FunctionKey(Key):
             return None if "vmap" in str(body_of(eqn)[0]) else text
         return None
 
-    def operand_names(self, eqn: Any) -> Sequence[str]:
+    def operand_names(self, eqn: core.JaxprEqn) -> Sequence[str]:
         """The parameters; what the function closes over comes first, and is called `outer0`."""
         known = list(body_of(eqn)[0].debug_info.arg_names or self.parameters)
         count = len(eqn.invars)
@@ -217,7 +218,7 @@ class FunctionKey(Key):
         names = [re.sub(r"\W+", "_", n).strip("_") or f"x{i}" for i, n in enumerate(known)]
         return [*(f"outer{i}" for i in range(hidden)), *names]
 
-    def op(self, eqn: Any) -> Op:
+    def op(self, eqn: core.JaxprEqn) -> Op:
         names = [n for n in self.operand_names(eqn) if not n.startswith("outer")]
         several = len(eqn.outvars) > 1
         found = (*names, several)
@@ -227,7 +228,7 @@ class FunctionKey(Key):
             self.ops[found] = make_op(self.label, inputs, attrs, several)
         return self.ops[found]
 
-    def attrs(self, eqn: Any) -> dict[str, Any]:
+    def attrs(self, eqn: core.JaxprEqn) -> dict[str, Any]:
         body = eqn.params.get("call_jaxpr")
         if body in self.given:
             return dict(self.given[body])
@@ -245,7 +246,7 @@ def _text(body: tuple[Any, Sequence[Any]]) -> tuple[Any, ...]:
     return re.sub("0x[0-9a-f]+", "", str(body[0])), *map(id, body[1])
 
 
-def _derivatives(eqn: Any) -> Iterator[Any]:
+def _derivatives(eqn: core.JaxprEqn) -> Iterator[Any]:
     """The derivatives of a function that has its own, as they were written, as far as JAX says."""
     bwd = eqn.params.get("bwd")
     yield getattr(bwd, "f", None)
@@ -255,13 +256,13 @@ def _derivatives(eqn: Any) -> Iterator[Any]:
             yield inspect.getclosurevars(memoized).nonlocals[name].f
 
 
-def _parts(function: Any) -> list[Any]:
+def _parts(function: Callable[..., Any]) -> list[Any]:
     """The functions that run when a function is called, differentiated or not."""
     parts = [getattr(function, name, None) for name in ("fun", "jvp", "fwd", "bwd")]
     return [function, *filter(None, parts)]
 
 
-def _unwrap(function: Any) -> Any:
+def _unwrap(function: Callable[..., Any]) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function)
@@ -280,7 +281,7 @@ def _made_by_defjvps() -> Any:
 SHARED = (_made_by_defjvps(),)  # by many functions, which show themselves when differentiated
 
 
-def find_definition(function: Any) -> tuple[str, str]:
+def find_definition(function: Callable[..., Any]) -> tuple[str, str]:
     """A function's name, and `file:line` of where it was written, as JAX notes them."""
     plain = _unwrap(function)
     code = getattr(plain, "__code__", None)
@@ -389,7 +390,7 @@ def _check_notes() -> None:
             )
 
 
-def _probe(x: Any) -> Any:
+def _probe(x: jax.Array) -> Any:
     return x + 1
 
 

@@ -49,7 +49,7 @@ class NotLinear(Exception):
     """What in a program is not linear."""
 
 
-def body_of(eqn: Any) -> Any:
+def body_of(eqn: core.JaxprEqn) -> Any:
     """Return the program that a call runs, as a Jaxpr, and its constants."""
     found = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     return getattr(found, "jaxpr", found), getattr(found, "consts", ())
@@ -64,7 +64,7 @@ def bodies(values: Iterable[Any]) -> Iterator[Any]:
             yield from bodies(value)
 
 
-def check(jaxpr: Any, consts: Sequence[Any], given: Sequence[str]) -> list[str]:
+def check(jaxpr: core.Jaxpr, consts: Sequence[Any], given: Sequence[str]) -> list[str]:
     """How the outputs depend on inputs of these kinds; NotLinear says what spoils it."""
     env: dict[Any, str] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
     env.update(zip(jaxpr.invars, given, strict=True))
@@ -84,7 +84,7 @@ def _constant(value: Any) -> str:
     return CONSTANT
 
 
-def _propagate(eqn: Any, given: list[str]) -> list[str]:
+def _propagate(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
     """How the outputs of one equation depend on inputs of these kinds."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if name in CALLS:
@@ -100,7 +100,7 @@ def _propagate(eqn: Any, given: list[str]) -> list[str]:
     return [LINEAR] * count
 
 
-def _is_linear(eqn: Any, name: str, given: list[str]) -> bool:
+def _is_linear(eqn: core.JaxprEqn, name: str, given: list[str]) -> bool:
     linear = [i for i, g in enumerate(given) if g == LINEAR]
     if name == "regrad_tangent":
         return _tangent(eqn, given)
@@ -132,7 +132,7 @@ def _tangent(eqn: Any, given: list[str]) -> bool:
     return True
 
 
-def _scan(eqn: Any, given: list[str]) -> list[str]:
+def _scan(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
     closed = eqn.params["jaxpr"]
     fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
     while True:
@@ -144,7 +144,7 @@ def _scan(eqn: Any, given: list[str]) -> list[str]:
         given = [*given[:fixed], *joined, *given[fixed + carried :]]
 
 
-def _cond(eqn: Any, given: list[str]) -> list[str]:
+def _cond(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
     which, *given = given
     if which == LINEAR:
         raise NotLinear("a branch chosen by it")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend import core
 
 from regrad.ops.windows import windows
 from regrad.registry import OPS, NoGradient, Op
@@ -56,7 +57,7 @@ class Target:
         self.inlined = inlined
         self.scale = scale
 
-    def fits(self, eqn: Any, batched: bool = False) -> bool:
+    def fits(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
         """Return whether an equation is one of these; a batched one may look otherwise."""
         named = eqn.primitive.name == self.name
         return named and self.power in (None, eqn.params.get("y")) and (batched or self.when(eqn))
@@ -87,16 +88,16 @@ class MatrixForm(NamedTuple):
     split: tuple[tuple[int, ...], tuple[int, ...]]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
-    def operand(self, x: Any, i: int) -> Any:
+    def operand(self, x: jax.Array, i: int) -> Any:
         """An operand as a matrix."""
         return x.transpose(self.orders[i]).reshape(self.shapes[i])
 
-    def undo(self, x: Any, i: int) -> Any:
+    def undo(self, x: jax.Array, i: int) -> Any:
         """A matrix as the operand that it was."""
         back = [self.orders[i].index(axis) for axis in range(len(self.orders[i]))]
         return x.reshape(self.split[i]).transpose(back)
 
-    def result(self, y: Any) -> Any:
+    def result(self, y: jax.Array) -> Any:
         """The result as a matrix."""
         (*batch, m, _), n = self.shapes[0], self.shapes[1][-1]
         return y.reshape((*batch, m, n))
@@ -129,11 +130,11 @@ def _is_matmul(m: int, n: int, left: Any, right: Any, first: Any, second: Any) -
     return m == n == len(batch) + 2 and right == (n - 2,)
 
 
-def _is_pooling(eqn: Any, n: int) -> bool:
+def _is_pooling(eqn: core.JaxprEqn, n: int) -> bool:
     return len(eqn.params["window_dimensions"]) == n + 2
 
 
-def _no_pooling(eqn: Any) -> str:
+def _no_pooling(eqn: core.JaxprEqn) -> str:
     """Say why a window reduction is not a pooling of images whose channels come last."""
     p = eqn.params
     spatial = {p["window_dimensions"][i] for i in (0, -1)} == {1} == {
@@ -164,11 +165,11 @@ def _window_counts(attrs: Attrs, aval: Any) -> Any:
     return np.maximum(counts, 1)[..., None]
 
 
-def _is_convolution(eqn: Any, n: int) -> bool:
+def _is_convolution(eqn: core.JaxprEqn, n: int) -> bool:
     return len(eqn.params["window_strides"]) == n
 
 
-def _no_convolution(eqn: Any) -> str:
+def _no_convolution(eqn: core.JaxprEqn) -> str:
     """Why a `conv_general_dilated` is not one of images whose channels come last."""
     p, n = eqn.params, len(eqn.params["window_strides"])
     last = (0, n + 1, *range(1, n + 1)), (n + 1, n, *range(n)), (0, n + 1, *range(1, n + 1))

@@ -6,7 +6,7 @@ import inspect
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -98,7 +98,7 @@ class override(Report[KeyBinding]):
         self._has_vmaps = False
         self._look_like(f)
 
-    def _look_like(self, f: Any) -> None:
+    def _look_like(self, f: Callable[..., Any]) -> None:
         """Take over name and signature, but no `__wrapped__`: nobody is to call f itself."""
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             if hasattr(f, name):
@@ -259,7 +259,7 @@ class Modules:
             return False
         return self.nnx.graph.is_graph_node(leaf) or isinstance(leaf, self.nnx.Variable)
 
-    def inside(self, leaves: list[Any], xs: Any) -> None:
+    def inside(self, leaves: list[Any], xs: Sequence[Any]) -> None:
         """Put objects with these arrays in the places of those outside."""
         if self.found:
             self.given = list(xs)

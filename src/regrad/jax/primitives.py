@@ -34,7 +34,9 @@ class Gradient:
         """The inputs that the pull reads, in order, and whether it reads the outputs."""
         return range(len(self.avals)), True
 
-    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+    def pull(
+        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
+    ) -> Sequence[Any]:
         """Gradients by the wanted inputs, of their shapes and dtypes.
 
         Inputs that are not kept are None. `dys` are those of the outputs that are floats.
@@ -80,16 +82,18 @@ op_p = core.Primitive("regrad_op")
 op_p.multiple_results = True
 
 
-def run_op(xs: Sequence[Any], jaxpr: Any, gradient: Gradient) -> list[Any]:
+def run_op(xs: Sequence[Any], jaxpr: core.ClosedJaxpr, gradient: Gradient) -> list[Any]:
     """The outputs of a program, which has this gradient."""
     return op_p.bind(*xs, jaxpr=jaxpr, gradient=gradient)
 
 
-def _evaluate(*xs: Any, jaxpr: Any, gradient: Gradient) -> list[Any]:
+def _evaluate(*xs: Any, jaxpr: core.ClosedJaxpr, gradient: Gradient) -> list[Any]:
     return core.jaxpr_as_fun(jaxpr)(*xs)
 
 
-def _op_jvp(primals: Any, tangents: Any, *, jaxpr: Any, gradient: Gradient) -> Any:
+def _op_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: core.ClosedJaxpr, gradient: Gradient
+) -> Any:
     ys = run_op(primals, jaxpr, gradient)
     wanted = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
     outs = [jax.typeof(y).to_tangent_aval() for y in ys]
@@ -106,7 +110,14 @@ def _op_jvp(primals: Any, tangents: Any, *, jaxpr: Any, gradient: Gradient) -> A
     return ys, dots
 
 
-def _op_batched(axis: Any, xs: Any, dims: Any, *, jaxpr: Any, gradient: Gradient) -> Any:
+def _op_batched(
+    axis: Any,
+    xs: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    jaxpr: core.ClosedJaxpr,
+    gradient: Gradient,
+) -> Any:
     if all(d is None for d in dims):
         return run_op(xs, jaxpr, gradient), [None] * len(jaxpr.out_avals)
     xs = [x if not d else jax.numpy.moveaxis(x, d, 0) for x, d in zip(xs, dims, strict=True)]
@@ -122,7 +133,9 @@ def _op_batched(axis: Any, xs: Any, dims: Any, *, jaxpr: Any, gradient: Gradient
     return ys, [0] * len(ys)
 
 
-def _op_transposed(dys: Any, *xs: Any, jaxpr: Any, gradient: Gradient) -> Any:
+def _op_transposed(
+    dys: Sequence[Any], *xs: Any, jaxpr: core.ClosedJaxpr, gradient: Gradient
+) -> Any:
     if not TRANSPOSING.get():
         raise GradientError(
             f"jax.linear_transpose: {gradient.name} has a gradient of its own, which is not "
@@ -131,7 +144,7 @@ def _op_transposed(dys: Any, *xs: Any, jaxpr: Any, gradient: Gradient) -> Any:
     return _by_transposition(partial(_evaluate, jaxpr=jaxpr, gradient=gradient), dys, xs)
 
 
-def _by_transposition(f: Callable[..., Any], dys: Any, xs: Any) -> list[Any]:
+def _by_transposition(f: Callable[..., Any], dys: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
     """The transpose of f by those of its arguments that are still unknown."""
     places = [i for i, x in enumerate(xs) if ad.is_undefined_primal(x)]
 
@@ -171,8 +184,10 @@ class BatchedGradient(Gradient):
         self.keeps = one.keeps
         self.allow = one.allow
 
-    def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
-        def one(xs: Any, ys: Any, dys: Any) -> Any:
+    def pull(
+        self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
+    ) -> Sequence[Any]:
+        def one(xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any]) -> Any:
             return list(self.one.pull(xs, ys, dys, wanted))
 
         axes = [0 if a and x is not None else None for a, x in zip(self.along, xs, strict=True)]
@@ -263,7 +278,7 @@ class BatchedTangent(Tangent):
         self.axis = axis
 
     def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
-        def one(residuals: Any, dys: Any) -> Any:
+        def one(residuals: Any, dys: Sequence[Any]) -> Any:
             return list(self.one.pull(residuals, dys))
 
         axes = [0 if a else None for a in self.along]
@@ -290,7 +305,9 @@ def _push(*args: Any, tangent: Tangent, count: int) -> list[Any]:
         ) from None
 
 
-def _tangent_jvp(primals: Any, tangents: Any, *, tangent: Tangent, count: int) -> Any:
+def _tangent_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, tangent: Tangent, count: int
+) -> Any:
     residuals, ts = primals[:count], primals[count:]
     ys = run_tangent(tangent, residuals, ts)
     places = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero]
@@ -303,7 +320,7 @@ def _tangent_jvp(primals: Any, tangents: Any, *, tangent: Tangent, count: int) -
     return ys, [sum(dots[1:], dots[0]) for dots in zip(*parts, strict=True)]
 
 
-def _tangent_transposed(dys: Any, *args: Any, tangent: Tangent, count: int) -> Any:
+def _tangent_transposed(dys: Sequence[Any], *args: Any, tangent: Tangent, count: int) -> Any:
     if any(map(ad.is_undefined_primal, args[:count])):
         return _by_transposition(partial(_push, tangent=tangent, count=count), dys, args)
     arriving = [
@@ -315,7 +332,9 @@ def _tangent_transposed(dys: Any, *args: Any, tangent: Tangent, count: int) -> A
     return [None] * count + [dx if ad.is_undefined_primal(t) else None for t, dx in pairs]
 
 
-def _tangent_batched(axis: Any, args: Any, dims: Any, *, tangent: Tangent, count: int) -> Any:
+def _tangent_batched(
+    axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, tangent: Tangent, count: int
+) -> Any:
     if all(d is None for d in dims):
         return tangent_p.bind(*args, tangent=tangent, count=count), [None] * len(tangent.outs)
     along = [d is not None for d in dims]

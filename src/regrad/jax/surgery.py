@@ -65,7 +65,7 @@ class Around(NamedTuple):
     whole: bool = False
     closed: bool = False
 
-    def inside(self, eqn: Any) -> Around:
+    def inside(self, eqn: core.JaxprEqn) -> Around:
         names = {getattr(part, "name", "") for part in eqn.source_info.name_stack.stack
                  if type(part).__name__ == "Transform"}  # fmt: skip
         if self.closed:
@@ -172,7 +172,7 @@ class Surgery:
         made, found = known[around]
         return (given if made is None else made), found
 
-    def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Occurrences]:
+    def _jaxpr(self, jaxpr: core.Jaxpr, around: Around) -> tuple[Any, Occurrences]:
         found = Occurrences()
         self.programs.append(jaxpr)
         try:
@@ -183,7 +183,7 @@ class Surgery:
         same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
 
-    def with_boundaries(self, jaxpr: Any, around: Around) -> Sequence[Any]:
+    def with_boundaries(self, jaxpr: core.Jaxpr, around: Around) -> Sequence[Any]:
         """The equations, with a boundary around those of keys whose functions JAX inlines."""
         if not self.inlined or around.derived:
             return jaxpr.eqns
@@ -200,7 +200,7 @@ class Surgery:
             found.append(eqn)
         return found
 
-    def _calls(self, jaxpr: Any) -> set[Any]:
+    def _calls(self, jaxpr: core.Jaxpr) -> set[Any]:
         """The places of calls of functions with a derivative of their own that can be seen."""
         found = set()
         for eqn in jaxpr.eqns:
@@ -211,7 +211,7 @@ class Surgery:
                 found |= self._calls(body)
         return found
 
-    def equation(self, eqn: Any, around: Around, found: Occurrences) -> list[Any]:
+    def equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> list[Any]:
         """An equation with the rules in it, or itself, and notes behind it."""
         self.lines.append(find_line(eqn, self.lines[-1]))
         self.eqns.append(eqn)
@@ -222,7 +222,7 @@ class Surgery:
             self.lines.pop()
             self.eqns.pop()
 
-    def _equation(self, eqn: Any, around: Around, found: Occurrences) -> Any:
+    def _equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         for binding in self.bindings:
             if is_differentiable(eqn) and binding.key.matches(eqn, around.batched):
                 return self.under_rule(eqn, binding, around, found)
@@ -267,7 +267,7 @@ class Surgery:
         params = {"jaxpr": program_of(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
-    def check_derived(self, eqn: Any, whole: bool) -> None:
+    def check_derived(self, eqn: core.JaxprEqn, whole: bool) -> None:
         """Refuse the remains of a key that was differentiated inside the function.
 
         (There are none in a body that stands there whole.)
@@ -285,7 +285,7 @@ class Surgery:
 
     # -- programs inside -----------------------------------------------------------------------
 
-    def inside(self, eqn: Any, around: Around, found: Occurrences) -> Any:
+    def inside(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """An equation that runs other programs, with the rules in these."""
         params = {}
         for key, value in eqn.params.items():
@@ -307,7 +307,7 @@ class Surgery:
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
-    def custom(self, eqn: Any, around: Around, found: Occurrences) -> Any:
+    def custom(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
         """A function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
@@ -336,7 +336,12 @@ class Surgery:
         return eqn
 
     def leave(
-        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Occurrences
+        self,
+        name: str,
+        body: core.Jaxpr | core.ClosedJaxpr,
+        hidden: list[Occurrence],
+        around: Around,
+        found: Occurrences,
     ) -> None:
         """Note a function that was left closed over ops of some keys."""
         place = name_and_place(body)[1]
@@ -349,7 +354,7 @@ class Surgery:
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
 
-    def check_hidden(self, eqn: Any, around: Around, found: Occurrences) -> None:
+    def check_hidden(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
         if name == "call_hi_primitive" and is_differentiable(eqn) and self.bindings:
@@ -385,7 +390,7 @@ def _closed(program: Any) -> bool:
     return isinstance(program, core.ClosedJaxpr)
 
 
-def has_batches(jaxpr: Any, around: Around = Around()) -> bool:  # noqa: B008
+def has_batches(jaxpr: core.Jaxpr, around: Around = Around()) -> bool:  # noqa: B008
     """Return whether a program holds differentiable equations that a vmap has batched."""
     return any(
         (around.inside(eqn).batched and is_differentiable(eqn))
@@ -394,7 +399,7 @@ def has_batches(jaxpr: Any, around: Around = Around()) -> bool:  # noqa: B008
     )
 
 
-def is_differentiable(eqn: Any) -> bool:
+def is_differentiable(eqn: core.JaxprEqn) -> bool:
     """Whether a gradient may pass: floats go in, and floats come out."""
     avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
     return any(map(_float, avals)) and any(_float(v.aval) for v in eqn.outvars)
@@ -404,7 +409,7 @@ def _float(aval: Any) -> bool:
     return hasattr(aval, "dtype") and is_float(aval)
 
 
-def program_of(eqn: Any) -> Any:
+def program_of(eqn: core.JaxprEqn) -> Any:
     """An equation as a program of its own; constants in it stay where they are."""
     if eqn.primitive is closed_call_p():
         return eqn.params["call_jaxpr"]
@@ -442,7 +447,7 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     return eqn.replace(primitive=closed_call_p(), params=params)
 
 
-def _count_passes(eqn: Any, hit: Hit) -> list[Any]:
+def _count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
     """An equation as it is, and behind it a note of each gradient that passes."""
     is_call = eqn.primitive is closed_call_p()  # that we made of equations
     given = eqn.params["call_jaxpr"].jaxpr.eqns if is_call else [eqn]
@@ -460,11 +465,13 @@ def _count_passes(eqn: Any, hit: Hit) -> list[Any]:
     return [*made, note]
 
 
-def _operands(eqn: Any) -> list[Any]:
+def _operands(eqn: core.JaxprEqn) -> list[Any]:
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
-def _gradient(eqn: Any, binding: KeyBinding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
+def _gradient(
+    eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any]
+) -> RuleGradient:
     """The rule as the gradient of an equation."""
     op, lies = binding.key.op(eqn), binding.key.operand_names(eqn)
     names = [i.name for i in op.inputs]
@@ -514,7 +521,7 @@ def _batched_error(binding: KeyBinding, where: str) -> GradientError:
     )
 
 
-def find_line(eqn: Any, otherwise: str) -> str:
+def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
     """The line outside JAX and regrad that made an equation: `model.py:12`."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():

@@ -100,7 +100,7 @@ def _open(jaxpr: Any) -> Any:
     return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
 
 
-def _single_aval(x: Any, dim: int, axis: Any) -> Any:
+def _single_aval(x: jax.Array, dim: int, axis: Any) -> Any:
     aval = internal.typeof(x)
     return internal.mapped_aval(axis.size, dim % len(aval.shape), aval)
 
@@ -121,7 +121,9 @@ def _has_own_batching(jaxpr: Any) -> bool:
     )
 
 
-def _batch_results(xs: Any, *, jaxpr: Any, axis: Any, in_dims: Any, dests: Any) -> Any:
+def _batch_results(
+    xs: Sequence[Any], *, jaxpr: Any, axis: Any, in_dims: Sequence[int | None], dests: Any
+) -> Any:
     """The results of a program for all examples, batched by JAX, and along which axes."""
     fun = linear_util.wrap_init(core.jaxpr_as_fun(jaxpr), debug_info=jaxpr.jaxpr.debug_info)
     return BATCH(fun, axis, in_dims, dests).call_wrapped(*xs)
@@ -137,7 +139,7 @@ class _Vmap(core.Primitive):
 
     multiple_results = True
 
-    def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
+    def bind_with_trace(self, trace: Any, args: Sequence[Any], avals: Any, params: Any, /) -> Any:
         with internal.set_current_trace(trace):
             if _is_staging():
                 return super().bind_with_trace(trace, args, avals, params)

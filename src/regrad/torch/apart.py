@@ -22,12 +22,12 @@ from regrad.torch.composites import Fused
 class Rules(Protocol):
     """What is asked of a set of rules."""
 
-    def op(self, function: Any) -> Callable[..., Any]: ...
+    def op(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None: ...
     def chain(self) -> Iterable[Any]: ...
 
 
-def take_apart(rules: Rules, function: Any, row: Fused) -> Callable[..., Any]:
+def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callable[..., Any]:
     """What runs in place of a callable that computes overridden ops among others."""
 
     def run(*args: Any, **options: Any) -> Any:
@@ -62,7 +62,7 @@ def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
 
 
-def fused_error(rules: Rules, function: Any, row: Fused) -> PassedOverError:
+def fused_error(rules: Rules, function: Callable[..., Any], row: Fused) -> PassedOverError:
     """A callable computes an overridden op, and cannot be taken apart."""
     types = row.contains & {t for each in rules.chain() for t in each.rules}
     name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
@@ -73,7 +73,7 @@ def fused_error(rules: Rules, function: Any, row: Fused) -> PassedOverError:
     )
 
 
-def put(target: torch.Tensor, y: torch.Tensor, function: Any) -> torch.Tensor:
+def put(target: torch.Tensor, y: torch.Tensor, function: Callable[..., Any]) -> torch.Tensor:
     """The target with a result written into it."""
     if y.shape != target.shape:
         raise PassedOverError(
@@ -87,7 +87,9 @@ def put(target: torch.Tensor, y: torch.Tensor, function: Any) -> torch.Tensor:
 class Own:
     """A call of torch's own, of the tensors among its arguments."""
 
-    def __init__(self, function: Any, rebuild: Callable[..., Any], in_place: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], rebuild: Callable[..., Any], in_place: bool
+    ) -> None:
         self.function = function
         self.rebuild = rebuild
         self.in_place = in_place

@@ -41,7 +41,13 @@ class Below(TorchDispatchMode):
         super().__init__()
         self.types: set[str] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         options = kwargs or {}
         name = func.overloadpacket.__name__
         when = WHEN.get(name.strip("_"), {})
@@ -62,14 +68,14 @@ def _with_tensors(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     return [_as_tensor(a) if str(p.type) == "Tensor" else a for a, p in pairs]
 
 
-def _as_tensor(x: Any) -> Any:
+def _as_tensor(x: torch.Tensor | complex | None) -> Any:
     if isinstance(x, torch.Tensor) or x is None:
         return x
     dtype = torch.float64 if isinstance(x, float) else None
     return torch.tensor(x, dtype=torch.complex128 if isinstance(x, complex) else dtype)
 
 
-def body_of(func: Any) -> Callable[..., Any] | None:
+def body_of(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """The Python function behind a custom op."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace in ("aten", "prim"):
         return None

@@ -67,7 +67,7 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
     return in_graph(function, f)
 
 
-def in_graph(function: Callable[..., Any], f: Any) -> Callable[..., Any]:
+def in_graph(function: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
     """The function under the name of f; torch.compile may be given it, or meet it inside."""
     allow_in_graph(function)
 
@@ -199,7 +199,7 @@ def _or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x) if dx is None else dx
 
 
-def is_differentiable(x: Any) -> bool:
+def is_differentiable(x: torch.Tensor) -> bool:
     """Whether a torch tensor has a gradient at all."""
     return x.is_floating_point() or x.is_complex()
 

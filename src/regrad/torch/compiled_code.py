@@ -8,7 +8,7 @@ a graph once on tensors without values, under autograd, and that run is watched 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache, update_wrapper
 from typing import Any
@@ -43,7 +43,7 @@ class Place:
         self.hits: dict[str, Hit] = {}  # by op type
         self.has_run = False
 
-    def meets(self, hit: Hit, shape: Any) -> None:
+    def meets(self, hit: Hit, shape: tuple[int, ...]) -> None:
         """The node runs an op under a rule."""
         if not self.has_run:
             self.met.append((hit, shape))
@@ -70,7 +70,7 @@ def stand_at(place: Place) -> Generator[None]:
         place.has_run = True
 
 
-def place_call(function: Any, place: Place) -> Callable[..., Any]:
+def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]:
     """What a node calls under a rule, for this one node."""
 
     def at_its_place(*args: Any, **options: Any) -> Any:
@@ -86,7 +86,7 @@ APPLIED: ContextVar[Any] = ContextVar("regrad_applied", default=None)  # a Funct
 FORWARD: ContextVar[Any] = ContextVar("regrad_forward", default=None)  # one traced forward
 
 
-def leave_alone(function: Any) -> None:
+def leave_alone(function: Callable[..., Any]) -> None:
     """Have torch.compile not begin with a function of ours, if something else has called it.
 
     That is after a graph break; what is traced elsewhere and calls it is traced through it.
@@ -98,7 +98,7 @@ def leave_alone(function: Any) -> None:
     set_strategy(function.__code__, skip)
 
 
-def is_traceable(function: Any) -> bool:
+def is_traceable(function: Callable[..., Any]) -> bool:
     """Whether torch.compile can look into a function that torch writes in Python.
 
     The others are single nodes of its graphs, and are watched as such.
@@ -113,7 +113,7 @@ def is_traceable(function: Any) -> bool:
 # -- while torch.compile traces -------------------------------------------------------------------
 
 
-def begin(old: Any) -> Any:
+def begin(old: Callable[..., Any]) -> Any:
     """Have the rules of the modes that a trace begins under ready for it."""
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
@@ -125,10 +125,12 @@ def begin(old: Any) -> Any:
     return __init__
 
 
-def run_node(old: Any) -> Any:
+def run_node(old: Callable[..., Any]) -> Any:
     """Watch a node as torch.compile runs it."""
 
-    def watched(tracer: Any, node: Any, args: Any, options: Any, module: Any) -> Any:
+    def watched(
+        tracer: Any, node: Any, args: Sequence[Any], options: Mapping[str, Any], module: Any
+    ) -> Any:
         if not SCOPES.get():
             return old(tracer, node, args, options, module)
         if is_ours(node.target):
@@ -146,19 +148,21 @@ def run_node(old: Any) -> Any:
     return watched
 
 
-def is_ours(target: Any) -> bool:
+def is_ours(target: object) -> bool:
     """Whether a node calls a torch function under a rule."""
     return hasattr(target, "ruleset")
 
 
-def _is_watched(node: Any) -> bool:
+def _is_watched(node: torch.fx.Node) -> bool:
     """Return whether a node is one op, and not a region of which each node was traced."""
     calls = node.op in ("call_function", "call_method", "call_module")
     is_whole = node.target in fused() or not any(_bodies(node))  # (flex_attention is both)
     return calls and torch.is_grad_enabled() and is_whole
 
 
-def _look(start: int, node: Any, args: Any, options: Any, result: Any) -> list[tuple[Any, Any]]:
+def _look(
+    start: int, node: Any, args: Sequence[Any], options: Mapping[str, Any], result: Any
+) -> list[tuple[Any, Any]]:
     """For each scope, the error that the node deserves, or what it runs untouched."""
     found: list[tuple[Any, Any]] = []
     function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
@@ -175,10 +179,10 @@ def _look(start: int, node: Any, args: Any, options: Any, result: Any) -> list[t
     return found
 
 
-def call_apply(old: Any) -> Any:
+def call_apply(old: Callable[..., Any]) -> Any:
     """Know whose forward pass is traced."""
 
-    def apply(self: Any, tx: Any, args: Any, options: Any) -> Any:
+    def apply(self: Any, tx: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         token = APPLIED.set(self.fn_cls)
         try:
             return old(self, tx, args, options)
@@ -188,7 +192,7 @@ def call_apply(old: Any) -> Any:
     return apply
 
 
-def trace_forward(old: Any) -> Any:
+def trace_forward(old: Callable[..., Any]) -> Any:
     """Trace the forward pass of somebody's Function without modes: its backward pass decides."""
 
     def traced(self: Any, tx: Any, *args: Any, **options: Any) -> Any:
@@ -207,7 +211,7 @@ def trace_forward(old: Any) -> Any:
     return traced
 
 
-def _in_forward(function: Any, node: Any, run: Callable[[], Any]) -> Any:
+def _in_forward(function: Callable[..., Any], node: torch.fx.Node, run: Callable[[], Any]) -> Any:
     """A node of the forward pass of a Function, which must not be overridden."""
     with Below() as below:
         result = run()
@@ -223,7 +227,7 @@ def _in_forward(function: Any, node: Any, run: Callable[[], Any]) -> Any:
 _LINE = re.compile(r'File "(.+?)", line (\d+)')
 
 
-def line_of(node: Any) -> str:
+def line_of(node: torch.fx.Node) -> str:
     """The line of the user's program that a node of a graph comes from."""
     lines = _LINE.findall(node.stack_trace or "")
     own = [line for line in lines if not line[0].startswith(LIBRARIES)]
@@ -249,7 +253,7 @@ def dispatch(old: Any) -> Any:
     return dispatch_torch_function
 
 
-def is_operator(function: Any) -> bool:
+def is_operator(function: object) -> bool:
     """Return whether a function is a higher-order operator, which modes are not asked about."""
     return isinstance(function, torch._ops.HigherOrderOperator)
 
@@ -263,10 +267,10 @@ def _has_scopes(tx: Any) -> bool:
 # -- when a backend gets the graph ----------------------------------------------------------------
 
 
-def call_user_compiler(old: Any) -> Any:
+def call_user_compiler(old: Callable[..., Any]) -> Any:
     """Check a graph before a backend compiles it, and tell the scopes in which it then runs."""
 
-    def checked(self: Any, graph: Any, *args: Any, **options: Any) -> Any:
+    def checked(self: Any, graph: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
         if not SCOPES.get():
             return old(self, graph, *args, **options)
         types = settle(graph)
@@ -282,7 +286,7 @@ def call_user_compiler(old: Any) -> Any:
     return checked
 
 
-def settle(graph: Any) -> dict[Any, set[str]]:
+def settle(graph: torch.fx.GraphModule) -> dict[Any, set[str]]:
     """Raise for what would be passed over; count the rest. The op types in it, by their rules."""
     types: dict[Any, set[str]] = {}
     for node in nodes(graph):
@@ -299,7 +303,7 @@ def settle(graph: Any) -> dict[Any, set[str]]:
     return types
 
 
-def nodes(graph: Any) -> Iterator[Any]:
+def nodes(graph: torch.fx.GraphModule) -> Iterator[Any]:
     """The nodes of a graph, and of the graphs in it."""
     for node in graph.graph.nodes:
         yield node
@@ -332,7 +336,7 @@ def _error_through_dynamo(kind: type[RegradError]) -> Any:
     return type(kind.__name__, (ShortenTraceback, kind), members)
 
 
-def tell_scopes(program: Any, types: dict[Any, set[str]]) -> Any:
+def tell_scopes(program: Callable[..., Any], types: dict[Any, set[str]]) -> Any:
     """A compiled program that tells the scopes in which it runs which of their rules it has."""
     if not types:
         return program

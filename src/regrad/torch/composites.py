@@ -31,7 +31,9 @@ class Fused(NamedTuple):
     exact: bool = False  # its parts have torch's value to the bit
     lent: bool = False  # only for a rule of regrad's own, whose op knows no such arguments
 
-    def changes(self, function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    def changes(
+        self, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    ) -> bool:
         """Whether a call is in place."""
         at = switch(function)
         return self.in_place or bool(
@@ -69,7 +71,7 @@ def _is_relu6(*args: Any, **options: Any) -> bool:
     return (said["min_val"], said["max_val"]) == (0, 6)
 
 
-def _is_complex(input: Any) -> bool:
+def _is_complex(input: torch.Tensor) -> bool:
     return input.is_complex()
 
 
@@ -92,13 +94,13 @@ def _gives_indices(*args: Any, **options: Any) -> bool:
 
 
 def _drops(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0, *args: Any,
-    **options: Any,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0, *args: Any, **options: Any,
 ) -> bool:  # fmt: skip
     return dropout_p > 0
 
 
-def _drops_between(input: Any, *args: Any) -> bool:
+def _drops_between(input: torch.Tensor, *args: Any) -> bool:
     """Whether a recurrent layer in training drops what it hands to the next one."""
     _, _, _, layers, dropout, train, *_ = args[isinstance(args[2], list | tuple) :]
     return train and dropout > 0 and layers > 1
@@ -109,7 +111,7 @@ def _has_vector(*args: Any, **options: Any) -> bool:
     return any(x.dim() == 1 for x in (*args, *options.values()) if isinstance(x, torch.Tensor))
 
 
-def _has_no_dim(input: Any, dim: Any = None, *args: Any, **options: Any) -> bool:
+def _has_no_dim(input: torch.Tensor, dim: int | None = None, *args: Any, **options: Any) -> bool:
     return dim is None
 
 
@@ -119,11 +121,13 @@ def _has_channels(*args: Any, **options: Any) -> bool:
     return slope.dim() == 1 and (slope.numel() > 1 or not x.dim())
 
 
-def _from_the_end(input: Any, dim: Any = 0, *args: Any, **options: Any) -> bool:
+def _from_the_end(input: torch.Tensor, dim: int | None = 0, *args: Any, **options: Any) -> bool:
     return isinstance(dim, int) and (dim < 0 or not input.dim())
 
 
-def _of_no_axes(input: Any, dim: Any = None, *args: Any, **options: Any) -> bool:
+def _of_no_axes(
+    input: torch.Tensor, dim: int | Sequence[int] | None = None, *args: Any, **options: Any
+) -> bool:
     """Whether all axes are meant by naming none."""
     dim = options.get("axis", dim)
     return isinstance(dim, list | tuple) and not dim
@@ -270,7 +274,7 @@ def _forms() -> Iterator[tuple[Any, Fused]]:
         yield function, Fused(product, products.add_product("mat1", "mat2"))
 
 
-def is_other_op(op_type: str, args: Any, options: Any) -> bool:
+def is_other_op(op_type: str, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
     """Whether a call that is spelled like the op type is another op, by its arguments."""
     if op_type == "RealDiv":
         return options.get("rounding_mode") is not None
@@ -293,7 +297,7 @@ def ask_when_compiled() -> None:
         asked().update(f for f in {*spellings(), *fused()} if _is_called(f))
 
 
-def _is_called(function: Any) -> bool:
+def _is_called(function: Callable[..., Any]) -> bool:
     """Whether a function is one that programs call, and no wrapper of torch.Tensor."""
     if isinstance(function, FunctionType):
         return function.__module__ == F.__name__

@@ -167,7 +167,7 @@ def _saved_values(saved: Any) -> Any:
     return vars(saved).values() if isinstance(saved, SimpleNamespace) else saved
 
 
-def _cells(function: Any) -> list[CellType]:
+def _cells(function: Callable[..., Any]) -> list[CellType]:
     """The closure cells of a function that hold tensors, alone or in containers."""
     found = []
     for cell in getattr(function, "__closure__", None) or ():
@@ -234,7 +234,7 @@ class Custom(torch.autograd.Function):
         )
 
 
-def _check(call: CustomTorchCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
+def _check(call: CustomTorchCall, i: int, dx: torch.Tensor | None, specs: Sequence[Any]) -> Any:
     if dx is None:
         return None
     shape, dtype = specs[i]
@@ -289,7 +289,7 @@ def _closes_over(call: CustomTorchCall, found: Any) -> GradientError:
     )
 
 
-def _describe(f: Any, found: Any) -> str:
+def _describe(f: Callable[..., Any], found: Any) -> str:
     """What f calls a tensor, or the tensor that a backward node made."""
     code = getattr(f, "__code__", None)
     names: dict[str, Any] = {}

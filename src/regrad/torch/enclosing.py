@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,7 +20,7 @@ _APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
 PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
 
 
-def is_program(function: Any) -> bool:
+def is_program(function: Callable[..., Any]) -> bool:
     """Whether a Function is a program of torch.compile, or a part of one."""
     return function.__module__.startswith(PROGRAMS) or function.__name__ == "ApplyTemplate"
 
@@ -44,7 +44,7 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     return False
 
 
-def find_decider(func: Any, keep: Sequence[Any]) -> Any:
+def find_decider(func: Callable[..., Any], keep: Sequence[Any]) -> Any:
     """Return what decides on the gradient of a call, if that is not autograd, and it counts.
 
     That is a custom op itself, or the Function in whose forward pass it runs. A program of
@@ -65,7 +65,11 @@ def find_decider(func: Any, keep: Sequence[Any]) -> Any:
 
 
 def call_within(
-    function: Any, rules: Mapping[str, Any], func: Any, args: Sequence[Any], options: Any
+    function: Callable[..., Any],
+    rules: Mapping[str, Any],
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
 ) -> Any:
     """A call of a torch function; refused if what decides on its gradient hides an overridden op.
 
@@ -96,7 +100,7 @@ def refuse_to_be_written(op_type: str) -> None:
         )
 
 
-def hidden_error(function: Any, types: set[str]) -> PassedOverError:
+def hidden_error(function: Callable[..., Any], types: set[str]) -> PassedOverError:
     """An overridden op ran where its rule never will."""
     if isinstance(function, type):
         name = function.__name__

@@ -93,7 +93,9 @@ def _make_setup_context(function: Any, bind: Binder) -> Callable[..., Any]:
     return setup_context
 
 
-def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) -> None:
+def _bind(
+    ctx: Any, function: Callable[..., Any], bind: Binder, args: Sequence[Any], y: Any
+) -> None:
     """Have a rule answer for the gradient of one call of a Function."""
     if torch._C._are_functorch_transforms_active():
         _refuse_transforms(function, bind, args)
@@ -115,7 +117,7 @@ def _bind(ctx: Any, function: Any, bind: Binder, args: Sequence[Any], y: Any) ->
     Overridden.setup_context(ctx, (call, *[x for _, x in xs]), y)
 
 
-def _refuse_transforms(function: Any, bind: Binder, args: Sequence[Any]) -> None:
+def _refuse_transforms(function: Callable[..., Any], bind: Binder, args: Sequence[Any]) -> None:
     if bind(function, args) is not None:
         raise PassedOverError(
             f"{function.__name__} is overridden, and ran under torch.func, which differentiates "

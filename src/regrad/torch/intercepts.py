@@ -144,14 +144,14 @@ def _intercept_reentrant(old: Any) -> Any:
     return staticmethod(forward)
 
 
-def _intercept_not_reentrant(old: Any) -> Any:
-    def generator(fn: Any, *args: Any, **options: Any) -> Any:
+def _intercept_not_reentrant(old: Callable[..., Any]) -> Any:
+    def generator(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return old(bind_scopes(fn), *args, **options)
 
     return generator
 
 
-def _intercept_thread(old: Any) -> Any:
+def _intercept_thread(old: Callable[..., Any]) -> Any:
     def start(self: threading.Thread) -> None:
         if not _is_worker(self):  # a thread started in a scope belongs to it
             self.run = bind_scopes(self.run)
@@ -160,10 +160,10 @@ def _intercept_thread(old: Any) -> Any:
     return start
 
 
-def _intercept_job(old: Any) -> Any:
+def _intercept_job(old: Callable[..., Any]) -> Any:
     """A job of a pool of threads belongs to the scope in which it was handed in."""
 
-    def submit(self: Any, func: Any, /, *args: Any, **options: Any) -> Any:
+    def submit(self: Any, func: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         return old(self, bind_scopes(func) if _has_threads(self) else func, *args, **options)
 
     return submit
@@ -179,7 +179,7 @@ def _is_worker(thread: Any) -> bool:
     return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing")
 
 
-def _intercept_script(old: Any) -> Any:
+def _intercept_script(old: Callable[..., Any]) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if not SCOPES.get():
             return old(self, *args, **options)
@@ -217,7 +217,7 @@ def _find_rules() -> Any:
     return [(scope._rules, scope._keep) for scope in open_here()]
 
 
-def _intercept_capture(old: Any) -> Any:
+def _intercept_capture(old: Callable[..., Any]) -> Any:
     def capture_begin(self: Any, *args: Any, **options: Any) -> None:
         old(self, *args, **options)
         _CAPTURED[self] = _find_rules()
@@ -225,7 +225,7 @@ def _intercept_capture(old: Any) -> Any:
     return capture_begin
 
 
-def _intercept_replay(old: Any) -> Any:
+def _intercept_replay(old: Callable[..., Any]) -> Any:
     """A graph that was captured under other rules, or none, has none of these in it.
 
     (Those that `torch.compile` makes belong to programs that were compiled for the scope.)

@@ -56,7 +56,11 @@ class Mode(torch.overrides.TorchFunctionMode):
         return self.scope is None or self.scope._mode is None
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if is_dynamo_compiling():
             return self._run_traced(func, args, kwargs or {})
@@ -69,7 +73,9 @@ class Mode(torch.overrides.TorchFunctionMode):
                     return kind.__torch_function__(func, types, args, options)
         return self.ways[func](self, func, args, options)
 
-    def _run_traced(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+    def _run_traced(
+        self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
         """Run a function while torch.compile traces, which looks at nodes itself."""
         if type(func) is _Getter and func not in self.parts:
             return func(*args, **options)
@@ -88,7 +94,9 @@ class Mode(torch.overrides.TorchFunctionMode):
                 return self.traced[func](*args, **options)
         return func(*args, **options)
 
-    def refuse_fused(self, func: Any, args: Sequence[Any], options: Any) -> None:
+    def refuse_fused(
+        self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
         """Refuse a call that cannot be taken apart, and would have to be."""
         for when, parts in self.ruleset.parts_for(func):
             if when is None or when(*args, **options):
@@ -108,18 +116,18 @@ class Ways(dict[Any, Way]):
         super().__init__()
         self.ruleset = ruleset
 
-    def __missing__(self, func: Any) -> Way:
+    def __missing__(self, func: Callable[..., Any]) -> Way:
         way = self[func] = self._way(func)
         return way
 
-    def _way(self, func: Any) -> Way:
+    def _way(self, func: Callable[..., Any]) -> Way:
         if rows := self.ruleset.parts_for(func):
             return _way_by_parts(rows, self._way_as_a_whole(func))
         if type(func) is _Getter:  # x.shape, x.grad
             return _run_as_is
         return self._way_as_a_whole(func)
 
-    def _way_as_a_whole(self, func: Any) -> Way:
+    def _way_as_a_whole(self, func: Callable[..., Any]) -> Way:
         rules = self.ruleset
         call = rules.call(func)
         if call is not None:
@@ -133,14 +141,18 @@ class Ways(dict[Any, Way]):
         return _run_watched
 
 
-def _run_as_is(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+def _run_as_is(
+    mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
     return func(*args, **options)
 
 
 def _way_by_parts(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
     """Return the way of a function that is taken apart, at least with some arguments."""
 
-    def way(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+    def way(
+        mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
         for when, parts in rows:
             if when is None or when(*args, **options):
                 return parts(*args, **options)
@@ -149,12 +161,16 @@ def _way_by_parts(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
     return way
 
 
-def _run_opened(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+def _run_opened(
+    mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
     with mode:
         return mode.ruleset.coverage.bodies[func](*args, **options)
 
 
-def _run_watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+def _run_watched(
+    mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
     """Run a function that no rule covers, and look at what autograd wrote down."""
     if not is_grad_enabled():
         return _run_decided(mode, func, args, options)
@@ -165,7 +181,9 @@ def _run_watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> An
     return result
 
 
-def _run_decided(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+def _run_decided(
+    mode: Mode, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
     """Run a function on whose gradient something else than autograd may decide."""
     ruleset, start = mode.ruleset, sequence_nr()
     result = call_within(find_decider(func, ruleset.keep), ruleset.rules, func, args, options)

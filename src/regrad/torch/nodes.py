@@ -44,7 +44,7 @@ class Watch:
         self.harmless: dict[Any, str] = {}  # a function and its kinds of nodes: what reports show
 
     def look(
-        self, func: Any, start: int, result: Any, untouched: Untouched,
+        self, func: Callable[..., Any], start: int, result: Any, untouched: Untouched,
         where: Callable[[], str] | None = None,
     ) -> None:  # fmt: skip
         """Note what kept its gradient; raise if an overridden op type is among it.
@@ -87,7 +87,7 @@ class Watch:
 
 
 @cache
-def _is_plumbing(func: Any, op_type: str) -> bool:
+def _is_plumbing(func: Callable[..., Any], op_type: str) -> bool:
     """Whether an op of this type is a detail of how torch computes a function."""
     name = getattr(func, "__name__", "")
     return op_type in LAYOUT or name in PLUMBING.get(op_type, "").split()
@@ -108,7 +108,7 @@ def _is_news(node: Any) -> bool:
 _MET = "met by regrad"
 
 
-def _describe(func: Any, nodes: Sequence[Any]) -> str:
+def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
     """A call as the report shows it: `Tanh`, or `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
         return name_of(func)
@@ -137,7 +137,7 @@ def node_named(name: str) -> str:
     return "".join(word.capitalize() for word in words) + "Backward"
 
 
-def _is_spelled(func: Any, op_type: str) -> bool:
+def _is_spelled(func: Callable[..., Any], op_type: str) -> bool:
     """Whether the call is the op itself, under arguments that make it another op."""
     spelling = spellings().get(func)
     return spelling is not None and spelling.family.type == op_type
@@ -209,7 +209,7 @@ def _types() -> dict[str, tuple[str, ...]]:
 
 
 @following
-def name_of(func: Any) -> str:
+def name_of(func: Callable[..., Any]) -> str:
     """A torch callable as reports show it: its op type if it has one, or else its name."""
     spelling = spellings().get(func)
     if spelling is not None:

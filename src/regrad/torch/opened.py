@@ -26,7 +26,7 @@ def _return_false(*tensors: Any) -> bool:
     return False
 
 
-def with_fast_path(forward: Any) -> Callable[..., Any]:
+def with_fast_path(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The forward pass of a transformer's module, which does not see our modes.
 
     torch has a faster path there, with other values at padding, and takes it only where nothing
@@ -76,7 +76,7 @@ def bodies() -> dict[Any, Callable[..., Any]]:
     return {f: body for f, body in found.items() if body is not None}
 
 
-def open_body(function: Any) -> Callable[..., Any] | None:
+def open_body(function: Callable[..., Any]) -> Callable[..., Any] | None:
     """The body of a function that torch writes in Python, which does not ask the mode again.
 
     What the body calls does ask. None for functions written in C++.

@@ -245,7 +245,7 @@ def _as_method(family: Family) -> Family:
 
 
 @cache
-def switch(function: Any) -> int | None:
+def switch(function: Callable[..., Any]) -> int | None:
     """Where a function that torch writes in Python takes `inplace`."""
     names = [*inspect.signature(function).parameters] if inspect.isfunction(function) else []
     return names.index("inplace") if "inplace" in names else None
@@ -284,7 +284,7 @@ def _operators(family: Family) -> Iterator[tuple[Any, Spelling]]:
                     yield function, Spelling(family, plain, in_place)
 
 
-def make_family(function: Any) -> Family:
+def make_family(function: Callable[..., Any]) -> Family:
     """Return a torch callable that belongs to no op type as a family of its own: all of its name.
 
     In place, it is the same family as out of place, which has its gradient.

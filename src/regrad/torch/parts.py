@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 Lookup = Callable[[Any], Callable[..., Any]]
 HIDDEN: Any = torch  # with the functions that it does not publish
@@ -25,8 +26,9 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def attention(
-    op: Lookup, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    op: Lookup, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     """`scaled_dot_product_attention` by torch's math path: masks are a bias of -inf."""
     dtype = query.dtype
@@ -44,12 +46,12 @@ def attention(
     return op(torch.matmul)(weights, value).to(dtype)
 
 
-def as_precise(x: Any) -> Any:
+def as_precise(x: Tensor) -> Any:
     """A tensor in the precision in which torch computes inside of a kernel."""
     return x.float() if x.dtype in HALF else x
 
 
-def _bias(mask: Any, is_causal: bool, scores: Any) -> Any:
+def _bias(mask: Tensor | None, is_causal: bool, scores: Tensor) -> Any:
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None and mask.dtype == torch.bool:
@@ -61,7 +63,7 @@ def _bias(mask: Any, is_causal: bool, scores: Any) -> Any:
 
 
 def cross_entropy(
-    op: Lookup, input: Any, target: Any, weight: Any = None, reduction: int = 1,
+    op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """`cross_entropy` of class indices or probabilities, by log_softmax."""
@@ -88,13 +90,13 @@ def cross_entropy(
     return loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
 
 
-def _reduce(loss: Any, reduction: int, count: Any) -> Any:
+def _reduce(loss: Tensor, reduction: int, count: Any) -> Any:
     return loss if reduction == 0 else loss.sum() / (count if reduction == 1 else 1)
 
 
 def bce_with_logits(
-    op: Lookup, input: Any, target: Any, weight: Any = None, pos_weight: Any = None,
-    reduction: int = 1,
+    op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None,
+    pos_weight: Tensor | None = None, reduction: int = 1,
 ) -> Any:  # fmt: skip
     """`binary_cross_entropy_with_logits` by one sigmoid, where it and 1 less it are not 0."""
     x = as_precise(input)
@@ -108,9 +110,9 @@ def bce_with_logits(
 
 
 def named_cross_entropy(
-    op: Lookup, input: Any, target: Any, weight: Any = None, size_average: Any = None,
-    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
-    label_smoothing: float = 0.0,
+    op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None,
+    size_average: bool | None = None, ignore_index: int = -100, reduce: bool | None = None,
+    reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """`torch.nn.functional.cross_entropy`."""
     number = _number(size_average, reduce, reduction)
@@ -118,21 +120,22 @@ def named_cross_entropy(
 
 
 def named_bce(
-    op: Lookup, input: Any, target: Any, weight: Any = None, size_average: Any = None,
-    reduce: Any = None, reduction: str = "mean", pos_weight: Any = None,
+    op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None,
+    size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean",
+    pos_weight: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """`torch.nn.functional.binary_cross_entropy_with_logits`."""
     number = _number(size_average, reduce, reduction)
     return bce_with_logits(op, input, target, weight, pos_weight, number)
 
 
-def _number(size_average: Any, reduce: Any, reduction: str) -> int:
+def _number(size_average: bool | None, reduce: bool | None, reduction: str) -> int:
     if size_average is None and reduce is None:
         return NN._Reduction.get_enum(reduction)
     return NN._Reduction.legacy_get_enum(size_average, reduce, emit_warning=False)
 
 
-def logsigmoid(op: Lookup, input: Any) -> Any:
+def logsigmoid(op: Lookup, input: Tensor) -> Any:
     """`logsigmoid` by sigmoid, where that is not 0."""
     x = as_precise(input)
     end = math.log(torch.finfo(x.dtype).tiny) / 2
@@ -140,19 +143,19 @@ def logsigmoid(op: Lookup, input: Any) -> Any:
 
 
 def bce_of_each(
-    op: Lookup, input: Any, target: Any, weight: Any = None, pos_weight: Any = None,
-    reduction: int = 0,
+    op: Lookup, input: Tensor, target: Tensor, weight: Tensor | None = None,
+    pos_weight: Tensor | None = None, reduction: int = 0,
 ) -> Any:  # fmt: skip
     """`torch.binary_cross_entropy_with_logits`, which does not reduce if nothing is said."""
     return bce_with_logits(op, input, target, weight, pos_weight, reduction)
 
 
-def with_value(y: Any, value: Any) -> Any:
+def with_value(y: Tensor, value: Any) -> Any:
     """A gradient with a value of its own, which what it is multiplied by gets for a gradient."""
     return y + (value - y).detach()
 
 
-def clip_value(x: Any, low: float, high: float) -> Any:
+def clip_value(x: Tensor, low: float, high: float) -> Any:
     """x kept between ends, beyond which the gradient is the one at the end.
 
     The logarithm of a sigmoid has a slope there that does not change any more in the dtype, but
@@ -166,33 +169,33 @@ def clip_value(x: Any, low: float, high: float) -> Any:
 # -- activations ----------------------------------------------------------------------------------
 
 
-def silu(op: Lookup, input: Any, inplace: bool = False) -> Any:
+def silu(op: Lookup, input: Tensor, inplace: bool = False) -> Any:
     """`x * sigmoid(x)`."""
     return input * op(torch.sigmoid)(input)
 
 
-def glu(op: Lookup, input: Any, dim: int = -1) -> Any:
+def glu(op: Lookup, input: Tensor, dim: int = -1) -> Any:
     """`a * sigmoid(b)` of two halves."""
     a, b = input.chunk(2, dim)
     return a * op(torch.sigmoid)(b)
 
 
-def mish(op: Lookup, input: Any, inplace: bool = False) -> Any:
+def mish(op: Lookup, input: Tensor, inplace: bool = False) -> Any:
     """`x * tanh(softplus(x))`."""
     return input * op(torch.tanh)(op(F.softplus)(input))
 
 
-def hardswish(op: Lookup, input: Any, inplace: bool = False) -> Any:
+def hardswish(op: Lookup, input: Tensor, inplace: bool = False) -> Any:
     """`x * relu6(x + 3) / 6`."""
     return input * op(F.relu6)(input + 3) / 6
 
 
-def hardsigmoid(op: Lookup, input: Any, inplace: bool = False) -> Any:
+def hardsigmoid(op: Lookup, input: Tensor, inplace: bool = False) -> Any:
     """`relu6(x + 3) / 6`."""
     return op(F.relu6)(input + 3) / 6
 
 
-def relu6(op: Lookup, input: Any, *args: Any, **options: Any) -> Any:
+def relu6(op: Lookup, input: Tensor, *args: Any, **options: Any) -> Any:
     """`hardtanh(x, 0, 6)`."""
     return op(F.relu6)(input)
 
@@ -207,37 +210,37 @@ def clamp_side(side: str) -> Callable[..., Any]:
 # -- arithmetic, reductions, shapes ---------------------------------------------------------------
 
 
-def square(op: Lookup, input: Any) -> Any:
+def square(op: Lookup, input: Tensor) -> Any:
     """A power of 2."""
     return op(torch.pow)(input, 2)
 
 
-def float_power(op: Lookup, input: Any, exponent: Any) -> Any:
+def float_power(op: Lookup, input: Tensor, exponent: Tensor | complex) -> Any:
     """A power in double precision."""
     return op(torch.pow)(_as_double(input), _as_double(exponent))
 
 
-def _as_double(x: Any) -> Any:
-    if not isinstance(x, torch.Tensor):
+def _as_double(x: Tensor | complex) -> Any:
+    if not isinstance(x, Tensor):
         return x
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-def outer(op: Lookup, input: Any, vec2: Any) -> Any:
+def outer(op: Lookup, input: Tensor, vec2: Tensor) -> Any:
     """A product of a column and a row."""
     return op(torch.mul)(input[:, None], vec2)
 
 
-def adjoint(op: Lookup, input: Any) -> Any:
+def adjoint(op: Lookup, input: Tensor) -> Any:
     """The conjugate of the transpose."""
     return op(torch.conj)(input.mT)
 
 
-def scaled_sum(function: Any, reverse: bool) -> Callable[..., Any]:
+def scaled_sum(function: Callable[..., Any], reverse: bool) -> Callable[..., Any]:
     """`a + alpha * b`, or `b - alpha * a`."""
 
     def parts(op: Lookup, input: Any, other: Any, alpha: Any = 1) -> Any:
-        if isinstance(alpha, torch.Tensor):
+        if isinstance(alpha, Tensor):
             other, alpha = alpha, other
         if reverse:
             return op(function)(input * alpha, other)
@@ -246,16 +249,16 @@ def scaled_sum(function: Any, reverse: bool) -> Callable[..., Any]:
     return parts
 
 
-def other_name(function: Any) -> Callable[..., Any]:
+def other_name(function: Callable[..., Any]) -> Callable[..., Any]:
     """Another spelling of a function: `max(a, b)` of `maximum`."""
     return lambda op, *args, **options: op(function)(*args, **options)
 
 
-def reduction(function: Any) -> Callable[..., Any]:
+def reduction(function: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.max(x)`, or `torch.max(x, dim)`, whose indices have no gradient."""
 
     def parts(
-        op: Lookup, input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None,
+        op: Lookup, input: Any, dim: Any = None, keepdim: bool = False, *, axis: int | None = None,
         keepdims: bool = False,
     ) -> Any:  # fmt: skip
         dim = axis if dim is None else dim
@@ -266,7 +269,7 @@ def reduction(function: Any) -> Callable[..., Any]:
     return parts
 
 
-def aminmax(op: Lookup, input: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
+def aminmax(op: Lookup, input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """The least and the greatest."""
     where = () if dim is None else (dim,)
     return tuple([op(f)(input, where, keepdim) for f in (torch.amin, torch.amax)])
@@ -282,12 +285,12 @@ def stack(axis: int, ready: Callable[..., Any]) -> Callable[..., Any]:
     return parts
 
 
-def as_column(x: Any) -> Any:
+def as_column(x: Tensor) -> Any:
     """A column of a vector."""
     return x.reshape(-1, 1) if x.dim() < 2 else x
 
 
-def flatten(op: Lookup, input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+def flatten(op: Lookup, input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Any:
     """A reshape of some axes into one."""
     with torch.no_grad():
         shape = torch.flatten(input, start_dim, end_dim).shape
@@ -301,15 +304,15 @@ def unflatten(op: Lookup, input: Any, dim: Any, sizes: Any) -> Any:
     return op(torch.reshape)(input, shape)
 
 
-def reshape_as(op: Lookup, input: Any, other: Any) -> Any:
+def reshape_as(op: Lookup, input: Tensor, other: Tensor) -> Any:
     """A reshape to the shape of another tensor."""
     return op(torch.reshape)(input, other.shape)
 
 
-def convolution(function: Any, axes: int) -> Callable[..., Any]:
+def convolution(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
     """A convolution, and then its bias."""
 
-    def parts(op: Lookup, input: Any, weight: Any, bias: Any, *args: Any, **options: Any) -> Any:
+    def parts(op: Lookup, input: Any, weight: Tensor, bias: Any, *args: Any, **options: Any) -> Any:
         y = op(function)(input, weight, None, *args, **options)
         return y + bias.reshape(-1, *[1] * axes)
 
@@ -319,7 +322,7 @@ def convolution(function: Any, axes: int) -> Callable[..., Any]:
 # -- as regrad's ops have it ----------------------------------------------------------------------
 
 
-def of_matrices(function: Any) -> Callable[..., Any]:
+def of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
     """A product with vectors, as one of rows and columns."""
 
     def parts(op: Lookup, *args: Any, **named: Any) -> Any:
@@ -331,7 +334,7 @@ def of_matrices(function: Any) -> Callable[..., Any]:
     return parts
 
 
-def by_channel(function: Any) -> Callable[..., Any]:
+def by_channel(function: Callable[..., Any]) -> Callable[..., Any]:
     """`prelu` with a slope for each channel, which broadcasts."""
 
     def parts(op: Lookup, *args: Any, **named: Any) -> Any:
@@ -353,7 +356,7 @@ def from_the_front(function: Any) -> Callable[..., Any]:
     return parts
 
 
-def over_all(function: Any) -> Callable[..., Any]:
+def over_all(function: Callable[..., Any]) -> Callable[..., Any]:
     """Over all axes, by name."""
 
     def parts(op: Lookup, input: Any, dim: Any = None, *args: Any, **options: Any) -> Any:
@@ -363,11 +366,15 @@ def over_all(function: Any) -> Callable[..., Any]:
     return parts
 
 
-def along_some_axis(function: Any) -> Callable[..., Any]:
+def along_some_axis(function: Callable[..., Any]) -> Callable[..., Any]:
     """`softmax` of torch.nn.functional, along the axis that it picks where none is given."""
 
     def parts(
-        op: Lookup, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None
+        op: Lookup,
+        input: Any,
+        dim: Any = None,
+        _stacklevel: int = 3,
+        dtype: torch.dtype | None = None,
     ) -> Any:
         picked = NN._get_softmax_dim(function.__name__, input.dim(), _stacklevel)
         return op(function)(input, picked, dtype=dtype)

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.backends import opt_einsum
 
 from regrad.errors import PassedOverError
 from regrad.torch.parts import Lookup
 
 
-def linear(op: Lookup, input: Any, weight: Any, bias: Any = None) -> Any:
+def linear(op: Lookup, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """`linear` as a matrix product."""
     return product(op)(input, weight, bias)
 
@@ -24,7 +25,7 @@ def product(op: Lookup) -> Callable[..., Any]:
     if matmul is torch.matmul:
         return F.linear
 
-    def by_matmul(input: Any, weight: Any, bias: Any = None) -> Any:
+    def by_matmul(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         y = matmul(input, weight.mT if weight.dim() > 1 else weight)
         return y if bias is None else y + bias
 
@@ -34,7 +35,7 @@ def product(op: Lookup) -> Callable[..., Any]:
 def add_product(*names: str) -> Callable[..., Any]:
     """`beta * input + alpha * (a @ b)`: `addmm` and the like, whose operands have these names."""
 
-    def parts(op: Lookup, *args: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
+    def parts(op: Lookup, *args: Any, beta: float = 1, alpha: float = 1, **named: Any) -> Any:
         words = ("self", "input", *names)
         input, a, b = (*args, *[named[n] for n in words if n in named])
         return op(torch.matmul)(a, b) * alpha + input * beta
@@ -42,25 +43,30 @@ def add_product(*names: str) -> Callable[..., Any]:
     return parts
 
 
-def add_batch(op: Lookup, *args: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
+def add_batch(op: Lookup, *args: Any, beta: float = 1, alpha: float = 1, **named: Any) -> Any:
     """`addbmm`: the sum of a batch of products."""
     words = ("self", "input", "batch1", "batch2")
     input, a, b = (*args, *[named[n] for n in words if n in named])
     return op(torch.bmm)(a, b).sum(0) * alpha + input * beta
 
 
-def vdot(op: Lookup, input: Any, other: Any) -> Any:
+def vdot(op: Lookup, input: Tensor, other: Tensor) -> Any:
     """A product of vectors, the first of which is conjugated."""
     return op(torch.dot)(input.conj(), other)
 
 
-def sparse_product(op: Lookup, sparse: Any, dense: Any) -> Any:
+def sparse_product(op: Lookup, sparse: Tensor, dense: Tensor) -> Any:
     """A product of a sparse matrix."""
     return op(torch.matmul)(sparse, dense)
 
 
 def grouped_product(
-    op: Lookup, input: Any, mat2: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+    op: Lookup,
+    input: Tensor,
+    mat2: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Any:
     """`_grouped_mm`: a product for each expert, of the rows (or columns) that are its own."""
     if offs is None:
@@ -134,7 +140,7 @@ def _cheapest_splits(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
 Labels = list[Any]
 
 
-def einsum(op: Lookup, *args: Any, path: Any = None) -> Any:
+def einsum(op: Lookup, *args: Any, path: Sequence[int] | None = None) -> Any:
     """`einsum`, pair by pair, as torch does it: by `bmm`, or by `mul` where nothing is summed."""
     equation, operands = _equation(args)
     every, out = _parse(equation, operands)
@@ -162,7 +168,9 @@ def _letters(labels: Any) -> str:
     return "".join("..." if n is Ellipsis else chr(n + (65 if n < 26 else 71)) for n in labels)
 
 
-def _path(equation: str, operands: Sequence[Any], path: Any) -> list[tuple[int, ...]]:
+def _path(
+    equation: str, operands: Sequence[Any], path: Sequence[int] | None
+) -> list[tuple[int, ...]]:
     """Which terms are multiplied with which; the product becomes the last one."""
     count = len(operands)
     if path is not None:
@@ -195,7 +203,7 @@ def _expand(word: str, dots: int) -> Labels:
     return [*before, *(range(-dots, 0) if found else ()), *after]
 
 
-def _diagonal(x: Any, labels: Labels) -> tuple[Any, Labels]:
+def _diagonal(x: Tensor, labels: Labels) -> tuple[Any, Labels]:
     """A term in which no label stands twice."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
@@ -229,7 +237,7 @@ def _contract(op: Lookup, terms: Sequence[Any], needed: set[Any]) -> tuple[Any, 
     return op(torch.bmm)(a, b).reshape([sizes[n] for n in labels]), labels
 
 
-def _broadcast(x: Any, labels: Labels, other: Any, others: Labels) -> Any:
+def _broadcast(x: Tensor, labels: Labels, other: Tensor, others: Labels) -> Any:
     """A term whose axes of length 1 are as long as those of the other."""
     sizes = dict(zip(others, other.shape, strict=True))
     return x.expand(
@@ -237,13 +245,13 @@ def _broadcast(x: Any, labels: Labels, other: Any, others: Labels) -> Any:
     )
 
 
-def _sum_out(x: Any, labels: Labels, needed: set[Any]) -> tuple[Any, Labels]:
+def _sum_out(x: Tensor, labels: Labels, needed: set[Any]) -> tuple[Any, Labels]:
     """A term without the axes that nothing else has."""
     axes = [i for i, n in enumerate(labels) if n not in needed]
     return (x.sum(axes) if axes else x), [n for n in labels if n in needed]
 
 
-def _as_matrices(x: Any, labels: Labels, sizes: dict[Any, int], *groups: Labels) -> Any:
+def _as_matrices(x: Tensor, labels: Labels, sizes: dict[Any, int], *groups: Labels) -> Any:
     """A term as a batch of matrices."""
     x = _arrange(x, labels, [n for group in groups for n in group])
     return x.reshape([_volume([sizes[n] for n in group]) for group in groups])
@@ -256,14 +264,14 @@ def _volume(sizes: Sequence[int]) -> int:
     return volume
 
 
-def _arrange(x: Any, labels: Labels, order: Labels) -> Any:
+def _arrange(x: Tensor, labels: Labels, order: Labels) -> Any:
     x, labels = _sum_out(x, labels, set(order))
     return x.permute([labels.index(n) for n in order])
 
 
 def tensordot(op: Lookup, a: Any, b: Any, dims: Any = 2, *more: Any, **named: Any) -> Any:
     """`tensordot` as a sum of products over some axes."""
-    if isinstance(dims, torch.Tensor):
+    if isinstance(dims, Tensor):
         dims = dims.tolist()
     if "dims_self" in named or more:  # torch.ops.aten.tensordot
         dims = named.get("dims_self", dims), named.get("dims_other", *more)
@@ -282,14 +290,20 @@ def tensordot(op: Lookup, a: Any, b: Any, dims: Any = 2, *more: Any, **named: An
     return _arrange(*_contract(op, [(a, left), (b, right)], set(out)), out)
 
 
-def inner(op: Lookup, input: Any, other: Any) -> Any:
+def inner(op: Lookup, input: Tensor, other: Tensor) -> Any:
     """A sum of products over the last axes."""
     if not input.dim() or not other.dim():
         return op(torch.mul)(input, other)
     return tensordot(op, input, other, ([-1], [-1]))
 
 
-def bilinear(op: Lookup, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+def bilinear(
+    op: Lookup,
+    input1: Tensor,
+    input2: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Any:
     """`x1 @ weight @ x2`, by two products."""
     y = einsum(op, "...i,oij->...oj", input1, weight)
     y = einsum(op, "...oj,...j->...o", y, input2)

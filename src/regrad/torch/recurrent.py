@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regrad.torch.parts import Lookup
 from regrad.torch.products import product
@@ -14,7 +15,7 @@ from regrad.torch.products import product
 def _lstm(op: Lookup) -> Callable[..., tuple[Any, ...]]:
     sigmoid, tanh = op(torch.sigmoid), op(torch.tanh)
 
-    def step(given: Any, hidden: Any, h: Any, c: Any) -> tuple[Any, ...]:
+    def step(given: Tensor, hidden: Tensor, h: Tensor, c: Tensor) -> tuple[Any, ...]:
         i, f, g, o = (given + hidden).chunk(4, -1)
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         return sigmoid(o) * tanh(c), c
@@ -25,7 +26,7 @@ def _lstm(op: Lookup) -> Callable[..., tuple[Any, ...]]:
 def _gru(op: Lookup) -> Callable[..., tuple[Any, ...]]:
     sigmoid, tanh = op(torch.sigmoid), op(torch.tanh)
 
-    def step(given: Any, hidden: Any, h: Any) -> tuple[Any, ...]:
+    def step(given: Tensor, hidden: Tensor, h: Tensor) -> tuple[Any, ...]:
         xr, xz, xn = given.chunk(3, -1)
         hr, hz, hn = hidden.chunk(3, -1)
         r, z = sigmoid(xr + hr), sigmoid(xz + hz)
@@ -35,7 +36,7 @@ def _gru(op: Lookup) -> Callable[..., tuple[Any, ...]]:
     return step
 
 
-def _rnn(function: Any) -> Callable[..., Callable[..., tuple[Any, ...]]]:
+def _rnn(function: Callable[..., Any]) -> Callable[..., Callable[..., tuple[Any, ...]]]:
     def ready(op: Lookup) -> Callable[..., tuple[Any, ...]]:
         act = op(function)
         return lambda given, hidden, h: (act(given + hidden),)
@@ -50,7 +51,13 @@ def cell(name: str) -> Callable[..., Any]:
     """`lstm_cell` and the like."""
 
     def parts(
-        op: Lookup, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+        op: Lookup,
+        input: Tensor,
+        hx: Any,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
     ) -> Any:
         state = hx if name == "lstm" else (hx,)
         times = product(op)
@@ -63,7 +70,7 @@ def cell(name: str) -> Callable[..., Any]:
 def layers(name: str) -> Callable[..., Any]:
     """`lstm`, `gru`, … over whole sequences, or packed ones, step by step."""
 
-    def parts(op: Lookup, input: Any, *args: Any) -> Any:
+    def parts(op: Lookup, input: Tensor, *args: Any) -> Any:
         sizes = None
         if isinstance(args[2], list | tuple):  # of batches: the sequences are packed
             sizes, args = args[0].tolist(), args[1:]
@@ -112,7 +119,7 @@ class LayerRun:
         self.step = STEPS[name](op)
 
     def __call__(
-        self, x: Any, state: tuple[Any, ...], weights: tuple[Any, ...], back: bool
+        self, x: Tensor, state: tuple[Any, ...], weights: tuple[Any, ...], back: bool
     ) -> tuple[Any, tuple[Any, ...]]:
         w_ih, w_hh, b_ih, b_hh, projection = weights
         given = self.product(x, w_ih, b_ih)

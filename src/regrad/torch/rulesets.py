@@ -77,7 +77,7 @@ class Coverage:
             yield coverage
             coverage = coverage.outer
 
-    def _concerned(self, function: Any, rows: Sequence[Fused]) -> list[Fused]:
+    def _concerned(self, function: Callable[..., Any], rows: Sequence[Fused]) -> list[Fused]:
         """Return the rows by which a callable is taken apart: none if it has a rule of its own."""
         every = [each for each in self.chain() if function not in each.keep]
         types = {op_type for each in every for op_type in each.types}
@@ -86,7 +86,7 @@ class Coverage:
             return []
         return [row for row in rows if row.contains & (own or types)]
 
-    def _is_left(self, function: Any) -> bool:
+    def _is_left(self, function: Callable[..., Any]) -> bool:
         """Return whether a callable is not opened: somebody has a rule for it, or keeps it."""
         return any(function in each.spelled or function in each.keep for each in self.chain())
 
@@ -122,13 +122,13 @@ class RuleSet:
         self.parts: dict[Any, list[tuple[Any, Any]]] = {}
         self.mode: type[Mode] = type("Mode", (Mode,), {"ruleset": self, "ways": Ways(self)})
 
-    def call(self, function: Any) -> Callable[..., Any] | None:
+    def call(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return what runs in place of a callable that has a rule here."""
         if function not in self.calls and function in self.coverage.spelled:
             self.calls[function] = _override(self, function, self.coverage.spelled[function])
         return self.calls.get(function)
 
-    def parts_for(self, function: Any) -> Sequence[tuple[Any, Any]]:
+    def parts_for(self, function: Callable[..., Any]) -> Sequence[tuple[Any, Any]]:
         """Return what runs in place of a callable with several ops inside, and when it does."""
         if function not in self.parts:
             rows = self.coverage.fused.get(function, ())
@@ -166,7 +166,7 @@ class RuleSet:
         rules = (each.rules[op_type] for each in self.chain() if op_type in each.rules)
         return next(rules).takes_all
 
-    def op(self, function: Any) -> Callable[..., Any]:
+    def op(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the callable under the innermost rule for it, or as it is."""
         calls = (each.call(function) for each in self.chain())
         call = next(filter(None, calls), function)
@@ -187,7 +187,7 @@ class RuleSet:
                 bind_call(scope._bindings[op_type], shape)
 
 
-def _type_of(function: Any) -> str | None:
+def _type_of(function: Callable[..., Any]) -> str | None:
     spelling = spellings().get(function)
     return None if spelling is None else spelling.family.type
 
@@ -278,7 +278,7 @@ def family_of(key: Any) -> Family:
     return make_family(key)
 
 
-def is_seen(function: Any) -> bool:
+def is_seen(function: Callable[..., Any]) -> bool:
     """Whether torch asks a mode before it runs this function."""
     if function in torch.overrides.get_testing_overrides():
         return True
@@ -292,7 +292,7 @@ def is_seen(function: Any) -> bool:
 # -- calls under a rule ----------------------------------------------------------------------------
 
 
-def bind_call(binding: Binding, shape: Any) -> Hit:
+def bind_call(binding: Binding, shape: tuple[int, ...]) -> Hit:
     """Count a call whose first tensor has this shape, where its caller stands."""
     place = compiled_code.PLACE.get()
     where = find_caller(LIBRARIES) if place is None else place.where
@@ -304,7 +304,9 @@ def bind_call(binding: Binding, shape: Any) -> Hit:
     return hit
 
 
-def _override(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
+def _override(
+    ruleset: RuleSet, function: Callable[..., Any], spelling: Spelling
+) -> Callable[..., Any]:
     """What runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type
 

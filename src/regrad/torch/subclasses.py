@@ -29,7 +29,7 @@ def has_own_protocol(kind: type) -> bool:
     return _protocol(kind) not in (None, _TENSORS_OWN)
 
 
-def _protocol(kind: Any) -> Any:
+def _protocol(kind: type) -> Any:
     """The function behind a class's `__torch_function__`; None where that is switched off."""
     return getattr(kind.__torch_function__, "__func__", None)
 
