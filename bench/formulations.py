@@ -13,19 +13,19 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 import torch.nn.functional as F
-from jax import lax
 
+import jax
 import regrad as rg
+import torch
 from bench.contestants import Contestants
 from bench.report import Measure, Row, compared
 from bench.timing import Call, Effort, interleaved, sampler
+from jax import lax
 from regrad import losses, nn
-from regrad.tensors import wrap
+from regrad.core.tensor import wrap
 
 torch.set_num_threads(1)
 

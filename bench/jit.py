@@ -10,12 +10,12 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
+import jax
 import regrad as rg
+import torch
 from bench import networks
 from bench.contestants import SMALL, Contestants, regrad_square
 from bench.measures import Speed
@@ -33,7 +33,7 @@ from bench.networks import (
 from bench.report import Measure, Row, compared, megabytes, times
 from bench.timing import Call, Effort, interleaved, sampler, timed
 from bench.transformer import transformer
-from regrad.interrupts import Deferred, set_handler
+from regrad.core.interrupts import Deferred, set_handler
 
 COMPILED_TORCH = "torch.compile"
 

@@ -95,8 +95,9 @@ def digits(steps: int):
 
 def mesh_of(**axes: int):
     """A mesh of all devices, and the layouts on it."""
-    import jax
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+    import jax
 
     types = (AxisType.Auto,) * len(axes)
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=types)

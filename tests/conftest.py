@@ -19,7 +19,7 @@ if version("jaxlib").startswith("0.10."):  # (XLA ends the process over a flag i
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 # What needs a GPU is for machines that have one.
-collect_ignore = [] if shutil.which("nvidia-smi") else ["test_cuda.py"]
+collect_ignore = [] if shutil.which("nvidia-smi") else ["torch/test_cuda.py"]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from regrad import dispatch
-from regrad.deferral import deferrable
+from regrad.core import dispatch
+from regrad.core.signatures import public
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.graph.deferred import deferrable
 from regrad.ops import decompositions, reduction, spectral
 from regrad.ops.array import concat, expand_dims, reshape, split
 from regrad.ops.array import diag as diag
@@ -34,8 +36,6 @@ from regrad.ops.reduction import trace as trace
 from regrad.ops.reduction import vector_norm as vector_norm
 from regrad.ops.spectral import eigvalsh as eigvalsh
 from regrad.ops.spectral import svdvals as svdvals
-from regrad.signatures import public
-from regrad.tensors import Tensor, TensorLike
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,12 @@ import math
 
 import numpy as np
 
-from regrad.deferral import deferrable
-from regrad.dispatch import lift
+from regrad.core.backends import is_inexact
+from regrad.core.dispatch import lift
+from regrad.core.shapes import Shape
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, DTypeError, ShapeError
-from regrad.namespaces import is_inexact
+from regrad.graph.deferred import deferrable
 from regrad.ops.activation import elu as elu
 from regrad.ops.activation import gelu as gelu
 from regrad.ops.activation import hard_sigmoid as hard_sigmoid
@@ -55,8 +57,6 @@ from regrad.ops.pooling import max_pool as max_pool
 from regrad.ops.pooling import max_pool3d as max_pool3d
 from regrad.ops.reduction import moments as moments
 from regrad.random import Key, bernoulli
-from regrad.shapes import Shape
-from regrad.tensors import Tensor, TensorLike
 
 
 @deferrable

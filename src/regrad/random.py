@@ -21,17 +21,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from regrad.compiled import find_jax
-from regrad.dispatch import lift
+from regrad.core.backends import BACKENDS, FLOAT, Array, DTypeLike, is_array, promote
+from regrad.core.dispatch import lift
+from regrad.core.shapes import Shape, as_shape, normalized_axis
+from regrad.core.signatures import public
+from regrad.core.state import current
+from regrad.core.tensor import Tensor, TensorLike, wrap
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
-from regrad.namespaces import BACKENDS, FLOAT, Array, DTypeLike, is_array, promote
 from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.elementwise import astype, less
 from regrad.ops.indexing import take
-from regrad.shapes import Shape, as_shape, normalized_axis
-from regrad.signatures import public
-from regrad.state import current
-from regrad.tensors import Tensor, TensorLike, wrap
+from regrad.transforms.program import find_jax
 
 Key: TypeAlias = int | np.random.Generator | Array  # an array: a key of JAX
 

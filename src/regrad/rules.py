@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from regrad.builtin import builtin as builtin
-from regrad.custom import custom_grad
+from regrad.autodiff.custom import custom_grad
+from regrad.core.builtin import builtin as builtin
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError
 from regrad.ops.activation import sigmoid
 from regrad.ops.elementwise import abs as absolute
 from regrad.ops.elementwise import clip, exp, identity, maximum, square, where
 from regrad.ops.reduction import vector_norm
-from regrad.tensors import Tensor, TensorLike
 
 Rule = Callable[..., Tensor]
 

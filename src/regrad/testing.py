@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from regrad import checking, containers, dispatch, ruleforms
-from regrad.checking import Function, Method, Settings
-from regrad.custom import CustomCall
+from regrad.autodiff.custom import CustomCall
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.checking import check
+from regrad.checking.check import Function, Method, Settings
+from regrad.checking.findings import Finding, GradientReport
+from regrad.core import containers, dispatch, rule
+from regrad.core.backends import BACKENDS, is_inexact
+from regrad.core.overrides import CountedRule, OpBinding
+from regrad.core.pullback import or_zeros, run_taped
+from regrad.core.registry import OPS
+from regrad.core.rule import Conjugated, Rule, label, place
+from regrad.core.state import State, current, in_state
+from regrad.core.tape import GroupedRecord, Record, Tape
+from regrad.core.tensor import Tensor, TensorLike, wrap
+from regrad.core.walk import name_of, walk_from
 from regrad.errors import ArgumentError, GradientError, RegradError, kind
-from regrad.findings import Finding, GradientReport
-from regrad.gradients import callable_or_raise
-from regrad.namespaces import BACKENDS, is_inexact
-from regrad.overrides import CountedRule, OpBinding
-from regrad.pullback import or_zeros, run_taped
-from regrad.registry import OPS
-from regrad.ruleforms import Conjugated, Rule, label, place
-from regrad.state import State, current, in_state
-from regrad.tape import GroupedRecord, Record, Tape
-from regrad.tensors import Tensor, TensorLike, wrap
-from regrad.transforms import Linearized
-from regrad.walk import name_of, walk_from
+from regrad.transforms.derivatives import Linearized
 
 OfTensors = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -189,20 +190,20 @@ def _report(
     f: OfTensors, xs: Sequence[Tensor], order: int, names: Sequence[str], settings: Settings
 ) -> GradientReport:
     arrays = [x._values() for x in xs]
-    return checking.report(_of_arrays(f, xs), arrays, order, names=names, settings=settings)
+    return check.report(_of_arrays(f, xs), arrays, order, names=names, settings=settings)
 
 
 def _of_arrays(f: OfTensors, xs: Sequence[Tensor]) -> Function:
     """A function of Tensors as one of arrays, in the libraries of xs."""
 
-    def values(arrays: checking.Arrays) -> list[np.ndarray]:
+    def values(arrays: check.Arrays) -> list[np.ndarray]:
         return [y._values() for y in f(_tensors(arrays, xs))]
 
-    def vjp(arrays: checking.Arrays) -> checking.Pull:
+    def vjp(arrays: check.Arrays) -> check.Pull:
         run = _Run(f, _tensors(arrays, xs))
         return lambda dys: [None if g is None else g._values() for g in run.pull(dys)]
 
-    def gradient(dys: checking.Arrays) -> Function:
+    def gradient(dys: check.Arrays) -> Function:
         def g(tensors: Sequence[Tensor]) -> list[Tensor]:
             found = _Run(f, tensors).pull(dys)
             return [or_zeros(dx, x) for x, dx in zip(tensors, found, strict=True)]
@@ -212,7 +213,7 @@ def _of_arrays(f: OfTensors, xs: Sequence[Tensor]) -> Function:
     return Function(values, vjp, gradient)
 
 
-def _tensors(arrays: checking.Arrays, xs: Sequence[Tensor]) -> list[Tensor]:
+def _tensors(arrays: check.Arrays, xs: Sequence[Tensor]) -> list[Tensor]:
     """Arrays as Tensors of the libraries of xs."""
     pairs = zip(arrays, xs, strict=True)
     return [wrap(BACKENDS[type(x._data)].from_numpy(np.asarray(a))) for a, x in pairs]
@@ -224,7 +225,7 @@ class _Run(Linearized):
     def __init__(self, f: OfTensors, xs: Sequence[Tensor]) -> None:
         super().__init__(lambda *xs: f(xs), xs, "check_gradients")
 
-    def pull(self, dys: checking.Arrays) -> list[Tensor | None]:  # pyright: ignore
+    def pull(self, dys: check.Arrays) -> list[Tensor | None]:  # pyright: ignore
         """The gradients by all inputs, None where nothing came."""
         given = _tensors(dys, self.ys)
         ids = [y._id for y in self.ys]
@@ -314,7 +315,7 @@ def _names(record: Record, leaves: Sequence[int]) -> list[str]:
     if not isinstance(call, CustomCall):
         return [name_of(record, i) for i in leaves]
     args = call.again[1]
-    parameters, names = ruleforms.parameters(call.f), []
+    parameters, names = rule.parameters(call.f), []
     for i, arg in enumerate(args):
         called = parameters[i] if i < len(parameters) else f"args[{i}]"
         paths = containers.paths(arg, called)

@@ -22,8 +22,8 @@ import numpy as np
 
 import regrad as rg
 import regrad.v1 as tf
+from regrad.core.state import current
 from regrad.errors import RegradError
-from regrad.state import current
 from tests.campaigns.programs import Program, made, smaller
 from tests.campaigns.verdicts import (
     BROKEN,

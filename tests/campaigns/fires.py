@@ -16,7 +16,7 @@ import numpy as np
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.state import current, masked
+from regrad.core.state import current, masked
 from tests.campaigns.op_calls import (
     Arrays,
     Call,

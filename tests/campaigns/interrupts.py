@@ -29,7 +29,7 @@ import numpy as np
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.state import BESIDE, OPEN, STATE, current
+from regrad.core.state import BESIDE, OPEN, STATE, current
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, SILENT, Verdict, shown
 
 TITLE = "interrupts"
@@ -92,9 +92,8 @@ def double(dy: Any) -> Any:
 
 
 def in_torch() -> None:
-    import torch
-
     import regrad.torch
+    import torch
 
     x = torch.ones(3, requires_grad=True)
     with regrad.torch.gradient_override_map({"Relu": double}):

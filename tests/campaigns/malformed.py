@@ -27,9 +27,9 @@ import numpy as np
 
 import regrad as rg
 import regrad.v1 as tf
+from regrad.core.registry import OPS
 from regrad.errors import RegradError
-from regrad.graph import is_symbolic
-from regrad.registry import OPS
+from regrad.graph.graph import is_symbolic
 from regrad.v1.errors import OpError
 from tests.campaigns.malformed_calls import CALLS, CRASHES
 from tests.campaigns.verdicts import (
@@ -247,7 +247,7 @@ HELPERS = {
     *[f"regrad.{name}" for name in ("errors", "namespaces", "dispatch", "signatures", "dims")],
     *[f"regrad.{name}" for name in ("deferral", "opsheet", "shapes", "tensor", "graph", "numbers")],
     *[f"regrad.v1.{name}" for name in ("forms", "tensors", "values", "namespaces", "tfview")],
-    "regrad.shapeforms.sizes", "regrad.shapeforms.table", "regrad.ops.creation.as_numpy_dtype",
+    "regrad.shapes.sizes", "regrad.shapes.table", "regrad.ops.creation.as_numpy_dtype",
 }  # fmt: skip
 
 

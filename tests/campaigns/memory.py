@@ -25,9 +25,9 @@ import numpy as np
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad import jitted
 from regrad.errors import RegradError
-from regrad.v1 import compiled_plans
+from regrad.transforms import jit
+from regrad.v1.run import compiled_plans
 from tests.campaigns.verdicts import BROKEN, DELIVERED, Verdict
 
 TITLE = "memory"
@@ -349,7 +349,6 @@ def _(stack: ExitStack) -> Call:
 @kind("torch override", CALLS // 10)
 def _(stack: ExitStack) -> Call:
     import torch
-
     from regrad.torch import gradient_override_map
 
     x = torch.ones(3, requires_grad=True)
@@ -364,7 +363,6 @@ def _(stack: ExitStack) -> Call:
 @kind("torch override that fails", CALLS // 20)
 def _(stack: ExitStack) -> Call:
     import torch
-
     from regrad.torch import gradient_override_map
 
     x = torch.ones(3, requires_grad=True)
@@ -442,7 +440,7 @@ def run(job: str, quick: bool = False) -> list[Verdict]:
     count = KINDS[job].calls
     if not quick:
         return [examined(job, count)]
-    with patch.object(jitted, "KEPT", 4), patch.object(compiled_plans, "KEPT", 4):
+    with patch.object(jit, "KEPT", 4), patch.object(compiled_plans, "KEPT", 4):
         return [examined(job, max(20, count // QUICK))]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
+from regrad.core.state import masked
 from regrad.errors import RegradError
-from regrad.state import masked
 from tests.helpers import sample_runs as runs
 
 Function = Callable[..., Any]

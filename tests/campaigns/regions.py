@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
-from regrad.state import masked
+from regrad.core.state import masked
 from tests.campaigns.op_calls import (
     Arrays,
     Call,

@@ -22,7 +22,7 @@ override, and if the way gives what the eager call gives. An op counts where aut
 a gradient of the result passes it; what a fused kernel computes inside (`gelu` of tanh, `logsumexp`
 of exp) and `INSIDE` does not name is its own op here. Softsign and Step (torch has no derivative of
 `heaviside`) are never recorded as ATen ops of their own, and Square only as a power:
-`tests/test_torch_ops.py` has them.
+`tests/torch/test_ops.py` has them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import regrad.torch
+import torch
 from regrad.errors import PassedOverError
 from regrad.torch.optypes import families
 from tests.campaigns import torch_samples

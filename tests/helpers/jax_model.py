@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
+
+import jax
 
 M = jnp.arange(6.0).reshape(2, 3) / 7 + 0.1
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
+
+import jax
 from jax import lax
 
 X = jnp.array([0.3, -1.2, 2.4])

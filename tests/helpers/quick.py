@@ -8,14 +8,14 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-import jax
 import pytest
 
+import jax
 import regrad as rg
-from regrad import compiled
-from regrad.compiled import find_jax
-from regrad.state import LIVE, current
-from regrad.v1 import compiled_plans
+from regrad.core.state import LIVE, current
+from regrad.transforms import program
+from regrad.transforms.program import find_jax
+from regrad.v1.run import compiled_plans
 
 # What `conftest` tells XLA to leave out is put in again.
 OPTIONS: dict[str, Any] = {
@@ -41,7 +41,7 @@ def full_effort():
     find_jax()  # what it does once is done
     stand_in = FullEffort()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (compiled, compiled_plans):
+        for module in (program, compiled_plans):
             patch.setattr(module, "find_jax", lambda: stand_in)
         yield
 

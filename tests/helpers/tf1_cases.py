@@ -12,8 +12,8 @@ import pytest
 
 import regrad.v1 as tf
 from regrad import errors
+from regrad.core.registry import RULES
 from regrad.errors import RuleError, UnknownOpError
-from regrad.registry import RULES
 from tests.helpers.paths import GOLDEN
 
 FILE = json.loads((GOLDEN / "tf1_cases.json").read_text())

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-
 import regrad.torch
+import torch
 
 override = regrad.torch.gradient_override_map
 D = torch.float64

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.special
 
 import regrad.v1 as tf
-from regrad.v1 import bitwise, linalg
+from regrad.v1.functions import bitwise, linalg
 
 F32, F64, I32, I64 = np.float32, np.float64, np.int32, np.int64
 

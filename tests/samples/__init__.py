@@ -1,6 +1,6 @@
 """The one table of samples: every op, with inputs, a second implementation and its traps.
 
-Each family file holds a list `SAMPLES`. `tests/test_ops.py` drives every row through every
+Each family file holds a list `SAMPLES`. `tests/ops/test_ops.py` drives every row through every
 library, dtype and order; an op type that no row covers fails the build.
 """
 

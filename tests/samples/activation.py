@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import scipy.special
-import torch
 from torch.nn import functional
 
+import torch
 from regrad import nn
 from tests.samples import away, sample, spread
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
-import torch
 
+import jax
 import regrad as rg
+import torch
 from regrad.ops import convolution as cv
 from tests.samples import sample, spread
 

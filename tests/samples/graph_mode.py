@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from regrad.v1 import arrays, nn
+from regrad.v1.functions import arrays, nn
 from tests.samples import sample, spread
 
 ROWS = spread(3, 4)

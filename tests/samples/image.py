@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 import regrad as rg
+import torch
 from regrad.ops import image
 from tests.samples import sample, spread
 

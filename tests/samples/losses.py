@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import scipy.special
-import torch
 from torch.nn import functional
 
+import torch
 from regrad import losses
 from tests.samples import away, sample, spread
 from tests.samples.activation import by_torch

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch.nn import functional
 
+import torch
 from regrad import nn
 from tests.samples import sample, spread
 from tests.samples.activation import by_torch

@@ -6,16 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
-import jax
 import numpy as np
 
-from regrad.bodies import BodyFunction, pullback
-from regrad.capture import Captured
+import jax
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.autodiff.variables import Variable
+from regrad.core.backends import JAX, is_array
+from regrad.core.rule import place
+from regrad.core.state import current, in_state
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
-from regrad.gradients import callable_or_raise
 from regrad.jax.primitives import Gradient, fit, is_float, run_op
-from regrad.namespaces import JAX, is_array
-from regrad.regions import (
+from regrad.transforms.bodies import BodyFunction, pullback
+from regrad.transforms.region import (
     Flat,
     Passage,
     Region,
@@ -25,10 +28,7 @@ from regrad.regions import (
     run_inside,
     watched_places,
 )
-from regrad.ruleforms import place
-from regrad.state import current, in_state
-from regrad.tensors import Tensor, wrap
-from regrad.variables import Variable
+from regrad.transforms.replay import Captured
 
 
 def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:

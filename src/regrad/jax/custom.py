@@ -8,20 +8,21 @@ from functools import update_wrapper
 from types import NoneType
 from typing import Any
 
-import jax
 from jax.extend import core
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from regrad import containers, custom
+import jax
+from regrad.autodiff import custom
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.core import containers
+from regrad.core.backends import is_array
+from regrad.core.rule import place
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
-from regrad.gradients import callable_or_raise
 from regrad.jax.bridge import conjugate
 from regrad.jax.primitives import Gradient, fit, is_float, run_op
-from regrad.namespaces import is_array
-from regrad.ruleforms import place
-from regrad.tensors import Tensor
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
+import jax
+from regrad.core.foreign import ForeignCall, ForeignRule
+from regrad.core.reports import Hit
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
-from regrad.foreign import ForeignCall, ForeignRule
 from regrad.jax.bridge import bridge, conjugate
 from regrad.jax.primitives import Gradient, fit, is_float
-from regrad.reports import Hit
-from regrad.tensors import Tensor, wrap
 
 
 class RuleGradient(Gradient):

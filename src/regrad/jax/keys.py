@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import jax
 from jax.extend import core
 from jax.interpreters import ad, batching
 
+import jax
+from regrad.core.registry import ALIASES, OPS, Input, Op, canonical, not_yet
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.linear import body_of
 from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
-from regrad.registry import ALIASES, OPS, Input, Op, canonical, not_yet
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from regrad.namespaces import is_traced
+import jax
+from regrad.core.backends import is_traced
 
 CONSTANT, ZERO, LINEAR = "constant", "zero", "linear"
 TRANSPOSING: ContextVar[bool] = ContextVar("regrad_transposing", default=False)

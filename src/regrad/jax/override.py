@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import jax
 from jax.extend import core
 from jax.tree_util import tree_flatten, tree_unflatten
 
+import jax
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.core.reports import Report, Table, Untouched
 from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning, kind
-from regrad.gradients import callable_or_raise
 from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.keys import key_for
 from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
-from regrad.reports import Report, Table, Untouched
 
 
 class override(Report[KeyBinding]):

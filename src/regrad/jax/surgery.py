@@ -15,12 +15,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend import core
 
-from regrad.callers import PACKAGE
+import jax
+from regrad.core.callers import PACKAGE
+from regrad.core.foreign import ForeignRule, lender
+from regrad.core.registry import Op
+from regrad.core.reports import Binding, Hit
 from regrad.errors import GradientError, RuleError
-from regrad.foreign import ForeignRule, lender
 from regrad.jax.boundaries import restore_calls
 from regrad.jax.closed import JAX, Choice, Closed, name_and_place, of_jax
 from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
@@ -28,8 +30,6 @@ from regrad.jax.keys import FunctionKey, Key, closed_call_p, make_op, same_thing
 from regrad.jax.linear import bodies
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying_axes
-from regrad.registry import Op
-from regrad.reports import Binding, Hit
 
 MACHINERY = tuple(
     os.path.join(JAX, "_src", name)

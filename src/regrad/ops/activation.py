@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-from regrad import dispatch
+from regrad.core import dispatch
+from regrad.core.backends import Array, Namespace, special
+from regrad.core.op import TensorLike, elementwise, op
+from regrad.core.registry import gradient
+from regrad.core.shapes import Axis, normalized_axes
+from regrad.core.signatures import public
+from regrad.core.tensor import Tensor
 from regrad.errors import InvalidValueError
-from regrad.namespaces import Array, Namespace, special
 from regrad.ops.elementwise import abs, clip, erfc, exp, logical_and, square, tanh, where
 from regrad.ops.reduction import sum
-from regrad.opsheet import TensorLike, elementwise, op
-from regrad.registry import gradient
-from regrad.shapes import Axis, normalized_axes
-from regrad.signatures import public
-from regrad.tensors import Tensor
 
 # -- rectifiers ----------------------------------------------------------------------------------
 

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dims, dispatch, namespaces
-from regrad.deferral import deferrable
-from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.namespaces import Array, Namespace
-from regrad.ops.rows import _sums, _zeros
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient
-from regrad.shapes import (
+from regrad.core import backends, dims, dispatch
+from regrad.core.backends import Array, Namespace
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient
+from regrad.core.shapes import (
     Axis,
     Shape,
     as_shape,
@@ -25,8 +22,11 @@ from regrad.shapes import (
     part_sizes,
     spread_axes,
 )
-from regrad.signatures import public
-from regrad.tensors import Tensor
+from regrad.core.signatures import public
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.graph.deferred import deferrable
+from regrad.ops.rows import _sums, _zeros
 
 # -- reshaping -----------------------------------------------------------------------------------
 
@@ -426,7 +426,7 @@ def _diagonal_places(
     """The indices of a diagonal's elements."""
     down, right = max(-offset, 0), max(offset, 0)
     length = max(min(shape[0] - down, shape[1] - right), 0)
-    options = namespaces.beside(like)
+    options = backends.beside(like)
     i = xp.arange(length, **options) if options else np.arange(length)
     return i + down, i + right
 

@@ -12,10 +12,14 @@ from functools import cache, reduce
 from operator import add
 from typing import Any
 
-from regrad.deferral import deferrable
-from regrad.dispatch import lift
+from regrad.core.backends import Array, Namespace, beside
+from regrad.core.dispatch import lift
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient
+from regrad.core.shapes import Shape, as_shape
+from regrad.core.tensor import Tensor
 from regrad.errors import ShapeError
-from regrad.namespaces import Array, Namespace, beside
+from regrad.graph.deferred import deferrable
 from regrad.ops import windows
 from regrad.ops.array import expand_dims, squeeze
 from regrad.ops.windows import (
@@ -32,10 +36,6 @@ from regrad.ops.windows import (
     summed_copies,
     taps_of,
 )
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient
-from regrad.shapes import Shape, as_shape
-from regrad.tensors import Tensor
 
 Kernel = Callable[..., Array]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch, namespaces, numbers
+from regrad.core import backends, dispatch, numbers
+from regrad.core.backends import FLOAT, Array, DTypeLike, Namespace
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import OPS, gradient
+from regrad.core.shapes import Shape, as_shape
+from regrad.core.signatures import answered, public
+from regrad.core.tensor import OURS, Tensor, wrap
 from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError, kind
-from regrad.namespaces import FLOAT, Array, DTypeLike, Namespace
-from regrad.opsheet import TensorLike, op
-from regrad.registry import OPS, gradient
-from regrad.shapes import Shape, as_shape
-from regrad.signatures import answered, public
-from regrad.tensors import OURS, Tensor, wrap
 
 COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
 
@@ -24,7 +24,7 @@ COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
 def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
     """A dtype from what users write: `rg.float32`, `"float32"`, `np.float32`, `torch.float32`."""
     if isinstance(dtype, np.dtype):
-        namespaces.check_dtype(dtype)
+        backends.check_dtype(dtype)
         return dtype
     if dtype in (bool, float, int, complex):
         return {bool: np.dtype(bool), float: FLOAT, int: np.dtype(np.int64)}.get(
@@ -35,8 +35,8 @@ def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
     try:
         found = np.dtype(dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
     except TypeError:
-        found = namespaces.numpy_dtype(dtype)
-    namespaces.check_dtype(found)
+        found = backends.numpy_dtype(dtype)
+    backends.check_dtype(found)
     return found
 
 
@@ -202,8 +202,8 @@ def asarray(
 def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
     if dispatch.is_tensor(obj):
         return _own(dispatch.lift(obj))
-    if namespaces.is_array(obj) and not isinstance(obj, np.generic):
-        backend = namespaces.BACKENDS[type(obj)]
+    if backends.is_array(obj) and not isinstance(obj, np.generic):
+        backend = backends.BACKENDS[type(obj)]
         if copy is not False:
             return wrap(backend.own(obj))
         backend.check(obj)
@@ -320,7 +320,7 @@ def from_dlpack(x: TensorLike, /, *, device: Any = None, copy: bool | None = Non
     """A Tensor that shares the memory of any array with `__dlpack__`."""
     if isinstance(x, Tensor):
         return x
-    array = x if namespaces.is_array(x) else np.from_dlpack(x)
+    array = x if backends.is_array(x) else np.from_dlpack(x)
     return asarray(array, copy=copy if copy else False)
 
 
@@ -348,11 +348,11 @@ def full_like(
 
 
 def _filled_like(xp: Namespace, x: TensorLike, value: complex, dtype: DTypeLike | None) -> Array:
-    dtype = namespaces.numpy_dtype(x.dtype) if dtype is None else as_numpy_dtype(dtype)
-    value, dtype = fitting(value, dtype), namespaces.native_dtype(xp, dtype)
+    dtype = backends.numpy_dtype(x.dtype) if dtype is None else as_numpy_dtype(dtype)
+    value, dtype = fitting(value, dtype), backends.native_dtype(xp, dtype)
     if xp.__name__ == "jax.numpy":
         return xp.full_like(x, value, dtype=dtype)  # which lies where x lies
-    return xp.full(tuple(x.shape), value, dtype=dtype, **namespaces.beside(x))
+    return xp.full(tuple(x.shape), value, dtype=dtype, **backends.beside(x))
 
 
 def fitting(value: complex, dtype: np.dtype) -> complex:

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from regrad import namespaces
+from regrad.core import backends
+from regrad.core.backends import Array, Namespace
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient, not_differentiable
+from regrad.core.tensor import Tensor
 from regrad.errors import GradientError, ShapeError
-from regrad.namespaces import Array, Namespace
 from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, tril, triu
 from regrad.ops.elementwise import conj, imag
 from regrad.ops.matmul import matmul
 from regrad.ops.reduction import trace
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient, not_differentiable
-from regrad.tensors import Tensor
 
 # -- small tools for rules and kernels -------------------------------------------------------------
 
@@ -200,7 +200,7 @@ def _cofactors_change(xp, a: TensorLike, x: TensorLike, /) -> Tensor:
     others = _products_without_pairs(xp, s)
     y = -others * xp.matrix_transpose(a)
     on_diagonal = xp.tril(xp.triu(xp.ones_like(y)))
-    traces = namespaces.cast(xp, others, y.dtype) @ xp.linalg.diagonal(a)[..., None]
+    traces = backends.cast(xp, others, y.dtype) @ xp.linalg.diagonal(a)[..., None]
     return sign * u @ (y + on_diagonal * traces) @ vh
 
 
@@ -339,4 +339,4 @@ not_differentiable("MatrixRank")
 
 def _default_rtol(x: Tensor) -> float:
     """The rounding of a decomposition, relative to the largest singular value."""
-    return max(x.shape[-2:]) * float(np.finfo(namespaces.numpy_dtype(x.dtype)).eps)
+    return max(x.shape[-2:]) * float(np.finfo(backends.numpy_dtype(x.dtype)).eps)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch, namespaces
+from regrad.core import backends, dispatch
+from regrad.core.backends import Array, DTypeLike, is_inexact, special
+from regrad.core.op import TensorLike, elementwise, entwined, op, piecewise_constant
+from regrad.core.registry import gradient, not_differentiable
+from regrad.core.signatures import public
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
-from regrad.namespaces import Array, DTypeLike, is_inexact, special
 from regrad.ops.creation import as_numpy_dtype, zeros_like
-from regrad.opsheet import TensorLike, elementwise, entwined, op, piecewise_constant
-from regrad.registry import gradient, not_differentiable
-from regrad.signatures import public
-from regrad.tensors import Tensor
 
 Kernel = Callable[..., Any] | str  # or the name that the standard gives it
 
@@ -47,23 +47,23 @@ def conj(x: TensorLike, /) -> Tensor:
 @op("Real", elementwise=True, holomorphic=False)
 def real(xp, x: TensorLike, /) -> Tensor:
     """The real part."""
-    return xp.real(x) if namespaces.is_complex(x) else x
+    return xp.real(x) if backends.is_complex(x) else x
 
 
 @gradient("Real")
 def _(dy, x_dtype):
-    return dispatch.as_dtype(dy, namespaces.numpy_dtype(x_dtype))
+    return dispatch.as_dtype(dy, backends.numpy_dtype(x_dtype))
 
 
 @op("Imag", elementwise=True, holomorphic=False)
 def imag(xp, x: TensorLike, /) -> Tensor:
     """The imaginary part; zeros for a real tensor."""
-    return xp.imag(x) if namespaces.is_complex(x) else xp.zeros_like(x)
+    return xp.imag(x) if backends.is_complex(x) else xp.zeros_like(x)
 
 
 @gradient("Imag")
 def _(dy, x_dtype):
-    return dy * 1j if namespaces.numpy_dtype(x_dtype).kind == "c" else None
+    return dy * 1j if backends.numpy_dtype(x_dtype).kind == "c" else None
 
 
 # -- identity, casts ---------------------------------------------------------------------------
@@ -93,12 +93,12 @@ not_differentiable("StopGradient")
 
 @op("Cast", holomorphic=False)
 def _cast(xp, x: TensorLike, /, *, dtype: DTypeLike) -> Tensor:
-    return namespaces.cast(xp, x, dtype)
+    return backends.cast(xp, x, dtype)
 
 
 @gradient("Cast", "x")
 def _(dy, x_dtype):
-    dtype = namespaces.numpy_dtype(x_dtype)
+    dtype = backends.numpy_dtype(x_dtype)
     return dispatch.as_dtype(dy, dtype) if is_inexact(dtype) else dy
 
 
@@ -106,7 +106,7 @@ def _to_integers(attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:
     return is_inexact(xs[0].dtype) and not is_inexact(attrs["dtype"])
 
 
-from regrad.registry import OPS  # noqa: E402
+from regrad.core.registry import OPS  # noqa: E402
 
 OPS["Cast"].rule.unless = _to_integers  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from regrad import dims, dispatch
-from regrad.deferral import deferrable
+from regrad.core import dims, dispatch
+from regrad.core.backends import is_inexact
+from regrad.core.shapes import shifted_shape, window
+from regrad.core.tensor import Tensor, TensorLike, wrap
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError, kind
-from regrad.namespaces import is_inexact
+from regrad.graph.deferred import deferrable
 from regrad.ops.array import (
     broadcast_arrays,
     broadcast_to,
@@ -28,11 +30,6 @@ from regrad.ops.slicing import (
     _strided_slice_grad,
     _strided_slice_update,
 )
-from regrad.shapes import (
-    shifted_shape,
-    window,
-)
-from regrad.tensors import Tensor, TensorLike, wrap
 
 # -- x[...] --------------------------------------------------------------------------------------
 

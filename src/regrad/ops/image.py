@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from regrad.deferral import deferrable
-from regrad.dispatch import lift
+from regrad.core.backends import Array, Namespace
+from regrad.core.dispatch import lift
+from regrad.core.op import Indices, TensorLike, op
+from regrad.core.registry import gradient, not_differentiable
+from regrad.core.shapes import Shape, as_shape
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.namespaces import Array, Namespace
+from regrad.graph.deferred import deferrable
 from regrad.ops import windows
 from regrad.ops.array import reshape
 from regrad.ops.creation import asarray, zeros_like
 from regrad.ops.elementwise import equal, where
 from regrad.ops.reduction import sum
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
-from regrad.opsheet import Indices, TensorLike, op
-from regrad.registry import gradient, not_differentiable
-from regrad.shapes import Shape, as_shape
-from regrad.tensors import Tensor
 
 # -- dilation ------------------------------------------------------------------------------------
 # The gradients are linear once it is known which tap of each window is the maximum.

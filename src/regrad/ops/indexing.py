@@ -15,10 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch, namespaces
-from regrad.deferral import deferrable
+from regrad.core import backends, dispatch
+from regrad.core.backends import Array, DTypeLike, Namespace
+from regrad.core.op import Indices, TensorLike, op
+from regrad.core.registry import gradient, not_differentiable
+from regrad.core.shapes import Shape, as_count, as_shape, broadcast_shapes, normalized_axis
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, IndexRangeError, ShapeError
-from regrad.namespaces import Array, DTypeLike, Namespace
+from regrad.graph.deferred import deferrable
 from regrad.ops.array import (
     broadcast_to,
     expand_dims,
@@ -38,16 +42,6 @@ from regrad.ops.rows import (
     _permute,
     _zeros,
 )
-from regrad.opsheet import Indices, TensorLike, op
-from regrad.registry import gradient, not_differentiable
-from regrad.shapes import (
-    Shape,
-    as_count,
-    as_shape,
-    broadcast_shapes,
-    normalized_axis,
-)
-from regrad.tensors import Tensor
 
 # -- along one axis, each line by its own indices ------------------------------------------------
 
@@ -435,8 +429,8 @@ def one_hot(
          [0, 0, 0]]
     """
     depth = as_count(depth, "depth")
-    dtype = namespaces.FLOAT if dtype is None else as_numpy_dtype(dtype)
-    native = namespaces.native_dtype(xp, dtype)
+    dtype = backends.FLOAT if dtype is None else as_numpy_dtype(dtype)
+    native = backends.native_dtype(xp, dtype)
     values = [fitting(value, dtype) for value in (on_value, off_value)]
     ids = _as_index(xp, indices)
     hot = ids[..., None] == _count_up(xp, depth, ids)

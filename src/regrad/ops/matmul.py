@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dims, dispatch
-from regrad.deferral import deferrable
+from regrad.core import dims, dispatch
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient
+from regrad.core.shapes import normalized_axis
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.graph.deferred import deferrable
 from regrad.ops.array import broadcast_to, diag, expand_dims, moveaxis, permute_dims, reshape
 from regrad.ops.elementwise import astype, conj, multiply
 from regrad.ops.reduction import sum as sum_
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient
-from regrad.shapes import normalized_axis
-from regrad.tensors import Tensor
 
 # -- matmul ------------------------------------------------------------------------------------
 

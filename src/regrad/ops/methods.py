@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regrad import dispatch, numpy_protocol, printing
+from regrad.core import dispatch
+from regrad.core.hints import ATTRIBUTES, Hint
+from regrad.core.shapes import Axis
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ShapeError
-from regrad.hints import ATTRIBUTES, Hint
 from regrad.ops import (
     activation,
     array,
@@ -18,15 +20,15 @@ from regrad.ops import (
     image,
     indexing,
     normalization,
+    numpy_protocol,
     pooling,
+    printing,
     reduction,
     scan,
     slicing,
     sorting,
 )
 from regrad.ops import matmul as products
-from regrad.shapes import Axis
-from regrad.tensors import Tensor, TensorLike
 
 
 def _reducing(reduce: Callable[..., Tensor]) -> Any:
@@ -129,7 +131,7 @@ class Methods:
         """The last two axes exchanged."""
         return array.matrix_transpose(self)
 
-    # -- NumPy's functions, see regrad.numpy_protocol ----------------------------------------
+    # -- NumPy's functions, see regrad.ops.numpy_protocol ----------------------------------------
 
     __array_ufunc__ = numpy_protocol.array_ufunc
     __array_function__ = numpy_protocol.array_function

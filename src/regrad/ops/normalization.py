@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from regrad import dims
-from regrad.deferral import deferrable
-from regrad.dispatch import lift
+from regrad.core import dims
+from regrad.core.dispatch import lift
+from regrad.core.shapes import Axis
+from regrad.core.signatures import public
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ShapeError
+from regrad.graph.deferred import deferrable
 from regrad.ops.elementwise import maximum, rsqrt, square
 from regrad.ops.reduction import moments, sum
-from regrad.shapes import Axis
-from regrad.signatures import public
-from regrad.tensors import Tensor, TensorLike
 
 
 @deferrable

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from regrad.deferral import deferrable
+from regrad.core.backends import Array, Namespace, beside
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient
+from regrad.core.shapes import Shape, as_shape
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
-from regrad.namespaces import Array, Namespace, beside
+from regrad.graph.deferred import deferrable
 from regrad.ops import windows
 from regrad.ops.elementwise import pow, square
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient
-from regrad.shapes import Shape, as_shape
-from regrad.tensors import Tensor
 
 # Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window
 # takes 14 steps, not 49.

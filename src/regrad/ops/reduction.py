@@ -8,10 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch, namespaces
-from regrad.deferral import deferrable
+from regrad.core import backends, dispatch
+from regrad.core.backends import FLOAT, Array, DTypeLike, Namespace, is_inexact
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient, not_differentiable
+from regrad.core.shapes import Axis, normalized_axes, normalized_axis
+from regrad.core.signatures import public
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
-from regrad.namespaces import FLOAT, Array, DTypeLike, Namespace, is_inexact
+from regrad.graph.deferred import deferrable
 from regrad.ops.array import diagonal, squeeze
 from regrad.ops.elementwise import (
     abs,
@@ -33,11 +38,6 @@ from regrad.ops.elementwise import (
 )
 from regrad.ops.rows import _sums
 from regrad.ops.scan import cumulative_prod
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient, not_differentiable
-from regrad.shapes import Axis, normalized_axes, normalized_axis
-from regrad.signatures import public
-from regrad.tensors import Tensor
 
 
 def _as_floating(x: TensorLike) -> Any:
@@ -179,7 +179,7 @@ def prod(
 
 def _extremum(xp: Namespace, name: str, x: Array, axis: Axis, keepdims: bool) -> Array:
     axes = normalized_axes(axis, x.ndim)
-    if namespaces.numpy_dtype(x.dtype).kind == "c":
+    if backends.numpy_dtype(x.dtype).kind == "c":
         raise DTypeError(f"{name}: complex numbers have no order. Take abs(x) or real(x) first.")
     if not _count(tuple(x.shape), axes):
         raise ShapeError(
@@ -253,7 +253,7 @@ def _place(xp: Namespace, name: str, x: Array, axis: int | None, keepdims: bool)
             f"axis is {axis}"
         )
     if x.dtype == xp.bool:
-        x = namespaces.cast(xp, x, np.uint8)
+        x = backends.cast(xp, x, np.uint8)
     return getattr(xp, name)(x, axis=axis, keepdims=keepdims)
 
 

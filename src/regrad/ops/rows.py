@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from regrad import namespaces
+from regrad.core import backends
+from regrad.core.backends import Array, Namespace
+from regrad.core.shapes import shifted_shape
 from regrad.errors import DTypeError, IndexRangeError
-from regrad.namespaces import Array, Namespace
-from regrad.shapes import (
-    shifted_shape,
-)
 
 # -- what the kernels share ----------------------------------------------------------------------
 
@@ -28,7 +26,7 @@ def _as_index(xp: Namespace, ids: Array) -> Array:
         raise DTypeError("indices are integers, got bools. Select by a mask with x[mask].")
     if _is_jax(xp):
         return ids.astype(int)
-    return namespaces.cast(xp, ids, np.intp)
+    return backends.cast(xp, ids, np.intp)
 
 
 def _in_range(xp: Namespace, ids: Array, n: int) -> Array:
@@ -48,12 +46,12 @@ def _in_range(xp: Namespace, ids: Array, n: int) -> Array:
 
 def _zeros(xp: Namespace, shape: Sequence[int], like: Array) -> Array:
     """Zeros of the dtype of an array, on its device."""
-    return xp.zeros(tuple(shape), dtype=like.dtype, **namespaces.beside(like))
+    return xp.zeros(tuple(shape), dtype=like.dtype, **backends.beside(like))
 
 
 def _count_up(xp: Namespace, n: int, like: Array) -> Array:
     """`[0, …, n - 1]`, on the device of an array."""
-    return xp.arange(n, **namespaces.beside(like))
+    return xp.arange(n, **backends.beside(like))
 
 
 def _at(xp: Namespace, x: Array, index: Array) -> Array:

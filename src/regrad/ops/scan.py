@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch
-from regrad.deferral import deferrable
+from regrad.core import dispatch
+from regrad.core.backends import Array, DTypeLike, Namespace, beside
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient, not_differentiable
+from regrad.core.shapes import as_count, normalized_axis
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
-from regrad.namespaces import Array, DTypeLike, Namespace, beside
+from regrad.graph.deferred import deferrable
 from regrad.ops.array import concat
 from regrad.ops.elementwise import astype
 from regrad.ops.getitem import getitem
 from regrad.ops.indexing import scatter_along_axis
 from regrad.ops.slicing import pad
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient, not_differentiable
-from regrad.shapes import as_count, normalized_axis
-from regrad.tensors import Tensor
 
 # -- scans ---------------------------------------------------------------------------------------
 

@@ -13,23 +13,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regrad import dispatch, numbers
-from regrad.deferral import deferrable
+from regrad.core import dispatch, numbers
+from regrad.core.backends import Array, Namespace, beside
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient
+from regrad.core.shapes import Window, as_ints, as_shape, as_slice, ascending, flipped
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
-from regrad.namespaces import Array, Namespace, beside
+from regrad.graph.deferred import deferrable
 from regrad.ops.creation import fitting, zeros_like
 from regrad.ops.rows import _add_rows, _is_jax, _put
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient
-from regrad.shapes import (
-    Window,
-    as_ints,
-    as_shape,
-    as_slice,
-    ascending,
-    flipped,
-)
-from regrad.tensors import Tensor
 
 # -- slices --------------------------------------------------------------------------------------
 # Basic indexing is two ops with one attribute: an entry per axis, which is an int, None (a new

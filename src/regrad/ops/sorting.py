@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dispatch
-from regrad.deferral import deferrable
+from regrad.core import dispatch
+from regrad.core.backends import Array, Namespace
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient, not_differentiable
+from regrad.core.shapes import normalized_axis
+from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
-from regrad.namespaces import Array, Namespace
+from regrad.graph.deferred import deferrable
 from regrad.ops.indexing import scatter_along_axis, take
 from regrad.ops.scan import _between
-from regrad.opsheet import TensorLike, op
-from regrad.registry import gradient, not_differentiable
-from regrad.shapes import normalized_axis
-from regrad.tensors import Tensor
 
 # -- sorting -------------------------------------------------------------------------------------
 

@@ -16,7 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from regrad import namespaces
+from regrad.core import backends
+from regrad.core.op import TensorLike, entwined, op
+from regrad.core.registry import gradient
+from regrad.core.tensor import Tensor
 from regrad.errors import GradientError
 from regrad.ops.array import diag, diagonal, expand_dims
 from regrad.ops.creation import ones_like
@@ -24,9 +27,6 @@ from regrad.ops.decompositions import _adjoint, _hermitian, _quotient, _symmetri
 from regrad.ops.elementwise import abs, astype, conj, imag, logical_and, real, where
 from regrad.ops.matmul import matmul
 from regrad.ops.reduction import sum
-from regrad.opsheet import TensorLike, entwined, op
-from regrad.registry import gradient
-from regrad.tensors import Tensor
 
 # -- eigenvalues -----------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ def _(dy, x):
 def _eigenvalues_grad(xp, a: TensorLike, v: TensorLike, x: TensorLike, /) -> Tensor:
     """The matrix with the eigenvalues a and the eigenvectors v, which are those of x."""
     vh = xp.matrix_transpose(v)
-    return (v * a[..., None, :]) @ (xp.conj(vh) if namespaces.is_complex(v) else vh)
+    return (v * a[..., None, :]) @ (xp.conj(vh) if backends.is_complex(v) else vh)
 
 
 @op("SingularValuesGrad", holomorphic=False)
@@ -155,7 +155,7 @@ def _nan_where(xp, x: TensorLike, mask: TensorLike, /) -> Tensor:
 
 @gradient("NanWhere", "x")
 def _(dy, mask, x_dtype):
-    return astype(_nan_where(dy, mask), namespaces.numpy_dtype(x_dtype))
+    return astype(_nan_where(dy, mask), backends.numpy_dtype(x_dtype))
 
 
 # -- the second derivatives of functions of eigenvalues --------------------------------------------

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from regrad.dispatch import lift
+from regrad.core.backends import Array, DTypeLike, Namespace, beside, numpy_dtype
+from regrad.core.dispatch import lift
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.namespaces import Array, DTypeLike, Namespace, beside, numpy_dtype
 from regrad.ops.array import expand_dims, squeeze
-from regrad.tensors import Tensor, TensorLike
 
 Sizes = tuple[int, ...]
 Ints = int | Sequence[int]

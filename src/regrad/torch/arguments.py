@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-
+from regrad.core.foreign import lender, takes_all
+from regrad.core.tape import Place
 from regrad.errors import PassedOverError, RuleError
-from regrad.foreign import lender, takes_all
-from regrad.tape import Place
 from regrad.torch.optypes import CHANNELS_LAST, LACKS, SYNONYMS, Family
 
 MISSING: Any = object()

@@ -11,16 +11,15 @@ from functools import cache, update_wrapper
 from typing import Any
 
 import torch
-
-from regrad import containers
-from regrad.blocks import block
-from regrad.bodies import overrides_for_replay, pullback
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.core import containers
+from regrad.core.blocks import block
+from regrad.core.state import State, current, in_state
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, GradientError, kind
-from regrad.gradients import callable_or_raise
-from regrad.regions import Flat, Passage
-from regrad.state import State, current, in_state
-from regrad.tensors import Tensor, wrap
-from regrad.transforms import jvp
+from regrad.transforms.bodies import overrides_for_replay, pullback
+from regrad.transforms.derivatives import jvp
+from regrad.transforms.region import Flat, Passage
 
 
 def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:

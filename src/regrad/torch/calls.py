@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.autograd import forward_ad
 
+import torch
+from regrad.core.foreign import ForeignCall, ForeignRule
+from regrad.core.reports import Hit
+from regrad.core.state import current
+from regrad.core.tape import Place, put
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import GradientError
-from regrad.foreign import ForeignCall, ForeignRule
-from regrad.reports import Hit
-from regrad.state import current
-from regrad.tape import Place, put
-from regrad.tensors import Tensor, wrap
 from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
 from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
 

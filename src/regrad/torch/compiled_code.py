@@ -13,13 +13,13 @@ from contextvars import ContextVar
 from functools import cache, update_wrapper
 from typing import Any
 
-import torch
 import torch.overrides
 
-from regrad.blocks import block
-from regrad.callers import find_caller
+import torch
+from regrad.core.blocks import block
+from regrad.core.callers import find_caller
+from regrad.core.reports import Hit, Untouched
 from regrad.errors import PassedOverError, RegradError
-from regrad.reports import Hit, Untouched
 from regrad.torch.below import Below, join_types
 from regrad.torch.composites import fused
 from regrad.torch.enclosing import hidden_error

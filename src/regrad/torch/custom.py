@@ -7,12 +7,11 @@ from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-
-from regrad import containers
-from regrad.custom import Saves, Saving, takes_saved, unpack
+from regrad.autodiff.custom import Saves, Saving, takes_saved, unpack
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.core import containers
+from regrad.core.rule import place
 from regrad.errors import GradientError, RuleError, kind
-from regrad.gradients import callable_or_raise
-from regrad.ruleforms import place
 from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
 from regrad.torch.nodes import is_leaf, new_nodes, tensors
 

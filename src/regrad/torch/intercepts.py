@@ -17,13 +17,13 @@ from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.overrides
 import torch.utils.checkpoint as checkpointing
 from torch.overrides import _get_current_function_mode_stack
 
-from regrad.blocks import block
-from regrad.callers import find_caller
+import torch
+from regrad.core.blocks import block
+from regrad.core.callers import find_caller
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions
 from regrad.torch.below import Below, join_types, script_types, wants_gradient

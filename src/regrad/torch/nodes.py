@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-import torch
 import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
-from regrad.callers import PACKAGE, find_caller
+import torch
+from regrad.core.callers import PACKAGE, find_caller
+from regrad.core.reports import Untouched
 from regrad.errors import PassedOverError
-from regrad.reports import Untouched
 from regrad.torch.composites import fused
 from regrad.torch.optypes import HOLDS, following, nodes_of, spellings
 

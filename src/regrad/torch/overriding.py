@@ -8,11 +8,10 @@ from threading import get_ident
 from typing import Any, Self
 
 import torch
-
+from regrad.core.interrupts import Deferred
+from regrad.core.reports import Binding, Table, Untouched
+from regrad.core.scopes import Scope, left_out_of_turn
 from regrad.errors import ArgumentError
-from regrad.interrupts import Deferred
-from regrad.reports import Binding, Table, Untouched
-from regrad.scopes import Scope, left_out_of_turn
 from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.modes import Mode

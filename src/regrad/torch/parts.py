@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
+
+import torch
 from torch import Tensor
 
 Lookup = Callable[[Any], Callable[..., Any]]

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import torch
 import torch.overrides
-from torch import is_grad_enabled
 
-from regrad.callers import find_caller
+import torch
+from regrad.core.callers import find_caller
+from regrad.core.foreign import ForeignRule
+from regrad.core.registry import Input, Op, find_op
+from regrad.core.reports import Binding, Hit
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
-from regrad.foreign import ForeignRule
-from regrad.registry import Input, Op, find_op
-from regrad.reports import Binding, Hit
 from regrad.torch import compiled_code, functions
 from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
@@ -40,6 +39,7 @@ from regrad.torch.optypes import (
     spellings_of,
 )
 from regrad.torch.subclasses import as_given
+from torch import is_grad_enabled
 
 KEPT = 16  # so many different sets of rules are remembered, so that compiled code serves again
 

@@ -13,12 +13,12 @@ from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from regrad.blocks import block
-from regrad.closures import MISSING, Closure
+import torch
+from regrad.core.blocks import block
 from regrad.torch.bridge import apply, is_differentiable
+from regrad.transforms.closures import MISSING, Closure
 
 CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # what code is made of
 _NUMBERS = itertools.count()

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from regrad.core.backends import BACKENDS
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import MissingPackageError
-from regrad.namespaces import BACKENDS
-from regrad.tensors import Tensor, wrap
 
 
 def needed(package: str, extra: str, api: str) -> Any:

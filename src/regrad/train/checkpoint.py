@@ -15,15 +15,15 @@ from typing import IO, Any
 
 import numpy as np
 
+from regrad.autodiff.variables import Variable
+from regrad.core.backends import is_traced
+from regrad.core.files import as_bytes, checksum, reading, replace_file
 from regrad.errors import ArgumentError, CheckpointError, StateError, kind
-from regrad.files import as_bytes, checksum, reading, replace_file
-from regrad.namespaces import is_traced
 from regrad.train.arrays import as_held, is_jax, needed, to_host
-from regrad.variables import Variable
 
 Variables = Iterable[Variable] | Mapping[str, Variable]
 
-VIEWED = "regrad.dtypes"  # the key, in the metadata, of the dtypes of what is stored as a view
+VIEWED = "regrad.ops.dtypes"  # the key, in the metadata, of the dtypes of what is stored as a view
 CHECKSUMS = "regrad.crc32"  # those of the arrays
 SEAL = "regrad.crc32.metadata"  # that of the metadata, which begins with the key above
 RESERVED = (VIEWED, CHECKSUMS, SEAL, "__metadata__")
@@ -231,8 +231,9 @@ def _on_first_host(shared: bool, write: Callable[[], None]) -> None:
     """Write once, where the hosts share their arrays; the others wait until it is done."""
     if not shared:
         return write()
-    import jax
     from jax.experimental.multihost_utils import sync_global_devices
+
+    import jax
 
     try:
         if jax.process_index() == 0:

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad import dispatch
-from regrad.capture import foreign
+from regrad.autodiff.gradients import variable_pairs
+from regrad.autodiff.variables import UPDATES, Variable
+from regrad.core import dispatch
+from regrad.core.backends import BACKENDS, is_inexact, is_traced
+from regrad.core.tensor import Tensor, TensorLike, wrap
+from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
-from regrad.gradients import variable_pairs
-from regrad.namespaces import BACKENDS, is_inexact, is_traced
-from regrad.tensors import Tensor, TensorLike, wrap
 from regrad.train.arrays import as_held, is_jax, needed, to_jax
-from regrad.variables import UPDATES, Variable
-from regrad.walk import UNUSED
+from regrad.transforms.replay import foreign
 
 Pairs = Sequence[tuple[Any, Variable]]
 
@@ -250,8 +250,9 @@ class Optimizer:
 
     def _step(self, grads: Any, leaves: Any, params: Any, extra: Any) -> tuple[Any, list[Any]]:
         """The pure function: new parameters and state from old ones."""
-        import jax
         import optax
+
+        import jax
 
         leaves = [
             _wrap_key(leaf, slot.key_type) for slot, leaf in zip(self._slots, leaves, strict=True)

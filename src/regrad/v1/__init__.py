@@ -17,39 +17,40 @@ from __future__ import annotations
 
 import sys
 
-from regrad.signatures import answer_in
+from regrad.core.signatures import answer_in
 from regrad.v1 import array_grad as array_grad
-from regrad.v1 import bitwise as bitwise
-from regrad.v1 import control, uncovered
 from regrad.v1 import errors as errors
-from regrad.v1 import image as image
-from regrad.v1 import initializers as initializers
-from regrad.v1 import layers as layers
-from regrad.v1 import linalg as matrices
-from regrad.v1 import losses as losses
 from regrad.v1 import math_grad as math_grad
-from regrad.v1 import nn as nn
 from regrad.v1 import nn_grad as nn_grad
 from regrad.v1 import train as train
-from regrad.v1.arrays import *
-from regrad.v1.clipping import *
-from regrad.v1.control import *
-from regrad.v1.creation import *
+from regrad.v1 import uncovered
 from regrad.v1.dtypes import *
-from regrad.v1.gradients import *
-from regrad.v1.graphs import *
-from regrad.v1.indexing import *
-from regrad.v1.initializers import *
-from regrad.v1.linalg import *
-from regrad.v1.math import *
+from regrad.v1.functions import bitwise as bitwise
+from regrad.v1.functions import image as image
+from regrad.v1.functions import linalg as matrices
+from regrad.v1.functions import losses as losses
+from regrad.v1.functions import nn as nn
+from regrad.v1.functions.arrays import *
+from regrad.v1.functions.clipping import *
+from regrad.v1.functions.creation import *
+from regrad.v1.functions.indexing import *
+from regrad.v1.functions.linalg import *
+from regrad.v1.functions.math import *
+from regrad.v1.functions.random_ops import *
+from regrad.v1.functions.reductions import *
+from regrad.v1.graph import control
+from regrad.v1.graph.control import *
+from regrad.v1.graph.gradients import *
+from regrad.v1.graph.graphs import *
+from regrad.v1.graph.static_shapes import *
+from regrad.v1.graph.tensors import *
+from regrad.v1.graph.variable_scopes import *
+from regrad.v1.graph.variables import *
 from regrad.v1.namespaces import *
-from regrad.v1.random_ops import *
-from regrad.v1.reductions import *
-from regrad.v1.session import *
-from regrad.v1.static_shapes import *
-from regrad.v1.tensors import *
-from regrad.v1.variable_scopes import *
-from regrad.v1.variables import *
+from regrad.v1.run.session import *
+from regrad.v1.training import initializers as initializers
+from regrad.v1.training import layers as layers
+from regrad.v1.training.initializers import *
 
 # names that stand for others, older ones among them
 tuple = control.tuple_

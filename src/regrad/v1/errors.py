@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from regrad import dims
+from regrad.core import dims
 from regrad.errors import CheckpointError, InvalidValueError, RegradError, ShapeError
-from regrad.graph import Node
+from regrad.graph.graph import Node
 
 
 class OpError(RegradError):

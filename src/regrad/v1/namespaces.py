@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from regrad.dims import Dim
-from regrad.inference import Spec
-from regrad.tensors import Readable
-from regrad.v1 import clipping, creation, dtypes, random_ops, reductions, uncovered
-from regrad.v1 import indexing as _indexing
-from regrad.v1 import linalg as _linalg
-from regrad.v1 import math as _math
-from regrad.v1 import nn as _nn
-from regrad.v1.arrays import identity
-from regrad.v1.graphs import current_graph
-from regrad.v1.static_shapes import TensorShape
-from regrad.v1.tensors import Tensor, convert_to_tensor, face
+from regrad.core.dims import Dim
+from regrad.core.tensor import Readable
+from regrad.shapes.infer import Spec
+from regrad.v1 import dtypes, uncovered
+from regrad.v1.functions import clipping, creation, random_ops, reductions
+from regrad.v1.functions import indexing as _indexing
+from regrad.v1.functions import linalg as _linalg
+from regrad.v1.functions import math as _math
+from regrad.v1.functions import nn as _nn
+from regrad.v1.functions.arrays import identity
+from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import Tensor, convert_to_tensor, face
 
 __all__ = [
     "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "get_static_value",

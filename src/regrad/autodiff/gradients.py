@@ -1,0 +1,431 @@
+"""`grad` and its kin: gradients of functions (TensorFlow.js's API)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from regrad.autodiff.variables import Variable, VariableTape
+from regrad.core import containers, dispatch
+from regrad.core.backends import FLOAT, is_inexact
+from regrad.core.pullback import or_zeros, pull_back, run_taped
+from regrad.core.registry import OPS
+from regrad.core.signatures import answering, check_passed, helpful
+from regrad.core.tape import Tape
+from regrad.core.tensor import Readable, Tensor, id_of
+from regrad.core.walk import UNUSED
+from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
+
+Unconnected = Literal["raise", "zero", "none"]
+
+
+class ValueAndGrad(NamedTuple):
+    """What `value_and_grad(f)(x)` returns."""
+
+    value: Tensor
+    grad: Any
+
+
+class ValueAndGrads(NamedTuple):
+    """What `value_and_grads(f)(args)` returns."""
+
+    value: Tensor
+    grads: list[Any]
+
+
+class VariableGrads(NamedTuple):
+    """What `variable_grads(f)` returns."""
+
+    value: Tensor
+    grads: dict[str, Tensor | None]
+
+
+# -- grad, grads, value_and_grad, value_and_grads --------------------------------------------
+
+
+@helpful("grad")
+def grad(f: Callable[[Any], Any], *, unconnected: Unconnected = "raise") -> Callable[..., Any]:
+    """The gradient of `f`: a function `g(x, dy=None)` that gives d sum(f(x) * dy) / dx.
+
+    Args:
+        f: A function of one argument that returns a Tensor of any shape.
+        unconnected: What to do when no path leads from x to f(x): `"raise"`, or give
+            `"zero"` or `"none"` for it.
+
+    `x` may be a Tensor, an array, a number, a list of numbers, or any nesting of containers
+    of these; the gradient has the same structure, and each leaf the shape and dtype of its
+    input. `dy` weighs the elements of a result that is no scalar (default: ones).
+
+    `g` may be differentiated again, to any order. `x` is differentiated as a fresh alias of
+    itself, so tensors of outer derivatives are constants inside.
+
+    Raises:
+        GradientError: no path from x to f(x); x is integer or bool.
+        ArgumentError: f is not callable, or does not return a Tensor.
+        ShapeError, DTypeError: dy does not match f(x).
+
+    Source: `tf.grad` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> f = lambda x: x.square()
+    >>> rg.grad(f)(rg.tensor([2.0, 3.0])).print()
+    Tensor
+        [4, 6]
+    """
+    _check(f, "grad", unconnected)
+
+    def g(x: Any, dy: Any = None) -> Any:
+        return _gradients(f, [x], dy, "grad", unconnected)[1][0]
+
+    return _like(f, g, "grad(f)")
+
+
+@helpful("grads")
+def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
+    """The gradients of `f` by all its arguments: a function `g([x, …], dy=None) -> [dx, …]`.
+
+    Arguments, errors and `unconnected` are those of `grad`; the same tensor given twice gives
+    the partial derivative for each place.
+
+    Source: `tf.grads` of TensorFlow.js (which gives the total derivative twice).
+
+    >>> import regrad as rg
+    >>> da, db = rg.grads(lambda a, b: a * b)([rg.scalar(2.0), rg.scalar(5.0)])
+    >>> da.print(), db.print()
+    Tensor
+        5
+    Tensor
+        2
+    (None, None)
+    """
+    _check(f, "grads", unconnected)
+
+    def g(args: Sequence[Any], dy: Any = None) -> list[Any]:
+        args = _arguments(args, "grads")
+        return _gradients(f, args, dy, "grads", unconnected)[1]
+
+    return _like(f, g, "grads(f)")
+
+
+@helpful("value_and_grad")
+def value_and_grad(
+    f: Callable[[Any], Any], *, unconnected: Unconnected = "raise"
+) -> Callable[..., ValueAndGrad]:
+    """As `grad`, with the value: `g(x, dy=None)` gives a named tuple `(value, grad)`.
+
+    Source: `tf.valueAndGrad` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> value, dx = rg.value_and_grad(lambda x: x.square())(rg.scalar(3.0))
+    >>> value.item(), dx.item()
+    (9.0, 6.0)
+    """
+    _check(f, "value_and_grad", unconnected)
+
+    def g(x: Any, dy: Any = None) -> ValueAndGrad:
+        value, (dx,) = _gradients(f, [x], dy, "value_and_grad", unconnected)
+        return ValueAndGrad(value, dx)
+
+    return _like(f, g, "value_and_grad(f)")
+
+
+@helpful("value_and_grads")
+def value_and_grads(
+    f: Callable[..., Any], *, unconnected: Unconnected = "raise"
+) -> Callable[..., ValueAndGrads]:
+    """As `grads`, with the value: `g([x, …], dy=None)` gives a named tuple `(value, grads)`.
+
+    Source: `tf.valueAndGrads` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> value, (da, db) = rg.value_and_grads(lambda a, b: a * b)([2.0, 5.0])
+    >>> value.item(), da.item(), db.item()
+    (10.0, 5.0, 2.0)
+    """
+    _check(f, "value_and_grads", unconnected)
+
+    def g(args: Sequence[Any], dy: Any = None) -> ValueAndGrads:
+        args = _arguments(args, "value_and_grads")
+        return ValueAndGrads(*_gradients(f, args, dy, "value_and_grads", unconnected))
+
+    return _like(f, g, "value_and_grads(f)")
+
+
+def _like(f: Callable[..., Any], g: Callable[..., Any], api: str) -> Callable[..., Any]:
+    """The gradient function g, named after its function."""
+    call: Any = answering(g, api)
+    call.__wrapped__ = g
+    name = getattr(f, "__name__", None) or type(f).__name__
+    call.__name__ = call.__qualname__ = f"grad_of_{name.strip('<>')}"
+    return call
+
+
+def callable_or_raise(f: Any, api: str) -> None:
+    """The f passed to a gradient function must be callable; say so when it is passed."""
+    if not callable(f):
+        raise ArgumentError(f"the f passed in {api}(f) must be a function, got {kind(f)}")
+
+
+def _arguments(args: Any, api: str) -> Sequence[Any]:
+    if not isinstance(args, list | tuple):
+        raise ArgumentError(
+            f"{api}(f)(args): args must be a list, one entry per argument of f, got {kind(args)}. "
+            f"Write {api}(f)([x]), or grad(f)(x) for a function of one argument."
+        )
+    if not args:
+        raise ArgumentError(f"{api}(f)(args): args is empty, there is nothing to differentiate by")
+    return args
+
+
+def _check(f: Any, api: str, unconnected: Unconnected) -> None:
+    callable_or_raise(f, api)
+    if unconnected not in ("raise", "zero", "none"):
+        raise ArgumentError(f"unconnected is 'raise', 'zero' or 'none', got {unconnected!r}")
+
+
+def _gradients(
+    f: Callable[..., Any], args: Sequence[Any], dy: Any, api: str, unconnected: Unconnected
+) -> tuple[Tensor, Any]:
+    """The value of f, and its gradients by these arguments."""
+    inputs, aliases, close = watched_inputs(args, api)
+    tape = Tape(map(id_of, aliases))
+    try:
+        y = run_taped(tape, f, inputs)
+    except TypeError:
+        check_passed(f, inputs, api)
+        raise
+    finally:
+        watched = tape.close()
+    if type(y) is not Tensor or y._data.dtype is not FLOAT:
+        y = result(y, api)
+    if dy is not None:
+        dy = checked_dy(dy, y, api)
+    found = pull_back(tape, y, dy, watched)
+    gradients = []
+    for i, x in enumerate(aliases):
+        dx = found.get(x._id, UNUSED)
+        gradients.append(
+            dx if isinstance(dx, Tensor) else without(dx, x, unconnected, api, args, i)
+        )
+    return y, gradients if close is None else list(close(gradients))
+
+
+def watched_inputs(
+    args: Sequence[Any], api: str
+) -> tuple[Sequence[Any], list[Tensor], Callable[[Sequence[Any]], list[Any]] | None]:
+    """The arguments for f, the fresh aliases in them, and what closes gradients by leaf again."""
+    leaves, rebuild = args, None
+    if (len(args) != 1 or type(args[0]) is not Tensor) and {*map(type, args)} != {Tensor}:
+        leaves, rebuild = containers.flatten(tuple(args))  # a list of numbers would be one tensor
+    aliases = []
+    for leaf in leaves:
+        aliases.append(watchable(leaf, api))
+    return aliases if rebuild is None else rebuild(aliases), aliases, rebuild
+
+
+def watchable(leaf: Any, api: str) -> Tensor:
+    """A fresh alias of an input that can be differentiated."""
+    if type(leaf) is not Tensor:
+        try:
+            leaf = dispatch.differentiable(leaf)
+        except ArgumentError:
+            raise _no_tensor(leaf, api) from None
+    if leaf._data.dtype is not FLOAT and not is_inexact(leaf.dtype):
+        dispatch.check_differentiable(leaf, f"the input of {api}(f)")
+    return dispatch.alias(leaf)
+
+
+def _no_tensor(leaf: Any, api: str) -> ArgumentError:
+    name = api.partition("(")[0]
+    if containers.is_closed(leaf):
+        return ArgumentError(f"{name}: the input is {kind(leaf)}, {containers.CLOSED}")
+    return ArgumentError(
+        f"{name}(f) differentiates by Tensors, arrays and numbers, and containers of them; got "
+        f"{kind(leaf)}: {leaf!r:.60}. Pass what is no tensor by a closure: "
+        f"{name}(lambda x: f(x, option))."
+    )
+
+
+def result(y: Any, api: str) -> Tensor:
+    """What f returned, if it is a Tensor that can have a gradient."""
+    y = _read(y)
+    if not isinstance(y, Tensor):
+        raise ArgumentError(
+            f"the f passed in {api}(f) must return a Tensor, got {kind(y)}."
+            + (
+                " Did f forget its return statement?"
+                if y is None
+                else " To differentiate several results, use vjp or jacobian."
+                if isinstance(y, list | tuple | dict)
+                else " Compute it from the input with regrad's ops."
+            )
+        )
+    if y._data.dtype is not FLOAT and not is_inexact(y.dtype):
+        raise GradientError(
+            f"cannot compute a gradient: f returned {y.dtype} {y.shape}, and only floats (and "
+            "complex numbers) have one. A comparison or a cast to integers ended the path."
+        )
+    return y
+
+
+def checked_dy(dy: Any, y: Tensor, api: str) -> Tensor | None:
+    """`dy` as a Tensor of y's shape and a dtype that fits."""
+    if dy is None:
+        return None
+    plain = dispatch.is_plain(dy)
+    dy = dispatch.lift_as(dy, y.dtype) if plain else dispatch.lift(dy)
+    if not plain and not is_inexact(dy.dtype):
+        raise DTypeError(
+            f"{api}(f)(x, dy): dy must be of floats, as f(x) is ({y.dtype}), got {dy.dtype}. "
+            "Convert it: astype(dy, y.dtype)."
+        )
+    if dy.shape != y.shape:
+        raise ShapeError(
+            f"{api}(f)(x, dy): dy must have the shape of f(x), {y.shape}, got {dy.shape}. "
+            "Use broadcast_to(dy, y.shape) if one value is meant for all."
+        )
+    return dy
+
+
+def without(
+    dx: Any, x: Tensor, unconnected: Unconnected, api: str, args: Any, i: int
+) -> Tensor | None:
+    """What is due for an input that got no gradient: from a rule (None), or for lack of a path."""
+    if dx is UNUSED:
+        if unconnected == "none":
+            return None
+        if unconnected == "raise":
+            raise no_path(api, args, i)
+    return OPS["ZerosLike"].function(x)
+
+
+def no_path(api: str, args: Sequence[Any], i: int) -> GradientError:
+    """The error for an input (the i-th leaf) from which no path leads to y."""
+    name = containers.paths(tuple(args), "args")[i]
+    if not api.endswith("grads"):
+        name = name.replace("args[0]", "x", 1)
+    return GradientError(
+        f"cannot compute the gradient of y = f(x) by {name}: no path leads from it to y. "
+        "Make sure that f uses its argument, with regrad's ops, all the way from x to y; "
+        "comparisons, casts to integers and stop_gradient end a path. If it is meant, "
+        f"{api}(f, unconnected='zero') gives zeros."
+    )
+
+
+# -- variables -------------------------------------------------------------------------------
+
+
+@helpful("variable_grads")
+def variable_grads(
+    f: Callable[[], Any], var_list: Iterable[Variable] | None = None
+) -> VariableGrads:
+    """The gradients of `f()` by the Variables that it reads: `(value, grads)`.
+
+    Args:
+        f: A function without arguments that returns a scalar Tensor.
+        var_list: The Variables to differentiate by; by default all trainable ones that f
+            reads.
+
+    `grads` maps names to gradients, in the order in which the variables were made. A
+    trainable variable that does not lead to the value is absent; one that is not trainable
+    but asked for maps to None.
+
+    Raises:
+        GradientError: no variable leads to the value; none asked for is trainable; two
+            different variables of one name.
+        ShapeError: f returns something that is no scalar.
+        ArgumentError: f is not callable or returns no Tensor; var_list holds something else.
+
+    Source: `tf.variableGrads` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> a = rg.Variable([3.0, 4.0], name="a")
+    >>> x = rg.tensor([1.0, 2.0])
+    >>> value, grads = rg.variable_grads(lambda: (a * x.square()).sum())
+    >>> value.item(), grads["a"].tolist()
+    (19.0, [1.0, 4.0])
+    """
+    y, found = variable_pairs(f, var_list)
+    return VariableGrads(y, _by_name([(v, dx) for v, dx in found if dx is not UNUSED]))
+
+
+def variable_pairs(
+    f: Callable[[], Any], var_list: Iterable[Variable] | None = None
+) -> tuple[Tensor, list[tuple[Variable, Any]]]:
+    """The value of `f()`, and each variable with its gradient.
+
+    UNUSED stands for the gradient of a variable that was read and does not lead to the value,
+    None for that of one that is not trainable.
+    """
+    callable_or_raise(f, "variable_grads")
+    chosen = None if var_list is None else _variables(var_list)
+    tape = VariableTape(None if chosen is None else [v for v in chosen if v.trainable])
+    try:
+        y = result(run_taped(tape, lambda: _read(f())), "variable_grads")
+    except TypeError:
+        check_passed(f, (), "variable_grads")
+        raise
+    finally:
+        watched = tape.close()
+    if y.ndim:
+        raise ShapeError(
+            "the f passed in variable_grads(f) must return a scalar, but it returned a Tensor "
+            f"of rank {y.ndim}, shape {y.shape}. Reduce it with sum() or mean()."
+        )
+    found = pull_back(tape, y, None, watched)
+    if not any(alias._id in found for _, alias in tape.reads.values()):
+        raise GradientError(
+            "variable_grads: no path leads from any "
+            f"{'variable in var_list' if chosen else 'trainable variable'} to the value of f. "
+            "Read the variables inside f, with regrad's ops."
+        )
+    reads = sorted(tape.reads.items(), key=lambda item: item[0]._serial)
+    pairs = [(v, _if_used(found.get(x._id, UNUSED), x)) for v, (_, x) in reads]
+    return y, [*pairs, *((v, None) for v in chosen or () if not v.trainable)]
+
+
+def _read(y: Any) -> Any:
+    """Return what f returned; what stands for a Tensor is read while the tape is still on."""
+    return y._read() if isinstance(y, Readable) else y
+
+
+def _if_used(dx: Any, x: Tensor) -> Any:
+    return dx if dx is UNUSED else or_zeros(dx, x)
+
+
+def _variables(var_list: Iterable[Variable]) -> list[Variable]:
+    chosen: list[Variable] = list(var_list) if isinstance(var_list, Iterable) else [var_list]
+    for v in chosen:
+        if not isinstance(v, Variable):
+            raise ArgumentError(
+                f"variable_grads(f, var_list): var_list is a list of Variables, got {kind(v)}"
+            )
+    if not any(v.trainable for v in chosen):
+        raise GradientError(
+            "variable_grads(f, var_list) needs at least one trainable variable, but none of the "
+            f"{len(chosen)} given is trainable"
+        )
+    return chosen
+
+
+def _by_name(pairs: Sequence[tuple[Variable, Tensor | None]]) -> dict[str, Tensor | None]:
+    owners: dict[str, Variable] = {}
+    for variable, _ in pairs:
+        if owners.setdefault(variable.name, variable) is not variable:
+            raise GradientError(
+                f"variable_grads: two different variables are called {variable.name!r}; give "
+                "them names of their own, or leave the names out"
+            )
+    return {variable.name: dx for variable, dx in pairs}
+
+
+__all__ = [
+    "ValueAndGrad",
+    "ValueAndGrads",
+    "VariableGrads",
+    "grad",
+    "grads",
+    "value_and_grad",
+    "value_and_grads",
+    "variable_grads",
+]

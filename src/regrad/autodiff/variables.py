@@ -1,0 +1,308 @@
+"""Variables: names for tensors that change. Reading one gives its current Tensor."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable
+from threading import RLock
+from typing import Any
+
+from regrad.core import dispatch
+from regrad.core.sharding import kept_in_place, moved
+from regrad.core.state import current
+from regrad.core.tape import Tape
+from regrad.core.tensor import Readable, Tensor
+from regrad.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    RegradError,
+    ShapeError,
+    kind,
+    prefixed,
+)
+from regrad.ops.creation import tensor
+from regrad.ops.methods import Methods
+
+_serial = itertools.count(1).__next__
+
+# Whoever reads Variables and then writes to them holds this lock: updates, and compiled functions
+# from their arguments to their assignments. One lock for all, since a program has many Variables.
+UPDATES = RLock()
+
+# A fork waits for it too: a thread that held it would not be there to give it back.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=UPDATES.acquire,
+        after_in_parent=UPDATES.release,
+        after_in_child=UPDATES.release,
+    )
+
+
+class Variable(Methods, Readable):
+    """A tensor that can be assigned to, for parameters and state.
+
+    Args:
+        initial: The first value, by the rules of `tensor`.
+        trainable: Whether `variable_grads` differentiates by it unless told otherwise.
+        name: A name; by default `Variable_1`, `Variable_2`, …
+        dtype: The dtype, if not that of `initial`.
+
+    A Variable is accepted wherever a Tensor is. There is no registry of variables:
+    `variable_grads` finds those that its function reads.
+
+    Source: `tf.variable` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> v = rg.Variable([1.0, 2.0], name="v")
+    >>> v.assign_add([1.0, 1.0])
+    >>> (v * 2).print()
+    Tensor
+        [4, 6]
+    """
+
+    __slots__ = ("__weakref__", "_away", "_lent", "_serial", "_tensor", "name", "trainable")
+
+    def __init__(
+        self,
+        initial: Any,
+        trainable: bool = True,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        state = current()
+        if state is not None and state.region is not None:
+            state.region.refuse_variable(name)
+        self._serial = _serial()
+        if not isinstance(name, str | None):
+            raise ArgumentError(f"Variable: name must be a string, got {kind(name)}")
+        try:
+            self._tensor: Tensor = tensor(initial, dtype=dtype)
+        except RegradError as error:
+            raise prefixed(error, "Variable") from error.__cause__
+        self._lent = True  # somebody else may hold the Tensor: a program must not write over it
+        self._away = False  # a program may be writing over it
+        self.trainable = trainable
+        self.name = name or f"Variable_{self._serial}"
+
+    # Two Variables are equal if they are one, so that they can be keys of dicts and found in
+    # lists; with anything else the values are compared.
+    def __eq__(self, other: Any) -> Any:
+        return self is other if isinstance(other, Variable) else Methods.__eq__(self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self is not other if isinstance(other, Variable) else Methods.__ne__(self, other)
+
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (a Tensor has none)
+
+    @property
+    def value(self) -> Tensor:
+        """The current value; inside `variable_grads`, a read that is differentiated."""
+        return self._read()
+
+    def _set(self, tensor: Tensor, lent: bool) -> None:
+        """Hold a Tensor that fits. The caller has `UPDATES`."""
+        state = current()
+        if state is not None and state.guard is not None:
+            state.guard.loses(tensor)
+        if state is None or state.region is None:
+            self._tensor, self._lent = tensor, lent
+        else:
+            state.region.assign(self, tensor)
+
+    def _read(self) -> Tensor:
+        value = self._tensor
+        self._lent = True
+        if self._away or self._tensor is not value:
+            value = self._awaited()
+        state = current()
+        if state is None:
+            return value
+        if state.region is not None:
+            value = state.region.read(self)
+        if state.guard is not None:
+            state.guard.check_variable(self)
+        for tape in state.tapes:
+            if tape.lost is not None and value._id in tape.lost:
+                raise self._lost()
+            if isinstance(tape, VariableTape) and tape.wants(self):
+                value = tape.read(self, value)
+        return value
+
+    def _awaited(self) -> Tensor:
+        """The Tensor as soon as no program writes over it."""
+        with UPDATES:  # (a program that was faster did not know that the Tensor is lent)
+            self._lent = True
+            return self._tensor
+
+    def _lost(self) -> GradientError:
+        return GradientError(
+            f"the Variable {self.name!r} was assigned to inside a custom_grad function, whose ops "
+            "are not differentiated one by one, and is read while its inputs are being "
+            "differentiated; the gradient through the value would be lost. Return the value from "
+            "the function, as a second output with a gradient of its own, and assign it outside."
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self._tensor.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self._tensor.ndim
+
+    rank = ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._tensor.size
+
+    def assign(self, value: Any) -> None:
+        """Set the value; its dtype and shape must be the variable's.
+
+        Inside `variable_grads`, later reads see the assigned tensor with its history. A Variable
+        that lies on a mesh of devices stays there, see `place`.
+        """
+        with UPDATES:
+            self._assign(value)
+
+    def _assign(self, value: Any) -> None:
+        before = self._read()  # so that open tapes know what the variable was
+        if type(value) is Tensor:
+            new = value
+        elif dispatch.is_plain(value):
+            new = dispatch.lift_as(value, before.dtype)
+        else:
+            new = dispatch.lift(value)
+        if new.dtype != before.dtype:
+            raise DTypeError(
+                f"assign to the variable {self.name!r}: its dtype is {before.dtype}, got "
+                f"{new.dtype}. Convert it: v.assign(astype(value, v.dtype))."
+            )
+        if new.shape != before.shape:
+            raise ShapeError(
+                f"assign to the variable {self.name!r}: its shape is {before.shape}, got "
+                f"{new.shape}. A variable keeps its shape; make a new Variable."
+            )
+        state = current()
+        if state is None or state.region is None:
+            new = kept_in_place(new, self._tensor)
+        self._set(new, lent=True)
+
+    def place(self, sharding: Any) -> None:
+        """Move the value to devices: a `jax.sharding.Sharding` or a `jax.Device`.
+
+        From then on what is assigned is laid out in the same way, eagerly and by compiled
+        functions. See `device_put`, which is for Tensors.
+        """
+        state = current()
+        if state is not None and state.region is not None:
+            raise ArgumentError(
+                f"the Variable {self.name!r} is placed inside a compiled or repeated function. "
+                "Place Variables outside, once; what is assigned inside is laid out as they are."
+            )
+        with UPDATES:
+            new = moved(self._tensor, sharding, f"placing the Variable {self.name!r}")
+            self._set(new, lent=True)
+
+    def assign_add(self, value: Any) -> None:
+        """`v = v + value`, of which no other thread's update is lost."""
+        with UPDATES:
+            self._assign(self.add(value))
+
+    def assign_sub(self, value: Any) -> None:
+        """`v = v - value`, of which no other thread's update is lost."""
+        with UPDATES:
+            self._assign(self.sub(value))
+
+    def _no_augmented(self, other: Any) -> Any:
+        raise ArgumentError(
+            f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it "
+            "is; write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _no_augmented
+
+    def numpy(self) -> Any:
+        """The current value as a read-only NumPy view."""
+        return self._read().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self._read().__array__(dtype, copy)
+
+    def __getattr__(self, name: str) -> Any:
+        # item, tolist, __float__ and the like: whatever a Tensor has beside the ops' methods
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._read(), name)
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __int__(self) -> int:
+        return int(self._read())
+
+    def __bool__(self) -> bool:
+        return bool(self._read())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._read(), spec)
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise ArgumentError(
+            "v[index] = value is not possible; write v.assign(at_set(v, index, value))"
+        )
+
+    def __repr__(self) -> str:
+        frozen = "" if self.trainable else ", trainable=False"
+        head = f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype}{frozen}>"
+        return f"{head}\n{self._tensor!r}"
+
+
+def assign_all(variables: Iterable[Variable], tensors: Iterable[Tensor]) -> None:
+    """Give Variables the values that a loop or a branch leaves behind."""
+    with UPDATES:
+        for variable, tensor in zip(variables, tensors, strict=True):
+            variable._set(tensor, lent=True)
+
+
+class VariableTape(Tape):
+    """A tape that watches Variables as they are read.
+
+    `reads` maps each to the Tensor it held at first and the alias that stands for it; once it
+    has been assigned to, a read finds another Tensor and sees that one's own history.
+    """
+
+    __slots__ = ("only", "reads")
+
+    def __init__(self, only: list[Variable] | None = None) -> None:
+        super().__init__()
+        self.only = None if only is None else {id(v) for v in only}
+        self.reads: dict[Variable, tuple[Tensor, Tensor]] = {}
+
+    def wants(self, variable: Variable) -> bool:
+        return variable.trainable if self.only is None else id(variable) in self.only
+
+    def read(self, variable: Variable, value: Tensor) -> Tensor:
+        """The alias of a variable's first value, or the value assigned since."""
+        if variable not in self.reads:
+            self.reads[variable] = (value, self._watch(value))
+        first, watched = self.reads[variable]
+        return watched if value is first else value
+
+    def _watch(self, value: Tensor) -> Tensor:
+        watched = dispatch.alias(value)
+        self.watched.add(watched._id)
+        return watched

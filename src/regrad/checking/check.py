@@ -1,0 +1,499 @@
+"""Gradients against differences: the core of `regrad.testing`, for functions of NumPy arrays.
+
+A function, its gradient function and its arguments go in, a report of findings comes out.
+Whoever wrote the function (regrad, PyTorch, JAX) is no matter here.
+
+A quick difference along few directions comes first. Where it does not agree, differences of many
+steps say how large their own error is, element by element; only what they can tell is a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from regrad.checking.differences import EPS, Curve, Slopes, quick, refined
+from regrad.checking.findings import EMPTY, FLAT, KINK, UNDEFINED, UNSEEN, Finding, GradientReport
+from regrad.checking.reals import joined, like, natural, place_of, reals
+
+Arrays = Sequence[np.ndarray]
+Pull = Callable[[Arrays], Sequence[np.ndarray | None]]
+Method = Literal["central", "complex"]
+Mode = Literal["reverse", "forward"]
+
+SMALL = 8  # numbers in and out, up to which the full Jacobian is compared
+ELEMENTS = 32  # of an input that are looked at one by one, where something is wrong
+SURE = 5.0  # errors of the differences beyond which a disagreement counts
+SHARP = 1e-3  # the relative error beyond which differences tell nothing
+SHAKES = 4
+# where else to look: on both sides, and where what is saturated is not
+NEARBY = ((" (nearby)", 1.0, 0.01), (" (nearby)", 1.0, -0.01), (" (at an eighth)", 0.125, 0.01))
+LOST = 32 * EPS  # relative to the value of f: what rounding leaves of a gradient
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of arrays and its gradients.
+
+    `vjp(xs)` gives `pull`, and `pull(dys)` the gradients by all xs of `sum(real(conj(dy) * y))`
+    over all outputs (None for a missing one). For complex x they are the direction of steepest
+    ascent, as in TensorFlow. `gradient(dys)` is the function xs -> pull(dys) with its own
+    gradients, for the next order. `jvp(xs, dxs)`, how all outputs move along dxs, is checked as
+    well if it is given.
+    """
+
+    f: Callable[[Arrays], Arrays]
+    vjp: Callable[[Arrays], Pull]
+    gradient: Callable[[Arrays], Function] | None = None
+    jvp: Callable[[Arrays, Arrays], Arrays] | None = None
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        return ("reverse",) if self.jvp is None else ("reverse", "forward")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Tolerances and steps; a step of None is chosen for each element by its size."""
+
+    method: Method = "central"
+    step: float | None = None
+    rtol: float = 1e-6
+    atol: float = 0.0
+    seed: int = 0
+
+
+def report(
+    function: Function,
+    args: Arrays,
+    order: int = 1,
+    *,
+    names: Sequence[str] | None = None,
+    settings: Settings | None = None,
+) -> GradientReport:
+    """Compare the gradients of a function at `args` with differences, to the given order.
+
+    Args:
+        function: The function with its gradients; `gradient` is needed beyond the first order.
+        args: Arrays of float64 or complex128.
+        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on; the first
+            order with findings is the last.
+        names: What the arguments are called, by default `args[0]`, ….
+        settings: Tolerances and steps.
+    """
+    names = names or [f"args[{i}]" for i in range(len(args))]
+    found: list[Finding] = []
+    doubts: list[Finding] = []
+    count, size = 0, None
+    with np.errstate(all="ignore"):
+        for k in range(1, order + 1):
+            levels = [
+                Level(function, args, k, names, settings or Settings(), size, mode)
+                for mode in function.modes
+            ]
+            for level in levels:
+                wrong, unsure = level.judged()
+                found += wrong or (level.elsewhere() if unsure else [])
+                doubts += unsure
+                count += level.comparisons
+            if found or k == order:
+                break
+            assert function.gradient is not None, "the next order needs a function of its own"
+            size = levels[0].size_of_gradient
+            function = function.gradient(levels[0].shaped(levels[0].weights))
+    return GradientReport(order, count, tuple(found), tuple(doubts))
+
+
+# -- one order at one point ----------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """A direction in one input; `element` is the place of the only real that moves, if so."""
+
+    input: int
+    v: np.ndarray
+    element: int | None
+
+
+class Judged(NamedTuple):
+    """One comparison: the verdict ("" for right), and the numbers along the column."""
+
+    verdict: str
+    column: Column
+    analytic: float
+    numerical: float
+    error: float
+    weight: float  # of the only output that counts, else 1
+
+
+@dataclass
+class Level:
+    """The gradient of one order at one point."""
+
+    function: Function
+    xs: Arrays
+    order: int
+    names: Sequence[str]
+    settings: Settings
+    made_of: np.ndarray | None = None  # what each output comes from, in size, if it is larger
+    mode: Mode = "reverse"
+    comparisons: int = 0
+    known: dict[bytes, list[np.ndarray | None]] = field(default_factory=dict)
+    trembling: dict[bytes, list[np.ndarray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng([self.settings.seed, self.order])
+        self.flat = [reals(x) for x in self.xs]
+        self.scales = [natural(x, self.settings.step) for x in self.flat]
+        self.ys = self.function.f(self.xs)
+        self.y = joined(self.ys)
+        y = joined([np.abs(y) * (1 + 1j) if np.iscomplexobj(y) else np.abs(y) for y in self.ys])
+        self.finite = np.isfinite(self.y)
+        self.pull = self.function.vjp(self.xs)
+        size = y if self.made_of is None else np.maximum(self.made_of, y)
+        self.size = np.where(self.finite, size, 0.0)
+
+    # -- what is compared ------------------------------------------------------------------------
+
+    def columns(self) -> list[Column]:
+        """Each element of a small function at first order, else one direction for each input."""
+        size = sum(x.size for x in self.flat)
+        small = self.order == 1 and max(size, self.y.size) <= SMALL
+        columns: list[Column] = []
+        for i, x in enumerate(self.flat):
+            if small:
+                columns += self.elements(i)
+            elif x.size:
+                columns.append(Column(i, self.signed(x.shape) * self.scales[i], None))
+        return columns
+
+    def elements(self, i: int) -> Iterator[Column]:
+        """The elements of an input one by one, a choice of them if there are many."""
+        size = self.flat[i].size
+        some = size > ELEMENTS
+        chosen = self.rng.choice(size, ELEMENTS, replace=False) if some else range(size)
+        for k in sorted(chosen):
+            v = np.zeros(size)
+            v[k] = self.scales[i][k]
+            yield Column(i, v, int(k))
+
+    def signed(self, shape: Any) -> np.ndarray:
+        """Random numbers of both signs, none of them small."""
+        return self.rng.uniform(0.5, 1.5, shape) * self.rng.choice([-1.0, 1.0], shape)
+
+    def along(self, column: Column) -> Curve:
+        """The outputs as a function of the step along a column."""
+        i = column.input
+
+        def at(t: Any) -> np.ndarray:
+            x = self.flat[i] + t * column.v
+            moved = x if isinstance(t, complex) else like(x, self.xs[i])
+            xs = [*self.xs[:i], moved.reshape(self.xs[i].shape), *self.xs[i + 1 :]]
+            try:
+                ys = self.function.f(xs)
+            except (ArithmeticError, np.linalg.LinAlgError):
+                return np.full(self.y.shape, np.nan)
+            return np.concatenate([*map(np.ravel, ys)]) if isinstance(t, complex) else joined(ys)
+
+        return at
+
+    def measured(self, column: Column) -> np.ndarray:
+        """The slopes of all outputs along a column, without an error."""
+        f, step = self.along(column), self.settings.step
+        if self.settings.method == "complex":
+            step = step or 1e-20
+            return np.imag(f(1j * step)) / step  # pyright: ignore[reportArgumentType] (complex)
+        return quick(f, step or 1e-3)
+
+    def refined(self, column: Column) -> Slopes:
+        """The slopes with their errors."""
+        if self.settings.method == "complex":
+            best = self.measured(column)
+            none = np.zeros((1, best.size))
+            return Slopes(best, np.abs(best) * 4 * EPS, best[None], best[None], none)
+        start = self.settings.step or 0.4 * max(1.0, min(1e12, 1 / np.abs(column.v).max()))
+        return refined(self.along(column), start, self.size)
+
+    # -- gradients -------------------------------------------------------------------------------
+
+    def shaped(self, flat: np.ndarray) -> list[np.ndarray]:
+        """A vector of reals in the shapes of the outputs."""
+        ends = np.cumsum([reals(y).size for y in self.ys])[:-1]
+        parts = np.split(flat, ends)
+        return [like(part, y) for part, y in zip(parts, self.ys, strict=True)]
+
+    def gradient(self, weights: np.ndarray) -> list[np.ndarray | None]:
+        """The gradients of the weighed sum of all outputs, as reals."""
+        key = weights.tobytes()
+        if key not in self.known:
+            found = self.pull(self.shaped(weights))
+            self.known[key] = [
+                None if g is None else reals(np.broadcast_to(g, x.shape))
+                for g, x in zip(found, self.xs, strict=True)
+            ]
+        return self.known[key]
+
+    def slope(self, weights: np.ndarray, column: Column) -> float:
+        """What the gradient says along a column."""
+        if self.mode == "forward":
+            used = weights != 0
+            return float(weights[used] @ self.pushed(column)[used])
+        g = self.gradient(weights)[column.input]
+        if g is None:
+            return 0.0
+        moving = column.v != 0
+        return float(g[moving] @ column.v[moving])
+
+    def pushed(self, column: Column) -> np.ndarray:
+        """How all outputs move along a column, by forward mode."""
+        assert self.function.jvp is not None
+        dxs = [np.zeros_like(x) for x in self.xs]
+        dxs[column.input] = like(column.v, self.xs[column.input])
+        return joined(self.function.jvp(self.xs, dxs))
+
+    @cached_property
+    def shaken(self) -> list[Pull]:
+        """The gradient function at points that differ from this one by rounding alone."""
+        pulls = []
+        for _ in range(SHAKES):
+            moves = [self.rng.choice([-4 * EPS, 4 * EPS], x.shape) for x in self.flat]
+            xs = [like(x * (1 + m), a) for x, m, a in zip(self.flat, moves, self.xs, strict=True)]
+            pulls.append(self.function.vjp(xs))
+        return pulls
+
+    def tremble(self, weights: np.ndarray, column: Column) -> float:
+        """How far rounding moves what the gradient says along a column."""
+        key = weights.tobytes()
+        if key not in self.trembling:
+            now = self.gradient(weights)
+            moved = [pull(self.shaped(weights)) for pull in self.shaken]
+            self.trembling[key] = [
+                np.zeros(0)
+                if g is None
+                else np.max([np.abs(reals(m[i]) - g) for m in moved], axis=0)
+                for i, g in enumerate(now)
+            ]
+        moving = column.v != 0
+        change = self.trembling[key][column.input]
+        return (
+            float(np.nan_to_num(change[moving]) @ np.abs(column.v[moving])) if change.size else 0.0
+        )
+
+    @cached_property
+    def quick(self) -> tuple[list[Column], np.ndarray]:
+        """The columns, and the quick slopes along each of them (outputs × columns)."""
+        columns = self.columns()
+        slopes = np.array([self.measured(c) for c in columns]).reshape(len(columns), self.y.size).T
+        return columns, np.where(self.finite[:, None], slopes, 0.0)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Weights of the outputs under which each moves about as much as the others.
+
+        An output that hardly moves, by its size or beside what differences can tell, has less.
+        """
+        slopes = np.nan_to_num(np.abs(self.quick[1])).sum(axis=1)
+        sizes = slopes + 1e-6 * self.size
+        largest = sizes.max(initial=0.0) or 1.0
+        sizes = np.where(sizes > 0, sizes + 1e-9 * slopes.max(initial=0.0), largest)
+        weights = self.signed(self.y.shape) / sizes
+        return np.where(self.finite, weights, 0.0)
+
+    @property
+    def size_of_gradient(self) -> np.ndarray:
+        """What the gradients by the inputs are made of, in size."""
+        return float(np.abs(self.weights) @ self.size) / np.concatenate(self.scales)
+
+    # -- verdicts --------------------------------------------------------------------------------
+
+    def judged(self) -> tuple[list[Finding], list[Finding]]:
+        """What is wrong, and what is inconclusive; the worst of each input."""
+        if not any(x.size for x in self.flat) or not self.y.size:
+            self.gradient(np.zeros(self.y.shape))
+            return [], [self.doubt(EMPTY, 0)]
+        if not self.finite.any():
+            return [], [self.doubt(UNDEFINED, 0)]
+        columns, slopes = self.quick
+        each = len(columns) and columns[0].element is not None
+        # a weight that is not 1 shows what is wrong for other gradients that arrive
+        rows = np.diag(self.signed(self.y.shape))[self.finite] if each else self.weights[None]
+        analytic = np.array([[self.slope(w, c) for c in columns] for w in rows])
+        expected = rows @ slopes
+        scale = np.sqrt(rows**2 @ slopes**2)
+        close = np.abs(analytic - expected) <= self.tolerance(scale)
+        self.comparisons = close.size
+        judged: list[Judged] = []
+        for j in np.flatnonzero(~close.all(axis=0)):
+            judged += self.settled(columns[j], rows[~close[:, j]])
+        found, unsure = self.findings(judged)
+        flat = ~(analytic.any(axis=0) | expected.any(axis=0))
+        if self.order == 1 and flat.all():
+            unsure.append(self.doubt(FLAT, 0))
+        return found, unsure
+
+    def tolerance(self, scale: Any) -> Any:
+        return self.settings.atol + self.settings.rtol * scale
+
+    def settled(self, column: Column, rows: np.ndarray) -> list[Judged]:
+        """The verdicts on a column that quick differences do not confirm."""
+        slopes = self.refined(column)
+        first = [self.verdict(w, column, slopes) for w in rows]
+        if column.element is not None or all(j.verdict in ("", UNSEEN) for j in first):
+            return first
+        single = self.alone(column.input, rows)
+        wrong = [j for j in first if is_wrong(j)]
+        complete = self.flat[column.input].size <= ELEMENTS
+        return single if complete or any(map(is_wrong, single)) else [*wrong, *single]
+
+    def alone(self, i: int, rows: np.ndarray) -> list[Judged]:
+        """The verdicts on the elements of an input."""
+        judged = []
+        for column in self.elements(i):
+            slopes = self.refined(column)
+            judged += [self.verdict(w, column, slopes) for w in rows]
+        return judged
+
+    def verdict(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Judged:
+        """What differences with an error say about the gradient along a column."""
+        first = self.compared(weights, column, slopes)
+        if first.verdict in ("", "wrong") or np.count_nonzero(weights) < 2:
+            return first
+        clear = np.where(is_clear(slopes), weights, 0.0)  # the others must not hide an error here
+        if not clear.any() or np.array_equal(clear, weights):
+            return first
+        second = self.compared(clear, column, slopes)
+        return second if second.verdict == "wrong" else first
+
+    def compared(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Judged:
+        used = weights != 0
+        w, best = weights[used], slopes.best[used]
+        a, b = self.slope(weights, column), float(w @ best)
+        errors = SURE * float(np.abs(w) @ slopes.error[used]), SURE * self.tremble(weights, column)
+        scale = float(np.linalg.norm(w * best))
+        flat = 0.0 if b else float(np.abs(w).max() * max(self.size.max(), np.abs(column.v).max()))
+        verdict = self.outcome(a, b, errors, scale, self.lost(weights, column) + LOST * flat)
+        if verdict == "wrong" and in_kink(a, b, w, slopes, used):
+            verdict = KINK
+        return Judged(verdict, column, a, b, sum(errors), float(w[0]) if w.size == 1 else 1.0)
+
+    def outcome(
+        self, a: float, b: float, errors: tuple[float, float], scale: float, lost: float
+    ) -> str:
+        """The verdict on two numbers with errors of their own; `lost` is left of nothing."""
+        gap, tolerance, error = abs(a - b), self.tolerance(scale), sum(errors)
+        sharp = error <= SHARP * scale
+        if not np.isfinite(a):
+            return "wrong" if error <= SHARP * max(scale, lost) else KINK
+        if gap <= tolerance or (sharp and gap <= tolerance + error):
+            return ""
+        if abs(a) <= lost + error and abs(b) <= lost + errors[0]:
+            return UNSEEN if a else ""
+        return "wrong" if gap > tolerance + error else KINK
+
+    def lost(self, weights: np.ndarray, column: Column) -> float:
+        """The size of a slope that rounding may leave of nothing."""
+        rows = np.abs(np.nan_to_num(self.quick[1])).max(axis=1, initial=0.0)
+        return LOST * float(np.abs(weights) @ (self.size + rows))
+
+    # -- findings --------------------------------------------------------------------------------
+
+    def findings(self, judged: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
+        found, unsure = [], []
+        for i in range(len(self.xs)):
+            mine = [j for j in judged if j.column.input == i]
+            wrong = [j for j in mine if is_wrong(j)]
+            if wrong:
+                worst = max(wrong, key=_size)
+                found.append(self.finding(self.kind(wrong), worst, len(wrong)))
+            doubtful = [j for j in mine if j.verdict and not is_wrong(j)]
+            if doubtful:
+                unsure.append(self.finding(doubtful[0].verdict, doubtful[0], len(doubtful)))
+        return found, unsure
+
+    def finding(self, kind: str, judged: Judged, count: int) -> Finding:
+        """A finding in the units of the input, if it is one element of it that moved."""
+        _, (i, v, k), a, b, error, weight = judged
+        unit = weight * (1.0 if k is None else v[k])
+        place = None if k is None else place_of(k, self.xs[i])
+        return Finding(
+            kind, self.order, self.names[i], place, a / unit, b / unit, error / abs(unit), count,
+            mode=self.mode,
+        )  # fmt: skip
+
+    def doubt(self, reason: str, i: int) -> Finding:
+        return Finding(reason, self.order, self.names[i], None, np.nan, np.nan, np.inf)
+
+    def kind(self, wrong: Sequence[Judged]) -> str:
+        """What sort of error it is, as far as all that is wrong agrees on it."""
+        a = np.array([j.analytic for j in wrong])
+        b = np.array([j.numerical for j in wrong])
+        if not np.isfinite(a).all():
+            return "not finite"
+        if not a.any():
+            none = [g[wrong[0].column.input] is None for g in self.known.values()]
+            return "missing" if all(none) else "zero"
+        with np.errstate(all="ignore"):
+            ratio = a / b
+        if np.allclose(ratio, -1, rtol=1e-3, atol=0):
+            return "wrong sign"
+        if len(ratio) > 1 and np.allclose(ratio, ratio[0], rtol=1e-3, atol=0):
+            return f"scaled by {ratio[0]:.4g}"
+        return "wrong value"
+
+    def elsewhere(self) -> list[Finding]:
+        """What is wrong at points nearby, where this one does not tell, so that nothing hides."""
+        for what, shrink, spread in NEARBY:
+            xs = [like(self.moved(i, shrink, spread), x) for i, x in enumerate(self.xs)]
+            try:
+                level = replace(
+                    self, xs=xs, made_of=self.size, comparisons=0, known={}, trembling={}
+                )
+                found, _ = level.judged()
+            except Exception:  # f is not made for these values
+                continue
+            self.comparisons += level.comparisons
+            if found:
+                return [replace(f, at=what) for f in found]
+        return []
+
+    def moved(self, i: int, shrink: float, spread: float) -> np.ndarray:
+        x = self.flat[i]
+        signs = np.random.default_rng(self.settings.seed).choice([-1.0, 1.0], x.shape)
+        return shrink * x + spread * signs * self.scales[i]
+
+
+def is_wrong(judged: Judged) -> bool:
+    """Whether this is an error, and not a doubt."""
+    return judged.verdict == "wrong"
+
+
+def _size(judged: Judged) -> float:
+    gap = abs(judged.analytic - judged.numerical)
+    largest = max(abs(judged.analytic), abs(judged.numerical))
+    return gap / largest if np.isfinite(gap) and largest else np.inf
+
+
+def is_clear(slopes: Slopes) -> np.ndarray:
+    """The outputs that have one slope, the same to both sides."""
+    kink = np.nanmin(np.abs(slopes.right - slopes.left) + slopes.noise, axis=0, initial=np.inf)
+    size = np.abs(slopes.best)
+    return (SURE * slopes.error <= SHARP * size) & (kink <= 0.01 * size)
+
+
+def in_kink(a: float, b: float, w: np.ndarray, slopes: Slopes, used: np.ndarray) -> bool:
+    """Whether a gradient lies between the slopes to both sides, at every step that can tell."""
+    left, right = slopes.left[:, used] * w, slopes.right[:, used] * w
+    noise = slopes.noise[:, used] @ np.abs(w)
+    low = np.minimum(left, right).sum(axis=1) - noise
+    high = np.maximum(left, right).sum(axis=1) + noise
+    gap = abs(a - b)
+    if not np.isfinite(gap):
+        tells = np.isfinite(low) & np.isfinite(high)
+        return not bool((high - low)[tells].min(initial=np.inf) <= 0.01 * (abs(b) + noise.min()))
+    tells = noise < gap / 10
+    inside = (low <= a) & (a <= high)
+    return bool(inside[tells].all())

@@ -1,0 +1,317 @@
+"""Containers of tensors, opened and closed: lists, tuples, dicts, and what optree or JAX knows.
+
+A list of plain numbers is one tensor; any other container is a container.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict, UserDict, UserList, defaultdict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Sequence,
+    ValuesView,
+)
+from functools import cached_property
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from regrad.core.backends import is_array
+from regrad.core.dispatch import NUMBERS, is_tensor
+from regrad.core.pytrees import LEAVES, NAMESPACE, adopted
+from regrad.core.rule import place
+from regrad.core.tensor import Tensor
+from regrad.errors import NESTED, ArgumentError, RuleError, kind
+
+Rebuild = Callable[[Sequence[Any]], Any]
+
+
+def is_number_list(value: Any) -> bool:
+    """Whether `value` is a (nested) list of plain numbers; an empty list is an empty container."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(type(v) in NUMBERS or is_number_list(v) for v in value)
+
+
+def only(leaves: Sequence[Any]) -> Any:
+    """Closes the container that a single leaf is."""
+    return leaves[0]
+
+
+def flatten(value: Any) -> tuple[list[Any], Rebuild]:
+    """The leaves of a container, and the function that puts others in their places."""
+    return ([value], only) if type(value) is Tensor else opened(value)[:2]
+
+
+def opened(
+    value: Any, is_leaf: Callable[[Any], bool] | None = is_number_list
+) -> tuple[list[Any], Rebuild, Any]:
+    """As `flatten`, with the structure, which can be compared and hashed."""
+    import optree
+
+    try:
+        leaves, spec = optree.tree_flatten(value, is_leaf=is_leaf, namespace=NAMESPACE)
+    except RecursionError:
+        raise ArgumentError(f"{NESTED}, got {kind(value)}") from None
+    if not LEAVES.issuperset(map(type, leaves)) and adopted(leaves):
+        return opened(value, is_leaf)
+    return leaves, lambda new: optree.tree_unflatten(spec, new), spec
+
+
+def refuse_closed(value: Any, name: str, api: str) -> None:
+    """Refuse objects that hold Tensors where only containers are opened."""
+    if isinstance(value, Tensor):
+        return
+    for i, leaf in enumerate(opened(value)[0]):
+        if is_closed(leaf):
+            raise ArgumentError(f"{api}: {paths(value, name)[i]} is {kind(leaf)}, {CLOSED}")
+
+
+CLOSED = (
+    "which is not opened as a container, so the Tensors in it would not be seen. Pass them in a "
+    "list, tuple, dict or named tuple, register the class by optree.register_pytree_node, or let f "
+    "reach the object by its closure."
+)
+
+
+LATER = Iterator | AsyncIterator | Awaitable | KeysView | ValuesView | ItemsView
+
+
+def is_closed(value: Any, depth: int = 3) -> bool:
+    """Whether Tensors or arrays lie in an object that is no container here, or may come from it."""
+    if is_tensor(value) or is_array(value) or isinstance(value, type | FunctionType | ModuleType):
+        return False
+    if isinstance(value, LATER):
+        return True
+    if isinstance(value, dict | UserDict):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple | set | frozenset | UserList):
+        parts = list(value)
+    else:
+        parts = list(getattr(value, "__dict__", {}).values())
+        parts += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    leaves = [leaf for part in parts for leaf in opened(part)[0]]
+    return any(
+        is_tensor(leaf) or is_array(leaf) or (depth > 0 and is_closed(leaf, depth - 1))
+        for leaf in leaves
+    )
+
+
+def refuse_hidden(leaf: Any) -> None:
+    """Refuse a part of what a body returned if Tensors lie in it, or may come from it."""
+    cells = getattr(leaf, "__closure__", None) or ()
+    if is_closed(leaf) or any(map(_holds_tensors, cells)):
+        raise ArgumentError(
+            f"a function that is compiled, batched, repeated or run again returned {kind(leaf)}, "
+            "which is not opened as a container, so the Tensors in it would be lost. Return them "
+            "in a list, tuple, dict or named tuple, or register the class by "
+            "optree.register_pytree_node."
+        )
+
+
+def _holds_tensors(cell: Any) -> bool:
+    """Whether a function closes over Tensors by this cell."""
+    try:
+        return is_closed((cell.cell_contents,))
+    except ValueError:  # an empty cell
+        return False
+
+
+def paths(value: Any, name: str) -> list[str]:
+    """A name for each leaf: `x`, `x['w']`, `x[0].bias`."""
+    import optree
+
+    accessors = optree.tree_accessors(value, is_leaf=is_number_list, namespace=NAMESPACE)
+    return [accessor.codify(name) for accessor in accessors]
+
+
+def matched(values: Any, like: Any) -> list[Any]:
+    """The parts of `values` that stand where `like` has leaves; ValueError if they do not fit.
+
+    What a list of numbers is depends on `like`: two leaves, or one tensor of two elements.
+    """
+    if isinstance(like, Tensor):
+        return [values]
+    import optree
+
+    spec = optree.tree_structure(like, namespace=NAMESPACE)
+    return spec.flatten_up_to(values)
+
+
+# -- answers: gradients in the structure of the arguments ------------------------------------------
+
+
+class Node(NamedTuple):
+    """One level of a container: what it is, its parts by key, and its type's name."""
+
+    what: Any
+    parts: dict[Any, Any]
+    name: str = ""
+
+
+class Slot(NamedTuple):
+    """Where the arguments of a call hold a tensor: its number among the inputs."""
+
+    number: int
+
+
+# a list is as good as a tuple, and a dict is its keys, in any order
+KINDS = {list: list, tuple: list, dict: dict, OrderedDict: dict, defaultdict: dict}
+
+
+def node(type: Any, keys: Iterable[Any], what: Any, parts: Iterable[Any]) -> Node:
+    """One level of a container."""
+    keys = getattr(type, "_fields", keys)
+    return Node(what, dict(zip(keys, parts, strict=True)), type.__name__)
+
+
+def nested(spec: Any, leaves: Iterator[Any]) -> Any:
+    """A structure of optree's around some leaves, as Nodes; None stays None."""
+    if spec.type is type(None):
+        return None
+    if spec.is_leaf():
+        return next(leaves)
+    parts = [nested(child, leaves) for child in spec.children()]
+    return node(spec.type, spec.entries(), KINDS.get(spec.type) or spec.one_level(), parts)
+
+
+def read(value: Any) -> Any:
+    """A container as Nodes."""
+    import optree
+
+    leaves, spec = optree.tree_flatten(value, namespace=NAMESPACE)
+    return nested(spec, iter(leaves))
+
+
+class Arguments:
+    """The structure of a call's arguments, which the gradients by them have to match.
+
+    Args:
+        function: What was called; errors name its parameters.
+        name: What it is called.
+        count: How many tensors the arguments hold.
+        make: Gives the arguments as Nodes, with a Slot for each tensor and None for anything else.
+        read: Gives an answer as Nodes.
+
+    No tensor is held, and nothing is computed before an answer or a name is asked for.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        count: int,
+        make: Callable[[], Iterable[Any]],
+        read: Callable[[Any], Any] = read,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.count = count
+        self.make = make
+        self.read = read
+
+    @cached_property
+    def holders(self) -> dict[int, Any]:
+        """The arguments that hold tensors, by position."""
+        return {i: arg for i, arg in enumerate(self.make()) if any(_slots(arg))}
+
+    @property
+    def names(self) -> list[str]:
+        """What each tensor is called: `x`, `params['w']`."""
+        named = self._named().items()
+        return [path for name, arg in named for _, path in _slots(arg, name)]
+
+    def _named(self) -> dict[str, Any]:
+        return {parameter(self.function, i): arg for i, arg in self.holders.items()}
+
+    def leaves(self, answer: Any) -> list[Any]:
+        """An answer as one gradient per tensor; RuleError if it has another structure."""
+        given, holders = self.read(answer), list(self.holders.values())
+        alone = holders if len(holders) == 1 else []
+        for due in (*alone, Node(list, dict(enumerate(holders)))):
+            gradients = [None] * self.count
+            if (alone or given is not None) and _fits(due, given, gradients):
+                return gradients
+        raise RuleError(
+            f"wrong structure of gradients: {self.name} ({place(self.function)}) returned "
+            f"{_shown(given)}, expected gradients by {self._expected()}. Return a list with one "
+            "entry per argument that holds tensors, in order, each in its argument's structure, "
+            "and None where there is no gradient."
+        )
+
+    def _expected(self) -> str:
+        shown = [_shown(arg, name) for name, arg in self._named().items()]
+        return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+
+
+def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
+    """Arguments of which each is a tensor."""
+    return Arguments(function, name, count, lambda: map(Slot, range(count)))
+
+
+def _fits(due: Any, given: Any, gradients: list[Any]) -> bool:
+    """Whether an answer has the structure that is due; its gradients are put in their places."""
+    if given is None:
+        return True
+    if type(due) is Slot:
+        gradients[due.number] = given
+        return type(given) is not Node
+    if type(given) is not Node:
+        return False
+    if due is None:  # nothing that has a gradient
+        return all(_fits(None, part, gradients) for part in given.parts.values())
+    if given.what != due.what or not given.parts.keys() <= due.parts.keys():
+        return False
+    if due.what is not dict and len(given.parts) < len(due.parts):
+        return False
+    # what holds no tensor may be left out of a dict
+    return all(
+        _fits(part, given.parts[key], gradients) if key in given.parts else not any(_slots(part))
+        for key, part in due.parts.items()
+    )
+
+
+def _slots(value: Any, path: str = "") -> Iterator[tuple[int, str]]:
+    """The places of tensors in an argument, each with its path."""
+    if type(value) is Slot:
+        yield value.number, path
+    elif type(value) is Node:
+        for key, part in value.parts.items():
+            yield from _slots(part, path + _step(value, key))
+
+
+def _step(value: Node, key: Any) -> str:
+    is_field = value.what not in (list, dict) and isinstance(key, str)
+    return f".{key}" if is_field else f"[{key!r}]"
+
+
+def _shown(value: Any, path: str = "") -> str:
+    """A structure for a message: tensors by their paths, or what came in their places."""
+    if type(value) is not Node:
+        return path if type(value) is Slot else kind(value)
+    parts = {k: _shown(part, path + _step(value, k)) for k, part in value.parts.items()}
+    if value.what is list:
+        return f"[{', '.join(parts.values())}]"
+    if value.what is dict:
+        return f"{{{', '.join(f'{k!r}: {part}' for k, part in parts.items())}}}"
+    return f"{value.name}({', '.join(f'{k}={part}' for k, part in parts.items())})"
+
+
+def parameter(function: Callable[..., Any], position: int) -> str:
+    """What a function calls its argument at a position: `x`, or `xs[2]` for `*xs`."""
+    try:
+        known = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        known = []
+    for i, p in enumerate(known):
+        if p.kind is p.VAR_POSITIONAL:
+            return f"{p.name}[{position - i}]"
+        if i == position:
+            return p.name
+    return f"args[{position}]"

@@ -1,0 +1,483 @@
+"""The one road that every op call takes: lift, promote, kernel, record.
+
+Tensors that have no values yet leave it before the kernel: the `Deferral` that stands in
+`DEFERRALS` under the type of their data takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regrad.core import backends, dims, numbers
+from regrad.core.backends import BACKENDS, FLOAT, backend_of, is_array, is_inexact
+from regrad.core.dims import Dim, Shape
+from regrad.core.hints import of_value
+from regrad.core.kernel_errors import explain
+from regrad.core.numbers import is_tensor
+from regrad.core.registry import Input, Op
+from regrad.core.rule import PerInput, Rule
+from regrad.core.signatures import is_of_caller
+from regrad.core.state import LIVE, current, next_id
+from regrad.core.tape import CUT, NO_ATTRS, REAL, Place, Record, placed, put, record
+from regrad.core.tensor import OURS, Readable, Tensor, wrap
+from regrad.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    kind,
+    refusal,
+)
+
+ndarray = np.ndarray
+TWO = (True, True)
+WEAK = (float, int)  # numbers that take the dtype of a float beside them
+NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
+PLAIN = frozenset({*NUMBERS, str, tuple, type(None)})  # attributes that are taken as they are
+
+
+class Deferral(NamedTuple):
+    """What is done where tensors have no values yet, because a graph will compute them."""
+
+    call: Call  # put an op of such tensors into the graph
+    enter: Callable[[Tensor], Tensor]  # what stands for one in the branch that is being built
+    measure: Callable[[Dim], Tensor]  # a size that only the run can tell
+    fit: Callable[[Tensor, Shape, str], Tensor]  # a tensor whose shape the run will check
+    pull: Callable[[Record, Any, set[int]], dict[int, Any]]  # gradients by a rule, in the run
+
+
+Call = Callable[[Op, tuple[Tensor, ...], dict[str, Any], tuple[Place, ...] | None], Any]
+DEFERRALS: dict[type, Deferral] = {}  # by the type of a tensor's data
+
+
+class Number(Tensor):
+    """A Python number that a compiled function was given: traced, and weak as the number itself."""
+
+    __slots__ = ("example",)  # a number of its Python type
+
+    example: complex
+
+    @classmethod
+    def of(cls, x: Tensor, example: complex) -> Number:
+        """A traced scalar as a number."""
+        y = cls()
+        y._data, y._id, y.example = x._data, x._id, example
+        return y
+
+    def alone(self) -> Tensor:
+        """The number where no Tensor says which dtype is due."""
+        x = Tensor()
+        x._data, x._id = self._data, self._id
+        whole = type(self.example) is int  # (an index, say)
+        return x if whole else as_dtype(x, number_dtype(self.example))
+
+
+# -- lift ----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _constant(value: complex, dtype: np.dtype, key: str = "") -> Tensor:
+    try:
+        array = np.asarray(value, dtype=dtype)
+    except OverflowError:
+        raise numbers.out_of_range(value, dtype) from None
+    array.flags.writeable = False
+    shared = wrap(array)
+    shared._id = OURS
+    return shared
+
+
+def _is_complex(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype.kind == "c"
+
+
+def constant(value: complex, dtype: np.dtype) -> Tensor:
+    """A Python number as a Tensor of rank 0, shared between calls (Tensors do not change)."""
+    return _constant(value, dtype) if value else _constant(value, dtype, repr(value))  # -0.0 == 0.0
+
+
+def lift(value: Any, integers: bool = False) -> Tensor:
+    """Anything that an op accepts for a tensor, as a Tensor; arrays are copied."""
+    if isinstance(value, Tensor):
+        return value.alone() if type(value) is Number else value
+    if type(value) in NUMBERS:
+        return constant(value, number_dtype(value, integers))
+    if isinstance(value, Readable):
+        return value._read()
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if isinstance(value, Dim):
+        return DEFERRALS[type(next(dims.leaves(value)))].measure(value)
+    if is_array(value):
+        state = current() if LIVE else None
+        if state is not None and state.region is not None:
+            return state.region.array(value)
+        return wrap(BACKENDS[type(value)].own(value))
+    if isinstance(value, list | tuple):
+        return wrap(_from_list(value, integers))
+    if hasattr(value, "__array__"):
+        return wrap(backends.NUMPY.own(np.asarray(value)))
+    raise ArgumentError(
+        f"expected a Tensor, an array or a number, got {kind(value)}"
+        f"{'' if value is None else f': {value!r:.80}'}.{of_value(value)}"
+    )
+
+
+def differentiable(value: Any) -> Tensor:
+    """As `lift`; a traced Python integer is a float, as Python integers are."""
+    if type(value) is Number:
+        return as_dtype(value.alone(), number_dtype(value.example))
+    return lift(value)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a Python number or a list of them, which has no dtype of its own."""
+    return type(value) in NUMBERS or isinstance(value, list | tuple)
+
+
+def number_dtype(value: complex, integers: bool = False) -> np.dtype:
+    """The dtype of a Python number on its own: float32, as in TensorFlow.js."""
+    if type(value) is bool:
+        return np.dtype(bool)
+    if type(value) is complex:
+        return np.dtype(np.complex64)
+    return np.dtype(np.int64) if integers and type(value) is int else FLOAT
+
+
+def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
+    found = numbers.listed(values, exact=integers)
+    if found.dtype.kind == "b" or (integers and found.dtype.kind in "iu"):
+        return found
+    if found.dtype.kind == "c":
+        return found.astype(np.complex64)
+    dtype = (
+        np.dtype(np.int64) if integers and (found.dtype.kind == "O" or not found.size) else FLOAT
+    )
+    return numbers.under(values, dtype) if found.dtype.kind == "O" else found.astype(dtype)
+
+
+def lift_as(value: Any, dtype: np.dtype) -> Tensor:
+    """As `lift`, under a dtype; Python numbers take it at once, not by way of float32."""
+    return wrap(numbers.under(value, dtype)) if is_plain(value) else as_dtype(lift(value), dtype)
+
+
+def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[Tensor, ...]:
+    """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
+    promoted = [op.promotes[p] for p in parameters]
+    xs: list[Any] = []
+    try:
+        for x, p, weak in zip(leaves, parameters, promoted, strict=True):
+            taken = type(x) is Tensor or (weak and type(x) in WEAKEST)
+            xs.append(x if taken else lift(x, op.inputs[p].integers))
+        _check_dtypes(op, xs, parameters)
+        if not any(promoted):
+            return tuple(xs)
+        dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
+        if op.to_float and not is_inexact(dtype):
+            dtype = FLOAT
+        pairs = zip(xs, promoted, strict=True)
+        return tuple([as_dtype(x, dtype) if weak else x for x, weak in pairs])
+    except Exception as error:
+        names = [op.inputs[p].name for p in parameters]
+        raise _blame(error, op, names[len(xs) :]) from None
+
+
+def _blame(error: Exception, op: Op, left: list[str]) -> Exception:
+    """The error for inputs that are no tensors; the first that is left is the one to blame."""
+    name = f"{op.name}: {left[0]}" if left else op.name
+    return error if is_of_caller(error) else refusal(error, name, {})
+
+
+def _check_dtypes(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
+    if op.real and any(type(x) is complex or _is_complex(x) for x in xs):
+        raise DTypeError(
+            f"{op.name}: complex numbers have no order; take the real part, real(x), or the size, "
+            "abs(x), first"
+        )
+    for x, p in zip(xs, parameters, strict=True):
+        if op.inputs[p].integers and is_inexact(x.dtype):
+            raise DTypeError(
+                f"{op.name}: {op.inputs[p].name} must be integers, got {x.dtype} {x.shape}. "
+                "Convert them with astype(x, rg.int64), or make them with asarray."
+            )
+
+
+def common_dtype(xs: Sequence[Any]) -> np.dtype:
+    """The dtype of an expression of Tensors and Python numbers."""
+    plain = [x.example if type(x) is Number else x for x in xs if type(x) in WEAKEST]
+    dtypes = [x.dtype for x in xs if type(x) not in WEAKEST]
+    if not dtypes:  # traced integers among themselves stay integers
+        dtypes = [x.dtype for x in xs if type(x) is Number and type(x.example) is int]
+    return common(dtypes, plain)
+
+
+def common(dtypes: list[np.dtype], plain: Sequence[complex]) -> np.dtype:
+    """The dtype that these promote to; plain numbers are weak."""
+    dtype = backends.promote(dtypes or [number_dtype(n) for n in plain])
+    for number in plain:
+        dtype = backends.weak(number, dtype)
+    return dtype
+
+
+def as_dtype(x: Any, dtype: np.dtype) -> Tensor:
+    """A number or Tensor under `dtype`; a real conversion is a record of its own."""
+    if not isinstance(x, Tensor):
+        return constant(x, dtype)
+    return x if x.dtype == dtype else run(PROMOTE, (x,), {"dtype": dtype})
+
+
+WEAKEST = (*NUMBERS, Number)
+
+
+# -- call ----------------------------------------------------------------------------------
+
+
+def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+    """Run an op on whatever the user gave."""
+    for name, value in attrs.items():
+        if type(value) not in PLAIN:
+            attrs[name] = _attribute(op, name, value)
+    if op.single and isinstance(x := arguments[0], Tensor) and type(x) is not Number:
+        if op.kinds is None or x._data.dtype in REAL:
+            return run(op, arguments, attrs)
+    elif op.flat and op.promotes == TWO:
+        pair = _pair(*arguments)
+        if pair is not None:
+            return run(op, pair, attrs)
+    if op.flat:
+        return run(op, prepare(op, arguments, range(len(arguments))), attrs)
+    leaves, parameters, layout = _leaves(op, arguments)
+    return run(op, prepare(op, leaves, parameters), attrs, layout)
+
+
+def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
+    """Two operands that need no promotion, one of them deferred at least."""
+    if type(a) is Tensor or type(b) is Tensor:  # as in eager mode
+        return None
+    if _is_deferred(a) and (dtype := a._data.dtype) in REAL:
+        if _is_deferred(b) and b._data.dtype is dtype:
+            return a, b
+        if type(b) in WEAK:
+            return a, constant(b, dtype)
+    elif type(a) in WEAK and _is_deferred(b) and (dtype := b._data.dtype) in REAL:
+        return constant(a, dtype), b
+    return None
+
+
+def _is_deferred(x: Any) -> bool:
+    return isinstance(x, Tensor) and type(x._data) in DEFERRALS
+
+
+def _attribute(op: Op, name: str, value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()  # NumPy's scalars are not weak, Python's are
+    if isinstance(value, list):
+        try:
+            return freeze(value)  # the record keeps it, the caller may change it
+        except RecursionError as error:
+            raise refusal(error, f"{op.name}: {name}", {}) from None
+    if is_tensor(value):
+        raise ArgumentError(
+            f"{op.name}: {name} is an attribute, not an input, and takes no Tensor. "
+            f"Give a plain Python value: int({name}), float({name}) or {name}.tolist(); for an "
+            "argument of a compiled function name it in static_argnames."
+        )
+    return value
+
+
+def freeze(value: Any) -> Any:
+    """A list as a tuple, all the way down."""
+    return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
+
+
+def _leaves(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[int], tuple[Place, ...]]:
+    """Sequences opened and absent tensors left out: leaves, their parameters, the places."""
+    leaves: list[Any] = []
+    parameters: list[int] = []
+    layout: list[Place] = []
+    for p, (entry, value) in enumerate(zip(op.inputs, arguments, strict=True)):
+        if entry.kind == "many":
+            items = _sequence(op, entry.name, value)
+            layout.append(tuple(range(len(leaves), len(leaves) + len(items))))
+            leaves += items
+            parameters += [p] * len(items)
+        elif value is None and entry.kind == "optional":
+            layout.append(None)
+        else:
+            layout.append(len(leaves))
+            leaves.append(value)
+            parameters.append(p)
+    return leaves, parameters, tuple(layout)
+
+
+def _sequence(op: Op, name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ArgumentError(
+            f"{op.name}: {name} is a list of Tensors, got {kind(value)}. "
+            f"Write {op.name}([a, b, ...])."
+        )
+    if not value:
+        raise ArgumentError(f"{op.name}: {name} is empty; at least one Tensor is due")
+    return list(value)
+
+
+def run(
+    op: Op,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    layout: tuple[Place, ...] | None = None,
+) -> Any:
+    """Compute an op on Tensors, and record it where a tape watches."""
+    if LIVE and (state := current()) is not None and state.region is not None:
+        xs = tuple(map(state.region.enter, xs))
+    for x in xs:
+        if type(x._data) in DEFERRALS:
+            return DEFERRALS[type(x._data)].call(op, xs, attrs, layout)
+    y = computed(op, xs, attrs, layout)
+    if LIVE:
+        record(op, xs, attrs, y, layout)
+    return y
+
+
+def computed(
+    op: Op, xs: tuple[Tensor, ...], attrs: dict[str, Any], layout: tuple[Place, ...] | None = None
+) -> Any:
+    """What an op's kernel makes of Tensors, without a record."""
+    arrays: Any = [x._data for x in xs]
+    if len(arrays) == 1:  # as of most ops
+        kernel = op.kernels[type(arrays[0])]
+    else:
+        types = {*map(type, arrays)}
+        if len(types) > 1:
+            arrays = _one_library(arrays)
+            types = {*map(type, arrays)} - {ndarray}
+        kernel = op.kernels[types.pop()]
+    try:
+        if layout is not None:
+            arrays = [placed(arrays, place) for place in layout]
+        return wrap_results(kernel(*arrays, **attrs))
+    except Exception as error:
+        raise explain(error, op, xs, attrs) from error.__cause__
+
+
+def rerun(
+    op: Op, xs: tuple[Tensor, ...], attrs: dict[str, Any], layout: tuple[Place, ...] | None,
+    rule: Rule,
+) -> Any:  # fmt: skip
+    """Run an op that ran before, under the rule that was in force then."""
+    y = computed(op, xs, attrs, layout)
+    record(op, xs, attrs, y, layout, rule)
+    return y
+
+
+def stand_in(x: Tensor, data: Any) -> Tensor:
+    """A Tensor (or number) like x around another array."""
+    return Number.of(wrap(data), x.example) if isinstance(x, Number) else wrap(data)
+
+
+def _one_library(arrays: Sequence[Any]) -> list[Any]:
+    """NumPy data taken over to the library of the rest."""
+    backend = backend_of(*arrays)
+    names = {BACKENDS[type(a)].name for a in arrays} - {"numpy"}
+    if len(names) > 1:
+        raise ArgumentError(
+            f"one op cannot mix data of {' and '.join(sorted(names))}; convert one of them first"
+        )
+    like = next(a for a in arrays if BACKENDS[type(a)] is backend)
+    return [a if BACKENDS[type(a)] is backend else backend.from_numpy(a, like) for a in arrays]
+
+
+def wrap_results(data: Any) -> Any:
+    """Wrap what a kernel returned: one array, or several."""
+    if isinstance(data, tuple | list):
+        return tuple(wrap(array_of(d)) for d in data)
+    return wrap(array_of(data))
+
+
+def array_of(data: Any) -> Any:
+    """NumPy turns results of rank 0 into scalars; a Tensor holds arrays."""
+    if type(data) in NUMBERS:
+        raise ArgumentError(
+            f"a kernel must return arrays of its namespace, this one returned {data!r}"
+        )
+    return np.asarray(data) if isinstance(data, np.generic) else data
+
+
+# -- two private ops, which no override can name ---------------------------------------------
+
+
+def _private(name: str, kernel: Callable[..., Any], rule: Callable[..., Any], *attrs: str) -> Op:
+    op = Op(name, name, kernel, [Input("x", "one")], attrs)
+    op.rule = PerInput(op, name)
+    op.rule.add("x", rule)
+    return op
+
+
+def _promote_kernel(xp: Any, x: Any, dtype: np.dtype) -> Any:
+    return backends.cast(xp, x, dtype)
+
+
+def _promote_rule(dy, x_dtype):
+    """The gradient under the input's own dtype; an integer input keeps what arrives."""
+    dtype = backends.numpy_dtype(x_dtype)
+    return as_dtype(dy, dtype) if is_inexact(dtype) else dy
+
+
+ALIAS = _private("_Alias", lambda xp, x: x, lambda dy: dy)
+PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
+
+
+def in_region(x: Tensor) -> Tensor:
+    """What stands for a Tensor in the region that is open, if one is."""
+    state = current()
+    return x if state is None or state.region is None else state.region.enter(x)
+
+
+def alias_of(x: Tensor) -> Tensor:
+    """The same value under a new id, with no history."""
+    state = current()
+    if state is None or state.region is None:
+        return rename(x)
+    x = state.region.enter(x)
+    y = rename(x)
+    state.region.did(ALIAS, CUT, (x,), NO_ATTRS, y)
+    return y
+
+
+def alias(x: Tensor) -> Tensor:
+    """The same value under a new id: what a gradient function differentiates by."""
+    state = current()
+    if state is None:
+        return rename(x)
+    if state.region is not None:
+        x = state.region.enter(x)
+    y = rename(x)
+    if state.region is not None:
+        state.region.did(ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
+    if state.guard is not None:
+        state.guard.check(ALIAS, (x,))
+    if state.tapes:
+        put(state, ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
+    return y
+
+
+def rename(x: Tensor) -> Tensor:
+    """The same value under a new id, of which nothing is told."""
+    if type(x) is not Tensor and type(x._data) in DEFERRALS:
+        x = DEFERRALS[type(x._data)].enter(x)
+    y = type(x)()
+    y._data = x._data
+    y._id = next_id()
+    return y
+
+
+def check_differentiable(x: Tensor, what: str) -> None:
+    """Integers and bools have no gradient: say so before running anything."""
+    if not is_inexact(x.dtype):
+        raise GradientError(
+            f"{what} is {x.dtype}, and only floats (and complex numbers) have a gradient. "
+            "Convert it first: x = astype(x, rg.float32), or write 1.0 instead of 1."
+        )

@@ -1,0 +1,181 @@
+"""Ops of other libraries under rules of ours: what `regrad.torch` and `regrad.jax` share.
+
+A foreign op keeps its forward pass and its arrays. Its gradient is pulled through a record, as
+for an op of our own, so rules take the same forms and answers get the same checks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from regrad.core.backends import BACKENDS, is_array, numpy_dtype
+from regrad.core.builtin import Builtin
+from regrad.core.registry import RULES, Op, canonical, resolve
+from regrad.core.rule import Rule
+from regrad.core.signatures import plain_code
+from regrad.core.state import current, in_state, masked
+from regrad.core.tape import Place, Record, effective, positions, record_of
+from regrad.core.tensor import Tensor, wrap
+from regrad.core.walk import check_gradient, leaf_gradients
+
+Spec = tuple[Any, Any]  # a shape and a dtype, as the array has them
+
+
+class ForeignRule:
+    """A rule, bound to an op type, for arrays of another library.
+
+    A function may be written with regrad's functions or with the other library's. `plain` says
+    which it is: whether it answers with arrays (None until it first ran). A plain rule is
+    differentiated by its own library, any other by regrad.
+    """
+
+    def __init__(self, value: str | Callable[..., Any], op: Op) -> None:
+        self.op = op
+        self.rule: Rule = resolve(value, op)
+        self.name = self.rule.name
+        self.is_borrowed = lender(value) is not None
+        self.takes_all = self.is_borrowed or takes_all(value)
+        self.plain: bool | None = False if self.is_borrowed else None
+        self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
+
+    def for_count(self, count: int) -> ForeignRule:
+        """The rule for a call with so many tensors."""
+        return self
+
+    def plan(
+        self, arrays: tuple[bool, ...], layout: tuple[Place, ...] | None
+    ) -> tuple[list[int], list[int], bool]:
+        """Where arrays stand among the values, which of them the rule names, and if it names y.
+
+        The others are numbers, or not given.
+        """
+        found = self.plans.get((arrays, layout))
+        if found is None:
+            places = [i for i, is_one in enumerate(arrays) if is_one]
+            kept, keeps_y = self.keeps(range(len(self.op.inputs)))
+            parts = layout or tuple(range(len(arrays)))
+            leaves = {i for p in kept if p < len(parts) for i in positions(parts[p])}
+            found = places, [n for n, i in enumerate(places) if i in leaves], keeps_y
+            self.plans[arrays, layout] = found
+        return found
+
+    def keeps(self, wanted: Sequence[int]) -> tuple[frozenset[int], bool]:
+        """The inputs (by parameter) that the rule names, and whether it names the output."""
+        return self.rule.keeps(frozenset(wanted))
+
+
+def lender(value: Any) -> str | None:
+    """The op type whose own rule a value in a map stands for."""
+    if isinstance(value, Builtin):
+        return value.op.type
+    return canonical(value) if isinstance(value, str) and value not in RULES else None
+
+
+def takes_all(value: Any) -> bool:
+    """Whether a rule takes `**names`, which it can only hand on to a rule of the library's own."""
+    if (code := plain_code(value)) is not None:
+        return bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    if not callable(value):
+        return False
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except ValueError:
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+class ForeignCall:
+    """One call of a foreign op, without its arrays: enough to pull a gradient through it.
+
+    Args:
+        rule: the rule in force.
+        specs: shape and dtype of each input array.
+        attrs: the attributes, by their names in the op.
+        layout: which inputs belong to which parameter, where these are not one and one.
+        outputs: shape and dtype of each output, where there are several.
+    """
+
+    def __init__(
+        self,
+        rule: ForeignRule,
+        specs: Sequence[Spec],
+        attrs: dict[str, Any],
+        layout: tuple[Place, ...] | None = None,
+        outputs: Sequence[Spec] | None = None,
+    ) -> None:
+        self.rule = rule
+        self.specs = specs
+        self.attrs = attrs
+        self.layout = layout
+        self.outputs = outputs
+
+    def pull(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> list[Any]:
+        """The gradients by the wanted inputs; arrays if given arrays, Tensors if given Tensors.
+
+        `xs` and `y` are what the rule names (None elsewhere). None is for no gradient.
+
+        Raises:
+            RuleError: the rule's answer has the wrong number, kind, shape or dtype.
+        """
+        record = self._record(xs, y, wanted, dy)
+        ids = set(record.inputs)
+        ids.discard(0)
+        first = dy[0] if isinstance(dy, tuple) else dy
+        if current() is None:
+            answers = leaf_gradients(record, dy, ids)
+        else:  # Tensors may be differentiated once more, by the tapes that are open
+            with masked() if isinstance(first, Tensor) else in_state(None):
+                answers = leaf_gradients(record, dy, ids)
+        return [self._checked(record, i, answers.get(i), first) for i in wanted]
+
+    def settle(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> bool:
+        """Whether the rule is plain, found out by running it on these arrays."""
+        if self.rule.plain is None:
+            record = self._record(xs, y, wanted, dy)
+            with in_state(None):
+                try:
+                    answers = leaf_gradients(record, dy, {i + 1 for i in wanted})
+                    self.rule.plain = not any(isinstance(dx, Tensor) for dx in answers.values())
+                except (AttributeError, TypeError):  # it needs Tensors; or it will say so again
+                    self.rule.plain = False
+        return self.rule.plain
+
+    def _record(self, xs: Sequence[Any], y: Any, wanted: Sequence[int], dy: Any) -> Record:
+        ids = tuple([i + 1 if i in wanted else 0 for i in range(len(self.specs))])
+        op, rule = self.rule.op, self.rule.rule
+        if self.specs and _is_complex(self.specs[0][1]):
+            shape, dtype = self.specs[0]
+            rule = effective(op, rule, [(shape, numpy_dtype(dtype))], dy)
+        out = tuple([-1 - i for i in range(len(self.outputs))]) if self.outputs else -1
+        return record_of(
+            op, rule, self.attrs, ids, self.specs, xs, out, y, self.layout, self.outputs
+        )
+
+    def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
+        if dx is None:
+            return None
+        if isinstance(dy, Tensor):
+            return check_gradient(record, leaf, dx, dy)
+        shape, dtype = self.specs[leaf]
+        if type(dx) is type(dy) and dx.shape == shape and dx.dtype == dtype:
+            return dx
+        made = wrap(dx) if _same_library(dx, dy) else dx
+        found = check_gradient(record, leaf, made, wrap(dy))
+        return None if found is None else found._data
+
+
+@cache
+def _is_complex(dtype: Any) -> bool:
+    """Whether a dtype of any library is complex.
+
+    (NumPy compares dtypes with torch's by trying to convert them, and swallows what is raised
+    meanwhile, Ctrl-C too.)
+    """
+    return "complex" in str(dtype)
+
+
+def _same_library(a: Any, b: Any) -> bool:
+    return is_array(a) and BACKENDS[type(a)] is BACKENDS[type(b)]

@@ -1,0 +1,103 @@
+"""Python numbers, and lists of them, as arrays of a dtype that was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regrad.core.tensor import Readable, Tensor
+from regrad.errors import ArgumentError, DTypeError, NumberRangeError, RegradError, ShapeError
+
+PLAIN = frozenset({bool, int, float, complex, list, tuple})
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a Tensor, or stands for one."""
+    return isinstance(value, Tensor | Readable)
+
+
+HOLDS_TENSORS = (
+    "a list that holds Tensors is no list of numbers: join them with stack([a, b, ...]) or "
+    "concat([a, b, ...]), which have a gradient"
+)
+
+
+def listed(values: Any, exact: bool = True) -> np.ndarray:
+    """Python numbers as NumPy reads them: bools, integers, floats or complex numbers.
+
+    Integers that only Python can hold come as an array of objects. (NumPy makes floats of them
+    where smaller ones stand beside them, as in `[2**63, 1]`; those stay unless it must be exact.)
+    """
+    if (
+        isinstance(values, list | tuple)
+        and not PLAIN.issuperset(map(type, values))
+        and any(map(is_tensor, values))
+    ):
+        raise ArgumentError(HOLDS_TENSORS)
+    try:
+        array = np.array(values)
+    except RegradError:  # of a Tensor in one of the rows, which may not be read
+        raise ArgumentError(HOLDS_TENSORS) from None
+    except ValueError as error:
+        raise ShapeError(f"a list of unequal rows is no Tensor: {error}") from None
+    if (exact or array.dtype.kind == "O") and (whole := integers(array, values)) is not None:
+        return whole
+    if array.dtype.kind not in "biufc":
+        raise DTypeError(f"a Tensor holds numbers or bools, got the list {values!r:.80}")
+    return array
+
+
+def integers(array: np.ndarray, values: Any) -> np.ndarray | None:
+    """The values as Python's integers, if they are, and NumPy has made something else of them."""
+    if array.dtype.kind not in "fO":
+        return None
+    if array.dtype.kind == "f" and not (np.abs(array) >= 2.0**63).any():
+        return None
+    exact = np.array(values, object)
+    whole = array.size > 0 and all(isinstance(v, int | np.integer) for v in exact.flat)
+    return exact if whole else None
+
+
+def under(values: Any, dtype: np.dtype) -> np.ndarray:
+    """Python numbers as an array of a dtype, each converted by itself and at once.
+
+    An integer dtype cuts off fractions, a real one takes the real part. Raises NumberRangeError
+    for numbers that the dtype cannot hold.
+    """
+    array = listed(values, exact=dtype.kind in "iu")
+    if array.dtype.kind == "c" and dtype.kind != "c":
+        array = np.real(array)
+    if dtype.kind in "iu":
+        check_range(array, dtype)
+        return array.astype(dtype)
+    try:
+        return array.astype(dtype, copy=False)
+    except OverflowError:
+        raise out_of_range(values, dtype) from None
+
+
+def check_range(array: np.ndarray, dtype: np.dtype) -> None:
+    """Refuse numbers that an integer dtype cannot hold, infinities and NaN among them."""
+    limits = np.iinfo(dtype)
+    if array.dtype.kind == "b":
+        return
+    if array.dtype.kind in "iu" and np.can_cast(array.dtype, dtype):
+        return
+    fits = (array > limits.min - 1) & (array < limits.max + 1)
+    if not np.all(fits):
+        raise out_of_range(array[~fits.astype(bool)].flat[0], dtype)
+
+
+def out_of_range(value: Any, dtype: np.dtype) -> NumberRangeError:
+    """The error for a number that a dtype cannot hold."""
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return NumberRangeError(
+            f"the number {value} does not fit the dtype {dtype}, which holds integers from "
+            f"{limits.min} to {limits.max}. Ask for a wider dtype, or convert the Tensor that "
+            "stands beside the number with astype."
+        )
+    return NumberRangeError(
+        f"the number {f'{value!s:.20}…'} is too large for {dtype}, as for every float"
+    )

@@ -1,0 +1,336 @@
+"""The decorator that makes an op out of a kernel, and the shorthands for columns of them.
+
+    @op("Square")
+    def square(xp, x: Tensor, /) -> Tensor:
+        "`x * x`, element by element."
+        return x * x
+
+Annotations decide what a parameter is. `Tensor`, `Tensor | None` and `Sequence[Tensor]` are
+tensors; `Indices` is a tensor of integers; everything else is an attribute. `TensorLike` reads
+as `Tensor` does, and tells a type checker that arrays and numbers are taken too. `xp` is the
+array namespace and is no part of the public signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import keyword
+import sys
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+
+from regrad.core import dispatch
+from regrad.core.callers import PACKAGE
+from regrad.core.fastpath import binary, unary
+from regrad.core.registry import OPS, Input, Op, check_op_type, find_op, gradient
+from regrad.core.rule import Entwined
+from regrad.core.signatures import check_call
+from regrad.core.tensor import TensorLike
+from regrad.errors import ArgumentError, RegistrationError, kind
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Indices: TypeAlias = TensorLike  # of integers: Python numbers given for it are not made float32
+KINDS = {
+    "TensorLike": ("one", False),
+    "TensorLike | None": ("optional", False),
+    "Sequence[TensorLike]": ("many", False),
+    "Tensor": ("one", False),
+    "Tensor | None": ("optional", False),
+    "Sequence[Tensor]": ("many", False),
+    "list[Tensor]": ("many", False),
+    "Indices": ("one", True),
+}
+
+
+def op(
+    type: str,
+    *,
+    elementwise: bool = False,
+    broadcasts: bool = False,
+    promotes: tuple[str, ...] | bool = False,
+    to_float: bool = False,
+    holomorphic: bool = True,
+    real: bool = False,
+) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[P, R]]:
+    """Make an op of type `type` out of a kernel.
+
+    Args:
+        type: The op type, CamelCase (TensorFlow's name where it has one).
+        elementwise: The op works element by element; several inputs broadcast. Graphs then know
+            the shape of its result, NumPy's function of its name takes Tensors, and overrides
+            find the functions that PyTorch and JAX have under it.
+        broadcasts: The inputs broadcast; the walk sums a gradient down to its input's shape.
+            (Inputs that broadcast are promoted to one dtype as well.)
+        promotes: The inputs that are brought to a common dtype before the kernel runs: True
+            for all, or their names.
+        to_float: As `promotes=True`, and integers and bools become float32.
+        holomorphic: The op is complex-differentiable, and its rule is written as for real
+            numbers (no conjugates; the walk puts them in). For ops such as `abs` say False and
+            write the rule in TensorFlow's convention for complex gradients.
+        real: The op is of real numbers only: complex ones, which have no order, are refused.
+
+    Raises RegistrationError if the type exists.
+
+    >>> import regrad as rg
+    >>> @rg.op("Halve")
+    ... def halve(xp, x: rg.Tensor, /) -> rg.Tensor:
+    ...     "`x / 2`, element by element."
+    ...     return x / 2
+    >>> halve(rg.tensor([2.0, 4.0])).print()
+    Tensor
+        [1, 2]
+    """
+
+    check_op_type(type)
+
+    def decorate(kernel: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        _check_function(kernel, type)
+        inputs, attrs = _parameters(kernel, type)
+        _check_free(type)
+        _check_name(kernel.__name__, type)
+        entry = Op(
+            type,
+            kernel.__name__.lstrip("_"),  # `_clip` is the op behind the function clip
+            kernel,
+            inputs,
+            attrs,
+            elementwise=elementwise,
+            broadcasts=broadcasts or (elementwise and len(inputs) > 1),
+            promotes=promotes,
+            to_float=to_float,
+            holomorphic=holomorphic,
+            real=real,
+            several=_annotation(kernel.__annotations__.get("return")).startswith("tuple"),
+        )
+        entry.function = _public(entry, kernel)
+        OPS[type] = entry
+        return entry.function
+
+    return decorate
+
+
+def _check_function(kernel: Any, type: str) -> None:
+    if not inspect.isfunction(kernel):
+        raise ArgumentError(f"op: the kernel of {type!r} must be a function, got {kind(kernel)}")
+
+
+def _check_name(name: str, type: str) -> None:
+    """Refuse a name that Python cannot call: the op is called as its kernel is."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ArgumentError(
+            f"op: the kernel of {type!r} is called {name!r}, which is no identifier, and the op is "
+            "called as its kernel is. Write it with def."
+        )
+
+
+def _check_free(type: str) -> None:
+    if type in OPS:
+        raise RegistrationError(
+            f"the op type {type!r} exists already (regrad.{OPS[type].name}); "
+            "choose another name for yours"
+        )
+
+
+def _parameters(kernel: Callable[..., Any], type: str) -> tuple[list[Input], list[str]]:
+    names = list(kernel.__code__.co_varnames)[: _count(kernel)]
+    if names[:1] != ["xp"]:
+        raise ArgumentError(
+            f"the kernel of the op type {type!r} must take the array namespace `xp` first, as in "
+            f"def {kernel.__name__}(xp, x: Tensor, /) -> Tensor"
+        )
+    positional = kernel.__code__.co_posonlyargcount
+    inputs, attrs = [], []
+    for i, name in enumerate(names[1:], 1):
+        kind = KINDS.get(_annotation(kernel.__annotations__.get(name)))
+        if kind is None and i < positional:
+            raise ArgumentError(
+                f"the kernel of the op type {type!r} takes its attribute {name!r} by position "
+                "only; put it behind the `/`, kernels get attributes by keyword"
+            )
+        if kind is None:
+            attrs.append(name)
+        else:
+            inputs.append(Input(name, *kind))
+    return inputs, attrs
+
+
+def _count(function: Callable[..., Any]) -> int:
+    return function.__code__.co_argcount + function.__code__.co_kwonlyargcount
+
+
+def _annotation(annotation: Any) -> str:
+    """An annotation as written, without module names (it may be a string or an object)."""
+    if isinstance(annotation, type):
+        annotation = annotation.__name__
+    for module in ("regrad.core.tensor.", "regrad.", "rg.", "collections.abc.", "typing."):
+        annotation = str(annotation).replace(module, "")
+    return str(annotation)
+
+
+def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that users call: the kernel's signature without `xp`, and the one road.
+
+    Ops of one or two plain tensors take a short road. For the others the function is written
+    out, so that Python itself checks and names the arguments.
+    """
+    short = {1: unary, 2: binary}.get(len(entry.inputs))
+    plain = entry.flat and not entry.attrs and not any(i.integers for i in entry.inputs)
+    if short and plain and (len(entry.inputs) == 1 or all(entry.promotes)):
+        function = short(entry)
+    else:
+        function = _write_function(entry, kernel)
+        function.__signature__ = Declared(lambda: inspect.signature(kernel))  # pyright: ignore
+    return _dress(function, entry, kernel)
+
+
+def _write_function(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    scope: dict[str, Any] = {
+        "__name__": __name__, "call_": dispatch.call, "op_": entry, "misfit_": _misfit,
+        "missing_": MISSING,
+    }  # fmt: skip
+    names = kernel.__code__.co_varnames[1 : _count(kernel)]
+    positional = kernel.__code__.co_argcount - 1
+    only = kernel.__code__.co_posonlyargcount - 1
+    defaults = _defaults(kernel)
+    pieces = []
+    for i, name in enumerate(names):
+        if i == positional:
+            pieces.append("*more_")
+        scope[f"{name}_"] = defaults.get(name, MISSING)
+        pieces.append(f"{name}={name}_")
+        if i + 1 == only:
+            pieces.append("/")
+    if positional == len(names):
+        pieces.append("*more_")
+    needed = [name for name in names if name not in defaults]
+    fault = " or ".join(["more_", "unknown_", *[f"{name} is missing_" for name in needed]])
+    before = "".join(f"{name}, " for name in names[:positional])
+    after = ", ".join(f"{name!r}: {name}" for name in names[positional:])
+    tensors = "".join(f"{i.name}, " for i in entry.inputs)
+    attrs = ", ".join(f"{a!r}: {a}" for a in entry.attrs)
+    # As namedtuple does: a function with exactly this signature, which answers whatever else it
+    # is given. Its file name says that it is ours, so that hits and warnings name the line of
+    # the caller.
+    source = (
+        f"def {entry.name}({', '.join([*pieces, '**unknown_'])}):\n"
+        f"    if {fault}: raise misfit_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
+        f"    return call_(op_, ({tensors}), {{{attrs}}})"
+    )
+    exec(compile(source, f"{PACKAGE}<{entry.name}>", "exec"), scope)
+    return scope[entry.name]
+
+
+MISSING = object()  # stands for an argument that was not given
+
+
+def _defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of a kernel's parameters, by name."""
+    values = kernel.__defaults__ or ()
+    positional = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
+    last = positional[len(positional) - len(values) :]
+    return {**dict(zip(last, values, strict=True)), **(kernel.__kwdefaults__ or {})}
+
+
+def _misfit(
+    op: Op, args: Sequence[Any], options: dict[str, Any], unknown: dict[str, Any]
+) -> Exception:
+    """The error for a call that an op's signature does not fit."""
+    args = list(itertools.takewhile(lambda x: x is not MISSING, args))
+    options = {name: x for name, x in {**options, **unknown}.items() if x is not MISSING}
+    try:
+        check_call(op.function, op.name, args, options)
+    except ArgumentError as error:
+        return error
+    raise AssertionError(f"{op.name} takes what was refused")
+
+
+class Declared(inspect.Signature):
+    """What an op takes, worked out when somebody asks for it."""
+
+    __slots__ = ("_declare",)
+
+    def __init__(self, declare: Callable[[], inspect.Signature]) -> None:
+        self._declare = declare
+
+    @property
+    def parameters(self) -> Any:
+        found = self._declare().parameters
+        return MappingProxyType({name: p for name, p in found.items() if name != "xp"})
+
+    @property
+    def _return_annotation(self) -> Any:
+        return self._declare().return_annotation
+
+
+def _dress(function: Callable[..., Any], entry: Op, like: Callable[..., Any]) -> Callable[..., Any]:
+    function.__name__ = function.__qualname__ = entry.name
+    function.__module__ = like.__module__
+    function.__annotations__ = {k: v for k, v in like.__annotations__.items() if k != "xp"}
+    function.__doc__ = f"{like.__doc__}\n\n    Op type: `{entry.type}`." if like.__doc__ else None
+    return function
+
+
+def elementwise(
+    type: str,
+    name: str,
+    kernel: Callable[..., Any] | str,
+    doc: str,
+    *rules: Callable[..., Any],
+    to_float: bool = False,
+    holomorphic: bool = True,
+    real: bool = False,
+    inputs: str = "x",
+) -> Callable[..., Any]:
+    """One row of a table of elementwise ops; it desugars to `@op` and `@gradient`.
+
+    `kernel` is a function of `(xp, x)`, or the name that the standard gives it. One rule per
+    input, in order; none for ops that have no gradient.
+    """
+    names = inputs.split()
+    _check_free(type)
+    entry = OPS[type] = Op(
+        type,
+        name,
+        kernel,
+        [Input(n, "one") for n in names],
+        elementwise=True,
+        broadcasts=len(names) > 1,
+        promotes=len(names) > 1,
+        to_float=to_float,
+        holomorphic=holomorphic,
+        real=real,
+    )
+    function = (unary if len(names) == 1 else binary)(entry)
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = sys._getframe(1).f_globals["__name__"]
+    function.__annotations__ = dict.fromkeys([*names, "return"], "Tensor")
+    function.__doc__ = f"{doc}\n\n    Op type: `{type}`."
+    entry.function = function
+    for wrt, rule in zip(names, rules, strict=False):
+        gradient(type, wrt)(rule)
+    return function
+
+
+def piecewise_constant(type: str, rule: Callable[..., Any]) -> None:
+    """Give an op a rule that is zero (or None) wherever the op is differentiable.
+
+    Such a rule ignores its inputs as a linear op's does, but the op is not linear; forward
+    mode must know.
+    """
+    entry = find_op(type)
+    for each in entry.inputs:
+        gradient(type, each.name)(rule)
+    entry.rule.flat = True
+
+
+def entwined(type: str, *rules: Callable[..., Any], together: Callable[..., Any]) -> None:
+    """Give an op one rule per input, and one for the first beside others, see `Entwined`."""
+    entry = find_op(type)
+    rule = entry.rule = Entwined(entry, type)
+    for each, function in zip(entry.inputs, rules, strict=True):
+        rule.add(each.name, function)
+    rule.add_together(together)

@@ -1,0 +1,214 @@
+"""`gradient_override_map`: rules put in force by op type, within a scope."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from regrad.core.callers import find_caller
+from regrad.core.registry import Op, find_op, resolve
+from regrad.core.reports import Binding, Hit
+from regrad.core.rule import Rule
+from regrad.core.scopes import Scope, left_out_of_turn
+from regrad.core.state import STATE, State, current
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError
+
+
+class WrappedRule(Rule):
+    """A rule with something around its pull."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.name = rule.name
+        self.function = rule.function
+        self.watches = rule.watches
+        self.flat = rule.flat
+        self.constant = rule.constant
+        self.holomorphic = rule.holomorphic
+        self.whole = rule.whole
+        self.keeps = rule.keeps
+        self.carries = rule.carries
+        self.unless = rule.unless
+
+    @property
+    def bare(self) -> Rule:
+        return self.rule.bare
+
+
+class CountedRule(WrappedRule):
+    """A rule that counts in a hit how often it runs."""
+
+    def __init__(self, rule: Rule, hit: Hit) -> None:
+        super().__init__(rule)
+        self.hit = hit
+
+    def under(self, binding: OpBinding | None) -> Rule:
+        """Return the same rule for an op that is run again, counted in the scope open now."""
+        if binding is None or binding.rule is not self.rule:
+            return self
+        return binding.counted_at(self.hit.where)
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        self.hit.ran += 1
+        return self.rule.pull(record, dy, wanted)
+
+
+class OpBinding(Binding):
+    """A rule bound to an op type of regrad's."""
+
+    def __init__(self, op: Op, rule: Rule, depth: int) -> None:
+        super().__init__(op.type, rule.name)
+        self.op = op
+        self.rule = rule
+        self.depth = depth  # how many scopes are around; the innermost wins
+        self.counted: dict[str, CountedRule] = {}  # by line
+
+    def bind(self, xs: Sequence[Tensor]) -> CountedRule:
+        """Return the rule for an op of `xs` that is being created, counted at its caller's line."""
+        counted = self.counted_at(find_caller())
+        counted.hit.add(xs[0]._data.shape if xs else ())
+        return counted
+
+    def counted_at(self, where: str) -> CountedRule:
+        """Return the rule as it is counted at a source line."""
+        if where not in self.counted:
+            self.counted[where] = CountedRule(self.rule, self.hit_at(where))
+        return self.counted[where]
+
+    def copy(self) -> OpBinding:
+        """Return the same rule with hits of its own: those of a program while it is traced."""
+        return OpBinding(self.op, self.rule, self.depth)
+
+    def absorb(self, hit: Hit, count: int, ran: int) -> None:
+        """Count hits of a compiled program that runs, which were `hit` when it was traced."""
+        mine = self.hit_at(hit.where)
+        mine.count += count
+        mine.ran += ran
+        mine.sizes.update(hit.sizes)
+
+    def repeat(self) -> OpBinding:
+        """Return the same rule for ops that are created again: only its runs are counted."""
+        return RepeatedBinding(self)
+
+
+class RepeatedBinding(OpBinding):
+    """A binding under which ops are created that were counted before."""
+
+    def __init__(self, first: OpBinding) -> None:
+        super().__init__(first.op, first.rule, first.depth)
+        self.counted_at = first.counted_at
+
+    def bind(self, xs: Sequence[Tensor]) -> CountedRule:
+        counted = super().bind(xs)
+        counted.hit.count -= 1
+        return counted
+
+    def repeat(self) -> OpBinding:
+        return self
+
+
+class gradient_override_map(Scope[OpBinding]):
+    """Within the scope, ops of the given types are differentiated by the given rules.
+
+    Args:
+        rules: `{op type: rule}`. A rule is a function, a name given to `RegisterGradient`, or
+            an op type whose own rule is to be used (`{"Round": "Identity"}` is the
+            straight-through estimator). Functions are in the native form `(dy, x, …)` or in
+            TensorFlow's `(op, grad, …)`; see `gradient`. `rules.builtin("Relu")` is the op type's
+            own rule as a function, for one that scales, clips or logs it.
+
+    An op is bound when it is *created*; where and when it is differentiated does not matter.
+    Scopes nest, and the inner one wins op type by op type. They hold in their own thread and
+    asyncio task. The rules themselves, and the backward pass, run with scopes masked.
+
+    The object bound by `as` tells what happened: `hits` lists op type, rule, source line, how
+    many ops were created and how often the rule ran, and `assert_fired()` raises unless each
+    rule ran. A scope in which nothing matched warns with UnusedOverrideWarning.
+
+    As a decorator, `@gradient_override_map(rules)`, it opens a scope of its own for each call of
+    the function; the hits of all calls are told by the object that decorates. What runs after
+    the call (a generator, a coroutine) is refused.
+
+    Raises:
+        ArgumentError: the map is not a dict of op types to rules.
+        UnknownOpError: an op type or rule name does not exist (with near names).
+        RuleError: a rule asks for a name that the op type does not have.
+
+    Source: `tf.Graph.gradient_override_map`, which checks neither keys nor names.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Sign": lambda dy, x: rg.where(abs(x) <= 1, dy, 0)}) as used:
+    ...     rg.grad(rg.sign)(rg.tensor([-2.0, 0.5])).print()
+    Tensor
+        [0, 1]
+    >>> used.assert_fired()
+    """
+
+    def __init__(self, rules: Mapping[str, str | Callable[..., Any]]) -> None:
+        if not isinstance(rules, Mapping):
+            raise ArgumentError(
+                "gradient_override_map takes a dict of op types to rules, as in "
+                f"gradient_override_map({{'Sign': rule}}), got {rules!r:.60}"
+            )
+        self._rules = dict(rules)
+        self._bindings: dict[str, OpBinding] = {}
+
+    def _steps(self) -> Generator[Self]:
+        before = current()
+        inside = self._inside(before)
+        try:
+            STATE.set(inside)
+            yield self
+        finally:
+            while before is not None and before.left is not None:
+                before = before.left[0]
+            found = STATE.set(before).old_value  # (first of all: a signal may raise after a call)
+            if found is not inside:
+                STATE.set(found)
+                inside.left = (before,)
+                raise left_out_of_turn()
+        self._warn_unless_hit()
+
+    def _inside(self, before: State | None) -> State:
+        """The state in the scope."""
+        around = (before and before.overrides) or {}
+        depth = 1 + max((b.depth for b in around.values()), default=0)
+        ops = {key: find_op(key) for key in self._rules}
+        new = {
+            op.type: OpBinding(op, self._resolve(self._rules[key], op), depth)
+            for key, op in ops.items()
+        }
+        given = {(op.type, _identity(self._rules[key])) for key, op in ops.items()}
+        if len(new) < len(given):  # (Add and AddV2 with one rule is what portable code says)
+            raise ArgumentError(
+                f"two keys of the map name one op type: {', '.join(map(repr, ops))} are "
+                f"{', '.join(sorted({repr(op.type) for op in ops.values()}))}"
+            )
+        self._bindings = new
+        inside = {**around, **{self._key(op_type): b for op_type, b in new.items()}}
+        return before.overriding(inside) if before is not None else State(overrides=inside)
+
+    def _fresh(self, rules: Any) -> gradient_override_map:
+        return gradient_override_map(rules)
+
+    def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
+        """The rule that an entry of the map stands for."""
+        return resolve(value, op)
+
+    def _key(self, op_type: str) -> Any:
+        """Under what key a binding is found; a graph's own scope is found for its ops only."""
+        return op_type
+
+    def _hint(self) -> str:
+        torch = " (For PyTorch code there is regrad.torch.gradient_override_map.)"
+        return "the op type." + torch * ("torch" in sys.modules)
+
+    def _key_of(self, op_type: str) -> str:
+        return find_op(op_type).type
+
+
+def _identity(rule: str | Callable[..., Any]) -> Any:
+    """What tells two rules of a map apart; callable objects need no hash."""
+    return rule if isinstance(rule, str) else id(rule)

@@ -1,0 +1,103 @@
+"""Running a function under a tape, and pulling gradients back through what it recorded."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regrad.core.dispatch import alias, as_dtype
+from regrad.core.registry import OPS
+from regrad.core.state import BESIDE, OPEN, STATE, State, current, note_beside
+from regrad.core.tape import Tape
+from regrad.core.tensor import Tensor
+from regrad.core.walk import Grads, drain, seed, walk, walk_from
+
+
+def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+    """Run `f` while `tape` records as the innermost; the tape is off afterwards, come what may."""
+    state = current()
+    try:
+        OPEN[tape] = None
+        if len(OPEN) > 1 and (state is None or not state.tapes):
+            note_beside(tape, state)
+        STATE.set(State((tape,)) if state is None else state.taping(tape))
+        return f(*args)
+    finally:
+        # A signal's handler (Ctrl-C) may raise after any call: there is one, and it comes last.
+        if tape in OPEN:
+            del OPEN[tape]
+        if tape in BESIDE:
+            del BESIDE[tape]
+        STATE.set(state)
+
+
+def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False) -> Grads:
+    """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
+    if y._id not in watched:
+        return {}
+    records = reversed(tape.records) if again else drain(tape.records)
+    return walk(records, {y._id: seed(y, dy)}, watched)
+
+
+def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Any]) -> Grads:
+    """The gradients of `sum(y * dy)` over all ys by what the tape watches."""
+    watched = tape.close()
+    return walk_from(reversed(tape.records), [y._id for y in ys], dys, watched)
+
+
+def pulled(
+    f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
+    dys: Sequence[Any], reached: Sequence[int] | None = None,
+) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
+    """Return what f returns, and its gradients by the inputs at the places `wanted`.
+
+    The dys are those of the outputs at the places `reached` (None: of all). A gradient is None
+    where nothing is connected.
+    """
+    xs, tape = list(xs), Tape()
+    for i in wanted:  # (f sees aliases, so that only this use of an input counts)
+        xs[i] = alias(xs[i])
+        tape.watched.add(xs[i]._id)
+    ys = run_taped(tape, f, (xs,))
+    found = pull_through(tape, ys if reached is None else [ys[i] for i in reached], dys)
+    return ys, [found.get(xs[i]._id) for i in wanted]
+
+
+def or_zeros(dx: Tensor | None, x: Tensor, dtype: Any = None) -> Tensor:
+    """A gradient that was found, or zeros of x's shape; in x's dtype, or another."""
+    if dx is None:
+        return OPS["ZerosLike"].function(x, dtype=dtype)
+    return dx if dtype is None or dx.dtype == dtype else as_dtype(dx, dtype)
+
+
+BackState = tuple[list[Any], list[Any]]  # the gradients by the carry, and those summed so far
+StepBack = Callable[[tuple[Sequence[Any], Sequence[Any] | None], Any], tuple[BackState, list[Any]]]
+
+
+def step_back(
+    pull: Callable[[Sequence[Any], Any], Sequence[Any]],
+    captured: int,
+    add: Callable[[Any, Any], Any] = operator.add,
+) -> StepBack:
+    """Return one step of the backward pass of a loop: `(dcarry, sums), entry` to the same, and dxs.
+
+    `pull(dcarry, entry)` gives the gradients of the loop's body: by the carry, which go on to the
+    step before; by what the step alone was given, the dxs; and by the `captured` values that all
+    steps share, which are summed (None as `sums`: so far there are none). Every loop goes back by
+    this function, whatever repeats it: JAX, the engine, Python, or a session's program.
+    """
+
+    def back(
+        state: tuple[Sequence[Any], Sequence[Any] | None], entry: Any
+    ) -> tuple[BackState, list[Any]]:
+        dcarry, sums = state
+        found = pull(dcarry, entry)
+        n, k = len(dcarry), len(found) - captured
+        more = list(found[k:])
+        if sums is not None:  # (a value that stands as None has no gradient)
+            pairs = zip(sums, more, strict=True)
+            more = [None if total is None else add(total, dx) for total, dx in pairs]
+        return (list(found[:n]), more), list(found[n:k])
+
+    return back

@@ -1,0 +1,94 @@
+"""Classes that their users have registered as containers, with optree or with JAX.
+
+optree opens its own from the namespace "regrad" and from the one for everybody. A class that JAX
+knows is made known to optree when the first object of it turns up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError
+
+NAMESPACE = "regrad"
+LEAVES = {Tensor, np.ndarray, bool, int, float, complex, str, list}  # most are one of these
+
+
+def adopted(leaves: Iterable[Any]) -> bool:
+    """Whether there were objects among these that JAX opens; optree opens them from now on."""
+    strange = [x for x in leaves if type(x) not in LEAVES and not isinstance(x, Tensor)]
+    jax = sys.modules.get("jax") if strange else None
+    registry = getattr(getattr(jax, "tree_util", None), "default_registry", None)
+    if registry is None:
+        return False
+    new = {type(x) for x in strange if registry.flatten_one_level(x) is not None}
+    for kind in new:
+        _adopt(kind)
+    return bool(new)
+
+
+def _adopt(kind: type) -> None:
+    import optree
+
+    optree.register_pytree_node(
+        kind,
+        _open,  # pyright: ignore[reportArgumentType]
+        _close,  # pyright: ignore[reportArgumentType]
+        path_entry_type=optree.GetAttrEntry,
+        namespace=NAMESPACE,
+    )
+
+
+def _open(value: Any) -> tuple[Sequence[Any], Frame, Sequence[str]]:
+    import jax
+
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    names = [str(getattr(keys[0], "name", getattr(keys[0], "key", keys[0]))) for keys, _ in pairs]
+    return [child for _, child in pairs], Frame(treedef), names
+
+
+def _close(frame: Frame, children: Sequence[Any]) -> Any:
+    return frame.treedef.unflatten(children)
+
+
+class Frame:
+    """What is left of an object without its children: the class, and what is static in it."""
+
+    def __init__(self, treedef: Any) -> None:
+        self.treedef = treedef
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frame) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self._key())
+        except TypeError as error:
+            raise ArgumentError(
+                f"the static fields of {self.treedef} are part of the key under which a compiled "
+                f"program is found, so they must be hashable: {error}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return repr(self.treedef)
+
+    def _key(self) -> Any:
+        return self.treedef, exactly(self.treedef.node_data())
+
+
+def exactly(value: Any) -> Any:
+    """A static value as part of a key: by type and exact value, all the way down.
+
+    `1` is not `True` and `0.0` is not `-0.0`; NaN is itself.
+    """
+    if isinstance(value, tuple | frozenset):
+        parts = map(exactly, value)
+        return type(value), (frozenset if isinstance(value, frozenset) else tuple)(parts)
+    if isinstance(value, float | complex | np.inexact):
+        return type(value), repr(value)
+    return type(value), value

@@ -1,0 +1,434 @@
+"""The one table of op types and rules, for built-ins and users alike.
+
+An `Op` is an op type: its kernel, its inputs and attributes by name, and its rule.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeVar
+
+from regrad.core import backends
+from regrad.core.rule import (
+    Joint,
+    Missing,
+    NoGradient,
+    PerInput,
+    Rule,
+    TensorFlowForm,
+    called,
+    parameters,
+    place,
+)
+from regrad.core.signatures import parameters_of, public
+from regrad.errors import (
+    ArgumentError,
+    MissingRuleError,
+    RegistrationError,
+    RuleError,
+    SignatureError,
+    UnknownOpError,
+    near,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OPS: dict[str, Op] = {}
+RULES: dict[str, Callable[..., Any] | Rule] = {}  # registered under a free name, for maps
+
+CACHED = type(cache(id))
+version = 0  # counts the changes of rules, which compiled programs have built in
+
+ALIASES = {
+    "Add": "AddV2",
+    "BatchMatMul": "MatMul",
+    "BatchMatMulV2": "MatMul",
+    "Concat": "ConcatV2",
+    "Div": "RealDiv",
+    "Gather": "GatherV2",
+    "Inv": "Reciprocal",
+    "Pad": "PadV2",
+    "ReverseV1": "ReverseV2",
+    "Rint": "Round",
+    "Select": "SelectV2",
+    "SplitV": "Split",
+    "TopK": "TopKV2",
+}
+
+
+class Input(NamedTuple):
+    """A tensor parameter of an op: one tensor, an optional one, or a sequence of them."""
+
+    name: str
+    kind: str  # "one", "optional" or "many"
+    integers: bool = False  # Python numbers given here are indices, not float32
+
+
+class Kernels(dict[type, Callable[..., Any]]):
+    """Array type → the kernel bound to that array's namespace, filled on first use."""
+
+    def __init__(self, kernel: Callable[..., Any] | str) -> None:
+        self.kernel = kernel
+
+    def __missing__(self, array_type: type) -> Callable[..., Any]:
+        backend = backends.BACKENDS[array_type]
+        if isinstance(self.kernel, str):
+            bound = backend.function(self.kernel)
+        else:
+            bound = partial(self.kernel, backend.xp)
+        self[array_type] = bound
+        return bound
+
+
+def not_yet(*args: Any, **attrs: Any) -> Any:
+    """Stands for the public function until it is made."""
+    raise AssertionError("an op was called before its definition ended")
+
+
+class Op:
+    """An op type. `flat` ops take one tensor per parameter, so arguments are leaves."""
+
+    __slots__ = (
+        "attrs",
+        "broadcasts",
+        "elementwise",
+        "flat",
+        "function",
+        "holomorphic",
+        "inputs",
+        "kernels",
+        "kinds",
+        "name",
+        "promotes",
+        "real",
+        "replaced",
+        "rule",
+        "several",
+        "single",
+        "stateful",
+        "to_float",
+        "type",
+    )
+
+    def __init__(
+        self,
+        type: str,
+        name: str,
+        kernel: Callable[..., Any] | str,
+        inputs: Sequence[Input],
+        attrs: Sequence[str] = (),
+        *,
+        broadcasts: bool = False,
+        promotes: Sequence[str] | bool = False,
+        to_float: bool = False,
+        holomorphic: bool = True,
+        real: bool = False,
+        several: bool = False,
+        stateful: bool = False,
+        elementwise: bool = False,
+    ) -> None:
+        self.type = type
+        self.name = name
+        self.kernels = Kernels(kernel)
+        self.inputs = tuple(inputs)
+        self.attrs = tuple(attrs)
+        self.flat = all(i.kind == "one" for i in inputs)
+        self.single = self.flat and len(inputs) == 1 and not inputs[0].integers
+        self.elementwise = elementwise
+        self.broadcasts = broadcasts
+        if isinstance(promotes, bool):
+            promotes = [i.name for i in inputs] if promotes or broadcasts or to_float else []
+        self.promotes = tuple(i.name in promotes for i in inputs)
+        self.to_float = to_float
+        self.holomorphic = holomorphic
+        self.real = real
+        self.several = several  # its kernel returns a tuple
+        self.stateful = stateful  # its kernel takes the state of the run first (graphs only)
+        # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
+        self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
+        self.rule: Rule = Missing(self)
+        self.replaced: Rule | None = None  # its first rule, once it was given another
+        self.function: Callable[..., Any] = not_yet
+
+    def __repr__(self) -> str:
+        return f"<op type {self.type}>"
+
+    @property
+    def shipped(self) -> Rule:
+        """The rule that its author gave it."""
+        return self.replaced or self.rule
+
+    def owns(self, rule: Rule) -> bool:
+        """Whether a rule, counted or not, is the op's own."""
+        return rule.bare is self.rule or rule.bare is self.replaced
+
+    def names(self) -> list[str]:
+        """Everything that a rule of this op may name after `dy`."""
+        inputs = [i.name for i in self.inputs]
+        details = [f"{n}_{what}" for n in inputs for what in ("shape", "dtype")]
+        return [*inputs, "y", *self.attrs, *details]
+
+
+# -- registering ---------------------------------------------------------------------------
+
+
+def canonical(op_type: str) -> str:
+    """The op type under the name used here (TF has several for some: Add and AddV2)."""
+    return ALIASES.get(op_type, op_type)
+
+
+def check_op_type(op_type: Any) -> None:
+    """Refuse what cannot be the name of an op type."""
+    if not isinstance(op_type, str) or not op_type:
+        raise ArgumentError(f"an op type is a string such as 'Relu', got {op_type!r:.80}")
+
+
+@public
+def find_op(op_type: str) -> Op:
+    """The op of a type, or an error with near names."""
+    check_op_type(op_type)
+    op = OPS.get(canonical(op_type))
+    if op is None:
+        raise UnknownOpError(
+            f"there is no op type {op_type!r}.{near(op_type, [*OPS, *ALIASES])} "
+            "regrad.op_types() lists them all."
+        )
+    return op
+
+
+@public
+def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> Callable[[F], F]:
+    """Give an op type its rule: `@gradient("Square")`, or for one input `@gradient("MatMul", "a")`.
+
+    The rule's first parameter decides its form. `dy` makes it native: the other parameters
+    name what it needs (an input, the output `y`, an attribute, `x_shape`, `x_dtype`), and
+    a record keeps just that; `**names` takes, and keeps, all of them. Anything else makes it
+    TensorFlow's: `(op, grad, ...)`.
+    With `wrt` it gives one input's gradient and runs only if that is wanted; without, the
+    gradients of all inputs in order. None means no gradient.
+
+    Raises:
+        UnknownOpError: the op type does not exist.
+        RegistrationError: it has a rule already; pass `overwrite=True` to replace it
+            everywhere, or use `gradient_override_map` to replace it in a scope.
+        RuleError: the rule asks for a name that the op does not have.
+
+    Source: TensorFlow's `RegisterGradient`; names that decide what is kept are
+    PyTorch's `derivatives.yaml`.
+
+    >>> import regrad as rg
+    >>> @rg.op("Cube")
+    ... def cube(xp, x: rg.Tensor, /) -> rg.Tensor:
+    ...     "`x * x * x`, element by element."
+    ...     return x * x * x
+    >>> @rg.gradient("Cube")
+    ... def _(dy, x):
+    ...     return dy * 3 * x * x
+    >>> rg.grad(cube)(rg.scalar(2.0)).print()
+    Tensor
+        12
+    """
+    op = find_op(type)
+
+    def register(function: F) -> F:
+        taken = not isinstance(op.rule, Missing)
+        if taken and not overwrite and not (wrt and _lacks(op.rule, wrt)):
+            raise RegistrationError(
+                f"the op type {op.type!r} has a rule already"
+                f"{f' for its input {wrt!r}' if wrt else ''}. To change it within a scope use "
+                f"gradient_override_map({{{op.type!r}: rule}}); to replace it everywhere pass "
+                "overwrite=True."
+            )
+        if taken and op.replaced is None and not (wrt and _lacks(op.rule, wrt)):
+            op.replaced = op.rule
+        op.rule = _extend(op, wrt, function) if wrt else bind(function, op, op.type)
+        _count_change()
+        return function
+
+    return register
+
+
+def _count_change() -> None:
+    global version
+    version += 1
+
+
+def _lacks(rule: Rule, wrt: str) -> bool:
+    return isinstance(rule, PerInput) and wrt not in rule.functions
+
+
+def _extend(op: Op, wrt: str, function: Callable[..., Any]) -> PerInput:
+    names = [i.name for i in op.inputs]
+    if wrt not in names:
+        raise RuleError(
+            f"the op type {op.type!r} has no input {wrt!r}.{near(wrt, names)} "
+            f"Its inputs are {', '.join(names)}."
+        )
+    rule = PerInput(op, op.type)
+    if isinstance(op.rule, PerInput):
+        for known, old in op.rule.functions.items():
+            rule.add(known, old)
+    rule.add(wrt, function)
+    return rule
+
+
+@public
+def RegisterGradient(name: str) -> Callable[[F], F]:
+    """Register a rule under a free name, for use in `gradient_override_map`.
+
+    Raises ArgumentError for a name that is not a string and RegistrationError (a KeyError)
+    for one that is taken, by another rule or by an op type. The function itself comes back.
+
+    Source: `tf.RegisterGradient`.
+
+    >>> import regrad as rg
+    >>> @rg.RegisterGradient("StraightThroughDoc")
+    ... def straight_through(op, grad):
+    ...     return grad
+    >>> with rg.gradient_override_map({"Sign": "StraightThroughDoc"}):
+    ...     rg.grad(rg.sign)(rg.scalar(0.5)).print()
+    Tensor
+        1
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(f"RegisterGradient needs a name (a string), got {name!r}")
+
+    def register(function: F) -> F:
+        if not callable(function):
+            raise ArgumentError(
+                f"the rule registered as {name!r} must be callable, got {function!r}"
+            )
+        if name in RULES or name in OPS:
+            raise name_is_taken(name)
+        RULES[name] = function
+        return function
+
+    return register
+
+
+def name_is_taken(name: str) -> RegistrationError:
+    """A second registration under one name."""
+    former = RULES.get(name)
+    by = " by an op type" if former is None else ""
+    if callable(former):
+        by = f" by {place(former)}"
+    return RegistrationError(
+        f"the name {name!r} is taken already{by}. Choose another name, or give "
+        "gradient_override_map the function itself, which needs no name."
+    )
+
+
+@public
+def not_differentiable(*op_types: str) -> None:
+    """Declare that these op types have no gradient; what they return is free of any tape."""
+    for op_type in op_types:
+        find_op(op_type).rule = NoGradient()
+        _count_change()
+
+
+@public
+def op_types() -> list[str]:
+    """All op types, sorted: the keys that `gradient_override_map` and `gradient` accept.
+
+    >>> import regrad as rg
+    >>> "MatMul" in rg.op_types()
+    True
+    """
+    return sorted(OPS)
+
+
+# -- putting a rule in force ---------------------------------------------------------------
+
+
+def resolve(value: str | Callable[..., Any], op: Op) -> Rule:
+    """The rule that a map's value stands for, bound to `op`."""
+    bound_to = getattr(type(value), "bound_to", None)  # a builtin
+    if bound_to is not None:
+        return bound_to(value, op)
+    if callable(value):
+        return bind(value, op, called(value))
+    if not isinstance(value, str):
+        raise ArgumentError(
+            f"gradient_override_map maps op types to rules: for {op.type!r} expected a "
+            f"registered name or a function, got {value!r:.80}"
+        )
+    if value in RULES:
+        registered = RULES[value]
+        return registered if isinstance(registered, Rule) else bind(registered, op, value)
+    if canonical(value) in OPS:
+        lender = OPS[canonical(value)]
+        return borrowed(lender, lender.rule, op)
+    raise UnknownOpError(
+        f"no rule is registered as {value!r} (wanted for the op type {op.type!r})."
+        f"{near(value, [*RULES, *OPS])} Register it with @RegisterGradient({value!r}), or give "
+        "the function itself."
+    )
+
+
+def borrowed(lender: Op, rule: Rule, op: Op) -> Rule:
+    """A rule of another op type, its names resolved against `op`."""
+    if isinstance(rule, NoGradient):
+        return rule
+    if rule.function is not None:
+        borrowed = bind(rule.function, op, lender.type)
+        borrowed.holomorphic = lender.holomorphic
+        return borrowed
+    if not isinstance(rule, PerInput):
+        raise MissingRuleError(f"the op type {lender.type!r} has no rule to borrow for {op.type!r}")
+    borrowed = PerInput(op, lender.type)
+    if not set(rule.functions) <= {i.name for i in op.inputs}:
+        raise RuleError(
+            f"the rule of {lender.type!r} is for the inputs {', '.join(rule.functions)}; the op "
+            f"type {op.type!r} has {len(op.inputs)} inputs, {', '.join(i.name for i in op.inputs)}"
+        )
+    for wrt, function in rule.functions.items():
+        borrowed.add(wrt, function)
+    borrowed.holomorphic = lender.holomorphic
+    return borrowed
+
+
+def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
+    """A rule function as a rule of `op`; the first parameter's name decides its form."""
+    if isinstance(function, CACHED):
+        raise ArgumentError(
+            f"the rule {name!r} is wrapped in functools.cache or lru_cache, which cannot look up "
+            "Tensors. Give the function itself: a gradient is computed anew for each op."
+        )
+    first = parameters(function)[:1]
+    if first == ["dy"]:
+        if len(op.inputs) > 1:
+            return Joint(op, name, function)
+        rule = PerInput(op, name)
+        for only in op.inputs:
+            rule.add(only.name, function)
+        rule.function = function
+        rule.whole = True
+        return rule
+    _check_tensorflow_form(function, op, name)
+    return TensorFlowForm(op, name, function)
+
+
+def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> None:
+    names = parameters(function)
+    ours = {"dy", "y", *op.attrs, *[i.name for i in op.inputs]}  # the native form was meant
+    meant = names[:1] != ["op"] and not ours.isdisjoint(names)
+    try:
+        inspect.signature(function).bind("op", "grad")
+        fits = True
+    except TypeError:
+        fits = _takes_several(function)
+    except ValueError:  # a builtin without a signature: its own call will tell
+        fits = True
+    if meant or not fits:
+        raise SignatureError(
+            f"the rule {name!r} takes {parameters_of(function)}. A rule's first parameter is dy "
+            "(native form: the others name what it needs, as in `def rule(dy, x)`), or else it is "
+            "in TensorFlow's form and takes (op, grad, ...)."
+        )
+
+
+def _takes_several(function: Callable[..., Any]) -> bool:
+    kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+    return sum(k in (k.POSITIONAL_ONLY, k.POSITIONAL_OR_KEYWORD) for k in kinds) > 2

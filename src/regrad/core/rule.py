@@ -1,0 +1,457 @@
+"""The forms that a rule can take, and how the gradient passes each.
+
+In the native form a rule's first parameter is `dy`, the gradient arriving, and the others are
+**names**: an input (`x`), the output (`y`), an attribute (`axis`), or only an input's shape or
+dtype (`x_shape`, `x_dtype`). In TensorFlow's form it takes `(op, grad, ...)` and gets the whole
+record. The names decide what a record keeps.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import FunctionType, MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from regrad.core.signatures import parameters_of, plain_code
+from regrad.errors import MissingRuleError, RuleError, SignatureError, near
+
+if TYPE_CHECKING:
+    from regrad.core.registry import Op
+    from regrad.core.tape import Record
+    from regrad.core.tensor import Tensor
+
+# What arrives at an op: one gradient, or for several outputs one each, None where none arrives.
+Cotangent: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
+
+
+STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+NO_PLANS: Mapping[frozenset[int], tuple[frozenset[int], bool]] = MappingProxyType({})
+
+
+class Rule:
+    """How the gradient passes one op: what a record must keep, and the pull itself."""
+
+    watches = True  # whether outputs of an op under this rule are watched
+    flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
+    constant = False  # the op's value does not depend on the values of its inputs (ones_like)
+    each = False  # of several outputs each depends on the input at its place, and on no other
+    unless: Callable[[dict[str, Any], Sequence[Any]], bool] | None = None  # no gradient then
+    holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
+    whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
+    name = ""
+    function: Callable[..., Any] | None = None
+    plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
+    pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the rule is one of the library's own, for an op of its own."""
+        functions = [self.function, *getattr(self, "functions", {}).values()]
+        modules = {getattr(f, "__module__", None) or "" for f in functions if f is not None}
+        return bool(modules) and all(m.partition(".")[0] == "regrad" for m in modules)
+
+    @property
+    def bare(self) -> Rule:
+        """The rule without what counts its runs, or conjugates it."""
+        return self
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        """The parameters whose tensors a record must keep, and whether it keeps the output."""
+        return frozenset(), False
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        """`(parameter, gradient)` for each wanted parameter."""
+        return ()
+
+    def carries(self, node: Any, index: int) -> bool:
+        """Whether an output of integers in a graph carries a gradient: as inputs of integers do."""
+        return any(s.carries and s.dtype.kind in "biu" for s in node.sources())
+
+    def input_name(self, leaf: int) -> str | None:
+        """What messages call an input; None for the name that the op gives it."""
+        return None
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        """Whether the op is affine in these inputs together: its gradient ignores them."""
+        kept, keeps_output = self.keeps(wanted)
+        return not (self.flat or keeps_output or kept & wanted)
+
+
+class Conjugated(Rule):
+    """The rule of a holomorphic op, written as for real numbers, for complex ones.
+
+    TensorFlow's convention for y = f(x) is dy * conj(f'(x)), which is conj(conj(dy) * f'(x)).
+    """
+
+    def __init__(self, rule: Rule, conj: Callable[[Any], Any]) -> None:
+        self.rule = rule
+        self.conj = conj
+        self.name = rule.name
+        self.keeps = rule.keeps
+        self.whole = rule.whole
+        self.linear_in = rule.linear_in
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        pulled = self.rule.pull(record, _each(self.conj, dy), wanted)
+        return [(i, _each(self.conj, dx)) for i, dx in pulled]
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)([_each(function, v) for v in value])
+    return value if value is None else function(value)
+
+
+class Missing(Rule):
+    """No rule yet: fine until a gradient is wanted."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Any:
+        raise MissingRuleError(
+            f"no gradient: the op type {self.op.type!r} is on the path and has no rule. "
+            f"Register one with @gradient({self.op.type!r}), put one in force with "
+            f"gradient_override_map, or cut the path with stop_gradient."
+        )
+
+
+class NoGradient(Rule):
+    """Declared to have no gradient: outputs are free."""
+
+    watches = False
+    flat = True
+
+
+class Part:
+    """A rule function in the native form, its names resolved against one op."""
+
+    __slots__ = ("inputs", "output", "pull")
+
+    def __init__(self, function: Callable[..., Any], op: Op, rule_name: str) -> None:
+        names, by_place = asked(function, op)
+        inputs = [i.name for i in op.inputs]
+        self.inputs = frozenset([inputs.index(n) for n in names if n in inputs])
+        self.output = "y" in names
+        getters = [getter(op, name, function, rule_name) for name in names]
+        self.pull = _call_with(named(function, f"d{op.type}"), getters)
+        if not by_place:
+            self.pull = partial(_call_by_keyword, function, dict(zip(names, getters, strict=True)))
+
+
+def _call_with(
+    function: Callable[..., Any], getters: Sequence[Callable[[Any], Any]]
+) -> Callable[[Any, Any], Any]:
+    """`function(dy, …)` with what its names stand for in a record; the usual cases unrolled."""
+    if not getters:
+        return lambda record, dy: function(dy)
+    first, *rest = getters
+    if not rest:
+        return lambda record, dy: function(dy, first(record))
+    if len(rest) == 1:
+        (second,) = rest
+        return lambda record, dy: function(dy, first(record), second(record))
+    return lambda record, dy: function(dy, *[get(record) for get in getters])
+
+
+def _call_by_keyword(
+    function: Callable[..., Any],
+    getters: dict[str, Callable[[Any], Any]],
+    record: Record,
+    dy: Cotangent,
+) -> Any:
+    return function(dy, **{name: get(record) for name, get in getters.items()})
+
+
+def asked(function: Callable[..., Any], op: Op) -> tuple[list[str], bool]:
+    """The names that a rule asks for, and whether it takes them by place.
+
+    It asks for all after `dy`, but for unknown ones that have a default. (`lambda dy, k=k: dy * k`
+    brings its own k.) `**names` asks for all that there are.
+    """
+    code = plain_code(function)
+    if code and not (function.__defaults__ or code.co_kwonlyargcount or code.co_flags & STARS):
+        return list(code.co_varnames[1 : code.co_argcount]), True
+    _, *rest = inspect.signature(function).parameters.values()
+    known = op.names()
+    named = [
+        p.name
+        for p in rest
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and (p.default is p.empty or p.name in known)
+    ]
+    if any(p.kind is p.VAR_KEYWORD for p in rest):
+        named += [n for n in known if n not in named]
+    return named, named == parameters(function)[1 : len(named) + 1]
+
+
+def getter(op: Op, name: str, function: Callable[..., Any], rule_name: str) -> Callable[[Any], Any]:
+    """How a rule's parameter `name` is read from a record."""
+    if name == "y":
+        return lambda record: record.y
+    if name in op.attrs:
+        return lambda record: record.attrs[name]
+    for i, entry in enumerate(op.inputs):
+        if name == entry.name:
+            return partial(_kept if op.flat else _kept_in_groups, i)
+        if name == f"{entry.name}_shape":
+            return partial(_detail, i, 0)
+        if name == f"{entry.name}_dtype":
+            return partial(_detail, i, 1)
+    known = op.names()
+    raise RuleError(
+        f"{describe(function, rule_name)} asks for {name!r}, which the op type {op.type!r} does "
+        f"not have.{near(name, known)} After dy it may name {', '.join(known)}."
+    )
+
+
+def _kept(i: int, record: Record) -> Any:
+    return record.xs[i]
+
+
+def _kept_in_groups(i: int, record: Record) -> Any:
+    return record.argument(record.xs, i)
+
+
+def _detail(i: int, which: int, record: Record) -> Any:
+    return record.detail(i, which)
+
+
+class PerInput(Rule):
+    """One function per input; each runs only if its gradient is wanted."""
+
+    def __init__(self, op: Op, name: str) -> None:
+        self.op = op
+        self.name = name
+        self.parts: dict[int, Part] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self.made: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
+        self.plans = self.made
+
+    def add(self, wrt: str, function: Callable[..., Any]) -> None:
+        index = [i.name for i in self.op.inputs].index(wrt)
+        self.parts[index] = Part(function, self.op, self.name)
+        self.functions[wrt] = function
+        self.pulls = [
+            self.parts[i].pull if i in self.parts else partial(self.missing, i)
+            for i in range(len(self.op.inputs))
+        ]
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        plan = self.plans.get(wanted)
+        if plan is None:
+            parts = [p for i, p in self.parts.items() if i in wanted]
+            kept = frozenset().union(*(p.inputs for p in parts))
+            plan = self.made[wanted] = kept, any(p.output for p in parts)
+        return plan
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        assert self.pulls is not None
+        return [(i, self.pulls[i](record, dy)) for i in wanted]
+
+    def missing(self, index: int, record: Record, dy: Cotangent) -> Any:
+        name = self.op.inputs[index].name
+        if self.op.inputs[index].integers:
+            return None  # indices have none in mathematics
+        raise MissingRuleError(
+            f"no gradient: the op type {self.op.type!r} is on the path by its input {name!r}, "
+            f"for which it has no rule. Register one with @gradient({self.op.type!r}, {name!r}), "
+            "or cut the path with stop_gradient."
+        )
+
+
+class Entwined(PerInput):
+    """As `PerInput`, with another function for the first input where others are wanted too.
+
+    For ops that are gradients themselves, at points where the second derivative needs to know how
+    the gradient that arrived changes with x. It arrived from a function of x if both are wanted.
+    """
+
+    together: Part
+
+    def add_together(self, function: Callable[..., Any]) -> None:
+        self.together = Part(function, self.op, self.name)
+        self.pulls = None  # the walk asks `pull`, and says what is wanted
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        first = self.together if len(wanted) > 1 else self.parts[0]
+        return [(i, (self.parts[i] if i else first).pull(record, dy)) for i in wanted]
+
+
+class Joint(Rule):
+    """One function for all inputs, in order."""
+
+    def __init__(self, op: Op, name: str, function: Callable[..., Any]) -> None:
+        self.op = op
+        self.name = name
+        self.function = function
+        self.part = Part(function, op, name)
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return self.part.inputs, self.part.output
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        return enumerate(
+            as_many(self.part.pull(record, dy), len(self.op.inputs), self, self.op.type)
+        )
+
+
+class TensorFlowForm(Rule):
+    """A rule `(op, grad, ...)`, which sees the whole record."""
+
+    def __init__(self, op: Op, name: str, function: Callable[..., Any]) -> None:
+        self.op = op
+        self.name = name
+        self.function = self.call = function
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return frozenset(range(len(self.op.inputs))), True
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        grads = dy if isinstance(dy, tuple) else (dy,)
+        view = record.view()
+        try:
+            answer = self.call(view, *map(view.shown, grads))
+        except TypeError as error:
+            self.explain(error)
+            raise
+        return record.by_parameter(view.own(answer, self))
+
+    def explain(self, error: TypeError) -> None:
+        """Say in which form a rule was called that takes anything: it may be in the native one."""
+        if first_is_any(self.call):
+            raise SignatureError(
+                f"{describe(self.call, self.name)} takes {parameters_of(self.call)}, which "
+                "does not say its form, so it was called in TensorFlow's, (op, grad), and failed: "
+                f"{error}. Name its first parameter dy for the native form; a wrapper takes over "
+                "the parameters of its rule by functools.wraps."
+            ) from error
+
+
+class OpView:
+    """What a rule in TensorFlow's form sees of a record (TF's `Operation`)."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self.type: str = record.op.type
+        self.name: str = record.op.name
+        self.inputs: tuple[Any, ...] = tuple(record.xs)
+        self.outputs: list[Any] = list(record.y) if isinstance(record.y, tuple) else [record.y]
+
+    @property
+    def record(self) -> Any:
+        """The record behind the view."""
+        return self._record
+
+    def places(self) -> Sequence[int | None]:
+        """Which leaf of the record each input is; None for what is an attribute there."""
+        return range(len(self.inputs))
+
+    def shown(self, tensor: Any) -> Any:
+        """A gradient as the rule is to see it."""
+        return tensor
+
+    def own(self, answer: Any, rule: Rule) -> Sequence[Any]:
+        """A rule's answer as one gradient per leaf of the record.
+
+        None at the end is for what TensorFlow has as an input and regrad as an attribute.
+        """
+        count = len(self.inputs)
+        if isinstance(answer, list | tuple) and not any(dx is not None for dx in answer[count:]):
+            answer = answer[:count]
+        return as_many(answer, count, rule, self.type)
+
+    def get_attr(self, name: str) -> Any:
+        """The attribute `name` (`axis`, `keepdims`, …); ValueError if the op has none such."""
+        attrs = self._record.attrs
+        if name not in attrs:
+            raise RuleError(
+                f"the op type {self.type!r} has no attribute {name!r}."
+                f"{near(name, attrs)} It has {', '.join(attrs) or 'none'}."
+            )
+        return attrs[name]
+
+    def __repr__(self) -> str:
+        return f"<op {self.name!r} type={self.type}>"
+
+
+def as_many(
+    answer: Any, count: int, rule: Rule, op_type: str, op_name: str | None = None
+) -> Sequence[Any]:
+    """A rule's answer as one gradient per input."""
+    answer = list(answer) if isinstance(answer, list | tuple) else [answer]
+    if len(answer) != count:
+        raise RuleError(
+            f"wrong number of gradients: {label(rule)} for the op type {op_type!r}"
+            f"{f' (the op {op_name!r})' if op_name else ''} returned "
+            f"{len(answer)}, and the op has {count} input{'s' if count != 1 else ''}. "
+            "Return one gradient per input, in order, or None for an input without one."
+        )
+    return answer
+
+
+# -- rules in messages ---------------------------------------------------------------------------
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters, in order."""
+    if (code := plain_code(function)) is not None:
+        return list(code.co_varnames[: code.co_argcount])
+    try:
+        return list(inspect.signature(function).parameters)
+    except ValueError:
+        return []
+
+
+def first_is_any(function: Callable[..., Any]) -> bool:
+    """Whether a function's first parameter is `*args`."""
+    found = inspect.signature(function).parameters.values()
+    return any(p.kind is p.VAR_POSITIONAL for p in list(found)[:1])
+
+
+def called(function: Callable[..., Any]) -> str:
+    """A function's name, for a message."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The rule, called `dSquare` in tracebacks if its author called it `_`."""
+    if type(function) is FunctionType and function.__name__ == "_":
+        function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
+        function.__name__ = function.__qualname__ = name
+    return function
+
+
+def label(rule: Rule) -> str:
+    """A rule in a message."""
+    return f"the rule {rule.name!r}" if rule.name else "the rule"
+
+
+def describe(function: Callable[..., Any], name: str) -> str:
+    """A rule in a message, with its place."""
+    where = place(function)
+    return f"the rule {name!r}" + (f" ({where})" if where else "")
+
+
+def place(function: Callable[..., Any]) -> str:
+    """Where a function was written: `name, file:line`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return getattr(function, "__name__", repr(function))
+    return f"{function.__name__}, {code.co_filename}:{code.co_firstlineno}"

@@ -1,0 +1,102 @@
+"""Scopes of overrides: a block, or the calls of a function that they decorate."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Self, TypeVar
+
+from regrad.core.blocks import Block
+from regrad.core.reports import B, Report
+from regrad.errors import ArgumentError, NotFiredError, kind
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Scope(Block, Report[B]):
+    """Rules that are in force within a block, and tell what they did."""
+
+    _rules: Mapping[Any, Any]
+    _level = 3  # how far up the stack a warning's line is: that of the `with`
+    _around: BaseException | None = None  # what was being handled when the scope was entered
+
+    def __enter__(self) -> Self:
+        self._around = sys.exc_info()[1]
+        return super().__enter__()
+
+    @property
+    def _failed(self) -> bool:
+        """Whether the block that is being left raises."""
+        return sys.exc_info()[1] is not self._around
+
+    def _warn_unless_hit(self) -> None:
+        """Warn if nothing was overridden in the block, unless that raises."""
+        if self._rules and not self._failed and not self.hits:
+            self._warn_of_no_match(
+                f"no op of type {', '.join(map(repr, self._bindings))} was created in the scope. "
+                "An override binds ops when they are created, so call the model inside the scope; "
+                f"and look at {self._hint()}",
+                self._level,
+            )
+
+    def _hint(self) -> str:
+        """Say what to look at if nothing matched."""
+        raise NotImplementedError
+
+    def _fresh(self, rules: Any) -> Self:
+        """A scope like this one, not entered, with these rules."""
+        raise NotImplementedError
+
+    def __call__(self, f: F) -> F:
+        """Decorate a function: each call runs in a scope of its own, and its hits count here."""
+        _check_decorated(f)
+        rules = self._rules  # in a cell of its own, where jit sees that a rule has changed
+
+        @wraps(f)
+        def scoped(*args: Any, **options: Any) -> Any:
+            scope = self._fresh(rules)
+            scope._level = 4  # the line of the call
+            with scope:
+                self._collect(scope)
+                return f(*args, **options)
+
+        return scoped  # pyright: ignore[reportReturnType] (of the same signature)
+
+    def _collect(self, scope: Self) -> None:
+        """Let a scope count its hits here."""
+        for key, binding in scope._bindings.items():
+            binding.by_line = self._bindings.setdefault(key, binding).by_line
+
+    def assert_fired(self, *op_types: Any) -> None:
+        """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
+        if self._rules and not self._bindings:
+            raise NotFiredError(
+                f"no rule of this {type(self).__name__} ran: no code ran in its scope. Open it "
+                "with `with`, or call the function that it decorates."
+            )
+        super().assert_fired(*op_types)
+
+
+def left_out_of_turn() -> ArgumentError:
+    """Return the error of a scope that is left while one that was entered later is open."""
+    return ArgumentError(
+        "a gradient_override_map scope was left out of turn: scopes must nest, in one thread and "
+        "task. Do not hold one open across a yield; open it where it is used."
+    )
+
+
+def _check_decorated(f: Any) -> None:
+    """Refuse what does not run while it is called."""
+    if isinstance(f, type):
+        what = f"the class {f.__name__}. Decorate its methods."
+    elif inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f):
+        what = "a generator, which runs after the call. Open the scope inside, between two yields."
+    elif inspect.iscoroutinefunction(f):
+        what = "a coroutine, which runs after the call. Open the scope inside it, with `with`."
+    elif not callable(f):
+        what = f"{kind(f)}."
+    else:
+        return
+    raise ArgumentError(f"gradient_override_map decorates functions; this is {what}")

@@ -1,0 +1,142 @@
+"""Where arrays lie: on one device, or spread over a mesh of devices by JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from regrad.core.backends import JAX
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, DeviceError
+
+ndarray = np.ndarray
+AUTO = (
+    "regrad leaves the layout of results to XLA, so the mesh must have axes of the type Auto: "
+    "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names)); "
+    "Explicit, the default of jax.make_mesh, wants an out_sharding from each op"
+)
+
+
+def layout(array: Any) -> Any:
+    """How an array lies on a mesh, as JAX's NamedSharding; None if it lies on no mesh."""
+    if type(array) is ndarray:
+        return None
+    sharding = getattr(array, "sharding", None)  # (traced arrays have none)
+    return _plainest(sharding) if type(sharding).__name__ == "NamedSharding" else None
+
+
+@lru_cache(maxsize=1024)
+def _plainest(sharding: Any) -> Any:
+    """The shortest name of a layout: XLA gives P("model") for what came as P("model", None)."""
+    import jax.core
+
+    sizes = sharding.mesh.shape
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in sharding.spec]
+    spec = [tuple(a for a in axes if a is not None and sizes[a] > 1) or None for axes in entries]
+    while spec and spec[-1] is None:
+        spec.pop()
+    return jax.sharding.NamedSharding(
+        sharding.mesh, jax.sharding.PartitionSpec(*spec), memory_kind=sharding.memory_kind
+    )
+
+
+def put(x: Tensor, sharding: Any, what: str) -> Any:
+    """The array of a Tensor, laid out anew; inside a compiled function, a constraint on it."""
+    import jax.core
+
+    if not isinstance(sharding, jax.Device | jax.sharding.Sharding):
+        raise ArgumentError(
+            f"{what}: a jax.sharding.Sharding or a jax.Device is due, got {sharding!r:.80}"
+        )
+    axes = getattr(getattr(sharding, "mesh", None), "axis_types", ())
+    if any(axis.name == "Explicit" for axis in axes):
+        raise DeviceError(f"{what}: {AUTO}.")
+    array = JAX.from_numpy(x._data) if type(x._data) is ndarray else x._data
+    traced = isinstance(array, jax.core.Tracer)
+    if traced and not isinstance(sharding, jax.sharding.Sharding):
+        raise DeviceError(
+            f"{what}: a compiled function runs on the devices of its inputs; inside, only a "
+            f"Sharding over these can be asked for, not {sharding}."
+        )
+    try:
+        # (device_put inside a compiled function is nothing to XLA)
+        place = jax.lax.with_sharding_constraint if traced else jax.device_put
+        return place(array, sharding)
+    except ValueError as error:
+        raise DeviceError(f"{what} of {x.dtype} {x.shape}: {error}") from None
+    except AssertionError as error:
+        if "not the same on each process" not in str(error):
+            raise
+        raise DeviceError(
+            f"{what} of {x.dtype} {x.shape}: the values differ between the processes. Give all the "
+            "same, or make one array of their parts, "
+            "jax.make_array_from_process_local_data(sharding, part)."
+        ) from None
+
+
+def moved(x: Tensor, sharding: Any, what: str) -> Tensor:
+    """The same Tensor to all tapes, with its array laid out anew."""
+    y = Tensor()
+    y._data, y._id = put(x, sharding, what), x._id
+    return y
+
+
+def kept_in_place(new: Tensor, before: Tensor) -> Tensor:
+    """A new value where the one before lay on a mesh: laid out as that was."""
+    sharding = layout(before._data)
+    if sharding is None or sharding == layout(new._data):
+        return new
+    return moved(new, sharding, "assign")
+
+
+def trouble(error: Exception, xs: Sequence[Tensor], names: Sequence[str] = ()) -> str | None:
+    """What an error of JAX's says of the places of these Tensors, in regrad's words."""
+    if type(error).__name__ == "ShardingTypeError":
+        return f"{AUTO}. JAX says: {error}"
+    if "incompatible devices" not in str(error):
+        return None
+    names = names or [f"{x.dtype} {x.shape}" for x in xs]
+    places = "; ".join(f"{name} on {_where(x)}" for name, x in zip(names, xs, strict=True))
+    return (
+        f"the inputs lie on different devices: {places}. Place all on one mesh: "
+        "rg.device_put(x, sharding), and v.place(sharding) for Variables"
+    )
+
+
+def _where(x: Tensor) -> str:
+    """The devices of a Tensor."""
+    sharding = getattr(x._data, "sharding", None)
+    if sharding is None:
+        return "no device (NumPy)"
+    if not getattr(x._data, "committed", True):
+        return "any device"
+    devices = sorted(sharding.device_set, key=lambda device: device.id)
+    if len(devices) == 1:
+        return str(devices[0])
+    return f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
+
+
+def searches_nan(jax: Any) -> bool:
+    """Whether JAX looks for NaN or infinities, and if it finds one calls the program once more."""
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+
+
+def to_jax(data: Any) -> Any:
+    """An array of NumPy or JAX as JAX's."""
+    if type(data) is ndarray:
+        return JAX.from_numpy(data)
+    if hasattr(data, "detach"):
+        raise ArgumentError(
+            "a compiled function takes Tensors of NumPy or JAX data, got PyTorch's; convert it "
+            "with rg.tensor(t.numpy())"
+        )
+    return data
+
+
+def to_jax_as(data: Any, dtype: Any) -> Any:
+    """An array as JAX's, in a dtype."""
+    data = to_jax(data)
+    return data if data.dtype == dtype else data.astype(dtype)

@@ -1,0 +1,163 @@
+"""Calls that do not fit what is called: refused, with what to write instead."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar
+
+from regrad.core.hints import of_arguments, of_keyword, of_passed
+from regrad.errors import ArgumentError, RegradError, refusal
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def helpful(name: str) -> Callable[[F], F]:
+    """Give a function that messages call `name` an answer to whatever it cannot take."""
+    return lambda function: wraps(function)(answering(function, name))  # pyright: ignore[reportReturnType]
+
+
+def public(function: F) -> F:
+    """As `helpful`, for a function that messages call by its own name."""
+    return helpful(function.__name__)(function)
+
+
+def answer_in(module: ModuleType) -> None:
+    """Make all functions of a module `public`."""
+    for name, value in list(vars(module).items()):
+        if type(value) is FunctionType and name[0] != "_" and not hasattr(value, "__wrapped__"):
+            setattr(module, name, helpful(name)(value))
+
+
+def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """As `helpful`, for functions that are made at each call and need no docstring."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            answer = answered(error, function, args, options, name)
+            if answer is error:
+                raise
+            raise answer from error
+
+    return call
+
+
+def answered(
+    error: Exception,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    name: str = "",
+) -> Exception:
+    """An error of a call as the caller is to see it.
+
+    What the caller's own code raised stays as it is, and so does what another function of the
+    library is told: only the one that the user has called speaks.
+    """
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if caller.startswith("regrad.") and caller != METHODS:
+        return error
+    name = name or function.__name__
+    if isinstance(error, TypeError) and not isinstance(error, RegradError):
+        check_call(function, name, args, options)
+    if is_of_caller(error):
+        return error
+    return refusal(error, name, given(function, args, options))
+
+
+METHODS = "regrad.ops.methods"  # which pass on what the user wrote
+OWN = {
+    "regrad", "numpy", "scipy", "jax", "jaxlib", "torch", "optree", "opt_einsum", "ml_dtypes",
+    "array_api_compat", "safetensors", *sys.stdlib_module_names,
+}  # fmt: skip
+
+
+def is_of_caller(error: Exception) -> bool:
+    """Whether an error passed through code that is neither ours nor of a library that we use."""
+    frame = error.__traceback__
+    while frame is not None:
+        module = frame.tb_frame.f_globals.get("__name__", "regrad")
+        if module.partition(".")[0] not in OWN:
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def given(
+    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by the names of their parameters."""
+    try:
+        bound = inspect.signature(function).bind(*args, **options)
+    except (TypeError, ValueError):
+        return {**{str(i): value for i, value in enumerate(args)}, **options}
+    return dict(bound.arguments)
+
+
+def check_call(
+    function: Callable[..., Any], name: str, args: Sequence[Any], options: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that a function of ours does not take."""
+    fault = misfit(function, args, options)
+    if fault is None:
+        return
+    known = list(inspect.signature(function, follow_wrapped=False).parameters)
+    unknown = next((key for key in options if key not in known), None)
+    if unknown is not None:
+        fault = f"got an unexpected keyword argument {unknown!r}"
+        hint = of_keyword(name, unknown, known)
+    else:
+        hint = (
+            of_arguments(name) if fault.startswith("too many") else f"It takes {', '.join(known)}."
+        )
+    raise ArgumentError(f"{name}: {fault}. {hint}") from None
+
+
+def misfit(
+    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> str | None:
+    """Why a function cannot take these arguments; None if it can, or if nobody can tell."""
+    try:
+        inspect.signature(function, follow_wrapped=False).bind(*args, **options)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a builtin that does not say what it takes
+        pass
+    return None
+
+
+def plain_code(function: Any) -> CodeType | None:
+    """Return the code of a function that says itself what it takes.
+
+    None for other callables, and where a decorator has another signature shown (`__wrapped__`,
+    `__signature__`): `inspect.signature` knows about these, and takes fifty times as long.
+    """
+    if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
+        return None
+    return None if hasattr(function, "__signature__") else function.__code__
+
+
+def parameters_of(function: Callable[..., Any]) -> str:
+    """What a function takes, for a message: `(dy, x)`."""
+    try:
+        found = inspect.signature(function)
+    except ValueError:
+        return "what it does not say"
+    plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
+def check_passed(f: Callable[..., Any], args: Sequence[Any], api: str) -> None:
+    """Refuse the f passed to a gradient function if it does not take what it is given."""
+    if misfit(f, args, {}) is None:
+        return
+    count = f"{len(args)} argument{'s' if len(args) != 1 else ''}" if args else "no argument"
+    raise ArgumentError(
+        f"the f passed in {api} takes {parameters_of(f)}, and is called "
+        f"with {count}. {of_passed(api)}"
+    ) from None

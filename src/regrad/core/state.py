@@ -1,0 +1,213 @@
+"""What is in force in the current thread and task: open tapes and override scopes.
+
+The state is an immutable value in a context variable, so a thread starts with none and
+an asyncio task with a copy. `LIVE` answers, without a context lookup, the question that
+the eager road asks at each op: is a tape or a scope open *anywhere*? It knows the states
+that exist; a state leaves it when the last context that knows it is gone, so the answer
+stays right for tasks that outlive the scope in which they were made.
+
+A thread starts without tapes, and what it computes is on none. `refuse_elsewhere` finds Tensors
+that a tape of another context watches: their gradient would be lost there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from regrad.core.blocks import block
+from regrad.errors import GradientError
+
+if TYPE_CHECKING:
+    from regrad.core.overrides import OpBinding
+    from regrad.core.tape import Tape
+
+T = TypeVar("T")
+
+LIVE: set[Any] = set()  # weak references to the states there are
+
+# The tapes under which a function is running, in all contexts, and those of them that began while
+# another context had one. (They are dicts because `del` is no call, after which a signal's handler
+# may raise.)
+OPEN: dict[Tape, None] = {}
+BESIDE: dict[Tape, None] = {}
+
+next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on no tape"
+
+
+class State:
+    """The tapes that record (outermost first), the overrides in force, the guard, the region.
+
+    The guard watches over what a custom function closes over; the region (see `regions`) knows
+    what a compiled or repeated body takes from outside. In a gradient function, whose ops no
+    override concerns, the overrides for the functions that it differentiates are held back, under
+    keys of their own (see `held`).
+    `tape` is the common case in one word: the only tape, where nothing else is in force.
+    `spare` are states for the calls of custom functions under this state (see `guarded`).
+    """
+
+    __slots__ = (
+        "__weakref__", "guard", "left", "overrides", "region", "spare", "tape", "tapes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tapes: tuple[Tape, ...] = (),
+        overrides: Mapping[Any, OpBinding] | None = None,
+        guard: Any = None,
+        region: Any = None,
+    ) -> None:
+        self.tapes = tapes
+        self.overrides = overrides
+        self.guard = guard
+        self.region = region
+        self.spare: list[State] | None = None
+        self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
+        if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
+            self.tape = tapes[0]
+        else:
+            self.tape = None
+        # (`discard` runs when the state goes, without a step of Python in which a signal's handler
+        # could raise: what is raised in `__del__` is lost)
+        LIVE.add(weakref.ref(self, LIVE.discard))
+
+    def taping(self, *tapes: Tape) -> State:
+        """The state for a function that is differentiated: more tapes, which are the innermost."""
+        return State((*self.tapes, *tapes), self.scopes, self.guard, self.region)
+
+    def overriding(self, overrides: Mapping[Any, OpBinding] | None) -> State:
+        """The same state with other overrides."""
+        return State(self.tapes, overrides, self.guard, self.region)
+
+    @property
+    def scopes(self) -> Mapping[Any, OpBinding] | None:
+        """The overrides for a function that is differentiated here."""
+        if not self.overrides:
+            return self.overrides
+        own = {key: b for key, b in self.overrides.items() if not is_held(key)}
+        if len(own) == len(self.overrides):
+            return self.overrides
+        return {key[1]: b for key, b in self.overrides.items() if is_held(key)} | own
+
+    def guarded(self, outer: tuple[Tape, ...], guard: Any) -> State:
+        """The state in which a custom function runs: fewer tapes, and a guard.
+
+        It is taken from the spare ones, and goes back to them after the call: a copied context
+        shares this state with its thread, so no two calls may hold one at a time.
+        """
+        try:
+            inner = self.spare.pop() if self.spare else None
+        except IndexError:  # another thread took it
+            inner = None
+        if inner is None or inner.tapes is not outer:
+            return State(outer, self.overrides, guard, self.region)
+        inner.guard = guard
+        return inner
+
+    @property
+    def inspected(self) -> bool:
+        """Whether a tape is to see every op: what else is one record then runs op by op."""
+        return self.tape is None and any(tape.keeps_all for tape in self.tapes)
+
+
+STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
+current = STATE.get
+
+
+@block
+def in_state(state: State | None) -> Generator[None]:
+    """Run a block under `state`, and put the former one back however the block ends."""
+    before = current()
+    try:
+        STATE.set(state)
+        yield
+    finally:
+        STATE.set(before)
+
+
+HELD = "held"
+
+
+def held(overrides: Mapping[Any, OpBinding] | None) -> Mapping[Any, OpBinding] | None:
+    """Overrides for a gradient function that was made under them.
+
+    They concern no op of its own, only the functions that it differentiates: no op is looked
+    up under their keys.
+    """
+    return overrides and {(HELD, key): binding for key, binding in overrides.items()}
+
+
+def run_held(scopes: Mapping[Any, OpBinding] | None, f: Callable[..., T], *args: Any) -> T:
+    """Run a gradient function that was made under these overrides, which are held back."""
+    state = current()
+    if scopes is None and (state is None or state.overrides is None):
+        return f(*args)
+    with in_state((state or State()).overriding(held(scopes))):
+        return f(*args)
+
+
+def is_held(key: Any) -> bool:
+    """Whether this is the key of an override that is held back."""
+    return type(key) is tuple and key[0] is HELD
+
+
+@block
+def masked() -> Generator[None]:
+    """Run a block without overrides: what the library does for itself is not the user's op."""
+    before = current()
+    try:
+        if before is not None and before.overrides is not None:
+            STATE.set(before.overriding(None))
+        yield
+    finally:
+        STATE.set(before)
+
+
+def watchers(tensor_id: int) -> list[Tape]:
+    """The open tapes of this context that watch the tensor with this id."""
+    state = current()
+    own = () if state is None else state.tapes
+    found = [t for t in own if tensor_id in t.watched]
+    return [*found, *elsewhere(tensor_id)] if state is None or BESIDE else found
+
+
+# -- other contexts ------------------------------------------------------------------------------
+
+
+def note_beside(tape: Tape, before: State | None) -> None:
+    """Note that a tape was opened, in this state, beside one of another context, if it was."""
+    if not OPEN.keys() <= {tape, *_own_tapes(before)}:
+        BESIDE[tape] = None
+
+
+def elsewhere(tensor_id: int) -> list[Tape]:
+    """The open tapes of other contexts that watch the tensor with this id."""
+    if tensor_id <= 0:
+        return []
+    others = {tape for tape in list(OPEN) if tensor_id in tape.watched}
+    return [*others.difference(_own_tapes(current()))] if others else []
+
+
+def _own_tapes(state: State | None) -> Iterator[Tape]:
+    """The tapes of a context, those included that a custom function or a region suspends."""
+    while state is not None:
+        yield from state.tapes
+        guard = state.guard
+        while guard is not None:
+            yield from guard.tapes
+            guard = guard.outer
+        state = None if state.region is None else state.region.around
+
+
+def refuse_elsewhere(op_type: str, xs: Iterable[Any]) -> None:
+    """Raise GradientError if another context is differentiating an input of an op."""
+    if any(elsewhere(x._id) for x in xs):
+        raise GradientError(
+            f"{op_type}: another thread is differentiating an input of this op, whose gradient "
+            "and overrides would be lost here: a thread starts without them. Carry the context "
+            "over, with a copy for each call: pool.submit(contextvars.copy_context().run, f, x), "
+            "or hand over a constant, stop_gradient(x)."
+        )

@@ -1,0 +1,394 @@
+"""Records, the tapes that hold them, and how an op comes to be on a tape.
+
+All records are made here: by `Tape.write` for an op of plain inputs and one output, by `put` for
+any other, and by `record_of` for a rule that is pulled through without a tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.core.backends import is_inexact
+from regrad.core.registry import OPS, Op
+from regrad.core.rule import Conjugated, NoGradient, OpView, Rule
+from regrad.core.state import BESIDE, OPEN, State, current, refuse_elsewhere
+from regrad.core.tensor import Tensor, wrap
+
+NO_ATTRS: dict[str, Any] = {}  # shared, never written to
+ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+REAL = (np.dtype(np.float32), np.dtype(np.float64))
+CUT = NoGradient()
+
+# Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
+Place = int | tuple[int, ...] | None
+
+
+_blank = object.__new__
+
+
+class Record:
+    """One executed op: ids, shapes and dtypes, and just the values that its rule names.
+
+    It never holds a Tensor that no rule asked for, so a chain of additions keeps nothing.
+    `inputs` are ids, `outputs` one id or (for several outputs) a tuple of them; `specs` are
+    `(shape, dtype)` of the inputs.
+    """
+
+    __slots__ = ("attrs", "inputs", "op", "outputs", "rule", "specs", "xs", "y")
+
+    plain = True  # one output, and one tensor per parameter
+
+    def __init__(
+        self,
+        op: Op,
+        rule: Rule,
+        attrs: dict[str, Any],
+        inputs: tuple[int, ...],
+        specs: Sequence[tuple[Any, Any]],
+        xs: Sequence[Any],
+        outputs: Any,
+        y: Any,
+    ) -> None:
+        self.op = op
+        self.rule = rule
+        self.attrs = attrs
+        self.inputs = inputs
+        self.specs = specs
+        self.xs = xs
+        self.outputs = outputs
+        self.y = y
+
+    def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
+        """What belongs to a parameter among `leaves`: one item, a list, or None."""
+        return leaves[parameter]
+
+    def detail(self, parameter: int, which: int) -> Any:
+        """The shape (0) or dtype (1) of a parameter; a list of them for a sequence."""
+        return self.specs[parameter][which]
+
+    def replace(self, x: Tensor, other: Tensor) -> None:
+        """Keep another Tensor for the rule wherever x is kept."""
+        self.xs = [other if kept is x else kept for kept in self.xs]
+        if isinstance(self.y, tuple):
+            self.y = tuple([other if kept is x else kept for kept in self.y])
+        elif self.y is x:
+            self.y = other
+
+    def view(self) -> OpView:
+        """What a rule in TensorFlow's form sees."""
+        return OpView(self)
+
+    def wanted(self, watched: set[int]) -> list[int]:
+        """The parameters through which a watched input is reached."""
+        return [p for p, i in enumerate(self.inputs) if i in watched]
+
+    def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+        """One gradient per leaf, regrouped as `(parameter, gradient)`."""
+        return enumerate(gradients)
+
+
+class GroupedRecord(Record):
+    """A record of an op with several outputs, or with sequences or optional tensors as inputs."""
+
+    __slots__ = ("layout", "output_specs", "symbolic")
+
+    plain = False
+
+    def __init__(
+        self,
+        op: Op,
+        rule: Rule,
+        attrs: dict[str, Any],
+        inputs: tuple[int, ...],
+        specs: Sequence[tuple[Any, Any]],
+        xs: Sequence[Any],
+        outputs: Any,
+        y: Any,
+        layout: tuple[Place, ...] | None = None,
+        output_specs: Sequence[tuple[Any, Any]] = (),
+        symbolic: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(op, rule, attrs, inputs, specs, xs, outputs, y)
+        self.layout = layout or tuple(range(len(inputs)))
+        self.output_specs = output_specs
+        self.symbolic = symbolic  # the outputs, of a graph
+
+    def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
+        return placed(leaves, self.layout[parameter])
+
+    def detail(self, parameter: int, which: int) -> Any:
+        spec = self.argument(self.specs, parameter)
+        return [s[which] for s in spec] if isinstance(spec, list) else spec and spec[which]
+
+    def unused(self, index: int) -> Any:
+        """The gradient that arrives at an output which nobody used: zeros."""
+        if self.symbolic is not None:
+            return OPS["ZerosLike"].function(self.symbolic[index])
+        return wrap(np.zeros(*self.output_specs[index]))
+
+    def wanted(self, watched: set[int]) -> list[int]:
+        return [
+            p
+            for p, place in enumerate(self.layout)
+            if any(self.inputs[i] in watched for i in positions(place))
+        ]
+
+    def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+        return [(p, self.argument(gradients, p)) for p in range(len(self.layout))]
+
+
+def positions(place: Place) -> tuple[int, ...]:
+    """The leaves at a place."""
+    if isinstance(place, tuple):
+        return place
+    return () if place is None else (place,)
+
+
+def placed(leaves: Sequence[Any], place: Place) -> Any:
+    """What of the leaves one parameter gets: one, a list of them, or None."""
+    if isinstance(place, tuple):
+        return [leaves[i] for i in place]
+    return None if place is None else leaves[place]
+
+
+def record_of(
+    op: Op,
+    rule: Rule,
+    attrs: dict[str, Any],
+    inputs: tuple[int, ...],
+    specs: Sequence[tuple[Any, Any]],
+    xs: Sequence[Any],
+    outputs: Any,
+    y: Any,
+    layout: tuple[Place, ...] | None = None,
+    output_specs: Sequence[tuple[Any, Any]] | None = None,
+) -> Record:
+    """Return a record that is on no tape; a plain one, unless a layout or outputs are given."""
+    if layout is None and output_specs is None:
+        return Record(op, rule, attrs, inputs, specs, xs, outputs, y)
+    return GroupedRecord(
+        op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
+    )  # fmt: skip
+
+
+class Tape:
+    """The records that lead from what is watched, oldest first."""
+
+    __slots__ = ("lost", "records", "watched")
+
+    plain = True  # admits any record and keeps what the rules name
+    keeps_all = False  # its records keep all inputs and outputs, for inspection
+
+    def __init__(self, watched: Iterable[int] = ()) -> None:
+        self.watched: set[int] = set(watched)
+        self.records: list[Record] = []
+        self.lost: set[int] | None = None  # ids of what left a custom function by a Variable
+
+    def write(
+        self,
+        op: Op,
+        rule: Rule,
+        attrs: dict[str, Any],
+        inputs: tuple[int, ...],
+        specs: Sequence[tuple[Any, Any]],
+        xs: Sequence[Any],
+        output: int,
+        y: Any,
+    ) -> Record:
+        """Write the record of an op of plain inputs and one output, and watch the output."""
+        record = _blank(Record)  # not by its constructor: a second call, at every op that is taped
+        record.op = op
+        record.rule = rule
+        record.attrs = attrs
+        record.inputs = inputs
+        record.specs = specs
+        record.xs = xs
+        record.outputs = output
+        record.y = y
+        self.watched.add(output)
+        self.records.append(record)
+        return record
+
+    def close(self) -> set[int]:
+        """Watch nothing from now on (an asyncio task may still hold a copy of the state).
+
+        What was watched so far is returned, for the walk.
+        """
+        watched, self.watched = self.watched, set()
+        return watched
+
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
+        """Whether to record an op; an error refuses one that this tape cannot do with."""
+        return True
+
+    def read_plainly(self) -> None:
+        """A watched tensor was read as a plain number (`float(x)`, `x.item()`, `bool(x)`)."""
+
+    def wants(self, variable: Any) -> bool:
+        """Whether reads of this Variable are watched (only `variable_grads` does)."""
+        return False
+
+
+# -- writing ops on the tapes --------------------------------------------------------------------
+
+
+def record(
+    op: Op,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    y: Any,
+    layout: tuple[Place, ...] | None = None,
+    rule: Rule | None = None,
+) -> None:
+    """Put the op on each tape that watches one of its inputs, under the rule in force now.
+
+    An op that is run again (see `capture`) brings the `rule` that was in force the first time.
+    """
+    state = current()
+    if state is None:
+        refuse_elsewhere(op.type, xs)
+        return
+    guard = state.guard
+    if BESIDE or (OPEN and not (state.tapes or (guard is not None and guard.tapes))):
+        refuse_elsewhere(op.type, xs)
+    if rule is None:
+        rule = rule_in_force(state, op, xs)
+    if state.region is not None:
+        state.region.did(op, rule, xs, attrs, y, layout)
+    if state.tapes:
+        put(state, op, rule, xs, attrs, y, layout)
+
+
+def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Any = None) -> Rule:
+    """The rule for an op that is being created (in a graph, or at once), which counts the hit."""
+    if state.guard is not None:
+        state.guard.check(op, xs)
+    if state.overrides is None:
+        return op.rule
+    binding = state.overrides.get(op.type)
+    if graph is not None:
+        own = state.overrides.get((graph, op.type))
+        if own is not None and (binding is None or own.depth > binding.depth):
+            binding = own
+    return op.rule if binding is None else binding.bind(xs)
+
+
+def cuts(rule: Rule, attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:
+    """Whether no gradient passes an op under this rule."""
+    return not rule.watches or (rule.unless is not None and rule.unless(attrs, xs))
+
+
+def effective(op: Op, rule: Rule, specs: Sequence[tuple[Any, Any]], y: Any) -> Rule:
+    """The rule itself, or for complex numbers the conjugated rule of a holomorphic op.
+
+    Rules that an override gives are used as they are, but for those of other ops.
+    """
+    if not specs or specs[0][1] in REAL or not rule.watches:
+        return rule
+    holomorphic = op.holomorphic if op.owns(rule) else rule.holomorphic
+    return Conjugated(rule, OPS["Conj"].function) if holomorphic and _is_complex(y) else rule
+
+
+def put(
+    state: State,
+    op: Op,
+    rule: Rule,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    y: Any,
+    layout: tuple[Place, ...] | None = None,
+) -> None:
+    """Write one record, which all the tapes that watch share."""
+    ids = tuple([x._id for x in xs])
+    if state.tape is not None:
+        if state.tape.watched.isdisjoint(ids):
+            return
+        tapes = state.tapes
+    else:
+        tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
+        if not tapes:
+            return
+    if cuts(rule, attrs, xs):
+        rule = CUT
+    if state.tape is None:
+        tapes = [tape for tape in tapes if tape.admit(op, rule, _wanted([tape], ids, layout))]
+    if not rule.watches or not tapes:
+        return
+    specs = [(x._data.shape, x._data.dtype) for x in xs]
+    rule = effective(op, rule, specs, y)
+    kept, keeps_y = rule.keeps(_wanted(tapes, ids, layout))
+    if state.tape is None and any(tape.keeps_all for tape in tapes):
+        kept, keeps_y = frozenset(range(len(layout or xs))), True
+    if layout is None and type(y) is not tuple:
+        saved = kept_of(xs, kept) if kept else ()
+        entry = tapes[0].write(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
+        for tape in tapes[1:]:
+            tape.records.append(entry)
+            tape.watched.add(y._id)
+    else:
+        entry, watches = _grouped(op, rule, attrs, ids, specs, xs, kept, y, keeps_y, layout)
+        for tape in tapes:
+            if rule.each:
+                pairs = zip(ids, entry.outputs, strict=True)
+                watches = [output for i, output in pairs if i in tape.watched]
+            tape.records.append(entry)
+            tape.watched.update(watches)
+
+
+def _grouped(
+    op: Op,
+    rule: Rule,
+    attrs: dict[str, Any],
+    ids: tuple[int, ...],
+    specs: Sequence[tuple[Any, Any]],
+    xs: tuple[Tensor, ...],
+    kept: frozenset[int],
+    y: Any,
+    keeps_y: bool,
+    layout: tuple[Place, ...] | None,
+) -> tuple[GroupedRecord, list[int]]:
+    """The record of an op with groups of inputs or several outputs, and the ids to watch."""
+    layout = layout or tuple(range(len(xs)))
+    several = isinstance(y, tuple)
+    outputs = y if several else (y,)
+    saved = kept_of(xs, frozenset(i for p in kept for i in positions(layout[p])))
+    ids_out = tuple(t._id for t in outputs)
+    entry = GroupedRecord(
+        op, rule, attrs, ids, specs, saved, ids_out if several else y._id, y if keeps_y else None,
+        layout, [(t._data.shape, t.dtype) for t in outputs],
+        outputs if outputs and type(outputs[0]) is not Tensor else None,
+    )  # fmt: skip
+    # of several outputs, those of integers have no gradient, unless a rule was put in force (in a
+    # graph: for an op before, too)
+    carrying = [t._id for t in outputs if is_inexact(t.dtype) or getattr(t._data, "carries", False)]
+    return entry, carrying if carrying and several and op.owns(rule) else list(ids_out)
+
+
+def _is_complex(y: Any) -> bool:
+    return any(t.dtype.kind == "c" for t in (y if isinstance(y, tuple) else (y,)))
+
+
+def _wanted(
+    tapes: Sequence[Tape], ids: tuple[int, ...], layout: tuple[Place, ...] | None
+) -> frozenset[int]:
+    """The parameters through which these tapes reach the op."""
+    if len(ids) == 1 and layout is None:
+        return ONLY
+    leaves = [i for i, x in enumerate(ids) for tape in tapes if x in tape.watched]
+    if layout is None:
+        return frozenset(leaves)
+    return frozenset(
+        p for p, place in enumerate(layout) if not set(positions(place)).isdisjoint(leaves)
+    )
+
+
+def kept_of(xs: tuple[Tensor, ...], leaves: frozenset[int]) -> Sequence[Tensor | None]:
+    """The inputs without those that no rule asked for."""
+    if not leaves:
+        return ()
+    if len(leaves) == len(xs):
+        return xs
+    return [x if i in leaves else None for i, x in enumerate(xs)]

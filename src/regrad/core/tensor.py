@@ -1,0 +1,229 @@
+"""The Tensor: an immutable value with an id. No mathematics; methods come from the ops."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from regrad.core import backends
+from regrad.core.state import LIVE, current, next_id, watchers
+from regrad.errors import ArgumentError, GradientError
+
+if TYPE_CHECKING:
+    from regrad.ops.methods import Methods
+else:
+    Methods = object  # regrad.ops.methods puts the methods on Tensor when it is imported
+
+
+id_of = attrgetter("_id")
+OURS = -1  # the id of the library's own constants, which no tape and no region asks about
+
+
+class Tensor(Methods):
+    """An n-dimensional array whose gradients are yours to define, to see and to check.
+
+    Make one with `tensor`, `asarray`, `zeros`, …. It holds an array of NumPy, JAX or PyTorch
+    and never changes. Its methods have TensorFlow.js's names (`a.mul(b)`, `a.square()`),
+    beside Python's operators and indexing.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_id")
+
+    _data: Any
+    _id: int
+
+    # -- what it is ------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        return tuple(self._data.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype, under NumPy's name for it in every library."""
+        return backends.BACKENDS[type(self._data)].dtype(self._data)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._data.shape)
+
+    rank = ndim  # TensorFlow.js's name
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for n in self._data.shape:
+            size *= n
+        return size
+
+    @property
+    def device(self) -> Any:
+        """Where the data lies, as its library says it."""
+        return getattr(self._data, "device", "cpu")
+
+    # -- out to Python and to other libraries ----------------------------------------------
+
+    @property
+    def data(self) -> Any:
+        """The array underneath, in its own library (refused while being differentiated)."""
+        self._leave("data")
+        return read_only(self._data)
+
+    def numpy(self) -> np.ndarray:
+        """A read-only NumPy view of the values, or a copy where no view can be had.
+
+        Raises GradientError while the tensor is being differentiated, because what is
+        computed from the array would be lost to the gradient.
+        """
+        self._leave("numpy()")
+        return read_only(self._values())
+
+    def item(self) -> Any:
+        """The only element, as a Python number."""
+        if self.size != 1:
+            raise ArgumentError(f"item() reads a single number; this Tensor has shape {self.shape}")
+        return self._plainly().item()
+
+    def tolist(self) -> Any:
+        """The elements as (nested) Python lists."""
+        return self._plainly().tolist()
+
+    def _plainly(self) -> np.ndarray:
+        """The values, for a plain reading; a tape that must know is told."""
+        if LIVE:
+            for tape in watchers(self._id):
+                tape.read_plainly()
+            self._refuse_in_program()
+        return self._values()
+
+    def _refuse_in_program(self) -> None:
+        """Raise TraceError where the values would be built into a program that outlives them."""
+        state = current()
+        if state is not None and state.region is not None:
+            state.region.refuse_read(self)
+
+    def _values(self) -> np.ndarray:
+        return backends.BACKENDS[type(self._data)].to_numpy(self._data)
+
+    def _leave(self, how: str) -> None:
+        if not LIVE:
+            return
+        self._refuse_in_program()
+        if self._id and watchers(self._id):
+            raise GradientError(
+                f"{how} of a Tensor that is being differentiated ({self.dtype}, shape "
+                f"{self.shape}): what you compute from the array would have no gradient. Use "
+                f"regrad's own functions, or stop_gradient(x).{how} if that is meant."
+            )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._leave("numpy()")
+        values = self._values()
+        if copy or (dtype is not None and values.dtype != dtype):
+            return np.array(values, dtype=dtype)
+        return read_only(values)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self._leave("__dlpack__()")
+        return read_only(self._data).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._data.__dlpack_device__()
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        import regrad
+
+        return regrad
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            raise ArgumentError(f"only an integer Tensor is an index, this one has {self.dtype}")
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ArgumentError(
+                f"the truth of a Tensor of shape {self.shape} is ambiguous: use any(x) or all(x)"
+            )
+        return bool(self._plainly().item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise ArgumentError("a Tensor of rank 0 has no length")
+        return self.shape[0]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise ArgumentError(
+            "Tensors do not change: t[index] = value is not possible. "
+            "Make a new one with t = at_set(t, index, value), or at_add to add."
+        )
+
+    def __reduce__(self) -> Any:
+        self._leave("pickling")
+        return wrap, (self._data,)
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self
+
+
+def read_only(array: Any) -> Any:
+    """A view of a NumPy array that nobody can write to; other libraries' arrays as they are."""
+    if isinstance(array, np.ndarray):
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def wrap(data: Any) -> Tensor:
+    """A Tensor around an array that nobody else will change."""
+    y = Tensor()
+    y._data = data
+    y._id = next_id() if LIVE else 0
+    return y
+
+
+def twin(x: Tensor) -> Tensor:
+    """Another Tensor object that is the same to every tape."""
+    y = type(x)()
+    y._data, y._id = x._data, x._id
+    return y
+
+
+class Readable:
+    """The base of what stands for a Tensor: ops read it where they are given one."""
+
+    __slots__ = ()
+
+    def _read(self) -> Tensor:
+        """Return the Tensor that it stands for now."""
+        raise NotImplementedError
+
+
+class TensorView(Readable):
+    """The base of what shows a Tensor under another type, and may be returned for it."""
+
+    __slots__ = ()
+
+
+# What a function takes from the caller: a Tensor or Variable, an array, a number, a list of these.
+TensorLike: TypeAlias = Tensor | Any

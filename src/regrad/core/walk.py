@@ -1,0 +1,318 @@
+"""The backward pass over records. One walk serves every mode; it does the dull work once.
+
+It visits records newest first, pulls the gradient that arrived through each record's rule,
+checks what the rule answered (number, kind, dtype, shape), sums it down to the input's
+shape for ops that declare that they broadcast, and adds where paths meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from regrad.core import dims
+from regrad.core.backends import is_inexact, numpy_dtype
+from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
+from regrad.core.registry import OPS
+from regrad.core.rule import OpView, label
+from regrad.core.state import current, in_state, masked
+from regrad.core.tape import GroupedRecord, Record, positions
+from regrad.core.tensor import OURS, Tensor, TensorView, wrap
+from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
+
+# Gradients by id. None says that a path leads here, but a rule on it answered None.
+Grads = dict[int, Tensor | None]
+UNUSED: Any = object()
+
+
+def drain(records: list[Record]) -> Iterator[Record]:
+    """Newest first, letting go of each record (and what it keeps) as the walk passes it."""
+    while records:
+        yield records.pop()
+
+
+class Inspector(Protocol):
+    """Something that looks on while a walk runs."""
+
+    def before(self, record: Record) -> None:
+        """The record's rule is about to run."""
+
+    def __call__(self, record: Record, dy: Any, leaf: int, dx: Any) -> None:
+        """The rule gave `dx` for an input, and it fits."""
+
+
+def walk(
+    records: Iterable[Record],
+    grads: Grads,
+    watched: set[int],
+    inspect: Inspector | None = None,
+) -> Grads:
+    """Carry the gradients in `grads` (by id) back through `records`, which come newest first.
+
+    The gradients come back in the same dict, for what no record produced.
+
+    Ops that the rules create are recorded on the tapes that are open now, with overrides
+    masked, so that the result does not depend on the scope in which the walk runs.
+    `inspect` sees each record before its rule runs, and each gradient that the rule gives.
+    """
+    state = current()
+    if state is None or state.overrides is None:
+        _walk(records, grads, watched, inspect)
+    else:
+        with in_state(state.overriding(None)):
+            _walk(records, grads, watched, inspect)
+    return grads
+
+
+def walk_from(
+    records: Iterable[Record],
+    ys: Sequence[int],
+    dys: Sequence[Tensor],
+    watched: set[int],
+    inspect: Inspector | None = None,
+) -> Grads:
+    """The gradients of `sum(y * dy)` over all ys, given by id; one may stand among them twice."""
+    grads: Grads = {}
+    for y, dy in zip(ys, dys, strict=True):
+        if y in watched:
+            old = grads.get(y)
+            grads[y] = dy if old is None else OPS["AddV2"].function(old, dy)
+    return walk(records, grads, watched, inspect)
+
+
+# a gradient may be infinite or NaN at a kink; that is not worth a warning
+@np.errstate(all="ignore")  # (as a decorator it takes half the time that it takes as a block)
+def _walk(
+    records: Iterable[Record], grads: Grads, watched: set[int], inspect: Inspector | None
+) -> None:
+    add = OPS["AddV2"].function
+    pop, get = grads.pop, grads.get
+    for record in records:
+        dy = pop(record.outputs, UNUSED) if record.plain else collect(record, grads)
+        if dy is UNUSED:
+            continue
+        if dy is None:
+            for key in watched.intersection(record.inputs):
+                grads.setdefault(key, None)
+            continue
+        if inspect is not None:
+            inspect.before(record)
+        pulls = record.rule.pulls if record.plain else None
+        found: Any = None if pulls else leaf_gradients(record, dy, watched)
+        for leaf, key in enumerate(record.inputs):
+            if key not in watched:
+                continue
+            if pulls:
+                try:
+                    dx = pulls[leaf](record, dy)
+                except UnknownShapeError:
+                    dx = leaf_gradients(record, dy, watched)[leaf]
+            else:
+                dx = found[leaf]
+            if dx is not None:
+                shape, dtype = record.specs[leaf]
+                try:
+                    data = dx._data if type(dx) is Tensor else None
+                    fits = data is not None and data.dtype is dtype and data.shape == shape
+                except UnknownShapeError:
+                    fits = False
+                if not fits:
+                    dx = check_gradient(record, leaf, dx, dy)
+            if inspect is not None:
+                inspect(record, dy, leaf, dx)
+            old = get(key, UNUSED)
+            if old is UNUSED or old is None:
+                grads[key] = dx
+            elif dx is not None:
+                grads[key] = add(old, dx)
+
+
+def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
+    """What the rule gives, by leaf.
+
+    A rule that asks for a size which only the run of the graph can tell, runs in the run.
+    """
+    try:
+        pulled = record.rule.pull(record, dy, record.wanted(watched))
+        return dict(pulled if record.plain else open_groups(record, pulled))
+    except UnknownShapeError:
+        deferral = _deferral_of(record, dy)
+        if deferral is None:
+            raise
+        return deferral.pull(record, dy, watched)
+    except (RuleError, GradientError):
+        raise
+    except Exception as error:
+        name = getattr(record, "name", "")
+        error.add_note(
+            f"in {label(record.rule)} for the op type {record.op.type!r}"
+            + (f" (the op {name!r})" if name else "")
+        )
+        raise
+
+
+def _deferral_of(record: Record, dy: Any) -> Deferral | None:
+    """Who runs the rule in the run of the graph, if it is given tensors of one."""
+    dys = dy if isinstance(dy, tuple) else (dy,)
+    ys = record.y if isinstance(record.y, tuple) else (record.y,)
+    given = (x for x in (*dys, *record.xs, *ys) if isinstance(x, Tensor))
+    return next((DEFERRALS[type(x._data)] for x in given if type(x._data) in DEFERRALS), None)
+
+
+def collect(record: Record, grads: Grads) -> Any:
+    """The gradient that arrives at a record: a Tensor, or a tuple for several outputs.
+
+    UNUSED if the output leads nowhere, None if it leads to y but no gradient came through.
+    """
+    outputs = record.outputs
+    if not isinstance(outputs, tuple):
+        return grads.pop(outputs, UNUSED)
+    dys = [grads.pop(i, UNUSED) for i in outputs]
+    if all(dy is UNUSED for dy in dys):
+        return UNUSED
+    dys = [None if dy is UNUSED else dy for dy in dys]
+    if all(dy is None for dy in dys):
+        return None
+    assert isinstance(record, GroupedRecord)
+    return tuple(record.unused(i) if dy is None else dy for i, dy in enumerate(dys))
+
+
+def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Gradients by parameter, leaf by leaf; a sequence needs a list of the same length."""
+    assert isinstance(record, GroupedRecord)
+    for parameter, dx in pulled:
+        place = record.layout[parameter]
+        if not isinstance(place, tuple):
+            yield from ((leaf, dx) for leaf in positions(place))
+        elif dx is None:
+            yield from ((leaf, None) for leaf in place)
+        elif isinstance(dx, list | tuple) and len(dx) == len(place):
+            yield from zip(place, dx, strict=True)
+        else:
+            got = len(dx) if isinstance(dx, list | tuple) else kind(dx)
+            raise RuleError(
+                f"{where(record, place[0])} returned {got}; the input is a sequence of "
+                f"{len(place)} tensors, and its gradient a list of as many"
+            )
+
+
+def check_gradient(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None:
+    """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
+    if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
+        (only,) = dx
+        return None if only is None else check_gradient(record, leaf, only, dy)
+    if isinstance(dx, TensorView):
+        dx = dx._read()
+    if not isinstance(dx, Tensor):
+        hint = "Return a Tensor, or None for no gradient; make a constant with zeros_like(dy)."
+        if callable(dx):
+            hint = "Was a function that makes rules given without its parentheses: triangle()?"
+        elif isinstance(dx, OpView):
+            hint = "It was called in TensorFlow's form, (op, grad); name the first parameter dy."
+        several = isinstance(dx, list | tuple)
+        shown = f"{len(dx)} gradients for one input" if several else f"{dx!r:.60}"
+        raise RuleError(
+            f"{where(record, leaf)} returned {shown}, expected a Tensor, got {kind(dx)}. {hint}"
+        )
+    shape, dtype = record.specs[leaf]
+    data = dx._data
+    if data.dtype != dtype and wrong_dtype(dx, dtype):
+        raise RuleError(
+            f"{where(record, leaf)} returned the dtype {dx.dtype}, expected "
+            f"{numpy_dtype(dtype)}. Convert it with astype(dx, x.dtype)."
+        )
+    if not dims.same(data.shape, shape):
+        return fit(record, leaf, dx, shape, dy)
+    return dx
+
+
+def wrong_dtype(dx: Tensor, dtype: Any) -> bool:
+    """Whether a gradient's dtype is not its input's (an integer input takes any)."""
+    dtype = numpy_dtype(dtype)
+    return is_inexact(dtype) and dx.dtype != dtype
+
+
+def fit(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor:
+    """A gradient of another shape: summed down where the op broadcasts, an error elsewhere.
+
+    Where only the run of a graph can tell, the run sums, or checks.
+    """
+    got = dx._data.shape
+    certain = dims.same(got, shape) is not None
+    if record.op.broadcasts and (not certain or _was_spread(shape, got, dy._data.shape)):
+        return OPS["SumTo"].function(dx, shape)
+    message = (
+        f"{where(record, leaf)} returned the shape {tuple_of(got)}, expected {tuple_of(shape)}. "
+    )
+    if certain:
+        raise RuleError(message + "A gradient has the shape of its input.")
+    deferral = DEFERRALS[type(next(dims.leaves((got, shape))))]
+    return deferral.fit(dx, shape, where(record, leaf) + " whose gradient has its shape,")
+
+
+def tuple_of(shape: Any) -> Any:
+    """A shape as messages show it (torch has a class of its own)."""
+    return shape if isinstance(shape, dims.UnknownRank) else tuple(shape)
+
+
+def _was_spread(small: Any, large: Any, y: Any) -> bool:
+    """Whether `large` may be `small`, spread along axes along which the op spread it to make y."""
+    if len(small) > len(large):
+        return False
+    small = (1,) * (len(large) - len(small)) + tuple(small)
+    y = (0,) * (len(large) - len(y)) + tuple(y[max(len(y) - len(large), 0) :])
+    return not any(
+        dims.differ(s, n) and (dims.differ(s, 1) or dims.differ(n, m))
+        for s, n, m in zip(small, large, y, strict=True)
+    )
+
+
+def where(record: Record, leaf: int) -> str:
+    """`wrong gradient: the rule 'GuidedRelu' for the op type 'Relu', input 'x',`."""
+    return (
+        f"wrong gradient: {label(record.rule)} for the op type {record.op.type!r}, input "
+        f"{name_of(record, leaf)!r},"
+    )
+
+
+def name_of(record: Record, leaf: int) -> str:
+    """The name of an input: `x`, or `xs[2]` in a sequence."""
+    own = record.rule.input_name(leaf)
+    if own is not None:
+        return own
+    if not isinstance(record, GroupedRecord):
+        return record.op.inputs[leaf].name if leaf < len(record.op.inputs) else str(leaf)
+    for entry, place in zip(record.op.inputs, record.layout, strict=False):
+        if place == leaf:
+            return entry.name
+        if isinstance(place, tuple) and leaf in place:
+            return f"{entry.name}[{place.index(leaf)}]"
+    return str(leaf)
+
+
+def seed(y: Tensor, dy: Any = None) -> Tensor:
+    """The first gradient: `dy` under y's dtype, or ones."""
+    if dy is None:
+        data = y._data
+        if type(data) is np.ndarray and data.size <= SMALL:
+            return _ones(data.shape, data.dtype)
+        with masked():
+            ones = OPS["OnesLike"].function(y)
+        return ones if type(ones) is not Tensor else alias_of(ones)  # y does not move it
+    return lift_as(dy, y.dtype)
+
+
+SMALL = 64
+
+
+@lru_cache(maxsize=256)
+def _ones(shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+    """Ones, made once (Tensors do not change)."""
+    ones = np.ones(shape, dtype)
+    ones.flags.writeable = False
+    shared = wrap(ones)
+    shared._id = OURS
+    return shared

@@ -1,0 +1,287 @@
+"""What cannot be put down op by op, because it asks for a size that only the run can tell.
+
+Such a rule, or such a function of the library, becomes one node: in the run it is given values
+and does its work at once, as in eager mode. The gradient of that node is another such node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from regrad.core import containers
+from regrad.core.backends import is_array, is_inexact
+from regrad.core.dims import UnknownRank
+from regrad.core.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
+from regrad.core.pullback import or_zeros, pulled
+from regrad.core.registry import OPS, Input, Op
+from regrad.core.rule import Rule
+from regrad.core.signatures import answered
+from regrad.core.state import State, current, in_state
+from regrad.core.tape import Record, record_of
+from regrad.core.tensor import Tensor, wrap
+from regrad.core.walk import check_gradient, leaf_gradients
+from regrad.errors import DTypeError, GraphError, UnknownShapeError
+from regrad.graph.graph import Symbol, defer, home, in_innermost, is_symbolic
+from regrad.graph.size_ops import of_shape, size_tensor
+from regrad.shapes.infer import Spec, probe
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# A function of Tensors, and of the sizes that the run has resolved, to a list of Tensors.
+Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
+
+
+def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any) -> Any:
+    with in_state(State((), overrides) if overrides else None):
+        ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
+    for y in filter(is_symbolic, ys):
+        raise GraphError(
+            "a rule or function that waits for the run, because it asks for sizes, gave a tensor "
+            "of the graph. Let it use what it is given only, and not tensors from outside or "
+            f"{y._data.words.constant}; or give the placeholders shapes, so that it need not wait."
+        )
+    return tuple(y._data for y in ys)
+
+
+LATER = Op(
+    "_Deferred", "deferred", _kernel, [Input("xs", "many")], ["call", "sizes", "overrides"],
+    several=True, holomorphic=False,
+)  # fmt: skip
+
+
+def later(
+    call: Later, xs: Sequence[Tensor], sizes: Any, overrides: Any, specs: Sequence[Spec] | None
+) -> tuple[Tensor, ...]:
+    """A node that makes the call when the graph runs."""
+    if not any(is_symbolic(x) for x in xs):  # the run has come
+        state = current() or State()
+        with in_state(state.overriding(overrides or None)):
+            return tuple(call(list(xs), sizes))
+    attrs = {"call": call, "sizes": sizes, "overrides": overrides}
+    return defer(LATER, tuple(xs), attrs, (tuple(range(len(xs))),), specs)
+
+
+class LaterRule(Rule):
+    """The gradient of a deferred call: a deferred call that differentiates it."""
+
+    name = "deferred"
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return frozenset({0}), False
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # nobody can know before the run
+
+    def carries(self, node: Any, index: int) -> bool:
+        return bool(node.attrs["overrides"]) or super().carries(node, index)
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        attrs = record.attrs
+        places = [i for i, x in enumerate(record.xs) if x._data.carries]
+        return pull_call(attrs["call"], record, dy, places, attrs["sizes"], attrs["overrides"])
+
+
+def pull_call(
+    call: Later, record: Any, dy: Any, places: Sequence[int],
+    sizes: Any = None, overrides: Any = None,
+) -> list[tuple[int, Any]]:  # fmt: skip
+    """Pull gradients, in the run, through a call on the inputs of a record, those at `places`."""
+    xs = list(record.xs)
+    zeros = OPS["ZerosLike"].function
+    dy = [zeros(record.symbolic[i]) if d is None else d for i, d in enumerate(dy)]
+    specs = [_spec_due(record, i, dy) for i in places]
+    found = later(differentiated(call, len(xs), places), [*xs, *dy], sizes, overrides, specs)
+    dxs: list[Any] = [None] * len(xs)
+    for i, dx in zip(places, found, strict=True):
+        dxs[i] = dx
+    return [(0, dxs)]
+
+
+LATER.rule = LaterRule()
+
+
+def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
+    """The gradients of a call by the inputs at these places; zeros where nothing is connected."""
+
+    def gradients(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
+        xs, dys = tensors[:count], tensors[count:]
+        _, dxs = pulled(lambda xs: call(xs, sizes), xs, places, dys)
+        return [
+            or_zeros(dx, xs[i], dtype_due(xs[i].dtype, dys))
+            for i, dx in zip(places, dxs, strict=True)
+        ]
+
+    return gradients
+
+
+def dtype_due(dtype: np.dtype, dys: Sequence[Any]) -> np.dtype:
+    """The dtype of a gradient: that of the input, or for integers that of what arrives."""
+    arriving = [dy.dtype for dy in dys if dy is not None]
+    return dtype if is_inexact(dtype) else next(filter(is_inexact, arriving), arriving[0])
+
+
+def _spec_due(record: Record, leaf: int, dys: Sequence[Any]) -> Spec:
+    """What is known of the gradient by an input."""
+    shape, dtype = record.specs[leaf]
+    return spec_of_record(shape, dtype_due(dtype, dys))
+
+
+def spec_of_record(shape: Any, dtype: Any) -> Spec:
+    """A shape and dtype as records hold them, as a Spec."""
+    return Spec(None if isinstance(shape, UnknownRank) else tuple(shape), dtype)
+
+
+# -- rules ---------------------------------------------------------------------------------------
+
+
+def pull_later(record: Record, dy: Any, watched: set[int]) -> dict[int, Any]:
+    """The gradients by leaf of a record whose rule must wait for the run."""
+    leaves = [i for i, key in enumerate(record.inputs) if key in watched]
+    dys = dy if isinstance(dy, tuple) else (dy,)
+    ys = record.y if isinstance(record.y, tuple) else (record.y,)
+    slots = [*dys, *record.xs, *ys]
+    shapes = [shape for shape, _ in record.specs]
+    attrs = [record.attrs[name] for name in record.attrs]
+    call = _Pull(record, leaves, [x is not None for x in slots], len(dys))
+    specs = [_spec_due(record, i, dys) for i in leaves]
+    given = [x for x in slots if x is not None]
+    found = later(call, given, (shapes, attrs), None, specs)
+    return dict(zip(leaves, found, strict=True))
+
+
+class _Pull:
+    """A record's rule, called on values: what arrives, the inputs kept, the outputs kept.
+
+    It holds nothing of the record that is symbolic.
+    """
+
+    def __init__(self, record: Record, leaves: list[int], present: list[bool], dys: int) -> None:
+        self.op, self.rule, self.attrs = record.op, record.rule, list(record.attrs)
+        self.inputs, self.outputs = record.inputs, record.outputs
+        self.dtypes = [dtype for _, dtype in record.specs]
+        self.layout = getattr(record, "layout", None)
+        self.output_specs = getattr(record, "output_specs", None)
+        self.leaves, self.present, self.dys = leaves, present, dys
+        self.kept = len(record.xs)
+
+    def __call__(self, tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
+        values = iter(tensors)
+        slots = [next(values) if there else None for there in self.present]
+        dys, xs = slots[: self.dys], slots[self.dys : self.dys + self.kept]
+        record = self._record(sizes, xs, slots[self.dys + self.kept :])
+        dy = tuple(dys) if isinstance(self.outputs, tuple) else dys[0]
+        found = leaf_gradients(record, dy, {self.inputs[i] for i in self.leaves})
+        return [self._fitted(record, i, found.get(i), dy) for i in self.leaves]
+
+    def _fitted(self, record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
+        dx = None if dx is None else check_gradient(record, leaf, dx, dy)
+        dx = wrap(np.zeros(*record.specs[leaf])) if dx is None else dx
+        return as_dtype(dx, dtype_due(self.dtypes[leaf], dy if isinstance(dy, tuple) else (dy,)))
+
+    def _record(self, sizes: Any, xs: Sequence[Any], ys: Sequence[Any]) -> Record:
+        shapes, values = sizes
+        attrs = dict(zip(self.attrs, values, strict=True))
+        specs = list(zip(shapes, self.dtypes, strict=True))
+        y = tuple(ys) if isinstance(self.outputs, tuple) else ys[0]
+        return record_of(
+            self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y,
+            self.layout, self.output_specs,
+        )  # fmt: skip
+
+
+DEFERRALS[Symbol] = Deferral(defer, in_innermost, size_tensor, of_shape, pull_later)
+
+
+# -- functions of the library --------------------------------------------------------------------
+
+
+def deferrable(f: Callable[P, R]) -> Callable[P, R]:
+    """A function that may ask for sizes: where only the run can tell, the run calls it."""
+
+    @wraps(f)
+    def function(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            try:
+                return f(*args, **kwargs)
+            except UnknownShapeError:
+                return _call_later(f, args, kwargs)
+        except Exception as error:
+            answer = answered(error, f, args, kwargs)
+            if answer is error:
+                raise
+            raise answer from error
+
+    return function
+
+
+def _call_later(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    leaves, rebuild = containers.flatten((args, kwargs))
+    read = [_as_tensor(leaf) for leaf in leaves]
+    places = [i for i, x in enumerate(read) if x is not None]
+    xs = [x for x in read if x is not None]
+    if not any(is_symbolic(x) for x in xs):
+        raise  # the error that led here: there is no graph to wait for
+    shape_of_result: list[Any] = []
+    due: list[np.dtype] = []
+
+    def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
+        full = list(sizes)
+        for i, x in zip(places, tensors, strict=True):
+            full[i] = x
+        a, k = rebuild(full)
+        results, close = containers.flatten(f(*a, **k))
+        shape_of_result[:] = [close]
+        got = [y.dtype for y in results]
+        if due and got != due:
+            raise DTypeError(f"{f.__name__}: the dtypes {due} were foreseen, got {got}")
+        return results
+
+    sizes = [None if x is not None else leaf for leaf, x in zip(leaves, read, strict=True)]
+    overrides = _in_force(xs)
+    specs = _foresee(f, xs, {"call": call, "sizes": sizes, "overrides": overrides})
+    due += [spec.dtype for spec in specs]
+    found = later(call, xs, sizes, overrides, specs)
+    return shape_of_result[0](list(found)) if shape_of_result else found[0]
+
+
+def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
+    """The overrides for ops made here, those of the tensors' graph among them, by op type."""
+    state = current()
+    if state is None or not state.overrides:
+        return {}
+    root = home(xs).root
+    mine = [(k, b) for k, b in state.overrides.items() if isinstance(k, str) or k[0] is root]
+    mine.sort(key=lambda item: item[1].depth)
+    return {b.op.type: b for _, b in mine}
+
+
+def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: dict[str, Any]) -> list[Spec]:
+    """How many results a call has, of which dtypes and ranks: as it answers to small inputs."""
+    places = [i for i, x in enumerate(xs) if is_symbolic(x)]
+
+    def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
+        given = dict(zip(places, tensors, strict=True))
+        return attrs["call"]([given.get(i, x) for i, x in enumerate(xs)], sizes)
+
+    try:
+        found = probe(LATER, [[xs[i]._data.spec for i in places]], attrs | {"call": call})
+    except Exception:  # no inputs that were tried would do
+        if str(f.__annotations__.get("return")) == "Tensor":
+            floats = [x.dtype for x in xs if is_inexact(x.dtype)]
+            return [Spec(None, (floats or [xs[0].dtype])[0])]
+        raise UnknownShapeError(
+            f"{f.__name__} asks for sizes that only the run of the graph can tell, and its "
+            "results cannot be foreseen. Give the placeholders shapes, or call set_shape."
+        ) from None
+    # The sizes may follow from what else was equal in all trials; the rank does not.
+    return [Spec(x.shape and (None,) * len(x.shape), x.dtype) for x in found]
+
+
+def _as_tensor(leaf: Any) -> Tensor | None:
+    """A leaf that is a tensor: those go in as inputs, all else as it is."""
+    return lift(leaf) if is_tensor(leaf) or is_array(leaf) else None

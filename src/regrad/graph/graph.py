@@ -1,0 +1,552 @@
+"""Graphs: ops put down to be run later, on the same road as those that run at once.
+
+A symbolic Tensor holds a `Symbol` where others hold an array. An op of one is not computed but
+put into the symbol's graph as a `Node`: a record, as tapes have them, with symbolic tensors in
+the place of values. So rules, tapes and the walk treat both alike.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from regrad.core import dims
+from regrad.core.backends import BACKENDS, Backend, is_inexact
+from regrad.core.blocks import block
+from regrad.core.dims import Dim, Source, UnknownRank, Words
+from regrad.core.registry import OPS, Op
+from regrad.core.rule import NoGradient, OpView, Rule
+from regrad.core.state import current, next_id
+from regrad.core.tape import GroupedRecord, Place, effective, placed, put, rule_in_force
+from regrad.core.tensor import Tensor
+from regrad.errors import (
+    ArgumentError,
+    FinalizedError,
+    GraphError,
+    kind,
+)
+from regrad.graph.constants import fold
+from regrad.shapes.infer import Spec, infer
+
+PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
+VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+NO_RULE = NoGradient()
+
+
+class Symbol(Source):
+    """An output of a node: what a symbolic Tensor holds in the place of an array.
+
+    `content` are the values of a small integer output as far as they are known when the graph
+    is built (numbers and Dims): shapes are computed by ops, and should stay known.
+    `carries` says whether a gradient can come this way: floats carry one, and of integers and
+    bools those that an override in force makes, with what is computed from them.
+    """
+
+    __slots__ = (
+        "carries", "content", "dtype", "face", "index", "node", "relied", "shape", "spec",
+    )  # fmt: skip
+
+    shape: Any  # a tuple of ints and Dims, or an UnknownRank
+    spec: Spec  # shape and dtype, as inference takes them
+
+    def __init__(self, node: Node, index: int, spec: Spec) -> None:
+        self.node = node
+        self.index = index
+        self.dtype = spec.dtype
+        self.id = next_id()
+        self.carries = is_inexact(spec.dtype)
+        self.content: np.ndarray | None = None
+        self.relied = False  # whether the content was used for a shape
+        self.face: Any = None  # what its user sees of it
+        if spec.shape is not None and not dims.KINDS.issuperset(map(type, spec.shape)):
+            what = f"{node.op.name}: expected integers for the sizes of the result"
+            spec = Spec(dims.as_sizes(spec.shape, what), spec.dtype)
+        if spec.shape is not None and None not in spec.shape:
+            self.shape = spec.shape
+            self.spec = spec
+        else:
+            self.shape = UnknownRank(self)
+            self.refine(spec.shape)
+
+    def refine(self, shape: Any) -> None:
+        """Learn more of the shape; None for what is still unknown."""
+        if shape is None or isinstance(shape, UnknownRank):
+            self.spec = Spec(None, self.dtype)
+            return
+        old = self.shape
+        known = list(old) if isinstance(old, tuple) else [None] * len(shape)
+        pairs = enumerate(zip(known, shape, strict=True))
+        self.shape = tuple(self._better(i, a, b) for i, (a, b) in pairs)
+        self.spec = Spec(self.shape, self.dtype)
+
+    def loosen(self, sizes: Any) -> None:
+        """Forget what of the shape may change, because another value may be fed here."""
+        self.shape, self.content = UnknownRank(self), None
+        self.refine(sizes)
+
+    def _better(self, axis: int, old: Any, new: Any) -> Any:
+        if isinstance(old, int) and old is not None:
+            return old
+        if new is not None and (isinstance(new, int) or old is None):
+            return new
+        return dims.size_of(self, axis) if old is None else old
+
+    @property
+    def words(self) -> Words:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the user of its graph writes, for messages."""
+        return self.node.graph.root.words
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes; UnknownShapeError if it is unknown."""
+        return len(self.shape)
+
+    @property
+    def name(self) -> str:
+        """`op_name:output`."""
+        return f"{self.node.name}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"<symbol {self.name!r} shape={self.shape} dtype={self.dtype}>"
+
+
+class SymbolBackend(Backend):
+    """The 'library' of symbols. What needs values is refused."""
+
+    name = "graph"
+    rank = 3
+
+    def own(self, array: Any) -> Any:
+        return array
+
+    def to_numpy(self, array: Symbol) -> np.ndarray:
+        raise GraphError(
+            f"the value of {array.name!r} is known only when the graph runs: fetch it with "
+            f"session.run(x). To choose by a value inside the graph use {array.words.choice}."
+        )
+
+    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
+        raise GraphError("an array enters a graph as a constant")
+
+
+BACKENDS[Symbol] = SymbolBackend()
+
+
+class Node(GroupedRecord):
+    """An op of a graph: a record whose inputs and outputs are symbolic."""
+
+    __slots__ = (
+        "control",
+        "face",
+        "face_inputs",
+        "graph",
+        "name",
+        "number",
+        "plain",
+        "sized",
+        "symbols",
+    )
+
+    graph: Graph
+    name: str
+    number: int  # in order of creation, which is an order in which they can run
+    control: tuple[Node, ...]  # what must have run before
+    sized: list[Symbol]  # of which attributes want the shape (or the value) in a run
+    symbols: tuple[Symbol, ...]  # the outputs
+    face: Any  # what its user sees of it
+    face_inputs: Any
+
+    def unused(self, index: int) -> Any:
+        given = self.op.owns(self.rule) or is_inexact(self.symbols[index].dtype)
+        return super().unused(index) if given else None
+
+    def view(self) -> Any:
+        return self.graph.root.view_of(self)
+
+    def sources(self) -> Iterator[Symbol]:
+        """The symbols that the op reads."""
+        return (x._data for x in self.xs)
+
+    def carry(self) -> None:
+        """Note which integers and bools among the outputs carry a gradient."""
+        for i, symbol in enumerate(self.symbols):
+            if not symbol.carries and self.rule.watches:
+                symbol.carries = not self.op.owns(self.rule) or self.rule.carries(self, i)
+
+    def __repr__(self) -> str:
+        return f"<node {self.name!r} type={self.op.type}>"
+
+
+class Symbolic(Tensor):
+    """A Tensor whose value a graph will compute; its data is a Symbol."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        symbol = self._data
+        return f"<symbolic Tensor {symbol.name!r} shape={symbol.shape} dtype={symbol.dtype}>"
+
+    __str__ = __repr__
+
+    @property
+    def op(self) -> Any:
+        """The op that makes it."""
+        return self._data.node.view()
+
+    @property
+    def name(self) -> str:
+        """`op_name:output`."""
+        return self._data.name
+
+
+def tensor_of(symbol: Symbol) -> Tensor:
+    """The symbolic Tensor of an output."""
+    y = Symbolic()
+    y._data = symbol
+    y._id = symbol.id
+    return y
+
+
+# -- ops that only graphs have -------------------------------------------------------------------
+
+
+def source_op(type: str, attrs: Sequence[str], kernel: Callable[..., Any]) -> Op:
+    """An op type without inputs, and so without a gradient."""
+    op = Op(type, type, kernel, [], attrs)
+    op.rule = NO_RULE
+    OPS[type] = op
+    return op
+
+
+CONST = source_op("Const", ["value"], lambda xp, value: value)
+
+
+def _unfed(xp: Any, spec: Spec) -> Any:
+    raise GraphError("a placeholder must be fed")
+
+
+PLACEHOLDER = source_op("Placeholder", ["spec"], _unfed)
+
+
+# -- the graph -----------------------------------------------------------------------------------
+
+# The graph of the region (a branch, a loop's body) that is being built here, if any.
+INNERMOST: ContextVar[Graph | None] = ContextVar("regrad_region", default=None)
+
+
+class _Here(threading.local):
+    """The scope, control dependencies and pending name of one thread: several may build a graph."""
+
+    scope = ""
+    controls: tuple[Node, ...] = ()
+    pending: tuple[str, str] | None = None  # an op type, and the name for its next op
+
+
+class Graph:
+    """Nodes in the order of their making, and the names that they have taken.
+
+    `outer` is the graph around a region; its tensors may be used inside, and are listed in
+    `captures` (outer id -> (outer Tensor, the placeholder that stands for it inside)).
+    """
+
+    words = Words()  # what its user writes, for messages
+
+    def __init__(self, outer: Graph | None = None) -> None:
+        self.outer = outer
+        self.root: Graph = self if outer is None else outer.root
+        self.nodes: list[Node] = []
+        self.captures: dict[int, tuple[Tensor, Tensor]] = {}
+        self.by_name: dict[str, Node] = {}
+        self.finalized = False
+        self._here = _Here()
+        self._lock = threading.RLock()
+        self.waits_for: list[Node] = []  # nodes around a region that must run before it
+        self._taken: dict[str, int] = {}
+        self._constants: dict[Any, Tensor] = {}
+
+    @property
+    def scope(self) -> str:
+        """The prefix of the names of ops, in this thread."""
+        return self._here.scope
+
+    @scope.setter
+    def scope(self, scope: str) -> None:
+        self._here.scope = scope
+
+    @property
+    def controls(self) -> tuple[Node, ...]:
+        """The nodes after which those run that this thread adds."""
+        return self._here.controls
+
+    def view_of(self, node: Node) -> Any:
+        """What a rule in TensorFlow's form sees of a node."""
+        return OpView(node)
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        op: Op,
+        rule: Rule,
+        xs: Sequence[Tensor],
+        attrs: dict[str, Any],
+        layout: tuple[Place, ...] | None = None,
+        specs: Sequence[Spec] | None = None,
+    ) -> Any:
+        """Put an op down; the symbolic Tensors of its outputs, as the op would return them.
+
+        `specs` are shapes and dtypes of the outputs (inferred by default).
+        """
+        if self.finalized:
+            raise FinalizedError("Graph is finalized and cannot be modified.")
+        if self.outer is not None and op is not PLACEHOLDER and dims.sources(attrs.values()):
+            attrs = {k: dims.moved(v, self._own_symbol) for k, v in attrs.items()}
+        symbols = [x._data for x in xs]
+        xs = tuple([symbol.node.symbolic[symbol.index] for symbol in symbols])
+        if specs is None:
+            known: Any = [symbol.spec for symbol in symbols]
+            specs = infer(op, [placed(known, p) for p in layout] if layout else known, attrs)
+        node = Node(
+            op, rule, attrs, tuple([symbol.id for symbol in symbols]),
+            [(symbol.shape, symbol.dtype) for symbol in symbols], xs, (), None,
+            layout or PLACES[len(xs)],
+        )  # fmt: skip
+        node.plain = layout is None and not op.several and op.flat
+        node.graph = self
+        node.control = self._here.controls
+        node.face = node.face_inputs = None
+        node.sized = dims.sources(attrs.values()) if attrs else []
+        node.symbols = made = tuple([Symbol(node, i, spec) for i, spec in enumerate(specs)])
+        # (its own Tensors: one that the user holds may become another op's, see `custom`)
+        node.symbolic = tensors = tuple([tensor_of(symbol) for symbol in made])
+        node.output_specs = [(symbol.shape, symbol.dtype) for symbol in made]
+        node.outputs = tuple([t._id for t in tensors]) if op.several else tensors[0]._id
+        node.y = tensors if op.several else tensors[0]
+        with self._lock:
+            node.name = self._name_for(op)
+            node.number = len(self.nodes)
+            self.nodes.append(node)
+        self.by_name[node.name] = node
+        if made and made[0].dtype.kind in "iu":
+            fold(node)
+        node.carry()
+        given = tuple([tensor_of(symbol) for symbol in made])
+        return given if op.several else given[0]
+
+    def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
+        """A Const node; constants with one key are shared."""
+        if key is not None and not self._here.controls and key in self._constants:
+            return self._constants[key]
+        y = self.add(CONST, NO_RULE, (), {"value": value}, specs=(Spec(value.shape, value.dtype),))
+        if key is not None and not self._here.controls:
+            self._constants[key] = y
+        return y
+
+    def entering(self, x: Tensor) -> Tensor:
+        """A Tensor as one of this graph: arrays become constants, outer tensors captures."""
+        symbol = x._data
+        if type(symbol) is not Symbol:
+            array = BACKENDS[type(symbol)].to_numpy(symbol)
+            small = x._id == 0 and array.ndim == 0
+            return self.constant(array, (array.dtype.str, array.tobytes()) if small else None)
+        if symbol.node.graph is self:
+            return x
+        if self.outer is None or symbol.node.graph not in chain(self.outer):
+            raise GraphError(
+                f"{symbol.name!r} must be from the same graph as the op that is being built; a "
+                "graph cannot use the tensors of another"
+            )
+        outer = self.outer.entering(x)
+        key = outer._id  # (of an alias, under which a tape may watch it)
+        if key not in self.captures:
+            inner = self.placeholder(symbol.spec, "captured")
+            inner._data.content = _own(symbol.content)
+            inner._data.carries = symbol.carries
+            self.captures[key] = outer, inner
+        return self.captures[key][1]
+
+    def _is_foreign(self, size: Any) -> bool:
+        return any(s.node.graph is not self for s in dims.leaves(size))
+
+    def _own_symbol(self, symbol: Symbol) -> Symbol:
+        """What stands in this graph for a symbol of an outer one."""
+        return self.entering(tensor_of(symbol))._data
+
+    def placeholder(self, spec: Spec, name: str | None = None) -> Tensor:
+        """A value that is given when the graph runs."""
+        if self.outer is not None and spec.shape:  # sizes of outer tensors are not known inside
+            spec = Spec(tuple([None if self._is_foreign(n) else n for n in spec.shape]), spec.dtype)
+        with self.naming("Placeholder", name):
+            return self.add(PLACEHOLDER, NO_RULE, (), {"spec": spec}, specs=(spec,))
+
+    # -- names -----------------------------------------------------------------------------------
+
+    @block
+    def naming(self, op_type: str, name: str | None) -> Generator[None]:
+        """Within the block, the next op of this type gets the name."""
+        before = self._here.pending
+        try:
+            self._here.pending = (op_type, name) if name else None
+            yield
+        finally:
+            self._here.pending = before
+
+    def _name_for(self, op: Op) -> str:
+        here = self._here
+        if here.pending is not None and here.pending[0] == op.type:
+            name, here.pending = here.pending[1], None
+            if name.endswith("/"):  # a full name, taken already by its scope
+                return name[:-1]
+            return self.unique(name)
+        return self._numbered(self.scope + op.type.lstrip("_"))
+
+    def unique(self, name: str) -> str:
+        """The name in the current scope, numbered if it is taken (`a`, `a_1`, `a_2`, …)."""
+        if not VALID_NAME.fullmatch(name) and not (self.scope and name[:1] in "_-"):
+            raise GraphError(
+                f"{name!r} is not a valid node name: letters, digits and _ . \\ / > - are, "
+                "beginning with a letter, a digit or a dot"
+            )
+        with self._lock:
+            return self._numbered(self.scope + name)
+
+    def _numbered(self, name: str) -> str:
+        taken = self._taken
+        key = name.lower()
+        count = taken.get(key, 0)
+        if not count:
+            taken[key] = 1
+            return name
+        while (numbered := f"{name}_{count}").lower() in taken:
+            count += 1
+        taken[key] = count + 1
+        taken[numbered.lower()] = 1
+        return numbered
+
+    @block
+    def name_scope(self, name: str | None) -> Generator[str]:
+        """Ops made in the block get names under `name/`; `s/` re-enters a scope, None leaves all.
+
+        The scope with its slash is bound by `as`.
+        """
+        before = self.scope
+        if name and not isinstance(name, str):
+            raise ArgumentError(f"name_scope: expected a name (a string), got {kind(name)}")
+        scope = name or ""
+        if scope and not scope.endswith("/"):
+            scope = self.unique(scope) + "/"
+        try:
+            self.scope = scope
+            yield scope
+        finally:
+            self.scope = before
+
+    @block
+    def control_dependencies(self, nodes: Sequence[Node] | None) -> Generator[None]:
+        """Ops made in the block run after these; None clears what outer blocks asked for."""
+        before = self._here.controls
+        for node in nodes or ():
+            if node.graph not in chain(self):
+                raise GraphError(f"{node.name!r} is not an element of this graph")
+        self.waits_for += [n for n in nodes or () if n.graph is not self]
+        nodes = nodes and [n for n in nodes if n.graph is self]
+        extra = () if nodes is None else tuple(n for n in nodes if n not in before)
+        try:
+            self._here.controls = extra if nodes is None else (*before, *extra)
+            yield
+        finally:
+            self._here.controls = before
+
+
+def _own(content: np.ndarray | None) -> np.ndarray | None:
+    """Known values, unless some are sizes of another graph's tensors."""
+    if content is None or any(isinstance(n, Dim) for n in content.flat):
+        return None
+    return content
+
+
+def chain(graph: Graph | None) -> Iterator[Graph]:
+    """A region's graph and those around it."""
+    while graph is not None:
+        yield graph
+        graph = graph.outer
+
+
+# -- the way in ----------------------------------------------------------------------------------
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether a Tensor stands for a value that a graph will compute."""
+    return isinstance(x, Symbolic)
+
+
+def home(xs: Sequence[Tensor]) -> Graph:
+    """The graph to which an op of these belongs: theirs, or the region that is being built."""
+    symbol: Any = None
+    for x in xs:
+        if type(x) is Symbolic:
+            symbol = x._data
+            break
+    graph = symbol.node.graph
+    region = INNERMOST.get()
+    if region is not None and graph in chain(region):
+        return region
+    if graph.outer is not None:
+        raise made_inside(symbol)
+    return graph
+
+
+def in_innermost(x: Tensor) -> Tensor:
+    """What stands for a symbolic Tensor in the region that is being built, if one is."""
+    region = INNERMOST.get()
+    return x if region is None or x._data.node.graph not in chain(region) else region.entering(x)
+
+
+def made_inside(symbol: Symbol) -> GraphError:
+    """A tensor of a branch or loop was used outside of it."""
+    return GraphError(
+        f"{symbol.name!r} was made inside a branch or loop and cannot be used outside; let the "
+        "function return it"
+    )
+
+
+def defer(
+    op: Op,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    layout: tuple[Place, ...] | None = None,
+    specs: Sequence[Spec] | None = None,
+) -> Any:
+    """Put an op of symbolic Tensors into their graph, and on each tape that watches."""
+    graph = home(xs)
+    for x in xs:
+        if type(x) is not Symbolic or x._data.node.graph is not graph:
+            xs = tuple([graph.entering(x) for x in xs])
+            break
+    state = current()
+    rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
+    return put_down(graph, op, rule, xs, attrs, layout, specs)
+
+
+def put_down(
+    graph: Graph,
+    op: Op,
+    rule: Rule,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    layout: tuple[Place, ...] | None = None,
+    specs: Sequence[Spec] | None = None,
+) -> Any:
+    """Put an op under a rule into a graph, and on each tape that watches one of its inputs."""
+    y = graph.add(op, rule, xs, attrs, layout, specs)
+    node = graph.nodes[-1]
+    node.rule = effective(op, rule, node.specs, y)
+    state = current()
+    if state is not None and state.tapes:
+        put(state, op, rule, xs, attrs, y, layout)
+    return y

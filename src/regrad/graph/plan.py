@@ -1,0 +1,395 @@
+"""Running graphs: a plan is a function of the values fed and of the variables.
+
+A plan is made once for each choice of fetches and feeds. It holds just the ops that are needed,
+in the order of their making, written out as the lines of one Python function: each line calls a
+kernel, a value is let go after its last reader, and large results are written over operands that
+nobody reads any more, or into memory that the plan keeps from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from regrad.core import dims
+from regrad.core.callers import PACKAGE
+from regrad.core.kernel_errors import explain
+from regrad.graph.graph import CONST, PLACEHOLDER, Node, Symbol
+
+FETCHED = "fetched"  # the last reader of a value that the caller gets
+LARGE = 4096  # elements from which it pays to write over an operand
+
+
+class Run:
+    """The state of one run: the variables as they were, and what was written to them since.
+
+    Kernels of stateful ops get it first. `others` is for what is neither (random generators).
+    `path` are the numbers of the iterations that are open, and `drawn` says where the generators
+    stood: what a gradient computes again draws the same numbers again. `xp` is the namespace of
+    the arrays.
+    """
+
+    __slots__ = ("drawn", "others", "path", "variables", "written")
+    xp: Any = np
+
+    def __init__(self, variables: dict[Any, Any], others: dict[Any, Any]) -> None:
+        self.variables = variables
+        self.written: dict[Any, Any] = {}
+        self.others = others
+        self.path: tuple[int, ...] = ()
+        self.drawn: dict[Any, Any] = {}
+
+    def read(self, key: Any) -> Any:
+        """The value that a variable has at this point of the run; KeyError if it has none."""
+        return self.written[key] if key in self.written else self.variables[key]
+
+    def write(self, key: Any, value: Any) -> Any:
+        """Give a variable a value; what is kept of it."""
+        value = np.asarray(value)
+        if not value.flags.writeable:  # a feed, or a view of one: the caller may change it
+            value = value.copy()
+        self.written[key] = value
+        return value
+
+    def through(self, region: Any, values: Sequence[Any]) -> list[Any]:
+        """The outputs of a region, a branch or a loop's body, in this run."""
+        return region.plan(values, self)
+
+
+class Shaped:
+    """All that is left of an array of which only the shape is still wanted."""
+
+    __slots__ = ("shape",)
+
+    def __init__(self, array: Any) -> None:
+        self.shape = array.shape
+
+
+class Arena(dict[int, Any]):
+    """Memory for large results within a plan: fresh pages cost more than arithmetic on them."""
+
+    def __call__(self, slot: int, like: Any, dtype: np.dtype) -> Any:
+        """An array of the shape of another, whose contents nobody needs."""
+        array = self.get(slot)
+        if array is None or array.shape != like.shape:
+            array = self[slot] = np.empty(like.shape, dtype)
+        return array
+
+
+def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
+    """The nodes that must run for these, in order; what is fed need not be computed."""
+    seen: set[int] = set()
+    found: list[Node] = []
+    stack = list(targets)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        found.append(node)
+        stack += node.control
+        stack += [s.node for s in (*node.sources(), *node.sized) if s.id not in fed]
+    return sorted(found, key=lambda node: node.number)
+
+
+def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
+    """A kernel's error with the op of the graph in which it happened, and what that had read."""
+    failure = explain(error, node.op, values)
+    failure.add_note(f"in the graph's op {node.name!r}")
+    if not hasattr(failure, "node"):
+        failure.node, failure.values = node, values  # pyright: ignore
+    return failure
+
+
+class Plan:
+    """A compiled choice of fetches and feeds: `plan(feeds, run)` gives the fetched values.
+
+    `stateful` says whether it reads or changes variables, `owned` which of the fetched values are
+    arrays of nobody else.
+    """
+
+    def __init__(self, fetches: Sequence[Symbol], targets: Sequence[Node], feeds: Sequence[Symbol]):
+        fed = {s.id for s in feeds}
+        wanted = [s.node for s in fetches if s.id not in fed]
+        self.nodes = needed([*wanted, *targets], fed)
+        unfed = [n for n in self.nodes if n.op is PLACEHOLDER and n.outputs not in fed]
+        self.unfed = unfed[0] if unfed else None
+        self.feeds = list(feeds)
+        self.donates = False  # whether a run writes over the values of variables
+        self.stateful = any(node.op.stateful for node in self.nodes)
+        self._prepare(fetches, feeds, fed)
+
+    def _prepare(self, fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]) -> None:
+        writer = _Writer(self.nodes, fetches, feeds, fed)
+        self.owned = writer.owned
+        self.lines = writer.owners
+        self.reads = writer.reads
+        self._arenas: list[Arena] = []  # of runs that are over; each run has one to itself
+        self.function = writer.function()
+
+    def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
+        try:
+            arena = self._arenas.pop()
+        except IndexError:  # none is free: this is the first run, or others are running
+            arena = Arena()
+        try:
+            with np.errstate(all="ignore"):  # infinities are values here
+                found = self.function(run, arena, *values)
+            self._arenas.append(arena)
+            return found
+        except Exception as error:
+            node, values = self._at_work(error)
+            if node is None:
+                raise
+            raise at_node(error, node, values) from error.__cause__
+
+    def _at_work(self, error: Exception) -> tuple[Node | None, list[Any]]:
+        """The node whose line raised, and what it had read."""
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code is self.function.__code__:
+                node = self.lines[trace.tb_lineno]
+                values = {**self.function.__globals__, **trace.tb_frame.f_locals}
+                read = [values[name] for name in self.reads.get(id(node), ())]
+                return node, [v for v in read if v is not None]  # (variables stand as None)
+            trace = trace.tb_next
+        return None, []
+
+
+class _Writer:
+    """Writes the function of a plan."""
+
+    def __init__(
+        self, nodes: list[Node], fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]
+    ) -> None:
+        self.scope: dict[str, Any] = {"Shaped": Shaped}
+        self.text: list[str] = []
+        self.owners: list[Node | None] = [None]  # by line; lines count from 1
+        self.reads: dict[int, list[str]] = {}  # node -> the variables that it reads
+        self.names: dict[int, str] = {}  # symbol id -> the variable that holds its value
+        self.free: list[str] = []
+        self.count = 0
+        self.slots: dict[int, tuple[int, Any]] = {}  # symbol id -> its slot of the arena, and kind
+        self.free_slots: dict[Any, list[int]] = {}
+        self.slot_count = 0
+        self.sized = {s.id for node in nodes for s in node.sized}
+        self.fed = fed
+        self.last = _last_readers(nodes, fetches)
+        self.fresh = _fresh(nodes, fetches, fed)
+        self.owned = [s.id in self.fresh for s in fetches]
+        parameters = ", ".join(["run", "arena", *[self._name(s) for s in feeds]])
+        self._line(f"def plan({parameters}):", None)
+        for symbol in feeds:
+            self._size(symbol)
+        for node in nodes:
+            self._write(node)
+        self._line(f"    return [{', '.join(self.names[s.id] for s in fetches)}]", None)
+
+    def function(self) -> Callable[..., list[Any]]:
+        # a file name of ours, so that hits and warnings name the line of the caller
+        exec(compile("\n".join(self.text), f"{PACKAGE}<plan>", "exec"), self.scope)
+        return self.scope["plan"]
+
+    def _line(self, text: str, node: Node | None) -> None:
+        self.text.append(text)
+        self.owners.append(node)
+
+    def _name(self, symbol: Symbol) -> str:
+        name = self.free.pop() if self.free else self._new()
+        self.names[symbol.id] = name
+        return name
+
+    def _new(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def _constant(self, value: Any) -> str:
+        name = f"k{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def _size(self, symbol: Symbol) -> None:
+        """Keep what attributes will ask of a value: its shape, or itself if it holds sizes."""
+        if symbol.id in self.sized:
+            value = self.names[symbol.id]
+            kept = value if symbol.dtype.kind in "iu" else f"Shaped({value})"
+            self._line(f"    s{symbol.id} = {kept}", symbol.node)
+
+    def _write(self, node: Node) -> None:
+        if node.op is CONST:
+            self.names[node.symbols[0].id] = self._constant(node.attrs["value"])
+            self._size(node.symbols[0])
+            return
+        if all(s.id in self.fed for s in node.symbols) and node.symbols:
+            return
+        arguments = self._arguments(node)
+        if node.op.stateful:
+            arguments.insert(0, "run")
+        kernel, options = self._kernel(node)
+        over = self._reused(node)
+        dying = self._dying(node)
+        if over:
+            arguments.append(f"out={self.names[over.id]}")
+            dying = [s for s in dying if s is not over]
+            self.names[node.symbols[0].id] = self.names[over.id]
+            if over.id in self.slots:
+                self.slots[node.symbols[0].id] = self.slots[over.id]
+            target = self.names[over.id]
+        else:
+            arguments += self._kept(node)
+            made = [s for s in node.symbols if s.id not in self.fed]
+            skipped = {s.id for s in node.symbols} - {s.id for s in made}
+            target = ", ".join("_" if s.id in skipped else self._name(s) for s in node.symbols)
+        call = f"{kernel}({', '.join([*arguments, *options])})"
+        comma = "," if node.op.several and len(node.symbols) == 1 else ""
+        self._line(f"    {target}{comma} = {call}" if target else f"    {call}", node)
+        for symbol in node.symbols:
+            if symbol.id not in self.fed:
+                self._size(symbol)
+        self._release([*dying, *[s for s in node.symbols if self._unread(s)]])
+
+    def _arguments(self, node: Node) -> list[str]:
+        leaves = self.reads[id(node)] = [self.names[s.id] for s in node.sources()]
+        arguments = []
+        for place in node.layout:
+            if isinstance(place, tuple):
+                arguments.append(f"[{', '.join(leaves[i] for i in place)}]")
+            else:
+                arguments.append("None" if place is None else leaves[place])
+        return arguments
+
+    def _kernel(self, node: Node) -> tuple[str, list[str]]:
+        """The kernel's name, and the keywords that are known only in the run."""
+        varying = {k: v for k, v in node.attrs.items() if dims.sources([v])}
+        fixed = {k: v for k, v in node.attrs.items() if k not in varying}
+        kernel: Any = node.op.kernels.kernel if node.op.stateful else node.op.kernels[np.ndarray]
+        if fixed:
+            kernel = partial(kernel, **fixed)  # (of a partial, partial makes one, not two)
+        options = []
+        for name in list(varying):
+            text = _written(varying[name])
+            if text is not None:
+                options.append(f"{name}={text}")
+                del varying[name]
+        if varying:
+            resolve = self._constant(partial(_resolved, varying, [s.id for s in node.sized]))
+            values = ", ".join(f"s{s.id}" for s in node.sized)
+            options.append(f"**{resolve}({values})")
+        return self._constant(kernel), options
+
+    def _dying(self, node: Node) -> list[Symbol]:
+        """The values that nobody reads after this node."""
+        found = {s.id: s for s in node.sources() if self.last.get(s.id) is node}
+        return [s for s in found.values() if self.names[s.id].startswith("v")]
+
+    def _unread(self, symbol: Symbol) -> bool:
+        return (
+            symbol.id not in self.last
+            and symbol.id not in self.fed
+            and self.names[symbol.id].startswith("v")
+        )
+
+    def _release(self, symbols: Iterable[Symbol]) -> None:
+        symbols = list(symbols)
+        for symbol in symbols:
+            if symbol.id in self.slots:
+                slot, kind = self.slots.pop(symbol.id)
+                self.free_slots.setdefault(kind, []).append(slot)
+        names = list(dict.fromkeys(self.names[s.id] for s in symbols))
+        if names:
+            self._line(f"    {' = '.join(names)} = None", None)
+            self.free += names
+
+    def _reused(self, node: Node) -> Symbol | None:
+        """An operand that is ours, dies here, and has the size and dtype of the result."""
+        if not _is_ufunc(node) or not node.symbols or _elements(node.symbols[0]) < LARGE:
+            return None
+        y = node.symbols[0]
+        for x in self._dying(node):
+            if x.id in self.slots and not self._stays_inside(y):
+                continue  # the plan's own memory must not get out
+            if x.id in self.fresh and x.dtype == y.dtype and dims.same(x.shape, y.shape):
+                return x
+        return None
+
+    def _stays_inside(self, symbol: Symbol) -> bool:
+        """Whether only ufuncs of this plan ever see the array."""
+        return symbol.id in self.fresh and self.last.get(symbol.id) != FETCHED
+
+    def _kept(self, node: Node) -> list[str]:
+        """The memory for a large result that only ufuncs read: `[arena(slot, like, dtype)]`."""
+        if not _is_ufunc(node):
+            return []
+        y = node.symbols[0]
+        if not self._stays_inside(y) or _elements(y) < LARGE:
+            return []
+        like = [x for x in node.sources() if dims.same(x.shape, y.shape)]
+        if not like:
+            return []
+        kind = tuple(n if isinstance(n, int) else n.key for n in y.shape), y.dtype
+        free = self.free_slots.get(kind)
+        if free:
+            slot = free.pop()
+        else:
+            slot = self.slot_count = self.slot_count + 1
+        self.slots[y.id] = slot, kind
+        return [f"out=arena({slot}, {self.names[like[0].id]}, {self._constant(y.dtype)})"]
+
+
+def _written(value: Any) -> str | None:
+    """An attribute as Python text, if it is made of numbers and of sizes of what was computed."""
+    if type(value) is int:
+        return repr(value)
+    if isinstance(value, dims.UnknownRank):
+        return f"s{value.source.id}.shape"
+    if isinstance(value, dims.Dim):
+        return f"s{value.key[1]}.shape[{value.key[2]}]" if value.key[0] == "size" else None
+    if type(value) is tuple:
+        parts = [_written(item) for item in value]
+        return None if None in parts else f"({''.join(f'{part}, ' for part in parts)})"
+    return None
+
+
+def _resolved(attrs: dict[str, Any], ids: Sequence[int], *values: Any) -> dict[str, Any]:
+    by_id = dict(zip(ids, values, strict=True))
+    return {k: dims.resolved(v, lambda source: by_id[source.id]) for k, v in attrs.items()}
+
+
+def _is_ufunc(node: Node) -> bool:
+    return isinstance(node.op.kernels[np.ndarray], np.ufunc)
+
+
+def _elements(symbol: Symbol) -> float:
+    """The number of elements; of unknown sizes it is taken to be large."""
+    if isinstance(symbol.shape, dims.UnknownRank):
+        return 0
+    size = 1
+    for n in symbol.shape:
+        size *= n if isinstance(n, int) else LARGE
+    return size
+
+
+def _last_readers(nodes: Sequence[Node], fetches: Sequence[Symbol]) -> dict[int, Any]:
+    """For each value the node that reads it last; the fetched ones live to the end."""
+    last: dict[int, Any] = {}
+    for node in nodes:
+        for symbol in node.sources():
+            last[symbol.id] = node
+    last.update((s.id, FETCHED) for s in fetches)
+    return last
+
+
+def _fresh(nodes: Sequence[Node], fetches: Sequence[Symbol], fed: set[int]) -> set[int]:
+    """The values that lie in an array of their own.
+
+    A ufunc makes a new array. Other kernels may return a view of what they read, so what they
+    read is not free to be written over.
+    """
+    made = {n.symbols[0].id for n in nodes if _is_ufunc(n) and n.symbols[0].id not in fed}
+    for node in nodes:
+        if not _is_ufunc(node):
+            made.difference_update(s.id for s in node.sources())
+    return made

@@ -1,0 +1,77 @@
+"""Dtypes and constants, and the standard's questions about dtypes."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import Any
+
+import numpy as np
+
+from regrad.core import backends, dispatch
+from regrad.core.backends import DTypeLike
+from regrad.core.signatures import public
+from regrad.core.tensor import TensorLike
+from regrad.errors import ArgumentError
+from regrad.ops.creation import as_numpy_dtype
+
+bool = np.dtype("bool")
+int8, int16, int32, int64 = (np.dtype(f"int{n}") for n in (8, 16, 32, 64))
+uint8, uint16, uint32, uint64 = (np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
+float16, float32, float64 = (np.dtype(f"float{n}") for n in (16, 32, 64))
+complex64, complex128 = np.dtype("complex64"), np.dtype("complex128")
+
+e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None
+
+_KINDS = {
+    "bool": "b",
+    "signed integer": "i",
+    "unsigned integer": "u",
+    "integral": "iu",
+    "real floating": "fV",
+    "complex floating": "c",
+    "numeric": "iufcV",
+}
+
+
+@public
+def finfo(type: TensorLike | DTypeLike, /) -> np.finfo:
+    """The limits of a float dtype: `eps`, `max`, `min`, `smallest_normal`, `bits`, `dtype`."""
+    return np.finfo(_dtype_of(type))
+
+
+@public
+def iinfo(type: TensorLike | DTypeLike, /) -> np.iinfo:
+    """The limits of an integer dtype: `max`, `min`, `bits`, `dtype`."""
+    return np.iinfo(_dtype_of(type))
+
+
+@public
+def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> builtins.bool:
+    """Whether a dtype is of a kind: a name such as "integral", a dtype, or a tuple of these."""
+    if isinstance(kind, tuple):
+        return any(isdtype(dtype, k) for k in kind)
+    if isinstance(kind, str):
+        if kind not in _KINDS:
+            raise ArgumentError(f"isdtype: kind {kind!r} is not one of {', '.join(_KINDS)}")
+        return as_numpy_dtype(dtype).kind in _KINDS[kind]
+    return as_numpy_dtype(dtype) == as_numpy_dtype(kind)
+
+
+@public
+def result_type(*arrays_and_dtypes: TensorLike | DTypeLike) -> np.dtype:
+    """The dtype of an expression of these: Tensors, dtypes, and Python numbers (which are weak)."""
+    numbers: list[Any] = [x for x in arrays_and_dtypes if type(x) in dispatch.NUMBERS]
+    dtypes = [_dtype_of(x) for x in arrays_and_dtypes if type(x) not in dispatch.NUMBERS]
+    return dispatch.common(dtypes, numbers)
+
+
+@public
+def can_cast(from_: TensorLike | DTypeLike, to: DTypeLike, /) -> builtins.bool:
+    """Whether the standard's promotion rules lead from one dtype (or Tensor) to another."""
+    to = as_numpy_dtype(to)
+    return backends.promote([_dtype_of(from_), to]) == to
+
+
+def _dtype_of(x: Any) -> np.dtype:
+    return x.dtype if hasattr(x, "dtype") and not isinstance(x, type) else as_numpy_dtype(x)

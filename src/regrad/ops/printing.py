@@ -1,0 +1,207 @@
+"""Tensors as text: `str` and `print` as TensorFlow.js writes them, `repr` as NumPy does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regrad.core.backends import is_here, is_traced
+from regrad.core.tensor import Tensor, TensorLike
+
+if TYPE_CHECKING:
+    from regrad.core.tensor import Tensor
+
+SHOWN_WHOLE = 20  # an axis longer than this shows its first and last EDGE entries
+EDGE = 3
+DECIMALS = 7
+
+
+def to_string(t: TensorLike, verbose: bool = False) -> str:
+    """A Tensor or Variable as TensorFlow.js prints it; `verbose` adds dtype, rank and shape.
+
+    Numbers are rounded to seven decimals (a scalar is shown in full), columns are padded to
+    one width, and of an axis longer than 20 the first and last three entries are shown.
+
+    Source: `Tensor.toString` of TensorFlow.js, reproduced to the blank.
+
+    >>> import regrad as rg
+    >>> print(rg.tensor([[1, 20], [300, 1 / 3]]))
+    Tensor
+        [[1  , 20       ],
+         [300, 0.3333333]]
+    """
+    t = _held(t)
+    head = ["Tensor", *(_heading(t) if verbose else ())]
+    return "\n".join([*head, *(f"    {line}" for line in _lines(t))])
+
+
+def _held(t: TensorLike) -> Tensor:
+    """What a Variable holds; printing is no read that is differentiated."""
+    return getattr(t, "_tensor", t)
+
+
+def _heading(t: TensorLike) -> list[str]:
+    shape = ",".join(map(str, t.shape))
+    return [f"  dtype: {t.dtype}", f"  rank: {t.ndim}", f"  shape: [{shape}]", "  values:"]
+
+
+def _lines(t: TensorLike) -> list[str]:
+    if is_traced(t._data):
+        return [f"(traced by JAX: {t.dtype} {t.shape}, values come when it runs)"]
+    if not is_here(t._data):
+        return [f"({t.dtype} {t.shape}, in parts on several processes)"]
+    values = _plain(t)
+    if not t.ndim:
+        return [_scalar(values.item())]
+    return _block(values, _widths(values), last=True)
+
+
+def _plain(t: TensorLike) -> np.ndarray:
+    """The values under a dtype whose elements are Python numbers (bfloat16's are not)."""
+    values = t._values()
+    return values.astype(np.float32) if values.dtype.kind == "V" else values
+
+
+def _show_places(size: int) -> Iterator[int | None]:
+    """The entries of an axis that are shown; None where some are left out."""
+    if size <= SHOWN_WHOLE:
+        yield from range(size)
+    else:
+        yield from (*range(EDGE), None, *range(size - EDGE, size))
+
+
+def _widths(values: np.ndarray) -> dict[int, int]:
+    """The widest text in each shown column, over all rows, shown or not; rank 1 is not padded."""
+    if values.ndim == 1 or not values.size:
+        return {}
+    rows = values.reshape(-1, values.shape[-1])
+    return {j: _width(rows[:, j]) for j in _show_places(rows.shape[1]) if j is not None}
+
+
+def _width(column: np.ndarray) -> int:
+    """The widest text of a column, found as soon as one is as long as any can be."""
+    numbers = np.unique(column).tolist()  # sorted, so the first or the last is the longest
+    longest = max(_most(numbers[0]), _most(numbers[-1]))
+    width = 0
+    for value in numbers:
+        width = max(width, len(_text(value)))
+        if width == longest:
+            break
+    return width
+
+
+def _most(value: Any) -> float:
+    """How long the text of a number can be that is no longer before the point than this one."""
+    if isinstance(value, float) and math.isfinite(value):
+        return len(f"{value:.{DECIMALS}f}")
+    return math.inf
+
+
+def _block(values: np.ndarray, widths: dict[int, int], last: bool) -> list[str]:
+    """The lines of an array inside its brackets. One between others ends with blank lines.
+
+    TensorFlow.js writes an axis that makes a single line as ` [[1, 2],]`, and so do we.
+    """
+    if values.ndim == 1:
+        return [_row(values, widths)]
+    comma = "," if values.ndim == 2 else ""
+    lines = []
+    for i in _show_places(len(values)):
+        lines += ["..."] if i is None else _block(values[i], widths, i == len(values) - 1)
+    lines = [f"{' ' if i else '['}{line}{comma}" for i, line in enumerate(lines)] or ["["]
+    foot = lines.pop()
+    foot = foot.removesuffix(comma) if lines else f" {foot}"
+    return [*lines, foot + ("]" if last else "]," + "\n" * (values.ndim - 1))]
+
+
+def _row(values: np.ndarray, widths: dict[int, int]) -> str:
+    items = [
+        "..." if j is None else _text(values[j].item()).ljust(widths.get(j, 0))
+        for j in _show_places(len(values))
+    ]
+    return f"[{', '.join(items)}]"
+
+
+# -- numbers as JavaScript writes them -----------------------------------------------------------
+
+
+def _scalar(value: Any) -> str:
+    """A tensor of rank 0: the number in full."""
+    return number(value) if isinstance(value, float) else _text(value)
+
+
+def _text(value: Any) -> str:
+    """An element, rounded."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, complex):
+        return f"{_text(value.real)} + {_text(value.imag)}j"
+    return number(_rounded(value)) if isinstance(value, float) else str(value)
+
+
+def _rounded(value: float) -> float:
+    """`value` to seven decimals; an exact tie goes away from zero (`round` goes to even)."""
+    if not abs(value) < 1e21:  # NaN too
+        return value
+    over, under = abs(value).as_integer_ratio()
+    unit = 10**DECIMALS
+    return math.copysign((2 * over * unit + under) // (2 * under) / unit, value)
+
+
+def number(value: float) -> str:
+    """A double as JavaScript writes it: `3`, `0.1`, `1e-7`, `1e+21`, `NaN`, `-Infinity`.
+
+    Python finds the same shortest digits, but changes to exponents elsewhere.
+    """
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    sign = "-" if value < 0 else ""
+    digits, point = _digits(abs(value))
+    if 0 < len(digits) <= point <= 21:
+        return sign + digits + "0" * (point - len(digits))
+    if 0 < point <= 21:
+        return f"{sign}{digits[:point]}.{digits[point:]}"
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}" if digits else "0"
+    mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
+    return f"{sign}{mantissa}e{point - 1:+d}"
+
+
+def _digits(value: float) -> tuple[str, int]:
+    """The shortest digits that mean `value`, and where the point goes: 0.05 is `5`, -1."""
+    mantissa, _, exponent = repr(value).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    zeros = len(whole + fraction) - len(digits)
+    return digits.rstrip("0"), len(whole) - zeros + int(exponent or 0) if digits else 0
+
+
+# -- NumPy's style -------------------------------------------------------------------------------
+
+
+def repr_of(t: TensorLike) -> str:
+    """A Tensor or Variable in NumPy's style, always with the dtype.
+
+    The shape is shown where the values do not tell it.
+
+    >>> import regrad as rg
+    >>> rg.tensor([0, 1])
+    Tensor([0., 1.], dtype=float32)
+    """
+    t = _held(t)
+    if is_traced(t._data):
+        return f"Tensor(<traced by JAX>, shape={t.shape}, dtype={t.dtype})"
+    if not is_here(t._data):
+        return f"Tensor(<in parts on several processes>, shape={t.shape}, dtype={t.dtype})"
+    values = _plain(t)
+    body = np.array2string(values, separator=", ", prefix="Tensor(", suffix=",")
+    options = np.get_printoptions()
+    hidden = not t.size or t.size > options["threshold"]
+    tail = f"shape={t.shape}, dtype={t.dtype})" if hidden else f"dtype={t.dtype})"
+    text = f"Tensor({body}, {tail}"
+    if len(text.rpartition("\n")[2]) <= options["linewidth"]:
+        return text
+    return f"Tensor({body},\n{' ' * len('Tensor(')}{tail}"

@@ -1,0 +1,293 @@
+"""The arguments and results of functions that are compiled, batched or run again.
+
+Tensors are taken out of their containers, and put back into them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from regrad.core import containers, dispatch
+from regrad.core.backends import BACKENDS, is_array
+from regrad.core.pytrees import exactly
+from regrad.core.tensor import Tensor, wrap
+from regrad.errors import ArgumentError, kind
+
+
+class Note:
+    """How the results of a trace are put together again, and what there is that is no Tensor."""
+
+    def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
+        self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
+        self.rebuild = rebuild
+
+    def is_like(self, other: Note) -> bool:
+        """Whether two notes put the same structure around as many Tensors."""
+        count = len(self.leaves)
+        return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
+            other.rebuild([0] * count)
+        )
+
+    def __repr__(self) -> str:
+        signs = [
+            "a Tensor" if x is TENSOR else "an array" if x is ARRAY else x for x in self.leaves
+        ]
+        return repr(self.rebuild(signs))
+
+    def __call__(self, ys: Sequence[Tensor]) -> Any:
+        given = iter(ys)
+        return self.rebuild([_placed(leaf, given) for leaf in self.leaves])
+
+
+class _Traced(NamedTuple):
+    """The place of a Python number that is traced."""
+
+    type: type
+
+
+def _placed(leaf: Any, given: Iterator[Tensor]) -> Any:
+    if leaf is TENSOR:
+        return next(given)
+    if leaf is ARRAY:
+        return next(given)._data
+    if type(leaf) is _Traced:
+        return dispatch.Number.of(next(given), NUMBER[leaf.type])
+    return copy.deepcopy(leaf) if type(leaf) in (list, set) else leaf  # the caller may change it
+
+
+TENSOR, ARRAY = object(), object()
+NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced number is noted
+NOTHING_INSIDE = {object, _Traced, type(None), bool, int, float, complex, str}
+ONE = Note([TENSOR], containers.only)
+
+
+def noted(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
+    """The Tensors in what a body returned, and the note that puts the rest around them.
+
+    With `weak`, traced Python numbers stay numbers.
+    """
+    if type(y) is Tensor:
+        return [y], ONE
+    leaves, rebuild = containers.flatten(y)
+    tensors: list[Tensor] = []
+    plain: list[Any] = []
+    for leaf in leaves:
+        if weak and type(leaf) is dispatch.Number:
+            tensors.append(leaf)
+            plain.append(_Traced(type(leaf.example)))
+        elif dispatch.is_tensor(leaf):
+            tensors.append(dispatch.lift(leaf))
+            plain.append(TENSOR)
+        elif is_array(leaf):
+            tensors.append(wrap(leaf))
+            plain.append(ARRAY)
+        else:
+            plain.append(leaf)
+    return tensors, Note(plain, rebuild)
+
+
+def returned(y: Any, *, weak: bool = False) -> tuple[Sequence[Tensor], Note]:
+    """As `noted`, of what a function of the user's returned: nothing may hide a Tensor."""
+    ys, note = noted(y, weak=weak)
+    for leaf in note.leaves:
+        if type(leaf) not in NOTHING_INSIDE:
+            containers.refuse_hidden(leaf)
+    return ys, note
+
+
+class Given:
+    """The arguments of one call, opened: the Tensors among them, and the key of all the rest."""
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        numbers: Literal["as they are", "weak", "Tensors"] = "as they are",
+    ) -> None:
+        self.arguments = args, kwargs
+        leaves, self.rebuild, self.structure = containers.opened(self.arguments)
+        self.tensors: list[Tensor] = []
+        self.leaves: list[Any] = []
+        self.plain: list[int] = []  # the places of leaves that are no Tensors
+        self.declared: set[int] = set()  # those that the caller has called static
+        for leaf in leaves:
+            if type(leaf) in dispatch.NUMBERS and numbers != "as they are":
+                weak = numbers == "weak"
+                x = dispatch.constant(leaf, _dtype_of(leaf, wide=weak and _x64()))
+                self.leaves.append(_Traced(type(leaf)) if weak and type(leaf) in NUMBER else TENSOR)
+                self.tensors.append(x)
+            elif (x := traceable(leaf)) is not None:
+                self.leaves.append(ARRAY if is_key(leaf) else TENSOR)
+                self.tensors.append(x)
+            else:
+                self._static(leaf)
+
+    def _static(self, leaf: Any) -> None:
+        """Note a leaf that is no Tensor."""
+        self.plain.append(len(self.leaves))
+        if type(leaf) is Static:
+            self.declared.add(len(self.leaves))
+            leaf = leaf.value
+        self.leaves.append(leaf)
+
+    @property
+    def key(self) -> Any:
+        """What of the arguments a compiled program has built in."""
+        leaves = list(self.leaves)
+        for i in self.plain:
+            leaves[i] = self._exactly(leaves[i], i)
+        return self.structure, tuple(leaves)
+
+    def open_to_change(self, parameters: Sequence[str]) -> list[Any]:
+        """The static arguments that reach more than themselves: functions, and objects.
+
+        Raise ArgumentError for an argument that is neither a Tensor nor static.
+        """
+        if not self.plain:
+            return []
+        values = [(self.leaves[i], i) for i in self.plain]
+        for value, i in values:
+            if i not in self.declared and not is_static(value):
+                path = _called(containers.paths(self.arguments, "")[i], parameters)
+                raise ArgumentError(REFUSED.format(path=path, kind=kind(value)))
+        return [value for value, _ in values if not _has_a_value(value)]
+
+    def places(self) -> list[bool]:
+        """Which leaves are Tensors."""
+        return list(map(is_place, self.leaves))
+
+    def names(self, parameters: Sequence[str]) -> list[str]:
+        """What each Tensor among the arguments is called: `x`, `batch['labels']`."""
+        paths = containers.paths(self.arguments, "")
+        names = [_called(path, parameters) for path in paths]
+        return [name for name, there in zip(names, self.places(), strict=True) if there]
+
+    def _exactly(self, value: Any, i: int) -> Any:
+        try:
+            hash(value)
+        except TypeError:
+            raise ArgumentError(
+                f"the argument {containers.paths(self.arguments, 'arguments')[i]} is "
+                f"{kind(value)}, which is static and not hashable, so no compiled program can be "
+                "found by it. Make it a tuple or a frozen dataclass, or let f reach it by a "
+                "closure."
+            ) from None
+        return exactly(value)
+
+    def close(self, xs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments again, with these Tensors in their places."""
+        return self.closer()(xs)
+
+    def closer(self) -> Note:
+        """`close` for those who outlive the call: it holds none of its Tensors."""
+        return Note(self.leaves, self.rebuild)
+
+
+class Body:
+    """A function of containers as a flat function of Tensors; `note` says how its results close."""
+
+    note: Any = None
+
+    def __init__(self, function: Callable[..., Any], given: Given) -> None:
+        self.function = function
+        self.given = given
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        args, kwargs = self.given.close(xs)
+        ys, self.note = returned(self.function(*args, **kwargs))
+        return ys
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a key of JAX's for random numbers, which f gets as it is."""
+    return is_array(leaf) and not isinstance(leaf, np.generic) and "key<" in str(leaf.dtype)
+
+
+def traceable(leaf: Any) -> Tensor | None:
+    """A leaf among the arguments as a Tensor, or None."""
+    if isinstance(leaf, Tensor):
+        return leaf
+    if isinstance(leaf, list) or dispatch.is_tensor(leaf):
+        return dispatch.lift(leaf)
+    if not is_array(leaf):
+        return None
+    BACKENDS[type(leaf)].check(leaf)
+    return wrap(leaf)
+
+
+def _dtype_of(number: complex, *, wide: bool) -> np.dtype:
+    """The dtype that a Python number is traced with."""
+    names = {bool: ("bool", "bool"), int: ("int32", "int64"), float: ("float32", "float64")}
+    return np.dtype(names.get(type(number), ("complex64", "complex128"))[wide])
+
+
+def _x64() -> bool:
+    """Whether JAX has 64 bits; a weak number is best kept with all of them."""
+    import jax
+
+    return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_place(leaf: Any) -> bool:
+    """Whether what is noted of a leaf says that a Tensor stands there."""
+    return leaf is TENSOR or leaf is ARRAY or type(leaf) is _Traced
+
+
+def place_of_number(number: complex) -> tuple[Any, np.dtype]:
+    """The place of a Python number that becomes a weak Tensor, and the dtype of that."""
+    place = _Traced(type(number)) if type(number) in NUMBER else TENSOR
+    return place, _dtype_of(number, wide=_x64())
+
+
+REFUSED = (
+    "the argument {path} is {kind}: expected Tensors, arrays, numbers, containers of these, or "
+    "what is static by itself (None, a string, a dtype, a function). Pass its tensors, or register "
+    "its class as a container (jax.tree_util.register_dataclass, or optree.register_pytree_node "
+    "with namespace='regrad'); let f reach it by its closure, as a method's self is; or name the "
+    "argument in static_argnames, if it is hashable."
+)
+FUNCTIONS = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType,
+    functools.partial, np.ufunc, type,
+)  # fmt: skip
+
+
+def is_static(value: Any) -> bool:
+    """Whether an argument is static by itself."""
+    return (
+        value is None
+        or value is Ellipsis
+        or isinstance(value, (str, bytes, np.dtype, *FUNCTIONS))
+        or hasattr(value, "__wrapped__")  # a function that has been decorated
+    )
+
+
+def _has_a_value(value: Any) -> bool:
+    """Whether a static argument is told by `==`: it is what its class says that it is equal to."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(_has_a_value, value))
+    if value is None or value is Ellipsis:
+        return True
+    return not isinstance(value, FUNCTIONS) and type(value).__eq__ is not object.__eq__
+
+
+class Static:
+    """An argument that is static although it could be traced."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _called(path: str, parameters: Sequence[str]) -> str:
+    """`[0][1]['w']` as `params['w']`: the path of a leaf in (args, kwargs)."""
+    which, _, rest = path[4:].partition("]")
+    if path.startswith("[0]"):
+        return (parameters[int(which)] if int(which) < len(parameters) else f"args[{which}]") + rest
+    return which.strip("'") + rest

@@ -1,0 +1,276 @@
+"""Runs of bodies in regions, and bodies as functions of all that they took from outside.
+
+`BodyRun` is a run that becomes one record outside. Its gradient asks for the body as a function: a
+traced one is replayed (`Captured`), an eager checkpoint's Python runs again (`Rerun`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+from regrad.autodiff.variables import Variable
+from regrad.core.backends import gradient_dtype, widest
+from regrad.core.blocks import block
+from regrad.core.dispatch import in_region
+from regrad.core.pullback import or_zeros, pulled
+from regrad.core.state import current
+from regrad.core.tensor import Tensor, wrap
+from regrad.transforms.closures import Closure
+from regrad.transforms.region import (
+    Answer,
+    Flat,
+    Inline,
+    Links,
+    Overrides,
+    Passage,
+    Region,
+    RegionRule,
+    RegionTape,
+    Source,
+    check_guard,
+    inner_tapes,
+    read_source,
+    record_region,
+    results,
+    run_inside,
+    watched_places,
+)
+from regrad.transforms.replay import distinct
+from regrad.transforms.trail import Trail, capturing
+
+
+class BodyRun:
+    """One run of a body, with what it took from outside and what leads where.
+
+    `xs` are its arguments as Tensors outside. `run` may be called for several bodies of which
+    one will count (branches). `finish` puts the record on the tapes.
+    """
+
+    def __init__(
+        self, kind: str, xs: Sequence[Tensor], *, traced: bool, tape: type[RegionTape] = Links
+    ) -> None:
+        self.state = current()
+        self.kind = kind
+        self.xs = [in_region(x) for x in xs]
+        self.overrides = None if self.state is None else self.state.overrides
+        self.tapes = inner_tapes(tape, self.state)
+        self.region = Region(kind, tapes=self.tapes, traced=traced)
+        self.inner = [self.region.make_stand_in(x) for x in self.xs]
+        self.watched = set() if not self.tapes else self.tapes[0].watched
+        self.outputs: list[list[int]] = []  # ids by place, one list for each run
+
+    def stand_ins(self, arrays: Sequence[Any]) -> list[Tensor]:
+        """The arguments inside, with these arrays in them (what stands in keeps its id)."""
+        made = [wrap(array) for array in arrays]
+        for y, x in zip(made, self.inner, strict=True):
+            y._id = x._id
+        return made
+
+    def run(self, flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run a body in the region."""
+        body = partial(results, flat, xs, self.region)
+        ys = run_inside(body, self.region, self.overrides, self.tapes)
+        self.outputs.append([y._id for y in ys])
+        return ys
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """All that the body took, as Tensors outside: its arguments and its sources."""
+        return [*self.xs, *map(read_source, self.sources)]
+
+    @property
+    def sources(self) -> list[Source]:
+        """What the body took from outside."""
+        return self.region.captured
+
+    def as_function(self, flat: Flat, assigned: Sequence[Variable] = ()) -> BodyFunction:
+        """The body as a function of all that it used; it also gives what it assigned."""
+        return BodyFunction(
+            with_assigned(flat, assigned), len(self.xs), self.sources, self.overrides, self.kind
+        )
+
+    def finish(
+        self,
+        ys: Sequence[Any],
+        answer: Answer,
+        repeat: Flat,
+        loops: Sequence[tuple[int, int]] = (),
+    ) -> list[Tensor]:
+        """The results as Tensors outside, recorded.
+
+        `answer` is that of `RegionRule`. `repeat` runs the region on other inputs. `loops` are
+        (result, argument): what comes round again.
+        """
+        results = [wrap(y) for y in ys]
+        inputs = self.inputs
+        check_guard(inputs)
+        rule = self._rule(inputs, results, answer, loops)
+        capture = capturing()
+        if capture is not None:
+            capture.region(self.kind, inputs, results, repeat, rule)
+        if rule is not None:
+            record_region(rule, results)
+        return results
+
+    def _rule(
+        self, inputs: Sequence[Tensor], results: Sequence[Tensor],
+        answer: Answer, loops: Sequence[tuple[int, int]],
+    ) -> RegionRule | None:  # fmt: skip
+        """The rule of the record outside; None if nothing watched leads through."""
+        wanted = watched_places(inputs) if self.tapes else ()
+        if not wanted:
+            return None
+        stand_ins = [self.region.stand_in_for(s) for s in self.sources]
+        ids = [x._id for x in (*self.inner, *stand_ins)]
+        links = [(_ids(r.inputs), _ids(r.outputs)) for r in self.tapes[0].records]
+        links += [((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
+        watched = leads(links, {ids[i] for i in wanted})
+        reached = [
+            i for i, y in enumerate(results)
+            if any(run[i] in watched for run in self.outputs)
+        ]  # fmt: skip
+        back = [(outputs, inputs) for inputs, outputs in reversed(links)]
+        leading = leads(back, {run[i] for run in self.outputs for i in reached})
+        found = [i for i in wanted if ids[i] in leading]
+        return RegionRule(self.kind, inputs, Passage(found, reached), answer)
+
+
+def _ids(ids: Any) -> tuple[Any, ...]:
+    """The ids of a record's inputs or outputs, less the places that have none."""
+    return tuple(filter(None, ids)) if isinstance(ids, tuple) else (ids,)
+
+
+def leads(links: Sequence[tuple[Any, Any]], seeds: set[Any]) -> set[Any]:
+    """All that these lead to; once through is enough where nothing comes round."""
+    seeds = set(seeds)
+    before = -1
+    while len(seeds) != before:
+        before = len(seeds)
+        for inputs, outputs in links:
+            if not seeds.isdisjoint(inputs):
+                seeds.update(outputs)
+    return seeds
+
+
+def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:
+    """A body whose results are followed by what it leaves in these Variables."""
+
+    def with_values(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        ys = list(flat(xs))
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        return [*ys, *[region.read(v) for v in assigned]]
+
+    return with_values if assigned else flat
+
+
+def until_all_are_known(assigned: list[Variable], run: Callable[[], tuple[BodyRun, Any]]) -> Any:
+    """Run a body until it assigns no Variable but these, to which the others are added.
+
+    A loop or branch carries the Variables that its body assigns, and only the body can tell which.
+    """
+    while True:
+        body_run, result = run()
+        news = [v for v in body_run.region.assigned if v not in assigned]
+        if not news:
+            return result
+        assigned += news
+
+
+# -- running again ---------------------------------------------------------------------------------
+
+
+class BodyFunction:
+    """A body that ran once, as a function of all that it used: `f([*xs, *captured])`.
+
+    It runs under the overrides that were in force at first. What it assigns to Variables is
+    left alone: that has been done.
+    """
+
+    def __init__(
+        self, f: Flat, count: int, captured: Sequence[Source], overrides: Overrides, kind: str
+    ) -> None:
+        self.f = f
+        self.count = count
+        self.captured = list(captured)
+        self.overrides = overrides_for_replay(overrides)
+        self.kind = kind
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        # a Tensor that comes twice (an argument that is also captured, say) is two inputs
+        tensors = distinct([in_region(x) for x in tensors])
+        pairs = list(zip(self.captured, tensors[self.count :], strict=True))
+        stand_ins = {id(s): x for s, x in pairs if not isinstance(s, Variable)}
+        values = {s: x for s, x in pairs if isinstance(s, Variable)}
+        region = Inline(self.kind, stand_ins, values)
+        tapes = () if (state := current()) is None else state.tapes
+        body = partial(results, self.f, tensors[: self.count], region)
+        return run_inside(body, region, self.overrides, tapes)
+
+
+class Rerun:
+    """A body whose Python runs again, on the numbers drawn at first, and must do the same."""
+
+    def __init__(self, flat: Flat, kind: str) -> None:
+        self.flat = flat
+        self.kind = kind
+        self.trail: Trail | None = None
+        reached = Closure(flat.function).generators  # pyright: ignore[reportFunctionMemberAccess]
+        # Generators, and where they stood
+        self.drawn = [(g, g.bit_generator.state) for _, g in reached]
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        trail = Trail(self.kind, xs, self.trail)
+        before = region.swap(trail)
+        try:
+            with drawn_again(self.drawn if self.trail is not None else ()):
+                ys = [region.enter(y) for y in self.flat(xs)]
+        finally:
+            region.swap(before)
+        trail.went("the results", ys, ())
+        trail.let_go()
+        if self.trail is None:
+            self.trail, self.drawn = trail, [*region.drawn.values(), *self.drawn]
+        else:
+            self.trail.finished(trail)
+        return ys
+
+
+@block
+def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
+    """NumPy's Generators draw the same numbers again, and then go on from where they were."""
+    now = [(generator, generator.bit_generator.state) for generator, _ in drawn]
+    try:
+        for generator, then in drawn:
+            generator.bit_generator.state = then
+        yield
+    finally:
+        for generator, state in now:
+            generator.bit_generator.state = state
+
+
+def overrides_for_replay(overrides: Overrides) -> Overrides:
+    """The same overrides for ops that are created again, which are no new hits."""
+    return overrides and {key: binding.repeat() for key, binding in overrides.items()}
+
+
+def pullback(f: Flat, count: int, passage: Passage) -> Flat:
+    """The gradient of a flat function: (xs…, dys…) to the gradients by the wanted xs.
+
+    dys are those of the outputs reached, in order. Zeros stand where nothing is connected. The
+    dtypes are those of `gradient_dtype`, with the widest of xs and ys.
+    """
+    wanted, reached = passage.wanted, passage.reached
+
+    def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        xs = tensors[:count]
+        ys, dxs = pulled(f, xs, wanted, tensors[count:], reached)
+        wide = widest((*xs, *ys))
+        return [
+            or_zeros(dx, xs[i], gradient_dtype(xs[i], wide))
+            for i, dx in zip(wanted, dxs, strict=True)
+        ]
+
+    return pull

@@ -1,0 +1,120 @@
+"""`checkpoint`: memory for time. The backward pass computes again what the forward pass let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any
+
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.autodiff.variables import assign_all
+from regrad.core import dispatch
+from regrad.core.backends import is_traced
+from regrad.core.registry import Input, Op
+from regrad.core.rule import Rule
+from regrad.core.signatures import public
+from regrad.core.state import current
+from regrad.core.tensor import Tensor
+from regrad.graph.graph import is_symbolic
+from regrad.transforms.arguments import Body, Given, is_key
+from regrad.transforms.bodies import BodyRun, Rerun, pullback
+from regrad.transforms.region import Flat, Passage
+from regrad.transforms.replay import Captured
+
+
+@public
+def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f`, of which the tapes keep only the inputs; the backward pass runs it again.
+
+    Args:
+        f: A function of Tensors, arrays and containers of them (other arguments are passed on),
+            that returns the like.
+
+    It runs again under the overrides that were in force at first, on the values that Variables
+    and closed-over Tensors had, and NumPy Generators draw the same numbers. What it assigns to
+    Variables is assigned once. Values and gradients are those of `f`, at every order.
+
+    In eager mode the memory falls from all that the rules of f keep to the inputs of f, and the
+    time rises by one forward pass. Of a graph's tensors f is a part of the graph, whose run lets go
+    of values by itself. Under `jit` XLA is told not to merge the second computation
+    with the first; on the CPU it may do so all the same where a loop was unrolled (use
+    `scan(…, checkpoint=True)` for loops).
+
+    Source: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016);
+    `jax.checkpoint`.
+
+    >>> import regrad as rg
+    >>> f = rg.checkpoint(lambda x: rg.sin(rg.sin(x)))
+    >>> round(rg.grad(f)(rg.scalar(1.0)).item(), 4)
+    0.36
+    """
+    callable_or_raise(f, "checkpoint")
+
+    @wraps(f)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is None or not state.tapes or state.inspected:
+            return f(*args, **kwargs)
+        given = Given(args, kwargs)
+        if any(map(is_symbolic, given.tensors)):
+            return f(*args, **kwargs)
+        body = Body(f, given)
+        ys = recomputed(body, given.tensors)
+        return body.note(ys)
+
+    return checkpointed
+
+
+def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """A body whose inputs alone are kept."""
+    body_run = BodyRun("checkpoint", xs, traced=False)
+    flat = (Captured if body_run.region.traced else Rerun)(flat, "checkpoint")
+    ys = body_run.run(flat, body_run.inner)
+    assigned = list(body_run.region.assigned)
+    outputs = [*ys, *[body_run.region.values[v] for v in assigned]]
+    body_run.outputs[-1] = [y._id for y in outputs]
+    function = body_run.as_function(flat, assigned)
+
+    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+        return pullback(function, len(inputs), passage)(apart([*inputs, *dys]))
+
+    results = body_run.finish(
+        [y._data for y in outputs], answer, lambda xs: recomputed(function, xs)
+    )
+    assign_all(assigned, results[len(ys) :])
+    return results[: len(ys)]
+
+
+def apart(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same Tensors; what is traced is kept from being merged with what was computed before."""
+    places = [i for i, x in enumerate(xs) if is_traced(x._data) and not is_key(x._data)]
+    if not places:
+        return xs
+    ys = list(xs)
+    traced = tuple([xs[i] for i in places])
+    apart = dispatch.run(APART, traced, {}, (tuple(range(len(traced))),))
+    for i, y in zip(places, apart, strict=True):
+        ys[i] = y
+    return ys
+
+
+def _barrier(xp: Any, xs: Sequence[Any]) -> tuple[Any, ...]:
+    import jax
+
+    return tuple(jax.lax.optimization_barrier(list(xs)))
+
+
+class _Through(Rule):
+    """The gradients that arrive, as they are."""
+
+    each = True
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return True
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+        return [(0, list(dy))]
+
+
+APART = Op("_Apart", "apart", _barrier, [Input("xs", "many")], several=True, holomorphic=False)
+APART.rule = _Through()

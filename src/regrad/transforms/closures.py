@@ -1,0 +1,502 @@
+"""What a function reaches without being given it: closure cells, globals, defaults, attributes.
+
+A compiled program has these values built in. So they are looked at before each call: numbers,
+strings and functions are part of the key under which a program is found; Tensors and arrays are
+inputs of the program, read again each time. What is looked at is what the code names:
+the entries of containers, and of objects and classes the attributes that some code found here
+asks for, with the special methods that their classes define.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+import sys
+import sysconfig
+import types
+import weakref
+from array import array
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from regrad.autodiff.variables import Variable
+from regrad.core.backends import BACKENDS, is_array
+from regrad.core.callers import PACKAGE
+from regrad.core.pytrees import exactly
+from regrad.core.registry import RULES
+from regrad.core.tensor import OURS, Tensor
+from regrad.errors import ArgumentError
+
+_LIBRARIES = tuple(
+    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
+)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+MISSING: Any = object()
+CONTAINERS = (
+    list, tuple, dict, set, frozenset, deque, UserDict, UserList, ChainMap, bytearray, array,
+    types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()),
+)  # fmt: skip
+CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}  # which code calls by the class's name
+SILENT = {"__init_subclass__", "__set_name__", "__del__", "__repr__"}  # no part of what it computes
+# Code that names one of these may ask for attributes by a string, or for some that are missing.
+REFLECTION = {"getattr", "hasattr", "vars", "__dict__", "globals", "attrgetter", "AttributeError"}
+HEAP_TYPE = 1 << 9  # the flag of classes that Python code has made
+LARGEST = 256  # entries of a container that are looked at
+SMALL = 64  # elements of an array whose content is part of a key as it is
+
+Read = Callable[[], Any]
+
+
+MASK = 1024  # the most elements of a mask that a program is made for
+
+
+class Closure:
+    """The values that some functions reach, by the places where they were found.
+
+    `key` tells two states of these values apart; `tensors` are the places of Tensors and arrays.
+    `names` say what each entry of the key is, for messages.
+    """
+
+    def __init__(self, *functions: Any) -> None:
+        self.places: list[tuple[Read, Any]] = []
+        self.key: tuple[Any, ...] = ()
+        self.names: list[str] = []
+        self.tensors: list[Read] = []
+        self.generators: list[tuple[str, Any]] = []  # of NumPy, by name
+        walk = _Walk(self)
+        for function in functions:
+            walk.value(function, getattr(function, "__name__", "f"), MISSING)
+        self.key = tuple(walk.entries)
+        self.arrays = [i for i, r in enumerate(self.tensors) if not isinstance(r(), Tensor)]
+
+    @contextmanager
+    def undrawn(self, kind: str) -> Iterator[None]:
+        """Refuse that a body draws numbers which all calls, or all examples, would share."""
+        before = [repr(g.bit_generator.state) for _, g in self.generators]
+        yield
+        for (name, g), state in zip(self.generators, before, strict=True):
+            if repr(g.bit_generator.state) != state:
+                raise ArgumentError(
+                    f"{kind}: the function drew numbers from the NumPy Generator {name!r}, which "
+                    "would be the same at every call and for all examples. Draw them outside and "
+                    "pass them in, or use rg.random with a key (rg.random.key(0)) that is passed "
+                    "in."
+                )
+
+    def is_current(self) -> bool:
+        """Whether every place holds the very object that it held."""
+        try:
+            for read, value in self.places:
+                if read() is not value:
+                    return False
+        except (LookupError, ValueError, RuntimeError):  # the place is gone, or being changed
+            return False
+        return True
+
+    def content(self, places: Sequence[int]) -> tuple[Any, ...]:
+        """What the arrays at some of the places of `tensors` hold now, as part of a key."""
+        return tuple([content(self.tensors[i]()) for i in places])
+
+
+class Method:
+    """A function bound to an object that it does not keep alive, where that can be."""
+
+    def __init__(self, function: Any, instance: Any, gone: Callable[[Any], Any]) -> None:
+        self.__func__ = function
+        self.__name__ = getattr(function, "__name__", "method")
+        bound = function.__get__(instance, type(instance))
+        self.__signature__ = inspect.signature(bound)
+        try:
+            self.instance: Callable[[], Any] = weakref.ref(instance, gone)
+        except TypeError:  # slots without __weakref__
+            self.instance = functools.partial(_itself, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        instance = self.instance()
+        return self.__func__.__get__(instance, type(instance))(*args, **kwargs)
+
+
+class _Walk:
+    """Looks through functions, containers, objects and classes, each once."""
+
+    def __init__(self, closure: Closure) -> None:
+        self.closure = closure
+        self.entries: list[Any] = []
+        self.seen: dict[int, int] = {}
+        self.kept: list[Any] = []  # so that no id() is used twice
+        self.asked: set[str] = set()  # attributes that the code asks for
+        self.tried: set[str] = set()  # those that may be missing
+        self.objects: list[tuple[Any, str]] = []
+        self.watched: set[tuple[int, Any]] = set()
+        self.weak: Callable[[], Any] = object  # what a Method is bound to
+
+    def value(self, value: Any, name: str, read: Any) -> None:
+        """Note a value; `read` reads its place again, if that is more than a name."""
+        if type(value) in PLAIN or isinstance(value, np.generic):
+            self.entry(name, exactly(value))
+            self.rule(value)
+        elif id(value) in self.seen:
+            self.entry(name, ("the same as", self.seen[id(value)]))
+        else:
+            self.seen[id(value)] = len(self.entries)
+            self.kept.append(value)
+            self.open(value, name, read)
+
+    def rule(self, name: Any) -> None:
+        """What may be the name of a rule, in an override."""
+        if isinstance(name, str) and name in RULES:
+            rule = RULES[name]
+            self.value(getattr(rule, "function", None) or rule, name, MISSING)
+
+    def place(self, namespace: Any, key: Any, name: str) -> None:
+        """What a namespace says of a name, now and whenever it is looked at again."""
+        read = functools.partial(namespace.get, key, MISSING)
+        self.watch(namespace, key, read)
+        self.value(namespace[key], name, read)
+
+    def watch(self, where: Any, key: Any, read: Read) -> None:
+        """From now on the place must hold what it holds."""
+        if (id(where), key) in self.watched:
+            return
+        self.watched.add((id(where), key))
+        self.kept.append(where)
+        value = read()
+        if value is self.weak():
+            self.closure.places.append((functools.partial(_holds, read, self.weak), True))
+        else:
+            self.closure.places.append((read, value))
+
+    def entry(self, name: str, value: Any) -> None:
+        self.entries.append(value)
+        self.closure.names.append(name)
+
+    def open(self, value: Any, name: str, read: Any) -> None:
+        """What is no plain value."""
+        if isinstance(value, Tensor) or (is_array(value) and not isinstance(value, Variable)):
+            self.tensor(value, name, read)
+        elif isinstance(value, types.FunctionType):
+            self.function(value, name)
+        elif isinstance(value, types.MethodType):
+            self.value(value.__func__, name, MISSING)
+            self.value(value.__self__, f"{name}.__self__", MISSING)
+        elif isinstance(value, Method):
+            self.method(value, name)
+        elif isinstance(value, functools.partial):
+            for part in ("func", "args", "keywords"):
+                self.value(getattr(value, part), f"{name}.{part}", MISSING)
+        elif isinstance(value, CONTAINERS) and not type(value).__module__.startswith("regrad."):
+            self.container(value, name)
+        elif isinstance(value, ContextVar):
+            read = functools.partial(value.get, None)
+            self.watch(value, "value", read)
+            self.value(read(), f"the value of {name}", read)
+        else:
+            self.entry(name, IdentityKey(value))
+            if isinstance(value, np.random.Generator):
+                self.closure.generators.append((name, value))
+            elif isinstance(value, Variable):
+                read = functools.partial(getattr, value, "trainable")
+                self.watch(value, "trainable", read)
+                self.value(read(), f"{name}.trainable", read)
+            elif "__wrapped__" in (own := getattr(value, "__dict__", {})):
+                self.value(own["__wrapped__"], name, MISSING)
+            if not _is_closed(value):
+                self.object(value, name)
+
+    def tensor(self, value: Any, name: str, read: Any) -> None:
+        """A Tensor or an array: an input of the program, if it holds numbers."""
+        if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
+            self.entry(name, IdentityKey(value))
+        elif isinstance(value, np.ndarray) and (
+            value.dtype.kind not in "biufc" or (value.dtype.kind == "b" and value.size <= MASK)
+        ):  # a mask may decide a shape, so its values must be known
+            self.entries_of(value, name, value.ravel().tolist, {})
+        else:
+            self.entry(name, (Tensor, value.shape, value.dtype))
+            self.closure.tensors.append(read if callable(read) else lambda: value)
+
+    def method(self, method: Method, name: str) -> None:
+        """A method of an object that is to be free to go: nothing here may hold the object."""
+        self.weak = method.instance
+        instance = self.weak()
+        self.seen[id(instance)] = len(self.entries)
+        self.entry(f"{name}.__self__", "the object")
+        self.value(method.__func__, name, MISSING)
+        self.parts(instance, "self")
+
+    def container(self, value: Any, name: str) -> None:
+        self.entry(name, type(value))
+        self.parts(value, name)
+
+    def parts(self, value: Any, name: str) -> None:
+        """The entries of a container, and the attributes of an object."""
+        if not isinstance(value, CONTAINERS):
+            self.object(value, name)
+            return
+        if len(value) > LARGEST:
+            self.entry(name, IdentityKey(value))
+        elif isinstance(value, Mapping):
+            read = functools.partial(_keys_and_values, value)
+            self.entries_of(value, name, read, dict(enumerate(value, len(value))))
+        else:
+            keys = {i: i for i in range(len(value))} if hasattr(value, "__getitem__") else {}
+            self.entries_of(value, name, functools.partial(list, value), keys)
+        if not _is_library_class(type(value)):
+            self.object(value, name)
+
+    def entries_of(self, value: Any, name: str, read: Read, keys: Mapping[int, Any]) -> None:
+        """The parts of a container, in order, some by key; one place watches over all."""
+        parts = read()
+        if type(value) not in (tuple, frozenset):
+            unchanged = functools.partial(_is_unchanged, read, parts)
+            self.closure.places.append((unchanged, True))
+        self.entry(name, (type(value), len(parts)))
+        for i, part in enumerate(parts):
+            get = functools.partial(value.__getitem__, keys[i]) if i in keys else MISSING
+            self.value(part, f"{name}[{keys[i]!r}]" if i in keys else f"a part of {name}", get)
+
+    def function(self, function: types.FunctionType, name: str) -> None:
+        """A function: its code, its cells and defaults, and the globals that it names."""
+        code = function.__code__
+        self.entry(name, code)
+        for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            read = functools.partial(getattr, cell, "cell_contents")
+            if not code.co_filename.startswith(PACKAGE):
+                self.watch_cell(cell, read)
+            self.value(_cell_content(cell), free, read)
+        for part in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, part) is not None:
+                read = functools.partial(getattr, function, part)
+                self.watch(function, part, read)
+                self.value(read(), f"{name}.{part}", read)
+        if "__wrapped__" in vars(function):
+            self.value(vars(function)["__wrapped__"], name, MISSING)
+        if _is_library_file(code.co_filename):
+            return
+        names, tried = _asked(code)
+        for global_name in sorted(names):
+            if global_name in function.__globals__:
+                self.place(function.__globals__, global_name, global_name)
+            elif global_name in sys.modules:  # it is imported inside, say
+                self.value(sys.modules[global_name], global_name, MISSING)
+        for constant in _constants(code):
+            self.rule(constant)
+        self.object(function, name)
+        self.ask(names, tried)
+
+    def watch_cell(self, cell: Any, read: Read) -> None:
+        try:
+            self.watch(cell, "cell_contents", read)
+        except ValueError:  # not yet filled
+            self.closure.places.append((functools.partial(_is_empty, cell), True))
+
+    def ask(self, names: set[str], tried: set[str]) -> None:
+        """Some code asks for attributes of these names, of any object found so far or later."""
+        new = (names - self.asked) | (tried - self.tried)
+        self.asked |= names
+        self.tried |= tried
+        for value, path in list(self.objects) if new else ():
+            self.attributes(value, path, new)
+
+    def object(self, value: Any, name: str) -> None:
+        """An object, a class, a module or a function: the attributes that code asks for."""
+        self.objects.append((value, name))
+        special = {s for c in _own_classes(type(value)) for s in _specials(c) - CONSTRUCTORS}
+        if isinstance(value, type):
+            special |= {s for c in _own_classes(value) for s in _specials(c)}
+        self.attributes(value, name, self.asked | special)
+
+    def attributes(self, value: Any, name: str, asked: set[str]) -> None:
+        """These attributes, wherever Python looks for them: in the object, and in its classes."""
+        spaces = _namespaces(value)
+        lenient = any("__getattr__" in space for space in spaces)
+        for attribute in sorted(asked):
+            there = [i for i, space in enumerate(spaces) if attribute in space]
+            for space in spaces[: there[-1] + 1] if there else spaces[:1]:
+                if attribute in space:
+                    self.member(space, attribute, value, f"{name}.{attribute}")
+                elif there or lenient or attribute in self.tried:  # it may come to stand here
+                    self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
+
+    def member(self, space: Any, attribute: str, owner: Any, name: str) -> None:
+        """What a namespace has of a name: a value, or a descriptor, with the code behind it."""
+        found = space[attribute]
+        self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
+        if isinstance(found, types.MemberDescriptorType):
+            if not isinstance(owner, type):
+                read = functools.partial(getattr, owner, attribute, MISSING)
+                self.watch(owner, attribute, read)
+                self.value(read(), name, read)
+        elif isinstance(found, property):
+            self.value(found.fget, name, MISSING)
+            self.value(found.fset, name, MISSING)
+        elif isinstance(found, (staticmethod, classmethod)):
+            self.value(found.__func__, name, MISSING)
+        elif isinstance(found, (functools.cached_property, functools.partialmethod)):
+            self.value(found.func, name, MISSING)
+        else:
+            self.place(space, attribute, name)
+
+
+class IdentityKey:
+    """An object as part of a key: equal only to itself, and kept alive."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IdentityKey) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__name__}>"
+
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _holds(read: Read, reference: Callable[[], Any]) -> bool:
+    return read() is reference()
+
+
+def _is_empty(cell: Any) -> bool:
+    return _cell_content(cell) is MISSING
+
+
+def _cell_content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet filled
+        return MISSING
+
+
+def _keys_and_values(mapping: Mapping[Any, Any]) -> list[Any]:
+    return [*mapping, *mapping.values()]
+
+
+def _is_unchanged(read: Read, parts: list[Any]) -> bool:
+    """Whether a container has the entries that it had: the same objects, or equal plain values."""
+    now = read()
+    if len(now) != len(parts):
+        return False
+    if all(map(operator.is_, now, parts)):
+        return True
+    return all(a is b or _same_plain(a, b) for a, b in zip(now, parts, strict=True))
+
+
+def _same_plain(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and type(a) in PLAIN and exactly(a) == exactly(b)
+
+
+def content(value: Any) -> Any:
+    """What an array holds, as part of a key; one that nobody can write to is told by identity."""
+    if isinstance(value, Tensor) or BACKENDS[type(value)].name == "jax":
+        return IdentityKey(value)
+    value = BACKENDS[type(value)].to_numpy(value)
+    written = np.ascontiguousarray(value)
+    return value.shape, value.dtype, written.tobytes() if value.size <= SMALL else _digest(written)
+
+
+def _digest(array: np.ndarray) -> bytes:
+    from hashlib import blake2b
+
+    return blake2b(array.data).digest()
+
+
+# -- what Python code names, and where Python looks for it -----------------------------------------
+
+
+def _asked(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """The globals and attributes that some code names, and those of them that may be missing."""
+    names = {name for c in _codes(code) for name in c.co_names}
+    if names.isdisjoint(REFLECTION):
+        return names, set()
+    names |= {text for text in _constants(code) if text.isidentifier()}
+    return names, names
+
+
+def _constants(code: types.CodeType) -> list[str]:
+    """The strings that some code has in it."""
+    return [k for c in _codes(code) for k in c.co_consts if isinstance(k, str)]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _namespaces(value: Any) -> list[Any]:
+    """Where Python looks for an attribute: the object itself, its class, the bases of that."""
+    classes = _own_classes(type(value))
+    if isinstance(value, type):
+        classes = [*_own_classes(value), *classes]
+    own = [] if isinstance(value, type) else getattr(value, "__dict__", None)
+    return [*([own] if isinstance(own, dict) else []), *map(vars, classes)]
+
+
+def _own_classes(kind: type) -> list[type]:
+    """A class and its bases, without those of libraries."""
+    return [c for c in kind.__mro__ if not _is_library_class(c)]
+
+
+def _specials(kind: type) -> set[str]:
+    """The special methods that Python code defines in a class; those of dataclasses are made."""
+    return {
+        name
+        for name, found in vars(kind).items()
+        if name[:2] == name[-2:] == "__" and name not in SILENT and not _is_made(kind, found)
+    }
+
+
+def _is_made(kind: type, method: Any) -> bool:
+    """Whether what stands under a special name is no code of the user's."""
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    if code is None:
+        return not hasattr(method, "__wrapped__")
+    made = "__dataclass_fields__" in vars(kind) and code.co_filename == "<string>"
+    return made or code.co_filename.startswith("<attrs generated")
+
+
+def _is_closed(value: Any) -> bool:
+    """Whether an object is told apart by identity only: regrad's own, and modules of libraries."""
+    if isinstance(value, types.ModuleType):
+        return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
+    if isinstance(value, type):
+        return _is_library_class(value)
+    kind = type(value)
+    if kind.__module__ == "builtins":  # also that of classes made by exec in a bare scope
+        return not kind.__flags__ & HEAP_TYPE
+    return kind.__module__.partition(".")[0] in ("regrad", "jax", "jaxlib")
+
+
+def _is_library_class(kind: type) -> bool:
+    if not kind.__flags__ & HEAP_TYPE:
+        return True
+    if kind.__module__ in ("builtins", "__main__"):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and _is_library_file(file)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library_file(path: str) -> bool:
+    path = os.path.realpath(path)
+    return path.startswith((PACKAGE, *_LIBRARIES)) and not path.startswith("<")

@@ -1,0 +1,327 @@
+"""`cond`, `while_loop`, `scan`, `fori_loop`, `map`: Python's in eager mode, XLA's under jit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.core import containers, dispatch
+from regrad.core.backends import is_array
+from regrad.core.blocks import inside
+from regrad.core.shapes import as_count
+from regrad.core.signatures import helpful
+from regrad.core.state import masked
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.ops.array import stack
+from regrad.ops.elementwise import astype, logical_not, where
+from regrad.ops.getitem import getitem
+from regrad.transforms.arguments import Given, returned
+from regrad.transforms.branches import branched
+from regrad.transforms.checkpoint import checkpoint as recomputing
+from regrad.transforms.loops import as_jax, conditional, repeated, scanned
+from regrad.transforms.region import in_trace
+from regrad.transforms.replay import Captured
+
+
+@helpful("cond")
+def cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
+) -> Any:
+    """`true_fn(*operands)` where `pred` holds, else `false_fn(*operands)`.
+
+    Args:
+        pred: A bool, or a Tensor of rank 0.
+        true_fn, false_fn: Functions of Tensors and containers of them. Under `jit`, where only
+            the run can tell which is due, both are traced, and must return the same structure,
+            shapes and dtypes; a Python number takes the dtype of the Tensor that the other returns.
+
+    In eager mode just the one that is due is called. Either way the gradient passes the one that
+    ran, under the overrides in force where it was called; what both close over counts, and so
+    does what they assign to Variables.
+
+    Raises:
+        ShapeError, DTypeError: the two results differ (under jit).
+        ArgumentError: pred is no scalar.
+
+    Source: `jax.lax.cond`.
+
+    >>> import regrad as rg
+    >>> f = lambda x: rg.cond(x > 0, lambda x: x * x, lambda x: -x, x)
+    >>> rg.grad(f)(rg.scalar(3.0)).item(), rg.jit(rg.grad(f))(rg.scalar(-3.0)).item()
+    (6.0, -1.0)
+    """
+    callable_or_raise(true_fn, "cond")
+    callable_or_raise(false_fn, "cond")
+    pred = dispatch.lift(pred) if not isinstance(pred, bool) else pred
+    if isinstance(pred, bool) or not in_trace([pred]):
+        return (true_fn if bool(pred) else false_fn)(*operands)
+    if pred.ndim:
+        raise ArgumentError(f"cond: pred is a Tensor of rank 0, got the shape {pred.shape}")
+    return branched(pred, [true_fn, false_fn], operands)
+
+
+@helpful("scan")
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    *,
+    reverse: bool = False,
+    checkpoint: bool = False,
+) -> tuple[Any, Any]:
+    """`f` along the first axis of `xs`, with a carry: `(carry, x) -> (carry, y)` at each step.
+
+    Args:
+        f: The step; the carry keeps its structure, shapes and dtypes.
+        init: The first carry: Tensors, numbers, or containers of them.
+        xs: A Tensor or a container of Tensors of one length, of which each step gets an entry;
+            None if there is nothing to go along.
+        length: The number of steps, if xs is None.
+        reverse: Whether to go from the last entry to the first; ys lie as xs do.
+        checkpoint: Whether the tapes keep just the carries, and compute each step again in the
+            backward pass. Without it they keep what the rules ask for, of every step.
+
+    Returns the last carry, and the ys of all steps stacked along a new first axis.
+
+    A loop in Python in eager mode, one XLA loop under `jit`, which is compiled once whatever the
+    length. Overrides in force where scan is called count in every step, forward and backward.
+    Variables that f assigns to are carried along.
+
+    Raises:
+        ShapeError, DTypeError: the carry changes; xs differ in length.
+        ArgumentError: f does not return a pair; neither xs nor length is given.
+
+    Source: `jax.lax.scan`.
+
+    >>> import regrad as rg
+    >>> last, partial_sums = rg.scan(lambda c, x: (c + x, c + x), 0.0, rg.tensor([1.0, 2.0, 3.0]))
+    >>> last.item(), partial_sums.tolist()
+    (6.0, [1.0, 3.0, 6.0])
+    """
+    callable_or_raise(f, "scan")
+    containers.refuse_closed(init, "init", "scan")
+    containers.refuse_closed(xs, "xs", "scan")
+    carry = Given((init,), {}, numbers="Tensors")
+    along = Given((xs,), {})
+    n = _length(along.tensors, length)
+    traced = in_trace([*carry.tensors, *along.tensors])
+    if traced:
+        carry.tensors = as_jax(carry.tensors)
+    step = _Step(f, carry, along)
+    if traced:
+        last, ys = scanned(step, carry.tensors, along.tensors, n, reverse, checkpoint)
+    else:
+        last, ys = _in_turn(step, carry.tensors, along.tensors, n, reverse, checkpoint)
+    return carry.close(last)[0][0], step.note(ys)
+
+
+@helpful("while_loop")
+def while_loop(
+    cond_fn: Callable[[Any], Any],
+    body_fn: Callable[[Any], Any],
+    init: Any,
+    *,
+    max_steps: int | None = None,
+) -> Any:
+    """`body_fn` again and again, as long as `cond_fn` of the carry holds.
+
+    Args:
+        cond_fn: A function of the carry that gives a bool, or a Tensor of rank 0.
+        body_fn: The step; the carry keeps its structure, shapes and dtypes.
+        init: The first carry: Tensors, numbers, or containers of them.
+        max_steps: The most steps there can be. Under `jit` the gradient needs it, because XLA
+            must know how much to keep.
+
+    In eager mode any loop can be differentiated. Under `jit` a loop without `max_steps` runs
+    forward only, and its gradient is refused. With it there are always `max_steps` steps, of
+    which those after the end do nothing. If the condition still holds after them, that is an
+    error in eager mode; under jit, which cannot raise, floats come back as NaN.
+
+    Source: `jax.lax.while_loop`.
+
+    >>> import regrad as rg
+    >>> halve = lambda x: rg.while_loop(lambda x: x > 1, lambda x: x / 2, x, max_steps=10)
+    >>> rg.grad(halve)(rg.scalar(6.0)).item(), rg.jit(rg.grad(halve))(rg.scalar(6.0)).item()
+    (0.125, 0.125)
+    """
+    callable_or_raise(cond_fn, "while_loop")
+    if max_steps is not None:
+        as_count(max_steps, "max_steps")
+    callable_or_raise(body_fn, "while_loop")
+    containers.refuse_closed(init, "init", "while_loop")
+    carry = Given((init,), {}, numbers="Tensors")
+    traced = in_trace(carry.tensors)
+    if traced:
+        carry.tensors = as_jax(carry.tensors)
+    step = _Step(lambda c, _: (body_fn(c), None), carry, Given((None,), {}))
+
+    def goes_on(xs: Sequence[Tensor]) -> Tensor:
+        return dispatch.lift(cond_fn(carry.close(xs)[0][0]))
+
+    if not traced:
+        return carry.close(_while(goes_on, step, carry.tensors, max_steps))[0][0]
+    if max_steps is None:
+        return carry.close(repeated(lambda xs: [goes_on(xs)], step, carry.tensors))[0][0]
+    return carry.close(_bounded(goes_on, step, carry.tensors, max_steps))[0][0]
+
+
+@helpful("fori_loop")
+def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: Any) -> Any:
+    """`carry = body_fn(i, carry)` for i from `lower` to `upper - 1`.
+
+    With Python integers for the bounds this is a `scan`, and can be differentiated under jit.
+    With Tensors it is a `while_loop`, whose gradient under jit is refused.
+
+    Source: `jax.lax.fori_loop`.
+
+    >>> import regrad as rg
+    >>> rg.fori_loop(0, 3, lambda i, x: x * 2, rg.scalar(1.0)).item()
+    8.0
+    """
+    callable_or_raise(body_fn, "fori_loop")
+    _check_bound(lower, "lower")
+    _check_bound(upper, "upper")
+    if isinstance(lower, int) and isinstance(upper, int):
+        numbers = dispatch.lift(np.arange(lower, max(upper, lower), dtype=np.int32))
+        return scan(lambda carry, i: (body_fn(i, carry), None), init, numbers)[0]
+
+    def step(pair: Any) -> Any:
+        i, carry = pair
+        with masked():
+            after = i + 1
+        return after, body_fn(i, carry)
+
+    with masked():
+        first = astype(dispatch.lift(lower, integers=True), np.int32)
+    return while_loop(inside(masked)(lambda pair: pair[0] < upper), step, (first, init))[1]
+
+
+@helpful("map")
+def map(f: Callable[[Any], Any], xs: Any) -> Any:
+    """`f` of each entry along the first axis of `xs`, one after another, stacked.
+
+    `vmap` is the same at once: faster, and with the memory of all entries together.
+
+    Source: `jax.lax.map`.
+
+    >>> import regrad as rg
+    >>> rg.map(lambda x: x * x, rg.tensor([1.0, 2.0])).tolist()
+    [1.0, 4.0]
+    """
+    callable_or_raise(f, "map")
+    return scan(lambda _, x: (None, f(x)), None, xs)[1]
+
+
+# -- bodies ------------------------------------------------------------------------------------
+
+
+class _Step:
+    """One step of a loop as a flat function: carry and entry to carry and y."""
+
+    note: Any = None
+
+    def __init__(self, f: Callable[[Any, Any], Any], carry: Given, along: Given) -> None:
+        self.function = f
+        self.carry = carry
+        self.along = along
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        n = len(self.carry.tensors)
+        (carry,), (x,) = self.carry.close(tensors[:n])[0], self.along.close(tensors[n:])[0]
+        result = self.function(carry, x)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise ArgumentError(
+                "scan: f must return a pair (carry, y), where y may be None; it returned "
+                f"{type(result).__name__}"
+            )
+        last = Given((result[0],), {}, numbers="Tensors")
+        if last.key != self.carry.key:
+            raise ArgumentError(
+                "the carry of a loop must keep its structure; it went in as "
+                f"{self.carry.structure} and came out as {last.structure}"
+            )
+        self._check(last.tensors)
+        ys, self.note = returned(result[1])
+        return [*last.tensors, *ys]
+
+    def _check(self, carry: Sequence[Tensor]) -> None:
+        for before, after in zip(self.carry.tensors, carry, strict=True):
+            if before.shape != after.shape or before.dtype != after.dtype:
+                raise ShapeError(
+                    "the carry of a loop must keep its shapes and dtypes; "
+                    f"{before.dtype} {before.shape} came out as {after.dtype} {after.shape}. "
+                    "Start with the shape and dtype that the steps give (astype, broadcast_to)."
+                )
+
+
+def _check_bound(n: Any, what: str) -> None:
+    if not (dispatch.is_tensor(n) or is_array(n)) and not hasattr(n, "__index__"):
+        raise ArgumentError(f"fori_loop: expected an integer for {what}, got {kind(n)}")
+
+
+def _length(xs: Sequence[Tensor], length: int | None) -> int:
+    given = () if length is None else (as_count(length, "length"),)
+    lengths = {*[len(x) for x in xs], *given}
+    if len(lengths) > 1:
+        raise ShapeError(f"scan: xs and length must agree, got the lengths {sorted(lengths)}")
+    if not lengths:
+        raise ArgumentError("scan: give xs to go along, or the number of steps: length=…")
+    return lengths.pop()
+
+
+def _in_turn(
+    step: _Step, carry: Sequence[Tensor], xs: Sequence[Tensor], n: int, reverse: bool,
+    checkpoint: bool,
+) -> tuple[Sequence[Tensor], list[Tensor]]:  # fmt: skip
+    """The steps one after another, in Python."""
+    run: Any = recomputing(lambda *tensors: step(tensors)) if checkpoint else None
+    rows: list[Any] = [None] * n
+    count = len(carry)
+    for i in reversed(range(n)) if reverse else range(n):
+        with masked():
+            tensors = [*carry, *[getitem(x, i) for x in xs]]
+        ys = step(tensors) if run is None else run(*tensors)
+        carry, rows[i] = ys[:count], ys[count:]
+    if not n:
+        return carry, _no_steps(step, carry, xs)
+    with masked():
+        return carry, [stack(list(column)) for column in zip(*rows, strict=True)]
+
+
+def _no_steps(step: _Step, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:
+    """The ys of no step at all: empty, in the shapes that a step would give."""
+    zeros = [dispatch.lift(np.zeros(x.shape[1:], x.dtype)) for x in xs]
+    ys = step([*carry, *zeros])[len(carry) :]
+    return [dispatch.lift(np.zeros((0, *y.shape), y.dtype)) for y in ys]
+
+
+def _while(
+    goes_on: Callable[..., Tensor], step: _Step, carry: Sequence[Tensor], max_steps: int | None
+) -> Sequence[Tensor]:
+    steps = 0
+    while bool(goes_on(carry)):
+        if steps == max_steps:
+            raise ArgumentError(f"while_loop: the condition still holds after {max_steps} steps")
+        carry, steps = step(carry), steps + 1
+    return carry
+
+
+def _bounded(
+    goes_on: Callable[..., Tensor], step: _Step, carry: Sequence[Tensor], max_steps: int
+) -> Sequence[Tensor]:
+    """A loop of a fixed number of steps, of which those after the end do nothing."""
+    test = Captured(lambda xs: [goes_on(xs)], "while_loop")
+
+    def once(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return conditional(test(xs)[0], [step, list], xs)
+
+    last, _ = scanned(once, carry, [], max_steps, False, False)
+    (again,) = test(last)
+    with masked():
+        over = logical_not(again)
+        return [where(over, y, np.nan) if y.dtype.kind == "f" else y for y in last]

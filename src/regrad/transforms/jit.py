@@ -1,0 +1,449 @@
+"""`jit`: a function compiled by XLA, with its Variables, its overrides and its gradients."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from types import MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.autodiff.variables import UPDATES
+from regrad.core import registry
+from regrad.core.rule import place
+from regrad.core.signatures import public
+from regrad.core.state import State, current, is_held
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, RetraceWarning
+from regrad.graph.graph import Symbol
+from regrad.transforms.arguments import Given, Static, returned
+from regrad.transforms.closures import Closure, Method
+from regrad.transforms.program import Body, Program, find_jax
+
+ndarray = np.ndarray
+VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
+MANY = 8  # traces after which a function that is traced once more gets a warning
+KEPT = 512  # traces of one function whose programs are kept (of one or two MB, if they are small)
+
+
+class CacheInfo(NamedTuple):
+    """What `f.cache_info()` says of a compiled function."""
+
+    hits: int
+    traces: int
+    programs: int
+    dropped: int
+
+
+@public
+def jit(
+    f: Callable[..., Any] | None = None,
+    *,
+    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    donate: str | Sequence[str] = (),
+    verify: bool | None = None,
+) -> Any:
+    """Compile a function by XLA: forward and backward as one program, every rule in force.
+
+    Args:
+        f: A function of Tensors, arrays, Python numbers and containers of these, which returns
+            the like. Strings, None, dtypes and functions are static: f is compiled anew for each
+            value. Other arguments are refused, unless they are named as static.
+        static_argnames: Names of arguments that are static: numbers that f uses for shapes, axes,
+            loops and branches in Python, and hashable objects.
+        static_argnums: The same by position.
+        donate: Names of arguments whose memory the program may write over; they cannot be used
+            after the call.
+        verify: Whether each call traces f again and compares the result with the program in the
+            cache. This is slow, and finds what `jit` cannot see. By default it is done where the
+            environment has `REGRAD_JIT_VERIFY=1` when `jit` is called.
+
+    The arguments come in as Tensors, the results are Tensors of JAX data (`.numpy()` is a view
+    where JAX can give one). f runs once for each combination of shapes and dtypes, with traced
+    Tensors that have no values; after that the compiled program runs.
+
+    Variables that f reads are inputs of the program, those that it assigns to are outputs, whose
+    memory is used again. Overrides in force count, and so do the Python values that f and the
+    rules reach through closures, globals and attributes: where one has changed, f is traced
+    again. Tensors reached that way are read at each call. Other mutable state is not seen, but
+    found by `verify`.
+
+    A function keeps what was compiled in 512 traces. After that the programs that were used longest
+    ago are dropped, with their memory, and compiled again if they are called for; so is a program
+    that was compiled for more shapes than that.
+
+    A compiled function can be differentiated from outside, to any order: its backward pass is
+    compiled too. Inside another compiled function it is a part of that.
+
+    float64 data needs JAX's 64-bit mode, `jax.config.update("jax_enable_x64", True)`; without
+    it there is an error, not a loss of precision. Python numbers are float32 or int32.
+
+    Raises:
+        TraceError: f asks for the value of a traced Tensor, or a traced Tensor outlives the call.
+        ArgumentError: JAX is not installed; an argument is neither a Tensor nor static; a static
+            argument is not hashable; f makes a Variable; f uses a NumPy Generator.
+        DTypeError: data that JAX cannot hold.
+        StaleError: f does something else than its program, and `verify` is on.
+
+    Source: `jax.jit`; that Variables are threaded through is `tf.function`'s.
+
+    >>> import regrad as rg
+    >>> w = rg.Variable(3.0)
+    >>> @rg.jit
+    ... def step(x):
+    ...     loss, grads = rg.variable_grads(lambda: (w * x - 1).square().sum())
+    ...     w.assign_sub(0.1 * grads[w.name])
+    ...     return loss
+    >>> [round(step(rg.scalar(1.0)).item(), 3) for _ in range(3)]
+    [4.0, 2.56, 1.638]
+    """
+    options = {
+        "static_argnames": static_argnames,
+        "static_argnums": static_argnums,
+        "donate": donate,
+        "verify": os.environ.get(VERIFY) == "1" if verify is None else verify,
+    }
+    if f is None:
+        return lambda f: jit(f, **options)
+    if isinstance(f, classmethod | staticmethod):
+        return type(f)(jit(f.__func__, **options))
+    callable_or_raise(f, "jit")
+    return Jitted(f, **options)
+
+
+def _names(f: Callable[..., Any], names: str | Sequence[str], what: str) -> tuple[str, ...]:
+    names = (names,) if isinstance(names, str) else tuple(names)
+    signature = _signature(f)
+    if signature is None or any(
+        p.kind is p.VAR_KEYWORD for p in signature.parameters.values()
+    ):  # it takes any name
+        return names
+    for name in names:
+        if name not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            raise ArgumentError(
+                f"jit: {what} names {name!r}, and the parameters of {place(f)} are {known}"
+            )
+    return names
+
+
+def _places(f: Callable[..., Any], places: int | Sequence[int]) -> list[int]:
+    """Positions of arguments, those from the end too, as they count from 0."""
+    places = [operator.index(i) for i in ([places] if isinstance(places, int) else places)]
+    signature = _signature(f)
+    if signature is None:
+        return places
+    parameters = signature.parameters.values()
+    count = len(parameters)
+    for i in places:
+        more = i >= 0 and any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        if not (more or -count <= i < count):
+            raise ArgumentError(
+                f"jit: static_argnums holds {i}, and {place(f)} has {count} parameters: "
+                f"{', '.join(signature.parameters) or 'none'}"
+            )
+    return [i + count if i < 0 else i for i in places]
+
+
+class Statics:
+    """Which arguments are static: by position, and by name."""
+
+    def __init__(
+        self, parameters: Sequence[str], names: Sequence[str], places: Sequence[int]
+    ) -> None:
+        self.places = {*places, *[i for i, name in enumerate(parameters) if name in names]}
+        self.names = {*names, *[parameters[i] for i in places if i < len(parameters)]}
+        self.any = bool(self.places or self.names)
+
+    def marked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the static ones marked."""
+        return (
+            tuple([Static(x) if i in self.places else x for i, x in enumerate(args)]),
+            {k: Static(x) if k in self.names else x for k, x in kwargs.items()},
+        )
+
+
+class Jitted:
+    """A compiled function, see `jit`."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *,
+        static_argnames: str | Sequence[str] = (),
+        static_argnums: int | Sequence[int] = (),
+        donate: str | Sequence[str] = (),
+        verify: bool = False,
+    ) -> None:
+        find_jax()
+        self.f = f
+        self.name = f"jit({getattr(f, '__name__', type(f).__name__)})"
+        self.options = {
+            "static_argnames": static_argnames,
+            "static_argnums": static_argnums,
+            "donate": donate,
+            "verify": verify,
+        }
+        self.donate = _names(f, donate, "donate")
+        self.verify = verify
+        self.programs: OrderedDict[Any, Program] = OrderedDict()  # the one used last comes last
+        self.full = False  # programs are to be dropped
+        self.dropped = 0
+        self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
+        self.closure = Closure(f)
+        self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
+        self.stamp: Any = None  # of the registry, when the closure was made
+        self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
+        self.methods: dict[int, tuple[Method, Jitted]] = {}
+        self.calls = 0
+        self.traces = 0
+        self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
+        signature = _signature(f)
+        self.parameters = list(signature.parameters) if signature is not None else []
+        names = _names(f, static_argnames, "static_argnames")
+        self.static = Statics(self.parameters, names, _places(f, static_argnums))
+        if hasattr(f, "__name__"):
+            update_wrapper(self, f)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A method is compiled for each object that it is called on."""
+        if instance is None:
+            return self
+        known = self.methods.get(id(instance))
+        if known is None or known[0].instance() is not instance:
+            known = self.methods[id(instance)] = self._of(instance)
+        return MethodType(known[1], instance)
+
+    def _of(self, instance: Any) -> tuple[Method, Jitted]:
+        methods, key = self.methods, id(instance)
+        method = Method(self.f, instance, gone=lambda _: methods.pop(key, None))
+        static = {  # less self, which is reached
+            "static_argnums": [i - 1 for i in self.static.places if i],
+            "static_argnames": [n for n in self.static.names if n not in self.parameters[:1]],
+        }
+        return method, CompiledMethod(method, **{**self.options, **static})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        state = current()
+        if state is not None:
+            if state.region is not None and state.region.traced:
+                return self.f(*args, **kwargs)
+        elif not kwargs:
+            for x in args:
+                if type(x) is not Tensor:
+                    break
+            else:
+                program = self.plain.get(len(args))
+                if (
+                    program is not None
+                    and registry.version == self.version
+                    and self.closure.is_current()
+                ):
+                    return program.call_quick(args)
+        return self._call(state, args, kwargs)
+
+    def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
+        given = Given(*marked, numbers="weak")
+        reaching = given.open_to_change(self.parameters)
+        if any(type(x._data) is Symbol for x in given.tensors):
+            return self.f(*args, **kwargs)
+        if state is not None and state.inspected:
+            args, kwargs = given.close(given.tensors)
+            return self.f(*args, **kwargs)
+        overrides = None if state is None else state.overrides
+        closure = self._closure(overrides, reaching)
+        program = self._program(given, closure, overrides)
+        ys, note = program(given.tensors, closure, overrides)
+        alone = overrides is None and not (kwargs or program.reads or self.verify)
+        if alone and not self.full and all(type(x) is Tensor for x in args):
+            self.plain[len(args)] = program
+        return note(ys)
+
+    def _closure(self, overrides: Any, reaching: Sequence[Any]) -> Closure:
+        """What the function reaches now, and the rules in force, and functions among arguments."""
+        stamp = registry.version, len(registry.OPS)
+        if not overrides and not reaching:
+            if stamp != self.stamp or not self.closure.is_current():
+                self.closure = Closure(self.f, *registered(*stamp))
+                self.stamp = stamp
+                self.plain.clear()
+            return self.closure
+        known = self.under
+        same = known[0] is overrides and known[2] == stamp and len(known[1]) == len(reaching)
+        if not (same and all(map(operator.is_, known[1], reaching)) and known[3].is_current()):
+            rules = [_source(b.rule) for _, b in in_order(overrides or {})]
+            closure = Closure(self.f, *registered(*stamp), *rules, *reaching)
+            known = self.under = overrides, reaching, stamp, closure
+        return known[3]
+
+    def _program(self, given: Given, closure: Closure, overrides: Any) -> Program:
+        rules = tuple(k for k, _ in in_order(overrides)) if overrides else ()
+        self.version = registry.version
+        known = given.key, closure.key, rules, self.version
+        with UPDATES:  # as the call of a program
+            if self.full:
+                self._drop()
+            read = self.read.get(known)
+            key = known, closure.content(sorted(read)) if read else ()
+            program = self.programs.get(key)
+            if program is None:
+                program = self.programs[key] = self._made(given, closure, known)
+                self.full = len(self.programs) > KEPT
+            elif self.verify:
+                program.body = self._body(given)  # with the arguments of this call
+            self.programs.move_to_end(key)
+        return program
+
+    def _drop(self) -> None:
+        """Let go of the programs that were used longest ago, and of what XLA made of them."""
+        before = self._distinct()
+        while self._kept() > KEPT:
+            self.programs.popitem(last=False)
+        gone = before - self._distinct()
+        for program in gone:
+            program.free()
+        self.dropped += len(gone)
+        states = {known for known, _ in self.programs}
+        self.read = {known: places for known, places in self.read.items() if known in states}
+        self.plain.clear()
+        self.full = False
+
+    def _kept(self) -> int:
+        """How many traces there are of which something is kept."""
+        return sum(program.size for program in self._distinct())
+
+    def _distinct(self) -> set[Program]:
+        """The programs. One that has read arrays of the closure has several keys."""
+        return set(self.programs.values())
+
+    def _body(self, given: Given) -> Body:
+        close = given.closer()
+
+        def body(xs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
+            args, kwargs = close(xs)
+            return returned(self.f(*args, **kwargs))
+
+        return body
+
+    def _made(self, given: Given, closure: Closure, known: tuple[Any, ...]) -> Program:
+        names = given.names(self.parameters)
+        donated = [i for i, n in enumerate(names) if re.match(r"\w*", n)[0] in self.donate]  # pyright: ignore
+        seen = known, closure.names, names
+
+        def traced(arrays: Sequence[Any], plainly: Sequence[int]) -> None:
+            """Find the program by the content of the arrays that the trace read."""
+            if plainly:
+                self.plain.clear()
+                assert program.closure is not None
+                read = self.read.setdefault(known, set())
+                read.update(plainly)
+                self.programs[known, program.closure.content(sorted(read))] = program
+            self._traced(seen, arrays)
+
+        program = Program(
+            self._body(given),
+            self.name,
+            donated=donated,
+            traces=traced,
+            verify=self.verify,
+        )
+        return program
+
+    # -- what happened -----------------------------------------------------------------------
+
+    def cache_info(self) -> CacheInfo:
+        """How many calls found a program, how many traces there were, how many programs there are.
+
+        A program is for one state of closures, overrides and static arguments; JAX keeps one
+        executable in it for each combination of shapes and dtypes. `dropped` counts the programs
+        that had to make room for others, see `jit`.
+        """
+        programs = len(self._distinct())
+        return CacheInfo(self.calls - self.traces, self.traces, programs, self.dropped)
+
+    def _traced(self, seen: tuple[Any, ...], arrays: Sequence[Any]) -> None:
+        shapes = [f"{a.dtype}{tuple(a.shape)}" for a in arrays]
+        self.last = [*self.last[-1:], (*seen, shapes)]
+        self.traces = n = self.traces + 1
+        if n >= KEPT and self._kept() >= KEPT:  # (the trace that ends now is not counted yet)
+            self.full = True
+            self.plain.clear()  # so that the next call comes by `_program`
+        if n >= MANY and n & (n - 1) == 0:
+            warnings.warn(
+                f"{self.name} was traced and compiled for the {n}th time. What changed last: "
+                f"{self._change()}. Pass what changes as a Tensor, keep shapes the same (pad), or "
+                "leave what must differ outside.",
+                RetraceWarning,
+                stacklevel=2,
+            )
+
+    def _change(self) -> str:
+        (old, _, _, old_shapes), (new, names, paths, shapes) = self.last
+        if old[0] != new[0]:
+            return "the structure of the arguments, or a static argument"
+        if old[2:] != new[2:]:
+            return "the overrides in force"
+        for name, a, b in zip(names, old[1], new[1], strict=False):
+            if a != b:
+                return f"the value of {name} in the closure, from {_plain(a)} to {_plain(b)}"
+        for path, a, b in zip(paths, old_shapes, shapes, strict=False):
+            if a != b:
+                return f"the argument {path}, from {a} to {b}"
+        if self.read.get(new):
+            return "the content of a NumPy array that the function reads, not as an operand"
+        return "a rule, or a setting of JAX"
+
+
+class CompiledMethod(Jitted):
+    """A compiled method of one object, which it does not keep alive, but gets at each call."""
+
+    def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=1)
+def registered(version: int, ops: int) -> list[Any]:
+    """The code that users gave to op types, rules and kernels, at a version of the registry."""
+    code = [op.kernels.kernel for op in registry.OPS.values()]
+    for op in registry.OPS.values():
+        code += [op.rule.function, *getattr(op.rule, "functions", {}).values()]
+    return [f for f in code if callable(f) and not (f.__module__ or "").startswith("regrad.")]
+
+
+def _plain(entry: Any) -> Any:
+    return entry[1] if isinstance(entry, tuple) and len(entry) == 2 else "another object"
+
+
+def in_order(overrides: Any) -> list[tuple[Any, Any]]:
+    """The overrides of ops outside graphs, sorted by op type."""
+    found = [(k, b) for k, b in overrides.items() if isinstance(k, str) or is_held(k)]
+    return sorted(found, key=lambda pair: str(pair[0]))
+
+
+def _source(rule: Any) -> Any:
+    """The function behind a rule, or the functions, or the rule itself."""
+    return rule.function or tuple(getattr(rule, "functions", {}).values()) or rule
+
+
+def _signature(f: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(f)
+    except ValueError:
+        return None
+
+
+__all__ = ["CacheInfo", "Jitted", "jit"]

@@ -1,0 +1,535 @@
+"""Loops and branches inside what JAX traces: flat functions under `lax.scan` and its kin.
+
+Each is a region with one record outside. Where nobody asks for a gradient of the gradient, the
+backward loop takes what the rules kept of every step; elsewhere it is a loop of this module
+again, over the gradient of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from regrad.autodiff.variables import Variable, assign_all
+from regrad.core import dispatch
+from regrad.core.backends import gradient_dtype, is_inexact, widest
+from regrad.core.pullback import pull_through, step_back
+from regrad.core.sharding import to_jax, to_jax_as
+from regrad.core.state import current
+from regrad.core.tensor import Tensor, wrap
+from regrad.errors import DTypeError, GradientError, ShapeError
+from regrad.ops.creation import zeros_like
+from regrad.ops.elementwise import add
+from regrad.transforms.bodies import (
+    BodyFunction,
+    BodyRun,
+    pullback,
+    until_all_are_known,
+    with_assigned,
+)
+from regrad.transforms.region import Flat, Links, Passage, RegionTape, run_inside, watched_places
+from regrad.transforms.replay import Captured, evaluate
+from regrad.transforms.trail import capturing
+
+
+def as_jax(xs: Sequence[Tensor]) -> list[Tensor]:
+    """The same Tensors with JAX data, whose dtypes a loop will keep."""
+    ys = []
+    for x in xs:
+        if type(x._data) is np.ndarray:
+            data, x = to_jax(x._data), dispatch.alias(x)
+            x._data = data
+        ys.append(x)
+    return ys
+
+
+# -- scan ----------------------------------------------------------------------------------------
+
+
+def scanned(
+    flat: Flat, carry: Sequence[Tensor], xs: Sequence[Tensor], length: int, reverse: bool,
+    checkpoint: bool, kind: str = "scan",
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:  # fmt: skip
+    """The last carry, and the ys stacked."""
+    flat = Captured(flat, kind)
+    assigned: list[Variable] = []
+    tape: type[RegionTape] = RegionTape if watched_places([*carry, *xs]) else Links
+
+    def run() -> tuple[BodyRun, Any]:
+        loop = Scan(flat, carry, xs, length, reverse, checkpoint, kind, assigned, tape)
+        results = loop.run()
+        return loop.body_run, (loop, results)
+
+    loop, results = until_all_are_known(assigned, run)
+    if tape is Links and watched_places(loop.inputs):
+        tape = RegionTape  # it takes in something watched: what the rules name is kept
+        loop, results = until_all_are_known(assigned, run)
+    ys = loop.recorded(results)
+    n, m = len(carry), len(loop.carry)
+    assign_all(assigned, ys[n:m])
+    return ys[:n], ys[m:]
+
+
+class Scan:
+    """One loop: its forward pass, what that keeps, and its backward pass."""
+
+    def __init__(
+        self, flat: Flat, carry: Sequence[Tensor], xs: Sequence[Tensor], length: int,
+        reverse: bool, checkpoint: bool, kind: str, assigned: Sequence[Variable],
+        tape: type[RegionTape],
+    ) -> None:  # fmt: skip
+        self.length = length
+        self.reverse = reverse
+        self.checkpoint = checkpoint
+        self.kind = kind
+        self.assigned = list(assigned)
+        self.tape = tape
+        self.count = len(carry)
+        self.carry = [*carry, *[v._read() for v in assigned]]
+        # (no method: what is kept of it for later must not keep this run)
+        self.step = partial(stepped, flat, self.count, len(self.carry), self.assigned)
+        self.xs = list(xs)
+        self.body_run = BodyRun(kind, [*self.carry, *self.xs], traced=True, tape=tape)
+        # the carries that each tape watches; the main one all floats, which a step may reach
+        self.watched = [set(self._seeds(t)) for t in self.body_run.tapes]
+        for places in self.watched[:1]:
+            places.update(i for i, x in enumerate(self.carry) if is_inexact(x.dtype))
+        self.kept: list[tuple[str, Any]] = []
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """All that it takes in, as Tensors outside."""
+        return self.body_run.inputs
+
+    @property
+    def carried(self) -> list[int]:
+        """The places of the carries whose gradients are carried by the backward loop."""
+        return sorted(self.watched[0])
+
+    def _seeds(self, tape: RegionTape) -> list[int]:
+        ids = [x._id for x in self.body_run.inner[: len(self.carry)]]
+        return [i for i, key in enumerate(ids) if key in tape.watched]
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def run(self) -> list[Any]:
+        """The results as arrays, and after them what the backward pass takes."""
+        import jax
+
+        while True:
+            arrays = [to_jax(x._data) for x in self.body_run.xs]
+            m = len(self.carry)
+            entry = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in arrays[m:]]
+            closed = jax.make_jaxpr(self._body)(arrays[:m], entry)
+            if not self.grown:
+                return self._run(closed, arrays[:m], arrays[m:])
+
+    def _run(self, closed: Any, first: list[Any], along: list[Any]) -> list[Any]:
+        """The loop over the traced step; what is the same in every step is kept once."""
+        import jax
+
+        n = self.outputs
+        same = invariant(closed, n)
+        steps = [i for i, array in enumerate(same) if array is None]
+        for place, (pool, i) in enumerate(self.kept):
+            if pool == "step" and same[i] is None:
+                self.kept[place] = "step", steps.index(i)
+            elif pool == "step":
+                self.kept[place] = "same", same[i]
+
+        def body(carry: Any, x: Any) -> Any:
+            ys = evaluate(closed.jaxpr, closed.consts, [*carry, *x])
+            return ys[: len(first)], ys[len(first) : n] + [ys[n + i] for i in steps]
+
+        last, ys = jax.lax.scan(body, first, along, self.length, self.reverse)
+        return [*last, *ys]
+
+    def _spread(self) -> bool:
+        """Whether what a tape watches has come round to carries that it did not watch."""
+        m, grown = len(self.carry), False
+        for seeds, tape in zip(self.watched, self.body_run.tapes, strict=True):
+            now = {i for i in range(m) if self.body_run.outputs[-1][i] in tape.watched} - seeds
+            seeds.update(now)
+            grown = grown or bool(now)
+        return grown
+
+    def _body(self, carry: list[Any], x: list[Any]) -> list[Any]:
+        self.body_run = body_run = BodyRun(self.kind, self.body_run.xs, traced=True, tape=self.tape)
+        inner = body_run.stand_ins([*carry, *x])
+        for tape, watched in zip(body_run.tapes, self.watched, strict=True):
+            tape.watched.update(inner[i]._id for i in watched)
+        ys = body_run.run(self.step, inner)
+        arrays = [to_jax(y._data) for y in ys]
+        self.outputs = len(arrays)
+        self.grown = self._spread()
+        if self.tape is RegionTape and not self.grown:
+            arrays += run_inside(
+                lambda: self._linearized(inner, ys, arrays), body_run.region, body_run.overrides
+            )
+        return arrays
+
+    def _linearized(
+        self, inner: Sequence[Tensor], ys: Sequence[Tensor], results: Sequence[Any]
+    ) -> list[Any]:
+        """Trace the backward step; what it takes from the forward one is given out."""
+        import jax
+
+        body_run, m = self.body_run, len(self.carry)
+        tape, region = body_run.tapes[0], body_run.region
+        stand_ins = [region.stand_in_for(s) for s in body_run.sources]
+        given = [*inner, *stand_ins]
+        keys = [x._id for x in given]
+        self.wanted = [
+            i for i, key in enumerate(keys) if i in self.carried or key in body_run.watched
+        ]
+        self.active = [
+            i for i, y in enumerate(ys) if i in self.carried or (i >= m and y._id in tape.watched)
+        ]
+        step = BodyFunction(self.step, len(inner), body_run.sources, body_run.overrides, self.kind)
+        recompute = pullback(step, len(given), Passage(self.wanted, self.active))
+
+        def back(*dys: Any) -> list[Any]:
+            arriving = [wrap(dy) for dy in dys]
+            if self.checkpoint:
+                dxs = recompute([*given, *arriving])
+            else:
+                found = pull_through(tape, [ys[i] for i in self.active], arriving)
+                dxs = [found.get(keys[i]) for i in self.wanted]
+            return [
+                jax.numpy.zeros(given[i].shape, dtype) if dx is None else to_jax_as(dx._data, dtype)
+                for dx, i, dtype in zip(dxs, self.wanted, dtypes, strict=True)
+            ]
+
+        self.wide = widest((*given, *ys))
+        dtypes = [gradient_dtype(given[i], self.wide) for i in self.wanted]
+        outputs = [results[i] for i in self.active]
+        shapes = [y.shape for y in outputs]
+        specs = list(
+            map(jax.ShapeDtypeStruct, shapes, [gradient_dtype(y, self.wide) for y in outputs])
+        )
+        closed = jax.make_jaxpr(back)(*specs)
+        self.jaxpr = closed.jaxpr
+        return self._sorted(closed.consts, inner, stand_ins, results[m:])
+
+    def _sorted(
+        self, consts: Sequence[Any], inner: Sequence[Tensor], stand_ins: Sequence[Tensor],
+        ys: Sequence[Any],
+    ) -> list[Any]:  # fmt: skip
+        """What the backward step takes: entries of xs or ys, what stays the same, and the rest.
+
+        The rest is returned, to be kept of each step.
+        """
+        import jax.core
+
+        m = len(self.carry)
+        same = {id(x._data) for x in stand_ins}
+        along = {id(x._data): i for i, x in enumerate(inner[m:])}
+        given_out = {id(y): i for i, y in enumerate(ys)}
+        self.kept, stacked = [], []
+        for array in consts:
+            if id(array) in along:
+                self.kept.append(("x", along[id(array)]))
+            elif id(array) in same or not isinstance(array, jax.core.Tracer):
+                self.kept.append(("same", array))
+            elif id(array) in given_out:
+                self.kept.append(("y", given_out[id(array)]))
+            else:
+                self.kept.append(("step", len(stacked)))
+                stacked.append(array)
+        return stacked
+
+    # -- backward --------------------------------------------------------------------------------
+
+    def recorded(self, results: Sequence[Any]) -> list[Tensor]:
+        """The results as Tensors, on the tapes."""
+        m, n = len(self.carry), self.outputs
+        ys, stacked = results[m:n], results[n:]
+
+        def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Any]:
+            capture = capturing()
+            inside = capture is None or passage in capture.passages
+            if watched_places([*inputs, *dys]) or not inside:
+                return self._back_as_loop(inputs, passage, dys)
+            dxs = self._back(stacked, ys, passage, dys)
+            if capture is not None:
+                capture.pulled(passage, dys, dxs)
+            return dxs
+
+        return self.body_run.finish(
+            results[:n], answer, self._repeated(), [(i, i) for i in range(m)]
+        )
+
+    def _repeated(self) -> Flat:
+        """The loop as a function of all that it takes in, which holds nothing of this run."""
+        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        how = self.length, self.reverse, self.checkpoint, self.kind
+
+        def repeated(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            flat = lambda tensors: step([*tensors, *inputs[k:]])  # noqa: E731
+            last, ys = scanned(flat, inputs[:m], inputs[m:k], *how)
+            return [*last, *ys]
+
+        return repeated
+
+    def _back(
+        self, stacked: Sequence[Any], ys: Sequence[Any], passage: Passage, dys: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The backward loop over what the forward loop kept."""
+        import jax
+
+        m = len(self.carry)
+        due = dict(zip(self.active, self.jaxpr.invars, strict=True))
+        pairs = zip(passage.reached, dys, strict=True)
+        arriving = {i: to_jax_as(dy._data, due[i].aval.dtype) for i, dy in pairs}
+        arrays = [to_jax(x._data) for x in self.body_run.xs]
+        along = [i for i in self.active if i in arriving and i >= m]
+        first = [arriving[i] if i in arriving else _zeros(due[i]) for i in self.carried]
+        shared = [i >= len(arrays) for i in self.wanted]
+        sums = [
+            _zeros(v) for v, is_shared in zip(self.jaxpr.outvars, shared, strict=True) if is_shared
+        ]
+
+        def pull(dcarry: Sequence[Any], entry: Any) -> Sequence[Any]:
+            pools, dys = entry
+            given = dict(zip([*self.carried, *along], [*dcarry, *dys], strict=True))
+            consts = [i if pool == "same" else pools[pool][i] for pool, i in self.kept]
+            arriving = [given[i] if i in given else _zeros(due[i]) for i in self.active]
+            return evaluate(self.jaxpr, consts, arriving)
+
+        known = {i: ys[i] for pool, i in self.kept if pool == "y"}
+        pools = {"step": list(stacked), "y": known, "x": arrays[m:]}
+        (dcarry, sums), dxs = jax.lax.scan(
+            step_back(pull, len(sums)), (first, sums), (pools, [arriving[i] for i in along]),
+            self.length, reverse=not self.reverse,
+        )  # fmt: skip
+        by_input = dict(zip(self.wanted, [*dcarry, *dxs, *sums], strict=True))
+        return [wrap(by_input[i]) for i in passage.wanted]
+
+    def _back_as_loop(
+        self, inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The backward loop as a loop of its own, which can be differentiated in its turn."""
+        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
+        found, reached = passage.wanted, passage.reached
+        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        kind = f"the gradient of {self.kind}"
+
+        def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            return [*step([*tensors, *captured])[:m], *tensors[:m]]
+
+        _, carries = scanned(forward, carry, xs, self.length, self.reverse, False, kind)
+        arriving = dict(zip(reached, dys, strict=True))
+        along = [i for i in reached if i >= m]
+        entries, summed = [i for i in found if m <= i < k], [i for i in found if i >= k]
+        wanted = [*self.carried, *entries, *summed]
+        pulls = pullback(step, len(inputs), Passage(wanted, [*self.carried, *along]))
+        f, s = len(self.carried), len(summed)
+
+        def pull(dcarry: Sequence[Tensor], entry: Sequence[Tensor]) -> Sequence[Tensor]:
+            return pulls([*entry[:k], *captured, *dcarry, *entry[k:]])
+
+        back = step_back(pull, s, add)
+
+        def backward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            (dcarry, sums), dxs = back((tensors[:f], tensors[f : f + s]), tensors[f + s :])
+            return [*dcarry, *sums, *dxs]
+
+        dtype = lambda i: gradient_dtype(inputs[i], self.wide)  # noqa: E731
+        zeros = lambda i: zeros_like(inputs[i], dtype=dtype(i))  # noqa: E731
+        first = [
+            dispatch.as_dtype(arriving[i], dtype(i)) if i in arriving else zeros(i)
+            for i in self.carried
+        ]
+        sums = [zeros(i) for i in summed]
+        last, dxs = scanned(
+            backward, [*first, *sums], [*carries, *xs, *[arriving[i] for i in along]],
+            self.length, not self.reverse, self.checkpoint, kind,
+        )  # fmt: skip
+        by_input = dict(zip(wanted, [*last[:f], *dxs, *last[f:]], strict=True))
+        return [by_input[i] for i in found]
+
+
+def stepped(
+    flat: Flat, n: int, m: int, assigned: Sequence[Variable], tensors: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """One step: `n` Tensors of the carry come first, then up to `m` the Variables assigned to."""
+    region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+    region.values.update(zip(assigned, tensors[n:m], strict=True))
+    ys = list(flat([*tensors[:n], *tensors[m:]]))
+    return [*ys[:n], *[region.read(v) for v in assigned], *ys[n:]]
+
+
+def invariant(closed: Any, first: int) -> list[Any]:
+    """The results of a traced step, from `first` on, that are the same in every step; else None."""
+    from jax.extend.core import Literal
+
+    jaxpr = closed.jaxpr
+    varying = set(jaxpr.invars)
+
+    def varies(variable: Any) -> bool:
+        return not isinstance(variable, Literal) and variable in varying
+
+    for eqn in jaxpr.eqns:
+        if any(map(varies, eqn.invars)):
+            varying.update(eqn.outvars)
+    wanted = jaxpr.outvars[first:]
+    if all(map(varies, wanted)):
+        return [None] * len(wanted)
+    # the step once more, on zeros: what does not depend on them is right, and XLA drops the rest
+    ys = evaluate(jaxpr, closed.consts, [_zeros(v) for v in jaxpr.invars])[first:]
+    return [None if varies(v) else y for v, y in zip(wanted, ys, strict=True)]
+
+
+def _zeros(variable: Any) -> Any:
+    import jax
+
+    return jax.numpy.zeros(variable.aval.shape, variable.aval.dtype)
+
+
+# -- branches --------------------------------------------------------------------------------------
+
+
+def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The first function's results where `pred` holds, else the second's."""
+    assigned: list[Variable] = []
+    bodies = [_Branch(Captured(f, "cond")) for f in flats]
+
+    def run() -> tuple[BodyRun, Any]:
+        body_run = BodyRun("cond", [pred, *xs], traced=True)
+        return body_run, (
+            body_run,
+            _branches(body_run, [with_assigned(body, assigned) for body in bodies]),
+        )
+
+    body_run, ys = until_all_are_known(assigned, run)
+    functions = [body_run.as_function(body, assigned) for body in bodies]
+
+    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+        pulls = [pullback(f, len(inputs), passage) for f in functions]
+        return conditional(inputs[0], pulls, [*inputs, *dys])
+
+    results = body_run.finish(ys, answer, lambda xs: conditional(xs[0], functions, xs))
+    n = len(results) - len(assigned)
+    assign_all(assigned, results[n:])
+    return results[:n]
+
+
+class _Branch:
+    """A branch as a function of the predicate, too, which it does not look at."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+
+    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self.flat(xs[1:])
+
+
+def _branches(body_run: BodyRun, flats: Sequence[Flat]) -> Sequence[Any]:
+    import jax
+
+    ids: dict[int, list[int]] = {}
+    specs: dict[int, list[Any]] = {}
+
+    def branch(k: int) -> Callable[..., list[Any]]:
+        def run(*arrays: Any) -> list[Any]:
+            region = body_run.region
+            variables = [s for s in body_run.sources if isinstance(s, Variable)]
+            region.values = {v: region.stand_in_for(v) for v in variables}
+            ys = body_run.run(flats[k], body_run.stand_ins(arrays))
+            ids[k] = body_run.outputs.pop()
+            given = [to_jax(y._data) for y in ys]
+            specs[k] = [(str(a.dtype), tuple(a.shape)) for a in given]
+            if len(specs) == 2:
+                _check_alike(specs[0], specs[1])
+            return given
+
+        return run
+
+    arrays = [to_jax(x._data) for x in body_run.xs]
+    ys = jax.lax.cond(arrays[0], branch(0), branch(1), *arrays)
+    body_run.outputs = list(ids.values())
+    return ys
+
+
+def _check_alike(a: list[Any], b: list[Any]) -> None:
+    if len(a) != len(b):
+        raise ShapeError(f"cond: the two functions return {len(a)} and {len(b)} Tensors")
+    for (dtype, shape), (other, other_shape) in zip(a, b, strict=True):
+        if dtype != other:
+            raise DTypeError(f"cond: the two functions return {dtype} and {other}; use astype")
+        if shape != other_shape:
+            raise ShapeError(f"cond: the two functions return the shapes {shape} and {other_shape}")
+
+
+# -- loops of unknown length -----------------------------------------------------------------------
+
+
+def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor]:
+    """`flat` of the carry as long as `test` of it holds; forward only."""
+    test, flat = Captured(test, "while_loop"), Captured(flat, "while_loop")
+    assigned: list[Variable] = []
+    n = len(carry)
+
+    def run() -> tuple[BodyRun, Any]:
+        whole = [*carry, *[v._read() for v in assigned]]
+        body_run = BodyRun("while_loop", whole, traced=True)
+        first = _assigned_first(test, n, assigned), _assigned_first(flat, n, assigned)
+        ys = _repeat(body_run, first[0], with_assigned(first[1], assigned))
+        return body_run, (body_run, first, ys)
+
+    body_run, (tested, stepped), ys = until_all_are_known(assigned, run)
+    m = len(ys)
+    functions = body_run.as_function(tested), body_run.as_function(stepped, assigned)
+
+    def repeat(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        test, flat = [lambda xs, f=f: f([*xs, *inputs[m:]]) for f in functions]
+        return repeated(test, flat, inputs[:m])
+
+    results = body_run.finish(ys, _refuse, repeat, [(i, i) for i in range(m)])
+    assign_all(assigned, results[n:])
+    return results[:n]
+
+
+def _assigned_first(flat: Flat, n: int, assigned: Sequence[Variable]) -> Flat:
+    """A body of n Tensors as one that is given the values of these Variables as well."""
+
+    def more(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        region.values.update(zip(assigned, tensors[n:], strict=True))
+        return flat(tensors[:n])
+
+    return more
+
+
+def _repeat(body_run: BodyRun, test: Flat, step: Flat) -> Sequence[Any]:
+    import jax
+
+    def run(flat: Flat, arrays: Sequence[Any]) -> list[Any]:
+        inner = body_run.stand_ins(arrays)
+        body_run.watched.update(x._id for x in inner)
+        return [to_jax(y._data) for y in body_run.run(flat, inner)]
+
+    def goes_on(arrays: Any) -> Any:
+        (y,) = run(test, arrays)
+        body_run.outputs.pop()
+        return y.reshape(())
+
+    def body(arrays: Any) -> Any:
+        ys = run(step, arrays)
+        del body_run.outputs[:-1]
+        return ys
+
+    return jax.lax.while_loop(goes_on, body, [to_jax(x._data) for x in body_run.xs])
+
+
+def _refuse(*given: Any) -> Any:
+    raise GradientError(
+        "while_loop: under jit the gradient of a loop of unknown length cannot be had, because XLA "
+        "must know how much to keep. Give the most steps there can be, while_loop(…, max_steps=n), "
+        "or use scan or fori_loop with a fixed number of steps."
+    )

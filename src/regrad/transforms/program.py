@@ -1,0 +1,581 @@
+"""Programs: flat functions of Tensors, compiled by XLA through JAX.
+
+The body is traced by this very engine, with JAX's tracers inside the Tensors. What it takes from
+outside is found on the way and becomes inputs, for which a first call may trace twice; the Python
+runs once all the same (see `capture`). For gradients the forward program gives, beside its results,
+what the rules keep, and the backward program takes it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regrad.autodiff.variables import UPDATES, Variable
+from regrad.core.backends import BACKENDS, JAX, gradient_dtype, widest
+from regrad.core.interrupts import Deferred
+from regrad.core.kernel_errors import LEAKED
+from regrad.core.pullback import pull_through
+from regrad.core.reports import Hit
+from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
+from regrad.core.state import State, current
+from regrad.core.tensor import Tensor, wrap
+from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
+from regrad.transforms import verification
+from regrad.transforms.arguments import ONE
+from regrad.transforms.bodies import BodyFunction, pullback
+from regrad.transforms.closures import Closure
+from regrad.transforms.donation import compile_donating, may_donate, set_apart
+from regrad.transforms.region import (
+    Overrides,
+    Passage,
+    Region,
+    RegionRule,
+    RegionTape,
+    check_guard,
+    in_region,
+    inner_tapes,
+    record_region,
+    results,
+    run_inside,
+    watched_by,
+    watched_places,
+)
+from regrad.transforms.replay import Captured, evaluate
+
+Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
+ndarray = np.ndarray
+
+
+class Trace:
+    """What one trace of a body found out: it travels with the compiled program.
+
+    `flat` is the body, which is not run again: `derivatives` are made of what it did. `reached` are
+    the outputs to which the wanted inputs lead, `found` those inputs that lead to one; `kept` says
+    where the backward program finds what the rules keep.
+    """
+
+    note: Any = None  # what the body said about its results
+    count = 0  # how many results there are; after them come new values of Variables
+    assigned: Sequence[Variable] = ()
+    bindings: Overrides = None  # with the hits of the trace
+    ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
+    reached: Sequence[int] = ()
+    found: Sequence[int] = ()
+    kept: Sequence[tuple[str, Any]] = ()
+    backward: Any = None
+    dtypes: Sequence[Any] = ()  # of what arrives at the backward program
+    jaxpr: Any = None  # the backward program, as JAX writes it
+
+    def __init__(self, body: Body, name: str, bindings: Overrides, expected: Any = None) -> None:
+        self.body = body
+        self.bindings = bindings
+        self.flat = Captured(self._values, name, expected)
+        self.derivatives: dict[Any, Program] = {}
+
+    def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        ys, self.note = self.body(xs)
+        return ys
+
+    def hits(self) -> Iterator[tuple[Any, Hit]]:
+        """The hits of the trace, by op type."""
+        for key, binding in (self.bindings or {}).items():
+            yield from ((key, hit) for hit in binding.hits)
+
+    def rewind(self) -> None:
+        """Forget that rules ran in the backward program, which is to be traced anew."""
+        for key, hit in self.hits():
+            hit.ran = self.ran.get((key, hit.where), 0)
+
+    def all_values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results, and then what was assigned, as the record has its outputs."""
+        ys = list(self.flat(xs))
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        return [*ys, *[region.read(v) for v in self.assigned]]
+
+
+class SourceFound(Exception):
+    """A trace came upon something from outside that was not an input yet."""
+
+
+class _Results(NamedTuple):
+    """What a body gives to JAX: arrays, and what was found out when it was traced."""
+
+    arrays: list[Any]
+    trace: Trace
+
+
+def find_jax() -> Any:
+    """JAX itself, or an error that says how to get it."""
+    try:
+        import jax
+    except ImportError:
+        raise ArgumentError(
+            "compiling needs JAX, which is not installed: pip install 'regrad[jax]'. Without it "
+            "the same function runs eagerly, on NumPy."
+        ) from None
+    if not _KNOWN:
+        jax.tree_util.register_pytree_node(_Results, _opened, _closed)
+        _KNOWN.append(True)
+    return jax
+
+
+_KNOWN: list[bool] = []
+
+
+def _listed(sources: Sequence[Any]) -> str:
+    names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
+    return ", ".join(names) or "a Tensor of its closure"
+
+
+def _opened(results: _Results) -> tuple[list[Any], Any]:
+    # JAX keeps this structure for good. A reference must not keep the user's function with it.
+    return results.arrays, weakref.ref(results.trace)
+
+
+def _closed(trace: Any, arrays: Any) -> _Results:
+    return _Results(arrays, trace())
+
+
+def _can_go_in(array: Any) -> bool:
+    """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
+    library = BACKENDS[type(array)]
+    try:
+        JAX.native_dtype(library.dtype(array))
+    except DTypeError:
+        return False
+    return library.name != "torch"
+
+
+def _argument(x: Tensor) -> Any:
+    """An argument as compiled programs take it: small NumPy arrays go in as they are."""
+    data = x._data
+    if type(data) is not ndarray or data.dtype.itemsize <= 4:
+        return data
+    return to_jax(data)
+
+
+class Program:
+    """A body compiled, for one state of what its closure reaches and of the overrides in force.
+
+    Shapes and dtypes are told apart by JAX. `sources` are what the body takes from outside
+    beside its arguments: Tensors, Variables, or places of the closure (ints).
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        name: str,
+        *,
+        donated: Sequence[int] = (),
+        traces: Callable[[Sequence[Any], Sequence[int]], None] = lambda arrays, plainly: None,
+        derived: bool = False,
+        verify: bool = False,
+    ) -> None:
+        self.jax = find_jax()
+        self.body = body
+        self.name = name
+        self.donated = donated
+        self.traces = traces
+        self.verify = verify  # trace again at each call, and compare
+        self.derived = derived  # the gradient of another program: its ops are no new hits
+        self.reads = False  # whether a trace may have read arrays of the closure plainly
+        self.closure: Closure | None = None
+        self.overrides: Overrides = None
+        self.sources: list[Any] = []
+        self.assigned: list[Variable] = []
+        self.variants: dict[Any, Variant] = {}
+        self.begun: dict[Any, Trace] = {}  # traces that are to be made anew, with more inputs
+        self.quick: Any = None  # what is compiled, if it takes nothing from outside
+
+    def __call__(
+        self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
+    ) -> tuple[list[Tensor], Any]:
+        """The results as Tensors, and the note; assignments are made, and tapes record."""
+        with UPDATES:
+            self.closure, self.overrides = closure, overrides
+            if closure is not None and not self.variants and not self.sources:
+                self.sources = [i for i in closure.arrays if _can_go_in(closure.tensors[i]())]
+            while True:
+                try:
+                    return self._call(xs, current())
+                except SourceFound:
+                    self.forget()
+
+    @property
+    def size(self) -> int:
+        """How many traces it holds; one that has none yet, or failed, takes a place as well."""
+        return sum(len(variant.traces) for variant in list(self.variants.values())) or 1
+
+    def free(self) -> None:
+        """Let go of what was compiled, at once: a Variant and its function refer to each other."""
+        for variant in self.variants.values():
+            variant.compiled = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Compile anew, for more inputs than were known."""
+        self.variants.clear()
+        self.quick = None
+
+    def call_quick(self, xs: Sequence[Tensor]) -> Any:
+        """The result where nothing is in force, with the turns out that are not needed then."""
+        quick = self.quick  # (another thread may forget it)
+        if quick is None:
+            ys, note = self(xs, self.closure)
+            return note(ys)
+        try:
+            results, trace = quick([_argument(x) for x in xs], ())
+        except SourceFound:  # for other shapes it takes something
+            self.forget()
+            return self.call_quick(xs)
+        except (TypeError, ValueError) as error:
+            self.check_places(error, xs)
+            raise
+        if trace.note is ONE:
+            return wrap(results[0])
+        return trace.note([wrap(array) for array in results])
+
+    def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
+        wanted: tuple[int, ...] = ()
+        strict: tuple[Any, ...] = ()
+        if state is None or not (state.tapes or state.guard or state.region):
+            inputs = [*xs, *[self._value(s) for s in self.sources]]
+        else:
+            inputs = [in_region(x) for x in (*xs, *map(self._read, self.sources))]
+            check_guard(inputs)
+            wanted = watched_places(inputs)
+            if wanted:
+                strict = tuple(watched_by(t, inputs) for t in state.tapes if not t.plain)
+        if not self.assigned:
+            return self._finish(inputs, len(xs), wanted, strict)
+        # what the program writes over is lost if a signal strikes before it is assigned anew
+        with Deferred():
+            try:
+                return self._finish(inputs, len(xs), wanted, strict)
+            finally:
+                for variable in self.assigned:
+                    variable._away = False
+
+    def _finish(
+        self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
+    ) -> tuple[list[Tensor], Any]:
+        # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
+        layouts = tuple([layout(v._tensor._data) for v in self.assigned])
+        key = wanted, strict, layouts, self._donates()
+        variant = self.variants.get(key)
+        if variant is None:
+            variant = self.variants[key] = Variant(self, n, wanted, key[-1])
+        results, trace = variant(inputs)
+        if not wanted and not self.sources and not variant.places:
+            self.quick = variant.compiled
+        if trace.bindings:
+            self._count(trace, self.overrides, forward=True)
+        ys = [wrap(array) for array in results[: trace.count + len(trace.assigned)]]
+        if wanted:
+            self._record(inputs, n, wanted, ys, results, trace)
+        for variable, y in zip(trace.assigned, ys[trace.count :], strict=True):
+            variable._set(y, lent=bool(wanted))
+        return ys[: trace.count], trace.note
+
+    def _donates(self) -> bool:
+        return bool(self.assigned or self.donated) and may_donate(self.jax)
+
+    def check_places(self, error: Exception, inputs: Sequence[Tensor]) -> None:
+        """Raise the error that is due where inputs are not JAX's, or lie where they do not fit."""
+        if type(error).__name__ == "UnexpectedTracerError":
+            raise TraceError(f"{self.name}: {LEAKED}") from None
+        for x in inputs:
+            to_jax(x._data)
+        sources = [self.source(s) for s in self.sources]
+        names = [f"argument {i}" for i in range(len(inputs) - len(sources))]
+        for source in sources:
+            variable = isinstance(source, Variable)
+            names.append(f"the Variable {source.name!r}" if variable else "a Tensor of its closure")
+        if (where := trouble(error, inputs, names)) is not None:
+            raise DeviceError(f"{self.name}: {where}") from None
+
+    def source(self, source: Any) -> Any:
+        """What stands at a place of the closure, or the source itself."""
+        if type(source) is not int:
+            return source
+        assert self.closure is not None
+        return self.closure.tensors[source]()
+
+    def _read(self, source: Any) -> Tensor:
+        """A source as the open tapes see it."""
+        value = self.source(source)
+        if isinstance(value, Variable):
+            return value._read()
+        return value if isinstance(value, Tensor) else wrap(np.asarray(value))
+
+    def _value(self, source: Any) -> Tensor:
+        """A source where no tape is open: a Variable's Tensor is not lent to anybody."""
+        return source._tensor if isinstance(source, Variable) else self._read(source)
+
+    def begin(self, former: Trace | None) -> Trace:
+        """A trace of the body, which counts hits of its own."""
+        bindings = {k: b.copy() for k, b in (self.overrides or {}).items()} or None
+        expected = None if former is None else former.flat.first
+        return Trace(self.body, self.name, bindings, expected)
+
+    def find(self, region: Region) -> bool:
+        """Note what a trace took from outside, and say whether that is news."""
+        news = [v for v in region.assigned if v not in self.assigned]
+        self.assigned += news
+        if region.captured:
+            tensors = self.closure.tensors if self.closure is not None else ()
+            places = {id(read()): i for i, read in enumerate(tensors)}
+            self.sources += [places.get(id(source), source) for source in region.captured]
+        return bool(news or region.captured)
+
+    def check_sources(self, region: Region) -> None:
+        """Raise if a trace took something from outside that the program does not know."""
+        if region.captured:
+            raise StaleError(
+                f"{self.name} is stale: traced again it uses {_listed(region.captured)}, which its "
+                "program does not have"
+            )
+
+    def plainly(self, region: Region) -> list[int]:
+        """The places of arrays that a trace did not use as operands: it may have read them."""
+        if self.closure is None:
+            return []
+        arrays = [(i, self.source(i)) for i in self.closure.arrays]
+        return [i for i, array in arrays if id(array) not in region.operands]
+
+    def _count(self, trace: Trace, overrides: Overrides, *, forward: bool) -> None:
+        """Report the hits of a trace to the scopes in which its program runs now."""
+        for key, hit in trace.hits():
+            if overrides and key in overrides:
+                before = trace.ran.get((key, hit.where), 0)
+                count = 0 if self.derived or not forward else hit.count
+                overrides[key].absorb(hit, count, before if forward else hit.ran - before)
+
+    # -- gradients ---------------------------------------------------------------------------
+
+    def _record(
+        self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], ys: list[Tensor],
+        results: Sequence[Any], trace: Trace,
+    ) -> None:  # fmt: skip
+        """Put the program on the tapes; it is differentiated by its own backward program."""
+        closure, overrides = self.closure, self.overrides
+        passage = Passage([wanted[i] for i in trace.found], trace.reached)
+        pools = {
+            "input": lambda i: to_jax(inputs[i]._data),
+            "result": lambda i: results[i],
+            "constant": lambda array: array,
+        }
+        kept = [pools[pool](i) for pool, i in trace.kept]
+        derivative = partial(self._derivative, trace, n, passage)
+
+        def answer(
+            inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+        ) -> Sequence[Tensor]:
+            given = [*inputs, *dys]
+            if watched_places(given):
+                return derivative()(given, closure, overrides)[0]
+            self._count(trace, overrides, forward=False)
+            pairs = zip(dys, trace.dtypes, strict=True)
+            dxs = trace.backward(kept, [to_jax_as(dy._data, dtype) for dy, dtype in pairs])
+            return [wrap(dx) for dx in dxs]
+
+        record_region(RegionRule(self.name, inputs, passage, answer), ys)
+
+    def _derivative(self, trace: Trace, n: int, passage: Passage) -> Program:
+        """The program of the gradient, by which gradients of gradients go."""
+        key = n, tuple(passage.wanted), tuple(passage.reached)
+        if key not in trace.derivatives:
+            trace.derivatives[key] = made = Program(
+                lambda xs: (pull(xs), None), f"the gradient of {self.name}", derived=True
+            )
+            known = list(self.sources)
+
+            def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+                sources = [made.source(s) for s in known]
+                overrides = current().overrides  # pyright: ignore[reportOptionalMemberAccess]
+                body = BodyFunction(trace.all_values, n, sources, overrides, self.name)
+                return pullback(body, n + len(sources), passage)(tensors)
+
+        return trace.derivatives[key]
+
+
+class Variant:
+    """A program for one choice of inputs that tapes watch."""
+
+    def __init__(self, program: Program, n: int, wanted: tuple[int, ...], donates: bool) -> None:
+        self.program = program
+        self.n = n
+        self.wanted = wanted
+        variables = [(i, s) for i, s in enumerate(program.sources, n) if isinstance(s, Variable)]
+        donates = donates and not wanted
+        self.donated = [i for i, v in variables if v in program.assigned] if donates else []
+        self.lent = list(program.donated) if donates else []
+        places = {*self.donated, *self.lent}
+        self.places = [*self.donated, *self.lent]
+        self.kept = [i for i in range(n + len(program.sources)) if i not in places]
+        self.converted: dict[int, tuple[Tensor, Any]] = {}
+        self.given: Sequence[Tensor] = ()
+        self.traces: list[Trace] = []  # those that compiled programs belong to
+        self.complete = False  # a trace has found nothing that was not an input
+        self.news = False
+        self.verifying = False
+        self.compiled = compile_donating(program.jax, self._results)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> _Results:
+        kept = [
+            _argument(inputs[i]) if i < self.n else self._convert(i, inputs[i]) for i in self.kept
+        ]
+        given = tuple([self._donate(i, inputs[i]) for i in self.places])
+        self.given = inputs  # what the tapes know, if this is traced now
+        try:
+            if not self.complete:
+                self._find(kept, given)
+            elif self.program.verify:
+                self._verify(kept, given)
+            return self.compiled(kept, given)
+        except (TypeError, ValueError) as error:
+            self.program.check_places(error, inputs)
+            raise
+        finally:
+            self.given = ()
+
+    def _find(self, kept: list[Any], given: tuple[Any, ...]) -> None:
+        """Trace to the end, and only then say that the trace came upon news.
+
+        JAX never lets go of a trace that an exception ends, nor of the arrays that it took in.
+        """
+        self.compiled.trace(kept, given)  # which the call after it finds
+        if self.news:
+            raise SourceFound
+        self.complete = True
+
+    def _verify(self, kept: list[Any], given: tuple[Any, ...]) -> None:
+        """Trace once more, and compare with the program; nothing else comes of the trace."""
+        known = self.compiled.trace(kept, given)
+        self.verifying = True
+        try:
+            second = compile_donating(self.program.jax, self._results).trace(kept, given)
+        finally:
+            self.verifying = False
+        verification.compare(self.program.name, known, second)
+
+    def _convert(self, i: int, x: Tensor) -> Any:
+        """A source as JAX's; what stays the same from call to call is converted once."""
+        if type(x._data) is not ndarray:
+            return x._data
+        known = self.converted.get(i)
+        if known is None or known[0] is not x:
+            known = self.converted[i] = x, to_jax(x._data)
+        return known[1]
+
+    def _donate(self, i: int, x: Tensor) -> Any:
+        """An array that the program may write over: a copy, if somebody else may hold it."""
+        if i < self.n:
+            return to_jax(x._data)
+        variable: Variable = self.program.sources[i - self.n]
+        data = to_jax(x._data)
+        variable._away = True  # from now on other threads wait to read it; those that did have it
+        return data.copy() if variable._lent or data is not x._data else data
+
+    # -- tracing -----------------------------------------------------------------------------
+
+    def _results(self, kept: list[Any], given: tuple[Any, ...]) -> _Results:
+        program = self.program
+        arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
+        tapes = inner_tapes(RegionTape, current()) if self.wanted else ()
+        region = Region(program.name, tapes=tapes, traced=True, around=None)
+        region.lasting = True
+        inputs = [region.make_stand_in(wrap(arrays[i])) for i in range(len(arrays))]
+        for source, x in zip(program.sources, inputs[self.n :], strict=True):
+            self._stand_in(region, program.source(source), x)
+        shapes = self.wanted, *[(a.shape, a.dtype) for a in [arrays[i] for i in range(self.n)]]
+        trace = program.begun.pop(shapes, None)
+        if trace is None or not trace.flat.complete:  # (its Python will run, with hits)
+            trace = program.begin(trace)
+        for n, tape in enumerate(tapes):
+            places = watched_by(tape.outer[0], self.given) if n else self.wanted
+            tape.watched.update(inputs[i]._id for i in places)
+        with nullcontext() if program.closure is None else program.closure.undrawn(program.name):
+            body = partial(results, trace.flat, inputs[: self.n], region)
+            ys = run_inside(body, region, trace.bindings, tapes)
+        trace.count, trace.assigned = len(ys), tuple(region.assigned)
+        ys = [*ys, *[region.values[v] for v in trace.assigned]]
+        outputs = [to_jax(y._data) for y in ys]
+        trace.ran = {(key, hit.where): hit.ran for key, hit in trace.hits()}
+        if tapes:
+            linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, trace)
+            run_inside(linearize, region, trace.bindings)
+        if self.verifying:
+            program.check_sources(region)
+            return _Results(outputs, trace)
+        self.news = program.find(region)
+        if self.news:
+            trace.rewind()
+            program.begun[shapes] = trace
+            if self.complete:  # for other shapes
+                raise SourceFound
+            return _Results(outputs, trace)
+        plainly = program.plainly(region)
+        program.reads = program.reads or bool(plainly)
+        program.traces([arrays[i] for i in range(self.n)], plainly)
+        lax = program.jax.lax
+        self.traces.append(trace)
+        if not tapes:  # (with tapes, what is assigned is known to them, and not given away)
+            n = trace.count
+            outputs[n:] = set_apart(outputs[n:], [*arrays.values(), *outputs[:n]])
+        for i, variable in enumerate(trace.assigned, trace.count):
+            if (sharding := layout(variable._tensor._data)) is not None:
+                outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
+        return _Results(outputs, trace)
+
+    def _stand_in(self, region: Region, source: Any, x: Tensor) -> None:
+        if isinstance(source, Variable):
+            region.values[source] = x
+        else:
+            region.stand_ins[id(source)] = x
+            region.alive.append(source)
+
+    def _linearized(
+        self, tape: Any, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: list[Any],
+        arrays: dict[int, Any], trace: Trace,
+    ) -> None:  # fmt: skip
+        """Trace the backward program; what it takes from the forward one becomes results."""
+        jax = self.program.jax
+        keys = [inputs[i]._id for i in self.wanted]
+        reached = [i for i, y in enumerate(ys) if y._id in tape.watched]
+        found: list[int] = []
+
+        def back(*dys: Any) -> list[Any]:
+            found.clear()
+            grads = pull_through(tape, [ys[i] for i in reached], [wrap(dy) for dy in dys])
+            found.extend(i for i, key in enumerate(keys) if key in grads)
+            dxs = [(inputs[self.wanted[i]], grads[keys[i]]) for i in found]
+            zeros = jax.numpy.zeros_like
+            return [zeros(x._data) if dx is None else to_jax(dx._data) for x, dx in dxs]
+
+        outputs = [results[i] for i in reached]
+        wide = widest((*inputs, *ys))
+        trace.dtypes = [gradient_dtype(y, wide) for y in outputs]
+        shapes = [y.shape for y in outputs]
+        specs = list(map(jax.ShapeDtypeStruct, shapes, trace.dtypes))
+        closed = jax.make_jaxpr(back)(*specs)
+        trace.reached, trace.found = reached, found
+        places = {id(array): ("input", i) for i, array in arrays.items()}
+        places.update((id(array), ("result", i)) for i, array in enumerate(results))
+        kept: list[tuple[str, Any]] = []
+        for array in closed.consts:
+            if not isinstance(array, jax.core.Tracer):
+                kept.append(("constant", array))
+                continue
+            if id(array) not in places:
+                places[id(array)] = "result", len(results)
+                results.append(array)
+            kept.append(places[id(array)])
+        trace.kept, trace.jaxpr = kept, closed
+        trace.backward = jax.jit(partial(evaluate, closed.jaxpr))

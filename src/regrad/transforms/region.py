@@ -1,0 +1,417 @@
+"""Regions: bodies that are compiled, batched, repeated, or run again.
+
+Inside a region the tapes outside are suspended. Tensors and Variables that the body uses without
+being given them are found as it runs and become inputs, and so do those that it returns as they
+are; what it assigns to Variables becomes outputs. Outside, the region is one record. Its gradient
+is the gradient of the body under the overrides that were in force at first: a traced body is
+replayed (see `capture`), that of an eager `checkpoint` runs again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, Literal, NamedTuple
+
+from regrad.autodiff.variables import Variable
+from regrad.core.backends import BACKENDS, JAX, is_traced
+from regrad.core.dispatch import in_region
+from regrad.core.overrides import OpBinding
+from regrad.core.registry import Input, Op
+from regrad.core.rule import Rule
+from regrad.core.state import OPEN, State, current, in_state, next_id
+from regrad.core.tape import Tape, record_of
+from regrad.core.tensor import Tensor, wrap
+from regrad.errors import ArgumentError, GraphError, TraceError
+from regrad.graph.graph import is_symbolic
+from regrad.transforms.trail import capturing
+
+Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
+Source = Tensor | Variable  # what a body takes from outside
+Overrides = Mapping[Any, OpBinding] | None
+
+STEP = 2.0**-20
+
+
+class Region:
+    """One run of a body: what it takes from outside, and what it assigns.
+
+    `stand_ins` maps outer Tensors, by `id()`, to what stands for them inside; `values` are the
+    values of Variables inside. What is not given there is added as it is found, and listed in
+    `captured`. What the suspended tapes watch, the tapes of the region watch as well.
+    """
+
+    draws = True  # whether a Generator may be used where nothing is traced
+
+    def __init__(
+        self,
+        kind: str,
+        stand_ins: Mapping[int, Tensor] | None = None,
+        values: Mapping[Variable, Tensor] | None = None,
+        tapes: Sequence[RegionTape] = (),
+        traced: bool = False,
+        around: State | Literal["here"] | None = "here",
+    ) -> None:
+        self.kind = kind
+        self.around = current() if around == "here" else around
+        self.traced = traced or ((outer := self.outer) is not None and outer.traced)
+        self.tapes = tapes
+        self.mark = next_id()
+        self.count = 0
+        self.stand_ins = dict(stand_ins or {})
+        self.values = dict(values or {})
+        self.captured: list[Source] = []
+        self.assigned: list[Variable] = []
+        self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
+        self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
+        self.alive: list[Any] = []  # so that no id() in `stand_ins` is used twice
+        self.capture: Any = None  # the capture or trail of the body that is running
+        self.lasting = False  # whether a program is made of this run, for many calls
+        self.operands: set[int] = set()  # arrays that ops have taken, by id()
+
+    def swap(self, capture: Any) -> Any:
+        """Put a capture to work, or none, in the place of the one that is returned."""
+        self.capture, before = capture, self.capture
+        return before
+
+    def did(self, *step: Any) -> None:
+        """An op was run: its type, rule, inputs, attributes, result, and layout."""
+        if self.capture is not None:
+            self.capture.did(*step)
+
+    def _reached(self, source: Any, inner: Tensor) -> Tensor:
+        """Tell the capture about something from outside."""
+        if self.capture is not None:
+            self.capture.source(source, inner)
+        return inner
+
+    @property
+    def outer(self) -> Region | None:
+        """The region around, if there is one."""
+        return None if self.around is None else self.around.region
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What stands inside for a Tensor (itself, if it was made inside)."""
+        if not 0 <= x._id < self.mark:
+            return x
+        inner = self.stand_ins.get(id(x))
+        if inner is None:
+            outside = x if self.outer is None else self.outer.enter(x)
+            inner = self.stand_ins[id(x)] = self.entries[id(x)] = self._stand_in(outside)
+            self.captured.append(x)
+        return self._reached(x, inner)
+
+    def first(self, source: Any, number: float) -> Any:
+        """Where a body that is replayed looks for something outside (see `Renamed`)."""
+        return source
+
+    def read(self, variable: Variable) -> Tensor:
+        """The value of a Variable at this point of the body."""
+        if variable not in self.values:
+            with in_state(self.around):
+                value = variable._read()
+            if self.traced or self.tapes:
+                value = self._stand_in(value)
+            else:  # the tapes outside go on, and know the value by its id
+                self.stand_ins[id(value)] = value  # so that it is no second, lasting input
+                self.alive.append(value)
+            self.values[variable] = self.entries[id(variable)] = value
+            self.captured.append(variable)
+        if self.capture is not None:
+            self.capture.read(variable, self.values[variable])
+        return self.values[variable]
+
+    def assign(self, variable: Variable, value: Tensor) -> None:
+        """A Variable gets a new value, which leaves the region as an output."""
+        self.values[variable] = value
+        if variable not in self.assigned:
+            self.assigned.append(variable)
+        if self.capture is not None:
+            self.capture.assign(variable, value)
+
+    def array(self, value: Any) -> Tensor:
+        """An array that the body uses: what stands for it, or a copy of what it holds now."""
+        inner = self.stand_ins.get(id(value))
+        if inner is not None:
+            self.operands.add(id(value))
+            return self._reached(value, inner)
+        if self.outer is not None:
+            return self._reached_if_traced(value, self.outer.array(value))
+        return self._reached_if_traced(value, wrap(BACKENDS[type(value)].own(value)))
+
+    def _reached_if_traced(self, value: Any, inner: Tensor) -> Tensor:
+        """Tell the capture about an array without values; any other is a constant."""
+        return self._reached(value, inner) if is_traced(inner._data) else inner
+
+    def stand_in_for(self, source: Source) -> Tensor:
+        """What stands inside for something captured, before any assignment."""
+        return self.entries[id(source)]
+
+    def refuse_read(self, x: Tensor) -> None:
+        """Raise if a program would be made of the values of a Tensor from outside."""
+        root = self
+        while root.outer is not None:
+            root = root.outer
+        if root.lasting and 0 <= x._id < root.mark:
+            raise TraceError(
+                f"the values of a Tensor ({x.dtype}, shape {x.shape}) from outside were asked for "
+                f"under {root.kind}, by bool(), float(), .numpy(), an if or the like: they would "
+                "be built into the program, and the Tensor that stands there next would not be "
+                "seen. Compute with regrad's functions, or keep a Python number there instead."
+            )
+
+    def generator(self, generator: Any) -> None:
+        """A NumPy Generator is about to be used, which will have moved on when this runs again."""
+        if self.traced or not self.draws:
+            raise ArgumentError(
+                f"a NumPy Generator cannot be used under {self.kind}: its numbers would be drawn "
+                "once for all calls and examples. Draw them outside and pass them in, or pass a "
+                "JAX key (jax.random.key(0)) as an argument, and split it for each draw."
+            )
+        self.drawn.setdefault(id(generator), (generator, generator.bit_generator.state))
+
+    def make_stand_in(self, x: Tensor) -> Tensor:
+        """The stand-in for something from outside."""
+        y = type(x)()
+        y._data = x._data
+        y._id = self._early_id()  # pyright: ignore[reportAttributeAccessIssue]
+        for tape in self.tapes:
+            tape.watch(y, x)
+        return y
+
+    def _stand_in(self, x: Tensor) -> Tensor:
+        if not (self.tapes or self.traced):
+            return x
+        if is_symbolic(x):
+            raise GraphError(
+                f"{self.kind}: the function uses {x._data.name!r}, a tensor of a graph, by its "
+                "closure, and none of its arguments is of the graph. Pass the tensor as an "
+                "argument, and the function becomes a part of the graph."
+            )
+        y = self.make_stand_in(x)
+        return self._without_values(y) if self.lasting else y
+
+    def _without_values(self, x: Tensor) -> Tensor:
+        """Trace what will be an input of a program: no Python may depend on its values."""
+        import jax
+
+        library = BACKENDS[type(x._data)].name
+        if library != "torch":  # which the program will refuse
+            data = JAX.from_numpy(x._data) if library == "numpy" else x._data
+            x._data = jax.lax.optimization_barrier(data)
+        return x
+
+    def _early_id(self) -> float:
+        """An id as old as the region: whatever runs inside sees it as coming from outside."""
+        self.count += 1
+        return self.mark + self.count * STEP
+
+    def refuse_variable(self, name: str | None) -> None:
+        """A Variable is being made inside."""
+        raise ArgumentError(
+            f"a Variable{f' ({name!r})' if name else ''} is being made inside {self.kind}, where "
+            "the body may run any number of times, or be traced once for many calls. Make "
+            "Variables outside, once, and assign to them inside."
+        )
+
+
+class Inline(Region):
+    """A region in which the tapes outside go on: they know Tensors by their ids."""
+
+    def __init__(self, kind: str, *stand_ins: Any) -> None:
+        super().__init__(kind, *stand_ins)
+        self.capture = capturing()
+
+    def _stand_in(self, x: Tensor) -> Tensor:
+        return x
+
+
+def is_watched(x: Tensor, state: State) -> bool:
+    """Whether a tape of this state watches a Tensor."""
+    return any(x._id in tape.watched for tape in state.tapes)
+
+
+class RegionTape(Tape):
+    """The tape of a body: it watches what any of the suspended tapes watches."""
+
+    __slots__ = ("outer",)
+
+    def __init__(self, outer: Sequence[Tape]) -> None:
+        super().__init__()
+        self.outer = outer
+
+    def wants(self, variable: Any) -> bool:
+        return any(tape.wants(variable) for tape in self.outer)
+
+    def watch(self, stand_in: Tensor, x: Tensor) -> None:
+        """Watch what stands for x, if x is watched outside."""
+        if any(x._id in tape.watched for tape in self.outer):
+            self.watched.add(stand_in._id)
+
+
+class Links(RegionTape):
+    """A tape that only notes which ids lead to which, and keeps no value."""
+
+    __slots__ = ()
+
+    def __init__(self, outer: Sequence[Tape]) -> None:
+        super().__init__(outer)
+        self.records = _Pairs()
+
+
+class Shadow(Links):
+    """Stands inside for a suspended tape that does not admit every op."""
+
+    __slots__ = ()
+
+    plain = False
+
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
+        admitted = [tape.admit(op, rule, wanted) for tape in self.outer]
+        return any(admitted)  # after each has had its say
+
+    def read_plainly(self) -> None:
+        for tape in self.outer:
+            tape.read_plainly()
+
+
+class Link(NamedTuple):
+    """All that is left of a record."""
+
+    inputs: Any
+    outputs: Any
+
+    def replace(self, x: Tensor, other: Tensor) -> None:
+        """Nothing is kept here."""
+
+
+class _Pairs(list[Any]):
+    def append(self, record: Any) -> None:
+        super().append(Link(record.inputs, record.outputs))
+
+
+def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
+    """The tapes of a body in a state: a main one of this kind, and one for each strict one."""
+    outer = () if state is None else state.tapes
+    return (kind(outer), *[Shadow((t,)) for t in outer if not t.plain]) if outer else ()
+
+
+def run_inside(
+    body: Callable[[], Any], region: Region, overrides: Overrides, tapes: tuple[Tape, ...] = ()
+) -> Any:
+    """Run a body in a region, with these tapes and no others."""
+    new = [tape for tape in tapes if tape not in OPEN]
+    close = partial(deque, map(OPEN.pop, new, repeat(None)), 0)
+    try:
+        OPEN.update(dict.fromkeys(new))
+        with in_state(State(tapes, overrides, None, region)):
+            return body()
+    finally:
+        close()  # a single call: a signal's handler may raise after any
+
+
+def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:
+    """The results of a flat body that runs in a region: they enter it as inputs of ops do."""
+    return [region.enter(y) for y in flat(xs)]
+
+
+# -- the record outside ----------------------------------------------------------------------------
+
+
+def _no_kernel(xp: Any, xs: Sequence[Any]) -> Any:
+    raise AssertionError("a region runs its own body")
+
+
+REGION = Op("_Region", "region", _no_kernel, [Input("xs", "many")], several=True)
+
+
+class Passage:
+    """The inputs of a region that are wanted and the outputs that they reach, as places."""
+
+    def __init__(self, wanted: Sequence[int], reached: Sequence[int]) -> None:
+        self.wanted = list(wanted)
+        self.reached = list(reached)
+
+
+Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]
+
+
+class RegionRule(Rule):
+    """How the gradient passes a region.
+
+    `answer(inputs, passage, dys)` gives the gradients by the inputs that are wanted of those of the
+    outputs that they reach. `inputs` are the Tensors outside, all of them.
+    """
+
+    def __init__(
+        self, name: str, inputs: Sequence[Tensor], passage: Passage, answer: Answer
+    ) -> None:
+        self.name = name
+        self.inputs = list(inputs)
+        self.passage = passage
+        self.answer = answer
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return True  # its body was checked op by op, see RegionTape
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+        dxs: list[Any] = [None] * len(self.inputs)
+        given = self.answer(self.inputs, self.passage, [dy[i] for i in self.passage.reached])
+        for i, dx in zip(self.passage.wanted, given, strict=True):
+            dxs[i] = dx
+        return [(0, dxs)]
+
+
+def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
+    """Put a region on the open tapes that watch an input of it."""
+    state = current()
+    passage = rule.passage
+    if state is None or not passage.wanted or not passage.reached:
+        return
+    keys = {i: rule.inputs[i]._id for i in passage.wanted}
+    ids = tuple(keys.get(i, 0) for i in range(len(rule.inputs)))
+    specs = [(x._data.shape, x._data.dtype) for x in rule.inputs]
+    reached = set(passage.reached)
+    out = tuple(y._id if i in reached else 0 for i, y in enumerate(ys))
+    layout = (tuple(range(len(ids))),)
+    output_specs = [(y._data.shape, y.dtype) for y in ys]
+    entry = record_of(REGION, rule, {}, ids, specs, (), out, None, layout, output_specs)
+    for tape in state.tapes:
+        if not tape.watched.isdisjoint(keys.values()):
+            tape.admit(REGION, rule, frozenset({0}))
+            tape.records.append(entry)
+            tape.watched.update(ys[i]._id for i in passage.reached)
+
+
+def check_guard(inputs: Sequence[Tensor]) -> None:
+    """A custom function around must have been given what the region takes in."""
+    state = current()
+    if state is not None and state.guard is not None:
+        state.guard.check(REGION, inputs)
+
+
+def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which of these the open tapes watch."""
+    state = current()
+    if state is None or not state.tapes:
+        return ()
+    return tuple(i for i, x in enumerate(inputs) if is_watched(x, state))
+
+
+def in_trace(xs: Iterable[Tensor]) -> bool:
+    """Whether this is being traced: a body that JAX compiles is open, or one of these is traced."""
+    state = current()
+    inside = state is not None and state.region is not None and state.region.traced
+    return inside or any(is_traced(x._data) for x in xs)
+
+
+def watched_by(tape: Tape, xs: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which of these one tape watches."""
+    return tuple(i for i, x in enumerate(xs) if x._id in tape.watched)
+
+
+def read_source(source: Source) -> Tensor:
+    """The Tensor that a body takes from a source, as the tapes outside see it."""
+    return source._read() if isinstance(source, Variable) else in_region(source)

@@ -1,0 +1,187 @@
+"""Trails: whether Python that runs again does the same.
+
+`checkpoint` in eager mode must let go of what its body computed, so there the user's Python runs a
+second time for the gradient. A trail, of bounded size, tells whether it did what it did at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regrad.core import containers
+from regrad.core.backends import is_traced
+from regrad.core.callers import find_caller
+from regrad.core.files import checksum
+from regrad.core.registry import Op
+from regrad.core.rule import Rule
+from regrad.core.state import State, current
+from regrad.core.tape import Place
+from regrad.core.tensor import Readable, Tensor
+from regrad.errors import GradientError
+
+if TYPE_CHECKING:
+    from regrad.autodiff.custom import CustomCall
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, slice, type(...))
+LIMIT = 4096  # digests that a trail keeps
+
+
+class Trail:
+    """The ops that a body ran, in order, as a fingerprint of bounded size.
+
+    It tells op types, attributes, wiring and the values of constants. A second run that is
+    given the trail of the first (`expected`) raises where it does something else. `sources` is
+    what the body reached outside, each with the id of what stood for it.
+    """
+
+    patchy = False
+
+    def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
+        self.kind = kind
+        self.expected = expected
+        # where each Tensor came from
+        self.places: dict[float, Any] = {x._id: ("input", i) for i, x in enumerate(xs)}
+        self.outputs = 0
+        self.sources: list[tuple[Any, float]] = []
+        self.inner: dict[float, Tensor] = {}  # what stood for the sources
+        self.assigned: dict[Any, Tensor] = {}  # by Variable
+        for source, _ in () if expected is None else expected.sources:
+            self.source(source, resolved(source))
+        self.digest = 0
+        self.count = 0
+        self.stride = 1  # one digest is kept for as many ops
+        self.digests: list[int] = []
+
+    def did(
+        self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: dict[str, Any], y: Any,
+        layout: tuple[Place, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """An op was run."""
+        self.went(op.type, xs, y if isinstance(y, tuple) else (y,), attrs)
+
+    def custom(self, call: CustomCall, run: Callable[[], Any], state: State) -> Any:
+        """Run a custom function, whose ops are steps of their own, too."""
+        inputs = call.inputs
+        outputs = call.recorded(run(), state)
+        self.went(call.name, inputs, containers.flatten(outputs)[0])
+        return outputs
+
+    def region(
+        self, kind: str, xs: Sequence[Tensor], ys: Sequence[Tensor], again: Any, rule: Any
+    ) -> None:
+        """A region was run."""
+        self.went(kind, xs, ys)
+
+    def foreign(self, function: Any, read: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+        """Another library computed something."""
+        self.went("a function of another library", xs, ys)
+
+    def body(self, captured: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+        """A smaller body ran for the first time, and was captured."""
+        self.went("a body", xs, ys)
+
+    def assign(self, variable: Any, value: Tensor) -> None:
+        """The body assigned to a Variable."""
+        self.assigned[variable] = value
+
+    def read(self, variable: Any, value: Tensor) -> None:
+        """The body read a Variable: something from outside, unless it has assigned to it."""
+        if variable not in self.assigned:
+            self.source(variable, value)
+
+    def source(self, source: Any, inner: Tensor) -> None:
+        """The body reached something outside, for which `inner` stands inside."""
+        self.inner[inner._id] = inner
+        self.reach(source, inner._id)
+
+    def reach(self, source: Any, number: float) -> None:
+        """Note the id of what stands for something outside."""
+        if number > 0 and number not in self.places:
+            self.places[number] = "outside", len(self.sources)
+            self.sources.append((source, number))
+
+    def let_go(self) -> dict[float, Tensor]:
+        """Hold no Tensor of the run any more; those that stood for the sources are returned."""
+        inner, self.inner = self.inner, {}
+        return inner
+
+    def went(
+        self, label: str, xs: Sequence[Tensor], ys: Sequence[Tensor],
+        attrs: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Note one step from xs to ys."""
+        shown = [(k, _shown(v)) for k, v in (attrs or {}).items()]
+        here = label, str(shown), tuple([self._origin(x) for x in xs])
+        self.digest = hash((self.digest, here))
+        self.count += 1
+        self.made(ys)
+        if self.expected is not None:
+            self.expected.compare(self, label)
+        if self.count % self.stride == 0:
+            self.digests.append(self.digest)
+            if len(self.digests) > LIMIT:
+                self.digests, self.stride = self.digests[1::2], 2 * self.stride
+
+    def made(self, ys: Sequence[Tensor]) -> None:
+        """Note the Tensors that a step made."""
+        for y in ys:
+            self.places[y._id] = "output", self.outputs
+            self.outputs += 1
+
+    def _origin(self, x: Tensor) -> Any:
+        """Where a Tensor came from: an earlier step or input, or a constant with its values."""
+        known = self.places.get(x._id)
+        if known is not None:
+            return known
+        spec = str(x.dtype), x.shape
+        if is_traced(x._data):
+            return spec
+        values = x._values()
+        return *spec, repr(values.tolist()) if values.dtype.hasobject else checksum(values)
+
+    def compare(self, now: Trail, label: str) -> None:
+        """Raise if another run has left this trail."""
+        i, rest = divmod(now.count, self.stride)
+        if now.count > self.count or (rest == 0 and self.digests[i - 1] != now.digest):
+            raise self.left(f"the op {label!r} (at {find_caller()})", now.count)
+
+    def finished(self, now: Trail) -> None:
+        """Raise unless another run, which has ended, went all the way and no other."""
+        if now.count != self.count or now.digest != self.digest:
+            raise self.left("the end", now.count + 1)
+
+    def left(self, label: str, count: int) -> GradientError:
+        """The error for a body that does something else when it runs again."""
+        about = "" if self.stride == 1 else f", or one of the {self.stride - 1} before it"
+        return GradientError(
+            f"the gradient of {self.kind} runs its function again, which did something else than "
+            f"the first time; the gradient would be another function's. The first difference is "
+            f"{label}, number {count} of {self.count} ops{about}. The function must do the same "
+            "whenever it is called: pass what changes (a number, a name bound anew by a loop, "
+            "random numbers) as an argument, or bind it: lambda x, k=k: …"
+        )
+
+
+def _shown(value: Any) -> str:
+    """An attribute as it is compared; of an object that is no plain value, only its type."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return repr(value) if isinstance(value, PLAIN) else type(value).__name__
+
+
+def capturing() -> Any:
+    """The capture or trail that is at work, if one is."""
+    state = current()
+    return None if state is None or state.region is None else state.region.capture
+
+
+def resolved(source: Any) -> Tensor:
+    """What stands, in the region that is open, for something that a body reached outside."""
+    state = current()
+    assert state is not None
+    if isinstance(source, Readable):
+        return state.region.read(source)
+    return state.region.enter(source) if isinstance(source, Tensor) else state.region.array(source)

@@ -1,0 +1,180 @@
+"""Whether a compiled function still does what its program does: trace it again, and compare.
+
+Two traces are the same if they have the same equations in the same order, on the same inputs and
+equal constants; what JAX calls the variables in between, and what objects stand in parameters
+that are functions, makes no difference. So do the backward programs, and what the body returned
+around its Tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regrad.core.callers import PACKAGE
+from regrad.core.pytrees import exactly
+from regrad.errors import StaleError
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_NOT_THEIRS = (PACKAGE, sysconfig.get_path("purelib") + os.sep)
+
+
+class Difference(NamedTuple):
+    """Where two traces part: what was, what is now, and the equation that says where."""
+
+    was: str
+    now: str
+    equation: Any = None
+
+
+def compare(name: str, known: Any, again: Any) -> None:
+    """Raise StaleError if two stages (`jax.jit(f).trace(…)`) of one function differ."""
+    pair = known.out_info.traced, again.out_info.traced
+    for difference in (
+        *_programs(known.jaxpr, again.jaxpr),
+        *_backward(*pair),
+        *_around(*pair),
+    ):
+        raise StaleError(
+            f"{name} is stale: traced again it does something else than its program"
+            f"{_where(difference.equation)}. The program has {difference.was}, the function now "
+            f"has {difference.now}. It depends on Python state that jit does not see (see "
+            "docs/compiled.md): pass that as an argument, or hold it in a Tensor or a Variable."
+        )
+
+
+def _around(a: Any, b: Any) -> Iterator[Difference]:
+    """Differences in what is no Tensor: plain results, and the Variables assigned to."""
+    if not a.note.is_like(b.note) or _exact(a.note.leaves) != _exact(b.note.leaves):
+        yield Difference(f"the results {a.note}", str(b.note))
+    if list(map(id, a.assigned)) != list(map(id, b.assigned)):
+        names = [[v.name for v in x.assigned] for x in (a, b)]
+        yield Difference(f"assignments to the Variables {names[0]}", f"to {names[1]}")
+
+
+def _exact(leaves: Sequence[Any]) -> list[Any]:
+    return [exactly(leaf) for leaf in leaves]
+
+
+def _backward(a: Any, b: Any) -> Iterator[Difference]:
+    if a.jaxpr is None or b.jaxpr is None:
+        return
+    kept = [_constants([k[1] for k in x.kept], [k[0] for k in x.kept]) for x in (a, b)]
+    yield from _parts(a.jaxpr.jaxpr, b.jaxpr.jaxpr, *kept)
+
+
+def _constants(values: Sequence[Any], kinds: Sequence[str] | None = None) -> list[Any]:
+    """What tells constants apart: their values, or the places where they come from."""
+    kinds = kinds or ["constant"] * len(values)
+    return [
+        _content(value) if kind == "constant" else (kind, value)
+        for value, kind in zip(values, kinds, strict=True)
+    ]
+
+
+def _content(value: Any) -> Any:
+    try:
+        array = np.asarray(value)
+    except Exception:  # a tracer, a key of JAX's
+        return "object", id(value)
+    return "constant", str(array.dtype), array.shape, array.tobytes(), array
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+def _programs(a: Any, b: Any) -> Iterator[Difference]:
+    """Differences of two closed jaxprs."""
+    yield from _parts(a.jaxpr, b.jaxpr, _constants(a.consts), _constants(b.consts))
+
+
+def _parts(
+    a: Any, b: Any, a_consts: Sequence[Any], b_consts: Sequence[Any]
+) -> Iterator[Difference]:
+    """The first difference of two jaxprs with these constants; equations come in order."""
+    known, new = _Names(a, a_consts), _Names(b, b_consts)
+    for i, (p, q) in enumerate(zip_longest(a.eqns, b.eqns)):
+        if p is None or q is None or known.key(p) != new.key(q):
+            was, now = (_shown(n, e) for n, e in ((known, p), (new, q)))
+            yield Difference(was, now, q if q is not None else p)
+            return
+        for (c, c_consts), (d, d_consts) in zip(_inner(p), _inner(q), strict=True):
+            yield from _parts(c, d, c_consts, d_consts)
+        known.add(p.outvars, i)
+        new.add(q.outvars, i)
+    if [known[v] for v in a.outvars] != [new[v] for v in b.outvars]:
+        yield Difference("other results", f"{len(b.outvars)} of its own")
+
+
+class _Names:
+    """What the variables of a jaxpr stand for: inputs and results by place, constants by value."""
+
+    def __init__(self, jaxpr: Any, consts: Sequence[Any]) -> None:
+        self.of = dict(zip(jaxpr.constvars, consts, strict=True))
+        self.add(jaxpr.invars, "input")
+
+    def add(self, variables: Sequence[Any], where: Any) -> None:
+        for i, v in enumerate(variables):
+            self.of[v] = where, i, str(v.aval)
+
+    def __getitem__(self, v: Any) -> Any:
+        return _content(v.val) if hasattr(v, "val") else self.of[v]
+
+    def key(self, equation: Any) -> Any:
+        """What an equation does, without the jaxprs inside it."""
+        inputs = [self[v][:4] for v in equation.invars]
+        outputs = [str(v.aval) for v in equation.outvars]
+        options = {k: _option(v) for k, v in equation.params.items()}
+        return equation.primitive.name, inputs, outputs, options
+
+
+def _option(value: Any) -> Any:
+    """A parameter of an equation, for comparing."""
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        return "jaxpr"
+    if isinstance(value, list | tuple):
+        return [_option(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return _content(value)[:4]
+    return "function" if callable(value) else _ADDRESS.sub("", repr(value))
+
+
+def _inner(equation: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """The jaxprs in an equation, with their constants."""
+    for value in equation.params.values():
+        for part in value if isinstance(value, list | tuple) else [value]:
+            if hasattr(part, "jaxpr"):
+                yield part.jaxpr, _constants(part.consts)
+            elif hasattr(part, "eqns"):
+                yield part, _constants(part.constvars, ["open"] * len(part.constvars))
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def _shown(names: _Names, equation: Any) -> str:
+    if equation is None:
+        return "nothing more"
+    inputs = [names[v] for v in equation.invars]
+    shown = [
+        np.array2string(known[4], threshold=8) if known[0] == "constant" else v.aval.str_short()
+        for v, known in zip(equation.invars, inputs, strict=True)
+    ]
+    options = {k: v for k, v in equation.params.items() if isinstance(v, int | float | str | tuple)}
+    more = [f"{k}={v}" for k, v in options.items() if len(str(v)) < 40]
+    return f"{equation.primitive.name}({', '.join([*shown, *more])})"
+
+
+def _where(equation: Any) -> str:
+    """`, at model.py:12 (loss)`: the line of the user's that an equation comes from."""
+    traceback = None if equation is None else equation.source_info.traceback
+    for frame in () if traceback is None else traceback.frames:
+        if not frame.file_name.startswith(_NOT_THEIRS):
+            return f", at {frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return ""

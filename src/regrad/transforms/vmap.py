@@ -1,0 +1,230 @@
+"""`vmap`: a function of single examples, applied to many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any
+
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.core import containers
+from regrad.core.backends import BACKENDS
+from regrad.core.pytrees import NAMESPACE
+from regrad.core.shapes import normalized_axis
+from regrad.core.sharding import to_jax
+from regrad.core.signatures import helpful
+from regrad.core.state import current, masked
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, ShapeError, TraceError, kind
+from regrad.ops.array import moveaxis, stack
+from regrad.ops.getitem import getitem
+from regrad.ops.reduction import sum as sum_of
+from regrad.transforms.arguments import Body, Given
+from regrad.transforms.bodies import BodyRun, pullback
+from regrad.transforms.closures import Closure
+from regrad.transforms.region import (
+    Flat,
+    Inline,
+    Passage,
+    Region,
+    check_guard,
+    read_source,
+    results,
+    run_inside,
+)
+from regrad.transforms.replay import Captured
+
+Axes = Any  # an int, None, or containers of these
+
+
+@helpful("vmap")
+def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
+    """`f` applied along an axis: a function of single examples as one of batches.
+
+    Args:
+        f: A function of Tensors (or containers of them) that returns the like.
+        in_axes: The axis along which each argument is taken apart, None for one that is the
+            same for all examples: one entry for all arguments, or a tuple with one for each
+            (which may be a container, like the argument).
+        out_axes: Where the axis of examples goes in the results, likewise.
+
+    With JAX data (and under `jit`) the ops of f run on all examples at once, by `jax.vmap`; with
+    data of NumPy or PyTorch f is called for each example, with the same results. Rules see
+    single examples either way, and every rule in force counts.
+
+    Raises:
+        ShapeError: the arguments have different numbers of examples, or none.
+        ArgumentError: `in_axes` does not fit; f assigns to a Variable.
+
+    Source: `jax.vmap`.
+
+    >>> import regrad as rg
+    >>> x = rg.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> rg.vmap(rg.grad(lambda row: row.square().sum()))(x).print()
+    Tensor
+        [[2, 4],
+         [6, 8]]
+    """
+    callable_or_raise(f, "vmap")
+
+    @helpful("vmap(f)")
+    @wraps(f)
+    def batched(*args: Any) -> Any:
+        each = in_axes if isinstance(in_axes, list | tuple) else [in_axes] * len(args)
+        for i, (x, axis) in enumerate(zip(args, each, strict=False)):
+            if axis is not None:
+                containers.refuse_closed(x, f"arguments[{i}]", "vmap")
+        given = Given(args, {})
+        axes = axes_of(in_axes, args, given)
+        body = Body(f, given)
+        with Closure(f).undrawn("vmap"):
+            ys = mapped(body, given.tensors, axes, "vmap")
+        result = body.note(ys)
+        return placed_along(result, out_axes) if out_axes != 0 else result
+
+    return batched
+
+
+def axes_of(in_axes: Axes, args: tuple[Any, ...], given: Given) -> list[int | None]:
+    """The axis for each Tensor among the arguments."""
+    if isinstance(in_axes, list | tuple) and len(in_axes) != len(args):
+        raise ArgumentError(
+            f"vmap: in_axes has {len(in_axes)} entries, and there are {len(args)} arguments"
+        )
+    each = in_axes if isinstance(in_axes, list | tuple) else [in_axes] * len(args)
+    leaves = [axis for axis, arg in zip(each, args, strict=True) for axis in _spread(axis, arg)]
+    axes = [a for a, leaf in zip(leaves, given.places(), strict=True) if leaf]
+    if all(axis is None for axis in axes):
+        raise ArgumentError("vmap: in_axes is None for every Tensor; there is nothing to map over")
+    return [
+        a if a is None else normalized_axis(a, x.ndim)
+        for a, x in zip(axes, given.tensors, strict=True)
+    ]
+
+
+def _spread(axis: Axes, arg: Any) -> list[Any]:
+    """One axis for each leaf of an argument."""
+    leaves = containers.flatten(arg)[0]
+    if axis is None or isinstance(axis, int):
+        return [axis] * len(leaves)
+    if type(axis) in (str, float, bool) or callable(axis):
+        raise ArgumentError(f"vmap: an axis is an int or None, got {kind(axis)}: {axis!r:.60}")
+    import optree
+
+    found: list[Any] = []
+    structure = optree.tree_structure(axis, none_is_leaf=True, namespace=NAMESPACE)
+    for a, part in zip(
+        optree.tree_leaves(axis, none_is_leaf=True, namespace=NAMESPACE),
+        structure.flatten_up_to(arg),
+        strict=True,
+    ):
+        found += _spread(a, part)
+    return found
+
+
+def placed_along(result: Any, out_axes: Axes) -> Any:
+    """The results with the axis of examples where it is wanted."""
+    leaves, rebuild = containers.flatten(result)
+    moved = []
+    for y, axis in zip(leaves, _spread(out_axes, result), strict=True):
+        if not isinstance(y, Tensor) or axis == 0:
+            moved.append(y)
+        elif axis is None:
+            raise ArgumentError("vmap: out_axes is None; take y[0] of a result that is the same")
+        else:
+            with masked():
+                moved.append(moveaxis(y, 0, axis))
+    return rebuild(moved)
+
+
+def mapped(
+    flat: Flat, xs: Sequence[Tensor], axes: Sequence[int | None], kind: str
+) -> Sequence[Tensor]:
+    """A flat function along axes of its arguments; the results have the examples first."""
+    with masked():
+        xs = [moveaxis(x, a, 0) if a else x for x, a in zip(xs, axes, strict=True)]
+    count = _count([x for x, a in zip(xs, axes, strict=True) if a is not None], kind)
+    along = [a is not None for a in axes]
+    state = current()
+    traced = state is not None and state.region is not None and state.region.traced
+    if traced or any(BACKENDS[type(x._data)].name == "jax" for x in xs):
+        return at_once(flat, xs, along, kind)
+    return one_by_one(flat, xs, along, count, kind)
+
+
+def _count(xs: Sequence[Tensor], kind: str) -> int:
+    counts = {x.shape[0] for x in xs}
+    if len(counts) > 1:
+        raise ShapeError(
+            f"{kind}: the arguments differ in the number of examples: "
+            f"{', '.join(str(x.shape) for x in xs)} along the axes that are mapped over"
+        )
+    return counts.pop()
+
+
+class Examples(Inline):
+    """The region of examples that are run one by one, as if they were run at once."""
+
+    draws = False
+
+
+def one_by_one(
+    flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], count: int, kind: str
+) -> Sequence[Tensor]:
+    """The examples one after another."""
+    if not count:
+        raise ShapeError(f"{kind}: there are no examples, so the results have no known shape")
+    region = Examples(kind)
+    state = current()
+    rows = []
+    for i in range(count):
+        with masked():
+            example = [getitem(x, i) if a else x for x, a in zip(xs, along, strict=True)]
+        rows.append(
+            run_inside(
+                partial(results, flat, example, region),
+                region,
+                None if state is None else state.overrides,
+                () if state is None else state.tapes,
+            )
+        )
+    _refuse_assignments(region, kind)
+    check_guard([read_source(s) for s in region.captured])
+    with masked():
+        return [stack(list(column)) for column in zip(*rows, strict=True)]
+
+
+def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) -> Sequence[Tensor]:
+    """All examples at once, by JAX."""
+    import jax
+
+    body_run = BodyRun(kind, xs, traced=True)
+    flat = Captured(flat, kind)
+
+    def body(*arrays: Any) -> list[Any]:
+        body_run.outputs.clear()
+        ys = body_run.run(flat, body_run.stand_ins(arrays))
+        return [to_jax(y._data) for y in ys]
+
+    arrays = [to_jax(x._data) for x in body_run.xs]
+    ys = jax.vmap(body, in_axes=tuple(0 if a else None for a in along))(*arrays)
+    _refuse_assignments(body_run.region, kind)
+    function, along = body_run.as_function(flat), [*along, *[False] * len(body_run.sources)]
+
+    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+        batched = [*along, *[True] * len(dys)]
+        pull = pullback(function, len(inputs), passage)
+        dxs = at_once(pull, [*inputs, *dys], batched, f"the gradient of {kind}")
+        pairs = zip(passage.wanted, dxs, strict=True)
+        return [dx if batched[i] else sum_of(dx, axis=0) for i, dx in pairs]
+
+    return body_run.finish(ys, answer, lambda inputs: at_once(function, inputs, along, kind))
+
+
+def _refuse_assignments(region: Region, kind: str) -> None:
+    if region.assigned:
+        raise TraceError(
+            f"{kind}: the function assigns to the Variable {region.assigned[0].name!r}, which "
+            "would get one value per example. Return the values, and assign what they come to "
+            "(their mean, say) outside."
+        )

@@ -1,0 +1,322 @@
+"""Shapes of tensors, reshaping, joining and splitting, under TensorFlow's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core import numbers
+from regrad.core.dims import Dim, is_known, size_of
+from regrad.core.op import TensorLike
+from regrad.core.shapes import part_sizes
+from regrad.core.tensor import Tensor
+from regrad.errors import GraphError, ShapeError
+from regrad.graph.size_ops import shape_tensor
+from regrad.shapes.infer import shape_of as shape_form
+from regrad.shapes.sizes import broadcast
+from regrad.v1 import dtypes
+from regrad.v1.functions.math import cast
+from regrad.v1.functions.reductions import reduce_prod
+from regrad.v1.graph.forms import (
+    ANY,
+    as_sizes,
+    axes_of,
+    define,
+    dtype_of,
+    is_eager,
+    one_op,
+    rank_of,
+    renamed,
+    scope,
+    shape_of,
+)
+from regrad.v1.graph.forms import tensor as as_tensor
+from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import IndexedSlices, constant, is_tensor
+
+__all__ = [
+    "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",
+    "convert_to_tensor_or_indexed_slices", "expand_dims", "guarantee_const", "identity",
+    "identity_n", "meshgrid", "pad", "rank", "reshape", "reverse", "reverse_v2", "roll", "shape",
+    "size", "space_to_batch", "space_to_batch_nd", "split", "squeeze", "stack", "stop_gradient",
+    "tile", "transpose", "unstack",
+]  # fmt: skip
+
+# -- identity --------------------------------------------------------------------------------------
+
+
+identity = define("tf.identity(input)", "Identity", rg.identity)
+guarantee_const = define(
+    "tf.guarantee_const(input)", "Identity", rg.identity, scope="GuaranteeConst"
+)
+stop_gradient = define("tf.stop_gradient(input)", "StopGradient", rg.stop_gradient)
+
+
+@rg.op("IdentityN")
+def _identities(xp: Any, xs: Sequence[rg.Tensor], /) -> tuple[rg.Tensor, ...]:
+    """The tensors themselves."""
+    return tuple(xs)
+
+
+rg.gradient("IdentityN", "xs")(lambda dy: list(dy))
+
+
+@shape_form("IdentityN")
+def _same_shapes(arguments: Any, attrs: Any) -> Any:
+    return list(arguments[0])
+
+
+def identity_n(input: Sequence[Any], name: str | None = None) -> list[Any]:
+    """A list of tensors as it is, as the outputs of one op."""
+    name = name or "IdentityN"
+    return list(one_op("IdentityN", name, _all_identities, *input, same=False))
+
+
+def _all_identities(*xs: Any) -> Any:
+    return _identities(xs)
+
+
+def convert_to_tensor_or_indexed_slices(
+    value: TensorLike, dtype: Any = None, name: str | None = None
+) -> Any:
+    """A value as a tensor; IndexedSlices come back as they are."""
+    return value if isinstance(value, IndexedSlices) else as_tensor(value, dtype, name)
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+def shape(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+    """The shape as a vector of integers: a constant where it is known when the graph is built.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     known = tf.shape(tf.zeros([2, 3]))
+    ...     late = tf.shape(tf.placeholder(tf.float32, [None, 3]))
+    >>> known.op.type, late.op.type
+    ('Const', 'Shape')
+    """
+    x, due, name = as_tensor(input), dtypes.to_numpy(out_type), name or "Shape"
+    if is_known(known := shape_of(x)):
+        return _constant(np.asarray(known, due), name, x)
+    if due == np.int32:
+        return one_op("Shape", name, shape_tensor, x)
+    with scope(name) as whole:
+        return cast(one_op("Shape", "Shape", shape_tensor, x), due, name=whole)
+
+
+def _constant(value: np.ndarray, name: str, like: Any) -> Any:
+    """A value as a constant of the graph, or at once if `like` is of eager mode."""
+    return rg.asarray(value) if is_eager(like) else constant(value, name=name)
+
+
+def rank(input: TensorLike, name: str | None = None) -> Any:
+    """The number of axes."""
+    x, name = as_tensor(input), name or "Rank"
+    if (known := rank_of(x)) is not None:
+        return _constant(np.asarray(known, np.int32), name, x)
+    with scope(name) as whole:
+        return reshape(shape(shape(x)), [], name=whole)
+
+
+def size(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+    """The number of elements."""
+    x, name = as_tensor(input), name or "Size"
+    if is_known(known := shape_of(x)):
+        return _constant(np.asarray(np.prod(known, dtype=int), dtypes.to_numpy(out_type)), name, x)
+    with scope(name) as whole:
+        return reduce_prod(shape(x, out_type=out_type), name=whole)
+
+
+def dimension_tensor(size: Any, name: str = "dimension") -> Any:
+    """A size, also one that is known only in the run, as an int32 tensor of rank 0."""
+    if not isinstance(size, Dim):
+        return constant(int(size), dtypes.int32, name=name)
+    with current_graph().name_scope(name) as whole:
+        lined = one_op("BroadcastTo", "line", rg.broadcast_to, np.int32(0), shape=(size,))
+        return reshape(shape(lined), [], name=whole)
+
+
+def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
+    """The static shape to which two broadcast; ValueError if they do not."""
+    return TensorShape(broadcast(TensorShape(shape_x)._sizes, TensorShape(shape_y)._sizes))
+
+
+# -- reshaping -------------------------------------------------------------------------------------
+
+
+reshape = define("tf.reshape(tensor, shape)", "Reshape", rg.reshape)
+
+
+def expand_dims(
+    input: TensorLike, axis: Any = None, name: str | None = None, dim: Any = None
+) -> Any:
+    """The input with a new axis of size 1. `dim` is the old name of `axis`."""
+    axis = axes_of(renamed("axis", axis, "dim", dim))
+    if axis is None:
+        raise GraphError("Must specify an axis argument to tf.expand_dims()")
+    return one_op("ExpandDims", name or "ExpandDims", rg.expand_dims, input, axis=axis)
+
+
+squeeze = define(
+    "tf.squeeze(input, axis=None, name=None, squeeze_dims=None)", "Squeeze", rg.squeeze, ANY,
+    "The input without its axes of size 1, or without those given.",
+    axis=lambda axis: None if (axes := axes_of(axis)) == () else axes,
+)  # fmt: skip
+
+
+def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor:
+    return rg.permute_dims(rg.conj(x) if conjugate else x, perm)
+
+
+transpose = define(
+    "tf.transpose(a, perm=None, name=None, conjugate=False)", "Transpose", _transpose, ANY,
+    "The tensor with its axes in another order (reversed by default), and conjugated if asked.",
+    scope="transpose", perm=lambda perm: axes_of(perm, "perm"),
+)  # fmt: skip
+
+
+broadcast_to = define("tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to)
+
+
+def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
+    """The input laid side by side, `multiples[i]` times along axis i."""
+    x, counts = as_tensor(input), as_sizes(multiples)
+    if rank_of(x) not in (None, len(counts)):
+        raise ShapeError(f"tile: one multiple per axis is due for {x}, got {counts}")
+    return one_op("Tile", name or "Tile", lambda x: rg.tile(x, counts), x)
+
+
+reverse = reverse_v2 = define(
+    "tf.reverse(tensor, axis)", "ReverseV2", rg.flip, ANY,
+    "The tensor with the order of its elements reversed along the axes of a list.",
+)  # fmt: skip
+
+
+roll = define("tf.roll(input, shift, axis)", "Roll", rg.roll, shift=as_sizes)
+
+
+def pad(
+    tensor: TensorLike, paddings: Any, mode: str = "CONSTANT", name: str | None = None,
+    constant_values: Any = 0,
+) -> Any:  # fmt: skip
+    """The tensor with `(before, after)` elements more along each axis.
+
+    `mode` is "CONSTANT", "REFLECT" (mirrored without the edge) or "SYMMETRIC" (with it).
+
+    Op types: `PadV2`, `MirrorPad`. Source: `tf.pad`.
+    """
+    if mode.upper() not in ("CONSTANT", "REFLECT", "SYMMETRIC"):
+        raise GraphError(f"Unknown padding mode: {mode}")
+    x, op_type = as_tensor(tensor), "PadV2" if mode.upper() == "CONSTANT" else "MirrorPad"
+    value = numbers.under(constant_values, dtype_of(x)).item()
+    attrs = {"paddings": as_sizes(paddings), "mode": mode.lower(), "constant_value": value}
+    return one_op(op_type, name or op_type.removesuffix("V2"), _pad, x, **attrs)
+
+
+def _pad(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
+    if is_known(shape_of(x)):
+        return rg.pad(x, paddings, mode, constant_value)
+    if mode == "constant":
+        return rg.find_op("PadV2").function(x, paddings=paddings, constant_value=constant_value)
+    return rg.find_op("MirrorPad").function(x, paddings=paddings, mode=mode)
+
+
+# -- joining and splitting -------------------------------------------------------------------------
+
+
+def concat(values: Any, axis: Any, name: str = "concat") -> Any:
+    """Tensors of one dtype joined along an axis that they have."""
+    if isinstance(axis, list | tuple):
+        raise ShapeError("concat takes the tensors first and then the axis: tf.concat([a, b], 1)")
+    values = values if isinstance(values, list | tuple) else [values]
+    if len(values) == 1:
+        return identity(values[0], name=name)
+    return one_op("ConcatV2", name, _concat, *values, axis=axes_of(axis))
+
+
+def _concat(*xs: Any, axis: int) -> Any:
+    join = rg.find_op("ConcatV2").function if axis >= 0 and _has_unknown_rank(*xs) else rg.concat
+    return join(xs, axis=axis)
+
+
+def _has_unknown_rank(*xs: Any) -> bool:
+    """Whether the rank of one is unknown: then regrad's function would ask for it in vain."""
+    return any(is_tensor(x) and rank_of(x) is None for x in xs)
+
+
+def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
+    """Tensors of one shape and dtype joined along a new axis."""
+    return one_op("Pack", name, _stack, *values, axis=axes_of(axis))
+
+
+def _stack(*xs: Any, axis: int) -> Any:
+    join = rg.find_op("Pack").function if _has_unknown_rank(*xs) else rg.stack
+    return join(xs, axis=axis)
+
+
+def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
+    if num is not None and axis >= 0 and _has_unknown_rank(x):
+        return [rg.squeeze(part, axis) for part in _split(x, (1,) * num, axis)]
+    n = x.shape[axis]
+    if num is not None and isinstance(n, Dim):
+        sizes = list(x.shape)
+        sizes[axis] = n = num
+        x = rg.reshape(x, tuple(sizes))
+    if num not in (None, n):
+        raise ShapeError(f"unstack: num is {num}, but axis {axis} of {x.shape} has the size {n}")
+    return list(rg.unstack(x, axis=axis))
+
+
+unstack = define(
+    "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY,
+    "The slices along an axis, which they lose. `num` is needed where its size is unknown.\n\n"
+    "    Raises ValueError if the size is unknown, or is not `num`.",
+)  # fmt: skip
+
+
+def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
+    if not _has_unknown_rank(x) or axis < 0:
+        return list(rg.split(x, num_or_size_splits, axis=axis))
+    sizes = part_sizes(num_or_size_splits, size_of(x._data, axis))  # pyright: ignore[reportArgumentType]
+    return list(rg.find_op("Split").function(x, sizes=sizes, axis=axis))
+
+
+split = define(
+    "tf.split(value, num_or_size_splits, axis=0, num=None, name='split')", "Split", _split, ANY,
+    "The tensor cut along an axis into so many equal parts, or into parts of the given sizes.\n\n"
+    "    One of the sizes may be -1.", num_or_size_splits=as_sizes, num=None,
+)  # fmt: skip
+
+
+def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
+    """Coordinate tensors of the grid that vectors span."""
+    return list(one_op(None, name, rg.meshgrid, *args, indexing=indexing))
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+space_to_batch_nd = define(
+    "tf.space_to_batch_nd(input, block_shape, paddings)", "SpaceToBatchND", rg.nn.space_to_batch
+)
+batch_to_space_nd = define(
+    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space
+)
+
+
+def space_to_batch(
+    input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
+) -> Any:
+    """As `space_to_batch_nd`, for images and square blocks."""
+    return space_to_batch_nd(input, [block_size] * 2, paddings, name or "SpaceToBatch")
+
+
+def batch_to_space(
+    input: TensorLike, crops: TensorLike, block_size: int, name: str | None = None
+) -> Any:
+    """As `batch_to_space_nd`, for images and square blocks."""
+    return batch_to_space_nd(input, [block_size] * 2, crops, name or "BatchToSpace")

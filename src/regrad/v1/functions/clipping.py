@@ -1,0 +1,85 @@
+"""Clipping by norms: `tf.clip_by_norm`, `tf.clip_by_global_norm`, … Compositions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import regrad as rg
+from regrad.core.op import TensorLike
+from regrad.errors import ArgumentError
+from regrad.v1.functions.arrays import size
+from regrad.v1.functions.math import (
+    add,
+    add_n,
+    cast,
+    divide,
+    maximum,
+    multiply,
+    sqrt,
+    square,
+    subtract,
+)
+from regrad.v1.functions.reductions import reduce_sum
+from regrad.v1.graph.forms import axes_of, one_op, scope, tensor
+
+__all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "global_norm"]
+
+
+def clip_by_norm(
+    t: TensorLike, clip_norm: TensorLike, axes: Any = None, name: str | None = None
+) -> Any:
+    """t, scaled down where its length (over `axes`, by default all) is more than `clip_norm`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.clip_by_norm(tf.constant([3.0, 4.0]), 1.0)))
+    [0.6 0.8]
+    """
+    with scope(name or "clip_by_norm", t) as whole:
+        t = tensor(t, name="t")
+        length = one_op(None, "norm", _length, t, axis=axes_of(axes))
+        return divide(multiply(t, clip_norm), maximum(length, clip_norm), name=whole)
+
+
+def _length(x: Any, axis: Any) -> Any:
+    return rg.linalg.vector_norm(x, axis=axis, keepdims=True)
+
+
+def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None = None) -> Any:
+    """As `clip_by_norm`, for the length divided by the number of elements."""
+    with scope(name or "clip_by_average_norm", t) as whole:
+        t = tensor(t, name="t")
+        length = one_op(None, "norm", _length, t, axis=None)
+        average = divide(length, cast(size(t), t.dtype))
+        return divide(multiply(t, clip_norm), maximum(average, clip_norm), name=whole)
+
+
+def global_norm(t_list: Any, name: str | None = None) -> Any:
+    """The length of all tensors together; Nones among them count nothing."""
+    known = [t for t in _check_list(t_list) if t is not None]
+    with scope(name or "global_norm", *known) as whole:
+        return sqrt(add_n([reduce_sum(square(t)) for t in known]), name=whole)
+
+
+def clip_by_global_norm(
+    t_list: Any, clip_norm: TensorLike, use_norm: TensorLike = None, name: str | None = None
+) -> tuple[list[Any], Any]:
+    """The tensors, scaled down together if their `global_norm` is more than `clip_norm`.
+
+    Returns the list (with Nones where they were) and the norm, which `use_norm` may give. If
+    the norm is infinite or NaN, all become NaN, so that the mistake is seen.
+
+    Source: `tf.clip_by_global_norm`.
+    """
+    known = [t for t in _check_list(t_list) if t is not None]
+    with scope(name or "clip_by_global_norm", *known):
+        length = global_norm(known) if use_norm is None else tensor(use_norm)
+        factor = divide(clip_norm, maximum(length, clip_norm))
+        factor = add(factor, subtract(length, length))  # NaN where the norm is infinite
+        return [None if t is None else multiply(t, factor) for t in t_list], length
+
+
+def _check_list(tensors: Any) -> Any:
+    if not isinstance(tensors, list | tuple):
+        raise ArgumentError(f"t_list should be a sequence, got {tensors!r:.60}")
+    return tensors

@@ -1,0 +1,258 @@
+"""Convolutions and pools under TensorFlow 1's arguments: strides for all axes, layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import regrad as rg
+from regrad.core.op import TensorLike
+from regrad.core.tensor import Tensor
+from regrad.errors import GraphError
+from regrad.v1.graph.forms import (
+    FLOATS,
+    REALS,
+    TENSOR,
+    define,
+    one_op,
+    plain_value,
+    shape_of,
+    tensor,
+)
+from regrad.v1.graph.tensors import sizes, static_value
+
+__all__ = [
+    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
+    "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
+    "max_pool3d", "separable_conv2d",
+]  # fmt: skip
+
+# By the number of spatial axes: channels last, channels first
+LAYOUTS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
+
+
+# -- what users write ----------------------------------------------------------------------------
+
+
+def channels_last(data_format: str | None, n: int) -> bool:
+    """Whether a layout has its channels last; ValueError for an unknown one."""
+    last, first = LAYOUTS[n]
+    if n == 1:  # the older names are those of images
+        data_format = {"NHWC": "NWC", "NCHW": "NCW"}.get(str(data_format), data_format)
+    if data_format not in (None, last, first):
+        raise GraphError(f"data_format must be {last!r} or {first!r}, got {data_format!r}")
+    return data_format != first
+
+
+def to_last(n: int) -> tuple[int, ...]:
+    """The axes of data with the channels first, in the order with the channels last."""
+    return (0, *range(2, n + 2), 1)
+
+
+def to_first(n: int) -> tuple[int, ...]:
+    """The axes of data with the channels last, in the order with the channels first."""
+    return (0, n + 1, *range(1, n + 1))
+
+
+def spatial(values: Any, n: int, last: bool, what: str) -> tuple[int, ...]:
+    """The entries of the spatial axes among those for all axes; ValueError unless the rest is 1."""
+    found = static_value(values, what)
+    found = found if isinstance(found, tuple) else (found,)
+    if len(found) == 1:
+        return found * n
+    if len(found) == n:
+        return found
+    batch, *rest = found
+    rest = rest if last else [*rest[1:], *rest[:1]]
+    if len(found) != n + 2 or batch != 1 or rest[-1] != 1:
+        raise GraphError(
+            f"{what} is a number, or one for each of {n} spatial axes, or {n + 2} with 1 for the "
+            f"batch and the channels, got {values!r}"
+        )
+    return tuple(rest[:-1])
+
+
+def padding_of(padding: Any, n: int, last: bool) -> Any:
+    """`"SAME"`, `"VALID"`, or pairs for the spatial axes from pairs for all axes."""
+    if isinstance(padding, bytes):  # as op.get_attr gives it
+        padding = padding.decode()
+    if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
+        return padding.lower()
+    pairs = static_value(padding, "padding") if isinstance(padding, list | tuple) else ()
+    if len(pairs) != n + 2:
+        raise GraphError(
+            f"padding is 'SAME', 'VALID' or {n + 2} pairs (before, after), got {padding!r}"
+        )
+    return pairs[1:-1] if last else pairs[2:]
+
+
+def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
+    """A function of data with the channels last as one of data with the channels first."""
+
+    def transpose_around(x: Any, *others: Any, **attrs: Any) -> Any:
+        y = function(rg.permute_dims(x, to_last(n)), *others, **attrs)
+        return rg.permute_dims(y, to_first(n))
+
+    return transpose_around
+
+
+# -- convolutions --------------------------------------------------------------------------------
+
+
+def _convolve(
+    n: int, op_type: str, name: str, function: Callable[..., Any], *tensors: TensorLike,
+    strides: Any, padding: Any, data_format: str | None = None, dilations: Any = None, **attrs: Any,
+) -> Any:  # fmt: skip
+    """What stands behind the rows: `one_op` with TensorFlow's arguments for n spatial axes."""
+    last = channels_last(data_format, n)
+    windows = {
+        "strides": spatial(strides, n, last, "strides"),
+        "pad": padding_of(padding, n, last),
+        "dilations": spatial(1 if dilations is None else dilations, n, last, "dilations"),
+    }
+    function = function if last else _channels_first(function, n)
+    return one_op(op_type, name, function, *tensors, **windows, **attrs)
+
+
+def _convolve_back(
+    n: int, *row: Any, output_shape: Any, data_format: str | None, **options: Any
+) -> Any:
+    """`_convolve` for the adjoints, which are told the shape of the result."""
+    shape = output_shape
+    if not channels_last(data_format, n):
+        shape = tuple([shape[axis] for axis in to_last(n)])
+    return _convolve(n, *row, output_shape=shape, data_format=data_format, **options)
+
+
+def _convolve_rows(*row: Any, stride: Any, **options: Any) -> Any:
+    return _convolve(1, *row, strides=stride, **options)
+
+
+def _conv1d(x: Tensor, w: Tensor, strides: Any, pad: Any, dilations: Any) -> Tensor:
+    return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
+
+
+conv1d = define(
+    "tf.nn.conv1d(value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, "
+    "data_format=None, name=None, input=None, dilations=None)", "Conv2D", _conv1d, FLOATS,
+    "Convolve sequences, (batch, width, in), with a filter (width, in, out).",
+    scope="conv1d", call=_convolve_rows,
+    filters=TENSOR, input="value",
+)  # fmt: skip
+conv2d = define(
+    "tf.nn.conv2d(input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, "
+    "data_format='NHWC', dilations=(1, 1, 1, 1), name=None, filters=None)",
+    "Conv2D", rg.nn.conv2d, FLOATS,
+    """Convolve images with a filter (height, width, in, out).
+
+    Args:
+        input: Images in the order of `data_format`, `"NHWC"` or `"NCHW"`.
+        filter: The filter, also called `filters`.
+        strides: Four numbers in the order of `data_format`, 1 for batch and channels.
+        padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
+        dilations: As `strides`.""",
+    call=partial(_convolve, 2), filters="filter",
+)  # fmt: skip
+conv3d = define(
+    "tf.nn.conv3d(input, filter=None, strides=None, padding=None, data_format='NDHWC', "
+    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)", "Conv3D", rg.nn.conv3d, FLOATS,
+    "Convolve volumes with a filter (depth, height, width, in, out).",
+    call=partial(_convolve, 3), filters="filter",
+)  # fmt: skip
+atrous_conv2d = define(
+    "tf.nn.atrous_conv2d(value, filters, rate, padding)", "Conv2D", rg.nn.conv2d, FLOATS,
+    "`conv2d` with dilated filters, in one op (TensorFlow rearranges the image around it).",
+    scope="atrous_conv2d",
+    call=lambda *row, rate, **options: _convolve(2, *row, strides=1, dilations=rate, **options),
+    rate=plain_value,
+)  # fmt: skip
+depthwise_conv2d = define(
+    "tf.nn.depthwise_conv2d(input, filter, strides, padding, rate=None, name=None, "
+    "data_format=None, dilations=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS,
+    "Convolve each channel with filters of its own: (height, width, in, multiplier).",
+    scope="depthwise", call=partial(_convolve, 2),
+    rate="dilations",
+)  # fmt: skip
+depthwise_conv2d_native = define(
+    "tf.nn.depthwise_conv2d_native(input, filter, strides, padding, data_format='NHWC', "
+    "dilations=(1, 1, 1, 1), name=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS,
+    "`depthwise_conv2d` under its op's name.",
+    call=partial(_convolve, 2),
+)  # fmt: skip
+separable_conv2d = define(
+    "tf.nn.separable_conv2d(input, depthwise_filter, pointwise_filter, strides, padding, "
+    "rate=None, name=None, data_format=None, dilations=None)",
+    "Conv2D", rg.nn.separable_conv2d, FLOATS,
+    "`depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.",
+    scope="separable_conv2d", call=partial(_convolve, 2),
+    rate="dilations",
+)  # fmt: skip
+conv2d_transpose = define(
+    "tf.nn.conv2d_transpose(value=None, filter=None, output_shape=None, strides=None, "
+    "padding='SAME', data_format='NHWC', name=None, input=None, filters=None, dilations=None)",
+    "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS,
+    """The adjoint of `conv2d`, with a filter (height, width, out, in).
+
+    `output_shape` is the shape of the result, in the order of `data_format`; it may be a tensor,
+    or hold tensors.""",
+    scope="conv2d_transpose", call=partial(_convolve_back, 2),
+    input="value", filters="filter", output_shape=sizes,
+)  # fmt: skip
+conv3d_transpose = define(
+    "tf.nn.conv3d_transpose(value, filter=None, output_shape=None, strides=None, "
+    "padding='SAME', data_format='NDHWC', name=None, input=None, filters=None, dilations=None)",
+    "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS,
+    "The adjoint of `conv3d`; see `conv2d_transpose`.",
+    scope="conv3d_transpose", call=partial(_convolve_back, 3),
+    input="value", filters="filter", output_shape=sizes,
+)  # fmt: skip
+
+
+def convolution(
+    input: TensorLike, filter: TensorLike, padding: Any, strides: Any = None,
+    dilation_rate: Any = None, name: str | None = None, data_format: str | None = None,
+) -> Any:  # fmt: skip
+    """`conv1d`, `conv2d` or `conv3d`, by the rank of the filter."""
+    n = len(shape_of(tensor(filter))) - 2
+    function, op_type = {
+        1: (_conv1d, "Conv2D"), 2: (rg.nn.conv2d, "Conv2D"), 3: (rg.nn.conv3d, "Conv3D"),
+    }[n]  # fmt: skip
+    return _convolve(
+        n, op_type, name or "convolution", function, input, filter, kinds=FLOATS, padding=padding,
+        strides=1 if strides is None else strides, data_format=data_format, dilations=dilation_rate,
+    )  # fmt: skip
+
+
+# -- pools ---------------------------------------------------------------------------------------
+
+
+def _pool(
+    n: int, op_type: str, name: str, function: Callable[..., Any], value: TensorLike, ksize: Any,
+    strides: Any, padding: Any, data_format: str, **kinds: str,
+) -> Any:  # fmt: skip
+    last = channels_last(data_format, n)
+    windows = {
+        "filter_size": spatial(ksize, n, last, "ksize"),
+        "strides": spatial(strides, n, last, "strides"),
+        "pad": padding_of(padding, n, last),
+    }
+    return one_op(
+        op_type, name, function if last else _channels_first(function, n), value, **kinds, **windows
+    )
+
+
+def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kinds: str) -> Any:
+    return define(
+        f"tf.nn.{name}(value=None, ksize=None, strides=None, padding=None, "
+        f"data_format='{LAYOUTS[n][0]}', name=None, input=None)", op_type, function, kinds,
+        f"{(function.__doc__ or '').splitlines()[0]}\n\n"
+        f"    `ksize` and `strides` are {n + 2} numbers in the order of `data_format`, 1 for batch "
+        "and channels.", call=partial(_pool, n), input="value",
+    )  # fmt: skip
+
+
+max_pool = _pooling("max_pool", "MaxPool", 2, rg.nn.max_pool, REALS)
+avg_pool = _pooling("avg_pool", "AvgPool", 2, rg.nn.avg_pool, FLOATS)
+max_pool3d = _pooling("max_pool3d", "MaxPool3D", 3, rg.nn.max_pool3d, REALS)
+avg_pool3d = _pooling("avg_pool3d", "AvgPool3D", 3, rg.nn.avg_pool3d, FLOATS)

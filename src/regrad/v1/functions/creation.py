@@ -1,0 +1,239 @@
+"""Tensors of given values: `tf.zeros`, `tf.range`, `tf.one_hot`, … under TensorFlow's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core import numbers
+from regrad.core.dims import Dim, is_known
+from regrad.core.op import TensorLike
+from regrad.core.registry import OPS, Input, Op
+from regrad.core.tensor import Tensor
+from regrad.graph.graph import CONST, NO_RULE, defer
+from regrad.shapes.infer import Spec
+from regrad.v1 import dtypes
+from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_dims
+from regrad.v1.functions.math import cast, equal, less, where
+from regrad.v1.functions.reductions import reduce_max
+from regrad.v1.graph.forms import ANY, FLOATS, as_sizes, define, dtype_of, is_eager, one_op, scope
+from regrad.v1.graph.forms import tensor as as_tensor
+from regrad.v1.graph.tensors import as_array, constant, is_tensor
+
+__all__ = [
+    "eye", "fill", "lin_space", "linspace", "one_hot", "ones", "ones_like", "range",
+    "sequence_mask", "zeros", "zeros_like",
+]  # fmt: skip
+
+# -- one value -------------------------------------------------------------------------------------
+
+LARGE = 1000  # elements from which a constant is not written out
+
+
+def fill(dims: Any, value: TensorLike, name: str | None = None) -> Any:
+    """A tensor with the value everywhere."""
+    return broadcast_to(value, dims, name or "Fill")
+
+
+def zeros(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> Any:
+    """Zeros."""
+    return _full(0, shape, dtype, name or "zeros")
+
+
+def ones(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> Any:
+    """Ones."""
+    return _full(1, shape, dtype, name or "ones")
+
+
+def _full(value: int, shape: Any, dtype: Any, name: str) -> Any:
+    eager, number = _asks_eager(shape), np.asarray(value, dtypes.to_numpy(dtype))
+    shape = as_sizes(shape)
+    shape = (shape,) if isinstance(shape, int | Dim) else shape
+    if eager:
+        return rg.asarray(np.full(shape, number))
+    if is_known(shape) and math.prod(shape) < LARGE:
+        return constant(np.full(shape, number), name=name)
+    return broadcast_to(number, shape, name)
+
+
+def _asks_eager(sizes: Any) -> bool:
+    """Whether sizes come from tensors of eager mode."""
+    return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
+
+
+def _like(name: str, op_type: str, function: Any, values: str) -> Any:
+    return define(
+        f"tf.{name}(tensor, dtype=None, name=None, optimize=True)", op_type, function, ANY,
+        f"{values} of the shape of a tensor, and of its dtype unless one is given.", scope=name,
+        dtype=lambda dtype: None if dtype is None else dtypes.to_numpy(dtype), optimize=None,
+    )  # fmt: skip
+
+
+zeros_like = _like("zeros_like", "ZerosLike", rg.zeros_like, "Zeros")
+ones_like = _like("ones_like", "OnesLike", rg.ones_like, "Ones")
+
+
+# -- sequences -------------------------------------------------------------------------------------
+
+
+def _source(op_type: str, kernel: Callable[..., Any], inputs: str, *attrs: str) -> Op:
+    """An op that makes values of numbers, which have no gradient."""
+    op = Op(op_type, op_type, kernel, [Input(n, "one") for n in inputs.split()], attrs)
+    op.rule = NO_RULE
+    OPS[op_type] = op
+    return op
+
+
+def _count_up(xp: Any, start: Any, limit: Any, delta: Any) -> Any:
+    return np.arange(start, limit, delta, dtype=start.dtype)
+
+
+def _spread(xp: Any, start: Any, stop: Any, num: int) -> Any:
+    return xp.linspace(start, stop, num, dtype=start.dtype)
+
+
+RANGE = _source("Range", _count_up, "start limit delta")
+LIN_SPACE = _source("LinSpace", _spread, "start stop", "num")
+WIDTHS = [np.dtype(d) for d in (np.int32, np.int64, np.float32, np.float64)]
+
+
+def range(
+    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range"
+) -> Any:
+    """The numbers from `start` (0 if it is the only one) up to, without, `limit`.
+
+    The dtype is the widest of int32, int64, float32 and float64 among the arguments.
+
+    Op type: `Range`. Source: `tf.range`.
+    """
+    start, limit = (0, start) if limit is None else (start, limit)
+    values = [dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)]
+    due = _widest_dtype(values) if dtype is None else dtypes.to_numpy(dtype)
+    if is_eager(*values):
+        first, last, step = [v.item() if is_tensor(v) else v for v in values]
+        return rg.arange(first, last, step, dtype=due)
+    with scope(name) as whole:
+        names = ("start", "limit", "delta")
+        xs = [
+            cast(v, due) if is_tensor(v) else constant(numbers.under(v, due), name=n)
+            for v, n in zip(values, names, strict=True)
+        ]
+        return one_op("Range", whole, _range, *xs)
+
+
+def _widest_dtype(values: list[Any]) -> np.dtype:
+    kinds = [dtype_of(v) if is_tensor(v) else as_array(v).dtype for v in values]
+    return max(kinds, key=WIDTHS.index)
+
+
+def _range(start: Any, limit: Any, delta: Any) -> Any:
+    known = [_known_number(x) for x in (start, limit, delta)]
+    content = None
+    if any(n is None for n in known):
+        count = None
+    elif not any(isinstance(n, Dim) for n in known):
+        content = np.arange(*known)
+        count = len(content)
+    else:  # the size of an axis is no less than 0
+        count = known[1] if known[::2] == [0, 1] and known[1].key[0] == "size" else None
+    y = defer(RANGE, (start, limit, delta), {}, specs=(Spec((count,), start.dtype),))
+    if content is not None and content.dtype.kind == "i" and content.size <= 64:
+        y._data.content = content.astype(object)
+    return y
+
+
+def _known_number(x: Any) -> Any:
+    """The number in a tensor of rank 0, a Dim, or None if nothing is known."""
+    symbol = x._data
+    content = symbol.content
+    if content is None and symbol.node.op is CONST:
+        content = symbol.node.attrs["value"]
+    return None if content is None else content.item()
+
+
+def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
+    """`num` evenly spaced numbers from `start` to `stop`, both of them included."""
+    if is_eager(start, stop):
+        return rg.linspace(float(start), float(stop), num)
+    return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
+
+
+lin_space = linspace = define(
+    "tf.lin_space(start, stop, num)", "LinSpace", _lin_space, FLOATS, num=as_sizes
+)
+
+
+# -- matrices, masks -------------------------------------------------------------------------------
+
+
+def eye(
+    num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = dtypes.float32,
+    name: str | None = None,
+) -> Any:  # fmt: skip
+    """Ones on the diagonal of a matrix, or of as many as `batch_shape` says."""
+    rows, columns = as_sizes(num_rows), as_sizes(num_rows if num_columns is None else num_columns)
+    eager = is_eager(num_rows, num_columns)
+    with scope(name or "eye", num_rows, num_columns) as whole:
+        if isinstance(rows, int) and isinstance(columns, int):
+            matrix = np.eye(rows, columns, dtype=dtypes.to_numpy(dtype))
+        else:
+            on = equal(expand_dims(range(rows), 1), range(columns))
+            matrix = cast(on, dtype, name=whole if batch_shape is None else "matrix")
+        matrix = rg.asarray(matrix) if eager else as_tensor(matrix, name=whole)
+        if batch_shape is None:
+            return matrix
+        return broadcast_to(matrix, (*as_sizes(batch_shape), rows, columns), name=whole)
+
+
+def sequence_mask(
+    lengths: TensorLike, maxlen: Any = None, dtype: Any = dtypes.bool, name: str | None = None
+) -> Any:
+    """For each length a row of so many Trues, followed by Falses up to `maxlen`.
+
+    `maxlen` is the largest length by default.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.sequence_mask([1, 3], dtype=tf.int32)))
+    [[1 0 0]
+     [1 1 1]]
+    """
+    with scope(name or "SequenceMask", lengths) as whole:
+        lengths = as_tensor(lengths, name="lengths")
+        last = reduce_max(lengths) if maxlen is None else as_tensor(maxlen, beside=lengths)
+        row = range(last, dtype=dtype_of(lengths))
+        return cast(less(row, expand_dims(lengths, -1)), dtype, name=whole)
+
+
+def one_hot(
+    indices: TensorLike, depth: Any, on_value: TensorLike = None, off_value: TensorLike = None,
+    axis: int | None = None, dtype: Any = None, name: str | None = None,
+) -> Any:  # fmt: skip
+    """`on_value` (1) where the index is, `off_value` (0) elsewhere, along a new axis.
+
+    The dtype is float32, or that of the values if they are given.
+
+    Op type: `OneHot`. Source: `tf.one_hot`.
+    """
+    on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
+    due = _dtype_of_values(on_value, off_value) if dtype is None else dtypes.to_numpy(dtype)
+    attrs = {"depth": as_sizes(depth), "axis": -1 if axis is None else axis}
+    if not is_tensor(on) and not is_tensor(off):
+        attrs |= {"on_value": on, "off_value": off, "dtype": due}
+        return one_op("OneHot", name or "one_hot", rg.one_hot, indices, **attrs)
+    with scope(name or "one_hot", indices, on, off) as whole:
+        hot = one_op("OneHot", "hot", rg.one_hot, indices, dtype=np.dtype(bool), **attrs)
+        on, off = [as_tensor(v, due, beside=indices) for v in (on, off)]
+        return where(hot, on, off, name=whole)
+
+
+def _dtype_of_values(*values: Any) -> np.dtype:
+    """The dtype of the first value that is given; float32 if there is none."""
+    for value in values:
+        if value is not None:
+            return dtype_of(value) if is_tensor(value) else as_array(value).dtype
+    return np.dtype(np.float32)

@@ -1,0 +1,102 @@
+"""`tf.image`: resizing, flipping, standardising images (batch, height, width, channels)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import regrad as rg
+from regrad.core.op import TensorLike
+from regrad.core.tensor import Tensor
+from regrad.errors import GraphError
+from regrad.v1.functions.random_ops import random_uniform
+from regrad.v1.graph.forms import ANY, define, one_op, scope
+from regrad.v1.graph.tensors import build, convert_to_tensor, sizes
+
+
+class ResizeMethod:
+    """The methods of `resize_images`; the bicubic one and the one by area are not offered."""
+
+    BILINEAR = 0
+    NEAREST_NEIGHBOR = 1
+    BICUBIC = 2
+    AREA = 3
+
+
+def _as_floats(x: Tensor) -> Tensor:
+    return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
+
+
+def _resize_bilinear(x: Tensor, size: Any, align_corners: bool, half_pixel_centers: bool) -> Tensor:
+    return rg.nn.resize_bilinear(_as_floats(x), size, align_corners, half_pixel_centers)
+
+
+LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
+resize_bilinear = define(
+    f"tf.image.resize_bilinear{LISTED}", "ResizeBilinear", _resize_bilinear, ANY,
+    "Images of another (height, width), each pixel interpolated between four, as floats.",
+    size=sizes,
+)  # fmt: skip
+resize_nearest_neighbor = define(
+    f"tf.image.resize_nearest_neighbor{LISTED}", "ResizeNearestNeighbor", rg.nn.resize_nearest, ANY,
+    "Images of another (height, width), each pixel that of the nearest old one.", size=sizes,
+)  # fmt: skip
+RESIZE = {
+    ResizeMethod.BILINEAR: resize_bilinear,
+    ResizeMethod.NEAREST_NEIGHBOR: resize_nearest_neighbor,
+}
+
+
+def resize_images(
+    images: TensorLike, size: TensorLike, method: int = ResizeMethod.BILINEAR,
+    align_corners: bool = False, preserve_aspect_ratio: bool = False, name: str | None = None,
+) -> Any:  # fmt: skip
+    """Images, or one image, of another (height, width). Source: `tf.image.resize_images`."""
+    if method not in RESIZE or preserve_aspect_ratio:
+        raise GraphError(
+            "resize_images: the methods are BILINEAR and NEAREST_NEIGHBOR, without "
+            f"preserve_aspect_ratio; got the method {method!r}"
+        )
+    with scope(name or "resize", images):
+        return RESIZE[method](images, size, align_corners)
+
+
+def _flip(name: str, axis: int, direction: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A flip along an axis, counted from the end, and the flip by chance."""
+
+    def flip(image: Any) -> Any:
+        return one_op(None, name, rg.flip, image, axis=axis)
+
+    def random_flip(image: Any, seed: int | None = None) -> Any:
+        image = convert_to_tensor(image)
+        shape = image._symbol.shape
+        with scope(f"random_{name}"):
+            each = [] if len(shape) == 3 else [shape[0], 1, 1, 1]
+            half = random_uniform(each, seed=seed)
+            return build("SelectV2", None, _where_less, half, flip(image), image)
+
+    flip.__name__ = flip.__qualname__ = name
+    flip.__doc__ = f"Images (or one image) flipped {direction}."
+    random_flip.__name__ = random_flip.__qualname__ = f"random_{name}"
+    random_flip.__doc__ = f"Each image flipped {direction} with probability 1/2, anew in each run."
+    return flip, random_flip
+
+
+def _where_less(noise: Any, yes: Any, no: Any) -> Any:
+    return rg.where(rg.less(noise, 0.5), yes, no)
+
+
+flip_left_right, random_flip_left_right = _flip("flip_left_right", -2, "left to right")
+flip_up_down, random_flip_up_down = _flip("flip_up_down", -3, "upside down")
+
+
+def per_image_standardization(image: TensorLike) -> Any:
+    """Each image with mean 0 and variance 1; a flat image is divided by `1 / sqrt(size)`."""
+    return one_op("RealDiv", "per_image_standardization", _standardize, image)
+
+
+def _standardize(x: Any) -> Any:
+    x, axes = _as_floats(x), (-3, -2, -1)
+    count = rg.sum(rg.ones_like(x), axis=axes, keepdims=True)
+    mean, variance = rg.nn.moments(x, axes, keepdims=True)
+    return (x - mean) / rg.maximum(rg.sqrt(variance), rg.rsqrt(count))

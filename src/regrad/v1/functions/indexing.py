@@ -1,0 +1,279 @@
+"""Slices, gathers, scatters and masks under TensorFlow's names; `tensor[…]`."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import regrad as rg
+from regrad.core.dims import Dim, UnknownRank, is_known, size_of
+from regrad.core.op import TensorLike
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, GraphError, IndexRangeError
+from regrad.v1 import dtypes
+from regrad.v1.functions.arrays import (
+    concat,
+    dimension_tensor,
+    reshape,
+    squeeze,
+    stack,
+    stop_gradient,
+)
+from regrad.v1.functions.creation import ones_like
+from regrad.v1.functions.math import add, cast, maximum, not_equal, subtract, to_int64, where
+from regrad.v1.functions.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
+from regrad.v1.graph.forms import (
+    ANY,
+    as_sizes,
+    axes_of,
+    define,
+    dtype_of,
+    one_op,
+    rank_of,
+    scope,
+    shape_of,
+)
+from regrad.v1.graph.forms import tensor as as_tensor
+from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.tensors import is_tensor, rg_read
+from regrad.v1.graph.values import indices_from_zero
+
+__all__ = [
+    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
+    "slice", "strided_slice", "tensor_scatter_update", "unique",
+]  # fmt: skip
+
+# -- tensor[…] -------------------------------------------------------------------------------------
+
+
+def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any:
+    """`x[index]`: ints, slices, None, `...`, scalar tensors of ints, one mask of bools.
+
+    Ints and slices make one op, `StridedSlice`; a scalar tensor makes a `GatherV2`, which is as
+    good for the gradient. What the ends of slices are may be known only in the run.
+    """
+    if _is_mask(index):
+        return boolean_mask(x, index)
+    entries = tuple([_entry(e) for e in (index if isinstance(index, tuple) else (index,))])
+    return one_op("StridedSlice", name, _item, x, index=entries)
+
+
+def _item(x: Any, index: Any) -> Any:
+    return x[index]
+
+
+def _is_mask(index: Any) -> bool:
+    if is_tensor(index):
+        return dtype_of(index).kind == "b"
+    return isinstance(index, np.ndarray) and index.dtype.kind == "b"
+
+
+def _entry(e: Any) -> Any:
+    """One entry of an index as regrad takes it."""
+    if isinstance(e, builtins.slice):
+        return builtins.slice(*[b if b is None else _bound(b) for b in (e.start, e.stop, e.step)])
+    if isinstance(e, Dim):
+        return rg_read(dimension_tensor(e))
+    if _is_mask(e):
+        raise ArgumentError(
+            "a mask cannot stand beside other indices: use tf.boolean_mask(x, mask, axis=...)"
+        )
+    if not is_tensor(e):
+        return e
+    known = _bound(e) if rank_of(e) == 0 else None
+    return known if isinstance(known, int) else rg_read(as_tensor(e))
+
+
+def _bound(b: Any) -> Any:
+    """An end of a slice: an int, or a Dim."""
+    return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
+
+
+def _block(x: Any, begin: Any, size: Any) -> Any:
+    shape = shape_of(x)
+    if is_known(shape) and is_known((*begin, *size)):
+        return rg.slice(x, begin, size)
+    if isinstance(shape, UnknownRank):  # the other two tell the rank
+        shape = tuple([size_of(x._data, i) for i in builtins.range(len(begin))])
+    if not len(shape) == len(begin) == len(size):
+        return rg.slice(x, begin, size)
+    places = list(zip(shape, begin, size, strict=True))
+    if any(is_known(place) and not _is_within(*place) for place in places):
+        raise IndexRangeError(f"slice: {begin} to {size} elements on is not within {shape}")
+    sizes = tuple([n - b if _is_open(s) else s for n, b, s in places])
+    y = rg.find_op("Slice").function(x, begin=begin, size=sizes)
+    checked = all(_is_open(place[2]) or is_known(place) for place in places)
+    return y if checked else rg.reshape(y, sizes)  # an error in the run if it is too large
+
+
+def _is_open(size: Any) -> bool:
+    """Whether a block goes to the end of the axis."""
+    return isinstance(size, int) and size == -1
+
+
+def _is_within(n: Any, begin: Any, size: Any) -> bool:
+    return 0 <= begin <= begin + max(size, 0) <= n
+
+
+slice = define(
+    "tf.slice(input_, begin, size)", "Slice", _block, ANY,
+    "The block that begins at `begin` and has the shape `size`, where -1 means to the end.",
+    begin=as_sizes, size=as_sizes,
+)  # fmt: skip
+
+
+def strided_slice(
+    input_: TensorLike, begin: TensorLike, end: TensorLike, strides: TensorLike = None,
+    begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0, var: Any = None, name: str | None = None,
+) -> Any:  # fmt: skip
+    """The elements that `input_[begin:end:strides]` selects, axis by axis.
+
+    Bit i of a mask is about the i-th entry: no beginning, no end, `...`, a new axis, an int.
+    """
+    first, last = as_sizes(begin), as_sizes(end)
+    steps = (1,) * len(first) if strides is None else as_sizes(strides)
+    index = []
+    for i, (b, e, step) in enumerate(zip(first, last, steps, strict=True)):
+        if ellipsis_mask >> i & 1:
+            index.append(...)
+        elif new_axis_mask >> i & 1:
+            index.append(None)
+        elif shrink_axis_mask >> i & 1:
+            index.append(b)
+        else:
+            ends = None if begin_mask >> i & 1 else b, None if end_mask >> i & 1 else e
+            index.append(builtins.slice(*ends, step))
+    return getitem(input_, tuple(index), name=name or "StridedSlice")
+
+
+# -- gathers and scatters --------------------------------------------------------------------------
+
+
+def gather(
+    params: TensorLike, indices: TensorLike, validate_indices: Any = None, name: str | None = None,
+    axis: Any = None, batch_dims: int = 0,
+) -> Any:  # fmt: skip
+    """Slices of `params` along an axis (by default the first, or the one after `batch_dims`)."""
+    axis = batch_dims if axis is None else axes_of(axis)
+    attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
+    return one_op("GatherV2", name or "GatherV2", _take, params, indices, **attrs)
+
+
+def _take(x: Any, indices: Any, axis: int, batch_dims: int) -> Any:
+    indices = indices_from_zero("gather", indices)
+    unasked = axis >= 0 and not is_known(shape_of(x))
+    take = rg.find_op("GatherV2").function if unasked else rg.take
+    return take(x, indices, axis=axis, batch_dims=batch_dims)
+
+
+def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any:
+    """For each vector of indices, elements of the slice of `params` at its place."""
+    batch = rank_of(as_tensor(indices))
+    if not batch:
+        raise GraphError(f"batch_gather: indices of known rank, 1 or more, are due, got {indices}")
+    return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
+
+
+def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
+    """Slices of `params` at index vectors, which the last axis of `indices` holds."""
+    return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
+
+
+def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
+    """Zeros of the given shape with `updates` added at index vectors."""
+    return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
+
+
+gather_nd = define("tf.gather_nd(params, indices)", "GatherNd", _gather_nd, same=False)
+scatter_nd = define("tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, same=False)
+tensor_scatter_update = define(
+    "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
+    rg.find_op("TensorScatterUpdate").function, ANY,
+    "The tensor with `updates` in the places that index vectors name.", same=False,
+)  # fmt: skip
+
+
+# -- what depends on values ------------------------------------------------------------------------
+
+
+def boolean_mask(
+    tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None
+) -> Any:
+    """The slices of a tensor where the mask, which lies along axes from `axis` on, is true.
+
+    How many there are is known only in the run. The rank of the mask must be known.
+
+    Source: `tf.boolean_mask`.
+    """
+    with scope(name, tensor, mask):
+        x, first = as_tensor(tensor), axes_of(axis) or 0
+        mask = as_tensor(mask, dtypes.bool, beside=x)
+        count = rank_of(mask) or 0
+        if not count:
+            raise GraphError(
+                "Number of mask dimensions must be specified, even if some dimensions are None, "
+                f"and be 1 or more: {mask}"
+            )
+        if count > 1:
+            sizes, last = shape_of(x), first + count
+            TensorShape(sizes[first:last]).assert_is_compatible_with(shape_of(mask))
+            x = reshape(x, (*sizes[:first], -1, *sizes[last:]))
+            mask = reshape(mask, [-1])
+        elif rank_of(x) is not None:
+            TensorShape(shape_of(x)[first]).assert_is_compatible_with(shape_of(mask))
+        return gather(x, squeeze(where(mask), axis=[1]), axis=first)
+
+
+class Unique(NamedTuple):
+    """Distinct values, and for each element the place of its value among them."""
+
+    y: Any
+    idx: Any
+
+
+def unique(x: TensorLike, out_idx: Any = dtypes.int32, name: str | None = None) -> Unique:
+    """The distinct values of a vector, in the order in which they come.
+
+    Returns them, and for each element of x the index of its value among them. They have no
+    gradient. A composition of sorts.
+
+    Source: `tf.unique`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     y, idx = sess.run(tf.unique([7, 3, 7]))
+    >>> y.tolist(), idx.tolist()
+    ([7, 3], [0, 1, 0])
+    """
+    with scope(name or "Unique", x):
+        x = stop_gradient(x)
+        order = argsort(x, stable=True)
+        ordered = gather(x, order)
+        first = ones_like(ordered[:1], dtypes.bool)
+        new = concat([first, not_equal(ordered[1:], ordered[:-1])], axis=0)
+        firsts = boolean_mask(order, new)  # where each value comes first; in the order of values
+        group = subtract(cumsum(cast(new, dtypes.int32)), 1)
+        place = invert_permutation(argsort(firsts))
+        idx = gather(gather(place, group), invert_permutation(order))
+        return Unique(gather(x, sort(firsts)), cast(idx, out_idx))
+
+
+def confusion_matrix(
+    labels: TensorLike, predictions: TensorLike, num_classes: Any = None, dtype: Any = dtypes.int32,
+    name: str | None = None, weights: TensorLike = None,
+) -> Any:  # fmt: skip
+    """How often (or with which weight) each class, by row, was taken for each, by column.
+
+    Without `num_classes` there are as many as the largest class says.
+    """
+    with scope(name or "confusion_matrix", labels, predictions):
+        labels, predictions = to_int64(labels), to_int64(predictions)
+        if num_classes is None:
+            num_classes = add(maximum(reduce_max(labels), reduce_max(predictions)), 1)
+        count = as_sizes(num_classes)
+        ones = ones_like(labels) if weights is None else as_tensor(weights)
+        places = stack([labels, predictions], axis=1)
+        return scatter_nd(places, cast(ones, dtype), [count, count])

@@ -1,0 +1,333 @@
+"""Products of matrices and linear algebra: `tf.matmul`, `tf.matrix_inverse`, … and `tf.linalg`.
+
+Matrices lie in the last two axes; earlier axes are a stack of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import regrad as rg
+from regrad.core.op import TensorLike
+from regrad.core.tensor import Tensor
+from regrad.errors import GraphError, ShapeError
+from regrad.graph.deferred import deferrable
+from regrad.v1.functions.creation import eye as eye
+from regrad.v1.functions.math import cast
+from regrad.v1.graph.forms import (
+    ANY,
+    INEXACT,
+    NUMBERS,
+    as_sizes,
+    axes_of,
+    define,
+    dtype_of,
+    one_op,
+    rank_of,
+    renamed,
+    scope,
+    tensor,
+)
+from regrad.v1.graph.tensors import is_tensor
+
+__all__ = [
+    "cholesky", "cholesky_solve", "cross", "einsum", "matmul", "matrix_band_part",
+    "matrix_determinant", "matrix_diag", "matrix_diag_part", "matrix_inverse", "matrix_set_diag",
+    "matrix_solve", "matrix_transpose", "matrix_triangular_solve", "norm", "qr", "self_adjoint_eig",
+    "self_adjoint_eigvals", "svd", "tensordot", "trace",
+]  # fmt: skip
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def matmul(
+    a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False,
+    adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
+    b_is_sparse: bool = False, name: str | None = None,
+) -> Any:  # fmt: skip
+    """The product of matrices, which may be transposed first; `adjoint_*` conjugates as well.
+
+    Stacks of matrices broadcast (TensorFlow 1 wants them equal). Raises ValueError for vectors.
+
+    Op type: `MatMul`. Source: `tf.matmul`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.matmul([[1.0, 2.0]], [[3.0, 4.0]], transpose_b=True)))
+    [[11.]]
+    """
+    for which, both in ("a", transpose_a and adjoint_a), ("b", transpose_b and adjoint_b):
+        if both:
+            raise GraphError(f"Only one of transpose_{which} and adjoint_{which} can be True.")
+    attrs = {
+        "transpose_a": transpose_a or adjoint_a, "transpose_b": transpose_b or adjoint_b,
+        "conjugate_a": adjoint_a, "conjugate_b": adjoint_b,
+    }  # fmt: skip
+    return one_op("MatMul", name or "MatMul", _product, a, b, kinds=NUMBERS, **attrs)
+
+
+def _product(
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool, conjugate_a: bool, conjugate_b: bool
+) -> Any:
+    _check_matrices("matmul", a, b)
+    a, b = rg.conj(a) if conjugate_a else a, rg.conj(b) if conjugate_b else b
+    return rg.find_op("MatMul").function(a, b, transpose_a, transpose_b)
+
+
+def _check_matrices(name: str, *xs: Any) -> None:
+    """Refuse vectors, where regrad's functions take them and TensorFlow's do not."""
+    for x in xs:
+        if is_tensor(x) and rank_of(x) in (0, 1):
+            raise ShapeError(
+                f"{name}: Shape must be at least rank 2, got {x.shape}. For vectors use "
+                "tf.tensordot, or tf.expand_dims first."
+            )
+
+
+def _axes(axes: Any) -> Any:
+    axes = axes_of(axes, "axes")
+    return (
+        axes if isinstance(axes, int) else tuple([(a,) if isinstance(a, int) else a for a in axes])
+    )
+
+
+tensordot = define(
+    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS, scope="Tensordot", axes=_axes
+)
+
+
+def einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
+    """Einstein's sum: products of tensors, their axes named by letters, summed over the rest."""
+    return one_op("Einsum", name or "einsum", _einsum, *inputs, equation=equation)
+
+
+def _einsum(*xs: Any, equation: str) -> Any:
+    return rg.einsum(equation, *xs)
+
+
+cross = define(
+    "tf.cross(a, b)", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS,
+    "The cross product of vectors of three elements along the last axis.",
+)  # fmt: skip
+
+
+# -- diagonals and triangles -----------------------------------------------------------------------
+
+
+def matrix_transpose(a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
+    """The tensor with its last two axes exchanged; `conjugate` takes the conjugate as well."""
+    return one_op("Transpose", name, _adjoint if conjugate else rg.matrix_transpose, a)
+
+
+def adjoint(matrix: TensorLike, name: str | None = None) -> Any:
+    """The complex conjugate of the transpose."""
+    return matrix_transpose(matrix, name or "adjoint", conjugate=True)
+
+
+def _adjoint(x: Any) -> Any:
+    return rg.conj(rg.matrix_transpose(x))
+
+
+matrix_diag = diag = define("tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag)
+matrix_diag_part = diag_part = define(
+    "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY,
+    "The diagonals of matrices.",
+)  # fmt: skip
+
+
+@deferrable
+def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
+    """Matrices with other diagonals."""
+    shape: Any = x.shape[-2:]
+    on = rg.linalg.diag(rg.ones_like(diagonal, dtype=np.bool_), shape=shape)
+    return rg.where(on, rg.linalg.diag(diagonal, shape=shape), x)
+
+
+@deferrable
+def _make_diagonal(x: Tensor) -> Tensor:
+    """A tensor of twice the rank, with the values on its diagonal and zeros elsewhere."""
+    return rg.reshape(rg.linalg.diag(rg.reshape(x, (-1,))), (*x.shape, *x.shape))
+
+
+@deferrable
+def _diagonal_of(x: Tensor) -> Tensor:
+    """The diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`."""
+    half = x.shape[: x.ndim // 2]
+    size = math.prod(half)
+    return rg.reshape(rg.linalg.diagonal(rg.reshape(x, (size, size))), half)
+
+
+@deferrable
+def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
+    """Matrices with zeros outside a band of so many diagonals below and above the main one."""
+    x = x if num_lower < 0 else rg.triu(x, k=-num_lower)
+    return x if num_upper < 0 else rg.tril(x, k=num_upper)
+
+
+matrix_set_diag = set_diag = define(
+    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag"
+)
+tensor_diag = define("tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag")
+tensor_diag_part = define(
+    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart"
+)
+matrix_band_part = band_part = define(
+    "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY,
+    f"{_band.__doc__}\n\n    A negative number keeps all of them.",
+    scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes,
+)  # fmt: skip
+
+
+def trace(x: TensorLike, name: str | None = None) -> Any:
+    """The sums of the diagonals of matrices."""
+    with scope(name or "trace", x):
+        x = tensor(x)
+        return cast(one_op("Sum", "Sum", rg.linalg.trace, x, kinds=NUMBERS), dtype_of(x))
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+def norm(
+    tensor: TensorLike, ord: Any = "euclidean", axis: Any = None, keepdims: bool | None = None,
+    name: str | None = None, keep_dims: bool | None = None,
+) -> Any:  # fmt: skip
+    """The norm of vectors (along one axis, or of all elements) or of matrices (along two axes).
+
+    `ord` is "euclidean" or "fro" (the root of the sum of squares), 1, 2, any positive number or
+    `np.inf`; for matrices 1 and `np.inf` are the largest sum of a column or a row, 2 the largest
+    singular value. The gradient at 0 is 0. A composition.
+    """
+    axis, keep = axes_of(axis), bool(renamed("keepdims", keepdims, "keep_dims", keep_dims))
+    matrices = isinstance(axis, tuple) and len(axis) == 2
+    if ord in ("euclidean", "fro"):
+        function, ord = rg.linalg.vector_norm, 2
+    elif matrices and ord in (1, 2, np.inf):
+        function = _matrix_norm
+    elif matrices or not isinstance(ord, int | float) or ord <= 0:
+        raise GraphError(f"'ord' must be a supported norm, got {ord!r} for axis={axis}")
+    else:
+        function = rg.linalg.vector_norm
+    attrs = {"axis": axis, "keepdims": keep, "ord": ord}
+    return one_op(None, name or "norm", function, tensor, kinds=INEXACT, **attrs)
+
+
+@deferrable
+def _matrix_norm(x: Any, axis: tuple[int, int], keepdims: bool, ord: float) -> Tensor:
+    axes = tuple([a % x.ndim for a in axis])
+    y = rg.linalg.matrix_norm(rg.moveaxis(x, axes, (-2, -1)), ord=ord)
+    return rg.expand_dims(y, axes) if keepdims else y
+
+
+# -- determinants, inverses, solvers ---------------------------------------------------------------
+
+
+matrix_determinant = det = define(
+    "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT
+)
+
+
+class SignAndLog(NamedTuple):
+    """The sign of a determinant (or its phase) and the logarithm of its size."""
+
+    sign: Any
+    log_abs_determinant: Any
+
+
+def _logdet(x: Tensor) -> Tensor:
+    """The logarithms of the determinants of positive definite matrices."""
+    return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(x)))), axis=-1)
+
+
+def _inverse(x: Tensor, adjoint: bool) -> Tensor:
+    """The inverses of matrices (of their adjoints)."""
+    return rg.linalg.inv(_adjoint(x) if adjoint else x)
+
+
+def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor:
+    """The y with `matrix @ y = rhs` (or with the adjoint on the left)."""
+    _check_matrices("matrix_solve", a, b)
+    a = rg.conj(a) if adjoint else a
+    return rg.find_op("MatrixSolve").function(a, b, transpose=adjoint)
+
+
+def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
+    """As `tf.matrix_solve`; only one triangle of the matrix is read."""
+    _check_matrices("matrix_triangular_solve", a, b)
+    a, op = rg.conj(a) if adjoint else a, rg.find_op("MatrixTriangularSolve")
+    return op.function(a, b, lower=lower, transpose=adjoint)
+
+
+def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
+    """The y with `A @ y = rhs`, given the Cholesky factor of A."""
+    y = _triangular_solve(factor, b, lower=True, adjoint=False)
+    return _triangular_solve(factor, y, lower=True, adjoint=True)
+
+
+slogdet = define(
+    "tf.linalg.slogdet(input)", "LogMatrixDeterminant",
+    lambda x: SignAndLog(*rg.linalg.slogdet(x)), INEXACT,
+    "The signs of the determinants, and the logarithms of their sizes.",
+)  # fmt: skip
+logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT)
+matrix_inverse = inv = define(
+    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool
+)
+matrix_solve = solve = define(
+    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool
+)
+matrix_triangular_solve = triangular_solve = define(
+    "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)",
+    "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool,
+)  # fmt: skip
+cholesky = define(
+    "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT,
+    "The lower triangular y with `y @ adjoint(y)` equal to the (symmetric) matrix.",
+)  # fmt: skip
+cholesky_solve = define("tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT)
+
+# -- decompositions --------------------------------------------------------------------------------
+
+
+class Qr(NamedTuple):
+    """Orthonormal columns and an upper triangle."""
+
+    q: Any
+    r: Any
+
+
+def _qr(x: Tensor, full_matrices: bool) -> Qr:
+    """Q with orthonormal columns and an upper triangular R, with `Q @ R` equal to the input."""
+    return Qr(*rg.linalg.qr(x, mode="complete" if full_matrices else "reduced"))
+
+
+def _svd(x: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+    u, s, vh = rg.linalg.svd(x, full_matrices=full_matrices)
+    return s, u, _adjoint(vh)
+
+
+def svd(
+    tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True,
+    name: str | None = None,
+) -> Any:  # fmt: skip
+    """Singular values (descending), left and right vectors, both as columns: `(s, u, v)`.
+
+    Without `compute_uv` the values alone.
+    """
+    if not compute_uv:
+        return one_op("SingularValues", name or "Svd", rg.linalg.svdvals, tensor, kinds=INEXACT)
+    attrs = {"kinds": INEXACT, "full_matrices": bool(full_matrices)}
+    return one_op("Svd", name or "Svd", _svd, tensor, **attrs)
+
+
+qr = define("tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT)
+self_adjoint_eig = eigh = define(
+    "tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", lambda x: tuple(rg.linalg.eigh(x)), INEXACT,
+    "Eigenvalues (ascending) and eigenvectors, as columns, of symmetric matrices.",
+)  # fmt: skip
+self_adjoint_eigvals = eigvalsh = define(
+    "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT
+)

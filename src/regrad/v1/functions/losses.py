@@ -1,0 +1,352 @@
+"""`tf.losses`: the losses of `regrad.losses`, weighted, reduced and collected as TensorFlow 1 does.
+
+It computes losses of predictions in float32 whatever their dtype; where nothing counts (all
+weights are 0) a mean is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import regrad as rg
+from regrad.core.dims import UnknownRank
+from regrad.errors import ArgumentError, GraphError, ShapeError, near
+from regrad.graph.deferred import deferrable
+from regrad.shapes.sizes import differ
+from regrad.v1.functions.nn import sparse_cross_entropy
+from regrad.v1.graph.forms import renamed
+from regrad.v1.graph.graphs import GraphKeys, add_to_collection, current_graph, get_collection
+from regrad.v1.graph.tensors import Tensor, build, constant, convert_to_tensor
+from regrad.v1.graph.values import alike, floats
+
+
+class Reduction:
+    """How losses are reduced.
+
+    `SUM_BY_NONZERO_WEIGHTS` is the default: the sum, divided by the number of elements whose
+    weight is not 0. `MEAN` divides by the sum of the weights.
+    """
+
+    NONE = "none"
+    SUM = "weighted_sum"
+    SUM_OVER_BATCH_SIZE = "weighted_sum_over_batch_size"
+    MEAN = "weighted_mean"
+    SUM_BY_NONZERO_WEIGHTS = "weighted_sum_by_nonzero_weights"
+    SUM_OVER_NONZERO_WEIGHTS = SUM_BY_NONZERO_WEIGHTS
+
+    @classmethod
+    def all(cls) -> tuple[str, ...]:
+        """Return all values."""
+        return cls.NONE, cls.SUM, cls.MEAN, cls.SUM_OVER_BATCH_SIZE, cls.SUM_BY_NONZERO_WEIGHTS
+
+    @classmethod
+    def validate(cls, key: str) -> None:
+        """Raise ValueError for what is no reduction."""
+        if key not in cls.all():
+            raise GraphError(f"Invalid Reduction Key {key!r}.{near(str(key), cls.all())}")
+
+
+BY_NONZERO, LOSSES = Reduction.SUM_BY_NONZERO_WEIGHTS, GraphKeys.LOSSES
+Name = str | None
+Options = tuple[Any, Name, Name, str]  # weights, scope, collection, reduction
+
+# -- weights and reductions ----------------------------------------------------------------------
+
+
+def compute_weighted_loss(
+    losses: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """Multiply losses by weights, reduce them, and add the result to a collection.
+
+    Args:
+        losses: One loss per element.
+        weights: A number, or a tensor of the rank of the losses whose sizes are theirs or 1.
+        scope: The name scope.
+        loss_collection: The collection that the result joins, or None.
+        reduction: See `Reduction`.
+
+    Raises ValueError for weights that do not broadcast, and for an unknown reduction.
+    """
+    Reduction.validate(reduction)
+    with current_graph().name_scope(scope or "weighted_loss"):
+        return _reduce(convert_to_tensor(losses), weights, loss_collection, reduction)
+
+
+def _reduce(losses: Tensor, weights: Any, collection: Name, reduction: str) -> Tensor:
+    dtype = losses.dtype.base_dtype
+    weights = convert_to_tensor(weights, name="weights")
+    single, weights = (build("Cast", None, _as_float32, x) for x in (losses, weights))
+    _check_weights(weights._symbol.shape, single._symbol.shape)
+    weighted = build("Mul", "Mul", rg.multiply, single, weights)
+    loss = weighted
+    if reduction != Reduction.NONE:
+        loss = build("Sum", None, rg.sum, weighted)
+    if reduction not in (Reduction.NONE, Reduction.SUM):
+        count = build("Sum", "num_present", COUNTS[reduction], single, weights)
+        divisor = build("SelectV2", None, lambda n: rg.where(rg.equal(n, 0), 1, n), count)
+        loss = build("SelectV2", "value", _quotient, loss, count, divisor)
+    if dtype != loss.dtype:
+        loss = build("Cast", None, lambda x: rg.astype(x, dtype._dtype), loss)
+    add_loss(loss, collection)
+    return loss
+
+
+def _quotient(total: Any, count: Any, divisor: Any) -> Any:
+    return rg.where(rg.equal(count, 0), 0, total / divisor)
+
+
+def _as_float32(x: rg.Tensor) -> rg.Tensor:
+    return x if x.dtype == rg.float32 else rg.astype(x, rg.float32)
+
+
+def _check_weights(weights: Any, losses: Any) -> None:
+    if isinstance(weights, UnknownRank) or isinstance(losses, UnknownRank) or not weights:
+        return
+    pairs = zip(weights, losses, strict=False)
+    if len(weights) != len(losses) or any(differ(w, 1) and differ(w, n) for w, n in pairs):
+        raise ShapeError(
+            f"weights can not be broadcast to values: the weights' shape is {weights}, the losses' "
+            f"{losses}. They are a number, or have as many axes as the losses, of their sizes or 1."
+        )
+
+
+COUNTS: dict[str, Callable[..., rg.Tensor]] = {
+    Reduction.MEAN: lambda losses, weights: rg.sum(rg.ones_like(losses) * weights),
+    Reduction.SUM_OVER_BATCH_SIZE: lambda losses, weights: rg.sum(rg.ones_like(losses)),
+    BY_NONZERO: lambda losses, weights: rg.sum(
+        rg.ones_like(losses) * rg.astype(rg.not_equal(weights, 0), rg.float32)
+    ),
+}
+
+
+# -- collections ---------------------------------------------------------------------------------
+
+
+def add_loss(loss: Any, loss_collection: Name = LOSSES) -> None:
+    """Put a loss in a collection (in none, if that is None)."""
+    if loss_collection:
+        add_to_collection(loss_collection, loss)
+
+
+def get_losses(scope: Name = None, loss_collection: str = LOSSES) -> list[Any]:
+    """Return the losses that were added, in a scope if one is given."""
+    return get_collection(loss_collection, scope)
+
+
+def get_regularization_losses(scope: Name = None) -> list[Any]:
+    """Return what the regularizers of variables and layers gave."""
+    return get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
+
+
+def get_regularization_loss(scope: Name = None, name: str = "total_regularization_loss") -> Tensor:
+    """Return the sum of the regularization losses; 0 if there are none."""
+    losses = get_regularization_losses(scope)
+    return _sum(losses, name) if losses else constant(0.0)
+
+
+def get_total_loss(
+    add_regularization_losses: bool = True, name: str = "total_loss", scope: Name = None
+) -> Tensor:
+    """Return the sum of all losses that were added, those of regularizers by default included."""
+    losses = get_losses(scope)
+    if add_regularization_losses:
+        losses = [*losses, *get_regularization_losses(scope)]
+    if not losses:
+        raise GraphError("there is no loss yet: tf.losses and tf.losses.add_loss add them")
+    return _sum(losses, name)
+
+
+def _sum(losses: list[Any], name: str) -> Tensor:
+    if len(losses) == 1:
+        return build("Identity", name, rg.identity, losses[0])
+    return build("AddN", name, lambda *xs: rg.add_n(list(xs)), *losses)
+
+
+# -- losses of predictions -----------------------------------------------------------------------
+
+
+def _compute(
+    default: str, formula: Callable[..., rg.Tensor], labels: Any, predictions: Any,
+    options: Options, **attrs: Any,
+) -> Tensor:  # fmt: skip
+    """Compute a loss of two tensors, element by element, then weigh and reduce it in a scope."""
+    weights, scope, collection, reduction = options
+    if labels is None or predictions is None:
+        raise GraphError(f"{default}: labels and predictions (or logits) must not be None.")
+    Reduction.validate(reduction)
+    with current_graph().name_scope(scope or default):
+        losses = build("", None, deferrable(formula), labels, predictions, **attrs)
+        return _reduce(losses, weights, collection, reduction)
+
+
+def _of_predictions(
+    loss: Callable[..., rg.Tensor], labels: Any, predictions: Any, options: Options,
+    scope_name: Name = None, **attrs: Any,
+) -> Tensor:  # fmt: skip
+    """Compute one of regrad's losses of tensors as float32."""
+
+    def formula(labels: rg.Tensor, predictions: rg.Tensor, **attrs: Any) -> rg.Tensor:
+        pair = alike(loss.__name__, labels, predictions)
+        return loss(*map(_as_float32, pair), None, "none", **attrs)
+
+    return _compute(scope_name or loss.__name__, formula, labels, predictions, options, **attrs)
+
+
+def absolute_difference(
+    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """`abs(predictions - labels)`."""
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.absolute_difference, labels, predictions, options)
+
+
+def mean_squared_error(
+    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """`(predictions - labels) ** 2`.
+
+    Source: `tf.losses.mean_squared_error`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     loss = tf.losses.mean_squared_error([1.0, 2.0], [1.0, 4.0])
+    ...     print(sess.run(loss), tf.losses.get_losses() == [loss])
+    2.0 True
+    """
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.mean_squared_error, labels, predictions, options)
+
+
+def huber_loss(
+    labels: Any, predictions: Any, weights: Any = 1.0, delta: float = 1.0,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """Half the squared error up to an error of `delta`, and linear beyond."""
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.huber_loss, labels, predictions, options, delta=delta)
+
+
+def hinge_loss(
+    labels: Any, logits: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """`relu(1 - s * logits)`, where s is -1 for the label 0 and 1 for the label 1."""
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.hinge_loss, labels, logits, options)
+
+
+def log_loss(
+    labels: Any, predictions: Any, weights: Any = 1.0, epsilon: float = 1e-7,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """`-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)` of probabilities p."""
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.log_loss, labels, predictions, options, epsilon=epsilon)
+
+
+def cosine_distance(
+    labels: Any, predictions: Any, axis: int | None = None, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO, dim: int | None = None,
+) -> Tensor:  # fmt: skip
+    """`1 - sum(labels * predictions)` along `axis`, of vectors that have norm 1 already."""
+    axis = renamed("axis", axis, "dim", dim)
+    if axis is None:
+        raise GraphError("You must specify 'axis'.")
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(
+        rg.losses.cosine_distance, labels, predictions, options, "cosine_distance_loss", axis=axis
+    )
+
+
+def mean_pairwise_squared_error(
+    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES,
+) -> Tensor:  # fmt: skip
+    """For each example, the mean squared error between differences of pairs of its elements.
+
+    The weights are one per example: a number, or of the shape (batch,) or (batch, 1, …).
+    """
+
+    def per_example(labels: Any, predictions: Any) -> Any:
+        labels, predictions = alike("mean_pairwise_squared_error", labels, predictions)
+        labels, predictions = rg.astype(labels, rg.float32), rg.astype(predictions, rg.float32)
+        error = rg.reshape(predictions - labels, (labels.shape[0], -1))
+        n = rg.sum(rg.ones_like(error), axis=1, keepdims=True)
+        # the mean over pairs i ≠ j of (e_i - e_j)² is this multiple of the variance
+        variance = rg.mean(rg.square(error - rg.mean(error, axis=1, keepdims=True)), axis=1)
+        return 2 * variance * rg.squeeze(n / rg.maximum(n - 1, 1), axis=1)
+
+    with current_graph().name_scope(scope or "mean_pairwise_squared_error"):
+        losses = build("", None, deferrable(per_example), labels, predictions)
+        per_row = build("", None, lambda w: rg.reshape(w, (-1,)) if w.ndim else w, weights)
+        return _reduce(losses, per_row, loss_collection, Reduction.SUM)
+
+
+# -- losses of logits ----------------------------------------------------------------------------
+
+
+def _of_logits(
+    loss: Callable[..., rg.Tensor], labels: Any, logits: Any, options: Options, smoothing: float
+) -> Tensor:
+    """Compute one of regrad's losses of logits, with labels of their dtype."""
+
+    def formula(labels: rg.Tensor, logits: rg.Tensor, **attrs: Any) -> rg.Tensor:
+        labels = labels if labels.dtype == logits.dtype else rg.astype(labels, logits.dtype)
+        return loss(*alike(loss.__name__, labels, logits), None, "none", **attrs)
+
+    (logits,) = floats("logits", logits)
+    name = f"{loss.__name__}_loss"
+    return _compute(name, formula, labels, logits, options, label_smoothing=smoothing)
+
+
+def sigmoid_cross_entropy(
+    multi_class_labels: Any, logits: Any, weights: Any = 1.0, label_smoothing: float = 0,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """The cross entropy of probabilities and `sigmoid(logits)`; smoothing moves labels to 1/2."""
+    options = weights, scope, loss_collection, reduction
+    return _of_logits(
+        rg.losses.sigmoid_cross_entropy, multi_class_labels, logits, options, label_smoothing
+    )
+
+
+def softmax_cross_entropy(
+    onehot_labels: Any, logits: Any, weights: Any = 1.0, label_smoothing: float = 0,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """The cross entropy of distributions and `softmax(logits)`, one loss and weight per example.
+
+    There is no gradient by the labels. Smoothing moves them towards equal probabilities.
+    """
+    fixed = build("StopGradient", None, rg.stop_gradient, onehot_labels)
+    options = weights, scope, loss_collection, reduction
+    return _of_logits(rg.losses.softmax_cross_entropy, fixed, logits, options, label_smoothing)
+
+
+def sparse_softmax_cross_entropy(
+    labels: Any, logits: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """`softmax_cross_entropy` with the number of the right class for a label.
+
+    Labels (and weights) may have a last axis of size 1 besides the axes of the examples.
+    """
+
+    def formula(labels: rg.Tensor, logits: rg.Tensor) -> rg.Tensor:
+        if labels.dtype.kind not in "iu":
+            raise ArgumentError(f"labels are the numbers of classes (integers), got {labels.dtype}")
+        column = labels.ndim == logits.ndim
+        return sparse_cross_entropy(rg.squeeze(labels, axis=-1) if column else labels, logits)
+
+    (logits,) = floats("logits", logits)
+    examples = logits.shape.ndims
+    if examples is not None:
+        weights = convert_to_tensor(weights)
+        if weights.shape.ndims == examples:
+            weights = build("Squeeze", None, rg.squeeze, weights, axis=-1)
+    options = weights, scope, loss_collection, reduction
+    return _compute("sparse_softmax_cross_entropy_loss", formula, labels, logits, options)

@@ -1,0 +1,369 @@
+"""Elementwise functions under TensorFlow's names: `tf.exp`, `tf.add`, `tf.cast`, …
+
+Tensors of different dtypes are never mixed (TypeError), and Python numbers take the dtype of
+the tensor beside them. What TensorFlow registers for floats alone refuses integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core.op import TensorLike
+from regrad.core.tensor import Tensor
+from regrad.errors import GraphError, ShapeError, UnknownShapeError
+from regrad.graph.deferred import deferrable
+from regrad.v1 import dtypes
+from regrad.v1.graph.forms import (
+    ANY,
+    BOOLS,
+    FLOATS,
+    INEXACT,
+    NUMBERS,
+    REALS,
+    check_kinds,
+    define,
+    dtype_of,
+    is_eager,
+    one_op,
+    rank_of,
+    scope,
+    tensor,
+)
+from regrad.v1.graph.tensors import build, is_tensor, same_dtype
+from regrad.v1.graph.values import whole_divisor
+
+__all__ = [
+    "abs", "accumulate_n", "acos", "acosh", "add", "add_n", "angle", "asin", "asinh", "atan",
+    "atan2", "atanh", "cast", "ceil", "clip_by_value", "complex", "conj", "cos", "cosh", "digamma",
+    "div", "div_no_nan", "divide", "equal", "erf", "erfc", "exp", "expm1", "floor", "floor_div",
+    "floordiv", "floormod", "greater", "greater_equal", "imag", "is_finite", "is_inf", "is_nan",
+    "less", "less_equal", "lgamma", "log", "log1p", "log_sigmoid", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "negative", "not_equal",
+    "pow", "real", "realdiv", "reciprocal", "rint", "round", "rsqrt", "saturate_cast", "scalar_mul",
+    "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "squared_difference", "subtract", "tan",
+    "tanh", "to_complex64", "to_complex128", "to_double", "to_float", "to_int32", "to_int64",
+    "truediv", "truncatediv", "truncatemod", "where",
+]  # fmt: skip
+
+# -- one tensor ------------------------------------------------------------------------------------
+
+abs = define("tf.abs(x)", "Abs", rg.abs, NUMBERS)
+negative = define("tf.negative(x)", "Neg", rg.negative, NUMBERS)
+sign = define("tf.sign(x)", "Sign", rg.sign, NUMBERS)
+square = define("tf.square(x)", "Square", rg.square, NUMBERS)
+round = define("tf.round(x)", "Round", rg.round, REALS)
+sqrt = define("tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT)
+rsqrt = define("tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT)
+reciprocal = define("tf.reciprocal(x)", "Reciprocal", rg.reciprocal, INEXACT)
+exp = define("tf.exp(x)", "Exp", rg.exp, INEXACT)
+expm1 = define("tf.expm1(x)", "Expm1", rg.expm1, INEXACT)
+log = define("tf.log(x)", "Log", rg.log, INEXACT)
+log1p = define("tf.log1p(x)", "Log1p", rg.log1p, INEXACT)
+sin = define("tf.sin(x)", "Sin", rg.sin, INEXACT)
+cos = define("tf.cos(x)", "Cos", rg.cos, INEXACT)
+tan = define("tf.tan(x)", "Tan", rg.tan, INEXACT)
+asin = define("tf.asin(x)", "Asin", rg.asin, INEXACT)
+acos = define("tf.acos(x)", "Acos", rg.acos, INEXACT)
+atan = define("tf.atan(x)", "Atan", rg.atan, INEXACT)
+sinh = define("tf.sinh(x)", "Sinh", rg.sinh, INEXACT)
+cosh = define("tf.cosh(x)", "Cosh", rg.cosh, INEXACT)
+tanh = define("tf.tanh(x)", "Tanh", rg.tanh, INEXACT)
+asinh = define("tf.asinh(x)", "Asinh", rg.asinh, INEXACT)
+acosh = define("tf.acosh(x)", "Acosh", rg.acosh, INEXACT)
+atanh = define("tf.atanh(x)", "Atanh", rg.atanh, INEXACT)
+sigmoid = define("tf.sigmoid(x)", "Sigmoid", rg.nn.sigmoid, INEXACT)
+log_sigmoid = define("tf.log_sigmoid(x)", "LogSigmoid", rg.nn.log_sigmoid, FLOATS)
+erf = define("tf.erf(x)", "Erf", rg.erf, FLOATS)
+erfc = define("tf.erfc(x)", "Erfc", rg.erfc, FLOATS)
+lgamma = define("tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS)
+digamma = define("tf.digamma(x)", "Digamma", rg.digamma, FLOATS)
+ceil = define("tf.ceil(x)", "Ceil", rg.ceil, FLOATS)
+floor = define("tf.floor(x)", "Floor", rg.floor, FLOATS)
+rint = define("tf.rint(x)", "Round", rg.round, FLOATS, scope="Rint")
+is_nan = define("tf.is_nan(x)", "IsNan", rg.isnan, FLOATS)
+is_inf = define("tf.is_inf(x)", "IsInf", rg.isinf, FLOATS)
+is_finite = define("tf.is_finite(x)", "IsFinite", rg.isfinite, FLOATS)
+logical_not = define("tf.logical_not(x)", "LogicalNot", rg.logical_not, BOOLS)
+
+# -- two tensors -----------------------------------------------------------------------------------
+
+add = define("tf.add(x, y)", "AddV2", rg.add, NUMBERS, scope="Add")
+subtract = define("tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS)
+multiply = define("tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS)
+realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT)
+floor_div = define("tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS)
+floordiv = define(
+    "tf.floordiv(x, y)", "FloorDiv",
+    lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
+    "`x // y`. Of integers y must not be 0. Gradient: 0.", scope="floordiv",
+)  # fmt: skip
+floormod = mod = define(
+    "tf.floormod(x, y)", "FloorMod",
+    lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS,
+    "`x % y`, with the sign of y. Of integers y must not be 0.",
+)  # fmt: skip
+pow = define("tf.pow(x, y)", "Pow", rg.pow, NUMBERS)
+maximum = define("tf.maximum(x, y)", "Maximum", rg.maximum, REALS)
+minimum = define("tf.minimum(x, y)", "Minimum", rg.minimum, REALS)
+squared_difference = define(
+    "tf.squared_difference(x, y)", "SquaredDifference", rg.squared_difference, NUMBERS
+)
+equal = define("tf.equal(x, y)", "Equal", rg.equal, ANY)
+not_equal = define("tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY)
+less = define("tf.less(x, y)", "Less", rg.less, REALS)
+less_equal = define("tf.less_equal(x, y)", "LessEqual", rg.less_equal, REALS)
+greater = define("tf.greater(x, y)", "Greater", rg.greater, REALS)
+greater_equal = define("tf.greater_equal(x, y)", "GreaterEqual", rg.greater_equal, REALS)
+logical_and = define("tf.logical_and(x, y)", "LogicalAnd", rg.logical_and, BOOLS)
+logical_or = define("tf.logical_or(x, y)", "LogicalOr", rg.logical_or, BOOLS)
+logical_xor = define("tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS)
+atan2 = define("tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS, "The angle of the point (x, y).")
+
+
+# What `truediv` makes of integers, by the number of their bits.
+QUOTIENTS = {1: dtypes.float32, 2: dtypes.float32, 4: dtypes.float64, 8: dtypes.float64}
+
+
+def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """`x / y`. Integers are cast first: those of 8 and 16 bits to float32, others to float64.
+
+    >>> import regrad.v1 as tf
+    >>> tf.truediv(tf.constant([1, 2]), 4).dtype
+    tf.float64
+    """
+    if is_eager(x, y):
+        return rg.divide(x, y)
+    with scope(name or "truediv") as whole:
+        x, y = same_dtype("truediv", x, y)
+        check_kinds("truediv", NUMBERS, x, y)
+        if dtype_of(x).kind in "iu":
+            due = QUOTIENTS[dtype_of(x).itemsize]
+            x, y = cast(x, due), cast(y, due)
+        return build("RealDiv", whole, rg.divide, x, y)
+
+
+divide = truediv
+
+
+def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
+    """`x / y` as Python 2 has it: of integers the quotient rounded down."""
+    known = x if is_tensor(x) else tensor(y) if is_tensor(y) else tensor(x)
+    return (floor_div if dtype_of(known).kind in "iu" else realdiv)(x, y, name=name or "div")
+
+
+def _quotient_or_zero(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+    """`x / y`, and 0 where y is 0, with the gradient 0 there."""
+    zero = y == 0
+    return rg.where(zero, 0, x / rg.where(zero, 1, y))
+
+
+def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+    """`x / y` rounded towards zero, as C divides integers."""
+    return rg.sign(x) * rg.sign(y) * (rg.abs(x) // rg.abs(y))
+
+
+def _truncate_remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+    """What `truncatediv` leaves: it has the sign of x."""
+    return x - _truncate_divide(x, y) * y
+
+
+div_no_nan = define("tf.div_no_nan(x, y)", None, _quotient_or_zero, INEXACT)
+truncatediv = define("tf.truncatediv(x, y)", None, _truncate_divide, REALS, scope="TruncateDiv")
+truncatemod = define("tf.truncatemod(x, y)", None, _truncate_remainder, REALS, scope="TruncateMod")
+
+
+def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any:
+    """`scalar * x` for a number or a tensor of rank 0; ValueError for a tensor of another rank."""
+    if rank_of(scalar) if is_tensor(scalar) else np.ndim(scalar):
+        raise ShapeError(f"Only scalar multiply works, got {scalar}")
+    return one_op("Mul", name or "mul", rg.multiply, scalar, x, kinds=NUMBERS)
+
+
+# -- many tensors ----------------------------------------------------------------------------------
+
+
+def add_n(inputs: Any, name: str | None = None) -> Any:
+    """The sum of a list of tensors of one shape and dtype.
+
+    Raises ValueError for an empty list.
+    """
+    if not isinstance(inputs, list | tuple) or not inputs:
+        raise GraphError(
+            "inputs must be a list of at least one Tensor with the same dtype and shape"
+        )
+    if len(inputs) == 1:
+        x = tensor(inputs[0])
+        return one_op("Identity", name, rg.identity, x) if name else x
+    total = lambda *xs: rg.add_n(xs)  # noqa: E731
+    return one_op("AddN", name or "AddN", total, *inputs, kinds=NUMBERS)
+
+
+def accumulate_n(
+    inputs: Sequence[TensorLike], shape: Any = None, tensor_dtype: Any = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
+    """As `add_n`."""
+    return add_n(inputs, name or "AccumulateNV2")
+
+
+# One op, as in TensorFlow 1.8. (Later versions make a Minimum and a Maximum.)
+clip_by_value = define(
+    "tf.clip_by_value(t, clip_value_min, clip_value_max)", "ClipByValue", rg.clip, REALS,
+    "t, brought into the range; the gradient passes at both bounds.", scope="clip_by_value",
+)  # fmt: skip
+
+
+def where(
+    condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
+) -> Any:
+    """x where the condition holds, y elsewhere. A condition of rank 1 selects rows.
+
+    Without x and y: the places where it holds, as index vectors of int64. x, y and the condition
+    broadcast (TensorFlow 1 wants equal shapes).
+
+    Op types: `SelectV2`, `Where`. Source: `tf.where`.
+    """
+    if (x is None) != (y is None):
+        raise GraphError("x and y must both be non-None or both be None.")
+    if x is None:
+        places = rg.find_op("Where").function
+        return one_op("Where", name or "Where", places, condition)
+    if is_eager(condition, x, y):
+        return _select(condition, x, y)
+    with scope(name or "Select") as whole:
+        condition = tensor(condition, dtypes.bool, name="condition")
+        x, y = same_dtype("Select", x, y)
+        return build("SelectV2", whole, _select, condition, x, y)
+
+
+def _select(condition: Any, x: Any, y: Any) -> Any:
+    try:
+        condition = _for_rows(condition, x, y)
+    except UnknownShapeError:  # no gradient passes by what is asked for its rank
+        ranked = rg.stop_gradient(x), rg.stop_gradient(y)
+        condition = deferrable(_for_rows)(condition, *ranked)
+    return rg.where(condition, x, y)
+
+
+def _for_rows(condition: Any, x: Any, y: Any) -> Tensor:
+    """A condition of rank 1 beside tensors of higher rank, with an axis for each of theirs."""
+    if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
+        return rg.expand_dims(condition, tuple(range(1, rank)))
+    return condition
+
+
+# -- casts -----------------------------------------------------------------------------------------
+
+
+def cast(x: TensorLike, dtype: Any, name: str | None = None) -> Any:
+    """x under another dtype; a tensor that has it already comes back as it is.
+
+    Source: `tf.cast`.
+    """
+    due = dtypes.to_numpy(dtype)
+    if is_tensor(x) and dtype_of(x) == due:
+        return tensor(x)
+    return one_op("Cast", name or "Cast", _astype, x, dtype=due)
+
+
+def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:
+    return rg.astype(x, dtype)  # (which takes the dtype by position)
+
+
+def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
+    declaration = f"tf.{name}(x, name='{name.title().replace('_', '')}')"
+    return define(
+        declaration, "Cast", _astype, doc=f"x as {dtype.name}.", call=partial(_cast_to, dtype)
+    )
+
+
+def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: Any) -> Any:
+    return cast(x, dtype, name=name)
+
+
+to_float = _caster("to_float", dtypes.float32)
+to_double = _caster("to_double", dtypes.float64)
+to_int32 = _caster("to_int32", dtypes.int32)
+to_int64 = _caster("to_int64", dtypes.int64)
+to_complex64 = _caster("to_complex64", dtypes.complex64)
+to_complex128 = _caster("to_complex128", dtypes.complex128)
+
+
+def saturate_cast(value: TensorLike, dtype: Any, name: str | None = None) -> Any:
+    """A value under another dtype, of which it takes the limits where it exceeds them."""
+    with scope(name or "saturate_cast", value) as whole:
+        value = tensor(value, name="value")
+        low, high = _limits(dtype_of(value)), _limits(dtypes.to_numpy(dtype))
+        if low[0] < high[0]:
+            value = maximum(value, _inside(high[0], dtype_of(value)))
+        if low[1] > high[1]:
+            value = minimum(value, _inside(high[1], dtype_of(value)))
+        return cast(value, dtype, name=whole)
+
+
+def _limits(dtype: np.dtype) -> tuple[Any, Any]:
+    info = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    return info.min, info.max
+
+
+def _inside(limit: Any, dtype: np.dtype) -> np.ndarray:
+    """A limit, or the next number towards zero where this dtype cannot have it exactly."""
+    found = np.asarray(limit).astype(dtype)
+    exact = dtype.kind != "f" or not isinstance(limit, int) or int(found) == limit
+    return np.asarray(found if exact else np.nextafter(found, dtype.type(0)))
+
+
+# -- complex numbers -------------------------------------------------------------------------------
+
+
+def _if_complex(op_type: str, name: str, function: Callable[..., Any], x: TensorLike) -> Any:
+    """Call `one_op` for a complex tensor; a real one comes back as it is."""
+    x = tensor(x)
+    if dtype_of(x).kind == "c":
+        return one_op(op_type, name, function, x)
+    check_kinds(op_type, NUMBERS, x)
+    return x
+
+
+real = define(
+    "tf.real(input)",
+    "Real",
+    rg.real,
+    doc="The real part; a real tensor comes back as it is.",
+    call=_if_complex,
+)
+
+
+def imag(input: TensorLike, name: str | None = None) -> Any:
+    """The imaginary part; zeros for a real tensor."""
+    x = tensor(input)
+    if dtype_of(x).kind == "c":
+        return one_op("Imag", name or "Imag", rg.imag, x)
+    return one_op("ZerosLike", name or "Imag", rg.zeros_like, x, kinds=NUMBERS)
+
+
+conj = define(
+    "tf.conj(x)", "Conj", rg.conj, doc="The complex conjugate of numbers; a real tensor "
+    "comes back as it is.", call=_if_complex,
+)  # fmt: skip
+
+
+def _complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
+    """Complex numbers from their parts, two tensors of float32 or float64."""
+    kind = np.result_type(dtype_of(rg.asarray(real)), np.complex64)
+    return rg.astype(real, kind) + 1j * rg.astype(imag, kind)
+
+
+def _angle(x: rg.Tensor) -> rg.Tensor:
+    """The angle of complex numbers, from -π to π."""
+    parts = (rg.imag(x), rg.real(x)) if dtype_of(x).kind == "c" else (rg.zeros_like(x), x)
+    return rg.atan2(*parts)
+
+
+complex = define("tf.complex(real, imag)", None, _complex, FLOATS, scope="Complex")
+angle = define("tf.angle(input)", None, _angle, INEXACT, scope="Angle")

@@ -1,0 +1,505 @@
+"""`tf.nn`: TensorFlow 1's names, argument orders and defaults on `regrad.nn`.
+
+What one op computes in TensorFlow is here one op of the same type where regrad has it, and a
+composition of public ops elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import regrad as rg
+from regrad.core.dims import UnknownRank
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient
+from regrad.errors import ArgumentError, GraphError, ShapeError
+from regrad.graph.deferred import deferrable
+from regrad.shapes.sizes import differ
+from regrad.shapes.table import shape_of as shape_form
+from regrad.v1.functions import random_ops
+from regrad.v1.functions.convolution import *
+from regrad.v1.functions.convolution import channels_last, to_first, to_last
+from regrad.v1.functions.math import sigmoid as sigmoid
+from regrad.v1.functions.math import tanh as tanh
+from regrad.v1.graph.forms import (
+    FLOATS,
+    INEXACT,
+    REALS,
+    TENSOR,
+    axes_of,
+    define,
+    one_op,
+    renamed,
+    scope,
+    shape_of,
+    tensor,
+)
+from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.tensors import build, convert_to_tensor, is_tensor, sizes, static_value
+from regrad.v1.graph.values import alike, constant_value, ensure, floats, indices_from_zero
+
+# -- activations ---------------------------------------------------------------------------------
+
+relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS)
+relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS)
+elu = define("tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS)
+selu = define("tf.nn.selu(features)", "Selu", rg.nn.selu, FLOATS)
+swish = define("tf.nn.swish(features)", "Silu", rg.nn.silu, FLOATS)
+softplus = define("tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS)
+softsign = define("tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS)
+
+
+def leaky_relu(features: TensorLike, alpha: Any = 0.2, name: str | None = None) -> Any:
+    """x where x > 0, `alpha * x` elsewhere. Op type: `LeakyRelu` (`Prelu` if alpha is a tensor)."""
+    name = name or "LeakyRelu"
+    if is_tensor(alpha):
+        return one_op("Prelu", name, rg.nn.prelu, features, alpha, kinds=FLOATS)
+    return one_op("LeakyRelu", name, rg.nn.leaky_relu, features, kinds=FLOATS, alpha=alpha)
+
+
+def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor:
+    """`relu` of x and of -x, side by side along `axis`."""
+    return rg.nn.relu(rg.concat([x, -x], axis=axis))
+
+
+def _last_by_default(axis: Any) -> int:
+    return -1 if axis is None else axes_of(axis)
+
+
+crelu = define(
+    "tf.nn.crelu(features, name=None, axis=-1)", "ConcatV2", _crelu, FLOATS, scope="CRelu"
+)
+softmax = define(
+    "tf.nn.softmax(logits, axis=None, name=None, dim=None)", "Softmax", rg.nn.softmax, FLOATS,
+    "`exp(x) / sum(exp(x))` along `axis`, the last by default.", axis=_last_by_default,
+)  # fmt: skip
+log_softmax = define(
+    "tf.nn.log_softmax(logits, axis=None, name=None, dim=None)",
+    "LogSoftmax", rg.nn.log_softmax, FLOATS,
+    "`log(softmax(x))` along `axis`, the last by default, accurate also where the softmax is 0 or "
+    "1 to the last digit.", axis=_last_by_default,
+)  # fmt: skip
+
+
+# -- losses of logits ----------------------------------------------------------------------------
+
+
+def _check_named(function: str, sentinel: Any, labels: Any, logits: Any) -> None:
+    """The order of labels and logits is easily mistaken, so TensorFlow wants them by name."""
+    if sentinel is not None:
+        raise GraphError(
+            f"Only call `{function}` with named arguments (labels=..., logits=..., ...)"
+        )
+    if labels is None or logits is None:
+        raise GraphError("Both labels and logits must be provided.")
+
+
+def softmax_cross_entropy_with_logits(
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None, dim: Any = -1,
+    name: str | None = None, axis: Any = None,
+) -> Any:  # fmt: skip
+    """`-sum(labels * log_softmax(logits))` along an axis, without a gradient by the labels.
+
+    The arguments are given by name. Op types: `StopGradient`, `LogSoftmax`, `Mul`, `Sum`, `Neg`.
+    """
+    _check_named("softmax_cross_entropy_with_logits", _sentinel, labels, logits)
+    name = name or "softmax_cross_entropy_with_logits_sg"
+    return _distribution_loss(name, labels, logits, dim if axis is None else axis, fixed=True)
+
+
+def softmax_cross_entropy_with_logits_v2(
+    labels: TensorLike, logits: TensorLike, axis: Any = None, name: str | None = None,
+    dim: Any = None,
+) -> Any:  # fmt: skip
+    """`-sum(labels * log_softmax(logits))` along `axis`, with a gradient by the labels, too.
+
+    Source: `tf.nn.softmax_cross_entropy_with_logits_v2`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     labels, logits = [[0.0, 1.0]], [[5.0, 5.0]]
+    ...     print(sess.run(tf.nn.softmax_cross_entropy_with_logits_v2(labels, logits)))
+    [0.6931472]
+    """
+    _check_named("softmax_cross_entropy_with_logits_v2", None, labels, logits)
+    name = name or "softmax_cross_entropy_with_logits"
+    axis = _last_by_default(renamed("axis", axis, "dim", dim))
+    return _distribution_loss(name, labels, logits, axis, fixed=False)
+
+
+def _distribution_loss(name: str, labels: Any, logits: Any, axis: Any, fixed: bool) -> Any:
+    (logits,) = floats("softmax_cross_entropy_with_logits", logits)
+    attrs = {"axis": axes_of(axis), "fixed": fixed}
+    return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
+
+
+@deferrable
+def _cross_entropy(labels: Any, logits: Any, axis: int, fixed: bool) -> Any:
+    if labels.dtype != logits.dtype:
+        labels = rg.astype(labels, logits.dtype)
+    if fixed:
+        labels = rg.stop_gradient(labels)
+    labels, logits = alike("softmax_cross_entropy_with_logits", labels, logits)
+    if axis != -1:
+        labels, logits = rg.moveaxis(labels, axis, -1), rg.moveaxis(logits, axis, -1)
+    return rg.losses.softmax_cross_entropy(labels, logits, None, "none")
+
+
+def sparse_softmax_cross_entropy_with_logits(
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
+    """`-log_softmax(logits)` at the class of each example, whose number is its label.
+
+    The arguments are given by name. A label out of range is an InvalidArgumentError of the run.
+    """
+    what = "sparse_softmax_cross_entropy_with_logits"
+    _check_named(what, _sentinel, labels, logits)
+    (logits,) = floats(what, logits)
+    name = name or "SparseSoftmaxCrossEntropyWithLogits"
+    return one_op(None, name, sparse_cross_entropy, labels, logits, same=False)
+
+
+@deferrable
+def sparse_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
+    """`-log_softmax(logits)` at the labels, which must have the shape of the examples."""
+    what = "sparse_softmax_cross_entropy_with_logits"
+    labels = indices_from_zero(what, ensure(what, labels, logits.shape[:-1]))
+    return rg.losses.sparse_softmax_cross_entropy(labels, logits, None, "none")
+
+
+def sigmoid_cross_entropy_with_logits(
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
+    """The cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
+
+    The arguments are given by name.
+    """
+    what = "sigmoid_cross_entropy_with_logits"
+    _check_named(what, _sentinel, labels, logits)
+
+    @deferrable
+    def cross_entropy(labels: Any, logits: Any) -> Any:
+        return rg.losses.sigmoid_cross_entropy(*alike(what, labels, logits), None, "none")
+
+    return one_op(None, name or "logistic_loss", cross_entropy, labels, logits, kinds=FLOATS)
+
+
+@deferrable
+def _weighted_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weight: rg.Tensor) -> rg.Tensor:
+    """`sigmoid_cross_entropy_with_logits` with the positive examples weighted by `pos_weight`."""
+    labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
+    yes = weight * labels * rg.nn.log_sigmoid(logits)
+    return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
+
+
+weighted_cross_entropy_with_logits = define(
+    "tf.nn.weighted_cross_entropy_with_logits(labels=None, logits=None, pos_weight=None, "
+    "name=None, targets=None)", None, _weighted_cross_entropy, FLOATS,
+    scope="logistic_loss", labels=TENSOR, logits=TENSOR, pos_weight=TENSOR, targets="labels",
+)  # fmt: skip
+
+
+@deferrable
+def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
+    """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss."""
+    z, c = alike("log_poisson_loss", z, c)
+    y = rg.exp(c) - z * c
+    if not compute_full_loss:
+        return y
+    some = rg.greater(z, 1)
+    n = rg.where(some, z, 1)
+    stirling = n * rg.log(n) - n + 0.5 * rg.log(2 * math.pi * n)
+    return y + rg.where(some, stirling, 0)
+
+
+def _l2_loss(x: rg.Tensor) -> rg.Tensor:
+    """`sum(x ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow)."""
+    return rg.sum(rg.square(x)) / 2
+
+
+log_poisson_loss = define(
+    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)",
+    None, _log_poisson_loss, FLOATS,
+)  # fmt: skip
+l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, scope="L2Loss")
+
+
+# -- normalisation -------------------------------------------------------------------------------
+
+
+l2_normalize = define(
+    "tf.nn.l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None)",
+    "Mul", rg.nn.l2_normalize, FLOATS, scope="l2_normalize",
+)  # fmt: skip
+moments = define(
+    "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None,
+    lambda x, axes, keepdims: rg.nn.moments(x, axes, keepdims), INEXACT,
+    "The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)",
+    axes=axes_of, shift=None,
+)  # fmt: skip
+
+
+def batch_normalization(
+    x: TensorLike, mean: TensorLike, variance: TensorLike, offset: TensorLike, scale: TensorLike,
+    variance_epsilon: float, name: str | None = None,
+) -> Any:  # fmt: skip
+    """`(x - mean) / sqrt(variance + variance_epsilon) * scale + offset` (both may be None)."""
+    given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
+    present = {k: v for k, v in given.items() if v is not None}
+
+    def normalize(x: Any, *values: Any) -> Any:
+        tensors = dict(zip(present, values, strict=True))
+        return rg.nn.batch_norm(x, **tensors, epsilon=variance_epsilon)
+
+    return one_op(None, name or "batchnorm", normalize, x, *present.values(), kinds=FLOATS)
+
+
+class FusedBatchNorm(NamedTuple):
+    """What `fused_batch_norm` returns."""
+
+    y: Any
+    batch_mean: Any
+    batch_var: Any
+
+
+def fused_batch_norm(
+    x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike = None,
+    variance: TensorLike = None, epsilon: float = 0.001, data_format: str = "NHWC",
+    is_training: bool = True, name: str | None = None,
+) -> FusedBatchNorm:  # fmt: skip
+    """Images normalised by their own moments, or by given ones, and these moments.
+
+    In training the variance that comes back is the unbiased estimate (of n - 1), as in TensorFlow.
+    """
+    last = channels_last(data_format, 2)
+    with scope(name or "FusedBatchNorm", x):
+        x = x if last else build("Transpose", None, rg.permute_dims, x, axes=to_last(2))
+        unbiased = variance
+        if is_training:
+            mean, variance = moments(x, (0, 1, 2))
+            unbiased = variance * bessel(x, (0, 1, 2))
+        y = batch_normalization(x, mean, variance, offset, scale, epsilon)
+        y = y if last else build("Transpose", None, rg.permute_dims, y, axes=to_first(2))
+    return FusedBatchNorm(y, mean, unbiased)
+
+
+def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
+    """n / (n - 1) for the n elements along the axes: the factor of an unbiased variance."""
+
+    def factor(x: Any) -> Any:
+        n = rg.sum(rg.ones_like(x), axis=axes)
+        return n / rg.maximum(n - 1, 1)
+
+    return one_op(None, "bessel", factor, x)
+
+
+local_response_normalization = lrn = define(
+    "tf.nn.local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5)",
+    "LRN", rg.nn.local_response_normalization, FLOATS,
+)  # fmt: skip
+
+
+def _zero_fraction(x: rg.Tensor) -> rg.Tensor:
+    """The fraction of elements that are 0."""
+    return rg.mean(rg.astype(rg.equal(x, 0), rg.float32))
+
+
+zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction)
+
+
+# -- affine --------------------------------------------------------------------------------------
+
+
+def bias_add(
+    value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
+) -> Any:
+    """`value + bias`, with one number per channel. Op type: `BiasAdd`."""
+    if data_format is not None and not data_format.startswith("N"):
+        raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
+    first = (data_format or "").startswith("NC")
+    return one_op("BiasAdd", name or "BiasAdd", _add_bias, value, bias, first=first)
+
+
+@op("BiasAdd", broadcasts=True)
+def _bias_add(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
+    return a + b
+
+
+shape_form("BiasAdd")(lambda arguments, attrs: arguments[0].shape)
+
+
+gradient("BiasAdd", "a")(lambda dy: dy)
+gradient("BiasAdd", "b")(lambda dy: dy)
+
+
+@deferrable
+def _add_bias(value: Any, bias: Any, first: bool) -> Any:
+    shape, biases = value._data.shape, bias._data.shape  # `value.shape` would ask for the rank
+    if not isinstance(biases, UnknownRank):
+        if len(biases) != 1:
+            raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
+        if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
+            raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
+    return _bias_add(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
+
+
+def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
+    """`matmul(x, weights) + biases`."""
+    return _add_bias(rg.matmul(x, weights), biases, False)
+
+
+def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
+    """`relu(matmul(x, weights) + biases)`."""
+    return rg.nn.relu(_affine(x, weights, biases))
+
+
+xw_plus_b = define(
+    "tf.nn.xw_plus_b(x, weights, biases)", "BiasAdd", _affine, FLOATS, scope="xw_plus_b"
+)
+relu_layer = define(
+    "tf.nn.relu_layer(x, weights, biases)", "Relu", _relu_layer, FLOATS, scope="relu_layer"
+)
+
+
+# -- dropout, lookups ----------------------------------------------------------------------------
+
+
+def dropout(
+    x: TensorLike, keep_prob: TensorLike = None, noise_shape: TensorLike = None,
+    seed: int | None = None, name: str | None = None, rate: TensorLike = None,
+) -> Any:  # fmt: skip
+    """x with elements set to 0 at random in each run, and the others scaled up by `1 / keep_prob`.
+
+    Args:
+        x: The input, floats.
+        keep_prob: The probability with which an element is kept: a number, or a tensor such as a
+            placeholder. If it is known to be 1, x comes back.
+        noise_shape: A shape that broadcasts to x's, if elements are to be dropped together;
+            None in it stands for x's size.
+        seed: See `tf.set_random_seed`.
+        name: The name scope.
+        rate: `1 - keep_prob`, in its place.
+
+    Source: `tf.nn.dropout`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sorted(set(sess.run(tf.nn.dropout(tf.ones([100]), 0.5)).tolist())))
+    [0.0, 2.0]
+    """
+    (x,) = floats("dropout", tensor(x, name="x"))
+    keep = _keep_probability(keep_prob, rate)
+    if constant_value(keep) == 1:
+        return x
+    with scope(name or "dropout"):
+        x = convert_to_tensor(x)
+        keep = convert_to_tensor(keep, x.dtype.base_dtype, name="keep_prob")
+        inner = current_graph().entering(x._read())  # the branch that is being built knows this one
+        shape = _noise_shape(inner._data.shape, noise_shape)
+        noise = random_ops.noise(random_ops.UNIFORM, None, shape, x.dtype.base_dtype, seed)
+        y = build("SelectV2", None, _drop, x, keep, noise)
+        y.set_shape(x.shape)
+        return y
+
+
+def _drop(x: Any, keep: Any, noise: Any) -> Any:
+    return rg.where(rg.less(noise, keep), x / keep, 0)
+
+
+def _keep_probability(keep_prob: Any, rate: Any) -> Any:
+    if rate is not None and keep_prob is None:
+        known = constant_value(rate)
+        keep_prob = 1 - (rate if known is None else known)
+    elif keep_prob is None or rate is not None:
+        raise GraphError("dropout takes keep_prob, or rate, which is 1 - keep_prob")
+    known = constant_value(keep_prob)
+    if known is not None and not 0 < known <= 1:
+        raise GraphError(
+            f"keep_prob must be a scalar tensor or a float in the range (0, 1], got {known}"
+        )
+    return keep_prob
+
+
+def _noise_shape(shape: Any, noise_shape: Any) -> Any:
+    if noise_shape is None:
+        return shape
+    if not isinstance(noise_shape, list | tuple):
+        return noise_shape
+    return [shape[i] if n is None else n for i, n in enumerate(noise_shape)]
+
+
+def embedding_lookup(
+    params: TensorLike, ids: TensorLike, partition_strategy: str = "mod", name: str | None = None,
+    validate_indices: bool = True, max_norm: float | None = None,
+) -> Any:  # fmt: skip
+    """The rows of a table with the numbers `ids`. Op type: `GatherV2`.
+
+    A list of tables is one table, whose rows are dealt out in turns (`"mod"`) or lie one after
+    the other (`"div"`).
+    """
+    if max_norm is not None:
+        raise ArgumentError("embedding_lookup: max_norm is not offered; call tf.clip_by_norm")
+    tables = list(params) if isinstance(params, list | tuple) else [params]
+    name = name or "embedding_lookup"
+    if len(tables) == 1:
+        return one_op("GatherV2", name, _embed, tables[0], ids, same=False)
+    counts = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
+    starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
+    strategy = {"mod": _deal, "div": _keep_order}[partition_strategy]
+
+    def look_up(ids: Any, *tables: Any) -> Any:
+        return rg.nn.embedding(rg.concat(tables), strategy(ids, starts))
+
+    return one_op(None, name, look_up, ids, *tables, same=False)
+
+
+def _embed(table: Any, ids: Any) -> Any:
+    return rg.nn.embedding(table, indices_from_zero("embedding_lookup", ids))
+
+
+def _deal(ids: Any, starts: np.ndarray) -> Any:
+    """The row numbers in the joined tables of rows that were dealt out in turns."""
+    n = len(starts)
+    first = rg.astype(rg.take(rg.asarray(starts), ids % n), ids.dtype)
+    return first + rg.floor_divide(ids, n)
+
+
+def _keep_order(ids: Any, starts: np.ndarray) -> Any:
+    return ids
+
+
+class TopKV2(NamedTuple):
+    """What `top_k` returns."""
+
+    values: Any
+    indices: Any
+
+
+def _top_k(x: rg.Tensor, k: Any) -> TopKV2:
+    """The k largest elements of each row, largest first, and their places (int32)."""
+    values, indices = rg.top_k(x, k)
+    return TopKV2(values, rg.astype(indices, rg.int32))
+
+
+top_k = define(
+    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS, k=sizes, sorted=None
+)
+
+
+def in_top_k(predictions: TensorLike, targets: TensorLike, k: Any, name: str | None = None) -> Any:
+    """For each row, whether fewer than k classes are predicted above the target's class."""
+    (predictions,) = floats("in_top_k", predictions)
+    return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
+
+
+@deferrable
+def _is_in(predictions: Any, targets: Any, k: Any) -> Any:
+    targets = ensure("in_top_k", targets, predictions.shape[:-1])
+    chosen = rg.take_along_axis(predictions, rg.expand_dims(targets, -1), axis=-1)
+    above = rg.sum(rg.astype(rg.greater(predictions, chosen), rg.int32), axis=-1)
+    return rg.logical_and(rg.less(above, k), rg.isfinite(rg.squeeze(chosen, axis=-1)))

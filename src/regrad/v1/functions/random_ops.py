@@ -1,0 +1,313 @@
+"""Random tensors of a graph, drawn anew in each run: `tf.random_normal` and its kin.
+
+Each op has a generator of its own in the session. With a seed (the graph's, the op's, or both)
+every new session repeats the same numbers; without one they are fresh.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core.backends import BACKENDS
+from regrad.core.dims import UnknownRank
+from regrad.core.registry import OPS, Input, Op, bind
+from regrad.core.shapes import as_count
+from regrad.core.state import next_id
+from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
+from regrad.graph.graph import NO_RULE, chain, defer
+from regrad.graph.size_ops import SHAPE
+from regrad.random import JaxSource, NumpySource
+from regrad.shapes.infer import Spec
+from regrad.v1 import dtypes
+from regrad.v1.errors import InvalidArgumentError
+from regrad.v1.graph.forms import define, plain_value
+from regrad.v1.graph.graphs import current_graph, get_default_graph
+from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
+
+__all__ = [
+    "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
+    "set_random_seed", "truncated_normal",
+]  # fmt: skip
+
+# -- seeds ---------------------------------------------------------------------------------------
+
+DEFAULT_GRAPH_SEED = 87654321
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Set the seed of the default graph, for the random ops that are made from here on.
+
+    Source: `tf.set_random_seed`.
+
+    >>> import regrad.v1 as tf
+    >>> def draw():
+    ...     with tf.Graph().as_default(), tf.Session() as sess:
+    ...         tf.set_random_seed(1)
+    ...         return sess.run(tf.random_uniform([2])).tolist()
+    >>> draw() == draw()
+    True
+    """
+    get_default_graph().seed = _as_seed(seed)
+
+
+def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
+    """The graph's seed and the op's for an op made now: both None if there is no seed at all."""
+    graph_seed, op_seed = get_default_graph().seed, _as_seed(op_seed)
+    if graph_seed is None:
+        return (None, None) if op_seed is None else (DEFAULT_GRAPH_SEED, op_seed)
+    if op_seed is None:  # the number of ops tells ops of one graph apart
+        op_seed = sum(len(graph.nodes) for graph in chain(current_graph()))
+    return graph_seed, op_seed
+
+
+def _as_seed(seed: Any) -> int | None:
+    try:
+        return None if seed is None else operator.index(seed)
+    except TypeError:
+        raise ArgumentError(f"seed: expected an integer or None, got {brief(seed)}") from None
+
+
+def _seeds(op_seed: int | None) -> tuple[int, int]:
+    """The seeds as attributes: two zeros if there are none."""
+    graph_seed, op_seed = get_seed(op_seed)
+    if graph_seed is None or op_seed is None:
+        return 0, 0
+    return (graph_seed, op_seed) if graph_seed or op_seed else (0, 2**31 - 1)
+
+
+def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
+    """Where an op in a session gets its numbers: a generator, or a key where the plan is traced.
+
+    A region (a branch, a loop's body) is run again for its gradient, and then draws the same.
+    """
+    if run.xp is not np:
+        return JaxSource(run.key(stream))
+    place = stream, run.path
+    if place in run.drawn:
+        again = np.random.PCG64()
+        again.state = run.drawn[place]
+        return NumpySource(np.random.Generator(again))
+    found = run.others.get(stream)
+    if found is None:
+        seeds = (seed % 2**64, seed2 % 2**64) if seed or seed2 else None
+        found = run.others[stream] = NumpySource(np.random.Generator(np.random.PCG64(seeds)))
+    if region:
+        run.drawn[place] = found.generator.bit_generator.state
+    return found
+
+
+# -- the ops -------------------------------------------------------------------------------------
+
+STREAM = ["seed", "seed2", "stream", "region"]
+KNOWN = np.ndarray, np.generic  # other arrays are those of a plan that is traced
+
+
+def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *attrs: str) -> Op:
+    """An op type whose kernel is given the session's generator first."""
+
+    def draw(
+        run: Any, *arrays: Any, seed: int, seed2: int, stream: int, region: bool, **attributes: Any
+    ) -> np.ndarray:
+        return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
+
+    entries = [Input(name, "one") for name in inputs]
+    op = Op(type, type, draw, entries, [*attrs, *STREAM], stateful=True)
+    return OPS.setdefault(type, op)
+
+
+def _noise(type: str, distribution: str) -> Op:
+    def kernel(source: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
+        return source.draw(distribution, shape, dtype)
+
+    return _random_op(type, kernel, [], "shape", "dtype")
+
+
+def _integers(source: Any, low: Any, high: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
+    if isinstance(low, KNOWN) and isinstance(high, KNOWN):
+        if bool(np.greater_equal(low, high)):
+            raise InvalidArgumentError(None, None, f"Need minval < maxval, got {low} >= {high}")
+        low, high = int(low), int(high)
+    return source.integers(shape, low, high, dtype)
+
+
+def _shuffle(source: Any, value: np.ndarray) -> np.ndarray:
+    order = source.permutation(len(value))
+    return BACKENDS[type(order)].xp.take(value, order, axis=0)
+
+
+def _classes(source: Any, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
+    batch, classes = logits.shape
+    noise = source.draw("gumbel", (batch, count, classes), logits.dtype)
+    return (logits[:, None, :] + noise).argmax(axis=-1).astype(dtype)
+
+
+NORMAL = _noise("RandomStandardNormal", "normal")
+TRUNCATED = _noise("TruncatedNormal", "truncated_normal")
+UNIFORM = _noise("RandomUniform", "uniform")
+INTEGERS = _random_op("RandomUniformInt", _integers, ["minval", "maxval"], "shape", "dtype")
+SHUFFLE = _random_op("RandomShuffle", _shuffle, ["value"])
+MULTINOMIAL = _random_op("Multinomial", _classes, ["logits"], "count", "dtype")
+for _op in (NORMAL, TRUNCATED, UNIFORM, INTEGERS, MULTINOMIAL):
+    _op.rule = NO_RULE
+
+
+def _not_through_a_shuffle(dy: Any) -> Any:
+    raise MissingRuleError(
+        "tf.random_shuffle has no gradient, as in TensorFlow; shuffle the row numbers: "
+        "tf.gather(x, tf.random_shuffle(tf.range(n)))"
+    )
+
+
+SHUFFLE.rule = bind(_not_through_a_shuffle, SHUFFLE, "RandomShuffle")
+
+
+def draw(
+    op: Op, name: str | None, spec: Spec, seed: int | None, *inputs: Tensor, **attrs: Any
+) -> Tensor:
+    """A random op in the graph that is being built."""
+    graph = current_graph()
+    first, second = _seeds(seed)
+    region = graph.outer is not None
+    attrs.update(seed=first, seed2=second, stream=next_id(), region=region)
+    xs = tuple([x._read() for x in inputs])
+    with graph.naming(op.type, name):
+        if xs:
+            return face(defer(op, xs, attrs, specs=[spec]))
+        return face(graph.add(op, op.rule, (), attrs, specs=[spec]))
+
+
+def noise(op: Op, name: str | None, shape: Any, dtype: Any, seed: int | None) -> Tensor:
+    """Numbers of a standard distribution; the shape may be a tensor."""
+    dtype = dtypes.to_numpy(dtype)
+    if dtype.kind != "f":
+        raise DTypeError(f"{op.type} draws floats (or ints, by tf.random_uniform), got {dtype}")
+    shape = shape_attribute(shape)
+    return draw(op, name, _spec(shape, dtype), seed, shape=shape, dtype=dtype)
+
+
+def _spec(shape: Any, dtype: np.dtype) -> Spec:
+    return Spec(None if isinstance(shape, UnknownRank) else shape, dtype)
+
+
+def shape_attribute(shape: Any) -> Any:
+    """A shape, or a tensor of sizes, as an attribute; ValueError for a single number."""
+    if is_tensor(shape):
+        node = convert_to_tensor(shape)._symbol.node
+        if node.op is SHAPE:  # of a tensor whose rank may be unknown
+            return current_graph().entering(node.xs[0])._data.shape
+    found = shape if isinstance(shape, UnknownRank) else sizes(shape)
+    if not isinstance(found, tuple | UnknownRank):
+        raise GraphError(f"Shape must be rank 1 but is rank 0: give [{shape}], not {shape}")
+    return found
+
+
+# -- what users call -----------------------------------------------------------------------------
+
+
+def _normal(
+    op_type: str, name: str, op: Op, shape: Any, mean: Any, stddev: Any, dtype: Any,
+    seed: int | None,
+) -> Tensor:  # fmt: skip
+    with current_graph().name_scope(name) as scope:
+        mean = convert_to_tensor(mean, dtype, name="mean")
+        stddev = convert_to_tensor(stddev, dtype, name="stddev")
+        return _scale_and_shift(scope, noise(op, None, shape, dtype, seed), stddev, mean)
+
+
+def _scale_and_shift(scope: str, y: Tensor, scale: Any, offset: Any) -> Tensor:
+    scaled = build("Mul", "mul", rg.multiply, y, scale)
+    return build("AddV2", scope, rg.add, scaled, offset)
+
+
+random_normal = define(
+    "tf.random_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)", "AddV2", NORMAL,
+    doc="Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.",
+    scope="random_normal", call=_normal, shape=plain_value,
+)  # fmt: skip
+truncated_normal = define(
+    "tf.truncated_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)",
+    "AddV2", TRUNCATED,
+    doc="Normal numbers that are at most two standard deviations away from the mean.",
+    scope="truncated_normal", call=_normal, shape=plain_value,
+)  # fmt: skip
+
+
+def random_uniform(
+    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32,
+    seed: int | None = None, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Numbers from `[minval, maxval)`, all equally likely: floats, or integers of an int dtype.
+
+    `maxval` is 1 by default for floats, and must be given for integers (else ValueError).
+
+    Source: `tf.random_uniform`.
+    """
+    dtype = dtypes.as_dtype(dtype)
+    if maxval is None and dtype.is_integer:
+        raise GraphError(f"Must specify maxval for integer dtype {dtype!r}")
+    with current_graph().name_scope(name or "random_uniform") as scope:
+        low = convert_to_tensor(minval, dtype, name="min")
+        high = convert_to_tensor(1 if maxval is None else maxval, dtype, name="max")
+        if dtype.is_integer:
+            attrs = {"shape": shape_attribute(shape), "dtype": dtypes.to_numpy(dtype)}
+            return draw(INTEGERS, scope, _spec(*attrs.values()), seed, low, high, **attrs)
+        y = noise(UNIFORM, None, shape, dtype, seed)
+        return _scale_and_shift(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
+
+
+def random_shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
+    """The rows of a tensor in random order. It has no gradient, as in TensorFlow.
+
+    To differentiate, shuffle the row numbers: `tf.gather(x, tf.random_shuffle(tf.range(n)))`.
+    """
+    value = convert_to_tensor(value)
+    return draw(SHUFFLE, name, _spec(value._symbol.shape, value._symbol.dtype), seed, value)
+
+
+def _categorical(
+    op_type: str, name: str, op: Op, logits: Any, num_samples: Any, seed: int | None,
+    dtype: Any = None, output_dtype: Any = None,
+) -> Tensor:  # fmt: skip
+    with current_graph().name_scope(name):
+        logits = convert_to_tensor(logits, name="logits")
+        count = as_count(sizes(num_samples), "num_samples")
+        attrs = {"count": count, "dtype": dtypes.to_numpy(dtype or output_dtype or dtypes.int64)}
+        shape = logits._symbol.shape
+        batch = None if isinstance(shape, UnknownRank) else shape[0]
+        spec = Spec((batch, attrs["count"]), attrs["dtype"])
+        return draw(op, None, spec, seed, logits, **attrs)
+
+
+multinomial = define(
+    "tf.multinomial(logits, num_samples, seed=None, name=None, output_dtype=None)",
+    "Multinomial", MULTINOMIAL,
+    doc="For each row of logits, `num_samples` classes drawn from `softmax(logits)`.",
+    scope="multinomial", call=_categorical,
+)  # fmt: skip
+categorical = define(
+    "tf.random.categorical(logits, num_samples, dtype=None, seed=None)",
+    "Multinomial", MULTINOMIAL, doc="`multinomial`.", scope="categorical", call=_categorical,
+)  # fmt: skip
+
+
+def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Tensor:
+    """A block of this size from a random place of a tensor."""
+    from regrad.v1.functions.arrays import shape
+    from regrad.v1.functions.indexing import slice
+
+    with current_graph().name_scope(name or "random_crop"):
+        value = convert_to_tensor(value, name="value")
+        size = convert_to_tensor(size, dtypes.int32, name="size")
+        rank = [len(value._symbol.shape)]
+        anywhere = random_uniform(rank, maxval=dtypes.int32.max, dtype=dtypes.int32, seed=seed)
+        offset = build("FloorMod", "mod", _wrap, anywhere, shape(value), size)
+        return slice(value, offset, size)
+
+
+def _wrap(anywhere: Any, shape: Any, size: Any) -> Any:
+    return rg.remainder(anywhere, shape - size + 1)

@@ -1,0 +1,242 @@
+"""Reductions, scans, sorting and segments under TensorFlow's names.
+
+Integers stay what they are, as in TensorFlow: the sum of int32 is int32, and so is the mean,
+rounded towards zero. (regrad's own functions give int64 and float32.) Axes must be known when the
+graph is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core.dims import Dim
+from regrad.core.op import TensorLike
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError
+from regrad.graph.constants import static_content
+from regrad.graph.deferred import deferrable
+from regrad.v1 import dtypes
+from regrad.v1.functions.math import add, cast, to_double
+from regrad.v1.graph.forms import (
+    BOOLS,
+    INEXACT,
+    NUMBERS,
+    REALS,
+    axes_of,
+    define,
+    dtype_of,
+    is_eager,
+    one_op,
+    rank_of,
+    scope,
+    tensor,
+)
+from regrad.v1.graph.tensors import rg_read
+
+__all__ = [
+    "argmax", "argmin", "argsort", "count_nonzero", "cumprod", "cumsum", "invert_permutation",
+    "reduce_all", "reduce_any", "reduce_logsumexp", "reduce_max", "reduce_mean", "reduce_min",
+    "reduce_prod", "reduce_sum", "segment_mean", "segment_sum", "sort", "unsorted_segment_sum",
+]  # fmt: skip
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def _keep_dtype(
+    op_type: str | None, name: str, function: Callable[..., Any], x: TensorLike,
+    prepare: Callable[[Any], Any] = lambda x: x, **options: Any,
+) -> Any:  # fmt: skip
+    """Call `one_op`; what it makes of integers is brought back to their dtype.
+
+    `prepare` brings them to the dtype in which they are computed, where that is another.
+    """
+    x = tensor(x)
+    dtype = dtype_of(x)
+    if dtype.kind not in "iu" or (function is not rg.mean and dtype.itemsize == 8):
+        return one_op(op_type, name, function, x, **options)
+    with scope(name, x) as whole:
+        y = one_op(op_type, op_type or name, function, prepare(x), **options)
+        return cast(y, dtype, name=whole)
+
+
+AXES = "axis=None, keepdims=None, {}name=None, reduction_indices=None, keep_dims=None"
+
+
+def _reduction(
+    name: str, op_type: str | None, function: Any, kinds: str, **settings: Any
+) -> Callable[..., Any]:
+    declaration = f"tf.{name}(input_tensor, {AXES.format('')})"
+    return define(declaration, op_type, function, kinds, **settings)
+
+
+reduce_sum = _reduction("reduce_sum", "Sum", rg.sum, NUMBERS, call=_keep_dtype)
+reduce_mean = _reduction(
+    "reduce_mean", "Mean", rg.mean, NUMBERS, call=partial(_keep_dtype, prepare=to_double)
+)
+reduce_prod = _reduction("reduce_prod", "Prod", rg.prod, NUMBERS, call=_keep_dtype)
+reduce_max = _reduction("reduce_max", "Max", rg.max, REALS)
+reduce_min = _reduction("reduce_min", "Min", rg.min, REALS)
+reduce_any = _reduction("reduce_any", "Any", rg.any, BOOLS)
+reduce_all = _reduction("reduce_all", "All", rg.all, BOOLS)
+reduce_logsumexp = _reduction(
+    "reduce_logsumexp", None, rg.logsumexp, INEXACT, scope="ReduceLogSumExp"
+)
+reduce_variance = _reduction("reduce_variance", None, rg.var, INEXACT)
+reduce_std = _reduction("reduce_std", None, rg.std, INEXACT)
+
+
+def _count(op_type: str, name: str, function: Any, x: TensorLike, dtype: Any, **axes: Any) -> Any:
+    with scope(name, x):
+        return cast(one_op(op_type, "Sum", function, tensor(x), **axes), dtype)
+
+
+count_nonzero = define(
+    f"tf.count_nonzero(input_tensor, {AXES.format('dtype=tf.int64, ')})",
+    "CountNonzero", rg.count_nonzero, scope="count_nonzero", call=_count,
+)  # fmt: skip
+
+
+def _position(
+    op_type: str, name: str, function: Any, x: TensorLike, output_type: Any, **options: Any
+) -> Any:
+    due = dtypes.to_numpy(output_type)
+    if due == np.int64:
+        return one_op(op_type, name, function, x, **options)
+    with scope(name, x) as whole:
+        return cast(one_op(op_type, op_type, function, x, **options), due, name=whole)
+
+
+def _extreme(name: str, op_type: str, function: Any, extreme: str) -> Callable[..., Any]:
+    return define(
+        f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)",
+        op_type, function, REALS,
+        f"The index of the (first) {extreme} element along `axis` (by default the first axis).",
+        call=_position, axis=lambda axis: axes_of(axis) or 0,
+    )  # fmt: skip
+
+
+argmax = _extreme("argmax", "ArgMax", rg.argmax, "largest")
+argmin = _extreme("argmin", "ArgMin", rg.argmin, "smallest")
+
+
+# -- scans -----------------------------------------------------------------------------------------
+
+
+def _scan(name: str, op_type: str, function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def scan(x: Tensor, axis: int, **attrs: Any) -> Tensor:
+        # where the rank is unknown, and need not be asked for, the op itself
+        direct = axis >= 0 and rank_of(x) is None
+        return (rg.find_op(op_type).function if direct else function)(x, axis=axis, **attrs)
+
+    return define(
+        f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
+        op_type, scan, NUMBERS, f"The {what} of the elements so far along `axis`.",
+        call=_keep_dtype,
+    )  # fmt: skip
+
+
+cumsum = _scan("cumsum", "Cumsum", rg.cumulative_sum, "sums")
+cumprod = _scan("cumprod", "Cumprod", rg.cumulative_prod, "products")
+
+
+# -- sorting ---------------------------------------------------------------------------------------
+
+
+def _descends(direction: str) -> bool:
+    if direction not in ("ASCENDING", "DESCENDING"):
+        raise ArgumentError(f"direction is 'ASCENDING' or 'DESCENDING', got {direction!r}")
+    return direction == "DESCENDING"
+
+
+def _sort(
+    op_type: str, name: str, function: Any, x: TensorLike, direction: bool, **options: Any
+) -> Any:
+    return one_op(op_type, name, function, x, descending=direction, **options)
+
+
+def _argsort(
+    op_type: str, name: str, function: Any, x: TensorLike, direction: bool, **options: Any
+) -> Any:
+    with scope(name, x) as whole:
+        places = _sort(op_type, "places", function, x, direction, **options)
+        return cast(places, dtypes.int32, name=whole)
+
+
+sort = define(
+    "tf.sort(values, axis=-1, direction='ASCENDING')", "Sort", rg.sort, REALS,
+    'The values in order along `axis`; `direction` may be "DESCENDING".',
+    scope="sort", call=_sort, direction=_descends,
+)  # fmt: skip
+argsort = define(
+    "tf.argsort(values, axis=-1, direction='ASCENDING', stable=False)",
+    "ArgSort", rg.argsort, REALS,
+    "The indices (int32) that put the values in order along `axis`; equal ones keep theirs.",
+    scope="argsort", call=_argsort, direction=_descends, stable=None,
+)  # fmt: skip
+
+
+def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
+    """The y with `y[x[i]] = i`."""
+    with scope(name or "InvertPermutation", x) as whole:
+        x = tensor(x)
+        places = one_op("ArgSort", "places", rg.argsort, x, kinds=REALS, axis=-1)
+        return cast(places, dtype_of(x), name=whole)
+
+
+# -- segments --------------------------------------------------------------------------------------
+
+
+@deferrable
+def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
+    ones = rg.ones_like(ids, dtype=x.dtype)
+    counts = rg.maximum(rg.segment_sum(ones, ids, num_segments), 1)
+    counts = rg.expand_dims(counts, tuple(range(1, 1 + x.ndim - ids.ndim)))
+    return rg.segment_sum(x, ids, num_segments) / counts
+
+
+unsorted_segment_sum = define(
+    "tf.unsorted_segment_sum(data, segment_ids, num_segments)",
+    "UnsortedSegmentSum", rg.segment_sum, NUMBERS,
+    "The sums of the slices of `data` that share an id; negative ids count nowhere.",
+    same=False,
+)  # fmt: skip
+unsorted_segment_mean = define(
+    "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)",
+    None, _segment_mean, NUMBERS,
+    "The means of the slices of `data` that share an id; 0 where there are none.",
+    scope="UnsortedSegmentMean", same=False,
+)  # fmt: skip
+
+
+def _sum_all_segments(
+    op_type: str, name: str, function: Any, data: TensorLike, segment_ids: TensorLike
+) -> Any:
+    with scope(name, data) as whole:
+        ids = tensor(segment_ids, name="segment_ids")
+        return function(data, ids, _segments(ids), name=whole)
+
+
+segment_sum = define(
+    "tf.segment_sum(data, segment_ids)", "UnsortedSegmentSum", unsorted_segment_sum,
+    doc="The sums of the slices of `data` that share an id; there are as many as the largest says."
+    "\n\n    (The ids need not be sorted.)",
+    scope="SegmentSum", call=_sum_all_segments,
+)  # fmt: skip
+segment_mean = define(
+    "tf.segment_mean(data, segment_ids)", None, unsorted_segment_mean,
+    doc="The means of the slices of `data` that share an id; see `segment_sum`.",
+    scope="SegmentMean", call=_sum_all_segments,
+)  # fmt: skip
+
+
+def _segments(ids: Any) -> Any:
+    """One more than the largest id."""
+    known = ids.numpy() if is_eager(ids) else static_content(rg_read(ids))
+    if known is None or any(isinstance(n, Dim) for n in known.flat):
+        return add(reduce_max(ids), 1)
+    return int(max(known.flat, default=-1)) + 1

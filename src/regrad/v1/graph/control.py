@@ -1,0 +1,515 @@
+"""The order in which ops run, branches and loops, and ops that call Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core import containers, dims
+from regrad.core.registry import OPS, Input, Op
+from regrad.core.rule import PerInput, Rule
+from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from regrad.graph.graph import NO_RULE, Node
+from regrad.shapes.infer import Spec
+from regrad.v1 import dtypes, errors
+from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
+from regrad.v1.graph.regions import GraphRegion, cond_node, inside, new_graph, spec_of, while_node
+from regrad.v1.graph.tensors import (
+    Operation,
+    Tensor,
+    TensorShape,
+    convert_to_tensor,
+    face,
+    operation,
+)
+
+__all__ = [
+    "Assert", "Print", "case", "cond", "group", "no_op", "numpy_function", "py_func", "while_loop",
+]  # fmt: skip
+
+
+def _register(op: Op, rule: Rule) -> Op:
+    op.rule = rule
+    OPS[op.type] = op
+    return op
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+NO_OP = _register(Op("NoOp", "no_op", lambda xp: (), [], [], several=True), NO_RULE)
+
+
+def no_op(name: str | None = None) -> Operation:
+    """An op that does nothing; what it depends on runs before it."""
+    graph = current_graph()
+    with graph.naming("NoOp", name or "NoOp"):
+        graph.add(NO_OP, NO_RULE, (), {}, specs=[])
+    return operation(graph.nodes[-1])
+
+
+def group(*inputs: Any, name: str | None = None, **options: Any) -> Operation:
+    """An op that has run when all of these ops and tensors have.
+
+    Source: `tf.group`.
+    """
+    leaves = containers.flatten(list(inputs))[0] if inputs else []
+    for leaf in leaves:
+        if not hasattr(leaf, "op") and not isinstance(leaf, Operation):
+            raise ArgumentError(f"group takes tensors and ops, got {leaf!r:.60}")
+    with control_dependencies(leaves):
+        return no_op(name or "group_deps")
+
+
+def tuple_(
+    tensors: Sequence[Any], name: str | None = None, control_inputs: Sequence[Any] | None = None
+) -> list[Any]:
+    """The tensors, each of them ready only when all of them are (and `control_inputs`).
+
+    Source: `tf.tuple`.
+    """
+    from regrad.v1.functions.arrays import identity
+
+    if not any(t is not None for t in tensors):
+        raise GraphError("tuple: at least one tensor is due")
+    made = [None if t is None else convert_to_tensor(t) for t in tensors]
+    waits = [t for t in made if t is not None] + list(control_inputs or ())
+    with current_graph().name_scope(name or "tuple"), control_dependencies(waits):
+        return [None if t is None else identity(t, name="control_dependency") for t in made]
+
+
+def with_dependencies(dependencies: Sequence[Any], output_tensor: Any, name: Any = None) -> Tensor:
+    """The tensor, ready only when the dependencies have run."""
+    from regrad.v1.functions.arrays import identity
+
+    with control_dependencies(dependencies):
+        return identity(output_tensor, name=name)
+
+
+# -- branches ------------------------------------------------------------------------------------
+
+
+def cond(
+    pred: Any,
+    true_fn: Callable[[], Any] | None = None,
+    false_fn: Callable[[], Any] | None = None,
+    strict: bool = False,
+    name: str | None = None,
+    fn1: Any = None,
+    fn2: Any = None,
+) -> Any:
+    """What `true_fn()` or `false_fn()` gives: the run computes the branch that `pred` chooses.
+
+    Both functions are called once, to build their branches, and must return the same structure of
+    tensors, with the same dtypes. Ops inside are bound to the overrides in force here. A result
+    that is a list of one tensor is that tensor, unless `strict`.
+
+    Raises TypeError for a Python bool (use `if`), for functions that are not callable, and for
+    dtypes that differ; ValueError for structures that differ.
+
+    Source: `tf.cond`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.placeholder(tf.float32, [])
+    ...     y = tf.cond(x > 0.0, lambda: x * 2.0, lambda: -x)
+    ...     print(sess.run([y, tf.gradients(y, x)[0]], {x: -3.0}))
+    [3.0, -1.0]
+    """
+    functions = (fn1 if true_fn is None else true_fn, fn2 if false_fn is None else false_fn)
+    for function, called in zip(functions, ("true_fn", "false_fn"), strict=True):
+        if not callable(function):
+            raise ArgumentError(f"cond: {called} must be callable, got {function!r:.60}")
+    if isinstance(pred, bool):
+        raise ArgumentError("pred must not be a Python bool: use a Python if statement")
+    pred = convert_to_tensor(pred)
+    if pred.dtype != dtypes.bool:
+        raise ArgumentError(f"cond: pred must be a bool tensor, got {pred}")
+    if pred.shape.ndims not in (0, None):
+        raise ShapeError(f"cond: pred must have rank 0, got {pred}")
+    built = [_branch(f, name or "cond", strict) for f in functions]  # pyright: ignore
+    (first, one), (second, other) = built
+    _check_branches(first, second, one, other)
+    found = list(face(cond_node(pred._read(), (first, second), [])))
+    return one(found)
+
+
+def _branch(function: Callable[[], Any], name: str, strict: bool) -> tuple[GraphRegion, Any]:
+    with inside(new_graph(name)) as graph:
+        answer = function()
+        if isinstance(answer, list | tuple) and len(answer) == 1 and not strict:
+            answer = answer[0]
+        leaves, close = containers.flatten(answer)
+        if not leaves:
+            raise GraphError(f"{name}: a branch must return a tensor, got {answer!r:.40}")
+        targets: list[Node] = []
+        tensors = [_result(leaf, targets, name) for leaf in leaves]
+        outputs = [graph.entering(t._read()) for t in tensors]
+    region = GraphRegion(graph, [], outputs, targets)
+    return region, close
+
+
+def _result(leaf: Any, targets: list[Node], name: str) -> Tensor:
+    """A result of a branch; an op is run, and stands for nothing."""
+    if isinstance(leaf, Operation):
+        targets.append(leaf._node)
+        return convert_to_tensor(True)
+    if leaf is None:
+        raise GraphError(f"{name}: a branch returned None; return a tensor")
+    return convert_to_tensor(leaf)
+
+
+def _check_branches(first: GraphRegion, second: GraphRegion, one: Any, other: Any) -> None:
+    counts = len(first.outputs), len(second.outputs)
+    shown = [close([*"x" * n]) for close, n in zip((one, other), counts, strict=True)]
+    if shown[0] != shown[1]:
+        raise GraphError(
+            f"cond: the branches must return one structure, got {shown[0]} and {shown[1]}"
+        )
+    for x, y in zip(first.outputs, second.outputs, strict=True):
+        if x._data.dtype != y._data.dtype:
+            raise GraphError(
+                "cond: the branches must return tensors of the same dtypes, got "
+                f"{x._data.dtype} ({x._data.name}) and {y._data.dtype} ({y._data.name})"
+            )
+
+
+def case(
+    pred_fn_pairs: Any,
+    default: Callable[[], Any] | None = None,
+    exclusive: bool = False,
+    strict: bool = False,
+    name: str = "case",
+) -> Any:
+    """What the function beside the first true predicate gives, or `default()`.
+
+    Source: `tf.case`.
+    """
+    pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, dict) else pred_fn_pairs)
+    if not pairs:
+        raise GraphError("case: at least one pair of a predicate and a function is due")
+    if default is None:
+        *pairs, (_, default) = pairs
+    if not pairs:
+        assert default is not None
+        return default()
+    (pred, function), *rest = pairs
+    if not rest:
+        return cond(pred, function, default, strict, name)
+    return cond(pred, function, lambda: case(rest, default, exclusive, strict, name), strict, name)
+
+
+# -- loops ---------------------------------------------------------------------------------------
+
+
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    shape_invariants: Any = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+    maximum_iterations: Any = None,
+    return_same_structure: bool = False,
+) -> Any:
+    """`body(*loop_vars)` again and again, on its own results, while `cond(*loop_vars)` holds.
+
+    Both functions are called once, to build the loop. The loop variables keep their dtypes, and
+    their static shapes unless `shape_invariants` gives looser ones. Gradients pass, to any order;
+    the backward pass runs the loop again.
+
+    Raises ValueError for results that do not match the loop variables, TypeError for functions
+    that are not callable and for a condition that is no bool.
+
+    Source: `tf.while_loop`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant(2.0)
+    ...     i, y = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * x), [0, 1.0])
+    ...     print(sess.run([y, tf.gradients(y, x)[0]]))
+    [8.0, 12.0]
+    """
+    if not callable(cond) or not callable(body):
+        raise ArgumentError("while_loop: cond and body must be callable")
+    leaves, close = containers.flatten(_unlisted(loop_vars))
+    if not leaves:
+        raise GraphError("No loop variables provided")
+    start = [convert_to_tensor(v) for v in leaves]
+    specs = _invariants(start, shape_invariants)
+    vars_in = lambda tensors: close(tensors)  # noqa: E731
+    label = name or "while"
+    tested = _loop_region(label, specs, lambda args: [cond(*_spread(vars_in(args)))])
+    _check_condition(tested.outputs[0])
+    structure: list[Any] = []
+    repeated = _loop_region(
+        label, specs, lambda args: _results(body, vars_in(args), len(leaves), structure)
+    )
+    _check_results(repeated, specs)
+    specs = _at_the_end(repeated, specs)
+    limit = None if maximum_iterations is None else int(maximum_iterations)
+    found = while_node(tested, repeated, [v._read() for v in start], specs, limit)
+    if not back_prop:
+        found[0]._data.node.rule = NO_RULE
+    answer = structure[0](list(face(found)))
+    single = isinstance(answer, list | tuple) and len(answer) == 1 and not return_same_structure
+    return answer[0] if single else answer
+
+
+def _unlisted(loop_vars: Any) -> Any:
+    """Loop variables, each a tensor (a list of numbers is not one)."""
+    if isinstance(loop_vars, list | tuple) and not hasattr(loop_vars, "_fields"):
+        return type(loop_vars)(
+            convert_to_tensor(v) if isinstance(v, int | float | np.ndarray | np.generic) else v
+            for v in loop_vars
+        )
+    return loop_vars
+
+
+def _spread(args: Any) -> Any:
+    return args if isinstance(args, list | tuple) else [args]
+
+
+def _invariants(start: Sequence[Tensor], invariants: Any) -> list[Spec]:
+    if invariants is None:
+        return [spec_of(v._read()) for v in start]
+    shapes = _shapes(invariants)
+    if len(shapes) != len(start):
+        raise GraphError(
+            f"while_loop: {len(shapes)} shape_invariants for {len(start)} loop variables"
+        )
+    made = []
+    for v, shape in zip(start, shapes, strict=True):
+        if not shape.is_compatible_with(v.shape):
+            raise ShapeError(f"while_loop: the shape invariant {shape} does not allow {v}")
+        made.append(Spec(None if shape.ndims is None else tuple(shape.as_list()), v._symbol.dtype))
+    return made
+
+
+def _shapes(invariants: Any) -> list[TensorShape]:
+    if isinstance(invariants, TensorShape):
+        return [invariants]
+    return [shape for item in invariants for shape in _shapes(item)]
+
+
+def _loop_region(label: str, specs: Sequence[Spec], function: Callable[..., Any]) -> GraphRegion:
+    with inside(new_graph(label)) as graph:
+        arguments = [graph.placeholder(spec) for spec in specs]
+        answer = function([face(a) for a in arguments])
+        outputs = [graph.entering(convert_to_tensor(y)._read()) for y in answer]
+    return GraphRegion(graph, arguments, outputs)
+
+
+def _results(body: Callable[..., Any], args: Any, count: int, structure: list[Any]) -> list[Any]:
+    answer = body(*_spread(args))
+    if answer is None:
+        raise GraphError("while_loop: body returned None; return the new loop variables")
+    leaves, close = containers.flatten(_unlisted(answer))
+    structure[:] = [close]
+    if len(leaves) != count:
+        raise GraphError(
+            f"while_loop: body must return as many values as there are loop variables, {count}, "
+            f"got {len(leaves)}"
+        )
+    return leaves
+
+
+def _check_condition(y: rg.Tensor) -> None:
+    shown = face(y)
+    if shown.dtype != dtypes.bool:
+        raise ArgumentError(f"while_loop: cond must return a bool, got {shown}")
+    if shown.shape.ndims not in (0, None):
+        raise ShapeError(f"while_loop: cond must return a bool of rank 0, got {shown}")
+
+
+def _check_results(region: GraphRegion, specs: Sequence[Spec]) -> None:
+    for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
+        shown = face(y)
+        if y._data.dtype != spec.dtype:
+            raise DTypeError(
+                f"while_loop: a loop variable of {spec.dtype} became {y._data.dtype} in the body "
+                f"({shown}); use tf.cast"
+            )
+        due = TensorShape(x._data.shape)
+        if due.is_fully_defined() and shown.shape.is_fully_defined() and due != shown.shape:
+            raise ShapeError(
+                f"while_loop: a loop variable enters with shape {due} and has {shown.shape} after "
+                "one iteration. To allow it give shape_invariants=[tf.TensorShape([None, ...])]."
+            )
+
+
+def _at_the_end(region: GraphRegion, specs: Sequence[Spec]) -> list[Spec]:
+    """What is known of the loop variables after the loop: what every iteration preserves."""
+    found = []
+    for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
+        before, after = x._data.shape, y._data.shape
+        known = isinstance(before, tuple) and isinstance(after, tuple) and spec.shape is not None
+        if not known or len(before) != len(after):
+            found.append(Spec(None, spec.dtype))
+            continue
+        same = [dims.same((m,), (n,)) is True for m, n in zip(before, after, strict=True)]
+        for m, kept in zip(before, same, strict=True):
+            if isinstance(m, int) and not kept:
+                raise ShapeError(
+                    f"while_loop: a loop variable enters with shape {TensorShape(before)}, and "
+                    f"after one iteration only {TensorShape(after)} is known. Give "
+                    "shape_invariants=[tf.TensorShape([None, ...])], or call set_shape in the body."
+                )
+        shape = tuple(n if kept else None for n, kept in zip(spec.shape or (), same, strict=True))
+        found.append(Spec(shape, spec.dtype))
+    return found
+
+
+# -- Python in the graph -------------------------------------------------------------------------
+
+
+def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any) -> Any:
+    try:
+        answer = func(*[np.array(x) for x in xs])  # func may write to them
+    except Exception as error:
+        raise errors.UnknownError(None, None, f"{type(error).__name__}: {error}") from error
+    values = list(answer) if isinstance(answer, list | tuple) else [answer]
+    if len(values) != len(Tout) and not (answer is None and not Tout):
+        raise errors.InvalidArgumentError(
+            None, None, f"py_func: {len(Tout)} values are due, {func!r:.60} returned {len(values)}"
+        )
+    return tuple(_returned(v, t, i) for i, (v, t) in enumerate(zip(values, Tout, strict=False)))
+
+
+def _returned(value: Any, dtype: np.dtype, index: int) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind in "SU":
+        array = array.astype("S").astype(object)
+    plain = not isinstance(value, np.ndarray | np.generic)
+    if array.dtype != dtype and not (plain and array.dtype.kind == dtype.kind):
+        raise errors.InvalidArgumentError(
+            None,
+            None,
+            f"py_func: the {index}-th value returned has the type {array.dtype}, expected {dtype}",
+        )
+    return array.astype(dtype)  # a copy: func may keep its own
+
+
+PY_FUNC, PY_FUNC_STATELESS = (
+    _register(
+        Op(type, "py_func", _call_python, [Input("xs", "many")], ["func", "Tout"], several=True),
+        NO_RULE,
+    )
+    for type in ("PyFunc", "PyFuncStateless")
+)
+
+
+def py_func(
+    func: Callable[..., Any],
+    inp: Sequence[Any],
+    Tout: Any,
+    stateful: bool = True,
+    name: str | None = None,
+) -> Any:
+    """A Python function of NumPy arrays as an op; its results have unknown static shapes.
+
+    It has no gradient unless an override of the op type `PyFunc` gives one. A list of dtypes as
+    `Tout` gives a list of tensors, and one without any the Operation. An exception in `func` is an
+    UnknownError of the run, a result of another dtype an InvalidArgumentError.
+
+    Source: `tf.py_func`.
+
+    >>> import numpy as np
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default() as g, tf.Session() as sess:
+    ...     x = tf.constant([1.0, 4.0])
+    ...     with g.gradient_override_map({"PyFunc": lambda op, dy: dy * 0.5 / op.outputs[0]}):
+    ...         y = tf.py_func(np.sqrt, [x], tf.float32)
+    ...     print(sess.run(tf.gradients(y, x)[0]))
+    [0.5  0.25]
+    """
+    given = Tout if isinstance(Tout, list | tuple) else [Tout]
+    out = tuple(dtypes.to_numpy(t) for t in given)
+    xs, op = [convert_to_tensor(x)._read() for x in inp], PY_FUNC if stateful else PY_FUNC_STATELESS
+    found = add_op(op, name, xs, {"func": func, "Tout": out}, [Spec(None, t) for t in out])
+    if not out:
+        return operation(current_graph().nodes[-1])
+    ys = list(face(found))
+    return ys if isinstance(Tout, list | tuple) else ys[0]
+
+
+def numpy_function(func: Callable[..., Any], inp: Any, Tout: Any, name: Any = None) -> Any:
+    """`py_func` under its later name."""
+    return py_func(func, inp, Tout, name=name)
+
+
+def _print(xp: Any, x: Any, data: Sequence[Any], message: str, first_n: int, summarize: int,
+           printed: list[int]) -> Any:  # fmt: skip
+    if first_n < 0 or printed[0] < first_n:
+        printed[0] += 1
+        parts = [_summary(np.asarray(d), summarize) for d in data]
+        print(message + "".join(f"[{part}]" for part in parts), file=sys.stderr)
+    return x
+
+
+def _summary(array: np.ndarray, count: int) -> str:
+    flat = array.reshape(-1)
+    shown = " ".join(f"{v:.8g}" if flat.dtype.kind == "f" else str(v) for v in flat[:count])
+    return shown + ("..." if flat.size > count else "")
+
+
+PRINT = Op(
+    "Print", "Print", _print, [Input("x", "one"), Input("data", "many")],
+    ["message", "first_n", "summarize", "printed"],
+)  # fmt: skip
+PRINT_RULE = PerInput(PRINT, "Print")
+_register(PRINT, PRINT_RULE)
+PRINT_RULE.add("x", lambda dy: dy)
+PRINT_RULE.add("data", lambda dy: None)
+
+
+def Print(
+    input_: Any,
+    data: Sequence[Any],
+    message: str | None = None,
+    first_n: int | None = None,
+    summarize: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """The input, as it is; when it is computed, the values of `data` are printed on stderr.
+
+    Source: `tf.Print`.
+    """
+    xs = [convert_to_tensor(v)._read() for v in (input_, *data)]
+    attrs = {
+        "message": message or "",
+        "first_n": -1 if first_n is None else first_n,
+        "summarize": 3 if summarize is None else summarize,
+        "printed": [0],
+    }
+    return face(add_op(PRINT, name or "Print", xs, attrs, [spec_of(xs[0])]))
+
+
+def _assert(xp: Any, condition: Any, data: Sequence[Any], summarize: int) -> Any:
+    if not np.all(condition):
+        shown = " ".join(f"[{_summary(np.asarray(d), summarize)}]" for d in data)
+        raise errors.InvalidArgumentError(None, None, f"assertion failed: {shown}")
+    return ()
+
+
+ASSERT = _register(
+    Op("Assert", "Assert", _assert, [Input("condition", "one"), Input("data", "many")],
+       ["summarize"], several=True), NO_RULE,
+)  # fmt: skip
+
+
+def Assert(
+    condition: Any, data: Sequence[Any], summarize: int | None = None, name: str | None = None
+) -> Operation:
+    """An op that raises InvalidArgumentError in the run, with `data`, unless the condition holds.
+
+    Make what is to be checked depend on it: `with tf.control_dependencies([tf.Assert(...)])`.
+    """
+    xs = [convert_to_tensor(v)._read() for v in (condition, *data)]
+    add_op(ASSERT, name or "Assert", xs, {"summarize": summarize or 3}, [], NO_RULE)
+    return operation(current_graph().nodes[-1])

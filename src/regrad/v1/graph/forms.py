@@ -1,0 +1,293 @@
+"""The form that most of TensorFlow's functions have: one of regrad's, in a scope of the op's name.
+
+Numbers and arrays among the arguments become constants in that scope (`add/y`). Where all
+tensors are regrad's eager ones, its function is called as it is: so what is written with `tf.`
+functions, a rule for example, works in eager mode too.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core import numbers
+from regrad.core.dims import UnknownRank
+from regrad.core.registry import Op
+from regrad.errors import ArgumentError, DTypeError
+from regrad.graph.graph import is_symbolic
+from regrad.graph.size_ops import SHAPE
+from regrad.v1 import dtypes
+from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.tensors import (
+    Tensor,
+    build,
+    convert_to_tensor,
+    face,
+    is_tensor,
+    rg_read,
+    same_dtype,
+    sizes,
+    static_value,
+)
+
+# Kinds of dtypes (as NumPy has them) that an op takes, as TensorFlow registers them.
+ANY, BOOLS, INTEGERS, FLOATS = "", "b", "iu", "f"
+REALS, INEXACT, NUMBERS = "iuf", "fc", "iufc"
+SPELT = {"b": "bools", "iu": "integers", "f": "real floats", "iuf": "real numbers", "fc": "floats"}
+
+
+def is_eager(*values: Any) -> bool:
+    """Whether there are tensors among the values, all of them regrad's eager ones."""
+    known = [v for v in values if is_tensor(v)]
+    return bool(known) and all(isinstance(v, rg.Tensor) and not is_symbolic(v) for v in known)
+
+
+def scope(name: str, *values: Any) -> Any:
+    """A name scope for an op of these values; `as` binds the name that the op itself shall have."""
+    return nullcontext(name) if is_eager(*values) else current_graph().name_scope(name)
+
+
+def tensor(value: Any, dtype: Any = None, name: str | None = None, beside: Any = None) -> Any:
+    """A value as a tensor; one of regrad's eager ones stays what it is.
+
+    What is no tensor becomes an eager one too if that is what it shall stand beside.
+    """
+    if is_eager(value) or not is_eager(value, beside):
+        return value if is_eager(value) else convert_to_tensor(value, dtype, name)
+    array = np.asarray(value)
+    return rg.asarray(array if dtype is None else numbers.under(array, dtypes.to_numpy(dtype)))
+
+
+def dtype_of(x: Any) -> np.dtype:
+    """NumPy's dtype of a tensor of either kind."""
+    return rg_read(x).dtype
+
+
+def shape_of(x: Any) -> Any:
+    """The shape of a tensor of either kind: ints and Dims, or an UnknownRank."""
+    return rg_read(x)._data.shape
+
+
+def rank_of(x: Any) -> int | None:
+    """The rank of a tensor, if it is known."""
+    shape = shape_of(x)
+    return None if isinstance(shape, UnknownRank) else len(shape)
+
+
+def check_kinds(op_type: str, kinds: str, *xs: Any) -> None:
+    """Refuse tensors of dtypes that TensorFlow's op does not take."""
+    for x in xs:
+        dtype = dtype_of(x)
+        if kinds and dtype.kind not in kinds:
+            raise DTypeError(
+                f"{op_type} takes {SPELT.get(kinds, 'numbers')}, got {dtypes.of(dtype).name}: {x}. "
+                "Use tf.cast."
+            )
+
+
+def one_op(
+    op_type: str | None,
+    name: str,
+    function: Callable[..., Any],
+    *values: Any,
+    kinds: str = ANY,
+    same: bool = True,
+    **attrs: Any,
+) -> Any:
+    """Call one of regrad's functions on values as tensors; the op of this type gets the name.
+
+    With `same` they are brought to one dtype, strictly. For compositions, where no op is the
+    function's own, `op_type` is None, and the name is just that of the scope.
+    """
+    if len(values) == 1 and type(values[0]) is Tensor and not attrs:
+        short = _short(op_type, name, function, values[0], kinds)
+        if short is not None:
+            return short
+    if is_eager(*values):
+        return function(*values, **attrs)
+    with current_graph().name_scope(name) as whole:
+        said, xs = op_type or name, values
+        if not same:
+            xs = [v if v is None else tensor(v) for v in values]
+        elif not _agree(values):
+            xs = same_dtype(said, *values)
+        check_kinds(said, kinds, *xs)
+        return build(op_type or "", whole if op_type else None, function, *xs, **attrs)
+
+
+def _short(
+    op_type: str | None, name: str, function: Callable[..., Any], x: Tensor, kinds: str
+) -> Any:
+    """The same for one tensor of the current graph and a default name, without the detours."""
+    symbol = x._symbol
+    graph = symbol.node.graph
+    if (
+        name != op_type
+        or graph is not current_graph()
+        or (kinds and symbol.dtype.kind not in kinds)
+        or symbol.node.op.type == "VariableV2"
+    ):
+        return None
+    return face(function(x._tensor))
+
+
+def _agree(values: Any) -> bool:
+    """Whether the values are tensors of the graph already, and of one dtype."""
+    if any(type(v) is not Tensor for v in values):
+        return False
+    first = values[0]._symbol.dtype
+    return all(v._symbol.dtype == first for v in values)
+
+
+def axes_of(axis: Any, what: str = "axis") -> Any:
+    """An axis, or a tuple of them, from what TensorFlow takes; None stays None."""
+    return static_value(list(axis) if isinstance(axis, range) else axis, what)
+
+
+def as_sizes(value: Any) -> Any:
+    """Sizes, from numbers and tensors, as an attribute: what only the run can tell is a Dim."""
+    if is_eager(value):
+        value = value.tolist()
+    if isinstance(value, UnknownRank):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple([as_sizes(v) for v in value])
+    if is_tensor(value):
+        symbol = rg_read(tensor(value))._data
+        if symbol.content is None and symbol.node.op is SHAPE:
+            return symbol.node.xs[0]._data.shape  # of a tensor of unknown rank
+    return sizes(value)
+
+
+def renamed(new_name: str, new: Any, old_name: str, old: Any) -> Any:
+    """The value of an argument that has an old name too; ValueError if both are given."""
+    if new is not None and old is not None:
+        raise BothNamesError(f"Cannot specify both {new_name!r} and {old_name!r}: they are one.")
+    return old if new is None else new
+
+
+class BothNamesError(ArgumentError, ValueError):
+    """An argument given twice, under its old and its new name."""
+
+
+# -- rows of TensorFlow's index of functions -------------------------------------------------------
+
+TENSOR = object()  # the role of a parameter that is a tensor though it has a default
+Role = Callable[[Any], Any] | str | object | None
+
+
+def plain_value(value: Any) -> Any:
+    """The role of an attribute that is passed on as it is, though it has no default."""
+    return value
+
+
+# What parameters of these names are in all of TensorFlow, deprecated ones among them.
+USUAL_ROLES: dict[str, Any] = {
+    "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "shape": as_sizes,
+    "block_shape": as_sizes, "paddings": as_sizes, "crops": as_sizes, "num_segments": as_sizes,
+    "strides": plain_value, "padding": plain_value, "use_cudnn_on_gpu": None,
+    "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
+    "keep_dims": "keepdims",
+}  # fmt: skip
+
+
+def define(
+    declaration: str,
+    op_type: str | None,
+    function: Callable[..., Any] | Op,
+    kinds: str = ANY,
+    doc: str = "",
+    *,
+    scope: str = "",
+    same: bool = True,
+    call: Callable[..., Any] = one_op,
+    **roles: Role,
+) -> Callable[..., Any]:
+    """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
+
+        argmin = define(
+            "tf.argmin(input, axis=None, name=None, dimension=None)",
+            "ArgMin", rg.argmin, REALS,
+        )
+
+    Args:
+        declaration: The call as TensorFlow's index has it. Parameters without a default are the
+            tensors, in order; those with one are attributes, passed on by keyword. `name=None`
+            is the last unless it is written elsewhere.
+        op_type, function, kinds, same: See `one_op`.
+        doc: The docstring; by default the first line of the function's.
+        scope: The default name: otherwise the declared one, the op type or the function's name.
+        call: What takes the place of `one_op`.
+        roles: What a parameter is otherwise: a function that makes the attribute of what is
+            passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
+            one without effect. `USUAL_ROLES` need not be written.
+    """
+    path, signature = _parse(declaration)
+    name, parameters = path.rpartition(".")[2], signature.parameters
+    required = [n for n, p in parameters.items() if p.default is p.empty]
+    defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+    default = scope or defaults.get("name") or op_type or name
+    ordinary = {n: TENSOR if n in required else plain_value for n in parameters if n != "name"}
+    roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
+    tensors = [n for n in roles if roles[n] is TENSOR]
+    older = [(n, role) for n, role in roles.items() if isinstance(role, str)]
+    others = [(n, role) for n, role in roles.items() if callable(role)]
+    fixed = {**({"kinds": kinds} if kinds else {}), **({} if same else {"same": False})}
+
+    def attributes(values: dict[str, Any]) -> dict[str, Any]:
+        for old, new in older:
+            values[new] = renamed(new, values[new], old, values[old])
+        return {**fixed, **{n: role(values[n]) for n, role in others}}
+
+    usual = attributes(dict(defaults)) if tensors == required else None
+
+    def call_row(*args: Any, **options: Any) -> Any:
+        if usual is not None and not options and len(args) == len(required):
+            return call(op_type, default, function, *args, **usual)
+        passed = dict(zip(parameters, args, strict=False))
+        values = {**defaults, **passed, **options}
+        if (
+            values.keys() != parameters.keys()
+            or len(passed) < len(args)
+            or not passed.keys().isdisjoint(options)
+        ):
+            signature.bind(*args, **options)  # raises the TypeError
+        attrs = attributes(values)  # and the tensors that have old names
+        xs = [values[n] for n in tensors]
+        return call(op_type, values["name"] or default, function, *xs, **attrs)
+
+    first = doc or (function.__doc__ or "").partition("\n")[0]
+    notes = [f"`{old}` is the old name of `{new}`." for old, new in older]
+    kind = f"Op type: `{op_type}`." if op_type else "A composition."
+    call_row.__doc__ = "\n\n    ".join([first, *notes, f"{kind} Source: `{path}`."])
+    call_row.__name__ = call_row.__qualname__ = name
+    call_row.__module__ = sys._getframe(1).f_globals["__name__"]
+    call_row.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return call_row
+
+
+def _parse(declaration: str) -> tuple[str, inspect.Signature]:
+    """Read `tf.f(x, axis=None, dtype=tf.int64)`."""
+    path, _, listed = declaration.removesuffix(")").partition("(")
+    listed = listed if "name=" in listed else f"{listed}, name=None"
+    expression = ast.parse(f"lambda {listed}: 0", mode="eval").body
+    assert isinstance(expression, ast.Lambda)
+    arguments = expression.args
+    empty = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
+    defaults = [
+        getattr(dtypes, node.attr) if isinstance(node, ast.Attribute) else ast.literal_eval(node)
+        for node in arguments.defaults
+    ]
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter(argument.arg, either, default=default)
+        for argument, default in zip(arguments.args, empty + defaults, strict=True)
+    ]
+    return path, inspect.Signature(parameters)

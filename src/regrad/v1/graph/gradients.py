@@ -1,0 +1,537 @@
+"""`tf.gradients`, the registry of rules, and functions with gradients of their own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.autodiff.custom_nodes import InGraph, custom_node
+from regrad.core import containers, dims
+from regrad.core.backends import is_inexact
+from regrad.core.registry import OPS, RULES, name_is_taken
+from regrad.core.registry import RegisterGradient as register
+from regrad.core.rule import NoGradient
+from regrad.core.state import current, next_id, run_held
+from regrad.core.tape import cuts
+from regrad.core.walk import Grads, walk
+from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
+from regrad.graph.graph import Graph, Node, Symbol, tensor_of
+from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.tensors import (
+    IndexedSlices,
+    Tensor,
+    constant,
+    convert_to_tensor,
+    face,
+    is_tensor,
+    operation,
+)
+
+__all__ = [
+    "AggregationMethod", "NotDifferentiable", "RegisterGradient", "UnconnectedGradients",
+    "custom_gradient", "grad_pass_through", "gradients", "hessians",
+]  # fmt: skip
+
+
+class UnconnectedGradients:
+    """What `tf.gradients` gives where no path leads from y to x."""
+
+    NONE = "none"
+    ZERO = "zero"
+
+
+class AggregationMethod:
+    """How gradients that meet are added; all mean the same here."""
+
+    ADD_N = 0
+    DEFAULT = ADD_N
+    EXPERIMENTAL_TREE = 1
+    EXPERIMENTAL_ACCUMULATE_N = 2
+
+
+class GateGradients:
+    """When optimizers may use gradients; all mean the same here."""
+
+    GATE_NONE = 0
+    GATE_OP = 1
+    GATE_GRAPH = 2
+
+
+# -- registering ---------------------------------------------------------------------------------
+
+
+def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
+    """Register a rule `(op, grad, …)` under a name, for `gradient_override_map`.
+
+    As a decorator it returns the function. Raises TypeError for a name that is no string and
+    KeyError for one that is taken (op types are).
+
+    Source: `tf.RegisterGradient`.
+
+    >>> import regrad.v1 as tf
+    >>> @tf.RegisterGradient("NegatedDoc")
+    ... def negated(op, grad):
+    ...     return -grad
+    """
+    if not isinstance(op_type, str):
+        raise ArgumentError(f"op_type must be a string, got {op_type!r}")
+    return register(op_type)
+
+
+def NotDifferentiable(op_type: str) -> None:
+    """Register a name under which ops have no gradient, as constants have none.
+
+    Source: `tf.NotDifferentiable`.
+    """
+    if not isinstance(op_type, str):
+        raise ArgumentError(f"op_type must be a string, got {op_type!r}")
+    if op_type in RULES or op_type in OPS:
+        raise name_is_taken(op_type)
+    RULES[op_type] = NoGradient()
+
+
+# -- gradients -----------------------------------------------------------------------------------
+
+
+def gradients(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    name: str = "gradients",
+    colocate_gradients_with_ops: bool = False,
+    gate_gradients: Any = False,
+    aggregation_method: Any = None,
+    stop_gradients: Any = None,
+    unconnected_gradients: Any = UnconnectedGradients.NONE,
+) -> list[Any]:
+    """Ops that compute the gradients of the sum of `ys` by each of `xs`.
+
+    Args:
+        ys: A tensor or a list of them.
+        xs: What to differentiate by: tensors or Variables, also ones inside the graph.
+        grad_ys: Weights for ys, of their shapes (None, or None entries: ones).
+        name: The name scope of the new ops (`gradients/<op>_grad/…`).
+        stop_gradients: Tensors through whose ops no gradient passes.
+        unconnected_gradients: `"none"` or `"zero"`, for xs to which no path leads.
+
+    Each op on a path is differentiated once, on the sum of the gradients that arrive, by the rule
+    that was in force when it was made. Integer tensors have gradients too, as in TensorFlow 1.8.
+
+    Raises LookupError if an op on the path has no rule, or one that was never registered;
+    ValueError if a rule answers with the wrong number, shape or dtype; TypeError or ValueError
+    for grad_ys that do not fit.
+
+    Source: `tf.gradients`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant(3.0)
+    ...     print(sess.run(tf.gradients(x * x, [x])))
+    [6.0]
+    """
+    targets = [_target(y) for y in _listed(ys)]
+    sources = [_inside(_source(x), x) for x in _listed(xs)]
+    _check_options(unconnected_gradients, aggregation_method)
+    weights = _weights(targets, grad_ys)
+    stops = [] if stop_gradients is None else _listed(stop_gradients)
+    stopped = {_source(x).node for x in stops}
+    graph = current_graph()
+    with graph.name_scope(name or "gradients") as scope:
+        dys = [_seed(y, dy, i) for i, (y, dy) in enumerate(zip(targets, weights, strict=True))]
+        found = pull_in_graph(targets, sources, dys, scope, stopped)
+        pairs = zip(found, sources, strict=True)
+        return [_answer(dx, x, unconnected_gradients) for dx, x in pairs]
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def _target(y: Any) -> rg.Tensor:
+    t = convert_to_tensor(y)._read()
+    if t._data.dtype.kind == "O":
+        raise DTypeError(f"a gradient of strings was asked for: {face(t)}")
+    return t
+
+
+def _source(x: Any) -> Symbol:
+    """What is differentiated by; of a Variable its own op, before its read."""
+    if hasattr(type(x), "_ref"):
+        return x._ref()._symbol
+    if isinstance(x, Tensor):
+        return x._symbol
+    return convert_to_tensor(x)._symbol
+
+
+def _inside(symbol: Symbol, x: Any) -> Symbol:
+    """What stands for x in the branch or loop that is being built, if one is."""
+    graph = current_graph()
+    if graph.outer is None or symbol.node.graph is graph:
+        return symbol
+    own = x.value() if hasattr(type(x), "_ref") else face(tensor_of(symbol))
+    return graph.entering(own._read())._data
+
+
+def _check_options(unconnected: Any, aggregation: Any) -> None:
+    if unconnected not in ("none", "zero"):
+        raise GraphError(f"Unknown value for unconnected_gradients: {unconnected!r}")
+    if aggregation not in (None, 0, 1, 2):
+        raise GraphError(f"Invalid aggregation_method specified {aggregation!r}.")
+
+
+def _weights(targets: Sequence[rg.Tensor], grad_ys: Any) -> list[Any]:
+    if grad_ys is None:
+        return [None] * len(targets)
+    given = _listed(grad_ys)
+    if len(given) != len(targets):
+        raise GraphError(
+            f"Length mismatch. Passed {len(given)} grad_ys for {len(targets)} ys. (For one vector "
+            "y write grad_ys=[[10.0, 20.0]].)"
+        )
+    return given
+
+
+def _seed(y: rg.Tensor, dy: Any, index: int) -> rg.Tensor:
+    """The first gradient of a target: ones, or what was given for it."""
+    if dy is None:
+        if y._data.dtype.kind == "c":
+            raise DTypeError(
+                f"Gradients of complex tensors ({face(y)}) must set grad_ys (y.dtype = "
+                f"{y._data.dtype})"
+            )
+        return OPS["OnesLike"].function(y)
+    if not is_tensor(dy) and not isinstance(dy, IndexedSlices):
+        dy = _constant_like(dy, y)
+    dy = convert_to_tensor(dy, name=f"grad_ys_{index}")
+    kind = dy._symbol.dtype.kind
+    if kind not in ("iuf" if y._data.dtype.kind != "c" else "c"):
+        raise DTypeError(
+            f"Gradient type {dy.dtype.name} generated for {y._data.dtype} tensor {face(y)} must be "
+            f"{'complex' if y._data.dtype.kind == 'c' else 'real or integer'}"
+        )
+    if dy.shape.ndims == 0 and dims.same((), y._data.shape) is not True:
+        return OPS["BroadcastTo"].function(dy._read(), y._data.shape)
+    if dims.same(dy._symbol.shape, y._data.shape) is False:
+        raise GraphError(
+            f"grad_ys[{index}] has the shape {dy.shape}, and {face(y)} has {face(y).shape}"
+        )
+    return dy._read()
+
+
+def _constant_like(dy: Any, y: rg.Tensor) -> Tensor:
+    try:
+        return constant(dy, y._data.dtype)
+    except DTypeError:
+        return constant(dy)
+
+
+def _answer(dx: Any, x: Symbol, unconnected: Any) -> Any:
+    if dx is not None:
+        whole = not is_inexact(x.dtype)  # integers have integer gradients, as in TensorFlow 1.8
+        return face(rg.astype(dx, x.dtype) if whole else dx)
+    if unconnected == "none":
+        return None
+    return face(OPS["ZerosLike"].function(face(tensor_of(x))._read()))
+
+
+def pull_in_graph(
+    ys: Sequence[rg.Tensor], xs: Sequence[Symbol], dys: Sequence[rg.Tensor], scope: str,
+    stopped: Container[Node] = (),
+) -> list[rg.Tensor | None]:  # fmt: skip
+    """The gradients by xs, given those that arrive at ys, as ops under names in `scope`."""
+    ids = {x.id for x in xs}
+    nodes, watched = _path([y._data for y in ys], ids, stopped)
+    grads: Grads = {}
+    for y, dy in zip(ys, dys, strict=True):
+        key = y._data.id
+        if key in watched:
+            grads[key] = dy if key not in grads else grads[key] + dy  # pyright: ignore
+    found: Grads = {}
+
+    def records() -> Iterator[Node]:
+        # what arrives at an x is complete when the walk comes to the op that made it
+        for node in reversed(nodes):
+            found.update((s.id, grads[s.id]) for s in node.symbols if s.id in ids and s.id in grads)
+            yield node
+
+    graph = current_graph()
+    before = graph.scope
+    try:
+        walk(records(), grads, watched, _OpNames(graph, scope))
+    finally:
+        graph.scope = before
+    return [found.get(x.id, grads.get(x.id)) for x in xs]
+
+
+def _path(
+    ys: Sequence[Symbol], xs: set[int], stopped: Container[Node]
+) -> tuple[list[Node], set[int]]:
+    """The nodes between ys and xs, and the symbols by which gradients pass between them."""
+    watched, nodes = set(xs), []
+    for node in _reaching(ys):
+        if node not in stopped and _leads_back(node, watched):
+            nodes.append(node)
+            watched.update(_with_gradients(node))
+    return nodes, watched
+
+
+def _leads_back(node: Node, watched: set[int]) -> bool:
+    if isinstance(node.rule, InGraph):
+        node.rule.check_path(node, watched)
+    if watched.isdisjoint(node.inputs) or cuts(node.rule, node.attrs, node.xs):
+        return False
+    return not _is_cast_of_integers(node)
+
+
+def _with_gradients(node: Node) -> list[int]:
+    """The outputs that have a gradient: of several, by a built-in rule, those that carry one."""
+    carrying = [s.id for s in node.symbols if s.carries]
+    own = node.op.owns(node.rule) and node.op.several
+    return carrying if carrying and own else [s.id for s in node.symbols]
+
+
+def _is_cast_of_integers(node: Node) -> bool:
+    """Whether integers without a gradient become floats here.
+
+    TensorFlow's own rule does not differentiate by them, though by other ops it does.
+    """
+    own = node.op.type == "Cast" and node.op.owns(node.rule)
+    return own and not node.xs[0]._data.carries and is_inexact(node.symbols[0].dtype)
+
+
+def _reaching(ys: Iterable[Symbol]) -> list[Node]:
+    """The nodes from which a path leads to ys, in the order of their making."""
+    seen: set[Node] = set()
+    stack = [y.node for y in ys]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            rule = node.rule
+            read = rule.sources(node) if isinstance(rule, InGraph) else node.sources()
+            stack += [s.node for s in read]
+    return sorted(seen, key=lambda node: node.number)
+
+
+class _OpNames:
+    """Names the ops of a backward pass after the ops that they differentiate."""
+
+    def __init__(self, graph: Graph, scope: str) -> None:
+        self.graph = graph
+        self.scope = scope
+
+    def before(self, record: Any) -> None:
+        self.graph.scope = f"{self.scope}{record.name}_grad/"
+
+    def __call__(self, record: Any, dy: Any, leaf: int, dx: Any) -> None:
+        self.graph.scope = self.scope
+
+
+def hessians(ys: Any, xs: Any, name: str = "hessians", **options: Any) -> list[Tensor]:
+    """The second derivatives of `ys` by each of `xs`: for x of shape (n,) a tensor (n, n).
+
+    For x of shape `s` the result has the shape `s + s`; sizes must be known.
+
+    Source: `tf.hessians`.
+    """
+    made = []
+    with current_graph().name_scope(name):
+        for x in _listed(xs):
+            x = convert_to_tensor(x) if not hasattr(type(x), "_ref") else x
+            made.append(_hessian(ys, x, options))
+    return made
+
+
+def _hessian(ys: Any, x: Any, options: dict[str, Any]) -> Tensor:
+    from regrad.v1.functions.arrays import reshape, stack
+
+    (first,) = gradients(ys, x, **options)
+    shape = x.shape.as_list()
+    if first is None:
+        raise GradientError("hessians: no path leads from ys to xs")
+    if None in shape:
+        raise GraphError(f"hessians: the shape of {x} must be known when the graph is built")
+    flat = reshape(first, [-1])
+    rows = [
+        gradients(flat[i], x, unconnected_gradients="zero", **options)[0]
+        for i in range(int(np.prod(shape)))
+    ]
+    return reshape(stack(rows), shape + shape)
+
+
+# -- functions with a gradient of their own ------------------------------------------------------
+
+
+def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with a gradient of its own: `f(*xs)` returns `(ys, grad_fn)`.
+
+    `grad_fn(*dys)` gets one gradient per output (zeros for those unused) and returns one per
+    argument. If f uses trainable variables, grad_fn must take `variables=None` and return
+    `(gradients of the arguments, [gradient per variable])`. f runs once per call, grad_fn once per
+    `tf.gradients`; the ops inside f do not count for the gradient.
+
+    Raises TypeError if f does not return a pair or grad_fn cannot take `variables`, ValueError for
+    keyword arguments, and for the wrong number of gradients.
+
+    Source: `tf.custom_gradient`.
+
+    >>> import regrad.v1 as tf
+    >>> @tf.custom_gradient
+    ... def clipped(x):
+    ...     return tf.identity(x), lambda dy: tf.clip_by_value(dy, -1.0, 1.0)
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([5.0, 0.2])
+    ...     print(sess.run(tf.gradients(clipped(x) ** 2.0, x)))
+    [array([1. , 0.4], dtype=float32)]
+    """
+
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise GraphError(
+                "the functions of tf.custom_gradient take positional arguments only (keyword "
+                f"arguments would not be differentiated); got {', '.join(kwargs)}"
+            )
+        return _Custom(f).call([convert_to_tensor(a) for a in args])
+
+    decorated.__name__ = getattr(f, "__name__", "custom_gradient")
+    decorated.__doc__ = getattr(f, "__doc__", None)
+    decorated.__wrapped__ = f  # type: ignore[attr-defined]
+    return decorated
+
+
+class _Custom:
+    """One call of a function under `custom_gradient`, through regrad's `custom_grad`."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self.f = f
+        self.name = getattr(f, "__name__", "f")
+
+    def call(self, args: list[Tensor]) -> Any:
+        graph = current_graph()
+        scopes = None if (state := current()) is None else state.scopes
+        start, mark = len(graph.nodes), next_id()
+        result, grad_fn = self._run(args)
+        outputs, close = containers.flatten(result)
+        if not outputs:
+            raise ArgumentError(f"custom_gradient: {self.name} returned no tensors")
+        variables = self._variables(graph.nodes[start:], args, grad_fn)
+        ys = [convert_to_tensor(y) for y in outputs]
+
+        def grad_func(dys: Sequence[Any]) -> list[Any]:
+            faces = [face(dy) for dy in dys]
+            if not variables:
+                return _plain(grad_fn(*faces), len(args))
+            answer = grad_fn(*faces, variables=variables)
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                raise RuleError(
+                    f"custom_gradient: {self.name} uses variables, so its grad_fn must return "
+                    "(gradients of the arguments, [gradient per variable])"
+                )
+            by_args, by_variables = answer
+            by_variables = _listed(by_variables)
+            if len(by_variables) != len(variables):
+                raise RuleError(
+                    "Must return gradient for each variable from @custom_gradient grad_fn: "
+                    f"{len(variables)} are used, got {len(by_variables)}"
+                )
+            return _plain(by_args, len(args)) + _plain(by_variables, len(variables))
+
+        def input_name(i: int) -> str:
+            own = containers.tensors(self.f, self.name, len(args)).names
+            return [*own, *(v.name for v in variables)][i]
+
+        refs = [v.value() for v in variables]
+        made = custom_node(
+            self.name,
+            [y._read() for y in ys],
+            [t._read() for t in (*args, *refs)],
+            partial(run_held, scopes, grad_func),
+            mark,
+            input_name,
+            taped=True,
+        )
+        return face(close(list(made)))
+
+    def _run(self, args: list[Tensor]) -> tuple[Any, Callable[..., Any]]:
+        answer = self.f(*args)
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise ArgumentError(
+                f"custom_gradient: {self.name} must return a pair (result, grad_fn), got "
+                f"{type(answer).__name__}"
+            )
+        result, grad_fn = answer
+        if not callable(grad_fn):
+            raise ArgumentError(
+                f"custom_gradient: the grad_fn that {self.name} returned is an unsupported "
+                f"callable: {grad_fn!r}"
+            )
+        return result, grad_fn
+
+    def _variables(self, nodes: Sequence[Node], args: list[Tensor], grad_fn: Any) -> list[Any]:
+        """The trainable variables that f read, which grad_fn must then answer for."""
+        given = {t._symbol.id for t in args}
+        found: dict[int, Any] = {}
+        for node in nodes:
+            for symbol in (*node.sources(), *node.symbols):
+                variable = _read_from(symbol)
+                if variable is not None and variable.trainable and symbol.id not in given:
+                    found[id(variable)] = variable
+            if node.op.type == "VariableV2" and not operation(node).variable.use_resource:
+                raise ArgumentError(
+                    f"custom_gradient: {self.name} makes the variable {node.name!r}; make it "
+                    "before and use it inside, or make it with use_resource=True"
+                )
+        if found and "variables" not in _parameters(grad_fn):
+            names = ", ".join(v.name for v in found.values())
+            raise ArgumentError(
+                f"custom_gradient: {self.name} uses the variables {names}, so its grad_fn must "
+                "accept keyword argument 'variables' and return (gradients, [gradient per "
+                "variable])"
+            )
+        return list(found.values())
+
+
+def _read_from(symbol: Symbol) -> Any:
+    """The Variable whose value a symbol is."""
+    node = symbol.node
+    if node.op.type != "Identity" or not node.op.stateful:
+        return None
+    return operation(node.xs[0]._data.node).variable
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    names = {p.name for p in parameters}
+    return names | ({"variables"} if any(p.kind is p.VAR_KEYWORD for p in parameters) else set())
+
+
+def _plain(answer: Any, count: int) -> list[Any]:
+    """What a grad_fn gave, as regrad's Tensors, one per argument."""
+    given = list(answer) if isinstance(answer, list | tuple) else [answer]
+    if len(given) != count:
+        raise RuleError(
+            f"Num gradients {len(given)} generated by grad_fn do not match num inputs {count}"
+        )
+    made = []
+    for g in given:
+        if isinstance(g, IndexedSlices):
+            g = g.dense()
+        made.append(g._read() if isinstance(g, Tensor) else g)
+    return made
+
+
+def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
+    """f, with the gradient of the identity.
+
+    Source: `tf.grad_pass_through`.
+    """
+
+    def passed(*args: Any) -> Any:
+        return custom_gradient(lambda *xs: (f(*xs), lambda *dys: dys))(*args)
+
+    return passed

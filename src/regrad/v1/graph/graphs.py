@@ -1,0 +1,424 @@
+"""The graph as TensorFlow 1 has it: the default one, collections, scopes, overrides."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Self
+
+import regrad.graph.graph as engine
+from regrad.core.blocks import block
+from regrad.core.dims import Words
+from regrad.core.overrides import gradient_override_map as OverrideScope
+from regrad.core.registry import OPS, RULES, Op, bind, canonical, resolve
+from regrad.core.rule import NoGradient, Rule, called
+from regrad.core.state import current
+from regrad.core.tape import rule_in_force
+from regrad.core.tensor import Readable, Tensor
+from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
+from regrad.graph.graph import INNERMOST, Node
+from regrad.shapes.infer import Spec
+
+__all__ = [
+    "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
+    "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
+]  # fmt: skip
+
+
+class Graph(engine.Graph):
+    """A graph of ops, to be run by a Session. The functions of `tf` add to the default graph.
+
+    Source: `tf.Graph`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default() as g:
+    ...     y = tf.sign(tf.constant([-2.0, 3.0]))
+    >>> [op.name for op in g.get_operations()]
+    ['Const', 'Sign']
+    """
+
+    words = Words("tf.shape(x)[i]", "tf.cond or tf.where", "tf.constant")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed: int | None = None
+        self.variable_scopes: list[Any] = []  # see regrad.v1.graph.variables
+        self.scope_counts: dict[str, int] = {}
+        self.variables_by_name: dict[str, Any] = {}
+        self._collections: dict[Any, list[Any]] = {}
+
+    @block
+    def as_default(self) -> Generator[Graph]:
+        """Make it the default graph in the block."""
+        before = _DEFAULT.get()
+        try:
+            _DEFAULT.set(self)
+            yield self
+        finally:
+            _DEFAULT.set(before)
+
+    def view_of(self, node: Node) -> Any:
+        from regrad.v1.graph.tensors import operation
+
+        return operation(node)
+
+    # -- what is in it ---------------------------------------------------------------------------
+
+    def get_operations(self) -> list[Any]:
+        """The ops, in the order of their making."""
+        return [self.view_of(node) for node in self.nodes]
+
+    def get_operation_by_name(self, name: str) -> Any:
+        """The op of a name; KeyError if there is none."""
+        return self.view_of(self._node(name))
+
+    def get_tensor_by_name(self, name: str) -> Any:
+        """The tensor of a name such as `"x:0"`; KeyError if there is none."""
+        from regrad.v1.graph.tensors import face
+
+        if not isinstance(name, str):
+            raise ArgumentError(f"Tensor names are strings, not {type(name).__name__}.")
+        op_name, colon, index = name.rpartition(":")
+        if not colon or not index.isdigit():
+            raise GraphError(
+                f"{name!r} names an op, not a tensor: tensors are called op_name:output, as in "
+                f"'{name}:0'"
+            )
+        node = self._node(op_name)
+        if int(index) >= len(node.symbols):
+            raise MissingNameError(
+                f"The name {name!r} refers to a Tensor which does not exist. The operation, "
+                f"{op_name!r}, has only {len(node.symbols)} outputs."
+            )
+        return face(engine.tensor_of(node.symbols[int(index)]))
+
+    def as_graph_element(
+        self, obj: Any, allow_tensor: bool = True, allow_operation: bool = True
+    ) -> Any:
+        """The tensor or op that a name, a tensor, an op or a Variable stands for in this graph."""
+        if isinstance(obj, str):
+            by_name = self.get_tensor_by_name if ":" in obj else self.get_operation_by_name
+            return by_name(obj)
+        if getattr(obj, "graph", None) is not self:
+            raise GraphError(f"{obj!r} is not an element of this graph.")
+        return obj
+
+    def _node(self, name: str) -> Node:
+        node = self.by_name.get(name)
+        if node is None:
+            raise MissingNameError(
+                f"The name {name!r} refers to an Operation not in the graph."
+                f"{near(str(name), self.by_name)}"
+            )
+        return node
+
+    @property
+    def version(self) -> int:
+        """How many ops it has."""
+        return len(self.nodes)
+
+    def finalize(self) -> None:
+        """Allow no more ops."""
+        self.finalized = True
+
+    def unique_name(self, name: str, mark_as_used: bool = True) -> str:
+        """A name in the current scope that no op has."""
+        if mark_as_used:
+            return self.unique(name)
+        before = dict(self._taken)
+        try:
+            return self.unique(name)
+        finally:
+            self._taken = before
+
+    @contextlib.contextmanager
+    def device(self, name: Any) -> Iterator[None]:
+        """Accepted and ignored: arrays live where NumPy puts them."""
+        yield
+
+    colocate_with = device
+
+    @block
+    def control_dependencies(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's)
+        self, control_inputs: Sequence[Any] | None
+    ) -> Generator[None]:
+        """Ops *made* in the block run after these ops and tensors; None clears what is around."""
+        nodes = None if control_inputs is None else [node_of(x) for x in control_inputs]
+        inner = INNERMOST.get()
+        with engine.Graph.control_dependencies(inner or self, nodes):
+            yield
+
+    # -- seeing it -------------------------------------------------------------------------------
+
+    def summary(self, limit: int | None = None, of: Any = None) -> str:
+        """A table of the ops, with the rules in force; see `regrad.v1.graph.draw.summary`."""
+        from regrad.v1.graph import draw
+
+        return draw.summary(self, limit, of)
+
+    def to_dot(self, of: Any = None, rankdir: str = "TB") -> str:
+        """The graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
+        from regrad.v1.graph import draw
+
+        return draw.to_dot(self, of, rankdir)
+
+    def to_svg(self, path: Any = None, of: Any = None, rankdir: str = "TB") -> str:
+        """The graph as a picture, drawn by Graphviz; see `regrad.v1.graph.draw.to_svg`."""
+        from regrad.v1.graph import draw
+
+        return draw.to_svg(self, path, of, rankdir)
+
+    # -- collections -----------------------------------------------------------------------------
+
+    def add_to_collection(self, name: Any, value: Any) -> None:
+        """Put a value in a collection."""
+        self._collections.setdefault(name, []).append(value)
+
+    def add_to_collections(self, names: Any, value: Any) -> None:
+        """Put a value in several collections."""
+        for name in [names] if isinstance(names, str) else dict.fromkeys(names or ()):
+            self.add_to_collection(name, value)
+
+    def get_collection(self, name: Any, scope: str | None = None) -> list[Any]:
+        """A copy of a collection; with `scope` those whose names begin with it."""
+        import re
+
+        values = self._collections.get(name, [])
+        if scope is None:
+            return list(values)
+        return [v for v in values if hasattr(v, "name") and re.match(scope, v.name)]
+
+    def get_collection_ref(self, name: Any) -> list[Any]:
+        """The collection itself."""
+        return self._collections.setdefault(name, [])
+
+    def get_all_collection_keys(self) -> list[Any]:
+        """The names of all collections that hold something."""
+        return [name for name, values in self._collections.items() if values]
+
+    def clear_collection(self, name: Any) -> None:
+        """Empty a collection."""
+        self._collections.pop(name, None)
+
+    # -- overrides -------------------------------------------------------------------------------
+
+    def gradient_override_map(
+        self, op_type_map: dict[str, str | Callable[..., Any]]
+    ) -> GraphOverrideScope:
+        """Within the scope, ops of the given types made in this graph have other gradients.
+
+        Values are names given to `RegisterGradient` (looked up when a gradient is computed), op
+        types whose own rule is to be used, or functions. Unknown op types are refused. The object
+        bound by `as` has `hits` and `assert_fired()`, as `regrad.gradient_override_map` has.
+
+        Raises TypeError on entering unless the map is a dict of strings to strings or functions,
+        UnknownOpError (a LookupError) for a key that is no op type.
+
+        Source: `tf.Graph.gradient_override_map`.
+        """
+        return GraphOverrideScope(self, op_type_map)
+
+
+class MissingNameError(GraphError, KeyError):
+    """A name that no op or tensor of the graph has."""
+
+    __str__ = Exception.__str__
+
+
+class GraphOverrideScope(OverrideScope):
+    """A scope of one graph, whose names are looked up late, as TensorFlow does."""
+
+    def __init__(self, graph: Graph, op_type_map: Any) -> None:
+        super().__init__(op_type_map if isinstance(op_type_map, dict) else {})
+        self._graph = graph
+        self._given = op_type_map
+        self._used = False
+
+    def __enter__(self) -> Self:
+        given = self._given
+        if not isinstance(given, dict) or not all(
+            isinstance(k, str) and (isinstance(v, str) or callable(v)) for k, v in given.items()
+        ):
+            raise ArgumentError(
+                "op_type_map must be a dictionary mapping strings to strings (names given to "
+                f"RegisterGradient) or functions, got {given!r:.80}"
+            )
+        if self._used:
+            raise SingleUseError("a gradient_override_map scope can be entered once; make another")
+        self._used = True
+        return super().__enter__()
+
+    def _fresh(self, rules: Any) -> GraphOverrideScope:
+        return GraphOverrideScope(self._graph, rules or self._given)
+
+    def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
+        return LateRule(value, op) if isinstance(value, str) else resolve(value, op)
+
+    def _key(self, op_type: str) -> Any:
+        return self._graph, op_type
+
+
+class SingleUseError(ArgumentError, AttributeError):
+    """A scope that was used up (TensorFlow raises AttributeError here)."""
+
+
+def bind_named(function: Callable[..., Any], op: Op) -> Rule:
+    """A function as a rule of an op."""
+    return bind(function, op, called(function))
+
+
+class LateRule(Rule):
+    """A rule by name, looked up when a gradient first passes."""
+
+    def __init__(self, name: str, op: Op) -> None:
+        self.name = name
+        self.op = op
+        self._found: Rule | None = None
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return frozenset(range(len(self.op.inputs))), True
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return self.found("").linear_in(wanted)
+
+    def found(self, where: str) -> Rule:
+        """The rule; a LookupError names the op and the registration that is missing."""
+        if self._found is None:
+            if self.name not in RULES and canonical(self.name) not in OPS:
+                raise UnknownOpError(
+                    f"No gradient defined for operation{where} (op type: {self.op.type}): "
+                    f"gradient_override_map gave it the rule {self.name!r}, and nothing is "
+                    f"registered under that name.{near(self.name, [*RULES, *OPS])} Register it "
+                    f"with @tf.RegisterGradient({self.name!r})."
+                )
+            self._found = resolve(self.name, self.op)
+        return self._found
+
+    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+        rule = self.found(f" {record.name!r}" if hasattr(record, "name") else "")
+        if isinstance(rule, NoGradient):
+            return [(i, None) for i in wanted]
+        return rule.pull(record, dy, wanted)
+
+
+# -- the default graph ---------------------------------------------------------------------------
+
+_GLOBAL: list[Graph] = [Graph()]
+_DEFAULT: ContextVar[Graph | None] = ContextVar("regrad_default_graph", default=None)
+
+
+def get_default_graph() -> Graph:
+    """The graph to which the functions of `tf` add ops.
+
+    Source: `tf.get_default_graph`.
+    """
+    return _DEFAULT.get() or _GLOBAL[0]
+
+
+def reset_default_graph() -> None:
+    """Begin a new global graph; AssertionError inside a `with graph.as_default()`.
+
+    Source: `tf.reset_default_graph`.
+    """
+    if _DEFAULT.get() is not None:
+        raise AssertionError(
+            "Do not use tf.reset_default_graph() to clear nested graphs. If you need a cleared "
+            "graph, exit the nesting and create a new graph."
+        )
+    _GLOBAL[0] = Graph()
+
+
+def current_graph() -> engine.Graph:
+    """The graph that is being built: the default one, or the region (a branch) open in it."""
+    graph = get_default_graph()
+    region = INNERMOST.get()
+    return region if region is not None and region.root is graph else graph
+
+
+def add_op(
+    op: Op, name: str | None, inputs: Sequence[Tensor], attrs: dict[str, Any],
+    specs: Sequence[Spec], rule: Rule | None = None,
+) -> Any:  # fmt: skip
+    """Add an op whose last parameter is a list to the graph that is being built; its outputs.
+
+    Its rule is the one in force, if none is given.
+    """
+    graph, state = current_graph(), current()
+    xs = tuple([graph.entering(x) for x in inputs])
+    first = len(op.inputs) - 1
+    layout = *range(first), tuple(range(first, len(xs)))
+    if rule is None:
+        rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
+    with graph.naming(op.type, name):
+        return engine.put_down(graph, op, rule, xs, attrs, layout, specs)
+
+
+def node_of(x: Any) -> Node:
+    """The node of a tensor, an op or a Variable."""
+    node = getattr(x, "_node", None)
+    if node is None:
+        symbol = getattr(x, "_symbol", None)
+        if symbol is None and isinstance(x, Readable):
+            symbol = type(x)._read(x)._data
+        if symbol is None:
+            raise ArgumentError(f"a tensor or an op is due, got {x!r:.60}")
+        node = symbol.node
+    return node
+
+
+def name_scope(name: str | None, default_name: str | None = None, values: Any = None) -> Any:
+    """Ops made in the block get names under `name/`; see `tf.Graph.name_scope`.
+
+    Source: `tf.name_scope`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.name_scope("s") as scope:
+    ...     print(scope, tf.constant(1.0, name="a").name)
+    s/ s/a:0
+    """
+    return current_graph().name_scope(default_name if name is None else name)
+
+
+def control_dependencies(control_inputs: Sequence[Any] | None) -> Any:
+    """Ops made in the block run after these; see `tf.Graph.control_dependencies`."""
+    return get_default_graph().control_dependencies(control_inputs)
+
+
+def device(device_name_or_function: Any) -> Any:
+    """Accepted and ignored."""
+    return get_default_graph().device(device_name_or_function)
+
+
+def add_to_collection(name: Any, value: Any) -> None:
+    """Put a value in a collection of the default graph."""
+    get_default_graph().add_to_collection(name, value)
+
+
+def get_collection(key: Any, scope: str | None = None) -> list[Any]:
+    """A copy of a collection of the default graph."""
+    return get_default_graph().get_collection(key, scope)
+
+
+def get_collection_ref(key: Any) -> list[Any]:
+    """A collection of the default graph itself."""
+    return get_default_graph().get_collection_ref(key)
+
+
+class GraphKeys:
+    """The names of TensorFlow's collections."""
+
+    GLOBAL_VARIABLES = "variables"
+    LOCAL_VARIABLES = "local_variables"
+    MODEL_VARIABLES = "model_variables"
+    TRAINABLE_VARIABLES = "trainable_variables"
+    MOVING_AVERAGE_VARIABLES = "moving_average_variables"
+    REGULARIZATION_LOSSES = "regularization_losses"
+    LOSSES = "losses"
+    SUMMARIES = "summaries"
+    UPDATE_OPS = "update_ops"
+    GLOBAL_STEP = "global_step"
+    TRAIN_OP = "train_op"
+    WEIGHTS = "weights"
+    BIASES = "biases"
+    ACTIVATIONS = "activations"

@@ -1,0 +1,53 @@
+"""Definitions of ops as TensorFlow 1 prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regrad.v1.graph import tf_names
+
+
+class NodeDef:
+    """The definition of an op, which prints as TensorFlow's does.
+
+    `name` and `op` (its type) are strings, `input` the names of what it reads, `attr` a dict.
+    """
+
+    def __init__(self, op: Any) -> None:
+        self.name = op.name
+        self.op = op.type
+        self.input = [x.name.removesuffix(":0") for x in op.inputs]
+        self.input += [f"^{other.name}" for other in op.control_inputs]
+        self.attr = tf_names.attrs(op._node)
+        self.device = ""
+
+    def __str__(self) -> str:
+        lines = [f'name: "{self.name}"', f'op: "{self.op}"']
+        lines += [f'input: "{name}"' for name in self.input]
+        for key, value in sorted(self.attr.items()):
+            shown = "\n".join(f"    {line}" for line in _attr_lines(value))
+            lines += ["attr {", f'  key: "{key}"', "  value {", shown, "  }", "}"]
+        return "\n".join(lines) + "\n"
+
+    __repr__ = __str__
+
+
+def _attr_lines(value: Any) -> list[str]:
+    """An attribute's value as TensorFlow prints it."""
+    if isinstance(value, bool):
+        return [f"b: {str(value).lower()}"]
+    if isinstance(value, int | float):
+        return [f"{'i' if isinstance(value, int) else 'f'}: {value}"]
+    if isinstance(value, bytes):
+        return [f's: "{value.decode()}"']
+    if isinstance(value, np.dtype):
+        return [f"type: {_DT.get(value.name, f'DT_{value.name.upper()}')}"]
+    if isinstance(value, list | tuple):
+        items = [f"  {line}" for item in value for line in _attr_lines(item)]
+        return ["list {", *items, "}"]
+    return [f"value: {value}"]
+
+
+_DT = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "object": "DT_STRING"}

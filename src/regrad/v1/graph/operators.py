@@ -1,0 +1,87 @@
+"""Operators of tensors and Variables, with TensorFlow's names: `x + 1.0` is `add`, with `add/y`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from regrad.core.tensor import Readable
+from regrad.v1.functions import bitwise, linalg, math
+from regrad.v1.functions.indexing import getitem
+from regrad.v1.graph.forms import dtype_of, tensor
+from regrad.v1.graph.tensors import Tensor
+
+Operator = Callable[..., Any]
+
+
+def _pair(function: Operator, name: str) -> tuple[Operator, Operator]:
+    """An operator and its reflection."""
+
+    def operator(self: Any, other: Any) -> Any:
+        return function(self, other, name=name)
+
+    def reflection(self: Any, other: Any) -> Any:
+        return function(other, self, name=name)
+
+    return operator, reflection
+
+
+def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
+    """An operator that is another op for bools than for integers."""
+
+    def function(x: Any, y: Any, name: str) -> Any:
+        own = x if isinstance(x, Readable) else y
+        return (for_bools if dtype_of(own).kind == "b" else for_integers)(x, y, name=name)
+
+    return function
+
+
+TWO_SIDED = {
+    "add": (math.add, "add"),
+    "sub": (math.subtract, "sub"),
+    "mul": (math.multiply, "mul"),
+    "truediv": (math.truediv, "truediv"),
+    "floordiv": (math.floordiv, "floordiv"),
+    "mod": (math.floormod, "mod"),
+    "pow": (math.pow, "pow"),
+    "matmul": (linalg.matmul, "matmul"),
+    "and": (_logical(math.logical_and, bitwise.bitwise_and), "and"),
+    "or": (_logical(math.logical_or, bitwise.bitwise_or), "or"),
+    "xor": (_logical(math.logical_xor, bitwise.bitwise_xor), "xor"),
+}
+
+
+def _equal(self: Any, other: Any) -> Any:
+    return False if other is None else math.equal(self, other)
+
+
+def _not_equal(self: Any, other: Any) -> Any:
+    return True if other is None else math.not_equal(self, other)
+
+
+def _invert(self: Any) -> Any:
+    x = tensor(self)
+    return math.logical_not(x) if dtype_of(x).kind == "b" else bitwise.invert(x)
+
+
+OTHERS = {
+    "lt": math.less, "le": math.less_equal, "gt": math.greater, "ge": math.greater_equal,
+    "eq": _equal, "ne": _not_equal, "invert": _invert, "getitem": getitem, "abs": math.abs,
+    "neg": math.negative,
+}  # fmt: skip
+
+
+def install_operators(cls: type) -> None:
+    """Give a class of tensors TensorFlow's operators.
+
+    `==` and `!=` compare element by element; no tensor equals None.
+    """
+    for name, (function, op_name) in TWO_SIDED.items():
+        operator, reflection = _pair(function, op_name)
+        setattr(cls, f"__{name}__", operator)
+        setattr(cls, f"__r{name}__", reflection)
+    for name, function in OTHERS.items():
+        setattr(cls, f"__{name}__", function)
+
+
+install_operators(Tensor)

@@ -1,0 +1,191 @@
+"""Static shapes as TensorFlow 1 shows them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+from regrad.core.dims import Dim, UnknownRank
+from regrad.errors import ArgumentError, ShapeError
+
+__all__ = ["Dimension", "TensorShape"]
+
+
+class Dimension(int):
+    """A known size: an int with TensorFlow's `value`. (An unknown one is a `Dim`.)"""
+
+    @property
+    def value(self) -> int:
+        """The size."""
+        return int(self)
+
+    def __repr__(self) -> str:
+        return f"Dimension({int(self)})"
+
+    __str__ = int.__repr__
+
+
+class TensorShape:
+    """A static shape: sizes, some of them unknown, or not even a known rank.
+
+    >>> import regrad.v1 as tf
+    >>> tf.TensorShape([None, 3]), tf.TensorShape([None, 3]).as_list(), tf.TensorShape(None).ndims
+    (TensorShape([Dimension(None), Dimension(3)]), [None, 3], None)
+    """
+
+    __slots__ = ("_sizes",)
+
+    def __init__(self, sizes: Any) -> None:
+        if isinstance(sizes, TensorShape):
+            self._sizes: tuple[Any, ...] | None = sizes._sizes
+        elif sizes is None or isinstance(sizes, UnknownRank):
+            self._sizes = None
+        elif isinstance(sizes, int | Dim):
+            self._sizes = (sizes,)
+        else:
+            self._sizes = tuple([_size(n) for n in sizes])
+
+    @property
+    def ndims(self) -> int | None:
+        """The rank, None if it is unknown."""
+        return None if self._sizes is None else len(self._sizes)
+
+    rank = ndims
+
+    @property
+    def dims(self) -> list[Any] | None:
+        """The sizes as Dimensions, None if the rank is unknown."""
+        return None if self._sizes is None else [_dimension(n) for n in self._sizes]
+
+    def as_list(self) -> list[int | None]:
+        """Return the sizes, None for unknown ones; ValueError if the rank is unknown."""
+        if self._sizes is None:
+            raise ShapeError("as_list() is not defined on an unknown TensorShape.")
+        return [_number(n) for n in self._sizes]
+
+    def is_fully_defined(self) -> bool:
+        """Return whether rank and all sizes are known."""
+        return self._sizes is not None and None not in self.as_list()
+
+    def num_elements(self) -> int | None:
+        """Return the number of elements, None if it is not known."""
+        sizes = self.as_list() if self._sizes is not None else [None]
+        known = [n for n in sizes if n is not None]
+        return math.prod(known) if len(known) == len(sizes) else None
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Return whether one tensor can have both shapes."""
+        a, b = self._sizes, TensorShape(other)._sizes
+        if a is None or b is None:
+            return True
+        pairs = zip(map(_number, a), map(_number, b), strict=False)
+        return len(a) == len(b) and all(m is None or n is None or m == n for m, n in pairs)
+
+    def assert_is_compatible_with(self, other: Any) -> None:
+        """Raise ValueError unless one tensor can have both shapes."""
+        if not self.is_compatible_with(other):
+            raise ShapeError(f"Shapes {self} and {TensorShape(other)} are incompatible")
+
+    def merge_with(self, other: Any) -> TensorShape:
+        """Return what both shapes together say; ValueError if they contradict each other."""
+        other = TensorShape(other)
+        self.assert_is_compatible_with(other)
+        if self._sizes is None or other._sizes is None:
+            return other if self._sizes is None else self
+        return TensorShape(
+            [n if _number(m) is None else m for m, n in zip(self._sizes, other._sizes, strict=True)]
+        )
+
+    def concatenate(self, other: Any) -> TensorShape:
+        """Return this shape followed by another."""
+        other = TensorShape(other)
+        if self._sizes is None or other._sizes is None:
+            return TensorShape(None)
+        return TensorShape(self._sizes + other._sizes)
+
+    def with_rank(self, rank: int) -> TensorShape:
+        """Return the shape, known to have this rank; ValueError if it has another."""
+        return self.merge_with([None] * rank)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._sizes is None:
+            raise ShapeError("the rank is unknown, so the sizes cannot be listed")
+        return iter([_dimension(n) for n in self._sizes])
+
+    def __len__(self) -> int:
+        if self._sizes is None:
+            raise ShapeError("Cannot take the length of Shape with unknown rank.")
+        return len(self._sizes)
+
+    def __bool__(self) -> bool:
+        return self._sizes is not None
+
+    def __getitem__(self, key: Any) -> Any:
+        if self._sizes is None:
+            return TensorShape(None) if isinstance(key, slice) else _dimension(None)
+        found = self._sizes[key]
+        return TensorShape(found) if isinstance(key, slice) else _dimension(found)
+
+    __add__ = concatenate
+
+    def __radd__(self, other: Any) -> TensorShape:
+        return TensorShape(other).concatenate(self)
+
+    def __eq__(self, other: object) -> bool:
+        try:
+            other = TensorShape(other)
+        except TypeError:
+            return NotImplemented
+        if self._sizes is None or other._sizes is None:
+            return self._sizes is other._sizes
+        return self.as_list() == other.as_list()
+
+    def __hash__(self) -> int:
+        return hash(None if self._sizes is None else tuple(self.as_list()))
+
+    def __str__(self) -> str:
+        if self._sizes is None:
+            return "<unknown>"
+        sizes = ["?" if n is None else str(n) for n in self.as_list()]
+        return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
+
+    def __repr__(self) -> str:
+        if self._sizes is None:
+            return "TensorShape(None)"
+        return f"TensorShape([{', '.join(f'Dimension({n})' for n in self.as_list())}])"
+
+
+def _size(n: Any) -> Any:
+    """Return a size as an int; None, and what only the run can tell, stay."""
+    if n is None or isinstance(n, Dim | UnknownDimension):
+        return None if isinstance(n, UnknownDimension) else n
+    try:
+        size = operator.index(n)
+    except TypeError:
+        raise ArgumentError(f"a shape is made of ints and None, got {n!r}") from None
+    if size < 0:
+        raise ShapeError(f"Dimension {size} must be >= 0; write None for a size that varies")
+    return size
+
+
+class UnknownDimension:
+    """A size of which nothing is known: `Dimension(None)`."""
+
+    value = None
+
+    def __repr__(self) -> str:
+        return "Dimension(None)"
+
+    __str__ = lambda self: "?"  # noqa: E731
+
+
+def _dimension(size: Any) -> Any:
+    if isinstance(size, Dim):
+        return size
+    return UnknownDimension() if size is None else Dimension(size)
+
+
+def _number(size: Any) -> int | None:
+    return size if isinstance(size, int) else None

@@ -1,0 +1,578 @@
+"""Tensors, operations and static shapes as TensorFlow 1 shows them, and what becomes a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core import numbers
+from regrad.core.dims import Dim
+from regrad.core.rule import OpView, Rule, as_many
+from regrad.core.tensor import Readable, TensorView
+from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, near
+from regrad.graph.constants import as_attribute, rely
+from regrad.graph.graph import Node, Symbol, is_symbolic, tensor_of
+from regrad.v1 import dtypes
+from regrad.v1.dtypes import DType
+from regrad.v1.graph import tf_names
+from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.node_defs import NodeDef
+from regrad.v1.graph.static_shapes import TensorShape
+
+__all__ = ["IndexedSlices", "Operation", "Tensor", "constant", "convert_to_tensor"]
+
+# -- operations ----------------------------------------------------------------------------------
+
+
+class Operation(OpView):
+    """An op of a graph: what TensorFlow calls `tf.Operation`, and what a rule sees as `op`.
+
+    `inputs` and `get_attr` are TensorFlow's: a reduction's axis is an input, `T` is a dtype.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.type = node.op.type.lstrip("_")
+        self.name = node.name
+
+    @property
+    def graph(self) -> Any:
+        """The graph of the op."""
+        return self._node.graph.root
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The tensors that the op reads."""
+        return tuple([x for x, _ in self._inputs()])
+
+    def _inputs(self) -> list[tuple[Tensor, int | None]]:
+        """The inputs, each with its place among the record's (None for what is TensorFlow's)."""
+        node = self._node
+        if node.face_inputs is None:
+            listed = tf_names.inputs(node)
+            node.face_inputs = [
+                (face(node.xs[x]), x) if isinstance(x, int) else (self._constant(*x), None)
+                for x in listed
+            ]
+        return node.face_inputs
+
+    def _constant(self, name: str, value: Any) -> Tensor:
+        graph = self._node.graph
+        with graph.name_scope(self.name + "/"):
+            if value is None:  # all axes of a tensor of unknown rank
+                from regrad.v1.functions.arrays import rank
+                from regrad.v1.functions.creation import range
+
+                return range(0, rank(face(self._node.xs[0])), name=name)
+            return convert_to_tensor(value, name=name)
+
+    @property
+    def outputs(self) -> list[Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The tensors that the op makes."""
+        return [face(tensor_of(symbol)) for symbol in self._node.symbols]
+
+    @property
+    def control_inputs(self) -> list[Operation]:
+        """The ops that must have run before."""
+        return [operation(node) for node in self._node.control]
+
+    @property
+    def node_def(self) -> NodeDef:
+        """The definition of the op, which prints as text."""
+        return NodeDef(self)
+
+    device = ""
+    variable: Any = None  # of a variable's op
+
+    def values(self) -> tuple[Tensor, ...]:
+        """The outputs as a tuple."""
+        return tuple(self.outputs)
+
+    def run(self, feed_dict: Any = None, session: Any = None) -> None:
+        """Run the op in a session (the default one)."""
+        from regrad.v1.run.session import default_session
+
+        (session or default_session("run")).run(self, feed_dict)
+
+    def get_attr(self, name: str) -> Any:
+        """An attribute under TensorFlow's name; ValueError if the op has none such."""
+        attrs = tf_names.attrs(self._node)
+        if name == "_gradient_op_type" and self._node.rule is not self._node.op.rule:
+            return self._node.rule.name.encode()
+        if name not in attrs:
+            raise GraphError(
+                f"Operation {self.name!r} has no attr named {name!r}.{near(name, attrs)} "
+                f"It has {', '.join(attrs) or 'none'}."
+            )
+        value = attrs[name]
+        return dtypes.of(value) if isinstance(value, np.dtype) else value
+
+    @property
+    def record(self) -> Any:
+        return self._node
+
+    def places(self) -> Sequence[int | None]:
+        return [place for _, place in self._inputs()]
+
+    def shown(self, tensor: Any) -> Any:
+        return tensor if tensor is None else face(tensor)
+
+    def own(self, answer: Any, rule: Rule) -> Sequence[Any]:
+        inputs = self._inputs()
+        count = sum(place is not None for _, place in inputs)
+        if isinstance(answer, list | tuple) and len(answer) == count:
+            return list(answer)
+        answer = as_many(answer, len(inputs), rule, self.type, self.name)
+        mine: list[Any] = [None] * count
+        for (_, place), dx in zip(inputs, answer, strict=True):
+            if place is not None:
+                mine[place] = dx
+        return mine
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Operation) and other._node is self._node
+
+    def __hash__(self) -> int:
+        return hash(id(self._node))
+
+    def __repr__(self) -> str:
+        return f"<tf.Operation {self.name!r} type={self.type}>"
+
+    def __str__(self) -> str:
+        return str(self.node_def)
+
+
+def operation(node: Node) -> Operation:
+    """The one Operation of a node."""
+    if node.face is None:
+        node.face = Operation(node)
+    return node.face
+
+
+# -- tensors -------------------------------------------------------------------------------------
+
+
+class Tensor(TensorView):
+    """A value that a graph will compute: `tf.Tensor`.
+
+    Its operators are TensorFlow's, which is strict about dtypes; `==` compares element by
+    element (in TensorFlow 1 it asks whether two names mean one tensor; use `is`).
+    """
+
+    __slots__ = ("__weakref__", "_tensor")
+    __array_ufunc__ = None  # NumPy leaves `array * tensor` to us
+    __array_priority__ = 100
+
+    def __init__(self, tensor: rg.Tensor) -> None:
+        self._tensor = tensor
+
+    def _read(self) -> rg.Tensor:
+        """What regrad's own functions see: they take this wherever they take a Tensor."""
+        node = self._tensor._data.node
+        if node.op.type == "VariableV2":
+            return operation(node).variable._read()
+        return self._tensor
+
+    @property
+    def _symbol(self) -> Symbol:
+        return self._tensor._data
+
+    @property
+    def op(self) -> Operation:
+        """The op that makes it."""
+        return operation(self._symbol.node)
+
+    @property
+    def name(self) -> str:
+        """`op_name:output`."""
+        return self._symbol.name
+
+    @property
+    def graph(self) -> Any:
+        """Its graph."""
+        return self._symbol.node.graph.root
+
+    @property
+    def value_index(self) -> int:
+        """Which output of its op it is."""
+        return self._symbol.index
+
+    @property
+    def dtype(self) -> DType:
+        """Its dtype."""
+        base = dtypes.of(self._symbol.dtype)
+        return DType(base._dtype, True) if self._symbol.node.op.type == "VariableV2" else base
+
+    @property
+    def shape(self) -> TensorShape:
+        """Its static shape."""
+        return TensorShape(self._symbol.shape)
+
+    device = ""
+
+    def get_shape(self) -> TensorShape:
+        """Its static shape."""
+        return self.shape
+
+    def set_shape(self, shape: Any) -> None:
+        """Make more of the static shape known; ValueError if it contradicts what is known."""
+        merged = self.shape.merge_with(shape)
+        if merged._sizes is not None:
+            self._symbol.refine(merged._sizes)
+
+    def consumers(self) -> list[Operation]:
+        """The ops that read it."""
+        here = self._symbol.id
+        nodes = self._symbol.node.graph.nodes
+        return [operation(n) for n in nodes if any(s.id == here for s in n.sources())]
+
+    def eval(self, feed_dict: Any = None, session: Any = None) -> Any:
+        """Its value in a session (the default one)."""
+        from regrad.v1.run.session import default_session
+
+        return (session or default_session("eval")).run(self, feed_dict)
+
+    def __repr__(self) -> str:
+        return f"<tf.Tensor {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
+
+    def __str__(self) -> str:
+        shape = "" if self.shape.ndims is None else f", shape={self.shape}"
+        return f'Tensor("{self.name}"{shape}, dtype={self.dtype.name})'
+
+    __hash__ = object.__hash__  # equality is elementwise, so identity must do for dicts
+
+    def __bool__(self) -> bool:
+        raise ArgumentError(
+            "Using a `tf.Tensor` as a Python `bool` is not allowed: its value is known only when "
+            "the graph runs. Use `if t is not None:` to ask whether there is a tensor, and tf.cond "
+            f"or tf.where to choose by its value. ({self})"
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ArgumentError(
+            f"Tensor objects are not iterable in a graph: use tf.unstack({self.name!r}) or "
+            "tf.while_loop"
+        )
+
+    def __len__(self) -> int:
+        raise ArgumentError(
+            f"len is not defined for a symbolic Tensor ({self.name}); use x.shape[0] or tf.shape(x)"
+        )
+
+    def __float__(self) -> float:
+        raise self._no_value("float(x)")
+
+    def __int__(self) -> int:
+        raise self._no_value("int(x)")
+
+    __index__ = __int__
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._no_value("a NumPy array of it")
+
+    def numpy(self) -> Any:
+        """Refused: there is no value before the run."""
+        raise self._no_value("numpy()")
+
+    def _no_value(self, what: str) -> ArgumentError:
+        return ArgumentError(
+            f"{what}: the value of {self} is known only when the graph runs; fetch it with "
+            "session.run(x)"
+        )
+
+
+def face(y: Any) -> Any:
+    """Symbolic Tensors (also in tuples and lists) as TensorFlow shows them; all else as it is."""
+    if isinstance(y, list | tuple):
+        made = [face(item) for item in y]
+        return type(y)(*made) if hasattr(y, "_fields") else type(y)(made)
+    if not isinstance(y, rg.Tensor) or not is_symbolic(y):
+        return y
+    symbol = y._data
+    if y._id != symbol.id:  # an alias, under which a tape knows it
+        return Tensor(y)
+    if symbol.face is None:
+        symbol.face = Tensor(y)
+    return symbol.face
+
+
+# -- what becomes a tensor -----------------------------------------------------------------------
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, a variable or one of regrad's Tensors."""
+    return isinstance(value, rg.Tensor | Readable)
+
+
+def as_array(value: Any, dtype: DType | None = None) -> np.ndarray:
+    """A constant's values: Python ints are int32 and floats float32, arrays keep their dtype."""
+    due = None if dtype is None else dtype._dtype
+    if isinstance(value, str | bytes):
+        value = np.array(value if isinstance(value, bytes) else value.encode(), object)
+    plain = not isinstance(value, np.ndarray | np.generic)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"a list of unequal rows is no tensor: {error}") from None
+    if plain and (due is None or due.kind != "O") and numbers.integers(array, value) is not None:
+        return numbers.under(value, np.dtype(np.int64) if due is None else due)
+    if array.dtype.kind in "OSU":
+        if due is not None and due.kind != "O":
+            raise _mismatch(value, "string", dtype)
+        return _as_bytes(array)
+    if plain and due is None:
+        array = _converted(array, np.dtype(_python_dtype(array, value)))
+    if due is None or due == array.dtype:
+        return np.array(array)
+    if not _fits(array, due, plain):
+        raise _mismatch(value, array.dtype.name, dtype)
+    return _converted(array, due) if plain else array.astype(due)
+
+
+def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Python numbers under a dtype, which must hold them."""
+    return array.astype(dtype) if dtype.kind == "O" else numbers.under(array, dtype)
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    flat = [v.encode() if isinstance(v, str) else v for v in array.reshape(-1).tolist()]
+    if not all(isinstance(v, bytes) for v in flat):
+        raise DTypeError(f"a tensor holds numbers, bools or strings, got {array!r:.80}")
+    made = np.empty(len(flat), object)
+    made[:] = flat
+    return made.reshape(array.shape)
+
+
+def _python_dtype(array: np.ndarray, value: Any) -> Any:
+    """The dtype of Python numbers; NumPy's scalars in a list keep theirs."""
+    if array.dtype.kind == "f" and not _holds_numpy(value):
+        return np.float32
+    if array.dtype.kind in "iu" and not _holds_numpy(value):
+        small = array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
+        return np.int32 if small else np.int64
+    return array.dtype if array.size else np.float32
+
+
+def _holds_numpy(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and _holds_numpy(value[0])
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def _fits(array: np.ndarray, due: np.dtype, plain: bool) -> bool:
+    """Whether values may be taken for a dtype: ints for floats, but no fractions for ints."""
+    if array.dtype.kind == "b" or due.kind == "b":
+        return array.dtype.kind == due.kind
+    order = "iufc"
+    wider = order.index(due.kind) >= order.index(array.dtype.kind)
+    return wider or (array.dtype.kind in "iu" and due.kind in "iu") or array.size == 0
+
+
+def _mismatch(value: Any, got: str, due: DType | None) -> DTypeError:
+    return DTypeError(
+        f"Expected {due.name if due else 'numbers'}, got {value!r:.60} of type {got!r}."
+    )
+
+
+def constant(
+    value: Any,
+    dtype: Any = None,
+    shape: Any = None,
+    name: str = "Const",
+    verify_shape: bool = False,
+) -> Tensor:
+    """A constant tensor: Python ints are int32 and floats float32, arrays keep their dtype.
+
+    With `shape` a single value fills it, and a shorter list is continued by its last element.
+    Raises TypeError for values that the dtype cannot take, ValueError for values that do not fit.
+
+    >>> import regrad.v1 as tf
+    >>> tf.constant([1, 2]).dtype, tf.constant(1.5, name="half").name[:4]
+    (tf.int32, 'half')
+    """
+    array = as_array(value, None if dtype is None else dtypes.as_dtype(dtype))
+    if shape is not None:
+        array = _filled(array, tuple(TensorShape(shape).as_list()), verify_shape)
+    graph = current_graph()
+    with graph.naming("Const", name):
+        return face(graph.constant(array))
+
+
+def _filled(array: np.ndarray, shape: tuple[Any, ...], verify: bool) -> np.ndarray:
+    size = int(np.prod(shape))
+    if (verify and array.shape != shape) or array.size > size or (size and not array.size):
+        raise ShapeError(f"{array.size} values of shape {array.shape} do not fit the shape {shape}")
+    flat = array.reshape(-1)
+    return np.concatenate([flat, np.repeat(flat[-1:], size - flat.size)]).reshape(shape)
+
+
+def convert_to_tensor(
+    value: Any, dtype: Any = None, name: str | None = None, preferred_dtype: Any = None
+) -> Tensor:
+    """A value as a tensor of the graph; tensors come back as they are.
+
+    A list that holds tensors is packed. Raises TypeError if a tensor has another dtype than the
+    one asked for.
+    """
+    due = None if dtype is None else dtypes.as_dtype(dtype).base_dtype
+    if isinstance(value, IndexedSlices):
+        value = value.dense()
+    if isinstance(value, TensorShape):
+        value = value.as_list()
+    if is_tensor(value):
+        found = value if isinstance(value, Tensor) else face(rg_read(value))
+        if isinstance(found, rg.Tensor):  # a value of eager mode enters the graph
+            found = constant(found.numpy(), name=name or "Const")
+        if found._symbol.node.op.type == "VariableV2":
+            found = face(found._read())
+        if due is not None and found.dtype.base_dtype != due:
+            raise DTypeError(
+                f"Tensor conversion requested dtype {due.name} for Tensor with dtype "
+                f"{found.dtype.name}: {found}. Use tf.cast."
+            )
+        return found
+    if isinstance(value, Operation):
+        raise ArgumentError(f"Can't convert Operation {value.name!r} to Tensor: it has no value")
+    if isinstance(value, list | tuple) and _holds_tensors(value):
+        return _packed(value, due, name)
+    if callable(value):
+        raise ArgumentError(f"a tensor or a value is due, got the function {value!r}")
+    if value is None:
+        raise GraphError("None values not supported: a tensor or a value is due")
+    prefer = None if preferred_dtype is None else dtypes.as_dtype(preferred_dtype)
+    if due is None and prefer is not None:
+        try:
+            return constant(value, prefer, name=name or "Const")
+        except DTypeError:
+            pass
+    return constant(value, due, name=name or "Const")
+
+
+def rg_read(value: Any) -> rg.Tensor:
+    """A Variable, a Tensor of either kind, as regrad's Tensor."""
+    return value if isinstance(value, rg.Tensor) else type(value)._read(value)
+
+
+def _holds_tensors(values: Any) -> bool:
+    return any(
+        is_tensor(v) or isinstance(v, Dim) or (isinstance(v, list | tuple) and _holds_tensors(v))
+        for v in values
+    )
+
+
+def _packed(values: Any, due: DType | None, name: str | None) -> Tensor:
+    from regrad.v1.functions.arrays import dimension_tensor, stack
+
+    known = [v for v in values if is_tensor(v)]
+    if due is None and known:
+        due = convert_to_tensor(known[0]).dtype.base_dtype
+    parts = [
+        dimension_tensor(v) if isinstance(v, Dim) else convert_to_tensor(v, due) for v in values
+    ]
+    return stack(parts, name=name or "packed")
+
+
+class IndexedSlices:
+    """Rows of a tensor: `values[i]` belongs to row `indices[i]`. A rule may return one.
+
+    regrad's gradients are dense; this becomes a dense tensor when it is used.
+    """
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        self.values, self.indices, self.dense_shape = values, indices, dense_shape
+
+    def dense(self) -> Tensor:
+        """The rows in a tensor of zeros."""
+        from regrad.v1.functions.reductions import unsorted_segment_sum
+
+        if self.dense_shape is None:
+            raise GraphError("IndexedSlices without a dense_shape cannot be made a tensor")
+        rows = convert_to_tensor(self.dense_shape)[0]  # pyright: ignore[reportIndexIssue]
+        return unsorted_segment_sum(self.values, self.indices, rows)
+
+
+# -- building ops --------------------------------------------------------------------------------
+
+
+def same_dtype(name: str, *values: Any) -> list[Any]:
+    """Values as tensors of one dtype: that of the first tensor among them, which numbers take.
+
+    Raises TypeError for tensors of different dtypes.
+    """
+    known = [v for v in values if is_tensor(v)]
+    if not known:
+        first = convert_to_tensor(values[0])
+        rest = [convert_to_tensor(v, first.dtype) for v in values[1:]]
+        return [first, *rest]
+    if all(_is_eager(v) for v in known):
+        return list(values)
+    due = next(convert_to_tensor(v) for v in known if not _is_eager(v)).dtype.base_dtype
+    made = []
+    for i, value in enumerate(values):
+        try:
+            made.append(convert_to_tensor(value, due, name="xyz"[i] if i < 3 else None))
+        except DTypeError as error:
+            raise DTypeError(
+                f"Input {i} of {name!r} has another dtype than {due.name}, which the others have: "
+                f"{error}"
+            ) from None
+    return made
+
+
+def _is_eager(value: Any) -> bool:
+    return isinstance(value, rg.Tensor) and not is_symbolic(value)
+
+
+def build(
+    op_type: str, name: str | None, function: Callable[..., Any], *tensors: Any, **attrs: Any
+) -> Any:
+    """Call one of regrad's functions; the op of type `op_type` that it makes gets the name.
+
+    Tensors are converted (unless all are regrad's eager ones, which are computed at once).
+    """
+    if any(_is_eager(t) for t in tensors) and all(_is_eager(t) or t is None for t in tensors):
+        return function(*tensors, **attrs)
+    xs = [t if t is None else convert_to_tensor(t)._read() for t in tensors]
+    graph = current_graph()
+    with graph.naming(op_type, name):
+        return face(function(*xs, **attrs))
+
+
+def static_value(value: Any, what: str) -> Any:
+    """An attribute (an axis, say) as Python ints; a tensor must be a known constant."""
+    if isinstance(value, Tensor):
+        content = value._symbol.content
+        if content is None or any(isinstance(n, Dim) for n in content.flat):
+            raise GraphError(
+                f"{what} must be known when the graph is built; {value} is known only in the run"
+            )
+        rely(value._symbol)
+        value = content
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return tuple(static_value(v, what) for v in value)
+    return value if value is None or isinstance(value, bool) else int(value)
+
+
+def sizes(value: Any) -> Any:
+    """A shape given as numbers, Dimensions, Nones, tensors, or a tensor: as an attribute of an op.
+
+    Numbers stay numbers; what only the run can tell is read in the run.
+    """
+    if is_tensor(value):
+        return as_attribute(convert_to_tensor(value)._read())
+    if isinstance(value, TensorShape):
+        value = value.as_list()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return tuple(sizes(v) for v in value)
+    if isinstance(value, Dim):
+        return value
+    if value is None:
+        raise GraphError("a size is None here; give a number, -1 or tf.shape(x)[i]")
+    return int(value)

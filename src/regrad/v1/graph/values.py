@@ -1,0 +1,117 @@
+"""What the functions of `tf.nn`, `tf.layers` and `tf.losses` ask of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regrad.core import dims
+from regrad.core.registry import OPS, Input, Op
+from regrad.core.rule import NoGradient, PerInput
+from regrad.core.tensor import Tensor
+from regrad.errors import IndexRangeError, ShapeError
+from regrad.graph.graph import CONST, defer, is_symbolic
+from regrad.shapes.infer import Spec
+from regrad.shapes.sizes import merge
+from regrad.v1.graph.forms import INEXACT, check_kinds
+from regrad.v1.graph.tensors import convert_to_tensor, is_tensor, same_dtype
+
+
+def floats(what: str, *values: Any) -> list[Any]:
+    """Values as tensors of one dtype, which must be one of floats."""
+    tensors = same_dtype(what, *values)
+    check_kinds(what, INEXACT, tensors[0])
+    return tensors
+
+
+def constant_value(value: Any) -> Any:
+    """A Python value or a constant's, as a number; None for what only the run can tell."""
+    if not is_tensor(value):
+        return value
+    node = convert_to_tensor(value)._symbol.node
+    return node.attrs["value"].item() if node.op is CONST and not node.attrs["value"].ndim else None
+
+
+# -- shapes that must agree ------------------------------------------------------------------------
+
+
+def _check_shape(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
+    if tuple(x.shape) != tuple(shape):
+        raise ShapeError(f"the shape {tuple(shape)} is due, got {tuple(x.shape)}")
+    return x
+
+
+ENSURE_SHAPE = OPS.setdefault(
+    "EnsureShape", Op("EnsureShape", "ensure_shape", _check_shape, [Input("x", "one")], ["shape"])
+)
+ENSURE_SHAPE.rule = PerInput(ENSURE_SHAPE, "EnsureShape")
+ENSURE_SHAPE.rule.add("x", lambda dy: dy)
+
+
+def ensure(what: str, x: Tensor, shape: Any) -> Tensor:
+    """x, if it has the shape; where only the run can tell, an op that asks then."""
+    found = x._data.shape
+    answer = dims.same(found, shape)
+    if answer is False:
+        raise ShapeError(f"{what}: the shape {shape} is due, got {found}")
+    if answer:
+        return x
+    known = None if isinstance(shape, dims.UnknownRank) else shape
+    return defer(ENSURE_SHAPE, (x,), {"shape": shape}, specs=[Spec(known, x.dtype)])
+
+
+def _check_indices(xp: Any, x: Any, what: str) -> Any:
+    if x.size and x.min() < 0:
+        raise IndexRangeError(f"{what}: the index {x.min()} is negative")
+    return x
+
+
+def _check_divisor(xp: Any, x: Any, what: str) -> Any:
+    if not x.all():
+        raise ShapeError(f"{what}: Integer division by zero")
+    return x
+
+
+def _check(type: str, kernel: Any) -> Op:
+    """A private op that passes its input on if it may."""
+    op = Op(type, type.lstrip("_"), kernel, [Input("x", "one")], ["what"])
+    op.rule = NoGradient()
+    return op
+
+
+INDICES, DIVISOR = _check("_Indices", _check_indices), _check("_Divisor", _check_divisor)
+
+
+def indices_from_zero(what: str, x: Any) -> Any:
+    """Indices, if none is negative (regrad counts those from the end; TensorFlow refuses them)."""
+    if not is_symbolic(x):
+        return x
+    content = x._data.content
+    if content is not None and all(isinstance(n, int) and n >= 0 for n in content.flat):
+        return x
+    y = defer(INDICES, (x,), {"what": what}, specs=[x._data.spec])
+    y._data.content = content
+    return y
+
+
+def whole_divisor(what: str, x: Any) -> Any:
+    """A divisor; of integers it must not be 0."""
+    if not is_symbolic(x) or x._data.dtype.kind not in "iu":
+        return x
+    content = x._data.content
+    if content is not None and all(isinstance(n, int) and n for n in content.flat):
+        return x
+    return defer(DIVISOR, (x,), {"what": what}, specs=[x._data.spec])
+
+
+def alike(what: str, labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels and predictions, which must have one shape."""
+    shape, due = labels._data.shape, predictions._data.shape
+    if dims.same(shape, due) is False:
+        raise ShapeError(
+            f"{what}: labels and predictions must have one shape, got {shape} and {due}"
+        )
+    if isinstance(due, dims.UnknownRank):
+        due = shape
+    elif not isinstance(shape, dims.UnknownRank):
+        due = merge([due, shape])
+    return ensure(what, labels, due), ensure(what, predictions, due)

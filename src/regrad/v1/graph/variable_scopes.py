@@ -1,0 +1,272 @@
+"""`get_variable`: variables by name, in scopes that make or share them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+from collections.abc import Callable, Generator
+from typing import Any
+
+from regrad.core.blocks import block
+from regrad.core.signatures import public
+from regrad.errors import ArgumentError, GraphError
+from regrad.v1 import dtypes
+from regrad.v1.graph.graphs import Graph, GraphKeys, get_default_graph
+from regrad.v1.graph.tensors import TensorShape, convert_to_tensor
+from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
+
+__all__ = [
+    "AUTO_REUSE", "VariableScope", "get_variable", "get_variable_scope", "no_regularizer",
+    "variable_op_scope", "variable_scope",
+]  # fmt: skip
+
+Regularizer = Callable[[Any], Any] | None
+
+
+class AutoReuse:
+    """The value of `reuse` by which get_variable makes a variable, or finds the one it made."""
+
+    def __repr__(self) -> str:
+        return "AUTO_REUSE"
+
+
+AUTO_REUSE = AutoReuse()
+
+
+class VariableScope:
+    """A scope of variable names, and what get_variable does in it by default."""
+
+    def __init__(self, name: str, reuse: Any, defaults: dict[str, Any], name_scope: str) -> None:
+        self.name = name
+        self.reuse = reuse
+        self.defaults = defaults
+        self.original_name_scope = name_scope
+
+    initializer = property(lambda self: self.defaults.get("initializer"))
+    regularizer = property(lambda self: self.defaults.get("regularizer"))
+    dtype = property(lambda self: self.defaults.get("dtype") or dtypes.float32)
+
+    def reuse_variables(self) -> None:
+        """Only find variables from here on."""
+        self.reuse = True
+
+    def set_initializer(self, initializer: Any) -> None:
+        """The initializer for variables that are given none."""
+        self.defaults["initializer"] = initializer
+
+    def trainable_variables(self) -> list[Any]:
+        """The trainable variables whose names are in the scope."""
+        return trainable_variables(self.name + "/")
+
+    def global_variables(self) -> list[Any]:
+        """The variables whose names are in the scope."""
+        return global_variables(self.name + "/")
+
+    def __repr__(self) -> str:
+        return f"<VariableScope {self.name!r} reuse={self.reuse}>"
+
+
+def get_variable_scope() -> VariableScope:
+    """The innermost open variable scope; the root's name is empty."""
+    graph = get_default_graph()
+    if not graph.variable_scopes:
+        graph.variable_scopes.append(VariableScope("", False, {}, ""))
+    return graph.variable_scopes[-1]
+
+
+@public
+@block
+def variable_scope(
+    name_or_scope: str | VariableScope | None, default_name: str | None = None, values: Any = None,
+    initializer: Any = None, regularizer: Regularizer = None, caching_device: Any = None,
+    partitioner: Any = None, custom_getter: Callable[..., Any] | None = None,
+    reuse: bool | AutoReuse | None = None, dtype: Any = None, use_resource: bool | None = None,
+    constraint: Callable[..., Any] | None = None, auxiliary_name_scope: bool = True,
+) -> Generator[VariableScope]:  # fmt: skip
+    """Variables that get_variable makes in the block are named under the scope, and shared by it.
+
+    `reuse=True` finds variables that exist, `tf.AUTO_REUSE` makes those that do not.
+    `default_name` is numbered if it was used before. Ops get the scope as a name scope too.
+
+    Source: `tf.variable_scope`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     with tf.variable_scope("net"):
+    ...         w = tf.get_variable("w", [2])
+    ...     with tf.variable_scope("net", reuse=True):
+    ...         print(tf.get_variable("w") is w, w.name)
+    True net/w:0
+    """
+    graph = get_default_graph()
+    outer = around = get_variable_scope()
+    if isinstance(name_or_scope, VariableScope):
+        around, name = name_or_scope, name_or_scope.name
+        short = name.rpartition("/")[2]
+    else:
+        if name_or_scope is None and default_name is None:
+            raise ArgumentError("variable_scope needs a name_or_scope or a default_name")
+        short = name_or_scope
+        if short is None:
+            short = _unused_scope(graph, outer.name, str(default_name))
+        name = f"{outer.name}/{short}" if outer.name and short else outer.name or short
+    own = {
+        "use_resource": use_resource, "initializer": initializer, "regularizer": regularizer,
+        "dtype": dtype, "custom_getter": custom_getter,
+    }  # fmt: skip
+    defaults = {**around.defaults, **{k: v for k, v in own.items() if v is not None}}
+    reuse = around.reuse if reuse is None else reuse or outer.reuse
+    opened = graph.name_scope(short) if auxiliary_name_scope and short else None
+    with opened or contextlib.nullcontext(graph.scope) as name_scope:
+        scope = VariableScope(name, reuse, defaults, str(name_scope))
+        counts = graph.scope_counts
+        before = {k: v for k, v in counts.items() if k.startswith(name + "/")}
+        try:
+            graph.variable_scopes.append(scope)
+            counts[name] = counts.get(name, 0) + 1
+            for key in before:
+                del counts[key]
+            yield scope
+        finally:
+            if graph.variable_scopes[-1:] == [scope]:
+                del graph.variable_scopes[-1]
+            counts.update(before)
+
+
+def _unused_scope(graph: Graph, outer: str, name: str) -> str:
+    """Return `conv`, `conv_1`, …: the first that has not been opened in this scope."""
+    prefix = f"{outer}/" if outer else ""
+    names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+    return next(found for found in names if not graph.scope_counts.get(prefix + found))
+
+
+def get_variable(
+    name: str, shape: Any = None, dtype: Any = None, initializer: Any = None,
+    regularizer: Regularizer = None, trainable: bool | None = None, collections: Any = None,
+    caching_device: Any = None, partitioner: Any = None, validate_shape: bool = True,
+    use_resource: bool | None = None, custom_getter: Callable[..., Any] | None = None,
+    constraint: Callable[..., Any] | None = None,
+) -> Variable:  # fmt: skip
+    """Return the variable of a name in the current scope: a new one, or an old one if it reuses.
+
+    Args:
+        name: The name, under that of the variable scope.
+        shape: The shape, unless the initializer is a tensor or an array.
+        initializer: A function of (shape, dtype), a tensor or an array; by default Glorot's
+            uniform one for floats, zeros for integers.
+        regularizer: A function of the variable, whose result joins REGULARIZATION_LOSSES.
+
+    Raises ValueError if the variable exists and is not to be reused, if it does not exist and
+    is, or if it has another shape or dtype than asked for.
+
+    Source: `tf.get_variable`.
+    """
+    scope = get_variable_scope()
+    getter = custom_getter or scope.defaults.get("custom_getter")
+    options = {
+        "shape": shape, "dtype": dtype, "initializer": initializer, "regularizer": regularizer,
+        "trainable": trainable, "collections": collections, "validate_shape": validate_shape,
+        "constraint": constraint, "use_resource": use_resource,
+    }  # fmt: skip
+    if use_resource is None:
+        options["use_resource"] = scope.defaults.get("use_resource")
+    full = f"{scope.name}/{name}" if scope.name else name
+    if getter is None:
+        return _get(full, **options)
+    return getter(lambda name, **changed: _get(name, **{**options, **changed}), full, **options)
+
+
+def _get(full: str, shape: Any, dtype: Any, **options: Any) -> Variable:
+    scope, graph = get_variable_scope(), get_default_graph()
+    found = graph.variables_by_name.get(full)
+    if found is None and scope.reuse is True:
+        raise GraphError(
+            f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
+            "mean to set reuse=tf.AUTO_REUSE in variable_scope?"
+        )
+    if found is None:
+        return _make(graph, scope, full, shape, dtype, **options)
+    if not scope.reuse:
+        raise GraphError(
+            f"Variable {full} already exists, disallowed. Did you mean to set reuse=True or "
+            "reuse=tf.AUTO_REUSE in variable_scope?"
+        )
+    if shape is not None and not found.shape.is_compatible_with(shape):
+        raise GraphError(
+            f"Trying to share variable {full}, but specified shape {TensorShape(shape)} and found "
+            f"shape {found.shape}."
+        )
+    if dtype is not None and dtypes.as_dtype(dtype) != found.dtype.base_dtype:
+        raise GraphError(
+            f"Trying to share variable {full}, but specified dtype "
+            f"{dtypes.as_dtype(dtype).name} and found dtype {found.dtype.name}."
+        )
+    return found
+
+
+def _make(
+    graph: Graph, scope: VariableScope, full: str, shape: Any, dtype: Any, *, initializer: Any,
+    regularizer: Regularizer, trainable: bool | None, **options: Any,
+) -> Variable:  # fmt: skip
+    initializer = initializer if initializer is not None else scope.initializer
+    regularizer = regularizer or scope.regularizer
+    value = _initial_value(full, shape, dtype or scope.dtype, initializer, dtype is not None)
+    before, graph.scope = graph.scope, ""  # the variable's scope is in its name already
+    try:
+        variable = Variable(value, trainable is not False, name=full, **options)
+    finally:
+        graph.scope = before
+    graph.variables_by_name[full] = variable
+    if regularizer is not None:
+        with graph.name_scope(f"{full}/Regularizer/"):
+            loss = regularizer(variable)
+        if loss is not None:
+            graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
+    return variable
+
+
+def _initial_value(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -> Any:
+    """Return the initial value, or a function that makes it."""
+    from regrad.v1.training.initializers import glorot_uniform_initializer, zeros_initializer
+
+    dtype = dtypes.as_dtype(dtype)
+    if initializer is not None and not callable(initializer):
+        if shape is not None:
+            raise GraphError(
+                f"If initializer is a constant, do not specify shape (the variable {full})."
+            )
+        return lambda: convert_to_tensor(initializer, dtype if fixed else None)
+    if shape is None and _takes_nothing(initializer):
+        return initializer
+    sizes = TensorShape(shape)
+    if not sizes.is_fully_defined():
+        raise GraphError(
+            f"Shape of a new variable ({full}) must be fully defined, but instead was {sizes}."
+        )
+    if initializer is None:
+        floats = dtype.is_floating or dtype.is_complex
+        initializer = glorot_uniform_initializer if floats else zeros_initializer
+    if isinstance(initializer, type):
+        initializer = initializer(dtype=dtype)
+    return lambda: initializer(sizes.as_list(), dtype=dtype)
+
+
+def _takes_nothing(function: Any) -> bool:
+    """Return whether a function is called without arguments (an initializer may be)."""
+    if function is None or isinstance(function, type):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    return all(p.default is not p.empty for p in parameters)
+
+
+@public
+@block
+def variable_op_scope(values: Any, name_or_scope: Any, **options: Any) -> Generator[VariableScope]:
+    """`variable_scope` with the arguments in an older order."""
+    with variable_scope(name_or_scope, **options) as scope:
+        yield scope
+
+
+def no_regularizer(_: Any) -> None:
+    """A regularizer that adds nothing."""

@@ -1,0 +1,408 @@
+"""Variables: state that lives in a session, read and written by ops of the graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.core.dims import is_known
+from regrad.core.registry import OPS, Input, Op
+from regrad.core.state import current
+from regrad.core.tape import effective, rule_in_force
+from regrad.core.tensor import Readable
+from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
+from regrad.graph.graph import INNERMOST, NO_RULE, chain
+from regrad.shapes.infer import Spec
+from regrad.v1 import errors
+from regrad.v1.dtypes import DType
+from regrad.v1.graph.graphs import GraphKeys, current_graph, get_collection, get_default_graph
+from regrad.v1.graph.operators import install_operators
+from regrad.v1.graph.tensors import (
+    Operation,
+    Tensor,
+    TensorShape,
+    convert_to_tensor,
+    face,
+    operation,
+)
+
+__all__ = [
+    "Variable", "all_variables", "assign", "assign_add", "assign_sub", "global_variables",
+    "global_variables_initializer", "initialize_all_variables", "is_variable_initialized",
+    "local_variables", "local_variables_initializer", "model_variables", "trainable_variables",
+    "variables_initializer",
+]  # fmt: skip
+
+# -- the ops: what they read and write is the state of the run -----------------------------------
+
+
+def read_state(run: Any, ref: Any, key: str) -> Any:
+    """Return the value of a variable in a run; the kernel of reads."""
+    try:
+        return run.read(key)
+    except KeyError:
+        raise errors.FailedPreconditionError(
+            f"Attempting to use uninitialized value {key}. Run tf.global_variables_initializer() "
+            "in this session first."
+        ) from None
+
+
+def _write(run: Any, ref: Any, value: Any, key: str, shape: Any) -> Any:
+    if shape is not None and np.shape(value) != shape:
+        raise ShapeError(f"assign to {key!r}: the shape {shape} is due, got {np.shape(value)}")
+    return run.write(key, value)
+
+
+def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def kernel(run: Any, ref: Any, value: Any, key: str) -> Any:
+        old = read_state(run, ref, key)
+        return _write(run, ref, combine(old, value), key, old.shape)
+
+    return kernel
+
+
+def state_op(
+    type: str,
+    kernel: Callable[..., Any],
+    inputs: Iterable[str],
+    attrs: Sequence[str],
+    lists: Sequence[Input] = (),
+) -> Op:
+    """Make an op on the state of a run, without a gradient; `lists` are inputs after the others."""
+    op = Op(type, type, kernel, [*[Input(n, "one") for n in inputs], *lists], attrs, stateful=True)
+    op.rule = NO_RULE
+    return OPS.setdefault(type, op)
+
+
+VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, [], ["dtype", "shape"])
+ASSIGN = state_op("Assign", _write, ["ref", "value"], ["key", "shape"])
+ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), ["ref", "value"], ["key"])
+ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), ["ref", "value"], ["key"])
+IS_INITIALIZED = state_op(
+    "IsVariableInitialized",
+    lambda run, ref, key: np.asarray(key in run.written or key in run.variables),
+    ["ref"],
+    ["key"],
+)
+# A read is an Identity to rules and overrides, as in TensorFlow; only its kernel is another.
+READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
+READ.rule = OPS["Identity"].rule
+
+
+# -- Variable ------------------------------------------------------------------------------------
+
+
+class Variable(Readable):
+    """A variable of the graph, whose value lives in a session.
+
+    Args:
+        initial_value: A value or tensor, or a function that gives one; ints are int32, floats
+            float32.
+        trainable: Whether optimizers change it (it is put in TRAINABLE_VARIABLES).
+        collections: The collections to be in (by default GLOBAL_VARIABLES).
+        validate_shape: Whether its shape is that of the initial value for good.
+        name: The name of its op; `Variable`, `Variable_1`, … by default.
+        dtype: The dtype, if not that of the initial value.
+
+    It makes the ops `name/initial_value`, `name`, `name/Assign` and `name/read`; the last is an
+    Identity, which an override in force at the time is bound to. It is read when used: the value
+    at the beginning of a run, or, within `tf.control_dependencies`, after these ops have run.
+
+    Source: `tf.Variable` (of reference kind).
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(3)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run([v, v * 2]), v)
+    [3, 6] <tf.Variable 'Variable:0' shape=() dtype=int32_ref>
+    """
+
+    __array_ufunc__ = None
+    __array_priority__ = 100
+
+    def __init__(
+        self, initial_value: Any = None, trainable: bool = True,
+        collections: Sequence[str] | None = None, validate_shape: bool = True,
+        caching_device: Any = None, name: str | None = None, variable_def: Any = None,
+        dtype: Any = None, expected_shape: Any = None, import_scope: Any = None,
+        constraint: Callable[..., Any] | None = None, use_resource: bool | None = None,
+        synchronization: Any = None, aggregation: Any = None, shape: Any = None,
+    ) -> None:  # fmt: skip
+        if initial_value is None:
+            raise GraphError("initial_value must be specified.")
+        if INNERMOST.get() is not None:
+            raise GraphError(
+                "a Variable cannot be made inside a branch or a loop; make it before and use it "
+                "inside"
+            )
+        self.graph = graph = get_default_graph()
+        self.trainable = trainable
+        self.constraint = constraint
+        self.use_resource = bool(use_resource)  # makes no difference to what a Variable is
+        self._validate = validate_shape
+        with graph.name_scope(name or "Variable") as scope:
+            value = initial_value() if callable(initial_value) else initial_value
+            self.initial_value = convert_to_tensor(value, dtype, name="initial_value")
+            symbol = self.initial_value._symbol
+            spec = symbol.spec if validate_shape else Spec(None, symbol.dtype)
+            with graph.naming("VariableV2", scope):
+                attrs = {"dtype": symbol.dtype, "shape": symbol.shape}
+                self._variable = face(graph.add(VARIABLE, NO_RULE, (), attrs, specs=[spec]))
+            self._key = self._variable._symbol.node.name
+            operation(self._variable._symbol.node).variable = self
+            self.initializer = self._assign(self.initial_value, "Assign").op
+            self._snapshot = self._new_read("read")
+        self._controls = graph.controls
+        for key in collections or (GraphKeys.GLOBAL_VARIABLES,):
+            graph.add_to_collection(key, self)
+        if trainable and GraphKeys.TRAINABLE_VARIABLES not in (collections or ()):
+            graph.add_to_collection(GraphKeys.TRAINABLE_VARIABLES, self)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _read(self) -> Any:
+        return self.value()._tensor
+
+    def _ref(self) -> Tensor:
+        """The op's own output, which stands for the variable and not for a value."""
+        return self._variable
+
+    def _new_read(self, name: str, graph: Any = None) -> Tensor:
+        graph = graph or current_graph()
+        region = graph if self.graph in chain(graph) else self.graph
+        ref = region.entering(self._variable._tensor)
+        state = current()
+        rule = READ.rule if state is None else rule_in_force(state, READ, (ref,), self.graph)
+        spec = self._variable._symbol.spec
+        with region.naming("Identity", name):
+            y = region.add(READ, rule, (ref,), {"key": self._key}, specs=[spec])
+        node = region.nodes[-1]
+        node.rule = effective(READ, rule, node.specs, y)
+        return face(y)
+
+    def value(self) -> Tensor:
+        """Return the value as a tensor: as of this point, if control dependencies are open."""
+        for graph in chain(current_graph()):
+            if graph.controls and graph.controls != self._controls:
+                return self._new_read("read", graph)
+        return self._snapshot
+
+    def read_value(self) -> Tensor:
+        """Return a new op that reads the value, after the control dependencies that are open."""
+        return self._new_read("read")
+
+    def initialized_value(self) -> Tensor:
+        """Return the initial value, for the initial values of other variables."""
+        return self.initial_value
+
+    def eval(self, session: Any = None) -> Any:
+        """Return the value in a session (the default one)."""
+        return self.value().eval(session=session)
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """Give the variable a value in a session."""
+        from regrad.v1.run.session import default_session
+
+        session = session or default_session("load")
+        session.run(self.initializer, {self.initializer.inputs[1]: value})
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def assign(self, value: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+        """Return an op that gives the variable a value; fetched, it is the new value."""
+        return self._assign(value, name or "Assign")
+
+    def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+        """Return an op that adds to the variable; fetched, it is the new value."""
+        return self._update(ASSIGN_ADD, delta, name)
+
+    def assign_sub(self, delta: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+        """Return an op that subtracts from the variable; fetched, it is the new value."""
+        return self._update(ASSIGN_SUB, delta, name)
+
+    def _assign(self, value: Any, name: str) -> Tensor:
+        value = self._convert(value, "assign")
+        if self._validate and not self.shape.is_compatible_with(value.shape):
+            raise ShapeError(
+                f"assign to {self.name!r}: its shape is {self.shape}, got {value.shape}. Pass "
+                "validate_shape=False when making the variable if its shape may change."
+            )
+        shape = self._variable._symbol.shape
+        attrs = {"shape": shape if self._validate and is_known(shape) else None}
+        return self._add_write(ASSIGN, value, name, attrs)
+
+    def _update(self, op: Op, delta: Any, name: str | None) -> Tensor:
+        delta = self._convert(delta, op.type)
+        if not self.shape.is_compatible_with(delta.shape):
+            raise ShapeError(
+                f"{op.type} to {self.name!r}: its shape is {self.shape}, got {delta.shape}"
+            )
+        return self._add_write(op, delta, name or op.type)
+
+    def _convert(self, value: Any, what: str) -> Tensor:
+        try:
+            return convert_to_tensor(value, self.dtype.base_dtype)
+        except DTypeError as error:
+            raise DTypeError(f"{what} to {self.name!r}: {error}") from None
+
+    def _add_write(
+        self, op: Op, value: Tensor, name: str, attrs: Mapping[str, Any] | None = None
+    ) -> Tensor:
+        graph = current_graph()
+        xs = graph.entering(self._variable._tensor), graph.entering(value._tensor)
+        spec = (self._variable if self._validate else value)._symbol.spec
+        with graph.naming(op.type, name):
+            y = graph.add(op, NO_RULE, xs, {"key": self._key, **(attrs or {})}, specs=[spec])
+        return face(y)
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """`Variable:0`."""
+        return self._variable.name
+
+    @property
+    def op(self) -> Operation:
+        """The op that holds it."""
+        return self._variable.op
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype, of reference kind (`float32_ref`)."""
+        return self._variable.dtype
+
+    @property
+    def shape(self) -> TensorShape:
+        """The static shape."""
+        return self._variable.shape
+
+    def get_shape(self) -> TensorShape:
+        """Return the static shape."""
+        return self.shape
+
+    def set_shape(self, shape: Any) -> None:
+        """Make more of the static shape known."""
+        self._variable.set_shape(shape)
+        self._snapshot.set_shape(shape)
+
+    device = ""
+
+    def __repr__(self) -> str:
+        return f"<tf.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ArgumentError("'Variable' object is not iterable.")
+
+    def __bool__(self) -> bool:
+        return bool(self.value())
+
+    __hash__ = object.__hash__
+
+
+install_operators(Variable)
+Variable.__eq__ = lambda self, other: self is other  # type: ignore[method-assign]
+Variable.__ne__ = lambda self, other: self is not other  # type: ignore[method-assign]
+Variable.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def variable_of(x: Any) -> Variable:
+    """Return the Variable that x is, or whose op's output x is; TypeError for anything else."""
+    if isinstance(x, Variable):
+        return x
+    if isinstance(x, Tensor) and x.op.variable is not None:
+        return x.op.variable
+    raise ArgumentError(f"a Variable is due, got {x!r:.80}")
+
+
+def assign(
+    ref: Readable, value: Any, validate_shape: bool | None = None, use_locking: bool | None = None,
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Return an op that gives a variable a value; fetched, it is the new value, its `.op` None.
+
+    Raises TypeError for another dtype, ValueError for a shape that cannot be the variable's.
+    """
+    variable = variable_of(ref)
+    if validate_shape is False:
+        value = variable._convert(value, "assign")
+        return variable._add_write(ASSIGN, value, name or "Assign", {"shape": None})
+    return variable.assign(value, name=name)
+
+
+def assign_add(
+    ref: Readable, value: Any, use_locking: bool | None = None, name: str | None = None
+) -> Tensor:
+    """Return an op that adds to a variable; fetched, it is the new value."""
+    return variable_of(ref).assign_add(value, name=name)
+
+
+def assign_sub(
+    ref: Readable, value: Any, use_locking: bool | None = None, name: str | None = None
+) -> Tensor:
+    """Return an op that subtracts from a variable; fetched, it is the new value."""
+    return variable_of(ref).assign_sub(value, name=name)
+
+
+# -- all of them ---------------------------------------------------------------------------------
+
+
+def global_variables(scope: str | None = None) -> list[Any]:
+    """Return the variables of the default graph, in the order of their making."""
+    return get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
+
+
+def trainable_variables(scope: str | None = None) -> list[Any]:
+    """Return the variables that optimizers change."""
+    return get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
+
+
+def local_variables(scope: str | None = None) -> list[Any]:
+    """Return the variables in the collection LOCAL_VARIABLES."""
+    return get_collection(GraphKeys.LOCAL_VARIABLES, scope)
+
+
+def model_variables(scope: str | None = None) -> list[Any]:
+    """Return the variables in the collection MODEL_VARIABLES."""
+    return get_collection(GraphKeys.MODEL_VARIABLES, scope)
+
+
+all_variables = global_variables
+
+
+def variables_initializer(var_list: Iterable[Variable], name: str = "init") -> Operation:
+    """Return an op that gives these variables their initial values."""
+    from regrad.v1.graph.control import group
+
+    return group(*[v.initializer for v in var_list], name=name)
+
+
+def global_variables_initializer() -> Operation:
+    """Return an op that gives all variables their initial values.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     print(tf.global_variables_initializer().name)
+    init
+    """
+    return variables_initializer(global_variables())
+
+
+initialize_all_variables = global_variables_initializer
+
+
+def local_variables_initializer() -> Operation:
+    """Return an op that gives the local variables their initial values."""
+    return variables_initializer(local_variables(), name="init")
+
+
+def is_variable_initialized(variable: Readable) -> Tensor:
+    """Return whether a variable has a value in the session."""
+    found = variable_of(variable)
+    graph = current_graph()
+    xs, attrs = (graph.entering(found._variable._tensor),), {"key": found._key}
+    return face(graph.add(IS_INITIALIZED, NO_RULE, xs, attrs, specs=[Spec((), np.dtype(bool))]))

@@ -1,0 +1,1 @@
+"""Sessions: how the graph that was built is run, by NumPy or compiled through JAX."""

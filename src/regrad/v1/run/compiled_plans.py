@@ -1,0 +1,145 @@
+"""Plans that XLA compiles: what `Session(jit=True)` runs.
+
+A plan is a function of the values fed and of the variables. Here it is traced by `jax.jit`, once
+for each combination of shapes, and forward and backward pass become one program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from regrad.core.backends import JAX
+from regrad.graph.graph import CONST, Symbol
+from regrad.graph.plan import Plan, Run
+from regrad.transforms.donation import compile_donating, may_donate, set_apart
+from regrad.transforms.program import find_jax
+from regrad.v1.run import traced_control  # noqa: F401 (registers how branches and loops are traced)
+from regrad.v1.run.tracing import (
+    TraceRun,
+    all_nodes,
+    check,
+    find_touched,
+    refusal,
+    settle,
+    settle_all,
+)
+
+LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
+DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
+
+
+KEPT = 512  # shapes for which a plan stays compiled
+
+
+class CompiledPlan(Plan):
+    """A plan as one program of XLA.
+
+    Variables stay arrays of JAX from run to run; the memory of those that a run writes to is used
+    for their new values. Each random op has a key in the session, which every run replaces.
+    """
+
+    def _prepare(self, fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]) -> None:
+        self.jax = find_jax()
+        self.fetches = list(fetches)
+        self.owned = [True] * len(fetches)
+        self.touched = find_touched(self.nodes)
+        self.asserts = [node for node in self.nodes if node.op.type == "Assert"]
+        self.prints = any(node.op.type == "Print" for node in all_nodes(self.nodes))
+        donated = self.touched.written - self.touched.resized
+        self.donated = [] if self.asserts else sorted(donated)  # a failed run leaves them alone
+        self.kept = sorted((self.touched.read | self.touched.written) - set(self.donated))
+        symbols = self._symbols()
+        self.long = any(s.dtype in LONG for s in symbols)
+        self.double = next((s for s in symbols if s.dtype in DOUBLE), None)
+        self.text = next((s for s in symbols if s.dtype.kind in "OSU"), None)
+        self.donates = bool(self.donated)
+        self.labels: dict[int, Any] = {}  # the text in the data of asserts, by symbol
+        self._begin()
+
+    def _begin(self) -> None:
+        """Compile anew, and let go of what was compiled. (JAX keeps it as long as the function.)"""
+        self.traces = 0
+        self.program = compile_donating(self.jax, self._results)
+
+    def _symbols(self) -> list[Symbol]:
+        """The values of the plan that are not just constants."""
+        inner = [s for n in all_nodes(self.nodes) if n.op is not CONST for s in n.symbols]
+        return [*self.feeds, *self.fetches, *inner]
+
+    def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
+        self._admit()
+        if self.traces >= KEPT:
+            self._begin()
+        # 64-bit integers are exact whatever JAX's mode is; floats are asked about above
+        with self.jax.enable_x64(True) if self.long else nullcontext():
+            state = self._given(run, self.kept), self._given(run, self.donated)
+            kept, donated = state if may_donate(self.jax) else (state[0] | state[1], {})
+            keys = {stream: self._key(run, stream) for stream in self.touched.streams}
+            found, written, keys, checks = self.program((list(values), kept, keys), donated)
+            self.jax.block_until_ready(written)  # when a run returns it is over
+        if self.prints:
+            self.jax.effects_barrier()
+        for node, inputs in zip(self.asserts, checks, strict=True):
+            pairs = zip(node.sources(), inputs, strict=True)
+            check(node, [self.labels.get(s.id, value) for s, value in pairs])
+        run.written.update(written)
+        run.others.update(keys)
+        return [np.array(y) for y in found]
+
+    def _admit(self) -> None:
+        """Refuse dtypes that JAX cannot hold."""
+        if self.text is not None:
+            raise refusal(self.text.node, "it holds text, which compiled programs have not.")
+        if self.double is not None and not self.jax.config.jax_enable_x64:
+            try:
+                JAX.native_dtype(self.double.dtype)
+            except Exception as error:
+                error.add_note(f"in the graph's op {self.double.node.name!r}")
+                raise
+
+    def _given(self, run: Run, keys: Sequence[str]) -> dict[str, Any]:
+        """The values of variables as arrays of JAX, which then stay in the session."""
+        variables = run.variables
+        present = [key for key in keys if key in variables]
+        for key in present:
+            if isinstance(variables[key], np.ndarray | np.generic):  # restored, or fed
+                variables[key] = JAX.xp.array(variables[key])
+        return {key: variables[key] for key in present}
+
+    def _key(self, run: Run, stream: int) -> Any:
+        """The key of a random op: that of its last run, or one made of its seeds."""
+        key = run.others.get(stream)
+        if key is None:
+            seeds = [seed % 2**64 for seed in self.touched.streams[stream]]
+            words = np.random.SeedSequence(seeds if any(seeds) else None).generate_state(2)
+            key = self.jax.random.wrap_key_data(JAX.xp.asarray(words), impl="threefry2x32")
+        return key
+
+    def _results(
+        self, given: tuple[list[Any], dict[str, Any], dict[int, Any]], donated: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        self.traces += 1
+        values, kept, keys = given
+        pairs = {stream: self.jax.random.split(key) for stream, key in keys.items()}
+        trace = TraceRun({**kept, **donated}, {stream: pair[1] for stream, pair in pairs.items()})
+        known = {s.id: value for s, value in zip(self.feeds, values, strict=True)}
+        with np.errstate(all="ignore"):  # as in a plain session
+            trace.compute(self.nodes, known)
+        found = settle_all([known[s.id] for s in self.fetches], self.fetches)
+        written = {key: settle(value, value.dtype) for key, value in trace.written.items()}
+        others = [*values, *donated.values(), *kept.values()]
+        written = dict(zip(written, set_apart([*written.values()], others), strict=True))
+        checks = [[self._checked(s, known[s.id]) for s in node.sources()] for node in self.asserts]
+        followed = {stream: pair[0] for stream, pair in pairs.items()}
+        return found, written, followed, checks
+
+    def _checked(self, symbol: Symbol, value: Any) -> Any:
+        """What an Assert looks at after the run; text stays outside of the program."""
+        if symbol.dtype.kind not in "OSU":
+            return value
+        self.labels[symbol.id] = value
+        return None

@@ -1,0 +1,428 @@
+"""Sessions run graphs: fetches and feeds, plans that are kept, and the state of variables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from typing import Any, Self
+
+import numpy as np
+
+import regrad as rg
+from regrad.core import dims, numbers
+from regrad.core.blocks import Block, block
+from regrad.core.interrupts import Deferred
+from regrad.core.tensor import Readable, read_only
+from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
+from regrad.graph.graph import Node, Symbol, is_symbolic, made_inside
+from regrad.graph.plan import Plan, Run
+from regrad.transforms.program import find_jax
+from regrad.v1 import dtypes, errors
+from regrad.v1.graph.graphs import Graph, MissingNameError, get_default_graph
+from regrad.v1.graph.tensors import Operation, Tensor, TensorShape, face
+
+__all__ = [
+    "ConfigProto", "GPUOptions", "InteractiveSession", "RunMetadata", "RunOptions", "Session",
+    "get_default_session",
+]  # fmt: skip
+
+
+class ConfigProto:
+    """Settings of a session; any are taken, and none has an effect (NumPy runs the ops).
+
+    Source: `tf.ConfigProto`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.__dict__.update(options)
+        self.gpu_options = options.get("gpu_options") or GPUOptions()
+
+
+class GPUOptions:
+    """Settings of GPUs, which have no effect here."""
+
+    def __init__(self, **options: Any) -> None:
+        self.__dict__.update(options)
+
+
+class RunOptions(GPUOptions):
+    """Settings of one run, which have no effect here."""
+
+
+class RunMetadata:
+    """Filled by no run."""
+
+
+# -- values as they are handed out ---------------------------------------------------------------
+
+
+def _plain_scalar(base: type) -> type:
+    """NumPy's scalar type with the printing that TensorFlow's users know: `1.5`, not
+    `np.float32(1.5)`."""
+    return type(
+        base.__name__,
+        (base,),
+        {
+            "__slots__": (),
+            "__repr__": base.__str__,
+            "__reduce__": lambda self: (base, (self.item(),)),
+        },
+    )
+
+
+SCALARS = {
+    np.dtype(base): _plain_scalar(base)
+    for base in (
+        np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64,
+        np.uint8, np.uint16, np.uint32, np.uint64, np.complex64, np.complex128,
+    )
+}  # fmt: skip
+
+
+def _handed_out(value: Any, owned: bool) -> Any:
+    """A fetched value: a NumPy scalar or an array that is the caller's own."""
+    if value.ndim:
+        return value if owned else value.copy()
+    scalar = SCALARS.get(value.dtype)
+    return value[()] if scalar is None else scalar(value[()])
+
+
+# -- the session ---------------------------------------------------------------------------------
+
+
+class _Fetches:
+    """A structure of fetches: the symbols and ops in it, and how to put values in their places."""
+
+    def __init__(self, graph: Graph, structure: Any) -> None:
+        self.symbols: list[Symbol] = []
+        self.nodes: list[Node] = []
+        self.graph = graph
+        self.build = self._parse(structure)
+
+    def _parse(self, fetch: Any) -> Callable[[list[Any]], Any]:
+        if isinstance(fetch, list):
+            parts = [self._parse(f) for f in fetch]
+            return lambda values: [part(values) for part in parts]
+        if isinstance(fetch, tuple):
+            parts = [self._parse(f) for f in fetch]
+            make = type(fetch)._make if hasattr(fetch, "_fields") else type(fetch)  # pyright: ignore
+            return lambda values: make([part(values) for part in parts])
+        if isinstance(fetch, dict):
+            items = {key: self._parse(f) for key, f in fetch.items()}
+            kind = type(fetch)
+            return lambda values: kind((key, part(values)) for key, part in items.items())
+        return self._leaf(fetch)
+
+    def _leaf(self, fetch: Any) -> Callable[[list[Any]], Any]:
+        element = self._element(fetch)
+        if isinstance(element, Operation):
+            self.nodes.append(element._node)
+            return lambda values: None
+        index = len(self.symbols)
+        symbol = element._read()._data
+        if symbol.node.graph is not self.graph:
+            raise made_inside(symbol)
+        self.symbols.append(symbol)
+        return lambda values: values[index]
+
+    def _element(self, fetch: Any) -> Any:
+        if isinstance(fetch, rg.Tensor) and is_symbolic(fetch):
+            fetch = face(fetch)
+        if isinstance(fetch, str):
+            try:
+                return self.graph.as_graph_element(fetch)
+            except MissingNameError as error:
+                raise GraphError(
+                    f"Fetch argument {fetch!r} cannot be interpreted: {error}"
+                ) from None
+        if not isinstance(fetch, Operation | Readable):
+            advice = "Cannot be None" if fetch is None else "must be a string or Tensor"
+            hint = (
+                ": tf.gradients gives None where no path leads from y to x, or a rule gave None"
+                if fetch is None
+                else ""
+            )
+            raise ArgumentError(
+                f"Fetch argument {fetch!r:.80} has invalid type {type(fetch).__name__!r}. "
+                f"{advice}. (Can not convert a {type(fetch).__name__} into a Tensor or "
+                f"Operation{hint}.)"
+            )
+        if getattr(fetch, "graph", self.graph) is not self.graph:
+            raise GraphError(f"Fetch argument {fetch} is not an element of this graph.")
+        return fetch
+
+
+class Session(Block):
+    """Runs ops of a graph, and holds the values of its variables.
+
+    Args:
+        target: For TensorFlow's sake; must be empty.
+        graph: The graph (the default one, if it is left out).
+        config: A ConfigProto, which has no effect.
+        jit: Whether XLA compiles what runs, through JAX. The first run of each choice of fetches
+            and shapes of feeds takes the time of compiling. What cannot be compiled is a
+            `tf.errors.UnimplementedError` that names the op.
+
+    As a context manager it is the default session, and its graph the default graph.
+
+    One `run` is a snapshot: each op runs once, in the order in which the ops were made, only
+    what the fetches need, and the variables change all together, or not at all if an op fails.
+    Fetched scalars are NumPy scalars of the tensor's dtype that print plainly (`[1.5]`).
+
+    Source: `tf.Session`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.placeholder(tf.float32, [2])
+    ...     print(sess.run(tf.gradients(x * x, x), {x: [1.0, 2.0]}))
+    [array([2., 4.], dtype=float32)]
+    """
+
+    def __init__(
+        self, target: str = "", graph: Graph | None = None, config: Any = None, jit: bool = False
+    ) -> None:
+        if target:
+            raise ArgumentError(f"there are no remote sessions: target must be '', got {target!r}")
+        if not isinstance(graph, Graph | None):
+            raise ArgumentError(f"Session: graph must be a tf.Graph, got {kind(graph)}")
+        plan_type = _compiled_plans() if jit else Plan
+        self._plan = lru_cache(PLANS)(partial(_planned, plan_type))
+        self.graph = get_default_graph() if graph is None else graph
+        self._variables: dict[Any, Any] = {}
+        self._others: dict[Any, Any] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """The values of the fetches, in the structure in which they were given.
+
+        Args:
+            fetches: A tensor, an op (gives None), a Variable, a name (`"x:0"`), or any nest of
+                lists, tuples and dicts of these.
+            feed_dict: `{tensor or name: value}`. Any tensor can be fed.
+
+        Raises TypeError and ValueError for what cannot be fetched or fed,
+        `tf.errors.InvalidArgumentError` for a placeholder without a value and for shapes that
+        clash in the run, `tf.errors.FailedPreconditionError` for a variable without a value,
+        RuntimeError if the session is closed or the graph empty.
+        """
+        if self._closed:
+            raise errors.ClosedError("Attempted to use a closed Session.")
+        if not self.graph.nodes:
+            raise errors.ClosedError(
+                "The Session graph is empty. Add operations to the graph before calling run()."
+            )
+        wanted = _Fetches(self.graph, fetches)
+        feeds = self._feeds(feed_dict) if feed_dict else {}
+        return wanted.build(self._values(wanted.symbols, wanted.nodes, feeds))
+
+    def _values(
+        self, symbols: Sequence[Symbol], nodes: Sequence[Node], feeds: dict[Symbol, Any]
+    ) -> list[Any]:
+        plan = self._plan(tuple(symbols), tuple(nodes), tuple(feeds))
+        if plan.unfed is not None:
+            raise errors.unfed(plan.unfed)
+        variables, values = self._variables, list(feeds.values())
+        if len(plan.feeds) < len(values):
+            fed = {s.node.name: v for s, v in feeds.items() if s.node.op.type == "VariableV2"}
+            values = [v for s, v in feeds.items() if s.node.name not in fed]
+            variables = {**variables, **fed}
+        run = Run(variables, self._others)
+        one_by_one = self._lock if plan.stateful else nullcontext()
+        with one_by_one, Deferred() if plan.donates else nullcontext():
+            try:
+                found = plan(values, run)
+            except Exception as error:
+                raise errors.of_run(error) from error.__cause__
+            self._variables.update(run.written)
+        once = len(set(symbols)) == len(found)
+        return [_handed_out(v, own and once) for v, own in zip(found, plan.owned, strict=True)]
+
+    def _feeds(self, feed_dict: Any) -> dict[Symbol, Any]:
+        if not isinstance(feed_dict, dict):
+            raise ArgumentError(f"feed_dict is a dict of tensors to values, got {feed_dict!r:.60}")
+        feeds: dict[Symbol, Any] = {}
+        for key, value in feed_dict.items():
+            if isinstance(key, tuple | list):
+                for k, v in zip(key, value, strict=True):
+                    symbol = self._fed(k)
+                    feeds[symbol] = self._fed_value(symbol, v)
+            else:
+                symbol = self._fed(key)
+                feeds[symbol] = self._fed_value(symbol, value)
+        return feeds
+
+    def _fed(self, key: Any) -> Symbol:
+        if type(key) is Tensor and key._symbol.node.graph is self.graph:
+            return key._symbol
+        try:
+            if isinstance(key, str):
+                key = self.graph.get_tensor_by_name(key)
+            elif isinstance(key, rg.Tensor) and is_symbolic(key):
+                key = face(key)
+            else:
+                key = getattr(key, "_ref", lambda key=key: key)()  # of a Variable its op's output
+            if not isinstance(key, Tensor):
+                raise GraphError(f"{key!r:.60} is no tensor")
+            if key.graph is not self.graph:
+                raise GraphError(f"{key} is not an element of this graph")
+        except GraphError as error:
+            raise ArgumentError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
+        return key._symbol
+
+    def _fed_value(self, symbol: Symbol, value: Any) -> np.ndarray:
+        if isinstance(value, Operation | Readable):
+            raise ArgumentError(
+                "The value of a feed cannot be a tf.Tensor object. Feed Python numbers, lists or "
+                f"NumPy arrays; {symbol.name!r} was given {value}"
+            )
+        if isinstance(value, rg.Tensor):
+            value = value.numpy()
+        if symbol.relied:
+            raise ArgumentError(
+                f"{symbol.name!r} cannot be fed: its value was known when the graph was built, "
+                "and shapes were made of it. Use a placeholder for what varies."
+            )
+        array = read_only(_as_fed(symbol, value))  # it is the caller's
+        if dims.differ(symbol.shape, array.shape):
+            raise ShapeError(
+                f"Cannot feed value of shape {array.shape} for Tensor {symbol.name}, which has "
+                f"shape {TensorShape(symbol.shape)}"
+            )
+        return array
+
+    def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: Any = None) -> Any:
+        """A function that runs these fetches, given the values to feed in order."""
+        wanted = _Fetches(self.graph, fetches)
+        symbols = [self._fed(key) for key in feed_list or ()]
+
+        def call(*values: Any) -> Any:
+            if self._closed:
+                raise errors.ClosedError("Attempted to use a closed Session.")
+            fed = {s: self._fed_value(s, v) for s, v in zip(symbols, values, strict=True)}
+            return wanted.build(self._values(wanted.symbols, wanted.nodes, fed))
+
+        return call
+
+    def _snapshot(self, names: Iterable[str]) -> list[np.ndarray]:
+        """The values of variables as arrays that no later run changes."""
+        with self._lock:
+            return [np.array(self._variables[name]) for name in names]
+
+    def close(self) -> None:
+        """Free the values of the variables; the session cannot be used again."""
+        self._closed = True
+        self._variables, self._others = {}, {}
+        self._plan.cache_clear()
+
+    def as_default(self) -> Any:
+        """Make it the default session in a block, without closing it at the end."""
+        return _as_default(self)
+
+    _twice = "session.as_default() makes a session the default one several times"
+
+    def _steps(self) -> Generator[Self]:
+        try:
+            with self.graph.as_default(), _as_default(self):
+                yield self
+        finally:
+            self.close()
+
+
+PLANS = 256  # choices of fetches and feeds whose plans a session keeps
+
+
+def _planned(
+    plan_type: type[Plan], symbols: Sequence[Symbol], nodes: Sequence[Node], feeds: Sequence[Symbol]
+) -> Plan:
+    """The plan for some fetches and feeds; values of variables are no feeds of it."""
+    return plan_type(symbols, nodes, [s for s in feeds if s.node.op.type != "VariableV2"])
+
+
+def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray) and value.dtype == symbol.dtype:
+        return value
+    if value is None:  # NumPy takes it for NaN
+        raise ArgumentError(f"feed_dict: {symbol.name} is fed with None, expected a value")
+    if symbol.dtype.kind == "O":
+        from regrad.v1.graph.tensors import as_array
+
+        return as_array(value, dtypes.string)
+    try:
+        return np.asarray(value, dtype=symbol.dtype)
+    except OverflowError:
+        return numbers.under(value, symbol.dtype)  # which names the number
+    except (TypeError, ValueError) as error:
+        if isinstance(value, list | tuple) and any(isinstance(v, Readable) for v in value):
+            raise ArgumentError(
+                f"The value of a feed cannot hold tensors; {symbol.name!r} was given {value!r:.60}"
+            ) from None
+        raise refusal(error, f"{symbol.name} is fed as {symbol.dtype}", {}) from None
+
+
+def _compiled_plans() -> type[Plan]:
+    find_jax()
+    from regrad.v1.run.compiled_plans import CompiledPlan
+
+    return CompiledPlan
+
+
+@block
+def _as_default(session: Session) -> Generator[Session]:
+    before = _DEFAULT.get()
+    try:
+        _DEFAULT.set((*before, session))
+        yield session
+    finally:
+        _DEFAULT.set(before)
+
+
+class InteractiveSession(Session):
+    """A session that is the default one from its making until it is closed.
+
+    Source: `tf.InteractiveSession`.
+    """
+
+    def __init__(
+        self, target: str = "", graph: Graph | None = None, config: Any = None, jit: bool = False
+    ) -> None:
+        super().__init__(target, graph, config, jit)
+        _DEFAULT.set((*_DEFAULT.get(), self))
+
+    def close(self) -> None:
+        super().close()
+        _DEFAULT.set(tuple(s for s in _DEFAULT.get() if s is not self))
+
+    def _steps(self) -> Generator[Self]:
+        try:
+            yield self
+        finally:
+            self.close()
+
+
+_DEFAULT: ContextVar[tuple[Session, ...]] = ContextVar("regrad_default_session", default=())
+
+
+def get_default_session() -> Session | None:
+    """The innermost session whose block is open, or None.
+
+    Source: `tf.get_default_session`.
+    """
+    open_sessions = _DEFAULT.get()
+    return open_sessions[-1] if open_sessions else None
+
+
+def default_session(what: str) -> Session:
+    """The default session; ValueError if there is none."""
+    session = get_default_session()
+    if session is None:
+        raise GraphError(
+            f"Cannot {what}: No default session is registered. Use `with sess.as_default()` or "
+            f"pass an explicit session to `{what}(session=sess)`"
+        )
+    return session

@@ -1,0 +1,242 @@
+"""Branches and loops in compiled plans: XLA's own, with the variables that they write to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.graph.graph import PLACEHOLDER, Node
+from regrad.graph.plan import Plan, Run, needed
+from regrad.transforms.program import find_jax
+from regrad.v1.errors import UnimplementedError
+from regrad.v1.graph.regions import GraphRegion, Loop
+from regrad.v1.graph.variables import read_state
+from regrad.v1.run.tracing import (
+    TraceRun,
+    Values,
+    find_touched,
+    is_known,
+    refusal,
+    settle,
+    settle_all,
+    traces,
+)
+
+UNROLLED = 256  # iterations of a loop that are written out one by one, if XLA's loop will not do
+COUNTED = 100_000  # iterations that are counted while tracing
+
+
+@traces("If")
+def _if(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+    pred, *xs = values
+    if is_known(pred):
+        return trace.call_kernel(node, values, attrs)
+    keys = _written(*attrs["branches"])
+
+    def branch(region: GraphRegion) -> Callable[[], Any]:
+        def run() -> Any:
+            inner = trace.inside({})
+            ys = inner.through(region, xs)
+            return settle_all(ys, _symbols(region.outputs)), _state(inner, keys)
+
+        return run
+
+    cond = find_jax().lax.cond
+    ys, written = _fitted(node, lambda: cond(pred, *map(branch, attrs["branches"])))
+    trace.written.update(written)
+    return ys
+
+
+@traces("While")
+def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+    loop: Loop = attrs["loop"]
+    start, captured = values[: loop.count], values[loop.count :]
+    keys = _written(loop.body)
+
+    def advance(carry: Any) -> Any:
+        number, xs, state = carry
+        inner = trace.inside(state, number)
+        ys = inner.through(loop.body, [*xs, *captured])
+        return number + 1, settle_all(ys, _symbols(loop.body.arguments)), _state(inner, keys)
+
+    def compiled() -> Values:
+        first = settle_all(start, _symbols(loop.body.arguments))
+        _, ys, written = find_jax().lax.while_loop(
+            _test(trace, loop, captured), advance, (np.int32(0), first, _state(trace, keys))
+        )
+        trace.written.update(written)
+        return ys
+
+    return _or_unrolled(trace, node, values, attrs, compiled, _count(loop, start, captured))
+
+
+@traces("WhileGrad")
+def _while_grad(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+    """The loop again, its variables kept for each iteration, and then back over them."""
+    loop, floats = attrs["loop"], attrs["floats"]
+    start, dys = values[: loop.count], values[loop.count : loop.count + floats]
+    captured = values[loop.count + floats :]
+    count = _count(loop, start, captured)
+    most = loop.limit if count is None else count
+    if most is None:
+        raise refusal(
+            node,
+            "the gradient of a loop keeps each iteration, and nothing says how many there can be. "
+            "Give tf.while_loop maximum_iterations, or a condition that follows from constants.",
+        )
+    if _written(loop.body):
+        raise refusal(node, "it would write to variables again. Assign after the loop.")
+
+    def compiled() -> Values:
+        number, stacks = _kept(trace, loop, start, captured, most)
+        return _back(trace, loop, dys, captured, number, stacks)
+
+    return _or_unrolled(trace, node, values, attrs, compiled, count)
+
+
+def _kept(
+    trace: TraceRun, loop: Loop, start: Values, captured: Values, most: int
+) -> tuple[Any, list[Any]]:
+    """How many iterations a loop makes, and its variables at the beginning of each."""
+    jax, symbols = find_jax(), _symbols(loop.body.arguments)
+    first = settle_all(start, symbols)
+    blank = [jax.numpy.zeros((max(most, 1), *x.shape), x.dtype) for x in first]
+    test = _test(trace, loop, captured)
+
+    def advance(carry: Any) -> Any:
+        number, xs, stacks = carry
+        stacks = [s.at[number].set(x) for s, x in zip(stacks, xs, strict=True)]
+        ys = trace.inside({}, number).through(loop.body, [*xs, *captured])
+        return number + 1, settle_all(ys, symbols), stacks
+
+    number, _, stacks = jax.lax.while_loop(
+        lambda carry: test((carry[0], carry[1], {})), advance, (np.int32(0), first, blank)
+    )
+    return number, stacks
+
+
+def _back(
+    trace: TraceRun, loop: Loop, dys: Values, captured: Values, number: Any, stacks: Values
+) -> Values:
+    """The gradients by the float variables at the start, and by the float captures."""
+    jax, region = find_jax(), loop.gradient
+    assert region is not None
+    symbols = _symbols(region.outputs)
+
+    def call(region: GraphRegion, values: Values, number: Any) -> Values:
+        return settle_all(trace.inside({}, number).through(region, values), symbols)
+
+    back = loop.step_back(call, captured)
+
+    def retreat(carry: Any) -> Any:
+        number, state = carry
+        state, _ = back(state, ([s[number] for s in stacks], number))
+        return number - 1, state
+
+    first = settle_all([*dys, *loop.zeros(captured)], symbols)
+    state = first[: len(dys)], first[len(dys) :]
+    _, (dxs, dcaptured) = jax.lax.while_loop(
+        lambda carry: carry[0] >= 0, retreat, (number - 1, state)
+    )
+    return [*dxs, *dcaptured]
+
+
+# -- parts ---------------------------------------------------------------------------------------
+
+
+def _test(trace: TraceRun, loop: Loop, captured: Values) -> Callable[[Any], Any]:
+    """The condition of a loop on what it carries: the iteration, the variables, the state."""
+
+    def test(carry: Any) -> Any:
+        number, xs, state = carry
+        (go,) = trace.inside(state, number).through(loop.cond, [*xs, *captured])
+        go = settle(go, np.dtype(bool))
+        return go if loop.limit is None else (number < loop.limit) & go
+
+    return test
+
+
+def _or_unrolled(
+    trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any],
+    compiled: Callable[[], Values], count: int | None,
+) -> Values:  # fmt: skip
+    """XLA's loop; or, where shapes or sizes change on the way, its iterations one by one."""
+    try:
+        return _fitted(node, compiled)
+    except UnimplementedError:
+        if count is None or count > UNROLLED:
+            raise
+        return trace.call_kernel(node, values, attrs)
+
+
+def _fitted(node: Node, call: Callable[[], Any]) -> Any:
+    """What the call gives; what JAX says of shapes that do not fit names the op."""
+    try:
+        return call()
+    except TypeError as error:
+        if hasattr(error, "node"):  # an op inside
+            raise
+        raise refusal(
+            node,
+            "in a compiled program the branches of a tf.cond give equal shapes, and the variables "
+            f"of a loop keep theirs ({str(error).splitlines()[0].rstrip('.:')}).",
+        ) from error
+
+
+def _symbols(tensors: Sequence[Any]) -> list[Any]:
+    return [t._data for t in tensors]
+
+
+def _written(*regions: GraphRegion) -> list[str]:
+    """The variables to which regions write."""
+    return sorted({key for region in regions for key in find_touched(region.nodes).written})
+
+
+def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
+    """Variables as a branch or an iteration leaves them."""
+    values = {key: read_state(trace, None, key) for key in keys}
+    return {key: settle(value, value.dtype) for key, value in values.items()}
+
+
+# -- counting ------------------------------------------------------------------------------------
+
+
+def _count(loop: Loop, start: Values, captured: Values) -> int | None:
+    """How many iterations a loop makes, if that follows from constants; else None."""
+    steering, nodes = _steering(loop)
+    values = [*start, *captured]
+    if any(node.op.stateful for node in nodes) or not all(is_known(values[i]) for i in steering):
+        return None
+    own = [i for i in steering if i < loop.count]
+    feeds = [[region.inputs[i]._data for i in steering] for region in (loop.cond, loop.body)]
+    test = Plan([loop.cond.outputs[0]._data], [], feeds[0])
+    step = Plan([loop.body.outputs[i]._data for i in own], [], feeds[1])
+    run = Run({}, {})
+    for number in range(COUNTED if loop.limit is None else min(loop.limit, COUNTED)):
+        given = [values[i] for i in steering]
+        if not bool(test(given, run)[0]):
+            return number
+        for i, value in zip(own, step(given, run), strict=True):
+            values[i] = value
+    return loop.limit
+
+
+def _steering(loop: Loop) -> tuple[list[int], list[Node]]:
+    """The inputs on which the number of iterations depends, and the nodes in between."""
+    nodes = needed([loop.cond.outputs[0]._data.node], set())
+    found = _places(loop.cond, nodes)
+    open_places = [i for i in found if i < loop.count]
+    while open_places:
+        more = needed([loop.body.outputs[open_places.pop()]._data.node], set())
+        nodes += more
+        new = _places(loop.body, more) - found
+        found |= new
+        open_places += [i for i in new if i < loop.count]
+    return sorted(found), nodes
+
+
+def _places(region: GraphRegion, nodes: Sequence[Node]) -> set[int]:
+    read = {node.symbols[0].id for node in nodes if node.op is PLACEHOLDER}
+    return {i for i, x in enumerate(region.inputs) if x._data.id in read}

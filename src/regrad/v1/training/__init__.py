@@ -1,0 +1,1 @@
+"""Optimizers, learning rates, layers, initializers and saved variables of TensorFlow 1."""

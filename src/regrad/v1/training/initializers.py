@@ -1,0 +1,256 @@
+"""Initial values of variables: callables of (shape, dtype), for `tf.get_variable`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.errors import GraphError, ShapeError
+from regrad.v1 import dtypes
+from regrad.v1.functions import random_ops
+from regrad.v1.graph import tensors
+from regrad.v1.graph.static_shapes import TensorShape
+
+__all__ = [
+    "constant_initializer", "glorot_normal_initializer", "glorot_uniform_initializer",
+    "ones_initializer", "orthogonal_initializer", "random_normal_initializer",
+    "random_uniform_initializer", "truncated_normal_initializer",
+    "uniform_unit_scaling_initializer", "variance_scaling_initializer", "zeros_initializer",
+]  # fmt: skip
+
+# The standard deviation of a standard normal variable that is cut off at -2 and 2
+TRUNCATED_STDDEV = 0.87962566103423978
+_Shape = tuple[int, ...]
+_FLOAT = dtypes.float32
+
+
+class Initializer:
+    """What makes initial values: call it with a shape and a dtype.
+
+    `dtype` is that of the values, unless the call says otherwise.
+    """
+
+    def __init__(self, dtype: Any = _FLOAT) -> None:
+        self.dtype = dtypes.as_dtype(dtype)
+
+    def __call__(self, shape: Any, dtype: Any = None, partition_info: Any = None) -> tensors.Tensor:
+        """Return the initial values as a tensor."""
+        sizes: Any = TensorShape(shape)
+        if not sizes.is_fully_defined():
+            raise ShapeError(f"an initial value needs a fully defined shape, got {sizes}")
+        dtype = self.dtype if dtype is None else dtypes.as_dtype(dtype)
+        return self.values(tuple(sizes.as_list()), dtype)
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        """Compute them; what subclasses define."""
+        raise NotImplementedError
+
+
+class Zeros(Initializer):
+    """Zeros. Source: `tf.zeros_initializer`."""
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        return tensors.constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
+
+
+class Ones(Initializer):
+    """Ones. Source: `tf.ones_initializer`."""
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        return tensors.constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
+
+
+class Constant(Initializer):
+    """One value everywhere, or a list of values in order (the last of which is repeated).
+
+    Source: `tf.constant_initializer`.
+    """
+
+    def __init__(self, value: Any = 0, dtype: Any = _FLOAT, verify_shape: bool = False) -> None:
+        super().__init__(dtype)
+        self.value, self.verify_shape = value, verify_shape
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        return tensors.constant(self.value, dtype, shape, verify_shape=self.verify_shape)
+
+
+class RandomUniform(Initializer):
+    """Uniform numbers from `[minval, maxval)`. Source: `tf.random_uniform_initializer`."""
+
+    def __init__(
+        self, minval: Any = 0, maxval: Any = None, seed: int | None = None, dtype: Any = _FLOAT
+    ) -> None:
+        super().__init__(dtype)
+        self.minval, self.maxval, self.seed = minval, maxval, seed
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, seed=self.seed)
+
+
+class RandomNormal(Initializer):
+    """Normal numbers. Source: `tf.random_normal_initializer`."""
+
+    draw = staticmethod(random_ops.random_normal)
+
+    def __init__(
+        self, mean: Any = 0.0, stddev: Any = 1.0, seed: int | None = None, dtype: Any = _FLOAT
+    ) -> None:
+        super().__init__(dtype)
+        self.mean, self.stddev, self.seed = mean, stddev, seed
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        return self.draw(shape, self.mean, self.stddev, dtype, seed=self.seed)
+
+
+class TruncatedNormal(RandomNormal):
+    """Normal numbers, at most two standard deviations from the mean.
+
+    Source: `tf.truncated_normal_initializer`.
+    """
+
+    draw = staticmethod(random_ops.truncated_normal)
+
+
+class VarianceScaling(Initializer):
+    """Random numbers whose variance is `scale / n`, n being a layer's number of units.
+
+    Args:
+        scale: The factor.
+        mode: Which units are counted: `"fan_in"`, `"fan_out"` or `"fan_avg"`.
+        distribution: `"truncated_normal"` (also called `"normal"`), `"untruncated_normal"` or
+            `"uniform"`.
+
+    Source: `tf.variance_scaling_initializer`; He et al. (2015) take `scale=2`.
+
+    >>> import regrad.v1 as tf
+    >>> he = tf.variance_scaling_initializer(scale=2.0)
+    >>> with tf.Graph().as_default():
+    ...     print(he([3, 3, 16, 32]).shape)
+    (3, 3, 16, 32)
+    """
+
+    def __init__(
+        self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal",
+        seed: int | None = None, dtype: Any = _FLOAT,
+    ) -> None:  # fmt: skip
+        super().__init__(dtype)
+        if scale <= 0:
+            raise GraphError(f"`scale` must be positive float, got {scale!r}")
+        if mode not in ("fan_in", "fan_out", "fan_avg"):
+            raise GraphError(f"Invalid `mode` argument: {mode!r}")
+        if distribution not in ("normal", "truncated_normal", "untruncated_normal", "uniform"):
+            raise GraphError(f"Invalid `distribution` argument: {distribution!r}")
+        self.scale, self.mode, self.distribution, self.seed = scale, mode, distribution, seed
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        fan_in, fan_out = fans(shape)
+        units = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+        variance = self.scale / max(1.0, units[self.mode])
+        if self.distribution == "uniform":
+            limit = math.sqrt(3 * variance)
+            return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
+        if self.distribution == "untruncated_normal":
+            return random_ops.random_normal(shape, 0.0, math.sqrt(variance), dtype, seed=self.seed)
+        stddev = math.sqrt(variance) / TRUNCATED_STDDEV
+        return random_ops.truncated_normal(shape, 0.0, stddev, dtype, seed=self.seed)
+
+
+def fans(shape: _Shape) -> tuple[float, float]:
+    """Return how many inputs and outputs the units of a layer have whose kernel has this shape."""
+    if len(shape) < 2:
+        n = shape[0] if shape else 1
+        return n, n
+    receptive = math.prod(shape[:-2])
+    return receptive * shape[-2], receptive * shape[-1]
+
+
+def _scaling(name: str, scale: float, mode: str, distribution: str, source: str) -> Any:
+    """Make a VarianceScaling with fixed settings, a class of (seed, dtype)."""
+
+    def __init__(self: Any, seed: int | None = None, dtype: Any = _FLOAT) -> None:
+        VarianceScaling.__init__(self, scale, mode, distribution, seed, dtype)
+
+    doc = f"{source}, {distribution.removeprefix('truncated_')}."
+    return type(name, (VarianceScaling,), {"__init__": __init__, "__doc__": doc})
+
+
+_GLOROT, _HE, _LECUN = "Glorot and Bengio (2010)", "He et al. (2015)", "LeCun et al. (1998)"
+GlorotUniform = _scaling("GlorotUniform", 1.0, "fan_avg", "uniform", _GLOROT)  # the default
+GlorotNormal = _scaling("GlorotNormal", 1.0, "fan_avg", "truncated_normal", _GLOROT)
+HeUniform = _scaling("HeUniform", 2.0, "fan_in", "uniform", _HE)
+HeNormal = _scaling("HeNormal", 2.0, "fan_in", "truncated_normal", _HE)
+LecunUniform = _scaling("LecunUniform", 1.0, "fan_in", "uniform", _LECUN)
+LecunNormal = _scaling("LecunNormal", 1.0, "fan_in", "truncated_normal", _LECUN)
+
+
+class UniformUnitScaling(Initializer):
+    """Uniform numbers that keep the scale of the input. Source: Sussillo and Abbott (2014)."""
+
+    def __init__(self, factor: float = 1.0, seed: int | None = None, dtype: Any = _FLOAT) -> None:
+        super().__init__(dtype)
+        self.factor, self.seed = factor, seed
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        limit = math.sqrt(3 / max(1, math.prod(shape[:-1]))) * self.factor
+        return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
+
+
+class Orthogonal(Initializer):
+    """A matrix with orthonormal rows or columns, times `gain`; more axes are taken together.
+
+    Source: Saxe et al. (2013).
+    """
+
+    def __init__(self, gain: float = 1.0, seed: int | None = None, dtype: Any = _FLOAT) -> None:
+        super().__init__(dtype)
+        self.gain, self.seed = gain, seed
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        if len(shape) < 2:
+            raise ShapeError(f"an orthogonal matrix has two axes or more, got the shape {shape}")
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        tall = max(rows, columns), min(rows, columns)
+        noise = random_ops.random_normal(tall, dtype=dtype, seed=self.seed)
+        options = {"shape": shape, "turned": rows < columns, "gain": self.gain}
+        return tensors.build("Reshape", None, _orthonormal, noise, **options)
+
+
+def _orthonormal(noise: Any, *, shape: tuple[int, ...], turned: bool, gain: float) -> Any:
+    q, r = rg.linalg.qr(noise)
+    q = q * rg.sign(rg.linalg.diagonal(r))  # makes the distribution uniform
+    return gain * rg.reshape(rg.matrix_transpose(q) if turned else q, shape)
+
+
+class Identity(Initializer):
+    """The identity matrix, times `gain`."""
+
+    def __init__(self, gain: float = 1.0, dtype: Any = _FLOAT) -> None:
+        super().__init__(dtype)
+        self.gain = gain
+
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        if len(shape) != 2:
+            raise ShapeError(
+                f"Identity matrix initializer can only be used for 2D matrices, {shape}"
+            )
+        return tensors.constant(self.gain * np.eye(*shape, dtype=dtype.as_numpy_dtype))
+
+
+# Under the names of `tf`, and of `tf.initializers`.
+zeros_initializer = zeros = Zeros
+ones_initializer = ones = Ones
+constant_initializer = constant = Constant
+random_uniform_initializer = random_uniform = RandomUniform
+random_normal_initializer = random_normal = RandomNormal
+truncated_normal_initializer = truncated_normal = TruncatedNormal
+variance_scaling_initializer = variance_scaling = VarianceScaling
+glorot_uniform_initializer = glorot_uniform = GlorotUniform
+glorot_normal_initializer = glorot_normal = GlorotNormal
+uniform_unit_scaling_initializer = uniform_unit_scaling = UniformUnitScaling
+orthogonal_initializer = orthogonal = Orthogonal
+identity_initializer = identity = Identity
+he_uniform, he_normal = HeUniform, HeNormal
+lecun_uniform, lecun_normal = LecunUniform, LecunNormal

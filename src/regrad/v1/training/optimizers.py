@@ -1,0 +1,572 @@
+"""Optimizers as TensorFlow 1 has them: ops that change variables.
+
+Each update of a variable is one op (see `updates`). All gradients are computed from the variables
+as they were, for ops run in the order of their making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.core import containers
+from regrad.core.registry import Op
+from regrad.core.tensor import Readable
+from regrad.errors import ArgumentError, GraphError, ShapeError
+from regrad.v1.dtypes import DType
+from regrad.v1.functions.math import cast
+from regrad.v1.graph.control import group
+from regrad.v1.graph.gradients import gradients
+from regrad.v1.graph.graphs import GraphKeys, control_dependencies, current_graph, get_default_graph
+from regrad.v1.graph.tensors import (
+    IndexedSlices,
+    Operation,
+    Tensor,
+    constant,
+    convert_to_tensor,
+    is_tensor,
+)
+from regrad.v1.graph.variables import Variable, assign_add, trainable_variables, variable_of
+from regrad.v1.training.updates import add_update, find_rows, update_op
+
+Hyperparameter = float | np.ndarray | Readable | Callable[[], Any]
+
+# -- Optimizer -----------------------------------------------------------------------------------
+
+
+class Optimizer:
+    """The base of all optimizers.
+
+    A subclass of yours overrides `_apply_dense(grad, var)`, which returns an op, and as needed
+    `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops, name_scope)`.
+
+    Source: `tf.train.Optimizer`.
+    """
+
+    GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
+
+    def __init__(self, use_locking: bool = False, name: str = "") -> None:
+        if not name:
+            raise GraphError("Must specify the optimizer name")
+        self._use_locking = use_locking
+        self._name = name
+        self._slots: dict[str, dict[Variable, Variable]] = {}
+        self._non_slots: dict[tuple[str, Any], Variable] = {}
+
+    def get_name(self) -> str:
+        """Return the name."""
+        return self._name
+
+    def minimize(
+        self, loss: Any, global_step: Readable | None = None, var_list: Any = None,
+        gate_gradients: int = GATE_OP, aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False, name: str | None = None, grad_loss: Any = None,
+    ) -> Operation:  # fmt: skip
+        """Return an op that changes the variables so as to make `loss` smaller.
+
+        Args:
+            loss: A tensor of floats; of a vector the sum is minimized.
+            global_step: A variable that counts the steps.
+            var_list: The variables to change (by default all trainable ones).
+            name: The name of the op (by default that of the optimizer).
+            grad_loss: The gradient of the loss itself (by default ones).
+
+        Raises ValueError if there are no variables, or no gradient reaches any of them.
+        """
+        pairs = self.compute_gradients(
+            loss, var_list, gate_gradients, aggregation_method, colocate_gradients_with_ops,
+            grad_loss,
+        )  # fmt: skip
+        if all(grad is None for grad, _ in pairs):
+            raise GraphError(
+                "No gradients provided for any variable, check your graph for ops that do not "
+                f"support gradients, between variables {[str(v) for _, v in pairs]} and loss "
+                f"{loss}."
+            )
+        return self.apply_gradients(pairs, global_step, name)
+
+    def compute_gradients(
+        self, loss: Any, var_list: Any = None, gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None, colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> list[tuple[Any, Variable]]:  # fmt: skip
+        """Return pairs of a gradient and its variable; None for variables that the loss ignores."""
+        if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
+            raise GraphError(
+                "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
+                f"Optimizer.GATE_GRAPH, not {gate_gradients!r}"
+            )
+        loss = convert_to_tensor(loss)
+        self._assert_floats([loss])
+        variables = _variables_in(trainable_variables() if var_list is None else var_list)
+        if not variables:
+            raise GraphError("No variables to optimize.")
+        if grad_loss is not None:
+            grad_loss = convert_to_tensor(grad_loss, name="grad_loss")
+            self._assert_floats([grad_loss])
+        grads = gradients(loss, variables, grad_loss, aggregation_method=aggregation_method)
+        pairs = list(zip(grads, variables, strict=True))
+        self._assert_floats([v for grad, v in pairs if grad is not None])
+        return pairs
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Readable]],
+        global_step: Readable | None = None, name: str | None = None,
+    ) -> Operation:  # fmt: skip
+        """Return an op that changes variables by their gradients, unless these are None.
+
+        The gradients may have been changed since `compute_gradients` gave them. With
+        `global_step` the op adds 1 to it, after the other changes.
+        """
+        pairs = [_check_pair(*pair) for pair in grads_and_vars]
+        if not pairs:
+            raise GraphError("No variables provided.")
+        wanted = [(grad, v) for grad, v in pairs if grad is not None]
+        if not wanted:
+            names = [str(v) for _, v in pairs]
+            raise GraphError(f"No gradients provided for any variable: {names}.")
+        self._create_slots([v for _, v in wanted])
+        graph = current_graph()
+        with graph.name_scope(name or self._name) as scope:
+            self._prepare()
+            updates = [self._update(grad, v) for grad, v in wanted]
+            if global_step is None:
+                step = self._finish(updates, scope)
+            else:
+                with control_dependencies([self._finish(updates, "update")]):
+                    step = assign_add(global_step, 1, name=scope)
+        step = step if isinstance(step, Operation) else step.op
+        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, step)
+        return step
+
+    def _update(self, grad: Tensor, var: Variable) -> Operation | Tensor:
+        """Return the op that changes a variable, and applies its constraint."""
+        with current_graph().name_scope(f"update_{var.op.name}"):
+            update = self._apply_rows(grad, var)
+            if update is None:
+                update = self._apply_dense(grad, var)
+            if var.constraint is None:
+                return update
+            with control_dependencies([update]):
+                return var.assign(var.constraint(var.read_value()))
+
+    def _assert_floats(self, tensors: Iterable[Any]) -> None:
+        for t in tensors:
+            dtype = t.dtype.base_dtype
+            if not dtype.is_floating:
+                raise GraphError(
+                    f"Invalid type {dtype!r} for {t.name}, expected: ['float16', 'float32', "
+                    "'float64']."
+                )
+
+    # -- for subclasses --------------------------------------------------------------------------
+
+    def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        """Make the variables that the optimizer needs."""
+
+    def _prepare(self) -> None:
+        """Make the tensors that the updates share."""
+
+    def _apply_dense(self, grad: Any, var: Variable) -> Any:
+        """Return an op that changes `var` by its gradient."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _apply_dense(grad, var), which returns an op"
+        )
+
+    def _apply_rows(self, grad: Any, var: Variable) -> Any:
+        """Return an op that changes only the rows of `var` that were gathered, if there can be."""
+        return None
+
+    def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Operation:
+        """Return the op that stands for the whole step."""
+        return group(*update_ops, name=name_scope)
+
+    # -- slots -----------------------------------------------------------------------------------
+
+    def get_slot(self, var: Any, name: str) -> Variable | None:
+        """Return the variable kept for another under this name, None if there is none."""
+        return self._slots.get(name, {}).get(variable_of(var))
+
+    def get_slot_names(self) -> list[str]:
+        """Return the names of the slots."""
+        return sorted(self._slots)
+
+    def variables(self) -> list[Variable]:
+        """Return the variables of the optimizer in the default graph, sorted by name."""
+        slots = [v for slots in self._slots.values() for v in slots.values()]
+        graph = get_default_graph()
+        found = [v for v in [*slots, *self._non_slots.values()] if v.graph is graph]
+        return sorted(found, key=lambda v: v.name)
+
+    def _zeros_slot(self, var: Variable, slot_name: str, op_name: str) -> Variable:
+        """Return the slot of a variable, made of zeros if it is new."""
+        return self._slot(var, 0.0, slot_name, op_name)
+
+    def _get_or_make_slot(self, var: Variable, val: Any, slot_name: str, op_name: str) -> Variable:
+        """Return the slot of a variable, made with this value if it is new."""
+        slots = self._slots.setdefault(slot_name, {})
+        if var not in slots:
+            slots[var] = _make_state(val, f"{var.op.name}/{op_name}")
+        return slots[var]
+
+    def _slot(self, var: Variable, fill: float, slot_name: str, op_name: str) -> Variable:
+        def value() -> Tensor:
+            shape, dtype = var.initial_value._symbol.shape, var.dtype.base_dtype
+            if var.shape.is_fully_defined():
+                return constant(np.full(shape, fill, dtype.as_numpy_dtype))
+            begin: Any = var.initialized_value()
+            return convert_to_tensor(begin * 0 + fill)
+
+        return self._get_or_make_slot(var, value, slot_name, op_name)
+
+    def _create_non_slot_variable(
+        self, initial_value: Any, name: str, colocate_with: Any = None
+    ) -> Variable:
+        """Return a variable of the optimizer that belongs to no other, made if it is new."""
+        key = name, get_default_graph()
+        if key not in self._non_slots:
+            self._non_slots[key] = _make_state(initial_value, name)
+        return self._non_slots[key]
+
+    def _get_non_slot_variable(self, name: str, graph: Any = None) -> Variable | None:
+        """Return the variable that `_create_non_slot_variable` made."""
+        return self._non_slots.get((name, graph or get_default_graph()))
+
+    def _call_if_callable(self, param: Any) -> Any:
+        """Return a parameter, or what the function that was given for it returns."""
+        return param() if callable(param) else param
+
+
+def _make_state(value: Any, name: str) -> Variable:
+    """Make a variable of an optimizer, whose name begins at the root of the graph."""
+    graph = get_default_graph()
+    with graph.name_scope(None), graph.control_dependencies(None):
+        return Variable(value, trainable=False, name=name)
+
+
+def _variables_in(var_list: Any) -> list[Variable]:
+    """Return the variables in a nest or an iterable, which may be one variable."""
+    if isinstance(var_list, Iterable) and not isinstance(var_list, Readable):
+        var_list = var_list if isinstance(var_list, Mapping) else list(var_list)
+        if not var_list:
+            return []
+    return [variable_of(v) for v in containers.flatten(var_list)[0]]
+
+
+def _check_pair(grad: Any, var: Readable) -> tuple[Any, Variable]:
+    """Convert a gradient to a tensor of its variable's dtype, and check its shape."""
+    var = variable_of(var)
+    if grad is None:
+        return None, var
+    if not is_tensor(grad) and not isinstance(grad, IndexedSlices):
+        raise ArgumentError(f"Gradient must be a Tensor, IndexedSlices, or None: {grad!r:.80}")
+    grad = convert_to_tensor(grad, var.dtype.base_dtype)
+    if not var.shape.is_compatible_with(grad.shape):
+        raise ShapeError(
+            f"the gradient for {var.name!r} has the shape {grad.shape}, due is that of the "
+            f"variable, {var.shape}"
+        )
+    return grad, var
+
+
+# -- optimizers given by a formula -----------------------------------------------------------------
+
+
+class _FormulaOptimizer(Optimizer):
+    """An optimizer whose updates are one op each.
+
+    `slots` are what the slots are filled with by name, in the order in which the op takes them;
+    `numbers` are its other inputs, `options` its attributes. Unless `dense_only`, the rows of a
+    variable that were not gathered are left alone.
+    """
+
+    op: Op
+    dense_only = False
+
+    def __init__(
+        self, use_locking: bool, name: str, slots: Mapping[str, float],
+        numbers: dict[str, Hyperparameter], options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(use_locking, name)
+        self._fills, self._numbers, self._options = slots, numbers, options or {}
+        self._dtypes: dict[DType, None] = {}
+        self._tensors: dict[tuple[str, DType], Tensor] = {}
+
+    def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        self._dtypes = dict.fromkeys(var.dtype.base_dtype for var in var_list)
+        for var in var_list:
+            for name, fill in self._fills.items():
+                self._slot(var, fill, name, self._name)
+
+    def _prepare(self) -> None:
+        self._tensors = {}
+        for dtype in self._dtypes:
+            for name in self._numbers:
+                self._number(name, dtype)
+
+    def _number(self, name: str, dtype: DType) -> Tensor:
+        """Return a number as a tensor of a variable's dtype."""
+        if (name, dtype) not in self._tensors:
+            self._tensors[name, dtype] = self._as_tensor(name, dtype, _LONG.get(name, name))
+        return self._tensors[name, dtype]
+
+    def _as_tensor(self, name: str, dtype: Any, tensor_name: str) -> Tensor:
+        value = self._call_if_callable(self._numbers[name])
+        return cast(value, dtype) if is_tensor(value) else constant(value, dtype, name=tensor_name)
+
+    def _apply_dense(self, grad: Tensor, var: Variable) -> Tensor:
+        return self._apply_op(grad, var, [])
+
+    def _apply_rows(self, grad: Tensor, var: Variable) -> Tensor | None:
+        indices = [] if self.dense_only else find_rows(grad)
+        return self._apply_op(grad, var, indices) if indices else None
+
+    def _apply_op(self, grad: Tensor, var: Variable, indices: list[Tensor]) -> Tensor:
+        dtype = var.dtype.base_dtype
+        states = [var, *[self._slots[name][var] for name in self._fills]]
+        names = [i.name for i in self.op.inputs[len(states) : -1]]
+        values = [grad if n == "grad" else self._number(n, dtype) for n in names]
+        return add_update(self.op, states, [*values, *indices], len(indices), self._options)
+
+
+_LONG = {"lr": "learning_rate", "alpha": "learning_rate"}
+
+
+class GradientDescentOptimizer(_FormulaOptimizer):
+    """`var -= learning_rate * grad`.
+
+    `learning_rate` is a number or a tensor (a placeholder, a decaying one).
+
+    Source: `tf.train.GradientDescentOptimizer`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     w = tf.Variable([4.0, -2.0])
+    ...     step = tf.train.GradientDescentOptimizer(0.25).minimize(tf.reduce_sum(w * w))
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(step)
+    ...     print(step.name, sess.run(w))
+    GradientDescent [ 2. -1.]
+    """
+
+    dense_only = True  # without state, so that rows of zeros do nothing
+
+    def __init__(
+        self, learning_rate: Hyperparameter, use_locking: bool = False,
+        name: str = "GradientDescent",
+    ) -> None:  # fmt: skip
+        super().__init__(use_locking, name, {}, {"alpha": learning_rate})
+
+    @update_op("ApplyGradientDescent", states=1)
+    def op(xp: Any, var, alpha, grad):
+        return (var - alpha * grad,)
+
+
+class MomentumOptimizer(_FormulaOptimizer):
+    """`accum = momentum * accum + grad; var -= learning_rate * accum`.
+
+    With `use_nesterov`, `var -= learning_rate * (grad + momentum * accum)`.
+
+    Source: `tf.train.MomentumOptimizer`; Sutskever et al., "On the importance of initialization
+    and momentum in deep learning", ICML 2013.
+    """
+
+    def __init__(
+        self, learning_rate: Hyperparameter, momentum: Hyperparameter, use_locking: bool = False,
+        name: str = "Momentum", use_nesterov: bool = False,
+    ) -> None:  # fmt: skip
+        numbers = {"lr": learning_rate, "momentum": momentum}
+        options = {"use_nesterov": use_nesterov}
+        super().__init__(use_locking, name, {"momentum": 0.0}, numbers, options)
+
+    @update_op("ApplyMomentum", states=2)
+    def op(xp: Any, var, accum, lr, grad, momentum, *, use_nesterov):
+        accum = accum * momentum + grad
+        return var - lr * (grad + momentum * accum if use_nesterov else accum), accum
+
+
+class AdamOptimizer(_FormulaOptimizer):
+    """Adam, with TensorFlow's epsilon ("epsilon hat" in the paper).
+
+        rate = learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)
+        m = beta1 * m + (1 - beta1) * grad
+        v = beta2 * v + (1 - beta2) * grad**2
+        var -= rate * m / (sqrt(v) + epsilon)
+
+    Source: `tf.train.AdamOptimizer`; Kingma and Ba, "Adam: a method for stochastic optimization",
+    2014 (arXiv:1412.6980).
+    """
+
+    dense_only = True
+
+    def __init__(
+        self, learning_rate: Hyperparameter = 0.001, beta1: Hyperparameter = 0.9,
+        beta2: Hyperparameter = 0.999, epsilon: Hyperparameter = 1e-8, use_locking: bool = False,
+        name: str = "Adam",
+    ) -> None:  # fmt: skip
+        numbers = {"lr": learning_rate, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        super().__init__(use_locking, name, {"m": 0.0, "v": 0.0}, numbers)
+
+    @update_op("ApplyAdam", states=3)
+    def op(xp: Any, var, m, v, beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad):
+        rate = lr * xp.sqrt(1 - beta2_power) / (1 - beta1_power)
+        m = m + (grad - m) * (1 - beta1)
+        v = v + (grad * grad - v) * (1 - beta2)
+        return var - rate * m / (xp.sqrt(v) + epsilon), m, v
+
+    def _create_slots(self, var_list: Sequence[Variable]) -> None:
+        # in the widest of the dtypes: 1 - beta2_power loses digits
+        dtype = np.result_type(*[v.dtype.base_dtype.as_numpy_dtype for v in var_list], np.float32)
+        for name in ("beta1", "beta2"):
+            self._numbers[f"{name}_power"] = self._create_non_slot_variable(
+                lambda name=name: self._as_tensor(name, dtype, "Const"), f"{name}_power"
+            )
+        super()._create_slots(var_list)
+
+    def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Operation:
+        powers = []
+        for name in ("beta1", "beta2"):
+            power: Any = self._numbers[f"{name}_power"]
+            powers.append(power.assign(power * self._number(name, power.dtype.base_dtype)))
+        return group(*update_ops, *powers, name=name_scope)
+
+
+class RMSPropOptimizer(_FormulaOptimizer):
+    """The gradient over the root of its mean square, with momentum.
+
+        mean_square = decay * mean_square + (1 - decay) * grad**2
+        mom = momentum * mom + learning_rate * grad / sqrt(mean_square + epsilon)
+        var -= mom
+
+    With `centered`, the mean gradient (which decays likewise) is squared and subtracted within
+    the root.
+
+    Source: `tf.train.RMSPropOptimizer`; Tieleman and Hinton, lecture 6.5 of "Neural networks for
+    machine learning", 2012; for `centered`, Graves, 2013 (arXiv:1308.0850).
+    """
+
+    def __init__(
+        self, learning_rate: Hyperparameter, decay: Hyperparameter = 0.9,
+        momentum: Hyperparameter = 0.0, epsilon: Hyperparameter = 1e-10, use_locking: bool = False,
+        centered: bool = False, name: str = "RMSProp",
+    ) -> None:  # fmt: skip
+        slots = {"rms": 1.0, "momentum": 0.0}
+        if centered:
+            slots, self.op = {"mg": 0.0, **slots}, self.centered_op
+        numbers = {"lr": learning_rate, "rho": decay, "momentum": momentum, "epsilon": epsilon}
+        super().__init__(use_locking, name, slots, numbers)
+
+    @update_op("ApplyRMSProp", states=3)
+    def op(xp: Any, var, ms, mom, lr, rho, momentum, epsilon, grad):
+        ms = ms + (grad * grad - ms) * (1 - rho)
+        mom = momentum * mom + lr * grad / xp.sqrt(ms + epsilon)
+        return var - mom, ms, mom
+
+    @update_op("ApplyCenteredRMSProp", states=4)
+    def centered_op(xp: Any, var, mg, ms, mom, lr, rho, momentum, epsilon, grad):
+        ms = ms + (grad * grad - ms) * (1 - rho)
+        mg = mg + (grad - mg) * (1 - rho)
+        mom = momentum * mom + lr * grad / xp.sqrt(ms - mg * mg + epsilon)
+        return var - mom, mg, ms, mom
+
+
+class AdagradOptimizer(_FormulaOptimizer):
+    """`accum += grad**2; var -= learning_rate * grad / sqrt(accum)`.
+
+    Source: `tf.train.AdagradOptimizer`; Duchi, Hazan and Singer, "Adaptive subgradient methods
+    for online learning and stochastic optimization", JMLR 12, 2011.
+    """
+
+    dense_only = True  # rows of zeros do nothing
+
+    def __init__(
+        self, learning_rate: Hyperparameter, initial_accumulator_value: float = 0.1,
+        use_locking: bool = False, name: str = "Adagrad",
+    ) -> None:  # fmt: skip
+        if initial_accumulator_value <= 0.0:
+            raise GraphError(
+                f"initial_accumulator_value must be positive: {initial_accumulator_value}"
+            )
+        slots = {"accumulator": initial_accumulator_value}
+        super().__init__(use_locking, name, slots, {"lr": learning_rate})
+
+    @update_op("ApplyAdagrad", states=2)
+    def op(xp: Any, var, accum, lr, grad):
+        accum = accum + grad * grad
+        return var - lr * grad / xp.sqrt(accum), accum
+
+
+class AdadeltaOptimizer(_FormulaOptimizer):
+    """Steps as large as the steps before, relative to the gradients.
+
+        accum = rho * accum + (1 - rho) * grad**2
+        step = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) * grad
+        accum_update = rho * accum_update + (1 - rho) * step**2
+        var -= learning_rate * step
+
+    Source: `tf.train.AdadeltaOptimizer`; Zeiler, "ADADELTA: an adaptive learning rate method",
+    2012 (arXiv:1212.5701), whose learning rate is 1.
+    """
+
+    def __init__(
+        self, learning_rate: Hyperparameter = 0.001, rho: Hyperparameter = 0.95,
+        epsilon: Hyperparameter = 1e-8, use_locking: bool = False, name: str = "Adadelta",
+    ) -> None:  # fmt: skip
+        slots = {"accum": 0.0, "accum_update": 0.0}
+        numbers = {"lr": learning_rate, "rho": rho, "epsilon": epsilon}
+        super().__init__(use_locking, name, slots, numbers)
+
+    @update_op("ApplyAdadelta", states=3)
+    def op(xp: Any, var, accum, accum_update, lr, rho, epsilon, grad):
+        accum = rho * accum + (1 - rho) * grad * grad
+        step = xp.sqrt(accum_update + epsilon) / xp.sqrt(accum + epsilon) * grad
+        return var - lr * step, accum, rho * accum_update + (1 - rho) * step * step
+
+
+class FtrlOptimizer(_FormulaOptimizer):
+    """Follow the regularized leader, with L1 and L2 regularization ("FTRL-proximal").
+
+        grown = accum + grad**2
+        linear += grad + 2 * shrinkage * var
+                  - (grown**-power - accum**-power) / learning_rate * var
+        var = (sign(linear) * l1 - linear) / (grown**-power / learning_rate + 2 * l2)
+              if abs(linear) > l1 else 0
+        accum = grown
+
+    Source: `tf.train.FtrlOptimizer`; McMahan et al., "Ad click prediction: a view from the
+    trenches", KDD 2013.
+    """
+
+    def __init__(
+        self, learning_rate: Hyperparameter, learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1, l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0, use_locking: bool = False, name: str = "Ftrl",
+        accum_name: str | None = None, linear_name: str | None = None,
+        l2_shrinkage_regularization_strength: float = 0.0,
+    ) -> None:  # fmt: skip
+        for what, value in (
+            ("initial_accumulator_value", initial_accumulator_value),
+            ("l1_regularization_strength", l1_regularization_strength),
+            ("l2_regularization_strength", l2_regularization_strength),
+            ("l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength),
+            ("the negative of learning_rate_power", -learning_rate_power),
+        ):
+            if value < 0.0:
+                raise GraphError(f"{what} must not be negative: {value}")
+        numbers = {
+            "lr": learning_rate,
+            "l1": l1_regularization_strength, "l2": l2_regularization_strength,
+            "l2_shrinkage": l2_shrinkage_regularization_strength, "lr_power": learning_rate_power,
+        }  # fmt: skip
+        slots = {"accum": initial_accumulator_value, "linear": 0.0}
+        super().__init__(use_locking, name, slots, numbers)
+
+    @update_op("ApplyFtrlV2", states=3)
+    def op(xp: Any, var, accum, linear, grad, lr, l1, l2, l2_shrinkage, lr_power):
+        grown = accum + grad * grad
+        old_rate, rate = accum**-lr_power / lr, grown**-lr_power / lr
+        linear = linear + grad + 2 * l2_shrinkage * var - (rate - old_rate) * var
+        shrunk = (xp.sign(linear) * l1 - linear) / (rate + 2 * l2)
+        return xp.where(xp.abs(linear) > l1, shrunk, 0).astype(var.dtype), grown, linear

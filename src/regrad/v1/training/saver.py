@@ -1,0 +1,443 @@
+"""Checkpoints: the values of variables in files.
+
+A checkpoint `model-7` is one file, `model-7.npz`, which `numpy.load` reads too; a text file
+named `checkpoint` beside it says which is the latest, as in TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regrad.core.files import reading, replace_file
+from regrad.errors import ArgumentError, GraphError
+from regrad.v1 import dtypes, errors
+from regrad.v1.graph.tensors import is_tensor
+from regrad.v1.graph.variables import Variable, global_variables, variable_of
+from regrad.v1.run.session import Session
+from regrad.v1.training.archives import Archive, Entry, write_arrays
+
+SUFFIX = ".npz"
+PathLike = str | os.PathLike[str]
+
+
+class MissingCheckpointError(errors.NotFoundError, GraphError):
+    """A checkpoint that does not exist (TensorFlow 1.15 raises ValueError here)."""
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _open(path: PathLike) -> Archive:
+    path = os.fspath(path)
+    with contextlib.suppress(FileNotFoundError):  # it may be deleted just now
+        if checkpoint_exists(path):
+            return Archive(path + SUFFIX)
+    raise MissingCheckpointError(
+        f"The passed save_path is not a valid checkpoint: {path} (there is no file {path}{SUFFIX})"
+    )
+
+
+def checkpoint_exists(checkpoint_prefix: PathLike) -> bool:
+    """Return whether there is a checkpoint of this path (as `save` returned it)."""
+    return os.path.exists(os.fspath(checkpoint_prefix) + SUFFIX)
+
+
+def remove_checkpoint(checkpoint_prefix: PathLike) -> None:
+    """Delete a checkpoint, if it exists."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.fspath(checkpoint_prefix) + SUFFIX)
+
+
+# -- the file that names the latest ---------------------------------------------------------------
+
+LINE = re.compile(r'\s*(?:(\w+):\s*(".*"|[-+.\w]+))?\s*')  # a key and its value, or nothing
+KEYS = ("model_checkpoint_path", "all_model_checkpoint_paths")  # TensorFlow has others, of times
+
+
+class CheckpointState(NamedTuple):
+    """The paths of the latest checkpoint and of all that are kept."""
+
+    model_checkpoint_path: str
+    all_model_checkpoint_paths: list[str]
+
+
+def update_checkpoint_state(
+    save_dir: PathLike, model_checkpoint_path: PathLike,
+    all_model_checkpoint_paths: Sequence[PathLike] | None = None,
+    latest_filename: str | None = None,
+) -> None:  # fmt: skip
+    """Write the file that names the latest checkpoint of a folder; paths in it are relative.
+
+    Raises ValueError for a path outside the folder: no program that reads the file may be led
+    to use, or to delete, a file elsewhere.
+    """
+    latest, paths = os.fspath(model_checkpoint_path), list(all_model_checkpoint_paths or [])
+    folder = os.fspath(save_dir)
+    if latest not in paths:
+        paths.append(latest)
+    if outside := [os.fspath(path) for path in paths if not _is_within(path, folder)]:
+        raise GraphError(
+            f"update_checkpoint_state: {outside[0]!r} is not in the folder {folder!r}; give the "
+            "folder that holds the checkpoints"
+        )
+    lines = [f"model_checkpoint_path: {_quote(latest, folder)}"]
+    lines += [f"all_model_checkpoint_paths: {_quote(path, folder)}" for path in paths]
+    text = "\n".join(lines) + "\n"
+    text = f"{_seal(text)}\n{text}"
+    state = os.path.join(folder, latest_filename or "checkpoint")
+    replace_file(state, lambda file: file.write(text.encode()))
+
+
+def _seal(text: str) -> str:
+    """Return the first line of a state file, a comment: the checksum of what follows."""
+    return f"# crc32: {zlib.crc32(text.encode()):08x}"
+
+
+def _quote(path: PathLike, folder: str) -> str:
+    return json.dumps(os.path.relpath(os.fspath(path), folder or "."))
+
+
+def _is_within(path: PathLike, folder: str) -> bool:
+    """Return whether a checkpoint lies in a folder or below it, once links are followed."""
+    inner, outer = os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)
+    return os.path.basename(path) not in ("", ".", "..") and (
+        os.path.commonpath([inner, outer]) == outer
+    )
+
+
+def get_checkpoint_state(
+    checkpoint_dir: PathLike, latest_filename: str | None = None
+) -> CheckpointState | None:
+    """Return the checkpoints of a folder; None if none was saved there.
+
+    Raises `tf.errors.DataLossError` for a file that is damaged, or that names a checkpoint
+    outside the folder.
+    """
+    folder = os.fspath(checkpoint_dir)
+    state = os.path.join(folder, latest_filename or "checkpoint")
+    if not os.path.exists(state):
+        return None
+    with reading(state, "file that names checkpoints", errors.DataLossError):
+        with open(state, "rb") as file:
+            text = file.read().decode()
+        if text.startswith("#"):  # TensorFlow writes no comments
+            first, _, text = text.partition("\n")
+            if first != _seal(text):
+                raise ValueError("its checksum is that of another text")
+        found = list(_entries(text, folder))
+        latest, every = [[path for key, path in found if key == wanted] for wanted in KEYS]
+        if len(latest) != 1 or (every and latest[0] not in every):
+            raise ValueError(f"it names {latest} as the latest checkpoint of {every}")
+    return CheckpointState(latest[0], every)
+
+
+def _entries(text: str, folder: str) -> Iterator[tuple[str, str]]:
+    """The keys and paths in the text of a state file."""
+    for line in text.splitlines():
+        match = LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"it has the line {line!r:.60}")
+        if match[1] in KEYS:
+            path = os.path.join(folder, json.loads(match[2]))
+            if "\0" in path or not _is_within(path, folder):
+                raise ValueError(f"it names {path!r:.200}, which is not in the folder")
+            yield match[1], path
+
+
+def latest_checkpoint(checkpoint_dir: PathLike, latest_filename: str | None = None) -> str | None:
+    """Return the path of the latest checkpoint in a folder, None if there is none.
+
+    Source: `tf.train.latest_checkpoint`.
+    """
+    state = get_checkpoint_state(checkpoint_dir, latest_filename)
+    if state is None or not checkpoint_exists(state.model_checkpoint_path):
+        return None
+    return state.model_checkpoint_path
+
+
+# -- looking into a checkpoint --------------------------------------------------------------------
+
+
+class CheckpointReader:
+    """The variables in a checkpoint, by name.
+
+    What is not asked for is not read. A checkpoint that is replaced or deleted later is still
+    this one to the reader.
+
+    Source: `tf.train.NewCheckpointReader`.
+    """
+
+    def __init__(self, filepattern: PathLike) -> None:
+        self._archive = _open(filepattern)
+        self._entries = self._archive.entries()
+
+    def has_tensor(self, tensor_name: str) -> bool:
+        """Return whether it has a variable of this name."""
+        return tensor_name in self._entries
+
+    def get_tensor(self, tensor_name: str) -> np.ndarray:
+        """Return the value of a variable; `tf.errors.NotFoundError` if there is none such."""
+        if tensor_name not in self._entries:
+            raise errors.NotFoundError(
+                f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._entries)}"
+            )
+        return self._archive.arrays({tensor_name: self._entries[tensor_name]})[tensor_name]
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """Return the shapes by name."""
+        return {name: list(entry.shape) for name, entry in self._entries.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, dtypes.DType]:
+        """Return the dtypes by name."""
+        return {name: dtypes.of(entry.dtype) for name, entry in self._entries.items()}
+
+
+NewCheckpointReader = CheckpointReader
+
+
+def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
+    """Return a reader of a checkpoint, or of the latest one in a folder."""
+    path: str | None = os.fspath(ckpt_dir_or_file)
+    if os.path.isdir(path):
+        path = latest_checkpoint(folder := path)
+        if path is None:
+            raise MissingCheckpointError(f"no checkpoint was saved in the folder {folder!r}")
+    return CheckpointReader(path)
+
+
+def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
+    """Return the names and shapes of the variables in a checkpoint, sorted."""
+    return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
+
+
+def load_variable(ckpt_dir_or_file: PathLike, name: str) -> np.ndarray:
+    """Return the value of a variable in a checkpoint."""
+    return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"
+
+
+# -- Saver ----------------------------------------------------------------------------------------
+
+
+class Saver:
+    """Saves and restores the values that variables have in a session.
+
+    Args:
+        var_list: Variables, or a dict of names to variables (by default all of the graph).
+        reshape: Whether a value may be restored to a variable of another shape of its size.
+        max_to_keep: How many checkpoints to keep; None or 0 keeps all.
+        keep_checkpoint_every_n_hours: Of those that would be deleted, one in so many hours stays.
+        pad_step_number: Whether step numbers in paths get leading zeros.
+
+    The graph itself is not saved: build it again, then restore. Restoring needs no initializing.
+
+    Source: `tf.train.Saver`.
+
+    >>> import tempfile
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess, tempfile.TemporaryDirectory() as d:
+    ...     v = tf.Variable([1.0, 2.0], name="v")
+    ...     saver = tf.train.Saver()
+    ...     sess.run(v.initializer)
+    ...     path = saver.save(sess, d + "/model", global_step=7)
+    ...     v.load([0.0, 0.0], sess)
+    ...     saver.restore(sess, path)
+    ...     print(sess.run(v), path == d + "/model-7", tf.train.list_variables(d))
+    [1. 2.] True [('v', [2])]
+    """
+
+    def __init__(
+        self, var_list: Any = None, reshape: bool = False, sharded: bool = False,
+        max_to_keep: int | None = 5, keep_checkpoint_every_n_hours: float = 10000.0,
+        name: str | None = None, restore_sequentially: bool = False, saver_def: Any = None,
+        builder: Any = None, defer_build: bool = False, allow_empty: bool = False,
+        write_version: Any = None, pad_step_number: bool = False,
+        save_relative_paths: bool = False, filename: str | None = None,
+    ) -> None:  # fmt: skip
+        self._var_list, self._allow_empty, self._reshape = var_list, allow_empty, reshape
+        self._keep = max_to_keep or 0
+        self._interval = keep_checkpoint_every_n_hours * 3600
+        self._next_kept = time.time() + self._interval
+        self._pad = pad_step_number
+        self._kept: list[tuple[str, float]] = []  # oldest first, with when they were saved
+        self._lock = threading.Lock()
+        self._variables: dict[str, Variable] | None = None
+        if not defer_build:
+            self.build()
+
+    def build(self) -> None:
+        """Settle which variables are saved."""
+        if self._variables is not None:
+            return
+        listed = global_variables() if self._var_list is None else self._var_list
+        self._variables = _by_name(listed)
+        if not self._variables and not self._allow_empty:
+            raise GraphError("No variables to save")
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def save(
+        self, sess: Session, save_path: PathLike, global_step: Any = None,
+        latest_filename: str | None = None, meta_graph_suffix: str = "meta",
+        write_meta_graph: bool = True, write_state: bool = True, strip_default_attrs: bool = False,
+        save_debug_info: bool = False,
+    ) -> str:  # fmt: skip
+        """Save the variables; return the path to restore from, `save_path-global_step`.
+
+        The file appears whole or not at all, with the mode of the one that it replaces; where
+        there is a symbolic link, what it points to is replaced. Checkpoints beyond `max_to_keep`
+        are deleted, the oldest first.
+
+        Raises FailedPreconditionError for a variable without a value, ValueError if the folder
+        does not exist.
+        """
+        path = os.fspath(save_path)
+        state = latest_filename or "checkpoint"
+        folder = _check_folder(path, state)
+        if global_step is not None:
+            step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
+            path = f"{path}-{step:08d}" if self._pad else f"{path}-{step}"
+        values = self._values(sess)
+        replace_file(path + SUFFIX, lambda file: write_arrays(file, values))
+        with self._lock:  # threads may share a Saver
+            self._keep_latest(path)
+            if write_state:
+                here = [kept for kept in self.last_checkpoints if _is_within(kept, folder)]
+                update_checkpoint_state(folder, path, here, state)
+        return path
+
+    def _values(self, sess: Session) -> dict[str, np.ndarray]:
+        variables = self._check_session(sess)
+        names = [v.op.name for v in variables.values()]
+        if unset := [name for name in names if name not in sess._variables]:
+            raise errors.FailedPreconditionError(
+                f"Attempting to use uninitialized value {', '.join(unset)}: run "
+                "tf.global_variables_initializer() in this session before it is saved"
+            )
+        return dict(zip(variables, sess._snapshot(names), strict=True))
+
+    def _check_session(self, sess: Session) -> dict[str, Variable]:
+        """Return the variables by name, if they can be used in a session."""
+        if not isinstance(sess, Session):
+            raise ArgumentError(f"'sess' must be a Session; {sess!r:.60}")
+        if sess._closed:
+            raise errors.ClosedError("Attempted to use a closed Session.")
+        if self._variables is None:
+            raise GraphError("the Saver was made with defer_build=True: call build() first")
+        if strange := [v.name for v in self._variables.values() if v.graph is not sess.graph]:
+            raise GraphError(
+                f"the Saver's variables {', '.join(strange)} are of another graph than the session"
+            )
+        return self._variables
+
+    def _keep_latest(self, path: str) -> None:
+        """Put a path last, and delete the oldest beyond `max_to_keep`."""
+        self._kept = [(p, t) for p, t in self._kept if p != path]
+        self._kept.append((path, time.time()))
+        while self._keep and len(self._kept) > self._keep:
+            oldest, saved = self._kept.pop(0)
+            if saved > self._next_kept:
+                self._next_kept += self._interval
+            else:
+                remove_checkpoint(oldest)
+
+    @property
+    def last_checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that are kept, oldest first."""
+        return [path for path, _ in self._kept]
+
+    def set_last_checkpoints(self, last_checkpoints: Sequence[str]) -> None:
+        """Take these for the checkpoints that were saved before, oldest first."""
+        self._kept = [(path, float("inf")) for path in last_checkpoints]
+
+    def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
+        """Take those of these that exist for the checkpoints saved before, as after a restart."""
+        found = [p for p in checkpoint_paths if checkpoint_exists(p)]
+        self._kept = [(p, os.path.getmtime(p + SUFFIX)) for p in found]
+
+    # -- restoring -------------------------------------------------------------------------------
+
+    def restore(self, sess: Session, save_path: PathLike) -> None:
+        """Give the variables the values that were saved; they need not be initialized.
+
+        Nothing is changed unless all names, shapes and dtypes fit. Raises
+        `tf.errors.NotFoundError` for a checkpoint or a name in it that does not exist,
+        `tf.errors.InvalidArgumentError` for values of another shape or dtype,
+        `tf.errors.DataLossError` for a file that is damaged.
+        """
+        if save_path is None:
+            raise GraphError("Can't load save_path when it is None.")
+        variables = self._check_session(sess)
+        with _open(save_path) as archive:
+            if missing := [name for name in variables if name not in archive]:
+                present = archive.entries()  # raises if it is their names that are damaged
+                raise errors.NotFoundError(
+                    f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which "
+                    f"has {_names(present)}. Give Saver the variables that it has, or a dict of "
+                    "its names to variables."
+                )
+            entries = archive.entries(variables)
+            shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
+            arrays = archive.arrays(entries)  # none is larger than its variable
+        values = {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
+        sess._variables.update(values)
+
+    def _shape(self, name: str, variable: Variable, entry: Entry) -> tuple[int, ...]:
+        """Return the shape in which a variable takes an array of a file, if it does."""
+        expected = variable.dtype.base_dtype
+        if expected != entry.dtype:
+            raise errors.InvalidArgumentError(
+                f"{name!r} was saved as {entry.dtype}, and the variable {variable.name!r} is "
+                f"{expected.name}"
+            )
+        if variable.shape.is_compatible_with(entry.shape):
+            return entry.shape
+        if self._reshape and variable.shape.num_elements() == math.prod(entry.shape):
+            sizes: Any = variable.shape.as_list()
+            return tuple(sizes)
+        raise errors.InvalidArgumentError(
+            f"Assign requires shapes of both tensors to match: {name!r} was saved with the shape "
+            f"{entry.shape}, and the variable {variable.name!r} has {variable.shape}"
+        )
+
+
+def _by_name(listed: Any) -> dict[str, Variable]:
+    """Return variables by the names under which they are saved."""
+    if isinstance(listed, Mapping):
+        return {str(name): variable_of(v) for name, v in listed.items()}
+    if isinstance(listed, Variable) or not isinstance(listed, Iterable):
+        raise ArgumentError(f"var_list is a list of variables or a dict, got {listed!r:.60}")
+    variables = [variable_of(v) for v in listed]
+    names = [v.op.name for v in variables]
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise GraphError(f"At least two variables have the same name: {', '.join(twice)}")
+    return dict(zip(names, variables, strict=True))
+
+
+def _check_folder(path: str, state: str) -> str:
+    """Return the folder of a path, which must exist, beside a state file of another name."""
+    folder, file = os.path.split(path)
+    if os.path.split(state)[0]:
+        raise GraphError(f"'latest_filename' must not contain path components: {state!r}")
+    if file == state:
+        raise GraphError(f"'latest_filename' collides with 'save_path': {state!r} and {path!r}")
+    if not file:
+        raise GraphError(f"save_path must name a file, not only the folder {path!r}")
+    if not os.path.isdir(folder or "."):
+        raise GraphError(f"Parent directory of {path} doesn't exist, can't save.")
+    return folder

@@ -1,0 +1,352 @@
+"""The count of steps, learning rates that change with it, and averages of variables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from regrad.core.tensor import Readable
+from regrad.errors import ArgumentError, DTypeError, GraphError
+from regrad.v1 import dtypes
+from regrad.v1.functions.creation import zeros
+from regrad.v1.functions.math import (
+    add,
+    cast,
+    ceil,
+    cos,
+    divide,
+    exp,
+    floor,
+    greater,
+    maximum,
+    minimum,
+    multiply,
+)
+from regrad.v1.functions.reductions import reduce_sum
+from regrad.v1.graph.control import group
+from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_graph
+from regrad.v1.graph.tensors import Operation, Tensor, build, constant, convert_to_tensor, is_tensor
+from regrad.v1.graph.variable_scopes import get_variable
+from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
+
+Number = float | np.ndarray | Readable
+
+# -- the global step ------------------------------------------------------------------------------
+
+
+def get_global_step(graph: Graph | None = None) -> Any:
+    """The variable that counts the steps of a graph, None if there is none.
+
+    Source: `tf.train.get_global_step`.
+    """
+    graph = graph or get_default_graph()
+    found = graph.get_collection(GraphKeys.GLOBAL_STEP)
+    if len(found) > 1:
+        raise GraphError(f"{len(found)} variables are in the collection {GraphKeys.GLOBAL_STEP!r}")
+    if found:
+        return found[0]
+    node = graph.by_name.get("global_step")
+    return None if node is None else graph.view_of(node).variable
+
+
+def create_global_step(graph: Graph | None = None) -> Variable:
+    """A new variable `global_step` of int64; ValueError if there is one.
+
+    Source: `tf.train.create_global_step`.
+    """
+    graph = graph or get_default_graph()
+    if get_global_step(graph) is not None:
+        raise GraphError('"global_step" already exists.')
+    with graph.as_default(), graph.name_scope(None):
+        return get_variable(
+            GraphKeys.GLOBAL_STEP,
+            dtype=dtypes.int64,
+            initializer=0,
+            trainable=False,
+            collections=[GraphKeys.GLOBAL_VARIABLES, GraphKeys.GLOBAL_STEP],
+        )
+
+
+def get_or_create_global_step(graph: Graph | None = None) -> Any:
+    """The variable that counts the steps, made if there is none.
+
+    Source: `tf.train.get_or_create_global_step`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     step = tf.train.get_or_create_global_step()
+    ...     w = tf.Variable(1.0)
+    ...     train = tf.train.GradientDescentOptimizer(0.1).minimize(w * w, global_step=step)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(train)
+    ...     print(tf.train.global_step(sess, step))
+    1
+    """
+    found = get_global_step(graph)
+    return create_global_step(graph) if found is None else found
+
+
+def global_step(sess: Any, global_step_tensor: Any) -> int:
+    """The value of a count of steps in a session."""
+    return int(sess.run(global_step_tensor))
+
+
+def assert_global_step(global_step_tensor: Any) -> None:
+    """Raise TypeError unless this is a scalar of integers."""
+    step = convert_to_tensor(global_step_tensor)
+    if not step.dtype.is_integer or step.shape.ndims not in (0, None):
+        raise ArgumentError(f"a global step is a scalar of integers, got {step}")
+
+
+# -- learning rates that change with the step -----------------------------------------------------
+
+
+@contextmanager
+def _as_tensors(
+    default: str, name: str | None, rate: Number, step: Number | None, *rest: Number
+) -> Iterator[tuple[Any, ...]]:
+    """Open a scope, and give its name, then the numbers as tensors of the rate's dtype."""
+    if step is None:
+        raise GraphError(f"global_step is required for {default}.")
+    with current_graph().name_scope(name or default) as scope:
+        rate = convert_to_tensor(rate, name="learning_rate")
+        dtype = rate.dtype.base_dtype
+        if not dtype.is_floating:
+            raise DTypeError(f"{default}: the learning rate is a float, got {rate}")
+        yield scope, rate, *[_as_number(value, dtype) for value in (step, *rest)]
+
+
+def _as_number(value: Number, dtype: dtypes.DType) -> Any:
+    return cast(value, dtype) if is_tensor(value) else constant(value, dtype)
+
+
+def _periods(step: Any, steps: Any, staircase: bool) -> Any:
+    return floor(step / steps) if staircase else step / steps
+
+
+def exponential_decay(
+    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
+    staircase: bool = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """`learning_rate * decay_rate ** (global_step / decay_steps)`.
+
+    With `staircase` the quotient is rounded down, so that the rate falls every `decay_steps`.
+
+    Source: `tf.train.exponential_decay`.
+    """
+    numbers = learning_rate, global_step, decay_steps, decay_rate
+    with _as_tensors("ExponentialDecay", name, *numbers) as (scope, rate, step, steps, factor):
+        return multiply(rate, factor ** _periods(step, steps, staircase), name=scope)
+
+
+def natural_exp_decay(
+    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
+    staircase: bool = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """`learning_rate * exp(-decay_rate * global_step / decay_steps)`.
+
+    With `staircase` the quotient of the steps is rounded down.
+
+    Source: `tf.train.natural_exp_decay`.
+    """
+    numbers = learning_rate, global_step, decay_steps, decay_rate
+    with _as_tensors("NaturalExpDecay", name, *numbers) as (scope, rate, step, steps, factor):
+        periods = _periods(step, steps, staircase)
+        return multiply(rate, exp(-factor * periods), name=scope)
+
+
+def inverse_time_decay(
+    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
+    staircase: bool = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """`learning_rate / (1 + decay_rate * global_step / decay_steps)`.
+
+    With `staircase` the quotient of the steps is rounded down.
+
+    Source: `tf.train.inverse_time_decay`.
+    """
+    numbers = learning_rate, global_step, decay_steps, decay_rate
+    with _as_tensors("InverseTimeDecay", name, *numbers) as (scope, rate, step, steps, factor):
+        periods = _periods(step, steps, staircase)
+        return divide(rate, 1.0 + factor * periods, name=scope)
+
+
+def polynomial_decay(
+    learning_rate: Number, global_step: Number, decay_steps: Number,
+    end_learning_rate: Number = 0.0001, power: Number = 1.0, cycle: bool = False,
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """From `learning_rate` to `end_learning_rate` in `decay_steps`, as a power of what is left.
+
+    `(learning_rate - end) * (1 - global_step / decay_steps) ** power + end`, and `end` after
+    `decay_steps`; with `cycle` these become twice, three times, … as many instead.
+
+    Source: `tf.train.polynomial_decay`.
+    """
+    numbers = learning_rate, global_step, decay_steps, end_learning_rate, power
+    with _as_tensors("PolynomialDecay", name, *numbers) as (scope, rate, step, steps, end, power):
+        if cycle:  # at step 0 the first cycle has begun, though 0 / steps is no whole one
+            steps = steps * maximum(ceil(step / steps), 1.0)
+        else:
+            step = minimum(step, steps)
+        return add((rate - end) * (1.0 - step / steps) ** power, end, name=scope)
+
+
+def cosine_decay(
+    learning_rate: Number, global_step: Number, decay_steps: Number, alpha: Number = 0.0,
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Half a cosine wave from `learning_rate` to `alpha * learning_rate` in `decay_steps`.
+
+    Source: `tf.train.cosine_decay`; Loshchilov and Hutter, "SGDR: stochastic gradient descent
+    with warm restarts", 2016 (arXiv:1608.03983).
+    """
+    numbers = learning_rate, global_step, decay_steps, alpha
+    with _as_tensors("CosineDecay", name, *numbers) as (scope, rate, step, steps, least):
+        wave = 0.5 * (1.0 + cos(math.pi * minimum(step, steps) / steps))
+        return multiply(rate, (1.0 - least) * wave + least, name=scope)
+
+
+def piecewise_constant(
+    x: Any, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
+) -> Tensor:
+    """`values[0]` up to and including the first boundary, `values[1]` up to the second, …
+
+    Raises ValueError unless there is one value more than boundaries.
+
+    Source: `tf.train.piecewise_constant`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     step = tf.placeholder(tf.int32, [])
+    ...     rate = tf.train.piecewise_constant(step, [10, 20], [1.0, 0.5, 0.1])
+    ...     print([sess.run(rate, {step: n}) for n in (10, 11, 21)])
+    [1.0, 0.5, 0.1]
+    """
+    if len(boundaries) != len(values) - 1:
+        raise GraphError(
+            "The length of boundaries should be 1 less than the length of values, got "
+            f"{len(boundaries)} and {len(values)}"
+        )
+    with current_graph().name_scope(name or "PiecewiseConstant") as scope:
+        x = convert_to_tensor(x)
+        rates: Any = convert_to_tensor(list(values), name="values")
+        if not boundaries:
+            return rates[0]
+        limits = convert_to_tensor(list(boundaries), x.dtype.base_dtype, name="boundaries")
+        passed = reduce_sum(cast(greater(x, limits), dtypes.int32))
+        return build("GatherV2", scope, lambda rates, i: rg.take(rates, i, axis=0), rates, passed)
+
+
+# -- moving averages ------------------------------------------------------------------------------
+
+
+def _zeros_for(v: Any) -> Any:
+    """Zeros of the shape of a tensor, which need not be computed for them."""
+    x = convert_to_tensor(v)
+    if not x.shape.is_fully_defined():
+        raise GraphError(f"the shape of {x} must be known for its moving average")
+    return zeros(x.shape.as_list(), x.dtype)
+
+
+class ExponentialMovingAverage:
+    """Averages of variables in which the past weighs less and less.
+
+    `average -= (1 - decay) * (average - variable)`; with `num_updates` (a step count) the decay
+    is at most `(1 + num_updates) / (10 + num_updates)`, so that averages move faster at first.
+
+    Source: `tf.train.ExponentialMovingAverage`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(0.0)
+    ...     ema = tf.train.ExponentialMovingAverage(0.75)
+    ...     update = ema.apply([v])
+    ...     sess.run(tf.global_variables_initializer())
+    ...     v.load(8.0, sess)
+    ...     sess.run(update)
+    ...     print(sess.run(ema.average(v)), ema.average(v).op.name)
+    2.0 Variable/ExponentialMovingAverage
+    """
+
+    def __init__(
+        self,
+        decay: Any,
+        num_updates: Any = None,
+        zero_debias: bool = False,
+        name: str = "ExponentialMovingAverage",
+    ) -> None:
+        if zero_debias:
+            raise ArgumentError(
+                "zero_debias=True is not offered: average variables, which begin at their initial "
+                "values, or divide the average by 1 - decay ** updates"
+            )
+        self._decay = decay
+        self._num_updates = num_updates
+        self._name = name
+        self._averages: dict[Any, Variable] = {}
+
+    @property
+    def name(self) -> str:
+        """The name of the scope, and of the averages after that of their variable."""
+        return self._name
+
+    def apply(self, var_list: Sequence[Any] | None = None) -> Operation:
+        """An op that updates the averages of variables (by default all trainable) or tensors.
+
+        The average of a variable begins at its initial value, that of a tensor at 0.
+        """
+        listed = trainable_variables() if var_list is None else list(var_list)
+        for v in listed:
+            if not convert_to_tensor(v).dtype.base_dtype.is_floating:
+                raise ArgumentError(f"The variables must be half, float, or double: {v}")
+            if v in self._averages:
+                raise GraphError(f"Moving average already computed for: {v}")
+            self._averages[v] = self._new(v)
+        with current_graph().name_scope(self._name) as scope:
+            return group(*[self._update(v) for v in listed], name=scope)
+
+    def _new(self, v: Any) -> Variable:
+        """The average of a variable or tensor, as a variable."""
+        graph = get_default_graph()
+        if isinstance(v, Variable):
+            graph.add_to_collections([GraphKeys.MOVING_AVERAGE_VARIABLES], v)
+        with graph.name_scope(None), graph.control_dependencies(None):
+            begin = v.initialized_value() if isinstance(v, Variable) else _zeros_for(v)
+            return Variable(begin, trainable=False, name=self.average_name(v))
+
+    def _update(self, v: Any) -> Tensor:
+        average: Any = self._averages[v]
+        now: Any = convert_to_tensor(v)
+        dtype = now.dtype.base_dtype
+        decay = _as_number(self._decay, dtype)
+        if self._num_updates is not None:
+            n = _as_number(self._num_updates, dtype)
+            decay = minimum(decay, (1.0 + n) / (10.0 + n))
+        return average.assign_sub((average - now) * (1.0 - decay))
+
+    def average(self, var: Any) -> Variable | None:
+        """The variable that holds the average of another, None if there is none."""
+        return self._averages.get(var)
+
+    def average_name(self, var: Any) -> str:
+        """The name that the average of a variable has, or would have."""
+        return f"{var.op.name}/{self._name}"
+
+    def variables_to_restore(self, moving_avg_variables: Any = None) -> dict[str, Variable]:
+        """For `Saver`: variables by the names of their averages, others by their own."""
+        averaged = moving_avg_variables
+        if averaged is None:
+            kept = get_default_graph().get_collection(GraphKeys.MOVING_AVERAGE_VARIABLES)
+            averaged = [*trainable_variables(), *kept]
+        found = {self.average_name(v): v for v in averaged}
+        names = {v.op.name for v in averaged}
+        for v in global_variables():
+            if v.op.name not in names:
+                found.setdefault(v.op.name, v)
+        return found

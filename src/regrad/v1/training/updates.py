@@ -1,0 +1,133 @@
+"""Ops by which optimizers change variables: one reads a variable and its slots, and writes all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.core import dims
+from regrad.core.registry import Input, Op
+from regrad.graph.graph import NO_RULE, Node
+from regrad.shapes.infer import Spec
+from regrad.v1.errors import InvalidArgumentError
+from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.tensors import Tensor, face
+from regrad.v1.graph.variables import Variable, read_state, state_op
+
+# -- ops made of formulas --------------------------------------------------------------------------
+
+
+def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
+    """Make a formula an op, whose first `states` inputs are variables.
+
+    A formula takes the namespace of the arrays, the old values of a variable and of its slots,
+    numbers, and the gradient, and returns the new values. Names and order are those of
+    TensorFlow's op; what is keyword-only are its attributes.
+    """
+
+    def make(formula: Callable[..., Any]) -> Op:
+        parameters = list(inspect.signature(formula).parameters.values())[1:]
+        names = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        attrs = ["keys", *[p.name for p in parameters if p.kind is p.KEYWORD_ONLY]]
+        kernel = _kernel(formula, states, names.index("grad"))
+        return state_op(type, kernel, names, attrs, [Input("indices", "many")])
+
+    return make
+
+
+def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[..., Any]:
+    """Apply the formula to the variables of a run; with indices, to those rows alone."""
+
+    def kernel(run: Any, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
+        *args, indices = xs
+        old = args[:states] = [read_state(run, None, key) for key in keys]
+        if np.shape(args[grad]) != old[0].shape:
+            raise InvalidArgumentError(
+                f"the gradient for {keys[0]!r} has the shape {np.shape(args[grad])}, due is that "
+                f"of the variable, {old[0].shape}"
+            )
+        if not indices:
+            new = formula(run.xp, *args, **options)
+        elif run.xp is np:
+            new = _update_rows(formula, old, args, grad, indices, options)
+        else:
+            new = _select_rows(run.xp, formula(run.xp, *args, **options), old, indices)
+        first, *_ = [run.write(key, value) for key, value in zip(keys, new, strict=True)]
+        return first
+
+    return kernel
+
+
+def _update_rows(
+    formula: Callable[..., Any], old: Any, args: Any, grad: int, indices: Any, options: Any
+) -> list[Any]:
+    rows = np.unique(np.concatenate([np.ravel(i) for i in indices]))
+    args[: len(old)] = [value[rows] for value in old]
+    args[grad] = args[grad][rows]
+    new = [value.copy() for value in old]
+    for value, part in zip(new, formula(np, *args, **options), strict=True):
+        value[rows] = part
+    return new
+
+
+def _select_rows(
+    xp: Any, new: Sequence[Any], old: Sequence[Any], indices: Sequence[Any]
+) -> list[Any]:
+    """Return new values in the rows of the indices alone, whose number is not to depend on them."""
+    rows = xp.concatenate([xp.ravel(i) for i in indices])
+    touched = xp.zeros(old[0].shape[0], bool).at[rows].set(True)
+    masks = [xp.expand_dims(touched, tuple(range(1, value.ndim))) for value in old]
+    return [xp.where(m, n, o) for m, n, o in zip(masks, new, old, strict=True)]
+
+
+# -- the rows that a gradient touches ------------------------------------------------------------
+
+
+def find_rows(gradient: Tensor) -> list[Tensor]:
+    """Return the indices of the rows of a gradient that may not be zero, if it is one of gathers.
+
+    TensorFlow's gradient of a gather is a list of rows, and some optimizers leave the state of
+    all other rows alone.
+    """
+    found: list[Tensor] = []
+    stack = [gradient._symbol.node]
+    while stack:
+        node: Node = stack.pop()
+        if not dims.same(node.symbols[0].shape, gradient._symbol.shape):
+            return []
+        if _adds_rows(node):
+            found.append(face(node.xs[1]))
+        elif node.op.type in ("AddN", "AddV2"):
+            stack += [x._data.node for x in node.xs]
+        else:
+            return []
+    return found
+
+
+def _adds_rows(node: Node) -> bool:
+    """Return whether an op puts rows into zeros, at its second input."""
+    if node.op.type == "ScatterAdd":
+        return node.attrs["axis"] == 0 == node.attrs["batch_dims"]
+    return node.op.type == "UnsortedSegmentSum"
+
+
+# -- putting an op down --------------------------------------------------------------------------
+
+
+def add_update(
+    op: Op, states: Sequence[Variable], values: Sequence[Tensor], rows: int,
+    options: Mapping[str, Any],
+) -> Tensor:  # fmt: skip
+    """Add an op that changes variables to the graph; its value is that of the first one."""
+    graph = current_graph()
+    xs = [graph.entering(v._ref()._tensor) for v in states]
+    xs += [graph.entering(x._read()) for x in values]
+    places = list(range(len(xs)))
+    layout = (*places[: len(xs) - rows], tuple(places[len(xs) - rows :]))
+    ref = states[0]._ref()._symbol
+    attrs = {"keys": tuple([v._key for v in states]), **options}
+    spec = Spec(ref.shape, ref.dtype)
+    return face(graph.add(op, NO_RULE, tuple(xs), attrs, layout, specs=[spec]))

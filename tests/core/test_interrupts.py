@@ -1,0 +1,259 @@
+"""Ctrl-C, or any handler of a signal that raises, leaves nothing in force and loses no value."""
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+import jax
+import regrad as rg
+import regrad.v1 as tf
+from regrad.core.blocks import block
+from regrad.core.interrupts import Deferred, at_once
+from regrad.core.state import STATE, State, current
+from tests.campaigns import interrupts
+from tests.campaigns.verdicts import DELIVERED, EXPLAINED, SILENT
+
+
+@pytest.fixture(autouse=True)
+def by_default():
+    with interrupts.handled(signal.SIGINT, signal.default_int_handler):
+        yield
+
+
+def ctrl_c():
+    signal.raise_signal(signal.SIGINT)
+
+
+# -- at any moment: a slice of the campaign ------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", interrupts.EAGER)
+def test_nothing_is_left_in_force(name):
+    outcomes = set(interrupts.struck(interrupts.EAGER[name], 100, seed=1))
+    assert {o for o in outcomes if o[0] != EXPLAINED} == {(DELIVERED, "")}
+
+
+@pytest.mark.parametrize("name", interrupts.LOOPS)
+def test_no_variable_is_lost(name):
+    found = Counter(interrupts.interrupted(interrupts.LOOPS[name], 40, seed=1))
+    assert found == {(DELIVERED, ""): 40}
+
+
+def test_the_campaign_can_fail():
+    @contextmanager
+    def careless():
+        before = current()
+        STATE.set(State())
+        try:
+            yield
+        finally:
+            STATE.set(before)
+
+    def f():
+        with careless():
+            pass
+
+    outcomes = {outcome for outcome, _ in interrupts.struck(f, 3000, seed=1)}
+    assert {DELIVERED, SILENT} <= outcomes
+
+
+# -- blocks --------------------------------------------------------------------------------------
+
+
+def test_a_block_undoes_what_it_did():
+    log = []
+
+    @block
+    def noted(x):
+        try:
+            log.append(x)
+            yield x
+        finally:
+            log.append(-x)
+
+    with noted(1) as x, noted(2):
+        assert (x, log) == (1, [1, 2])
+    assert log == [1, 2, -2, -1]
+    with pytest.raises(ZeroDivisionError), noted(3):
+        raise ZeroDivisionError
+    with ExitStack() as stack:
+        assert stack.enter_context(noted(4)) == 4
+    assert log[4:] == [3, -3, 4, -4]
+
+
+def test_a_scope_may_be_used_without_with():
+    scope = rg.gradient_override_map({"Sign": "Identity"})
+    used = scope.__enter__()
+    assert rg.grad(rg.sign)(2.0).item() == 1.0
+    scope.__exit__(None, None, None)
+    assert current() is None
+    used.assert_fired()
+
+
+def test_a_scope_is_open_once_at_a_time():
+    scope = rg.gradient_override_map({"Sign": "Identity"})
+    with scope:
+        with pytest.raises(rg.errors.ArgumentError, match="open already"), scope:
+            pass
+        assert rg.grad(rg.sign)(2.0).item() == 1.0  # (the outer block goes on)
+    assert current() is None
+    with scope:
+        assert rg.grad(rg.sign)(2.0).item() == 1.0
+
+
+def test_a_session_is_entered_once():
+    with tf.Graph().as_default():
+        tf.constant(1.0)
+        with tf.Session() as session:
+            with pytest.raises(rg.errors.ArgumentError, match="as_default"), session:
+                pass
+            with session.as_default():
+                assert tf.get_default_session() is session
+    assert tf.get_default_session() is None
+
+
+# -- signals that wait ---------------------------------------------------------------------------
+
+
+def test_a_signal_waits_for_the_end_of_the_block():
+    log = []
+    with pytest.raises(KeyboardInterrupt):
+        with Deferred():
+            ctrl_c()
+            log.append("the rest of the block")
+        log.append("what comes after it")
+    assert log == ["the rest of the block"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_blocks_nest():
+    with pytest.raises(KeyboardInterrupt), Deferred():
+        with Deferred():
+            ctrl_c()
+        reached = True
+    assert reached
+
+
+def test_handlers_run_in_order_and_see_the_number():
+    log = []
+    with interrupts.handled(signal.SIGTERM, lambda number, frame: log.append(number)):
+        with Deferred():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            assert log == []
+        assert log == [signal.SIGTERM] * 2
+
+
+def test_at_once_handlers_run_as_ever():
+    with pytest.raises(KeyboardInterrupt), Deferred():
+        with at_once():
+            ctrl_c()
+        pytest.fail("the handler did not run")
+    with pytest.raises(KeyboardInterrupt), Deferred():
+        ctrl_c()
+        with at_once():  # what is due comes first
+            pytest.fail("the handler did not run")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_have_no_handlers():
+    errors = []
+
+    def run():
+        try:
+            with Deferred(), at_once():
+                pass
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert errors == []
+
+
+def test_ignored_and_default_signals_stay_what_they_are():
+    with interrupts.handled(signal.SIGINT, signal.SIG_IGN):
+        with Deferred():
+            ctrl_c()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+# -- errors between the donation and the assignment ------------------------------------------------
+
+
+@pytest.fixture
+def looks_for_nan():
+    with jax.debug_nans(True):
+        yield
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_where_jax_finds_nan_variables_keep_their_values(looks_for_nan, capfd):
+    v = rg.Variable(np.ones(3, "f4"))
+
+    @rg.jit
+    def step(x):
+        v.assign(v * x)
+        return rg.sum(rg.log(v))
+
+    assert step(rg.scalar(2.0)).item() == pytest.approx(3 * np.log(2.0))
+    with pytest.raises(FloatingPointError, match="nan"):
+        step(rg.scalar(-1.0)).item()
+    assert v.value.tolist() == [2.0, 2.0, 2.0]
+    with tf.Graph().as_default(), tf.Session(jit=True) as session:
+        w, x = tf.Variable(np.ones(3, "f4")), tf.placeholder(tf.float32, [])
+        grown = tf.assign(w, tf.log(w * x))
+        session.run(tf.global_variables_initializer())
+        with pytest.raises(FloatingPointError, match="nan"):
+            session.run(grown, {x: -1.0})
+        assert session.run(w).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_an_error_in_the_trace_leaves_variables_alone():
+    v = rg.Variable([1.0])
+
+    @rg.jit
+    def step(n):
+        v.assign(v * 2.0)
+        if len(n) == 2:
+            raise KeyboardInterrupt
+        return rg.sum(n)
+
+    step(rg.tensor([1.0]))
+    with pytest.raises(KeyboardInterrupt):
+        step(rg.tensor([1.0, 2.0]))
+    assert v.value.item() == 2.0
+    step(rg.tensor([1.0]))
+    assert v.value.item() == 4.0
+
+
+def test_the_trace_of_a_step_is_interrupted_at_once():
+    v = rg.Variable([1.0])
+    reached = []
+
+    @rg.jit
+    def step(x):
+        v.assign(v * 2.0)
+        if len(x) == 2:
+            ctrl_c()
+            reached.append(True)
+        return rg.sum(x)
+
+    step(rg.tensor([1.0]))
+    with pytest.raises(KeyboardInterrupt):
+        step(rg.tensor([1.0, 1.0]))
+    assert reached == [] and v.value.item() == 2.0
+
+
+def test_signals_of_other_processes_wait_too():
+    with pytest.raises(KeyboardInterrupt), Deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):  # (it comes between two instructions)
+            sys.getrefcount(None)

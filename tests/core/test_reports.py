@@ -1,0 +1,71 @@
+"""What an override tells of itself: tables as text, as data and in rich."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+import regrad as rg
+import regrad.torch
+import torch
+from regrad.core.reports import Table, Untouched
+from regrad.errors import ArgumentError
+
+
+@pytest.fixture
+def used():
+    with rg.gradient_override_map({"Sign": rg.rules.straight_through}) as used:
+        for shape in [(2, 3), (4,), (4,), (), (5, 1)]:
+            rg.grad(lambda x: rg.sign(x).sum())(rg.ones(shape))
+    return used
+
+
+def test_the_table_has_rule_calls_line_and_shapes(used):
+    ((op_type, rule, calls, ran, line, shapes),) = used.table().rows
+    assert (op_type, rule, calls, ran) == ("Sign", "straight_through", "5", "5")
+    assert "test_reports.py:" in line
+    assert shapes == "2×3, 4, scalar, and 1 more"
+
+
+def test_printed_it_is_aligned_text(used):
+    headings, rule, row = str(used.table()).splitlines()
+    assert headings.startswith("op type  rule")
+    assert set(rule) == {"-", " "}
+    assert row.index("straight_through") == headings.index("rule")
+    assert repr(used.table()) == str(used.table())
+
+
+def test_rich_draws_it(used):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(used.table())
+    text = console.file.getvalue()
+    assert "straight_through" in text
+    assert "┃ op type" in text
+
+
+def test_untouched_counts_by_name_and_line():
+    untouched = Untouched()
+    for name in ("tanh", "Relu", "tanh"):
+        untouched.note(name, "model.py:3")
+    assert untouched.table().rows == [("Relu", "1", "model.py:3"), ("tanh", "2", "model.py:3")]
+    assert len(Table(["a"], [])) == 0
+
+
+def test_compiled_calls_report_their_shapes():
+    f = rg.jit(rg.grad(lambda x: rg.sign(x).sum()))
+    for _ in range(2):
+        with rg.gradient_override_map({"Sign": rg.rules.straight_through}) as used:
+            f(rg.ones((2, 2)))
+        assert used.table().rows[0][-1] == "2×2"
+
+
+def test_in_torch_the_missed_relu6_is_seen():
+    model = torch.nn.Sequential(torch.nn.ReLU6(), torch.nn.ReLU())
+    x = torch.ones(2, requires_grad=True)
+    with regrad.torch.gradient_override_map({"Relu": "Identity"}) as used:
+        model(x).sum().backward()
+    assert [row[:2] for row in used.untouched().rows] == [("hardtanh (Relu6)", "1"), ("Sum", "1")]
+    with pytest.raises(ArgumentError, match="does not override 'Relu6'"):
+        used.assert_fired("Relu6")
+    used.assert_fired("Relu")
+    used.assert_fired(torch.relu)

@@ -1,0 +1,126 @@
+"""Shape ops: what the samples table cannot say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.core.shapes import as_slice, ascending, window
+from regrad.errors import ArgumentError, ShapeError
+from regrad.ops import array
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: array.reshape(x, (4, 2)), ShapeError, "6 elements"),
+        (lambda x: array.reshape(x, (-1, -1)), ShapeError, "cannot have the shape"),
+        (lambda x: array.squeeze(x, 0), ShapeError, "size 1"),
+        (lambda x: array.squeeze(x, 2), ShapeError, "out of range"),
+        (lambda x: array.expand_dims(x, 4), ShapeError, "out of range"),
+        (lambda x: array.expand_dims(x, (0, 0)), ArgumentError, "twice"),
+        (lambda x: array.permute_dims(x, (0, 2)), ShapeError, "each axis"),
+        (lambda x: array.permute_dims(x, (0, 0)), ShapeError, "each axis"),
+        (lambda x: array.permute_dims(x, (0,)), ShapeError, "each axis"),
+        (lambda x: array.matrix_transpose(x[0]), ShapeError, "rank 2"),
+        (lambda x: array.moveaxis(x, (0, 1), (0,)), ArgumentError, "as many"),
+        (lambda x: array.moveaxis(x, (0, 0), (0, 1)), ArgumentError, "different"),
+        (lambda x: array.flip(x, axis=2), ShapeError, "out of range"),
+        (lambda x: array.concat([x, x[:, :2]]), ShapeError, r"\(2, 3\), \(2, 2\)"),
+        (lambda x: array.concat([x, x[0]]), ShapeError, "one rank"),
+        (lambda x: array.concat([rg.scalar(1), rg.scalar(2)]), ShapeError, "use stack"),
+        (lambda x: array.concat([]), ArgumentError, "at least one"),
+        (lambda x: array.concat(x), ArgumentError, "a list"),
+        (lambda x: array.stack([x, x[0]]), ShapeError, "one shape"),
+        (lambda x: array.split(x, 2, axis=1), ShapeError, "2 equal parts"),
+        (lambda x: array.split(x, [1, 3], axis=1), ShapeError, "add up"),
+        (lambda x: array.split(x, [-1, -1], axis=1), ShapeError, "add up"),
+        (lambda x: array.split(x, [5, -1], axis=1), ShapeError, "add up"),
+        (lambda x: array.split(x, 0), ShapeError, "0 equal parts"),
+        (lambda x: array.broadcast_arrays(x, rg.zeros(2)), ShapeError, r"\(2, 3\) and \(2,\)"),
+        (lambda x: array.meshgrid(x), ShapeError, "vectors"),
+        (lambda x: array.meshgrid(x[0], indexing="yx"), ArgumentError, "'yx'"),
+        (lambda x: array.tril(x[0]), ShapeError, "tril takes matrices"),
+        (lambda x: array.diagonal(x[0]), ShapeError, "diagonal takes matrices"),
+        (lambda x: array.diag(rg.scalar(1)), ShapeError, "rank 0"),
+        (lambda x: array.diag(x, shape=(2, 2)), ShapeError, "has 2 elements, got 3"),
+    ],
+)
+def test_errors(call, error, words):
+    x = rg.asarray(np.arange(6.0).reshape(2, 3))
+    with pytest.raises(error, match=words):
+        call(x)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "due"),
+    [
+        (("int32", "float32"), "float32"),
+        (("int64", "float32"), "float32"),
+        (("float32", "float64"), "float64"),
+        (("bool", "int8"), "int8"),
+        (("uint8", "int8"), "int16"),
+    ],
+)
+@pytest.mark.parametrize("join", [array.concat, array.stack])
+def test_joining_promotes(join, dtypes, due):
+    xs = [rg.asarray(np.ones(2, dtype)) for dtype in dtypes]
+    assert join(xs).dtype == due
+
+
+def test_joining_numbers_and_lists():
+    assert array.stack([rg.asarray(np.float64(2.0)), 1]).dtype == np.float64
+    assert array.stack([1, 2]).tolist() == [1.0, 2.0]
+    assert array.concat([rg.tensor([1.0]), [2, 3]]).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_gradients_through_promotion_keep_their_dtype():
+    a, b = rg.asarray(np.ones(2, "f4")), rg.asarray(np.ones(2, "f8"))
+    da, db = rg.grads(lambda a, b: array.concat([a, b]).sum())([a, b])
+    assert (da.dtype, db.dtype) == (np.float32, np.float64)
+
+
+def test_integers_and_bools_are_moved_as_they_are():
+    x = rg.asarray(np.array([[True, False], [False, False]]))
+    for f in (array.flip, array.tril, array.diagonal, array.permute_dims, array.diag):
+        assert f(x).dtype == bool
+    assert array.tile(rg.asarray([1, 2]), (2,)).tolist() == [1, 2, 1, 2]
+
+
+def test_one_tensor_in_several_places():
+    x = rg.tensor([1.0, 2.0])
+    assert rg.grad(lambda x: array.stack([x, x, 3 * x]).sum())(x).tolist() == [5.0, 5.0]
+    assert rg.grad(lambda x: array.concat([x, x]).sum())(x).tolist() == [2.0, 2.0]
+
+
+def test_unstack_of_no_elements():
+    assert array.unstack(rg.zeros((0, 3))) == ()
+    assert len(array.unstack(rg.zeros((2, 0)))) == 2
+
+
+def test_windows_are_slices():
+    for n in range(5):
+        values = list(range(n))
+        for start in (None, -6, -2, 0, 1, 3, 6):
+            for stop in (None, -6, -2, 0, 1, 3, 6):
+                for step in (None, -3, -1, 1, 2):
+                    chosen = values[start:stop:step]
+                    w = window(slice(start, stop, step), n)
+                    assert w[1] == len(chosen)
+                    assert values[as_slice(ascending(w))] == sorted(chosen)
+                    if chosen:
+                        assert w[0] == chosen[0]
+
+
+def test_rules_keep_no_tensor():
+    """Shape ops are linear: their records hold shapes and attributes only."""
+    for f in (
+        lambda x: array.concat([x, x]),
+        lambda x: array.tile(x, (2, 1)),
+        array.flip,
+        array.diagonal,
+        lambda x: array.split(x, 2)[0],
+    ):
+        _, jx = rg.jvp(f, [rg.ones((2, 2))], [rg.ones((2, 2))])  # refused unless linear
+        assert jx.tolist() == f(rg.ones((2, 2))).tolist()

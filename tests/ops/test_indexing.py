@@ -1,0 +1,376 @@
+"""Indexing: what the samples table cannot say."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax
+import regrad as rg
+import torch
+from regrad.errors import ArgumentError, DTypeError, RegradError, ShapeError
+from regrad.ops import indexing
+from regrad.ops.getitem import getitem
+
+ROWS = np.arange(12.0).reshape(3, 4)
+LIBRARIES = [np.asarray, jnp.asarray, torch.asarray]
+RAISING = [np.asarray, torch.asarray]
+
+
+def rows(library=np.asarray):
+    return rg.asarray(library(ROWS))
+
+
+# -- against NumPy -----------------------------------------------------------------------------
+
+
+def random_slice(rng, n):
+    start, stop = (None if rng.random() < 0.3 else int(rng.integers(-n - 2, n + 3)) for _ in "ab")
+    return slice(start, stop, int(rng.choice([1, 1, 2, -1, -2, 3])))
+
+
+def random_index(rng, shape):
+    """Ints, slices, None, `...`, arrays and at most one mask, in any order."""
+    entries, axis, common = [], 0, [(2,), (2, 1), (), (1,)][rng.integers(4)]
+    may_mask = rng.random() < 0.3
+    while axis < rng.integers(len(shape) + 1):
+        n, r = shape[axis], rng.random()
+        if r < 0.25 and n:
+            entries.append(int(rng.integers(-n, n)))
+        elif r < 0.5:
+            entries.append(random_slice(rng, n))
+        elif r < 0.6:
+            entries.append(None)
+            continue
+        elif r < 0.65:
+            return (*entries, ...)
+        elif r < 0.9 and n:
+            entries.append(rng.integers(-n, n, common).astype(rng.choice(["i1", "i4", "i8"])))
+        elif may_mask:
+            may_mask, spanned = False, int(rng.integers(0, min(3, len(shape) - axis) + 1))
+            entries.append(np.asarray(rng.random(shape[axis : axis + spanned]) < 0.5))
+            axis += spanned - 1
+        else:
+            continue
+        axis += 1
+    return tuple(entries)
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_any_index_means_what_it_means_in_numpy(library, seed):
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(1 - (seed % 7 == 0), 4, rng.integers(5)))
+    values = np.arange(1.0, np.prod(shape) + 1).reshape(shape)
+    index = random_index(rng, shape)
+    try:
+        due = values[index]
+    except IndexError:  # arrays that do not broadcast, a mask among them
+        with pytest.raises((IndexError, ShapeError)):
+            getitem(rg.asarray(values), index)
+        return
+    x = rg.asarray(library(values))
+    np.testing.assert_array_equal(getitem(x, index)._values(), due)
+
+    weights = np.cos(np.arange(due.size)).reshape(due.shape)
+    dx = rg.grad(lambda x: (x[index] * library(weights)).sum(), unconnected="zero")(x)
+    added = np.zeros(shape)
+    np.add.at(added, index, weights)
+    np.testing.assert_allclose(dx._values(), added, atol=1e-12)
+
+    changed = values.copy()
+    changed[index] = weights
+    y = rg.at_set(x, index, rg.asarray(library(weights)))
+    np.testing.assert_array_equal(y._values(), changed)
+    y = rg.at_add(x, index, rg.asarray(library(weights)))
+    np.testing.assert_allclose(y._values(), values + added)
+    np.testing.assert_array_equal(x._values(), values)
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "words"),
+    [
+        (3, IndexError, "index 3 is out of range for axis 0"),
+        ((0, -5), IndexError, "index -5 is out of range for axis 1"),
+        ((0, 0, 0), IndexError, "too many indices"),
+        ((..., ...), IndexError, "one '...'"),
+        (1.0, DTypeError, "float32"),
+        ([1.0], DTypeError, "astype"),
+        (np.array([0.5]), DTypeError, "integers, slices and masks"),
+        ("x", ArgumentError, "'x'"),
+        (slice(None, None, 0), ArgumentError, "step"),
+        (np.array([True, False]), IndexError, "mask of shape"),
+        (([0, 1], [0, 1, 2]), ShapeError, "broadcast"),
+        ([0, 3], IndexError, "out of"),
+        (([0, -4], [1, 1]), IndexError, "out of"),
+    ],
+)
+@pytest.mark.parametrize("library", RAISING)
+def test_index_errors(library, index, error, words):
+    x = rows(library)
+    with pytest.raises(error, match=words):
+        getitem(x, index)
+    with pytest.raises(error, match=words):
+        rg.at_set(x, index, 0.0)
+
+
+@pytest.mark.parametrize("library", RAISING)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: rg.take(x, [3], axis=0),
+        lambda x: rg.take(x, np.array([[0], [4], [0]]), axis=1, batch_dims=1),
+        lambda x: rg.take_along_axis(x, [[4]], axis=1),
+        lambda x: indexing.scatter_along_axis(x, np.full((3, 4), 9), (3, 5), axis=1),
+        lambda x: rg.gather_nd(x, [[0, 4]]),
+        lambda x: rg.scatter_nd([[0], [1], [2]], x, (2, 4)),
+        lambda x: rg.segment_sum(x, [0, 1, 2], 2),
+        lambda x: rg.at_set(x, [5], 0.0),
+        lambda x: rg.at_add(x, [-4], 0.0),
+    ],
+)
+def test_indices_out_of_range_raise(library, call):
+    with pytest.raises(IndexError, match="out of"):
+        call(rows(library))
+
+
+def test_jax_takes_the_nearest_element_forward_and_backward():
+    x = rows(jnp.asarray)
+    assert rg.take(x, [7, -9], axis=1).tolist() == ROWS[:, [3, 0]].tolist()
+    assert x[[7], [9]].tolist() == [11.0]
+    dx = rg.grad(lambda x: rg.take(x, [7, -9], axis=1).sum())(x)
+    assert dx.tolist() == [[1.0, 0.0, 0.0, 1.0]] * 3
+    assert rg.segment_sum(x, [0, 5, 0], 2).tolist() == [(ROWS[0] + ROWS[2]).tolist(), [0] * 4]
+    dx = rg.grad(lambda x: rg.segment_sum(x, [0, 5, 0], 2).sum())(x)
+    assert dx.tolist() == [[1.0] * 4, [0.0] * 4, [1.0] * 4]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: rg.take(x, [0]), ArgumentError, "which axis"),
+        (lambda x: rg.take(x, [0.5], axis=0), DTypeError, "must be integers"),
+        (lambda x: rg.take(x, [True], axis=0), DTypeError, "mask"),
+        (lambda x: rg.take(x, [[0]], axis=0, batch_dims=1), ArgumentError, "batch_dims"),
+        (lambda x: rg.take(x, [[0]], axis=1, batch_dims=1), ShapeError, "must agree"),
+        (lambda x: rg.take_along_axis(x, [0]), ShapeError, "use take"),
+        (lambda x: rg.take_along_axis(x, [[0], [0]], axis=1), ShapeError, "broadcast"),
+        (lambda x: rg.gather_nd(x, [[0, 0, 0]]), ShapeError, "up to 2"),
+        (lambda x: rg.gather_nd(x, 0), ShapeError, "last axis"),
+        (lambda x: rg.scatter_nd([[0]], x, (3, 4)), ShapeError, r"\(1, 4\), got \(3, 4\)"),
+        (lambda x: rg.segment_sum(x, [0, 1], 2), ShapeError, "leading axes"),
+        (lambda x: rg.slice(x, (0, 0), (1,)), ShapeError, "one entry per axis"),
+        (lambda x: rg.slice(x, (0, 3), (1, 2)), IndexError, "not within"),
+        (lambda x: rg.slice(x, (-1, 0), (1, 1)), IndexError, "not within"),
+        (lambda x: rg.pad(x, [(1, 1)]), ArgumentError, "2 in all"),
+        (lambda x: rg.pad(x, [(1, 1), (-1, 0)]), ArgumentError, "0 or more"),
+        (lambda x: rg.pad(x, [1, 1]), ArgumentError, "pair"),
+        (lambda x: rg.pad(x, 1, "wrap"), ArgumentError, "'wrap'"),
+        (lambda x: rg.pad(x[:0], 1, "edge"), ShapeError, "empty axis"),
+        (lambda x: rg.repeat(x, [1, 2], axis=1), ShapeError, "4 elements"),
+        (lambda x: rg.repeat(x, -1), ArgumentError, "0 or more"),
+        (lambda x: rg.at_set(x, 0, [1.0, 2.0]), ShapeError, r"\(2,\), and x\[index\]"),
+        (lambda x: rg.at_add(x, [0], x), ShapeError, r"has \(1, 4\)"),
+        (lambda x: rg.at_set(x, 0, 1j), DTypeError, "complex"),
+        (lambda x: rg.nonzero(x[0, 0]), ShapeError, "rank 0"),
+    ],
+)
+def test_argument_errors(call, error, words):
+    with pytest.raises(error, match=words) as caught:
+        call(rows())
+    assert isinstance(caught.value, RegradError)
+
+
+def test_float_into_integers_is_refused():
+    x = rg.asarray(np.arange(3))
+    with pytest.raises(DTypeError, match="astype"):
+        rg.at_set(x, 0, 1.5)
+    with pytest.raises(DTypeError, match="astype"):
+        rg.at_add(x, 0, rg.tensor(1.5))
+    with pytest.raises(DTypeError, match="constant_value"):
+        rg.pad(x, 1, constant_value=0.5)
+    assert rg.at_set(x, 0, 7).tolist() == [7, 1, 2]
+    assert rg.at_set(x, [0, 1], [8, 9]).dtype == x.dtype
+
+
+def test_the_result_keeps_the_dtype_of_x():
+    x = rg.asarray(np.ones(3, "f4"))
+    y = rg.asarray(np.ones(2, "f8"))
+    for f in (rg.at_set, rg.at_add):
+        assert f(x, [0, 2], y).dtype == np.float32
+        assert f(x, slice(2), y).dtype == np.float32
+        dx, dy = rg.grads(lambda x, y, f=f: f(x, [0, 2], y).sum())([x, y])
+        assert (dx.dtype, dy.dtype) == (np.float32, np.float64)
+
+
+# -- conventions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_at_set_with_repeated_indices_the_last_one_wins(library):
+    x, y = rg.asarray(library(np.zeros(3))), rg.asarray(library(np.array([1.0, 2.0, 3.0])))
+    assert rg.at_set(x, [0, 2, 0], y).tolist() == [3.0, 0.0, 2.0]
+    dx, dy = rg.grads(lambda x, y: rg.at_set(x, [0, 2, 0], y).sum())([x, y])
+    assert dx.tolist() == [0.0, 1.0, 0.0]
+    assert dy.tolist() == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_at_add_with_repeated_indices_adds_up(library):
+    x, y = rg.asarray(library(np.zeros(3))), rg.asarray(library(np.array([1.0, 2.0, 3.0])))
+    assert rg.at_add(x, [0, 2, 0], y).tolist() == [4.0, 0.0, 2.0]
+
+
+def test_what_at_set_overwrites_does_no_harm():
+    """A mask, no product: infinite and NaN gradients stop where they were overwritten."""
+    x = rg.tensor([0.0, 4.0])
+    for index in (0, [0], [True, False]):
+        dx = rg.grad(lambda x, i=index: rg.at_set(rg.sqrt(x), i, 1.0).sum())(x + 0.0)
+        assert dx.tolist()[1] == 0.25
+    broken = rg.asarray(np.array([np.nan, np.inf, 1.0]))
+    assert rg.grad(lambda x: (x[1:] * 2).sum())(broken).tolist() == [0.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_indices_of_any_integer_dtype(library, dtype):
+    x, ids = rows(library), np.array([2, 0], dtype)
+    assert x[ids].tolist() == ROWS[[2, 0]].tolist()
+    assert x[ids, ids].tolist() == ROWS[[2, 0], [2, 0]].tolist()
+    assert rg.take_along_axis(x, ids[None], axis=1).tolist() == ROWS[:, [2, 0]].tolist()
+    dx = rg.grad(lambda x: rg.take(x, ids, axis=0).sum())(x)
+    assert dx.tolist() == [[1.0] * 4, [0.0] * 4, [1.0] * 4]
+    assert rg.one_hot(ids, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_small_index_dtypes_do_not_overflow():
+    x = rg.asarray(np.arange(1000.0).reshape(500, 2))
+    ids = np.array([[100, 1], [-1, 0]], np.int8)
+    assert rg.gather_nd(x, ids).tolist() == [201.0, 998.0]
+    assert rg.scatter_nd(ids, rg.tensor([1.0, 2.0]), (500, 2))[100, 1].item() == 1.0
+
+
+def test_an_index_tensor_is_an_input():
+    x, i = rows(), rg.asarray(np.array([0, 2]))
+    with rg.gradient_override_map({"GatherV2": lambda op, grad: (None, None)}) as used:
+        x[i]
+    assert [hit.op_type for hit in used.hits] == ["GatherV2"]
+    assert rg.asarray(np.arange(3.0))[rg.asarray(1)].item() == 1.0
+    assert x[rg.asarray(0) : rg.asarray(2)].shape == (2, 4)
+
+
+def test_iteration_ends():
+    assert [row.tolist() for row in rows()] == ROWS.tolist()
+
+
+def test_everything_taken_is_the_tensor_itself():
+    x = rows()
+    for index in (..., (), slice(None), (slice(None), ...), (slice(0, 9), slice(0, None, 1))):
+        assert x[index] is x
+
+
+def test_mirrored_padding_beyond_the_size_reflects_again():
+    x = rg.tensor([1.0, 2.0, 3.0])
+    y = rg.pad(x, [(5, 0)], "reflect")
+    assert y.tolist() == np.pad([1.0, 2.0, 3.0], (5, 0), "reflect").tolist()
+    dx = rg.grad(lambda x: rg.pad(x, [(2, 1)], "reflect").sum())(x)
+    assert dx.tolist() == [1.0, 3.0, 2.0]  # TensorFlow.js drops the reflected parts
+
+
+def test_segment_sum_without_segments():
+    x = rg.asarray(np.ones((2, 3)))
+    assert rg.segment_sum(x, [-1, -1], 0).shape == (0, 3)
+    dx = rg.grad(lambda x: (rg.segment_sum(x, [-1, -1], 0)).sum(), unconnected="zero")(x)
+    assert dx.tolist() == np.zeros((2, 3)).tolist()
+
+
+def test_wide_rows_add_up():
+    """The sparse product that takes over for wide rows on NumPy."""
+    rng = np.random.default_rng(0)
+    updates, ids = rng.standard_normal((400, 64)), rng.integers(0, 7, 400)
+    due = np.zeros((7, 64))
+    np.add.at(due, ids, updates)
+    for dtype, rtol in (("f8", 1e-12), ("f4", 1e-4)):
+        y = rg.segment_sum(rg.asarray(updates.astype(dtype)), ids, 7)
+        assert y.dtype == dtype
+        np.testing.assert_allclose(y.numpy(), due, rtol=rtol, atol=rtol * 10)
+    y = rg.segment_sum(rg.asarray((updates * 9).astype("i8")), ids, 7)
+    assert y.dtype == np.int64
+
+
+def test_results_can_be_written_to_by_nobody():
+    """at_set and its kin never touch their input, and an update of nothing is x."""
+    x = rows()
+    for index in (0, [0, 1], [], (slice(0, 0),), [False] * 3):
+        rg.at_set(x, index, 5.0)
+        rg.at_add(x, index, 5.0)
+    assert x.tolist() == ROWS.tolist()
+
+
+# -- under jax.jit ---------------------------------------------------------------------------------
+
+
+def traced(f, *arrays):
+    return jax.jit(lambda *a: f(*map(rg.asarray, a))._data)(*map(jnp.asarray, arrays))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i: x[i],
+        lambda x, i: x[:, i, None],
+        lambda x, i: x[i, i[::-1]],
+        lambda x, i: x[1, ::-2],
+        lambda x, i: rg.at_set(x, i, x[:2]),
+        lambda x, i: rg.at_set(x, x > 3, 0.0),
+        lambda x, i: rg.at_add(x, (slice(None), i), 1.0),
+        lambda x, i: rg.segment_sum(x[:2], i - 1, 2),
+        lambda x, i: rg.take(x, i[None] * rg.asarray([[1], [0], [1]]), axis=1, batch_dims=1),
+        lambda x, i: rg.grad(lambda x: (rg.take_along_axis(x, i[None], axis=1) ** 2).sum())(x),
+        lambda x, i: rg.grad(lambda x: (rg.pad(x, 1, "reflect") ** 2).sum())(x),
+        lambda x, i: rg.one_hot(i, 3),
+    ],
+)
+def test_traced_by_jax(f):
+    ids = np.array([2, 0])
+    due = f(rg.asarray(ROWS), rg.asarray(ids))
+    np.testing.assert_allclose(traced(f, ROWS, ids), due._values())
+
+
+def test_a_mask_under_jit_names_where():
+    with pytest.raises(ArgumentError, match="where"):
+        traced(lambda x: x[x > 3], ROWS)
+
+
+def test_a_mask_from_an_overridden_comparison_raises():
+    """The comparison's rule could not fire through x[mask], so it must not be skipped."""
+    with (
+        rg.gradient_override_map({"Greater": lambda dy, a, b: (dy, None)}),
+        pytest.raises(rg.errors.GradientError, match="being differentiated"),
+    ):
+        rg.grad(lambda x: x[x > 3].sum())(rows())
+
+
+def test_int32_jax_without_x64_warns_of_nothing():
+    import subprocess
+    import sys
+
+    code = (
+        "import numpy as np, jax.numpy as jnp, regrad as rg\n"
+        "from regrad import at_set, one_hot, segment_sum, take_along_axis\n"
+        "from regrad.ops.getitem import getitem\n"
+        "x = rg.asarray(jnp.arange(6, dtype=jnp.float32).reshape(2, 3))\n"
+        "f = lambda x: (getitem(x, ([0, 1], [1, -1])).sum() + getitem(x, np.array([1, 1])).sum()"
+        " + at_set(x, [0, 0], 1.0).sum() + segment_sum(x, [1, -1], 2).sum()"
+        " + take_along_axis(x, [[1], [2]], axis=1).sum())\n"
+        "print(rg.grad(f)(x).tolist(), one_hot(jnp.asarray([1]), 2).dtype)\n"
+    )
+    env = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "0", "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=env
+    )
+    assert done.stdout == "[[1.0, 3.0, 1.0], [3.0, 3.0, 5.0]] float32\n", done.stderr

@@ -1,0 +1,392 @@
+"""NumPy's functions on Tensors: the values of NumPy, the gradients of regrad, or an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import overrides
+
+import regrad as rg
+from regrad.errors import ArgumentError, GradientError
+from regrad.ops.numpy_protocol import FUNCTIONS, METHODS
+from regrad.testing import check_gradients
+
+X = np.array([[0.3, 0.7, 0.2], [0.9, 0.4, 0.6]])
+V = np.array([0.5, 0.1, 0.8])
+W = np.array([0.41, 0.17, 0.83])  # with X: no ties, no multiples
+S = np.array([[2.0, 0.3, 0.1], [0.3, 1.5, 0.2], [0.1, 0.2, 1.0]])
+
+
+def same(got: Any, due: Any) -> None:
+    """Same numbers, in a Tensor (or a sequence of them)."""
+    if isinstance(due, tuple | list):
+        assert len(got) == len(due)
+        for a, b in zip(got, due, strict=True):
+            same(a, b)
+    else:
+        assert isinstance(got, rg.Tensor), type(got)
+        assert got.shape == np.shape(due)
+        np.testing.assert_allclose(got._values(), due, rtol=1e-12)
+
+
+# -- ufuncs --------------------------------------------------------------------------------------
+
+SMOOTH = (
+    "absolute arccos arcsin arcsinh arctan arctanh conjugate cos cosh exp exp2 expm1 fabs log "
+    "log10 log1p log2 negative positive reciprocal sin sinh sqrt square tan tanh"
+)
+FLAT = "ceil floor isfinite isinf isnan rint sign signbit trunc"
+BINARY = (
+    "add arctan2 copysign divide floor_divide hypot logaddexp maximum minimum multiply power "
+    "remainder subtract"
+)
+COMPARISONS = "equal greater greater_equal less less_equal not_equal"
+INTEGERS = "bitwise_and bitwise_or bitwise_xor left_shift right_shift"
+LOGICAL = "logical_and logical_or logical_xor"
+OTHERS = "arccosh invert logical_not nextafter divmod matmul vecdot"
+READINGS = "shape ndim size isrealobj iscomplexobj allclose array_equal array_equiv"
+
+
+def ufuncs(*names: str) -> Any:
+    each = " ".join(names).split()
+    return pytest.mark.parametrize("ufunc", [getattr(np, name) for name in each], ids=each)
+
+
+@ufuncs(SMOOTH)
+def test_unary_ufuncs(ufunc):
+    same(ufunc(rg.asarray(X)), ufunc(X))
+    check_gradients(ufunc, [V])
+
+
+@ufuncs(FLAT)
+def test_flat_ufuncs(ufunc):
+    same(ufunc(rg.asarray(X)), ufunc(X))
+
+
+@ufuncs(BINARY)
+def test_binary_ufuncs(ufunc):
+    same(ufunc(rg.asarray(X), rg.asarray(W)), ufunc(X, W))
+    same(ufunc(X, rg.asarray(W)), ufunc(X, W))
+    same(ufunc(rg.asarray(X), 2.0), ufunc(X, 2.0))
+    check_gradients(ufunc, [X, W])
+
+
+@ufuncs(COMPARISONS)
+def test_comparisons(ufunc):
+    same(ufunc(rg.asarray(X), X[:, ::-1]), ufunc(X, X[:, ::-1]))
+
+
+@ufuncs(INTEGERS, LOGICAL)
+def test_integers_and_bools(ufunc):
+    a, b = np.array([6, 3, 0]), np.array([1, 2, 0])
+    same(ufunc(rg.asarray(a), rg.asarray(b)), ufunc(a, b))
+
+
+def test_the_other_ufuncs():
+    same(np.arccosh(rg.asarray(1 + X)), np.arccosh(1 + X))
+    same(np.invert(rg.asarray([1, 2])), np.array([-2, -3]))
+    same(np.logical_not(rg.asarray([True, False])), np.array([False, True]))
+    same(np.nextafter(rg.asarray(X), 1.0), np.nextafter(X, 1.0))
+    same(np.divmod(rg.asarray(X), 0.25), np.divmod(X, 0.25))
+    same(np.matmul(X, rg.asarray(S)), X @ S)
+    same(X @ rg.asarray(S), X @ S)
+    same(np.vecdot(rg.asarray(X), V), X @ V)
+    same(np.vecdot(rg.asarray(X), X, axis=0), np.vecdot(X, X, axis=0))
+
+
+@pytest.mark.parametrize(("ufunc", "method"), METHODS, ids=str)
+def test_reduce_and_accumulate(ufunc, method):
+    x = X > 0.5 if "logical" in ufunc.__name__ else X
+    run = getattr(ufunc, method)
+    same(run(rg.asarray(x)), run(x))
+    same(run(rg.asarray(x), axis=1), run(x, axis=1))
+    if method == "reduce":
+        same(run(rg.asarray(x), axis=None, keepdims=True), run(x, axis=None, keepdims=True))
+
+
+def test_scipy_special():
+    import scipy.special as special
+
+    for ufunc in (special.erf, special.erfc, special.erfinv, special.expit, special.gammaln):
+        same(ufunc(rg.asarray(X)), ufunc(X))
+    same(special.psi(rg.asarray(X)), special.psi(X))
+    same(special.log_expit(rg.asarray(X)), special.log_expit(X))
+    check_gradients(special.expit, [V])
+
+
+def test_an_array_on_the_left_gives_a_tensor():
+    t = rg.asarray(V)
+    same(X * t, X * V)
+    same(X - t, X - V)
+    same(X < t, X < V)  # noqa: SIM300
+    same(np.float64(2.0) * t, 2 * V)
+    check_gradients(lambda t: X / t, [V])
+
+
+def test_variables():
+    v = rg.Variable(V, name="v")
+    same(np.sin(v), np.sin(V))
+    same(np.concatenate([v, V]), np.concatenate([V, V]))
+    _, grads = rg.variable_grads(lambda: np.sum(X * np.square(v)))
+    same(grads["v"], 2 * V * X.sum(axis=0))
+
+
+# -- functions -----------------------------------------------------------------------------------
+
+I = np.array([[2, 0], [1, 1]])  # noqa: E741 (indices)
+
+SMOOTH_FUNCTIONS = {
+    "amax": lambda x: np.amax(x, axis=0),
+    "amin": lambda x: np.amin(x, axis=1, keepdims=True),
+    "astype": lambda x: np.astype(x, np.float64),
+    "atleast_1d": lambda x: np.atleast_1d(x[0, 0]),
+    "atleast_2d": lambda x: np.atleast_2d(x[0], x)[0],
+    "broadcast_arrays": lambda x: np.broadcast_arrays(x[0], x)[0],
+    "broadcast_to": lambda x: np.broadcast_to(x, (2, 2, 3)),
+    "clip": lambda x: np.clip(x, 0.25, 0.65),
+    "clip, one bound": lambda x: np.clip(x, min=0.25),
+    "concatenate": lambda x: np.concatenate([x, X], axis=1),
+    "concatenate, flat": lambda x: np.concatenate([x, X], axis=None),
+    "copy": lambda x: np.copy(x),
+    "cross": lambda x: np.cross(x, V),
+    "cumprod": lambda x: np.cumprod(x, axis=1),
+    "cumsum": lambda x: np.cumsum(x),
+    "cumsum, axis": lambda x: np.cumsum(x, 0),
+    "diag": lambda x: np.diag(x),
+    "diag, of a vector": lambda x: np.diag(x[0], 1),
+    "diagonal": lambda x: np.diagonal(x, 1),
+    "diagonal, axes": lambda x: np.diagonal(x[None], 0, 2, 1),
+    "diff": lambda x: np.diff(x, axis=1),
+    "dot": lambda x: np.dot(x, S),
+    "dot, vector": lambda x: np.dot(x, V),
+    "dot, scalar": lambda x: np.dot(x, 2.0),
+    "dot, rank 3": lambda x: np.dot(x, np.stack([S, S])),
+    "einsum": lambda x: np.einsum("ij,kj->ik", x, S),
+    "expand_dims": lambda x: np.expand_dims(x, 1),
+    "flip": lambda x: np.flip(x, 0),
+    "full_like": lambda x: np.full_like(x, 3.0) * x,
+    "hstack": lambda x: np.hstack([x, X]),
+    "hstack, vectors": lambda x: np.hstack([x[0], V]),
+    "imag": lambda x: np.imag(x * (1 + 2j)),
+    "inner": lambda x: np.inner(x, S),
+    "inner, scalar": lambda x: np.inner(x, 2.0),
+    "kron": lambda x: np.kron(x, X),
+    "matrix_transpose": lambda x: np.matrix_transpose(x),
+    "max": lambda x: np.max(x, 1),
+    "mean": lambda x: np.mean(x, 0, keepdims=True),
+    "meshgrid": lambda x: np.meshgrid(x[0], V)[0],
+    "min": lambda x: np.min(x),
+    "moveaxis": lambda x: np.moveaxis(x[None], 0, -1),
+    "ones_like": lambda x: np.ones_like(x) * x,
+    "outer": lambda x: np.outer(x, V),
+    "pad": lambda x: np.pad(x, 1),
+    "pad, pairs": lambda x: np.pad(x, [(1, 0), (0, 2)], constant_values=3.0),
+    "pad, mode": lambda x: np.pad(x, ((0, 0), (2, 1)), mode="reflect"),
+    "prod": lambda x: np.prod(x, axis=1),
+    "ravel": lambda x: np.ravel(x),
+    "real": lambda x: np.real(x),
+    "repeat": lambda x: np.repeat(x, 2, axis=1),
+    "repeat, flat": lambda x: np.repeat(x, 2),
+    "reshape": lambda x: np.reshape(x, (3, 2)),
+    "reshape, order": lambda x: np.reshape(x, -1, order="C"),
+    "roll": lambda x: np.roll(x, 1, axis=1),
+    "sort": lambda x: np.sort(x),
+    "split": lambda x: np.split(x, [1, 2], axis=1)[1],
+    "split, in equal parts": lambda x: np.split(x, 3, axis=1)[2],
+    "squeeze": lambda x: np.squeeze(x[None]),
+    "stack": lambda x: np.stack([x, X], axis=-1),
+    "std": lambda x: np.std(x, axis=1, ddof=1),
+    "sum": lambda x: np.sum(x, axis=(0, 1)),
+    "sum, keepdims": lambda x: np.sum(x, 1, keepdims=True, out=None, dtype=None),
+    "swapaxes": lambda x: np.swapaxes(x, 0, -1),
+    "take": lambda x: np.take(x, np.array([4, 0, 0])),
+    "take, axis": lambda x: np.take(x, np.array([2, 0]), axis=1),
+    "take_along_axis": lambda x: np.take_along_axis(x, I, axis=1),
+    "tensordot": lambda x: np.tensordot(x, S, 1),
+    "tensordot, axes": lambda x: np.tensordot(x, X, axes=([0, 1], [0, 1])),
+    "tile": lambda x: np.tile(x, (2, 1)),
+    "tile, number": lambda x: np.tile(x, 2),
+    "trace": lambda x: np.trace(x),
+    "transpose": lambda x: np.transpose(x),
+    "transpose, axes": lambda x: np.transpose(x[None], (1, 0, 2)),
+    "tril": lambda x: np.tril(x),
+    "triu": lambda x: np.triu(x, 1),
+    "unstack": lambda x: np.unstack(x, axis=1)[2],
+    "var": lambda x: np.var(x, 0),
+    "vdot": lambda x: np.vdot(x, X),
+    "vstack": lambda x: np.vstack([x, V]),
+    "where": lambda x: np.where(X > 0.5, x, 0.0),
+    "zeros_like": lambda x: np.zeros_like(x) + x,
+    "round, to decimals": lambda x: np.round(x, 1) + x,
+}
+
+LINALG = {
+    "cholesky": lambda s: np.linalg.cholesky(s),
+    "cross": lambda s: np.linalg.cross(s, X[0]),
+    "det": lambda s: np.linalg.det(s),
+    "diagonal": lambda s: np.linalg.diagonal(s),
+    "eigh": lambda s: np.linalg.eigh(s)[0],
+    "eigvalsh": lambda s: np.linalg.eigvalsh(s),
+    "inv": lambda s: np.linalg.inv(s),
+    "matmul": lambda s: np.linalg.matmul(X, s),
+    "matrix_norm": lambda s: np.linalg.matrix_norm(s),
+    "matrix_power": lambda s: np.linalg.matrix_power(s, 3),
+    "matrix_transpose": lambda s: np.linalg.matrix_transpose(s),
+    "norm": lambda s: np.linalg.norm(s),
+    "norm, rows": lambda s: np.linalg.norm(s, axis=1, keepdims=True),
+    "norm, order 1": lambda s: np.linalg.norm(s[0], 1),
+    "norm, of a matrix": lambda s: np.linalg.norm(s, "fro", axis=(1, 0), keepdims=True),
+    "norm, nuclear": lambda s: np.linalg.norm(s, "nuc"),
+    "outer": lambda s: np.linalg.outer(s[0], V),
+    "pinv": lambda s: np.linalg.pinv(s),
+    "qr": lambda s: np.abs(np.linalg.qr(s)[1]),
+    "slogdet": lambda s: np.linalg.slogdet(s)[1],
+    "solve": lambda s: np.linalg.solve(s, V),
+    "svd": lambda s: np.linalg.svd(s)[1],
+    "svdvals": lambda s: np.linalg.svdvals(s),
+    "tensordot": lambda s: np.linalg.tensordot(X, s, axes=1),
+    "trace": lambda s: np.linalg.trace(s),
+    "vecdot": lambda s: np.linalg.vecdot(s, V),
+    "vector_norm": lambda s: np.linalg.vector_norm(s, axis=0),
+}
+
+WITHOUT_GRADIENT = {
+    "all": lambda x: np.all(x > 0.25, axis=1),
+    "any": lambda x: np.any(x > 0.65, axis=0),
+    "argmax": lambda x: np.argmax(x, 1),
+    "argmin": lambda x: np.argmin(x, axis=0, keepdims=True),
+    "argsort": lambda x: np.argsort(x, axis=1),
+    "around": lambda x: np.around(x),
+    "count_nonzero": lambda x: np.count_nonzero(x > 0.5, axis=1),
+    "empty_like": lambda x: np.empty_like(x) * 0,
+    "nonzero": lambda x: np.nonzero(x > 0.5),
+    "round": lambda x: np.round(x),
+    "searchsorted": lambda x: np.searchsorted(np.arange(3.0), x[0]),
+    "where, one argument": lambda x: np.where(x > 0.5),
+}
+
+
+def named(table: dict[str, Any]) -> Any:
+    return pytest.mark.parametrize("f", table.values(), ids=table.keys())
+
+
+@named(SMOOTH_FUNCTIONS)
+def test_functions(f):
+    same(f(rg.asarray(X)), f(X))
+    check_gradients(f, [X])
+
+
+@named(LINALG)
+def test_linalg(f):
+    def of_symmetric(s):
+        return f((s + s.T) / 2 if isinstance(s, np.ndarray) else (s + rg.matrix_transpose(s)) / 2)
+
+    same(of_symmetric(rg.asarray(S)), of_symmetric(S))
+    check_gradients(of_symmetric, [S])
+
+
+@named(WITHOUT_GRADIENT)
+def test_functions_without_gradient(f):
+    same(f(rg.asarray(X)), f(X))
+
+
+def test_readings():
+    t = rg.asarray(X)
+    assert np.shape(t) == (2, 3)
+    assert np.ndim(t) == 2
+    assert (np.size(t), np.size(t, 1)) == (6, 3)
+    assert np.isrealobj(t)
+    assert not np.iscomplexobj(t)
+    assert np.allclose(t, X + 1e-12)
+    assert not np.allclose(t, X + 1e-3, atol=1e-6)
+    assert np.array_equal(X, t)
+    assert np.array_equiv(t, t)
+
+
+def test_every_function_of_the_table_is_tested():
+    tested = {k.partition(",")[0] for k in SMOOTH_FUNCTIONS | WITHOUT_GRADIENT}
+    tested |= {f"linalg.{k.partition(',')[0]}" for k in LINALG}
+    names = {f"{f.__module__}.{f.__name__}".removeprefix("numpy.") for f in FUNCTIONS}
+    assert names == tested | set(READINGS.split())
+
+
+# -- nothing leaves the tape ---------------------------------------------------------------------
+
+
+TESTED = set(" ".join((SMOOTH, FLAT, BINARY, COMPARISONS, INTEGERS, LOGICAL, OTHERS)).split())
+
+
+def test_every_ufunc_that_is_not_tested_is_refused():
+    t = rg.asarray(V)
+    for ufunc in overrides.get_overridable_numpy_ufuncs():
+        if ufunc.__name__ in TESTED:
+            continue
+        with pytest.raises(ArgumentError, match="no counterpart"):
+            t.__array_ufunc__(ufunc, "__call__", *[t] * ufunc.nin)
+
+
+def test_every_other_function_is_refused():
+    t = rg.asarray(V)
+    for function in overrides.get_overridable_numpy_array_functions() - FUNCTIONS.keys():
+        with pytest.raises(ArgumentError, match="no counterpart"):
+            t.__array_function__(function, (rg.Tensor,), (t,), {})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t: np.cbrt(t), r"np.cbrt has no counterpart.*regrad's sign\(x\)"),
+        (lambda t: np.nanmean(t), "np.nanmean has no counterpart"),
+        (lambda t: np.subtract.reduce(t), "np.subtract.reduce has no counterpart"),
+        (lambda t: np.multiply.outer(t, t), "np.multiply.outer has no counterpart"),
+        (lambda t: np.add.at(np.ones(3), [0], t), "regrad's at_add"),
+        (lambda t: np.fft.fft(t), "np.fft.fft has no counterpart"),
+        (lambda t: np.add(t, 1, where=[True]), "np.add of a Tensor does not take where"),
+        (lambda t: np.add(t, 1, dtype="f4"), "np.add of a Tensor does not take dtype"),
+        (lambda t: np.add.reduce(t, initial=1), "np.add.reduce of a Tensor does not take initial"),
+        (lambda t: np.sum(t, where=[True]), r"np.sum .* takes .*keepdims=False\).*'where'"),
+        (lambda t: np.reshape(t, 3, order="F"), "np.reshape .*'order'"),
+        (lambda t: np.clip(t, 0, 1, dtype="f4"), "np.clip .*'dtype'"),
+        (lambda t: np.sin(t, out=np.zeros(3)), "np.sin.*would write"),
+    ],
+)
+def test_refusals_say_what_and_why(call, message):
+    with pytest.raises(ArgumentError, match=message):
+        call(rg.asarray(V))
+
+
+def test_assignment_into_an_array_is_refused():
+    array, t = np.zeros(3), rg.asarray(V)
+    with pytest.raises(ArgumentError, match=r"y \+= t.*y = y \+ t"):
+        array += t
+
+
+def test_reading_an_array_while_differentiating_is_refused():
+    with pytest.raises(GradientError, match="stop_gradient"):
+        rg.grad(lambda x: x * np.asarray(x).max())(rg.asarray(V))
+    with pytest.raises(GradientError, match="stop_gradient"):
+        rg.grad(lambda x: x * np.array([x, x]).max())(rg.scalar(2.0))
+
+
+class Other:
+    """A foreign array type, which answers for itself."""
+
+    def __array_ufunc__(self, *args: Any, **options: Any) -> str:
+        return "its own answer"
+
+    def __array_function__(self, *args: Any) -> str:
+        return "its own answer"
+
+
+def test_foreign_types_answer_for_themselves():
+    assert np.add(rg.asarray(V), Other()) == "its own answer"
+    assert np.concatenate([rg.asarray(V), Other()]) == "its own answer"
+
+
+def test_overrides_fire_inside_numpy_functions():
+    with rg.gradient_override_map({"Abs": lambda dy: dy}) as used:
+        dx = rg.grad(lambda x: np.sum(np.abs(x)))(rg.tensor([-1.0, 2.0]))
+    assert dx.tolist() == [1.0, 1.0]
+    used.assert_fired()

@@ -1,0 +1,365 @@
+"""The proof can fail: faults that are put in are found. And a slice of each of its campaigns."""
+
+import json
+import random
+import tempfile
+
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.core import overrides, walk
+from regrad.errors import RuleError
+from tests.campaigns import (
+    agreement,
+    answers,
+    concurrency,
+    fires,
+    memory,
+    op_calls,
+    programs,
+    proof,
+    regions,
+)
+from tests.campaigns.agreement import Task, differences
+from tests.campaigns.programs import Program, Stmt
+from tests.campaigns.verdicts import (
+    BROKEN,
+    DELIVERED,
+    EXPLAINED,
+    REFUSED,
+    SILENT,
+    UNNAMED,
+    Verdict,
+    judged,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
+
+
+def outcomes(verdicts):
+    return {v.outcome for v in verdicts}
+
+
+# -- F1 --------------------------------------------------------------------------------------------
+
+
+def derivatives(op_type, library, names):
+    """Every derivative of one op in some regions."""
+    call = op_calls.call_of(op_type)
+    xs = fires.data(call, library)
+    found = []
+    for region in names:
+        for name, take, due in fires.derivatives(call):
+            with op_calls.in_force(op_type):
+                got = fires.attempt(take(regions.REGIONS[region](call.f)), *xs)
+            found.append(judged(f"{op_type} {name}: {region}", got, due))
+    return found
+
+
+@pytest.mark.parametrize("op_type", ["Sign", "Pack", "Unpack", "Cast", "MatMul", "Conj", "Conv2D"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_rules_fire(op_type, library):
+    assert outcomes(derivatives(op_type, library, regions.SHORT)) == {DELIVERED}
+
+
+@pytest.mark.parametrize("op_type", ["Sign", "MatMul"])
+def test_rules_fire_in_graphs_and_compiled(op_type):
+    found = [*fires.run(f"{op_type}/graph", quick=True), *fires.run(f"{op_type}/jit", quick=True)]
+    assert len(found) > 20
+    assert outcomes(found) == {DELIVERED}
+
+
+def test_what_is_due_is_known_without_the_library():
+    call = op_calls.Call("Mul", [np.array([1.0, 2.0]), np.array([3.0])], {}, [np.zeros(2)])
+    total = 2 + 1 + 2 + np.cos(1.0)  # the weights of two elements
+    np.testing.assert_allclose(call.slopes(call.xs)[0], np.array([10.0, 13.0]) * total)
+    np.testing.assert_allclose(call.second()[0], np.array([3.0, 2 + np.cos(1.0)]) * 3 * total)
+
+
+def test_an_override_that_is_dropped_is_found(monkeypatch):
+    assert op_calls.call_of("Tanh")  # (found by an override, too)
+    monkeypatch.setattr(overrides.OpBinding, "bind", lambda self, xs: self.op.rule)
+    found = derivatives("Tanh", "numpy", ("alone", "scan", "cond"))
+    assert SILENT in outcomes(found)
+    assert DELIVERED not in outcomes(found)
+
+
+def test_a_rule_that_runs_wrongly_is_found(monkeypatch):
+    pull = overrides.CountedRule.pull
+    doubled = lambda self, *args: [(i, dx * 2.0) for i, dx in pull(self, *args)]  # noqa: E731
+    monkeypatch.setattr(overrides.CountedRule, "pull", doubled)
+    assert outcomes(derivatives("Tanh", "numpy", ("alone",))) == {SILENT}
+
+
+def test_a_region_that_loses_rules_is_found(monkeypatch):
+    monkeypatch.setitem(regions.REGIONS, "checkpoint", regions.masking)
+    found = fires.run("Tanh/jit", quick=True)
+    assert {v.case for v in found if v.outcome == SILENT} == {
+        "Tanh/jit in jit, first: checkpoint",
+        "Tanh/jit around jit, checkpoint",
+    }
+
+
+def test_a_scope_that_leaks_is_found(monkeypatch):
+    call = op_calls.call_of("Tanh")
+    xs, slopes = fires.data(call, "numpy"), call.slopes(call.xs)
+    assert outcomes(judged(*case) for case in fires.cached_cases(call, xs, slopes)) == {DELIVERED}
+    monkeypatch.setattr(rg, "jit", kept)
+    assert SILENT in outcomes(judged(*case) for case in fires.cached_cases(call, xs, slopes))
+
+
+def kept(f):
+    """A compiled function that never looks again."""
+    results = []
+
+    def run(*xs):
+        if not results:
+            results.append(f(*xs))
+        return results[0]
+
+    return run
+
+
+def test_errors_of_the_library_and_others():
+    due = [np.ones(2)]
+    assert judged("", RuleError("no"), due).outcome == REFUSED
+    assert judged("", KeyError("no"), due).outcome == BROKEN
+    assert judged("", [np.ones(2)], due).outcome == DELIVERED
+    assert judged("", [np.ones(3)], due).outcome == SILENT
+    assert judged("", [np.full(2, np.nan)], due).outcome == SILENT
+
+
+# -- F3 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["native", "native, one input", "TensorFlow's", "a sequence"])
+def test_wrong_answers_are_refused_by_name(form):
+    found = [answers.verdict(form, "eager NumPy", fault) for fault in answers.FAULTS]
+    assert outcomes(found) <= {REFUSED, DELIVERED}
+    assert sum(v.outcome == REFUSED for v in found) > 0.9 * len(found)
+
+
+@pytest.mark.parametrize("form", answers.FORMS)
+def test_right_answers_pass(form):
+    for fault, due in answers.rights(form):
+        if form == "per input" or "one input" in form:
+            fault = fault._replace(answer=lambda gs, f=fault: answers.alone(f.answer, gs))
+        got = answers.MODES["eager NumPy"](answers.FORMS[form](fault.answer))
+        assert judged(fault.name, got, due).outcome == DELIVERED
+
+
+def wrong_shape(form="native"):
+    fault = next(f for f in answers.FAULTS if f.name == "the shape (2, 3)")
+    return answers.verdict(form, "eager NumPy", fault).outcome
+
+
+def test_an_answer_that_is_not_checked_is_found(monkeypatch):
+    assert wrong_shape() == REFUSED
+    monkeypatch.setattr(walk, "checked", lambda record, leaf, dx, dy: rg.zeros(3, dtype=dx.dtype))
+    assert wrong_shape() == SILENT
+    monkeypatch.setattr(walk, "checked", lambda record, leaf, dx, dy: {}[leaf])
+    assert wrong_shape() == BROKEN
+
+
+def test_an_error_without_names_is_found(monkeypatch):
+    monkeypatch.setattr(walk, "where", lambda record, leaf: "something")
+    assert wrong_shape() == UNNAMED
+
+
+# -- F5 --------------------------------------------------------------------------------------------
+
+
+def program(*texts, x=(0.5, -1.25, 0.75)):
+    """A program whose last statement is its result, each of the one before."""
+    stmts = []
+    for i, text in enumerate(texts):
+        uses = (f"t{i - 1}",) if i else ("x0",)
+        lines = (f"t{i} = " + text.format(a=uses[0]),)
+        stmts.append(Stmt(f"t{i}", "op", lines, lines, uses, (len(x),)))
+    return Task(Program((("x0", np.array(x)),), tuple(stmts), (f"t{len(texts) - 1}",)), 1)
+
+
+def test_a_slice_of_the_programs():
+    found = [v for seed in range(900, 906) for v in examined(seed)]
+    assert len(found) > 10
+    assert outcomes(found) <= {DELIVERED, REFUSED, EXPLAINED}
+
+
+def examined(seed):
+    """A program in the modes that compile nothing."""
+    task = Task(programs.made(seed), 1 + seed % 2)
+    for name, check in agreement.checks(task, ["checkpoint"]):
+        yield Verdict(f"{seed} {name}", *check(task))
+
+
+def test_programs_are_those_of_their_seed():
+    assert programs.made(5).text() == programs.made(5).text()
+    assert len({programs.made(seed).text() for seed in range(10)}) == 10
+
+
+def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch):
+    texts = "rg.sin({a})", "rg.tanh({a})", "{a} * 2.0", "rg.exp({a})"
+    assert differences(program(*texts)) == (DELIVERED, "")
+    tanh = rg.find_op("Tanh")
+    monkeypatch.setattr(tanh, "rule", tanh.rule)  # so that it is put back
+    rg.gradient("Tanh", overwrite=True)(lambda dy, y: dy * (1 - y * y) * 1.01)
+    task = program(*texts)
+    outcome, detail = differences(task)
+    assert outcome == SILENT
+    text = agreement.small(task, differences, detail)
+    assert text.count("rg.tanh") == 1
+    assert "rg.exp" not in text and "rg.sin" not in text
+    exec(text.partition("\n")[2], space := {})
+    assert space["f"](*map(rg.asarray, space["xs"])).shape == ()
+
+
+def test_rounding_behind_a_jump_explains_another_number(monkeypatch):
+    run = agreement.MODES["checkpoint"]
+    monkeypatch.setitem(agreement.MODES, "checkpoint", lambda f, xs: [y + 1.0 for y in run(f, xs)])
+    jump = program("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}))")
+    assert agreement.compared(jump, "checkpoint") == (EXPLAINED, "rounding decides")
+    smooth = program("rg.nn.softmax(rg.sign({a}))", "rg.floor(rg.sum({a}) + 0.5)")
+    assert agreement.compared(smooth, "checkpoint")[0] == SILENT
+
+
+def test_a_mode_with_other_numbers_is_found(monkeypatch):
+    run = agreement.MODES["checkpoint"]
+    monkeypatch.setitem(
+        agreement.MODES, "checkpoint", lambda f, xs: [y * 1.001 for y in run(f, xs)]
+    )
+    assert agreement.compared(program("rg.sin({a})"), "checkpoint")[0] == SILENT
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "outcome"),
+    [
+        ("rg.abs({a} * 2.0) + {a} * abs({a})", (0.0, 1.0), DELIVERED),
+        ("rg.floor({a})", (1.0, 0.5), EXPLAINED),
+        ("rg.nn.relu({a})", (0.0, 0.5), EXPLAINED),
+        ("rg.abs({a})", (1e-4, 1.0), DELIVERED),
+        ("rg.stop_gradient({a}) * {a}", (1.0, 0.5), SILENT),
+        ("rg.stop_gradient(rg.abs({a}))", (1.0, 0.5), SILENT),
+    ],
+)
+def test_kinks_are_explained_and_nothing_else(text, x, outcome):
+    assert differences(program(text, x=x))[0] == outcome
+
+
+def test_what_rounding_decides_is_explained():
+    task = program("rg.sign(rg.sin({a}) - np.sin(0.3)) + {a}", x=(0.3,))
+    value = [np.array(2.5 * 1.3), np.array([2.5])]
+    assert agreement.jumps(task, value, task.outcome("numpy"))
+    assert not agreement.jumps(
+        program("rg.sin({a})"), value, program("rg.sin({a})").outcome("numpy")
+    )
+
+
+def test_chosen_modes_fit():
+    for seed in range(5):
+        made = programs.made(seed)
+        assert all(agreement.fits(made, m) for m in agreement.chosen(made, random.Random(seed)))
+
+
+# -- F8 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.RetraceWarning")
+@pytest.mark.parametrize("way", concurrency.WAYS)
+def test_a_slice_of_threads_and_tasks(way):
+    assert outcomes(concurrency.run(f"{way}/0", quick=True)) == {DELIVERED}
+
+
+def test_rules_that_all_threads_share_are_found(monkeypatch):
+    def leaking(rng):
+        bound.append(k := rng.uniform(-2, 2))
+        yield
+        yield np.float32(bound[-1] - k)
+
+    bound = []
+    monkeypatch.setattr(concurrency, "PARTS", [leaking])
+    found = concurrency.run("tasks/0", quick=True)
+    assert SILENT in outcomes(found)
+
+
+def test_an_update_that_is_lost_is_found(monkeypatch):
+    monkeypatch.setattr(concurrency, "UPDATES", [*concurrency.UPDATES, None])
+    assert outcomes(concurrency.counted("threads")) == {SILENT}
+
+
+# -- F9 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gradient", "override", "new graph", "thread"])
+def test_a_slice_of_memory(name):
+    assert memory.examined(name, 100).outcome == DELIVERED
+
+
+def test_a_leak_is_found(monkeypatch):
+    kept = []
+    leak = memory.Kind(lambda stack: lambda i: kept.append(np.ones(10_000)), 1000)
+    monkeypatch.setitem(memory.KINDS, "leak", leak)
+    assert memory.examined("leak", 200).outcome == BROKEN
+
+
+# -- the whole -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runner(monkeypatch, tmp_path):
+    """The command with a campaign of its own, that counts its runs."""
+    calls = []
+
+    def run(name, quick):
+        calls.append(name)
+        outcome = SILENT if name.startswith("Tanh") else DELIVERED
+        detail = "[1] instead of [2]" if outcome == SILENT else ""
+        return [Verdict(f"{name} first: alone", outcome, detail)]
+
+    monkeypatch.setattr(proof.fires, "run", run)
+    monkeypatch.setattr(proof, "ROOT", tmp_path)
+    monkeypatch.setattr(proof, "OUT", tmp_path / "out")
+    monkeypatch.setattr(proof, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(proof.fires, "op_types", lambda: ["Sign", "Tanh"])
+    monkeypatch.setattr(proof.sys, "argv", ["proof"])
+    return calls
+
+
+def test_a_second_run_goes_on(runner, capsys, tmp_path):
+    assert proof.main(["--only", "F1/Sign"]) == 0
+    assert runner == [f"Sign/{mode}" for mode in fires.MODES]
+    assert proof.main(["--only", "F1/"]) == 1
+    assert len(runner) == 2 * len(fires.MODES)
+    with (tmp_path / "out" / "proof.jsonl").open("a") as file:
+        file.write('{"job": "cut off')
+    proof.main(["--only", "F1/"])
+    assert len(runner) == 2 * len(fires.MODES)
+    proof.main(["--only", "F1/Sign", "--fresh"])
+    assert len(runner) == 3 * len(fires.MODES)
+    assert "SILENT F1: numpy first: alone" in capsys.readouterr().out
+
+
+def test_results_are_written(runner, tmp_path):
+    proof.main(["--only", "F1"])
+    proof.main(["--only", "F1/Sign"])
+    part = json.loads((tmp_path / "out" / "proof-part.json").read_text())
+    assert part["jobs"] == len(fires.MODES)
+    result = json.loads((tmp_path / "results" / "F1.json").read_text())
+    modes = len(fires.MODES)
+    assert result["counts"] == {"F1": {DELIVERED: modes, SILENT: modes}}
+    assert result["classes"][0]["cases"] == ["Tanh"]
+    assert {"date", "machine", "versions", "command", "commit"} <= result.keys()
+
+
+def test_results_name_no_folder_of_the_machine():
+    with tempfile.TemporaryDirectory() as folder:
+        text = f"{folder}/model.npz is damaged ({proof.ROOT}/tests/x.py:3)"
+    assert proof.without_folders(text) == "model.npz is damaged (tests/x.py:3)"
+
+
+def test_a_campaign_that_fails_is_broken(monkeypatch, runner):
+    def fails(name, quick):
+        raise KeyError(name)
+
+    monkeypatch.setattr(proof.fires, "run", fails)
+    assert proof.main(["--only", "F1/Sign/numpy"]) == 1

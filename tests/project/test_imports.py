@@ -1,0 +1,167 @@
+"""What `import regrad` loads, and which module may import which."""
+
+import ast
+import graphlib
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import regrad
+from regrad import extend
+from tests.helpers.paths import ROOT
+
+HEAVY = ["jax", "torch", "matplotlib", "optax", "safetensors", "tqdm", "scipy.special",
+         "scipy.linalg", "array_api_compat", "optree", "opt_einsum"]  # fmt: skip
+SOURCE = pathlib.Path(regrad.__file__).parent
+
+
+def loaded(code):
+    script = f"import sys\n{code}\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout.split()
+
+
+def test_import_regrad_loads_nothing_heavy():
+    assert loaded("import regrad") == []
+
+
+def test_this_test_can_fail():
+    assert loaded("import regrad, scipy.special") == ["scipy.special"]
+
+
+def test_work_on_numpy_loads_no_jax():
+    assert loaded("import regrad as rg; rg.grad(lambda x: x * x)(2.0)") == ["optree"]
+
+
+# A package imports only from those before it, inside functions too. In a package the imports make
+# no circle. `core` is what docs/how_it_works.py builds; the last is TensorFlow 1 on top of all.
+PACKAGES = [
+    "errors", "core", "shapes", "graph", "ops", "autodiff", "transforms", "checking", "rules",
+    "linalg", "random", "nn", "losses", "testing", "extend", "train", "jax", "torch", "", "v1",
+]  # fmt: skip
+
+
+def test_all_names_are_listed():
+    """Those that the package imports under their own names, and what it defines."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    lines = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    names = {alias.asname for node in lines for alias in node.names if alias.asname}
+    public = {name for name in names if not name.startswith("_")} | {"variable"}
+    assert set(regrad.__all__) == public and len(public) == len(regrad.__all__)
+    assert set(extend.__all__) < set(dir(extend))
+
+
+@pytest.mark.parametrize("name", [name for name in PACKAGES if name in vars(regrad)])
+def test_no_name_of_the_package_hides_a_module(name):
+    assert getattr(regrad, name) is importlib.import_module(f"regrad.{name}")
+
+
+# Imports inside functions: of the package itself, and of what few programs need.
+LAZY = {""}  # the package's own `__getattr__`
+KNOTS = {
+    ("core.callers", ""),  # where its files lie
+    ("core.tensor", ""),  # the namespace that the Array API standard asks a Tensor for
+    ("ops.numpy_protocol", ""),  # NumPy's functions are those of the package of that name
+    ("jax.override", "jax.vmaps"),  # stands on JAX's insides
+}
+
+
+def nodes(tree):
+    """The statements that run: those for type checkers do not."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")):
+            yield node
+            yield from nodes(node)
+
+
+def name_of(path):
+    """The name of a module inside of the package: `core.walk`."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
+
+
+def imports(name):
+    """The modules of the package that one of them imports, each with whether in a function."""
+    for node in nodes(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.ImportFrom):
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            full = [alias.name for alias in node.names]
+        else:
+            continue
+        for each in full:
+            top, _, inner = each.partition(".")
+            if top == "regrad":
+                found = inner if inner in MODULES else inner.rpartition(".")[0]
+                yield found, node.col_offset > 0
+
+
+GRAPH = {name: {m for m, _ in imports(name) if (name, m) not in KNOTS} for name in MODULES}
+
+
+def test_few_imports_are_inside_functions():
+    found = {(name, m) for name in MODULES for m, late in imports(name) if late}
+    assert {knot for knot in found if knot[0] not in LAZY} <= KNOTS
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_packages_import_one_way(name):
+    place = PACKAGES.index(name.split(".")[0])
+    others = {m for m in GRAPH[name] if m.split(".")[0] != name.split(".")[0]}
+    assert {m for m in others if PACKAGES.index(m.split(".")[0]) > place} == set()
+
+
+def test_no_imports_make_a_circle():
+    order = list(graphlib.TopologicalSorter(GRAPH).static_order())
+    assert set(order) == set(MODULES)
+
+
+def test_a_circle_is_found():
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter({**GRAPH, "errors": {"v1"}}).prepare()
+
+
+def test_jax_is_loaded_when_it_is_used():
+    script = "import sys, regrad; sys.exit('regrad.jax' in sys.modules or 'jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
+    script = (
+        "import sys, regrad as rg; sys.modules['jax'] = None\n"
+        "try:\n    rg.jax\nexcept rg.errors.MissingPackageError as e:\n    print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "pip install regrad[jax]" in done.stdout
+
+
+def test_train_is_loaded_when_it_is_used():
+    assert loaded("import regrad as rg; rg.train.Optimizer") == []
+    script = "import sys, regrad; sys.exit('regrad.train' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
+
+
+def functions():
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                doc = ast.get_docstring(node, clean=False) or ""
+                lines = node.end_lineno - node.lineno + 1
+                yield path, node.name, lines - doc.count("\n") - bool(doc)
+
+
+def test_functions_fit_a_screen():
+    sizes = sorted(n for _, _, n in functions())
+    assert [(p.name, f, n) for p, f, n in functions() if n > 60] == []
+    assert sizes[len(sizes) // 2] <= 6
+
+
+def test_files_are_short():
+    paths = [*SOURCE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    long = {p.name: len(p.read_text().splitlines()) for p in paths}
+    assert {name: n for name, n in long.items() if n > 600} == {}

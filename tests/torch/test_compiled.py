@@ -1,0 +1,570 @@
+"""Overrides in code that torch captures, scripts, traces, or runs elsewhere: delivered or refused.
+
+Expected gradients are torch's own, times the factor of the rule: the models are linear where they
+are asked, so that each overridden op multiplies the gradient once.
+"""
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+
+import pytest
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import regrad.torch
+import torch
+from regrad.errors import PassedOverError, RuleError, UnusedOverrideWarning
+from regrad.torch import open_scopes
+
+override = regrad.torch.gradient_override_map
+SEVEN = {"Relu": lambda dy: 7 * dy}
+BACKENDS = ["eager", "aot_eager"]
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    torch._dynamo.reset()
+    yield
+    assert open_scopes.SCOPES.get() == ()
+    assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
+    assert torch._dynamo.utils.run_node.__module__ == "torch._dynamo.utils"
+
+
+@pytest.fixture
+def x():
+    return torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+
+
+def gradient(y, x):
+    x.grad = None
+    y.sum().backward()
+    return x.grad
+
+
+def compiled(f, backend, fullgraph=True):
+    return torch.compile(f, backend=backend, fullgraph=fullgraph)
+
+
+# -- bodies of higher-order operators -------------------------------------------------------------
+
+
+@torch.compiler.nested_compile_region
+def region(x):
+    return torch.relu(x) * 2
+
+
+def body(x):
+    return torch.relu(x) * 2
+
+
+def mapped(x):
+    from torch._higher_order_ops import map
+
+    return map(body, x)
+
+
+def scanned(x):
+    from torch._higher_order_ops import scan
+
+    return scan(lambda c, x: (c + body(x), x * 1), torch.zeros(2), x)[0]
+
+
+BODIES = {
+    "checkpoint": lambda x: checkpoint(body, x, use_reentrant=False),
+    "checkpoint, reentrant": lambda x: checkpoint(body, x, use_reentrant=True),
+    "checkpoint of a torch function": lambda x: checkpoint(torch.relu, 2 * x, use_reentrant=False),
+    "checkpoint in a checkpoint": lambda x: checkpoint(
+        lambda x: checkpoint(body, x, use_reentrant=False), x, use_reentrant=False
+    ),
+    "cond": lambda x: torch.cond(x.sum() > 0, body, lambda x: x * 3, (x,)),
+    "map": mapped,
+    "scan": scanned,
+    "region": region,
+}
+
+
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+@pytest.mark.parametrize("name", BODIES)
+def test_rules_reach_the_bodies_of_operators(name, backend, x):
+    f = BODIES[name] if backend is None else compiled(BODIES[name], backend)
+    with override(SEVEN) as used:
+        y = f(x)
+    assert gradient(y, x).unique().tolist() == [14]
+    used.assert_fired("Relu")
+
+
+def test_functions_that_are_allowed_in_the_graph_are_refused(x):
+    @torch.compiler.allow_in_graph
+    def opaque(x):
+        return torch.relu(x) * 2
+
+    f, said = compiled(lambda x: opaque(x) + 1, "aot_eager"), r"compiled.py:\d+: .*'Relu' inside"
+    with pytest.raises(PassedOverError, match=said), override(SEVEN):
+        f(x)
+
+
+# -- what only autograd's record tells ------------------------------------------------------------
+
+PASSED_OVER = {
+    "contiguous": ("Identity", lambda x: x.mT.contiguous()),
+    "multi_dot": ("MatMul", lambda x: torch.linalg.multi_dot([x, x])),
+    "addcmul": ("Mul", lambda x: torch.addcmul(x, x, x)),
+    "in place": ("Mul", lambda x: torch.clone(x).addcmul_(x, x)),
+    "adaptive_avg_pool2d": ("Mean", lambda x: F.adaptive_avg_pool2d(x[None, None], 1)),
+    "max_pool1d": ("MaxPool", lambda x: F.max_pool1d(x, 2)),
+    **{
+        f"max_pool{n}d with indices{' by place' * len(given)}": (
+            "MaxPool3D" if n == 3 else "MaxPool",
+            lambda x, n=n, given=given: getattr(F, f"max_pool{n}d")(
+                x[(None,) * n], (1,) * n, 1, 0, 1, False, *given, **(OPTION if not given else {})
+            ),
+        )
+        for n in (1, 2, 3)
+        for given in ((), (True,))
+    },
+}
+OPTION = {"return_indices": True}
+PAIR = {"MatMul", "Mul"}
+
+
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_what_is_passed_over_in_eager_is_refused_compiled(name, backend, x):
+    op_type, f = PASSED_OVER[name]
+    rule = {op_type: (lambda dy, a, b: (dy, dy)) if op_type in PAIR else lambda dy: dy}
+
+    def outcome(f):
+        try:
+            with override(rule):
+                torch.add(x, 1)
+                f(x)
+        except PassedOverError:
+            return "refused"
+        except UnusedOverrideWarning:
+            return "passed over"
+        return "delivered"
+
+    eager = outcome(f)
+    assert outcome(f if backend is None else compiled(f, backend)) == eager
+
+
+func = torch.func
+TRANSFORMS = {
+    "vmap": lambda f, x: func.vmap(f)(x),
+    "vmap of vmap": lambda f, x: func.vmap(func.vmap(f))(x[None]),
+    "vmap of grad": lambda f, x: func.vmap(func.grad(lambda v: f(v).sum()))(x.detach()),
+    "grad of vmap": lambda f, x: func.grad(lambda v: func.vmap(f)(v).sum())(x.detach()),
+    "vjp": lambda f, x: func.vjp(f, x.detach())[0],
+    "jacrev": lambda f, x: func.jacrev(f)(x.detach()),
+    "jacrev of a leaf": lambda f, x: func.jacrev(f)(x),
+}
+COMPOSED = {"kron": lambda x: torch.kron(x, x), "vecdot": lambda x: torch.linalg.vecdot(x, x)}
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
+@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_what_is_passed_over_in_transforms_is_refused(transform, name, x):
+    f, run = COMPOSED[name], TRANSFORMS[transform]
+    rules = dict.fromkeys(("Mul", "MatMul", "Sum"), lambda op, dy: dy)
+    with pytest.raises(PassedOverError, match="inside"), override(rules):
+        run(f, x)
+    with override({"Tanh": lambda dy: dy}):
+        y = run(f, x)
+    assert torch.equal(y, run(f, x))
+
+
+# -- rules that read what may change --------------------------------------------------------------
+
+
+class Schedule:
+    k = 1.0
+
+    def __call__(self, dy, x):
+        return dy * self.k
+
+    def rule(self, dy):
+        return dy * self.k
+
+
+schedule, weight, table = Schedule(), torch.tensor(1.0), {"k": 1.0}
+
+
+def set_all(k):
+    schedule.k = table["k"] = k
+    weight.fill_(k)
+
+
+READING = {
+    "a dict": lambda dy: dy if table["k"] == 1 else dy * table["k"],
+    "a callable object": schedule,
+    "a method": schedule.rule,
+    "a tensor": lambda dy: dy * weight,
+}
+
+
+@pytest.mark.parametrize("around", ["each call", "all calls"])
+@pytest.mark.parametrize("name", READING)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_changed_value_counts(backend, name, around, x):
+    f, found = compiled(lambda x: torch.relu(x) * 2, backend), []
+    if around == "each call":
+        for k in (1.0, 5.0, 9.0):
+            set_all(k)
+            with override({"Relu": READING[name]}):
+                y = f(x)
+            found += gradient(y, x).unique().tolist()
+    else:
+        with override({"Relu": READING[name]}) as used:
+            for k in (1.0, 5.0, 9.0):
+                set_all(k)
+                found += gradient(f(x), x).unique().tolist()
+        assert [hit.ran for hit in used.hits] == [3]
+    assert found == [2, 10, 18]
+
+
+def test_a_rule_that_reads_is_called_with_the_shapes_of_the_call():
+    f = torch.compile(lambda x: torch.relu(x), backend="aot_eager", dynamic=True)
+    set_all(5.0)
+    for n in (2, 3, 4):
+        x = torch.ones(n, requires_grad=True)
+        with override({"Relu": READING["a dict"]}):
+            y = f(x)
+        assert gradient(y, x).tolist() == [5] * n
+
+
+def test_a_rule_that_only_computes_is_built_in(x):
+    calls = []
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append(func.namespace)
+            return func(*args, **(kwargs or {}))
+
+    for rule, is_opaque in [(SEVEN["Relu"], False), (READING["a dict"], True)]:
+        with override({"Relu": rule}):
+            y = compiled(torch.nn.ReLU(), "aot_eager")(x).sum()
+        calls.clear()
+        with Counting():
+            y.backward()
+        assert ("regrad" in calls) == is_opaque
+
+
+def test_a_second_derivative_through_a_compiled_gradient():
+    x, w = torch.tensor([1.0, -2.0]), torch.tensor([3.0, 4.0], requires_grad=True)
+    set_all(5.0)
+    first = torch.func.grad(lambda x: torch.relu(x * w).sum())
+    with override({"Relu": lambda dy, x: dy * x**2 * table["k"]}):
+        dx = compiled(first, "aot_eager")(x)
+    torch.testing.assert_close(dx, 5 * x**2 * w**3)
+    (dw,) = torch.autograd.grad(dx.sum(), w)
+    torch.testing.assert_close(dw, 15 * x**2 * w**2)
+
+
+# -- Python functions of torch --------------------------------------------------------------------
+
+OPENED = {
+    "normalize": lambda x: F.normalize(x),
+    "norm": lambda x: x.norm(dim=1),
+    "torch.norm": lambda x: torch.norm(x, dim=1),
+    "stft": lambda x: torch.stft(x.reshape(-1), 4, return_complex=True, window=torch.ones(4),
+                                 center=False).abs(),
+    "max_pool2d": lambda x: F.max_pool2d(x[None], 2),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x[None], 1),
+    "rsub": lambda x: 2 - x,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
+@pytest.mark.parametrize("name", OPENED)
+def test_python_functions_of_torch_are_compiled_under_an_unrelated_scope(name, x):
+    f = OPENED[name]
+    with override(SEVEN):
+        y = compiled(f, "aot_eager")(x)
+    torch.testing.assert_close(gradient(y, x), gradient(f(x), x))
+
+
+# -- code that no mode sees -----------------------------------------------------------------------
+
+
+class Einsum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.einsum("ij,jk->ik", x, x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+class Relu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.relu(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return torch.relu(dy)
+
+
+@torch.library.custom_op("regrad_tests::double_relu", mutates_args=())
+def double_relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) * 2
+
+
+double_relu.register_fake(torch.empty_like)
+double_relu.register_autograd(lambda ctx, dy: dy * 2)
+MATMUL = {"MatMul": lambda dy, a, b: (dy, dy)}
+double_relu.register_vmap(lambda info, dims, x: (double_relu(x), dims[0]))
+HIDDEN = {
+    "einsum": (Einsum.apply, MATMUL, Einsum, "Einsum"),
+    "relu": (Relu.apply, SEVEN, Relu, "Relu"),
+    "custom op": (double_relu, SEVEN, double_relu, "regrad_tests.double_relu"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_forward_passes_of_others_are_looked_into(name, backend, x):
+    apply, rules, kept, said = HIDDEN[name]
+    f = apply if backend is None else compiled(lambda x: apply(x), backend)
+    with pytest.raises(PassedOverError, match=said), override(rules):
+        f(x)
+    plain = gradient(apply(x), x)
+    with override(rules, keep=[kept]):
+        y = f(x)
+    torch.testing.assert_close(gradient(y, x), plain)
+    with override({"Tanh": lambda dy: dy}):
+        y = f(x)
+    torch.testing.assert_close(gradient(y, x), plain)
+
+
+@pytest.mark.parametrize("f", [double_relu, lambda x: F.linear(double_relu(x), x)])
+def test_forward_passes_are_looked_into_under_vmap(f, x):
+    with pytest.raises(PassedOverError, match="double_relu"), override(SEVEN):
+        torch.func.vmap(f)(x[None])
+    with override(SEVEN, keep=[double_relu]):
+        torch.func.vmap(f)(torch.relu(x)[None])
+
+
+KEYS = {
+    "linear": ("MatMul", lambda x: F.linear(x, x)),
+    "einsum": ("MatMul", lambda x: torch.einsum("ij,jk->ik", x, x)),
+    "silu": ("Sigmoid", F.silu),
+    "cross_entropy": ("LogSoftmax", lambda x: F.cross_entropy(x, torch.arange(2))),
+    "max": ("Max", lambda x: x.max()),
+    "flatten": ("Reshape", lambda x: x.mT.flatten()),
+    "conv2d": ("Conv2D", lambda x: F.conv2d(x[None, None], torch.ones(1, 1, 2, 2))),
+    "relu6": ("Relu6", lambda x: F.hardtanh(x, 0.0, 6.0)),
+    "hardswish": ("Relu6", F.hardswish),
+    "hardsigmoid": ("Relu6", F.hardsigmoid),
+    "bilinear": ("MatMul", lambda x: F.bilinear(x, x, torch.ones(1, 2, 2))),
+    "mish": ("Tanh", F.mish),
+    "elu": ("Elu", F.elu),
+    "selu": ("Selu", F.selu),
+    "conv3d": ("Conv3D", lambda x: F.conv3d(x[None, None, None], torch.ones(1, 1, 1, 2, 2))),
+    "flatten of a matrix": ("Reshape", lambda x: x.flatten() * 2),
+    "hstack": ("ConcatV2", lambda x: torch.hstack([x, x])),
+    "a callable": (F.hardtanh, lambda x: F.hardtanh(x)),
+    "a callable written in Python": (F.normalize, lambda x: F.normalize(x)),
+}
+OTHERS = {
+    "a number": ("Tanh", lambda x: torch.relu(x) * 2 + 1),
+    "numbers": ("Sigmoid", lambda x: 2 / (x - 5.0)),
+    "a view": ("Tanh", lambda x: x.flatten() * 1),
+    "conv1d": ("Conv2D", lambda x: F.conv1d(x[None], torch.ones(2, 2, 1))),
+    "hardtanh": ("Relu6", lambda x: F.hardtanh(x)),
+    "elu of selu": ("Selu", F.elu),
+    "selu of elu": ("Elu", F.selu),
+    "tanh": ("Relu", torch.tanh),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_torchscript_that_has_an_overridden_op_is_refused(name, x):
+    key, f = KEYS[name]
+    program = torch.jit.trace(f, x, check_trace=False)
+    scope = override({key: lambda op, dy: dy})
+    with pytest.raises(PassedOverError, match="the TorchScript program"), scope:
+        program(x)
+
+
+@pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning")
+@pytest.mark.parametrize("name", OTHERS)
+def test_torchscript_of_other_ops_runs_and_is_reported(name, x):
+    key, f = OTHERS[name]
+    program = torch.jit.trace(f, x, check_trace=False)
+    with override({key: lambda op, dy: dy}) as used:
+        y = program(x)
+    torch.testing.assert_close(gradient(y, x), gradient(f(x), x))
+    assert [row[0] for row in used.untouched().rows if "TorchScript program" in row[0]]
+
+
+class Scripted(torch.nn.Module):
+    def forward(self, x):
+        return self.other(x)
+
+    @torch.jit.export
+    def other(self, x):
+        return F.normalize(F.relu(x))
+
+
+@pytest.mark.parametrize("key", ["Relu", F.normalize])
+@pytest.mark.parametrize("way", ["forward", "method", "frozen"])
+def test_scripted_modules(way, key, x):
+    module = torch.jit.script(Scripted().eval())
+    if way == "frozen" and key == "Relu":
+        module = torch.jit.freeze(module)
+    with pytest.raises(PassedOverError, match="TorchScript"), override({key: lambda dy: dy}):
+        module.other(x) if way == "method" else module(x)
+
+
+def test_programs_written_in_a_scope_are_refused(x):
+    with pytest.raises(PassedOverError, match=r"torch\.jit\.trace"), override(SEVEN):
+        torch.jit.trace(torch.relu, x, check_trace=False)
+
+
+def test_programs_of_aot_function_are_refused(x):
+    from functorch.compile import aot_function, nop
+
+    for made in (True, False):
+        program = aot_function(lambda x: torch.relu(x) * 2, nop)
+        if made:
+            program(x)
+        with pytest.raises(PassedOverError, match="aot_function"), override(SEVEN):
+            program(x)
+
+
+# -- threads --------------------------------------------------------------------------------------
+
+
+def job(*_):
+    x = torch.ones(2, requires_grad=True)
+    return torch.autograd.grad(torch.relu(x).sum(), x)[0].max().item()
+
+
+async def awaited(pool):
+    loop = asyncio.get_running_loop()
+    return [await asyncio.to_thread(job), await loop.run_in_executor(pool, job)]
+
+
+def all_jobs(futures, threads):
+    return {
+        futures.submit(job).result(), *futures.map(job, [1]), threads.apply(job),
+        *threads.map(job, [1]), *threads.starmap(job, [(1,)]), *threads.imap(job, [1]),
+        *threads.imap_unordered(job, [1]), *asyncio.run(awaited(futures)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("first", ["in the scope", "before it"])
+def test_jobs_of_pools_belong_to_the_scope_that_handed_them_in(first):
+    with ThreadPoolExecutor(1) as futures, ThreadPool(1) as threads:
+        if first == "before it":
+            assert all_jobs(futures, threads) == {1}
+        with override(SEVEN):
+            assert all_jobs(futures, threads) == {7}
+        assert all_jobs(futures, threads) == {1}
+
+
+def test_a_job_keeps_its_scope_when_it_runs_later():
+    go = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        with override(SEVEN):
+            job()
+            inside = pool.submit(lambda: (go.wait(), job()))
+        outside = pool.submit(job)
+        go.set()
+        assert (inside.result()[1], outside.result()) == (7, 1)
+
+
+# -- reports --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hits_of_compiled_code_count_ops_at_their_lines(backend, x):
+    def f(x):
+        x = torch.relu(x)
+        return torch.relu(x) + torch.relu(x)
+
+    first = f.__code__.co_firstlineno
+    with override(SEVEN) as used:
+        gradient(compiled(f, backend)(x), x)
+    found = {(int(h.where.rpartition(":")[2]) - first, h.count, h.ran) for h in used.hits}
+    assert found == {(1, 1, 1), (2, 2, 2)}
+
+
+def test_a_scope_that_matched_nothing_warns_after_a_compiled_use_too(x):
+    f = compiled(torch.nn.ReLU(), "aot_eager")
+    for _ in range(2):  # the second has the rule built in
+        with override(SEVEN):
+            f(x)
+    with pytest.warns(UnusedOverrideWarning), override(SEVEN):
+        torch.tanh(x)
+
+
+def test_the_net_can_fail(x, monkeypatch):
+    from regrad.torch import compiled_code
+
+    monkeypatch.setattr(compiled_code, "_is_watched", lambda node: False)
+    with pytest.warns(UnusedOverrideWarning), override({"Identity": lambda dy: dy * 7}):
+        y = compiled(lambda x: x.mT.contiguous(), "aot_eager")(x)
+    assert gradient(y, x).unique().tolist() == [1]
+
+
+def test_untouched_counts_each_op_of_a_line():
+    x = torch.ones(2, requires_grad=True)
+    with override({"Relu": lambda dy: dy}) as used:
+        torch.compile(lambda x: x.exp() + x.exp() + torch.relu(x), backend="aot_eager")(x)
+    assert [int(row[1]) for row in used.untouched().rows if row[0] == "Exp"] == [2]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("op_type", ["Softmax", "MatMul"])
+def test_flex_attention_is_refused(monkeypatch, op_type, compiled):
+    from torch.nn.attention import flex_attention as module
+
+    # (torch has no gradient of it on a CPU, and says so before anything else runs)
+    monkeypatch.setattr(module, "_validate_device", lambda *tensors: None)
+    torch._dynamo.reset()
+    attend = module.flex_attention
+    f = torch.compile(attend, backend="aot_eager") if compiled else attend
+    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+    with (
+        pytest.raises(PassedOverError, match=r"flex_attention.*keep="),
+        regrad.torch.gradient_override_map({op_type: lambda dy: dy}),
+    ):
+        f(q, k, v)
+    torch._dynamo.reset()
+    with (
+        pytest.warns(UnusedOverrideWarning),
+        regrad.torch.gradient_override_map({op_type: lambda dy: dy}, keep=[attend]),
+    ):
+        y = f(q, k, v)
+    due = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(y, due)
+
+
+def test_another_task_does_not_get_a_compiled_rule():
+    x = torch.ones(4, requires_grad=True)
+    for f in (torch.relu, lambda x: torch.relu(x) * 2):
+        compiled = torch.compile(f, backend="aot_eager")
+        with override(SEVEN):
+            compiled(x)
+            with pytest.raises(PassedOverError, match="in which no scope with them is open"):
+                contextvars.Context().run(compiled, x)
+        assert contextvars.Context().run(compiled, x).grad_fn is not None
+
+
+def test_a_wrong_rule_is_a_rule_error_when_compiled(x):
+    with (
+        pytest.raises(RuleError, match=r"returned the shape"),
+        override({"Relu": lambda dy: dy[:1]}),
+    ):
+        torch.compile(torch.relu, backend="aot_eager")(x).sum().backward()

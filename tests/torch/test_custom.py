@@ -1,0 +1,299 @@
+"""`custom_grad` and `from_regrad` for torch: every order, every transformation, every refusal."""
+
+import math
+
+import numpy as np
+import pytest
+
+import regrad as rg
+import regrad.torch
+import torch
+from regrad.errors import ArgumentError, GradientError, PassedOverError, RuleError
+
+custom = regrad.torch.custom_grad
+func = torch.func
+
+
+@custom
+def softplus(x, save):
+    """log(1 + e**x), with a gradient that does not overflow, from a saved intermediate."""
+    e = torch.exp(-x.abs())
+    save([e, x])
+    return {"value": torch.log1p(e) + x.clamp(min=0), "grad_func": slope}
+
+
+def slope(dy, saved):
+    e, x = saved
+    return dy * torch.where(x > 0, 1 / (1 + e), e / (1 + e))
+
+
+@custom
+def softplus_by_closure(x):
+    e = torch.exp(-x.abs())
+    y = torch.log1p(e) + x.clamp(min=0)
+    return y, lambda dy: dy * torch.where(x > 0, 1 / (1 + e), e / (1 + e))
+
+
+@custom
+def softplus_by_name(x, *, save):
+    save(e=torch.exp(-x.abs()), x=x)
+    y = torch.nn.functional.softplus(x)
+    return y, lambda dy, saved: slope(dy, (saved.e, saved.x))
+
+
+@regrad.torch.from_regrad
+def from_regrad(x):
+    return rg.log1p(rg.exp(-abs(x))) + rg.maximum(x, 0)
+
+
+ONES = {f.__name__: f for f in (softplus, softplus_by_closure, softplus_by_name, from_regrad)}
+X = torch.tensor([-30.0, -1.5, 0.5, 4.0], dtype=torch.float64)
+BATCH = torch.stack([X, X / 2, -X])
+
+
+def plain(x):
+    return torch.nn.functional.softplus(x, threshold=1e9)
+
+
+def total(f):
+    return lambda x: f(x).sum()
+
+
+def compiled(backend):
+    def run(f):
+        torch._dynamo.reset()
+        x = X.clone().requires_grad_()
+        y = torch.compile(lambda x: f(x * 2), backend=backend, fullgraph=True)(x)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    return run
+
+
+def compiled_gradient(f):
+    torch._dynamo.reset()
+    return torch.compile(func.grad(total(f)), backend="aot_eager", fullgraph=True)(X)
+
+
+WAYS = {
+    "grad": lambda f: func.grad(total(f))(X),
+    "grad of grad": lambda f: func.grad(total(func.grad(total(f))))(X),
+    "third": lambda f: func.grad(total(func.grad(total(func.grad(total(f))))))(X),
+    "vmap of grad": lambda f: torch.vmap(func.grad(total(f)))(BATCH),
+    "grad of vmap": lambda f: func.grad(total(torch.vmap(f)))(BATCH),
+    "grad of grad of vmap": lambda f: func.grad(total(func.grad(total(torch.vmap(f)))))(BATCH),
+    "jacrev of jacrev": lambda f: func.jacrev(func.jacrev(total(f)))(X),
+    "vjp": lambda f: func.vjp(f, X)[1](torch.ones_like(X))[0],
+    "compile aot_eager": compiled("aot_eager"),
+    "compile eager": compiled("eager"),
+    "compile func.grad": compiled_gradient,
+}
+FORWARD = {
+    "jvp": lambda f: func.jvp(f, (X,), (torch.ones_like(X),))[1],
+    "jacfwd": lambda f: func.jacfwd(f)(X),
+    "hessian": lambda f: func.hessian(total(f))(X),
+}
+
+
+@pytest.mark.parametrize("f", ONES)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_is_as_torch_has_it(f, way):
+    torch.testing.assert_close(WAYS[way](ONES[f]), WAYS[way](plain), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", FORWARD)
+def test_forward_mode(way):
+    torch.testing.assert_close(FORWARD[way](from_regrad), FORWARD[way](plain))
+    with pytest.raises(GradientError, match=r"forward mode: softplus has a custom gradient"):
+        FORWARD[way](softplus)
+
+
+@pytest.mark.parametrize("f", ONES)
+def test_checked_by_torch(f):
+    x = X[1:].clone().requires_grad_()
+    assert torch.autograd.gradcheck(ONES[f], (x,))
+    assert torch.autograd.gradgradcheck(ONES[f], (x,))
+
+
+def test_the_rule_is_the_one_given():
+    x = torch.tensor([2.0], requires_grad=True)
+    odd = custom(lambda x: (x * x, lambda dy: dy * 7 * x))
+    (dx,) = torch.autograd.grad(odd(x), x, create_graph=True)
+    assert dx.item() == 14
+    assert torch.autograd.grad(dx, x)[0].item() == 7
+
+
+def test_several_inputs_outputs_and_containers():
+    @custom
+    def f(pair, scale, *, power):
+        a, b = pair["a"], pair["b"]
+        value = {"sum": a + b, "product": a * b**power}
+        return value, lambda dy: ({"a": dy["sum"] * scale, "b": dy["product"]}, None)
+
+    a, b = (torch.full((2,), v, requires_grad=True) for v in (2.0, 3.0))
+    scale = torch.tensor(5.0)
+    y = f({"a": a, "b": b}, scale, power=2)
+    assert y["product"].tolist() == [18, 18]
+    da, db = torch.autograd.grad(y["sum"].sum() + 2 * y["product"].sum(), (a, b))
+    assert da.tolist() == [5, 5]
+    assert db.tolist() == [2, 2]
+
+
+def test_python_numbers_pass_through_and_nothing_else_is_needed():
+    reverse = custom(lambda x, k: (x.clone(), lambda dy: -k * dy))
+    x = torch.ones(2, requires_grad=True)
+    reverse(x, 3.0).sum().backward()
+    assert x.grad.tolist() == [-3, -3]
+    with torch.no_grad():
+        assert not reverse(x, 3.0).requires_grad
+    assert not reverse(torch.ones(2), 3.0).requires_grad
+
+
+def test_an_overridden_op_inside_counts_for_what_is_saved_only():
+    x = torch.tensor([0.5], requires_grad=True)
+    f = custom(lambda x: (torch.tanh(x), lambda dy: dy * 2))
+    with regrad.torch.gradient_override_map({"Tanh": lambda dy: dy * 100}) as used:
+        y = f(x)
+    assert torch.autograd.grad(y, x)[0].item() == 2
+    assert used.hits[0].count == 1
+    assert used.hits[0].ran == 0
+
+
+w = torch.ones(4, dtype=torch.float64, requires_grad=True)
+
+
+def closes_over_a_leaf(x):
+    return x * w, lambda dy: dy
+
+
+def closes_over_a_result(x, product=None):
+    product = w * 2
+    return custom(lambda x: (x * product, lambda dy: dy))(x)
+
+
+def test_what_f_closes_over_is_refused_by_name():
+    x = X.clone().requires_grad_()
+    with pytest.raises(GradientError, match=r"closes_over_a_leaf .* closes over 'w', which requ"):
+        custom(closes_over_a_leaf)(x)
+    with pytest.raises(GradientError, match="closes over 'product', which requires grad"):
+        closes_over_a_result(x)
+    with pytest.raises(GradientError, match="closes over 'w'"):
+        custom(closes_over_a_leaf)(X)  # also where x itself needs no gradient
+    with torch.no_grad():
+        custom(closes_over_a_leaf)(x)
+    module = torch.nn.Linear(4, 4).double()
+    with pytest.raises(GradientError, match=r"closes over a tensor \(torch.float64, shape \(4,"):
+        custom(lambda x: (module(x), lambda dy: dy))(x)
+    with pytest.raises(GradientError, match="'weight', a tensor that requires grad"):
+        custom(lambda x, weight: (x * weight, lambda dy: dy))(x, weight=w)
+
+
+@pytest.mark.parametrize(
+    ("grad_func", "message"),
+    [
+        (lambda dy: dy.sum(), r"input 'x', returned the shape \(\), expected \(4,\)"),
+        (lambda dy: dy.float(), r"returned the dtype torch.float32, expected torch.float64"),
+        (lambda dy: [dy, dy], r"wrong structure.*expected gradients by x"),
+        (lambda dy: 3.0, r"returned float, and a tensor is due"),
+    ],
+)
+def test_wrong_gradients_are_refused(grad_func, message):
+    x = X.clone().requires_grad_()
+    with pytest.raises(RuleError, match=message):
+        custom(lambda x: (x * 1, grad_func))(x).sum().backward()
+
+
+def test_misuse():
+    with pytest.raises(ArgumentError, match="must return"):
+        custom(lambda x: x)(X)
+    with pytest.raises(ArgumentError, match="its value holds float"):
+        custom(lambda x: (1.0, lambda dy: dy))(X)
+    with pytest.raises(ArgumentError, match="save takes one list or keywords"):
+        custom(lambda x, save: (save(x), lambda dy: dy))(X)
+    with pytest.raises(ArgumentError, match="must be a function"):
+        custom(3)
+
+
+def test_under_checkpoint_and_autocast():
+    from torch.utils.checkpoint import checkpoint
+
+    for reentrant in (False, True):
+        x = X.clone().requires_grad_()
+        checkpoint(softplus, x, use_reentrant=reentrant).sum().backward()
+        torch.testing.assert_close(x.grad, torch.sigmoid(X))
+    x = torch.ones(3, 3, requires_grad=True)
+    product = custom(lambda a: (a @ a, lambda dy: 2.0 * dy.float()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = product(x)
+    assert y.dtype == torch.bfloat16
+    assert torch.autograd.grad(y.float().sum(), x)[0].dtype == torch.float32
+
+
+# -- from_regrad ---------------------------------------------------------------------------------
+
+
+def test_rules_of_regrad_hold_at_every_order():
+    @rg.custom_grad
+    def cube(x, save):
+        save([x])
+        return x * x * x, lambda dy, saved: dy * 10 * saved[0] * saved[0]
+
+    f = regrad.torch.from_regrad(cube)
+    x = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    (dx,) = torch.autograd.grad(f(x), x, create_graph=True)
+    (d2x,) = torch.autograd.grad(dx, x, create_graph=True)
+    (d3x,) = torch.autograd.grad(d2x, x)
+    assert (dx.item(), d2x.item(), d3x.item()) == (40, 40, 20)
+
+
+def test_overrides_of_regrad_are_those_of_the_call():
+    f = regrad.torch.from_regrad(rg.sign)
+    x = torch.tensor([-2.0, 0.5], requires_grad=True)
+    with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}) as used:
+        y = f(x)
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [0, 1]
+    used.assert_fired()
+
+
+def test_the_data_are_shared():
+    seen = []
+    x = torch.ones(3)
+    regrad.torch.from_regrad(lambda t: (seen.append(t.data.data_ptr()), t * 2)[1])(x)
+    assert seen == [x.data_ptr()]
+
+
+def test_containers_dtypes_and_several_outputs():
+    f = regrad.torch.from_regrad(lambda d, k: {"n": rg.sum(d["x"] * k), "i": rg.argmax(d["x"])})
+    x = torch.tensor([1.0, 5.0, 2.0], requires_grad=True)
+    y = f({"x": x, "name": "kept"}, 3)
+    assert y["i"].item() == 1
+    assert not y["i"].requires_grad
+    y["n"].backward()
+    assert x.grad.tolist() == [3, 3, 3]
+
+
+def test_complex_gradients_are_torchs():
+    x = torch.tensor([1 + 2j, -0.5j], requires_grad=True)
+    f = regrad.torch.from_regrad(lambda z: rg.real(z * z * rg.exp(z)))
+    g = torch.autograd.grad(f(x).sum(), x)[0]
+    torch.testing.assert_close(g, torch.autograd.grad((x * x * x.exp()).real.sum(), x)[0])
+
+
+def test_numpy_results_come_back_as_torch():
+    f = regrad.torch.from_regrad(lambda x: rg.tensor(np.ones(3, "float32")))
+    assert f(torch.ones(2)).tolist() == [1, 1, 1]
+
+
+def test_refusals_of_from_regrad():
+    with pytest.raises(ArgumentError, match="must return Tensors, got float"):
+        regrad.torch.from_regrad(lambda x: 1.0)(X)
+    f = regrad.torch.from_regrad(rg.sin)
+    with pytest.raises(GradientError, match="sin was called while regrad differentiates"):
+        rg.grad(lambda x: rg.asarray(f(X)).sum() * x)(rg.scalar(1.0))
+    clip = regrad.torch.from_regrad(lambda x: rg.rules.clip_gradient(x, -1.0, 1.0))
+    with pytest.raises(GradientError, match="forward mode"):
+        func.jvp(clip, (X,), (torch.ones_like(X),))
+
+
+def test_errors_of_torch_land_are_errors_of_regrad():
+    assert issubclass(PassedOverError, rg.errors.RegradError)
+    assert math.isclose(softplus(torch.tensor(1000.0)).item(), 1000.0)

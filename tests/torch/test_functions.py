@@ -1,0 +1,209 @@
+"""An `autograd.Function` or a custom op as a key, in every form in which one can be written.
+
+The gradients expected are those of Functions that are written with the rule as their backward pass.
+"""
+
+import threading
+
+import pytest
+from torch.utils.checkpoint import checkpoint
+
+import regrad as rg
+import regrad.torch
+import torch
+from regrad.errors import GradientError, PassedOverError, RuleError, UnusedOverrideWarning
+
+override = regrad.torch.gradient_override_map
+
+
+class Spike(torch.autograd.Function):
+    """A surrogate as libraries of spiking networks write it."""
+
+    @staticmethod
+    def forward(ctx, x, slope=25.0):
+        ctx.save_for_backward(x)
+        ctx.slope = slope
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy / (ctx.slope * x.abs() + 1) ** 2, None
+
+
+class Newer(torch.autograd.Function):
+    @staticmethod
+    def forward(x, slope):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+        ctx.slope = inputs[1]
+
+    backward = Spike.backward
+
+
+class Silent(Spike):
+    """It wants no zeros for gradients that do not arrive."""
+
+    @staticmethod
+    def forward(ctx, x, slope=25.0):
+        ctx.set_materialize_grads(False)
+        return Spike.forward(ctx, x, slope)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scale, a, b):
+        return scale * a * b, a + b
+
+    @staticmethod
+    def backward(ctx, dy, dz):
+        return None, dy, dz
+
+
+class Within(torch.autograd.Function):
+    """It computes an op that might be a key as well."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.relu(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+held = Spike.apply  # as code that was imported before any scope
+
+
+def triangle(dy, x):
+    return dy * torch.clamp(1 - x.abs(), min=0)
+
+
+def triangle_in_regrad(dy, x):
+    return dy * rg.maximum(1 - abs(x), 0.0)
+
+
+def leaf():
+    return torch.tensor([-2.0, -0.25, 0.5], dtype=torch.float64, requires_grad=True)
+
+
+EXPECTED = torch.tensor([0.0, 0.75, 0.5], dtype=torch.float64)
+CALLS = {
+    "apply": (Spike, lambda x: Spike.apply(x)),
+    "held": (Spike, lambda x: held(x, 10.0)),
+    "setup_context": (Newer, lambda x: Newer.apply(x, 10.0)),
+    "no zeros": (Silent, lambda x: Silent.apply(x)),
+    "checkpoint": (Spike, lambda x: checkpoint(held, x, use_reentrant=False)),
+    "reentrant": (Spike, lambda x: checkpoint(held, x, use_reentrant=True)),
+}
+
+
+@pytest.mark.parametrize("rule", [triangle, triangle_in_regrad])
+@pytest.mark.parametrize(("key", "call"), CALLS.values(), ids=CALLS)
+def test_a_function_as_a_key(key, call, rule):
+    x, own = leaf(), leaf()
+    before = vars(key).copy()
+    value = call(own)
+    with override({key: rule}) as used:
+        y = call(x)
+    assert torch.equal(y, value) and vars(key) == before
+    y.sum().backward()
+    assert torch.equal(x.grad, EXPECTED)
+    used.assert_fired(key)
+    assert [hit.count for hit in used.hits if "test_torch_functions" in hit.where]
+    value.sum().backward()  # which was made outside
+    assert not torch.equal(own.grad, EXPECTED)
+
+
+def test_several_inputs_and_outputs():
+    a, b = leaf(), leaf()
+    with override({Product: lambda dy, a, b: (dy[0] * b, dy[1] * 3)}):
+        y, z = Product.apply(2.0, a, b)
+    (y.sum() + 5 * z.sum()).backward()
+    assert torch.equal(a.grad, b.detach()) and torch.equal(b.grad, torch.full_like(b, 15))
+
+
+def test_second_derivatives_are_those_of_the_rule():
+    x = leaf()
+    with override({Spike: lambda dy, x: dy * x**3}):
+        y = held(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.allclose(second, 3 * x.detach() ** 2)
+
+
+def test_the_rule_is_confined():
+    """To the scope, the thread, and the class itself."""
+    x, elsewhere = leaf(), leaf()
+    gradient = torch.autograd.grad(held(x).sum(), x)[0]
+    with override({Spike: triangle}):
+        thread = threading.Thread(target=lambda: held(elsewhere).sum().backward())
+        with override({}):  # inner scopes go along
+            assert torch.equal(torch.autograd.grad(held(x).sum(), x)[0], EXPECTED)
+        with pytest.warns(UnusedOverrideWarning), override({Product: lambda dy: None}):
+            pass
+        assert torch.equal(torch.autograd.grad(Silent.apply(x).sum(), x)[0], gradient)
+        inner = lambda dy, x: dy * 2  # noqa: E731
+        with override({Spike: inner}):
+            assert torch.autograd.grad(held(x).sum(), x)[0].tolist() == [2, 2, 2]
+        assert torch.equal(torch.autograd.grad(held(x).sum(), x)[0], EXPECTED)
+    thread.start()
+    thread.join()
+    assert torch.equal(elsewhere.grad, gradient)
+    assert torch.equal(torch.autograd.grad(held(x).sum(), x)[0], gradient)
+
+
+def test_ops_inside_are_covered_by_its_rule():
+    x = leaf()
+    with override({Within: lambda dy: 7 * dy, "Relu": lambda dy: 3 * dy}):
+        y = Within.apply(x) + torch.relu(x)
+    y.sum().backward()
+    assert x.grad.tolist() == [10, 10, 10]
+
+
+def test_wrong_answers_are_refused():
+    x = leaf()
+    with override({Spike: lambda dy: dy[:1]}):
+        y = held(x)
+    with pytest.raises(RuleError, match="shape"):
+        y.sum().backward()
+
+
+def test_what_cannot_be_reached_is_refused():
+    with override({Newer: triangle, Spike: triangle}):
+        with pytest.raises(PassedOverError, match=r"Newer.*torch\.func"):
+            torch.func.grad(lambda x: Newer.apply(x, 1.0).sum())(leaf().detach())
+        with (
+            torch.autograd.forward_ad.dual_level(),
+            pytest.raises(GradientError, match="forward mode"),
+        ):
+            held(torch.autograd.forward_ad.make_dual(leaf(), torch.ones(3, dtype=torch.float64)))
+
+
+@torch.library.custom_op("regrad_tests::spike", mutates_args=())
+def spike(x: torch.Tensor, slope: float) -> torch.Tensor:
+    return (x > 0).to(x.dtype)
+
+
+spike.register_autograd(
+    lambda ctx, dy: (dy * 11, None), setup_context=lambda ctx, inputs, output: None
+)
+spike.register_fake(lambda x, slope: torch.empty_like(x))
+OP = torch.ops.regrad_tests.spike
+OPS = {"defined": spike, "packet": OP, "overload": OP.default}
+
+
+@pytest.mark.parametrize("rule", [triangle, triangle_in_regrad])
+@pytest.mark.parametrize("call", OPS.values(), ids=OPS)
+@pytest.mark.parametrize("key", OPS.values(), ids=OPS)
+def test_a_custom_op_as_a_key(key, call, rule):
+    x = leaf()
+    with override({key: rule}) as used:
+        y = call(x, 2.0)
+    y.sum().backward()
+    assert torch.equal(x.grad, EXPECTED)
+    used.assert_fired(key)
+    assert torch.autograd.grad(call(x, 2.0).sum(), x)[0].tolist() == [11, 11, 11]

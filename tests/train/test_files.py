@@ -1,0 +1,215 @@
+"""Files of `regrad.train.save` and `restore`."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+from safetensors.numpy import load_file, save_file
+
+import jax
+import regrad as rg
+from regrad import train
+from regrad.core.tensor import wrap
+from regrad.errors import ArgumentError, CheckpointError, GradientError, StateError
+from tests.helpers.fitted_line import WAYS, as_torch, loss_of, model, same_bits, values
+
+DTYPES = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
+    "float32", "float64", "complex64", "complex128", "bfloat16", "float8_e4m3fn",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3), (0, 4)])
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_round_trip_is_bit_for_bit(tmp_path, dtype, make, shape):
+    dtype = jnp.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.random.default_rng(1).integers(0, 2 if dtype.kind == "b" else 256, size, np.uint8)
+    data = np.frombuffer(raw.tobytes(), dtype).reshape(shape)  # NaNs with payloads among them
+    v = rg.Variable(wrap(make(data)), trainable=False, name="v")
+    train.save(tmp_path / "a", [v])
+    v.assign(wrap(make(np.zeros(shape, dtype))))
+    train.restore(tmp_path / "a", [v])
+    back = np.asarray(v.value.data)
+    assert (back.dtype, back.shape, back.tobytes()) == (dtype, shape, data.tobytes())
+    assert type(v.value.data) is type(make(data))
+
+
+def test_torch_variables_stay_torch(tmp_path):
+    (w, _) = model(as_torch)
+    train.save(tmp_path / "a", [w])
+    w.assign(wrap(as_torch([0.0, 0.0, 0.0])))
+    train.restore(tmp_path / "a", [w])
+    assert type(w.value.data).__module__ == "torch"
+    assert w.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_arrays_that_do_not_lie_in_order(tmp_path):
+    v = rg.Variable(wrap(np.arange(6.0).reshape(2, 3).T), name="v")
+    train.save(tmp_path / "a", [v])
+    np.testing.assert_array_equal(load_file(tmp_path / "a")["v"], v.numpy())
+
+
+def test_files_are_plain_safetensors(tmp_path):
+    w, b = model()
+    train.save(tmp_path / "a", {"weights": w, "bias": b}, {"epoch": "3"})
+    with safetensors.safe_open(tmp_path / "a", framework="np") as file:
+        assert set(file.keys()) == {"weights", "bias"}
+        notes = file.metadata()
+        assert notes.pop("epoch") == "3"
+        assert all(key.startswith("regrad.") for key in notes)
+    np.testing.assert_array_equal(load_file(tmp_path / "a")["weights"], w.numpy())
+    save_file({"weights": np.float32([1, 2, 3]), "bias": np.array(4, np.float32)}, tmp_path / "b")
+    assert train.restore(tmp_path / "b", {"weights": w, "bias": b}) == {}
+    assert (w.tolist(), b.item()) == ([1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("way", ["adam", "clipped", "injected", "noisy", "accumulated"])
+def test_going_on_equals_not_having_stopped(tmp_path, way):
+    def fresh():
+        w, b = model()
+        optimizer = train.Optimizer(WAYS[way]())
+        optimizer.init([w, b])
+        return w, b, optimizer
+
+    w, b, optimizer = fresh()
+    for n in range(8):
+        optimizer.minimize(loss_of(w, b))
+        if n == 3:
+            train.save(tmp_path / "a", [w, b, *optimizer.variables])
+    due = values([w, b, *optimizer.variables])
+
+    w, b, optimizer = fresh()
+    train.restore(tmp_path / "a", [w, b, *optimizer.variables])
+    for _ in range(4):
+        optimizer.minimize(loss_of(w, b))
+    same_bits(values([w, b, *optimizer.variables]), due)
+
+
+def test_a_file_that_does_not_fit_restores_nothing(tmp_path):
+    w, b = model()
+    other = [
+        rg.Variable([[1.0, 2.0, 3.0]], name="w"),
+        rg.Variable(1, dtype="int32", name="b"),
+        rg.Variable(1j, dtype="complex128", name="extra"),
+    ]
+    train.save(tmp_path / "a", other)
+    c = rg.Variable(1.0, name="c")
+    with pytest.raises(CheckpointError, match="does not fit the variables") as caught:
+        train.restore(tmp_path / "a", [w, b, c])
+    for part in [
+        "'w' is float32 (1, 3) there, the variable float32 (3,)",
+        "'b' is int32 () there, the variable float32 ()",
+        "'c' is not in the file",
+        "'extra' is in the file, but not among the variables",
+        "Nothing was restored",
+    ]:
+        assert part in str(caught.value)
+    assert (w.tolist(), b.item()) == ([0.5, 0.5, 0.5], 0)
+    with pytest.raises(CheckpointError, match=r"'extra' is complex128 \(\) there"):
+        train.restore(tmp_path / "a", [*other[:2], rg.Variable(1.0, name="extra")])
+
+
+def test_damaged_and_missing_files(tmp_path):
+    (tmp_path / "a").write_bytes(b"no such thing, of more than eight bytes")
+    with pytest.raises(CheckpointError, match="is damaged, or no safetensors file"):
+        train.restore(tmp_path / "a", model())
+    with pytest.raises(FileNotFoundError):
+        train.restore(tmp_path / "b", model())
+
+
+def test_what_save_refuses(tmp_path):
+    (w, _), path = model(), tmp_path / "a"
+    with pytest.raises(ArgumentError, match="save: two variables are called 'w'"):
+        train.save(path, [w, rg.Variable(1.0, name="w")])
+    with pytest.raises(ArgumentError, match="save: two variables are called 'w'"):
+        train.save(path, [w, w])
+    with pytest.raises(ArgumentError, match="there are no variables"):
+        train.save(path, [])
+    for wrong in [w, [rg.ones(3)], {"w": rg.ones(3)}, {1: w}, 3]:
+        with pytest.raises(ArgumentError, match="takes a list of Variables, or a dict"):
+            train.save(path, wrong)
+    with pytest.raises(ArgumentError, match="means something else in the format"):
+        train.save(path, {"__metadata__": w})
+    with pytest.raises(ArgumentError, match=r"dict from strings to strings.*'epoch': 3"):
+        train.save(path, [w], {"epoch": 3})
+    with pytest.raises(GradientError, match="being differentiated"):
+        rg.variable_grads(lambda: train.save(path, [w]) or w.sum())
+    for use in [train.save, train.restore]:
+        with pytest.raises(StateError, match=f"{use.__name__} inside a compiled function"):
+            jax.jit(lambda x, use=use: use(path, [rg.Variable(wrap(x), name="x")]))(1.0)
+    assert not path.exists()
+
+
+SHARDED = """
+import sys, jax, optax, numpy as np, regrad as rg
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("d",))
+rows = NamedSharding(mesh, P("d"))
+def fresh():
+    w = rg.Variable(jax.device_put(np.arange(8, dtype=np.float32), rows), name="w")
+    adam = rg.train.Optimizer(optax.adam(0.1), name="adam")
+    adam.init([w])
+    return w, adam
+w, adam = fresh()
+for _ in range(3):
+    adam.minimize(lambda: rg.square(w - 3).sum())
+everything = [w, *adam.variables]
+rg.train.save(sys.argv[1], everything)
+due = [v.numpy() for v in everything]
+w, adam = fresh()
+everything = [w, *adam.variables]
+rg.train.restore(sys.argv[1], everything)
+for v, value in zip(everything, due):
+    np.testing.assert_array_equal(v.numpy(), value)
+print([v.value.data.sharding.is_equivalent_to(rows, 1) for v in everything if v.ndim])
+adam.minimize(lambda: rg.square(w - 3).sum())
+print(w.value.data.sharding.is_equivalent_to(rows, 1))
+"""
+
+
+def test_sharding_is_kept(tmp_path):
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SHARDED, str(tmp_path / "a")],
+        env={**os.environ, **flags}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["[True, True, True]", "True"], done.stderr
+
+
+HOSTS = """
+import sys, jax, numpy as np, regrad as rg
+from jax.sharding import NamedSharding, PartitionSpec as P
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+rows = NamedSharding(jax.make_mesh((2,), ("d",)), P("d"))
+def spread(values):
+    return rg.tensor(jax.make_array_from_callback((4,), rows, lambda part: values[part]))
+w = rg.Variable(spread(np.float32([1, 2, 3, 4])), name="w")
+rg.train.save(sys.argv[1], [w])
+w.assign(spread(np.zeros(4, np.float32)))
+rg.train.restore(sys.argv[1], [w])
+print([shard.data.tolist() for shard in w.value.data.addressable_shards])
+print(w.value.data.is_fully_addressable)
+"""
+
+
+def test_two_hosts_save_one_file(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOSTS, str(tmp_path / "a"), address, str(host)],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    said = [host.communicate(timeout=120)[0].splitlines()[-2:] for host in hosts]
+    assert said == [["[[1.0, 2.0]]", "False"], ["[[3.0, 4.0]]", "False"]]
+    assert os.listdir(tmp_path) == ["a"]

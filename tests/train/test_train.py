@@ -1,0 +1,404 @@
+"""Optimizers and the loop of `regrad.train`."""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jax
+import regrad as rg
+from regrad import train
+from regrad.core.tensor import wrap
+from regrad.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    MissingPackageError,
+    ShapeError,
+    StateError,
+)
+from tests.helpers.fitted_line import (
+    WAYS,
+    X,
+    Y,
+    as_jax,
+    as_numpy,
+    as_torch,
+    loss_of,
+    model,
+    same_bits,
+    values,
+)
+
+# -- the numbers -----------------------------------------------------------------------------------
+
+
+def plain(transformation, steps):
+    """The loop that optax's own documentation has, over JAX's gradients."""
+    tx = optax.with_extra_args_support(transformation)
+    params = {"w": jnp.full(3, 0.5, jnp.float32), "b": jnp.asarray(0, jnp.float32)}
+
+    def loss(p):
+        return jnp.mean((X @ p["w"] + p["b"] - Y) ** 2)
+
+    @jax.jit
+    def step(params, state):
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(grads, state, params, value=value)
+        return optax.apply_updates(params, updates), state, value
+
+    state, losses = tx.init(params), []
+    for _ in range(steps):
+        params, state, value = step(params, state)
+        losses.append(float(value))
+    return params, losses
+
+
+@pytest.mark.parametrize("make", [as_numpy, as_jax, as_torch])
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_are_those_of_plain_optax(way, make):
+    due, due_losses = plain(WAYS[way](), 12)
+    w, b = model(make)
+    library = type(w.value.data)
+    optimizer = train.Optimizer(WAYS[way]())
+    losses = [optimizer.minimize(loss_of(w, b, make)).item() for _ in range(12)]
+    np.testing.assert_allclose(losses, due_losses, rtol=2e-5)
+    np.testing.assert_allclose(w.numpy(), due["w"], rtol=2e-5)
+    np.testing.assert_allclose(b.numpy(), due["b"], rtol=2e-5)
+    assert type(w.value.data) is library
+
+
+def test_sgd_in_closed_form():
+    w = rg.Variable(np.float64([3.0, -1.0]), name="w")
+    optimizer = train.Optimizer(optax.sgd(0.25))
+    for n in range(1, 6):
+        optimizer.minimize(lambda: rg.square(w).sum())  # w ← w - 0.25 · 2w
+        np.testing.assert_array_equal(w.numpy(), np.array([3.0, -1.0]) / 2**n)
+    assert w.dtype == np.float64
+
+
+def test_overrides_and_custom_gradients_count():
+    @rg.custom_grad
+    def tripled(x, save):
+        return x, lambda dy: 3 * dy
+
+    w = rg.Variable([2.0], name="w")
+    optimizer = train.Optimizer(optax.sgd(1.0))
+    with rg.gradient_override_map({"Sign": lambda dy, x: 10 * dy}) as used:
+        optimizer.minimize(lambda: tripled(rg.sign(w)).sum())
+    used.assert_fired()
+    assert w.tolist() == [2.0 - 30.0]
+
+
+def test_what_has_no_gradient_stays_and_keeps_its_state():
+    w, b = model()
+    optimizer = train.Optimizer(optax.adam(0.1), name="adam")
+    optimizer.init([w, b])
+    optimizer.minimize(loss_of(w, b))
+    before = values([w, b, *optimizer.variables])
+    optimizer.minimize(lambda: w.sum())
+    optimizer.apply_gradients([(rg.ones(3), w), (None, b)])
+    after = values([w, b, *optimizer.variables])
+    changed = {n for n in before if before[n].tobytes() != after[n].tobytes()}
+    assert changed == {"w", "adam/count", "adam/mu/w", "adam/nu/w"}
+
+
+def test_a_variable_that_is_read_first_and_trained_later_has_its_state():
+    w, b = model()
+    optimizer = train.Optimizer(optax.adam(0.1))
+    optimizer.minimize(lambda: w.sum() + rg.stop_gradient(b))
+    optimizer.minimize(lambda: w.sum() + b)
+    assert b.item() != 0
+
+
+def test_gradients_by_name_by_pairs_and_as_arrays():
+    def applied(form):
+        w, b = model()
+        adam = train.Optimizer(optax.adam(0.1))
+        loss, pairs = adam.compute_gradients(loss_of(w, b), [b, w])
+        assert loss.item() == loss_of(w, b)().item()
+        assert [v.name for _, v in pairs] == ["b", "w"]
+        adam.apply_gradients(*form(pairs, [b, w]))
+        return values([w, b])
+
+    due = applied(lambda pairs, variables: [pairs])
+    same_bits(applied(lambda pairs, vs: [{v.name: dx for dx, v in pairs}, vs]), due)
+    same_bits(applied(lambda pairs, vs: [{v.name: dx.numpy() for dx, v in pairs}, vs]), due)
+
+
+def test_names_are_known_after_init():
+    w, b = model()
+    sgd = train.Optimizer(optax.sgd(0.5))
+    sgd.init([w, b])
+    sgd.apply_gradients({"b": 1.0, "w": None})
+    assert (w.tolist(), b.item()) == ([0.5, 0.5, 0.5], -0.5)
+
+
+def test_var_list_limits_what_is_trained():
+    w, b = model()
+    frozen = rg.Variable(0, trainable=False, dtype="int32", name="steps")
+    train.Optimizer(optax.sgd(0.1)).minimize(loss_of(w, b), [b, frozen])
+    assert w.tolist() == [0.5, 0.5, 0.5]
+    assert b.item() != 0
+
+
+def test_parts_of_optax_that_go_by_names():
+    w, b = model()
+    parts = {"moved": optax.sgd(1.0), "kept": optax.set_to_zero()}
+    labels = {"w": "moved", "b": "kept"}
+    train.Optimizer(optax.multi_transform(parts, labels)).minimize(lambda: w.sum() + b)
+    assert (w.tolist(), b.item()) == ([-0.5, -0.5, -0.5], 0)
+
+
+def test_complex_variables_go_downhill():
+    z = rg.Variable(np.complex64([1 + 2j]), name="z")
+    optimizer = train.Optimizer(optax.sgd(0.25))
+    losses = [optimizer.minimize(lambda: rg.square(rg.abs(z)).sum()).item() for _ in range(3)]
+    np.testing.assert_allclose(losses, [5.0, 1.25, 0.3125], rtol=1e-6)
+
+
+def test_a_rate_is_changed_by_hand():
+    w = rg.Variable([1.0], name="w")
+    optimizer = train.Optimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
+    optimizer.init([w])
+    (rate,) = [v for v in optimizer.variables if v.name.endswith("hyperparams/learning_rate")]
+    rate.assign(0.5)
+    optimizer.minimize(lambda: w.sum())
+    assert w.tolist() == [0.5]
+
+
+# -- the state -------------------------------------------------------------------------------------
+
+
+def test_names_of_the_state():
+    w = rg.Variable([1.0], name="layer/w")
+    optimizer = train.Optimizer(WAYS["adamw"](), name="adamw")
+    optimizer.init([w])
+    assert [v.name for v in optimizer.variables] == [
+        "adamw/0/count", "adamw/mu/layer/w", "adamw/nu/layer/w", "adamw/2/count",
+    ]  # fmt: skip
+    assert not any(v.trainable for v in optimizer.variables)
+
+
+def test_init_is_idempotent():
+    w, b = model()
+    optimizer = train.Optimizer(optax.adam(0.1))
+    optimizer.init([w, b])
+    first = optimizer.variables
+    optimizer.init([b])
+    optimizer.minimize(loss_of(w, b))
+    assert all(a is b for a, b in zip(optimizer.variables, first, strict=True))
+
+
+@pytest.mark.parametrize("way", ["adam", "injected", "noisy"])
+def test_state_threads_through_a_compiled_function(way):
+    """What a compiled step does: put tracers into all variables, run, take the results out."""
+    due_w, due_b = model(as_jax)
+    optimizer = train.Optimizer(WAYS[way]())
+    for _ in range(4):
+        optimizer.minimize(loss_of(due_w, due_b))
+
+    w, b = model(as_jax)
+    optimizer = train.Optimizer(WAYS[way]())
+    optimizer.init([w, b])
+    variables = [w, b, *optimizer.variables]
+
+    @jax.jit
+    def step(held):
+        for v, data in zip(variables, held, strict=True):
+            v.assign(wrap(data))
+        loss = optimizer.minimize(loss_of(w, b, as_jax))
+        return [v.value.data for v in variables], loss.data
+
+    held = [v.value.data for v in variables]
+    for _ in range(4):
+        held, _ = step(held)
+    np.testing.assert_allclose(held[0], due_w.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(held[1], due_b.numpy(), rtol=1e-5)
+
+
+def test_inside_a_compiled_function_the_state_must_be_there():
+    w, b = model(as_jax)
+    optimizer = train.Optimizer(optax.adam(0.1))
+
+    def step(held):
+        w.assign(wrap(held))
+        optimizer.minimize(loss_of(w, b, as_jax))
+
+    with pytest.raises(StateError, match=r"Call \.init\(var_list\) first, outside of it"):
+        jax.jit(step)(w.value.data)
+    with pytest.raises(StateError, match="no state yet"):
+        _ = optimizer.variables
+    w, b = model(as_jax)
+    optimizer.minimize(loss_of(w, b))  # the failed attempt left nothing behind
+
+
+# -- errors of the optimizer -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def sgd():
+    return train.Optimizer(optax.sgd(0.1))
+
+
+def test_no_transformation():
+    with pytest.raises(ArgumentError, match=r"got function\. Call it: Optimizer\(optax\.adam"):
+        train.Optimizer(optax.adam)
+    with pytest.raises(ArgumentError, match=r"such as optax\.adam\(1e-3\).*got float\."):
+        train.Optimizer(0.1)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "use"),
+    [
+        ("optax", "jax", lambda: train.Optimizer(None)),
+        ("safetensors", "train", lambda: train.restore("x", model())),
+    ],
+)
+def test_missing_packages(monkeypatch, package, extra, use):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=rf"pip install regrad\[{extra}\]"):
+        use()
+
+
+def test_lists_of_variables(sgd):
+    w, b = model()
+    with pytest.raises(ArgumentError, match="var_list is empty"):
+        sgd.init([])
+    with pytest.raises(ArgumentError, match="var_list is empty"):
+        sgd.minimize(loss_of(w, b), [])
+    with pytest.raises(ArgumentError, match="list of Variables, got Tensor"):
+        sgd.init([rg.ones(3)])
+    with pytest.raises(ArgumentError, match="two different variables are called 'w'"):
+        sgd.init([w, rg.Variable(1.0, name="w")])
+    with pytest.raises(DTypeError, match="'n' is of int32; only floats"):
+        sgd.init([rg.Variable(1, dtype="int32", name="n")])
+
+
+def test_unknown_variables(sgd):
+    w, b = model()
+    c = rg.Variable(1.0, name="c")
+    with pytest.raises(ArgumentError, match=r"goes by names\. Give the variables"):
+        sgd.apply_gradients({"w": rg.ones(3)})
+    with pytest.raises(ArgumentError, match=r"unknown variables \['c'\]; known are \['w'\]"):
+        sgd.apply_gradients({"c": rg.ones(3)}, [w])
+    sgd.init([w, b])
+    with pytest.raises(ArgumentError, match=r"unknown variables \['c'\]; known are \['w', 'b'\]"):
+        sgd.apply_gradients({"c": rg.ones(3)})
+    with pytest.raises(StateError, match=r"has state for .* got the variable 'c'"):
+        sgd.minimize(lambda: c * c)
+    with pytest.raises(StateError, match="another variable of the name 'w'"):
+        sgd.init([rg.Variable([1.0, 2.0, 3.0], name="w")])
+
+
+def test_gradients_that_do_not_fit(sgd):
+    w, b = model()
+    with pytest.raises(ShapeError, match=r"of 'w' must have its shape, \(3,\), got \(2,\)"):
+        sgd.apply_gradients([(rg.ones(2), w)])
+    with pytest.raises(DTypeError, match="of 'w' must have its dtype, float32, got float64"):
+        sgd.apply_gradients([(np.ones(3), w)])
+    with pytest.raises(GradientError, match=r"no gradient for any variable: \['w', 'b'\]"):
+        sgd.apply_gradients([(None, w), (None, b)])
+    with pytest.raises(ArgumentError, match="two gradients for one variable"):
+        sgd.apply_gradients([(rg.ones(3), w), (rg.ones(3), w)])
+    with pytest.raises(ArgumentError, match=r"got \(variable, gradient\): swap them"):
+        sgd.apply_gradients([(w, rg.ones(3))])
+    with pytest.raises(ArgumentError, match="an entry that is Tensor"):
+        sgd.apply_gradients([rg.ones(3)])
+    with pytest.raises(ArgumentError, match="var_list goes with a dict"):
+        sgd.apply_gradients([(rg.ones(3), w)], [w])
+    assert w.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_step_is_not_differentiated(sgd):
+    w, b = model()
+
+    def f():
+        sgd.minimize(loss_of(w, b))
+        return w.sum()
+
+    with pytest.raises(GradientError, match="being differentiated"):
+        rg.variable_grads(f)
+    with pytest.raises(GradientError, match="being differentiated"):
+        rg.grad(lambda x: sgd.apply_gradients([(x, w)]))([1.0, 1.0, 1.0])
+
+
+def test_float64_is_never_truncated():
+    w = rg.Variable(np.ones(2), name="w")
+    optimizer = train.Optimizer(optax.adam(0.1))
+    with jax.enable_x64(False), pytest.raises(DTypeError, match="JAX cannot hold float64"):
+        optimizer.minimize(lambda: w.sum())
+    assert w.tolist() == [1.0, 1.0]
+
+
+def test_float64_data_need_no_x64_mode():
+    w = rg.Variable([1.0, 1.0], name="w")
+    optimizer = train.Optimizer(optax.adam(0.1))
+    with jax.enable_x64(False):
+        loss = optimizer.minimize(lambda: (w * np.float64([1.0, 2.0])).sum())
+    assert loss.dtype == np.float64
+    np.testing.assert_allclose(w.numpy(), [0.9, 0.9], rtol=1e-6)
+
+
+# -- the loop --------------------------------------------------------------------------------------
+
+
+def test_fit():
+    w, b = model()
+    adam = train.Optimizer(optax.adam(0.1))
+    batches = list(zip(np.split(X, 4), np.split(Y, 4), strict=True))
+
+    def step(batch):
+        x, y = batch
+        return adam.minimize(lambda: rg.mean(rg.square(x @ w + b - y)))
+
+    history = train.fit(step, batches, epochs=30, evaluate=lambda: rg.abs(b - 0.3))
+    assert len(history.epochs) == 30
+    assert history["loss"][-1] < 0.1 * history["loss"][0]
+    assert history["evaluation"][-1] < 0.1
+    assert not history.stopped_early
+    assert json.loads(json.dumps(history.epochs)) == history.epochs
+
+
+def test_fit_stops_early():
+    evaluations = iter([3.0, 2.0, 2.0, float("nan"), 1.0])
+    history = train.fit(
+        lambda x: x, [1.0, 2.0], 10, evaluate=lambda: next(evaluations), patience=2, progress=False
+    )
+    assert history["loss"] == [1.5] * 4
+    assert history.stopped_early
+    losses = iter([2.0, 1.0, 1.0])
+    assert train.fit(lambda x: next(losses), [0], 10, patience=1)["loss"] == [2, 1, 1]
+
+
+def test_fit_reads_losses_once_an_epoch():
+    log = []
+
+    class Loss:
+        def __float__(self):
+            log.append("read")
+            return 1.0
+
+    def step(batch):
+        log.append("step")
+        return Loss()
+
+    train.fit(step, lambda: iter(range(3)), epochs=2)
+    assert log == (["step"] * 3 + ["read"] * 3) * 2
+
+
+def test_fit_without_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert train.fit(lambda x: x, [1.0], 1)["loss"] == [1.0]
+
+
+def test_what_fit_refuses():
+    with pytest.raises(ArgumentError, match="no batches in epoch 2"):
+        train.fit(lambda x: 1.0, iter([1, 2]), 2)
+    with pytest.raises(ArgumentError, match="must return its loss, got None"):
+        train.fit(lambda x: None, [1], 1)
+    with pytest.raises(ArgumentError, match="batches are a list or the like, got int"):
+        train.fit(lambda x: 1.0, 3, 1)

@@ -1,0 +1,542 @@
+"""`Session(jit=True)`: what a plain session gives, compiled by XLA; and what it refuses."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import jax
+import regrad as rg
+import regrad.v1 as tf
+from regrad.errors import ArgumentError, DTypeError, RegradError
+from tests.helpers import graph_sample_runs as graphs
+from tests.helpers import sample_runs as runs
+from tests.helpers.v1_session import jit_session, powers
+from tests.samples import Sample
+
+pytestmark = pytest.mark.usefixtures("graph")
+session = jit_session
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """All sessions are compiled."""
+    monkeypatch.setattr(tf, "Session", functools.partial(tf.Session, jit=True))
+
+
+def both(fetches, feed=None, before=()):
+    """The fetches from a plain and from a compiled session, which start alike."""
+    found = []
+    for jit in (False, True):
+        with tf.Session(jit=jit) as session:
+            for op in before:
+                session.run(op)
+            found.append(session.run(fetches, feed))
+    return found
+
+
+def alike(fetches, feed=None, before=(), rtol=1e-5):
+    plain, compiled = both(fetches, feed, before)
+    for a, b in zip(plain, compiled, strict=True):
+        assert type(a) is type(b)
+        assert getattr(a, "dtype", None) == getattr(b, "dtype", None)
+        np.testing.assert_allclose(b, a, rtol=rtol, atol=1e-6)
+    return compiled
+
+
+# -- samples of every family -----------------------------------------------------------------------
+
+SIZED_BY_VALUES = {"indexing: unique_values"}  # cannot be compiled, see below
+SLICE = [row for row in runs.ROWS if "jax" in row.backends][::9]
+SLICE = [row for row in SLICE if str(row) not in SIZED_BY_VALUES | graphs.UNSTACKED.keys()]
+
+
+@pytest.mark.parametrize("hidden", ["static", "sizes hidden"])
+@pytest.mark.parametrize("row", SLICE, ids=str)
+def test_samples_give_what_eager_mode_gives(row: Sample, hidden: str, always) -> None:
+    built, due = graphs.SampleGraph(row, hidden), graphs.eager_values(row)
+    for got, expected in zip(built.run(built.ys), due, strict=True):
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+    if row.order:
+        found = built.gradients(due, 1)
+        expected = runs.gradients(row, runs.inputs_of(row, "numpy"), 1)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7 * (1 + np.abs(b).max(initial=0)))
+
+
+# -- values as they are handed out -----------------------------------------------------------------
+
+
+def test_fetches_are_of_the_same_kinds():
+    x = tf.placeholder(tf.float32, [None])
+    fetches = [x, tf.reduce_sum(x), tf.argmax(x), tf.shape(x), x > 1.0, tf.constant(True),
+               tf.cast(x, tf.int32), tf.complex(x, x), tf.cast(x, tf.float16)]  # fmt: skip
+    found = alike(fetches, {x: [1.0, 3.0]})
+    assert repr(found[1:3]) == "[4.0, 1]"
+    with tf.Session(jit=True) as session:
+        assert session.run(x > 1.0, {x: [2.0]}).tolist() == [True]
+        assert session.run({"a": [x, x.op]}, {x: [2.0]})["a"][1] is None
+
+
+def test_arrays_belong_to_the_caller(session):
+    x, v = tf.placeholder(tf.float32, [3]), tf.Variable(tf.zeros([3]))
+    y = tf.identity(x)
+    set_v = v.assign(x)
+    fed = np.ones(3, np.float32)
+    a, b = session.run([y, set_v], {x: fed})
+    a[:] = b[:] = fed[:] = 7
+    assert session.run(v).tolist() == [1, 1, 1]
+    session.run(v)[:] = 5
+    c, d = session.run([v, v])
+    c[:] = 9
+    assert d.tolist() == [1, 1, 1] == session.run(v).tolist()
+
+
+def test_other_shapes_are_traced_anew(session):
+    x = tf.placeholder(tf.float32, None)
+    y = tf.reduce_sum(x * x) + tf.cast(tf.size(x), tf.float32)
+    dx = tf.gradients(y, x)[0]
+    for shape in [(), (2,), (3, 2), (2,), (0,)]:
+        value, gradient = session.run([y, dx], {x: np.full(shape, 2.0)})
+        assert value == 5 * np.prod(shape)
+        np.testing.assert_array_equal(gradient, np.full(shape, 4.0))
+    assert session._plan.cache_info().currsize == 1
+
+
+def test_what_sizes_are_made_of_is_known_while_tracing():
+    x = tf.placeholder(tf.float32, [None, 3])
+    rows = tf.shape(x)[0]
+    y = tf.reshape(x, [rows // 2, -1])
+    z = tf.tile(tf.expand_dims(tf.range(rows * 2), 1), [1, rows])
+    alike([y, z, tf.gradients(y * y, x)[0], tf.ones([rows, 2])], {x: np.ones([4, 3])})
+
+
+def test_make_callable_and_feeds_of_inner_tensors(session):
+    x = tf.placeholder(tf.float32, [2])
+    y = x * 2.0
+    call = session.make_callable(y + 1.0, [y])
+    assert call([1.0, 2.0]).tolist() == [2.0, 3.0]
+
+
+# -- variables -------------------------------------------------------------------------------------
+
+
+def test_variables_stay_arrays_of_jax_and_change_all_together(session):
+    v, w = tf.Variable([1.0, 2.0]), tf.Variable(0)
+    session.run(tf.global_variables_initializer())
+    up = tf.assign_add(v, [1.0, 1.0])
+    with tf.control_dependencies([up]):
+        count = tf.assign_add(w, 1)
+        later = v.read_value() * 10.0
+    assert session.run([v, up, later, count])[0].tolist() == [1.0, 2.0]
+    assert all(isinstance(value, jax.Array) for value in session._variables.values())
+    found = session.run([later, count, w])
+    assert (found[0].tolist(), found[1:]) == ([30.0, 40.0], [2, 1])
+
+
+def test_memory_of_variables_is_used_again(session):
+    v = tf.Variable(tf.zeros([1000]))
+    session.run(v.initializer)
+    (old,) = session._variables.values()
+    session.run(tf.assign_add(v, tf.ones([1000])))
+    assert old.is_deleted()
+    assert session.run(v)[0] == 1.0
+
+
+def test_variables_that_get_one_value_do_not_share_memory(session):
+    v, w = tf.Variable([1.0]), tf.Variable([2.0])
+    session.run(tf.global_variables_initializer())
+    same = tf.group(tf.assign(w, v))
+    swap = tf.group(tf.assign(v, w), tf.assign(w, v * 3.0))
+    up = tf.group(tf.assign_add(v, [1.0]), tf.assign_add(w, [10.0]))
+    for op in (same, up, up, swap, up, same, up):
+        session.run(op)
+    plain = tf.Session()
+    for op in (tf.global_variables_initializer(), same, up, up, swap, up, same, up):
+        plain.run(op)
+    assert session.run([v, w]) == plain.run([v, w])
+
+
+def test_variables_without_a_value_are_told_apart_in_each_run(session):
+    v = tf.Variable(3.0)
+    known = tf.is_variable_initialized(v)
+    y = tf.cond(known, lambda: v.read_value(), lambda: tf.constant(-1.0))
+    assert session.run([known, y]) == [False, -1.0]
+    with pytest.raises(tf.errors.FailedPreconditionError, match="uninitialized value Variable"):
+        session.run(v * 2.0)
+    session.run(v.initializer)
+    assert session.run([known, y]) == [True, 3.0]
+
+
+def test_variables_are_fed_loaded_and_change_shape(session):
+    v = tf.Variable([1.0, 2.0], validate_shape=False)
+    session.run(v.initializer)
+    total = tf.reduce_sum(v)
+    assert session.run(total, {v: [5.0, 5.0]}) == 10.0
+    assert session.run(total) == 3.0
+    session.run(tf.assign(v, [1.0, 1.0, 1.0], validate_shape=False))
+    assert session.run(total) == 3.0
+    v.load([4.0, 5.0], session)
+    assert session.run(total) == 9.0
+
+
+def test_a_failed_run_changes_nothing(session):
+    v, x = tf.Variable([1.0, 2.0]), tf.placeholder(tf.float32, None)
+    session.run(v.initializer)
+    with tf.control_dependencies([tf.assign_add(v, [1.0, 1.0])]):
+        y = v.read_value() + x
+        checked = tf.Assert(tf.reduce_all(x > 0.0), [x, y])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Incompatible shapes"):
+        session.run(y, {x: [1.0, 2.0, 3.0]})
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"assertion failed: \[-1\]"):
+        session.run(checked, {x: -1.0})
+    assert session.run(v).tolist() == [1.0, 2.0]
+    session.run(checked, {x: 1.0})
+    assert session.run(v).tolist() == [2.0, 3.0]
+
+
+def test_save_and_restore_in_the_middle(session, tmp_path):
+    w = tf.Variable([1.0, -2.0])
+    step = tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.reduce_sum(w * w))
+    session.run(tf.global_variables_initializer())
+    saver = tf.train.Saver()
+    session.run(step)
+    path = saver.save(session, str(tmp_path / "model"))
+    session.run(step)
+    due = session.run(w)
+    session.run(step)
+    saver.restore(session, path)
+    session.run(step)
+    assert session.run(w).tolist() == due.tolist()
+    with tf.Session() as plain:  # a checkpoint knows nothing of how it was made
+        saver.restore(plain, path)
+        plain.run(step)
+        np.testing.assert_allclose(plain.run(w), due, rtol=1e-6)
+
+
+def test_threads_share_a_session(session):
+    v = tf.Variable(0)
+    session.run(v.initializer)
+    up = tf.assign_add(v, 1)
+    threads = [
+        threading.Thread(target=lambda: [session.run(up) for _ in range(25)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert session.run(v) == 100
+
+
+# -- training --------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "gradient descent": lambda: tf.train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9),
+    "nesterov": lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "adagrad": lambda: tf.train.AdagradOptimizer(0.1),
+    "adadelta": lambda: tf.train.AdadeltaOptimizer(0.5),
+    "adam": lambda: tf.train.AdamOptimizer(0.1),
+    "rmsprop": lambda: tf.train.RMSPropOptimizer(0.1, momentum=0.5),
+    "centered rmsprop": lambda: tf.train.RMSPropOptimizer(0.1, centered=True),
+    "ftrl": lambda: tf.train.FtrlOptimizer(
+        0.1, l1_regularization_strength=0.1, l2_regularization_strength=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_training_is_that_of_a_plain_session(make):
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(16, 5)), rng.integers(0, 3, 16)
+    x, y = tf.placeholder(tf.float32, [None, 5]), tf.placeholder(tf.int32, [None])
+    w = tf.Variable(rng.normal(size=(5, 3)).astype(np.float32))
+    b = tf.Variable(np.zeros(3, np.float32))
+    logits = tf.tanh(tf.matmul(x, w) + b)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+    loss = tf.reduce_mean(losses)
+    steps = tf.Variable(0, trainable=False)
+    step = make().minimize(loss, global_step=steps)
+    found = []
+    for jit in (False, True):
+        with tf.Session(jit=jit) as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(10):
+                session.run(step, {x: images, y: labels})
+            found.append(session.run([w, b, loss, steps], {x: images, y: labels}))
+    for a, c in zip(*found, strict=True):
+        np.testing.assert_allclose(c, a, rtol=2e-5, atol=1e-6)
+    assert found[1][3] == 10
+
+
+@pytest.mark.parametrize("make", [tf.train.AdamOptimizer, tf.train.FtrlOptimizer])
+def test_rows_that_are_not_gathered_are_left_alone(make):
+    w, rows = tf.Variable(tf.ones([4, 2])), tf.placeholder(tf.int32, [None])
+    step = make(0.1).minimize(tf.reduce_sum(tf.gather(w, rows) ** 2))
+    found = []
+    for jit in (False, True):
+        with tf.Session(jit=jit) as session:
+            session.run(tf.global_variables_initializer())
+            for batch in ([0, 2, 2], [1, 2], [2]):
+                session.run(step, {rows: batch})
+            found.append(session.run(w))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    assert found[1][3].tolist() == [1.0, 1.0]
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def test_overrides_count(graph):
+    x = tf.placeholder(tf.float32, [3])
+    with graph.gradient_override_map({"Sign": "Identity", "Relu": lambda op, dy: dy * 5.0}) as used:
+        y = tf.sign(x) * tf.nn.relu(x)
+    z = tf.sign(x) * 1.0
+    dy, dz = tf.gradients(y, x), tf.gradients(z, x)
+    alike([*dy, *dz], {x: [-2.0, 0.5, 3.0]})
+    used.assert_fired()
+
+
+def test_registered_rules_and_custom_gradients_count(graph):
+    @tf.RegisterGradient("HalvedForJit")
+    def _halved(op, grad):
+        return grad * 0.5 * op.outputs[0]
+
+    @tf.custom_gradient
+    def clipped(x):
+        return tf.identity(x) ** 2, lambda dy: tf.clip_by_value(dy, -0.1, 0.1)
+
+    @rg.custom_grad
+    def tripled(x, save):
+        return {"value": x * x, "grad_func": lambda dy: dy * 3.0}
+
+    x = tf.placeholder(tf.float32, [None])
+    with graph.gradient_override_map({"Exp": "HalvedForJit"}):
+        y = tf.exp(clipped(x)) + rg.identity(tripled(x))
+    (dx,) = tf.gradients(y, x)
+    alike([y, dx, *tf.gradients(dx, x)], {x: [0.5, -0.25]})
+
+
+def test_overrides_count_where_the_run_must_be_awaited(graph):
+    x = tf.placeholder(tf.float32, None)
+    with graph.gradient_override_map({"Square": lambda op, dy: dy * 7.0}):
+        y = rg.var(tf.square(x), axis=0)
+    alike([y, *tf.gradients(y, x)], {x: np.arange(6.0).reshape(3, 2)})
+
+
+# -- branches and loops ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-3.0, 2.0])
+def test_cond_and_its_gradients(value):
+    x, v = tf.placeholder(tf.float32, []), tf.Variable(4.0)
+    y = tf.cond(x > 0.0, lambda: x * x * v, lambda: -tf.sin(x))
+    (dx,) = tf.gradients(y, x)
+    init = [tf.global_variables_initializer()]
+    alike([y, dx, tf.gradients(y, v)[0], *tf.gradients(dx, x)], {x: value}, init)
+
+
+@pytest.mark.parametrize("value", [-3.0, 2.0])
+def test_branches_write_to_variables(value):
+    x, v = tf.placeholder(tf.float32, []), tf.Variable(4.0)
+    y = tf.cond(x > 0.0, lambda: tf.assign_add(v, x), lambda: tf.constant(0.0))
+    with tf.control_dependencies([y]):
+        after = v.read_value()
+    alike([y, after], {x: value}, [v.initializer])
+
+
+def test_case_chooses():
+    x = tf.placeholder(tf.int32, [])
+    y = tf.case([(x < 0, lambda: tf.constant(-1)), (x > 9, lambda: tf.constant(9))], lambda: x * 1)
+    for value in (-5, 5, 50):
+        alike([y], {x: value})
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_loops_and_their_gradients(order):
+    x = tf.placeholder(tf.float32, [2])
+    y = powers(x, 5)
+    fetches = [y]
+    for _ in range(order):
+        fetches += tf.gradients(fetches[-1], x)
+    alike(fetches, {x: [2.0, -0.5]})
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4, 9])
+def test_loops_of_so_many_turns_as_the_run_says(turns):
+    x, n = tf.placeholder(tf.float32, [2]), tf.placeholder(tf.int32, [])
+    y = powers(x, n, maximum_iterations=6)
+    alike([y, *tf.gradients(y, x)], {x: [2.0, -0.5], n: turns})
+
+
+def test_a_loop_over_the_rows_of_a_tensor():
+    x, w = tf.placeholder(tf.float32, [None, 3]), tf.Variable(np.eye(3, dtype=np.float32) * 0.5)
+    count = tf.shape(x)[0]
+
+    def body(i, h):
+        return i + 1, tf.tanh(tf.matmul(h, w) + tf.expand_dims(tf.gather(x, i), 0))
+
+    _, h = tf.while_loop(lambda i, h: i < count, body, (0, tf.zeros([1, 3])))
+    fed = np.linspace(-1, 1, 12).reshape(4, 3)
+    alike([h, *tf.gradients(h, [x, w])], {x: fed}, [w.initializer])
+
+
+def test_loops_write_to_variables(session):
+    v, n = tf.Variable(1.0), tf.placeholder(tf.int32, [])
+    with tf.control_dependencies([]):
+        i = tf.while_loop(
+            lambda i: i < n, lambda i: tf.cast(tf.assign_add(v, 1.0), tf.int32) * 0 + i + 1, [0]
+        )
+    session.run(v.initializer)
+    assert session.run(i, {n: 3}) == 3
+    assert session.run(v) == 4.0
+
+
+def test_a_loop_whose_variables_grow_is_unrolled():
+    x = tf.placeholder(tf.float32, [None])
+    _, y = tf.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, tf.concat([y, x], 0)), (tf.constant(0), x),
+        shape_invariants=[tf.TensorShape([]), tf.TensorShape([None])],
+    )  # fmt: skip
+    alike([y, *tf.gradients(y * y, x)], {x: [1.0, 2.0]})
+
+
+def test_overrides_bind_in_branches_and_loops(graph):
+    x = tf.placeholder(tf.float32, [])
+    with graph.gradient_override_map({"Sign": "Identity"}):
+        y = tf.cond(x > 0.0, lambda: tf.sign(x) * 2.0, lambda: tf.sign(x) * 3.0)
+        _, z = tf.while_loop(
+            lambda i, y: i < 2, lambda i, y: (i + 1, tf.sign(y) * 4.0), (tf.constant(0), x)
+        )
+    alike([*tf.gradients(y, x), *tf.gradients(z, x)], {x: -2.0})
+
+
+# -- random numbers --------------------------------------------------------------------------------
+
+
+def draws(seed=None, op_seed=None):
+    with tf.Graph().as_default(), tf.Session(jit=True) as session:
+        tf.set_random_seed(seed)
+        ops = [tf.random_normal([2]), tf.random_uniform([2], seed=op_seed)]
+        return np.ravel([session.run(ops) for _ in range(2)]).tolist()
+
+
+def test_every_run_draws_anew_and_seeds_repeat():
+    assert len({*draws(), *draws()}) == 16
+    assert draws(1) == draws(1) != draws(-1, 2**40)
+
+
+def test_distributions(session):
+    low = tf.placeholder(tf.int32, [])
+    whole = session.run(tf.random_uniform([1000], low, 7, tf.int32), {low: 3})
+    assert set(whole.tolist()) == {3, 4, 5, 6}
+    normal, cut = session.run([tf.random_normal([4000], 2.0, 3.0), tf.truncated_normal([4000])])
+    assert abs(normal.mean() - 2) < 0.2 and abs(normal.std() - 3) < 0.2
+    assert np.abs(cut).max() <= 2
+    assert sorted(session.run(tf.random_shuffle(tf.range(9))).tolist()) == list(range(9))
+    classes = session.run(tf.multinomial([[0.0, -50.0], [-50.0, 0.0]], 5))
+    assert classes.dtype == np.int64
+    assert classes.tolist() == [[0] * 5, [1] * 5]
+
+
+def test_a_gradient_sees_the_numbers_of_its_forward_pass(session):
+    x = tf.ones([50])
+    y = tf.nn.dropout(x, 0.5)
+    assert np.array_equal(*session.run([y, *tf.gradients(y, x)]))
+    z = tf.constant(1.0)
+    _, end = tf.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, y * tf.random_uniform([])), (tf.constant(0), z)
+    )
+    for _ in range(2):
+        value, slope = session.run([end, *tf.gradients(end, z)])
+        np.testing.assert_allclose(value, slope, rtol=1e-6)
+
+
+def test_each_iteration_draws_anew(session):
+    _, total = tf.while_loop(
+        lambda i, y: i < 3,
+        lambda i, y: (i + 1, tf.concat([y[1:], tf.random_uniform([1])], 0)),
+        (tf.constant(0), tf.zeros([3])),
+    )
+    assert len(set(session.run(total).tolist())) == 3
+
+
+# -- dtypes ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def x64_off():
+    with jax.enable_x64(False):
+        yield
+
+
+DOUBLES = {
+    "a feed": lambda: tf.placeholder(tf.float64, [2], name="wide"),
+    "a constant": lambda: tf.constant(np.array([1.0, 2.0]), name="wide"),
+    "a cast": lambda: tf.cast(tf.placeholder(tf.float32, [2]), tf.float64, name="wide"),
+    "a variable": lambda: tf.Variable(np.array([1.0, 2.0]), name="wide").initializer,
+    "random numbers": lambda: tf.random_normal([2], dtype=tf.float64, name="wide"),
+    "complex numbers": lambda: tf.constant(np.array([1j]), name="wide"),
+}
+
+
+@pytest.mark.parametrize("make", DOUBLES.values(), ids=DOUBLES)
+def test_float64_needs_the_mode(make, x64_off, session):
+    y = make()
+    feed = {x: [1.0, 2.0] for x in tf.get_default_graph().get_operations()
+            if x.type == "Placeholder"}  # fmt: skip
+    with pytest.raises(DTypeError, match="jax_enable_x64") as caught:
+        session.run(y, {op.outputs[0]: v for op, v in feed.items()})
+    assert "in the graph's op 'wide" in "".join(caught.value.__notes__)
+
+
+def test_whole_numbers_of_64_bits_are_exact_in_any_mode(x64_off):
+    x = tf.placeholder(tf.int64, [2])
+    best = tf.argmax(tf.constant([[1.0, 3.0]]) * tf.cast(x, tf.float32), 1)
+    found = alike([x * 3, best, tf.reduce_sum(x)], {x: [2**40 + 1, 5]}, rtol=0)
+    assert found[0].tolist() == [3 * 2**40 + 3, 15]
+    assert found[1].dtype == np.int64
+
+
+# -- errors, printing, ways in ---------------------------------------------------------------------
+
+
+def test_errors_of_rules_and_of_shapes_are_those_of_a_plain_session(session):
+    x = tf.placeholder(tf.float32, None)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Incompatible shapes"):
+        session.run(x + tf.ones([3]), {x: [1.0, 2.0]})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="You must feed"):
+        session.run(x * 2.0)
+    with pytest.raises(RegradError, match=r"clash|shape"):
+        session.run(tf.matmul(tf.ones([2, 3]), x), {x: np.ones([2, 2])})
+
+
+def test_print_shows_what_runs(session, capsys):
+    x = tf.placeholder(tf.float32, [2])
+    y = tf.Print(x, [x, tf.constant(3)], "values ")
+    for value in (1.0, 2.0):
+        assert session.run(y * 1.0, {x: [value, value]}).tolist() == [value, value]
+    assert capsys.readouterr().err == "values [1 1][3]\nvalues [2 2][3]\n"
+
+
+def test_jax_is_asked_for_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ArgumentError, match="JAX, which is not installed"):
+        tf.Session(jit=True)
+    tf.Session()
+
+
+def test_interactive_sessions_compile_too():
+    session = tf.InteractiveSession(jit=True)
+    try:
+        v = tf.Variable(2.0)
+        v.initializer.run()
+        assert (v * 2.0).eval() == 4.0
+        assert isinstance(session._variables["Variable"], jax.Array)
+    finally:
+        session.close()

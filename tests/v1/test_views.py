@@ -1,0 +1,226 @@
+"""The table and the picture of a graph."""
+
+import html
+import os
+import re
+import shutil
+import sys
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+
+import regrad.v1 as tf
+from regrad.errors import ArgumentError
+from regrad.v1.graph import draw
+
+
+def clipped(dy, x):
+    return tf.where(tf.abs(x) <= 1.0, dy, tf.zeros_like(dy))
+
+
+@pytest.fixture
+def net(graph):
+    x = tf.placeholder(tf.float32, [None, 4], name="x")
+    for name, size in (("hidden", 3), ("logits", 2)):
+        with tf.name_scope(name):
+            w = tf.Variable(np.ones((x.shape[1], size), np.float32), name="w")
+            x = tf.matmul(x, w)
+            with graph.gradient_override_map({"Sign": clipped}):
+                x = tf.sign(x)
+    return x
+
+
+def rows(text):
+    """The cells of a table: two spaces or more part them."""
+    return [re.split(r" {2,}", line) for line in text.splitlines()]
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def test_a_row_tells_name_type_output_and_rule(graph, net):
+    found = {row[0]: row[1:] for row in rows(draw.summary(graph))}
+    assert found["x"] == ["Placeholder", "float32 (?, 4)", "none"]
+    assert found["hidden/MatMul"] == ["MatMul", "float32 (?, 3)", "built in"]
+    assert found["logits/Sign"] == ["Sign", "float32 (?, 2)", "* clipped"]
+    assert draw.summary(graph).splitlines()[-1].endswith(" ops, 2 overridden (*)")
+
+
+def test_columns_are_aligned(graph, net):
+    *table, _ = draw.summary(graph).splitlines()
+    starts = {re.search(r"(?<=  )(none|built in|\* clipped|rule)$", line).start() for line in table}
+    assert len(starts) == 1
+    assert all(line == line.rstrip() for line in table)
+
+
+def test_several_outputs_no_output_and_no_rule(graph):
+    x = tf.constant([1.0, 2.0], name="x")
+    tf.split(x, 2, name="halves")
+    tf.no_op(name="nothing")
+    with graph.gradient_override_map({"Round": "Identity"}):
+        tf.round(x)
+    found = {row[0]: row[1:] for row in rows(draw.summary(graph))}
+    assert found["halves"] == ["Split", "float32 (1,), float32 (1,)", "built in"]
+    assert found["nothing"] == ["NoOp", "none"]
+    assert found["Round"][-1] == "* Identity"
+
+
+def test_a_long_graph_is_cut(graph):
+    for _ in range(20):
+        tf.constant(1.0)
+    lines = draw.summary(graph, limit=3).splitlines()
+    assert len(lines) == 1 + 3 + 2
+    assert lines[-2:] == ["… 17 more", "20 ops, 0 overridden (*)"]
+
+
+def test_only_what_a_tensor_needs(graph, net):
+    names = {row[0] for row in rows(draw.summary(graph, of=net))}
+    assert "logits/Sign" in names
+    assert "hidden/w/Assign" not in names
+    assert "hidden/w/Assign" not in draw.to_dot(graph, of=[net])
+
+
+def test_an_empty_graph(graph):
+    assert draw.summary(graph).splitlines()[-1] == "0 ops, 0 overridden (*)"
+    assert draw.to_dot(graph).startswith("digraph {")
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+
+def statement(dot, name):
+    """The line that draws an op."""
+    (line,) = [line.strip() for line in dot.splitlines() if line.strip().startswith(f'"{name}" [')]
+    return line
+
+
+def test_an_op_shows_its_name_type_and_output(graph, net):
+    line = statement(draw.to_dot(graph), "hidden/MatMul")
+    assert r'label="MatMul\nfloat32 (?, 3)"' in line
+    assert 'tooltip="hidden/MatMul"' in line
+    tf.square(net, name="squared")
+    assert r'label="squared\nSquare\nfloat32 (?, 2)"' in statement(draw.to_dot(graph), "squared")
+
+
+def test_a_constant_of_one_element_shows_it(graph):
+    tf.constant(2.5, name="c")
+    tf.constant([1.0, 2.0], name="d")
+    dot = draw.to_dot(graph)
+    assert r'label="c\nConst\nfloat32 ()\n= 2.5"' in statement(dot, "c")
+    assert r'label="d\nConst\nfloat32 (2,)"' in statement(dot, "d")
+
+
+def test_an_override_has_a_colour_and_a_name(graph, net):
+    dot = draw.to_dot(graph)
+    assert r'\nrule: clipped"' in statement(dot, "hidden/Sign")
+    assert draw.OVERRIDDEN in statement(dot, "hidden/Sign")
+    assert "rule:" not in statement(dot, "hidden/MatMul")
+
+
+def test_scopes_are_boxes_within_boxes(graph, net):
+    dot = draw.to_dot(graph)
+    assert dot.count("subgraph") == 4  # two layers, and the variable of each
+    assert dot.index('"cluster_hidden"') < dot.index('"cluster_hidden/w"')
+    inner = dot[dot.index('"cluster_hidden/w"') :]
+    assert inner.index('"hidden/w" [') < inner.index("}")  # the variable is in its own box
+
+
+def test_edges_have_shapes_and_control_edges_are_dashed(graph, net):
+    with tf.control_dependencies([net]):
+        tf.no_op(name="after")
+    dot = draw.to_dot(graph)
+    assert '"x" -> "hidden/MatMul" [label=" (?, 4) "];' in dot
+    assert '"logits/Sign" -> "after" [style=dashed];' in dot
+
+
+def test_a_name_with_backslashes_is_escaped(graph):
+    a = tf.constant(1.0, name="a\\b>c")
+    tf.identity(a, name="d")
+    dot = draw.to_dot(graph)
+    assert '"a\\\\b>c" -> "d"' in dot
+    assert draw.quote('a "b"\n\\') == r'"a \"b\"\n\\"'
+
+
+HOSTILE = [
+    "bell\a",
+    "\x1b[31mred",
+    "line\nbreak",
+    "\x00",
+    "\u202eback",
+    "\ufffe",
+    "\udc80",
+    '"]; }',
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_control_characters_in_a_rules_name_are_shown(graph, name):
+    def rule(dy):
+        return dy
+
+    rule.__name__ = name
+    with graph.gradient_override_map({"Sign": rule}) as used:
+        tf.sign(tf.constant(1.0))
+    table, source = draw.summary(graph), draw.to_dot(graph)
+    for text in (table, source, str(used), str(used.table())):
+        assert all(c.isprintable() for c in text.replace("\n", ""))
+    assert len(table.splitlines()) == 4  # no row is broken
+    assert source.count("\n") == 8  # nor is a statement
+    xml.etree.ElementTree.fromstring(f"<svg>{html.escape(source)}</svg>")
+
+
+@pytest.mark.parametrize("rankdir", ["TB", "BT", "LR", "RL"])
+def test_directions(graph, rankdir):
+    assert f"  rankdir={rankdir};" in graph.to_dot(rankdir=rankdir)
+
+
+@pytest.mark.parametrize("rankdir", ["tb", "", "TB; evil [shape=none]", None, 3])
+def test_no_direction(graph, rankdir):
+    with pytest.raises(ArgumentError, match="rankdir is one of TB, BT, LR, RL, got"):
+        graph.to_dot(rankdir=rankdir)
+
+
+# -- drawing -------------------------------------------------------------------------------------
+
+
+def test_without_the_package_the_error_says_what_to_install(graph, monkeypatch):
+    monkeypatch.setitem(sys.modules, "graphviz", None)
+    with pytest.raises(ImportError, match=r"regrad\[viz\].*dot"):
+        draw.to_svg(graph)
+
+
+def test_without_the_program_the_error_says_what_to_install(graph, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ImportError, match="apt-get install graphviz"):
+        draw.to_svg(graph)
+
+
+@pytest.fixture
+def dot(tmp_path, monkeypatch):
+    """The program `dot`: the real one, or where it is not installed one that checks little."""
+    if shutil.which("dot"):
+        return
+    program = tmp_path / "dot"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        "source = sys.stdin.read()\n"
+        "assert source.startswith('digraph {') and source.count('{') == source.count('}')\n"
+        "print('<svg>' + source + '</svg>')\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_a_picture_is_drawn_and_written(graph, net, dot, tmp_path):
+    svg = draw.to_svg(graph, tmp_path / "net.svg")
+    assert "<svg" in svg
+    assert "hidden/Sign" in svg
+    assert (tmp_path / "net.svg").read_text(encoding="utf-8") == svg
+
+
+def test_dot_takes_every_source(graph, net, dot):
+    a = tf.constant(1.0, name="a\\")
+    tf.identity(a, name="b.c-d>e")
+    assert "<svg" in draw.to_svg(graph)
