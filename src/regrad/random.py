@@ -32,7 +32,8 @@ from regrad.signatures import public
 from regrad.state import current
 from regrad.tensors import Tensor, TensorLike, wrap
 
-Key: TypeAlias = int | np.random.Generator | Array  # an array: a key of JAX
+# An array is a key of JAX. (As text: NumPy loads its random numbers when they are first named.)
+Key: TypeAlias = "int | np.random.Generator | Array"
 
 # -- distributions -------------------------------------------------------------------------------
 
