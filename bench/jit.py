@@ -249,10 +249,10 @@ def needed(program: Any) -> int:
 def lowered(step: Step) -> Any:
     """The one program that a compiled step of regrad has by now, as JAX lowers it."""
     (program,) = step.compiled.programs.values()
-    (run,) = program.runs.values()
+    (variant,) = program.variants.values()
     tensors = [*step.given, *map(program._value, program.sources)]
-    kept, places = [[tensors[i].data for i in at] for at in (run.kept, run.places)]
-    return run.compiled.lower(kept, tuple(places))
+    kept, places = [[tensors[i].data for i in at] for at in (variant.kept, variant.places)]
+    return variant.compiled.lower(kept, tuple(places))
 
 
 MEASURES: dict[str, Measure] = {

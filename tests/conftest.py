@@ -13,7 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_ENABLE_X64"] = "1"
 
 # Nearly every program of the tests runs once, on few numbers: its time is that of compiling it.
-# Without these passes XLA takes a quarter of the time. `tests.quick.full_effort` puts them back.
+# Without these passes XLA takes a quarter of the time. `helpers.quick.full_effort` puts them back.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if version("jaxlib").startswith("0.10."):  # (XLA ends the process over a flag it does not know)
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
@@ -30,3 +30,21 @@ def small_heap():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def graph():
+    """The default graph of a test: a new one for each."""
+    import regrad.v1 as tf
+
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def session(graph):
+    """A session of that graph."""
+    import regrad.v1 as tf
+
+    with tf.Session() as session:
+        yield session

@@ -17,7 +17,7 @@ import torch
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError
-from tests.quick import nothing_is_left_open
+from tests.helpers.quick import nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 X = np.array([0.5, 1.2])

@@ -16,8 +16,8 @@ from regrad.registry import OPS
 from regrad.ruleforms import Missing, NoGradient
 from regrad.rules import builtin
 from regrad.v1.rule_functions import IRREGULAR
-from tests import test_graph_samples as graphs
-from tests import test_ops as eager
+from tests.helpers import graph_sample_runs as graphs
+from tests.helpers import sample_runs as runs
 
 LOOPS = {"If", "While", "WhileGrad"}  # whose rules make graphs of their own
 
@@ -27,7 +27,7 @@ def has_rule(op_type):
 
 
 TYPES = sorted(t for t in OPS if has_rule(t) and t not in LOOPS and t[0].isupper())
-ROWS = [row for row in eager.ROWS if row.order and any(map(has_rule, row.covers))]
+ROWS = [row for row in runs.ROWS if row.order and any(map(has_rule, row.covers))]
 FIRST = {t: row for row in reversed(ROWS) for t in row.covers if has_rule(t)}
 
 
@@ -64,10 +64,10 @@ def overridden(row, form):
     ids=str,
 )
 def test_every_op_type_by_its_own_rule(row, form):
-    changed, xs = overridden(row, form), eager.given(row, "numpy")
+    changed, xs = overridden(row, form), runs.inputs_of(row, "numpy")
     for order in range(1, min(row.order, 2) + 1):
-        due = eager.gradients(row, xs, order)
-        got = eager.gradients(changed, xs, order)
+        due = runs.gradients(row, xs, order)
+        got = runs.gradients(changed, xs, order)
         for a, b in zip(got, due, strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -79,7 +79,7 @@ def test_every_op_type_by_its_own_rule_in_a_graph(op_type, form):
     found = []
     for each in (row, overridden(row, form)):
         with tf.Graph().as_default():
-            built, values = graphs.Built(each, "static"), graphs.eager_values(row)
+            built, values = graphs.SampleGraph(each, "static"), graphs.eager_values(row)
             orders = range(1, min(row.order, 2) + 1)
             found.append([a for n in orders for a in built.gradients(values, n)])
     for due, got in zip(*found, strict=True):

@@ -10,7 +10,17 @@ import pytest
 import regrad as rg
 from regrad import overrides, walk
 from regrad.errors import RuleError
-from tests.campaigns import agreement, answers, concurrency, fires, memory, programs, proof
+from tests.campaigns import (
+    agreement,
+    answers,
+    concurrency,
+    fires,
+    memory,
+    op_calls,
+    programs,
+    proof,
+    regions,
+)
 from tests.campaigns.agreement import Task, differences
 from tests.campaigns.programs import Program, Stmt
 from tests.campaigns.verdicts import (
@@ -34,15 +44,15 @@ def outcomes(verdicts):
 # -- F1 --------------------------------------------------------------------------------------------
 
 
-def derivatives(op_type, library, regions):
+def derivatives(op_type, library, names):
     """Every derivative of one op in some regions."""
-    call = fires.call_of(op_type)
+    call = op_calls.call_of(op_type)
     xs = fires.data(call, library)
     found = []
-    for region in regions:
+    for region in names:
         for name, take, due in fires.derivatives(call):
-            with fires.in_force(op_type):
-                got = fires.attempt(take(fires.REGIONS[region](call.f)), *xs)
+            with op_calls.in_force(op_type):
+                got = fires.attempt(take(regions.REGIONS[region](call.f)), *xs)
             found.append(judged(f"{op_type} {name}: {region}", got, due))
     return found
 
@@ -50,7 +60,7 @@ def derivatives(op_type, library, regions):
 @pytest.mark.parametrize("op_type", ["Sign", "Pack", "Unpack", "Cast", "MatMul", "Conj", "Conv2D"])
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_rules_fire(op_type, library):
-    assert outcomes(derivatives(op_type, library, fires.SHORT)) == {DELIVERED}
+    assert outcomes(derivatives(op_type, library, regions.SHORT)) == {DELIVERED}
 
 
 @pytest.mark.parametrize("op_type", ["Sign", "MatMul"])
@@ -61,15 +71,15 @@ def test_rules_fire_in_graphs_and_compiled(op_type):
 
 
 def test_what_is_due_is_known_without_the_library():
-    call = fires.Call("Mul", [np.array([1.0, 2.0]), np.array([3.0])], {}, [np.zeros(2)])
+    call = op_calls.Call("Mul", [np.array([1.0, 2.0]), np.array([3.0])], {}, [np.zeros(2)])
     total = 2 + 1 + 2 + np.cos(1.0)  # the weights of two elements
     np.testing.assert_allclose(call.slopes(call.xs)[0], np.array([10.0, 13.0]) * total)
     np.testing.assert_allclose(call.second()[0], np.array([3.0, 2 + np.cos(1.0)]) * 3 * total)
 
 
 def test_an_override_that_is_dropped_is_found(monkeypatch):
-    assert fires.call_of("Tanh")  # (found by an override, too)
-    monkeypatch.setattr(overrides.Binding, "hit", lambda self, op, xs: op.rule)
+    assert op_calls.call_of("Tanh")  # (found by an override, too)
+    monkeypatch.setattr(overrides.OpBinding, "bind", lambda self, xs: self.op.rule)
     found = derivatives("Tanh", "numpy", ("alone", "scan", "cond"))
     assert SILENT in outcomes(found)
     assert DELIVERED not in outcomes(found)
@@ -83,7 +93,7 @@ def test_a_rule_that_runs_wrongly_is_found(monkeypatch):
 
 
 def test_a_region_that_loses_rules_is_found(monkeypatch):
-    monkeypatch.setitem(fires.REGIONS, "checkpoint", fires.masking)
+    monkeypatch.setitem(regions.REGIONS, "checkpoint", regions.masking)
     found = fires.run("Tanh/jit", quick=True)
     assert {v.case for v in found if v.outcome == SILENT} == {
         "Tanh/jit in jit, first: checkpoint",
@@ -92,7 +102,7 @@ def test_a_region_that_loses_rules_is_found(monkeypatch):
 
 
 def test_a_scope_that_leaks_is_found(monkeypatch):
-    call = fires.call_of("Tanh")
+    call = op_calls.call_of("Tanh")
     xs, slopes = fires.data(call, "numpy"), call.slopes(call.xs)
     assert outcomes(judged(*case) for case in fires.cached_cases(call, xs, slopes)) == {DELIVERED}
     monkeypatch.setattr(rg, "jit", kept)

@@ -12,7 +12,7 @@ import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError
-from tests.quick import MODES, nothing_is_left_open
+from tests.helpers.quick import MODES, nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 X = np.array([1.0, 2.0])

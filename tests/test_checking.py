@@ -10,9 +10,8 @@ from regrad.checking import Function, report
 from regrad.differences import quick, refined
 from regrad.errors import ArgumentError
 from regrad.testing import GradientCheckError, check_gradients, gradient_report
-
-from .broken_rules import ROWS, flipped
-from .right_functions import FUNCTIONS
+from tests.helpers.broken_rules import ROWS, flipped
+from tests.helpers.right_functions import FUNCTIONS
 
 X = np.array([0.4, -1.3, 0.9])
 

@@ -1,7 +1,6 @@
 """CONTRIBUTING, followed to the letter: an op in one block and one line of samples."""
 
 import math
-import pathlib
 import re
 
 import jax
@@ -22,8 +21,9 @@ from regrad.testing import check_gradients
 from regrad.torch.nodes import types_of
 from regrad.torch.optypes import clear
 from tests import samples
+from tests.helpers.paths import ROOT
 
-TEXT = (pathlib.Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 
 

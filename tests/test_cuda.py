@@ -15,7 +15,7 @@ import regrad as rg
 import regrad.torch
 from regrad.errors import PassedOverError
 from regrad.torch import open_scopes
-from tests import test_ops as eager
+from tests.helpers import sample_runs as runs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::regrad.errors.UnusedOverrideWarning"),
@@ -418,18 +418,18 @@ def test_regrads_rules_run_on_the_device(name, x):
 
 # -- functions of ours ----------------------------------------------------------------------------
 
-ROWS = [row for row in eager.ROWS if "torch" in row.backends]
+ROWS = [row for row in runs.ROWS if "torch" in row.backends]
 
 
 def on_the_device(row):
-    return [x.to(CUDA) for x in eager.given(row, "torch")]
+    return [x.to(CUDA) for x in runs.inputs_of(row, "torch")]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_op_computes_on_the_device(row):
     xs = on_the_device(row)
-    ys = eager.outputs(row.f(*map(rg.asarray, xs)))
-    due = eager.numbers(row.f(*map(rg.asarray, eager.given(row, "numpy"))))
+    ys = runs.outputs(row.f(*map(rg.asarray, xs)))
+    due = runs.numbers(row.f(*map(rg.asarray, runs.inputs_of(row, "numpy"))))
     for y, expected in zip(ys, due, strict=True):
         assert not xs or not isinstance(y._data, torch.Tensor) or y._data.is_cuda
         np.testing.assert_allclose(y.numpy(), expected, rtol=1e-9, atol=1e-9)
@@ -437,7 +437,7 @@ def test_every_op_computes_on_the_device(row):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.order], ids=str)
 def test_every_op_is_differentiated_on_the_device(row):
-    due = eager.gradients(row, eager.given(row, "numpy"), 1)
-    found = eager.gradients(row, on_the_device(row), 1)
+    due = runs.gradients(row, runs.inputs_of(row, "numpy"), 1)
+    found = runs.gradients(row, on_the_device(row), 1)
     for a, b in zip(found, due, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * (1 + np.abs(b).max(initial=0)))

@@ -6,17 +6,9 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import UnknownShapeError, UnusedOverrideWarning
+from tests.helpers.v1_session import run
 
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as g:
-        yield g
-
-
-def run(fetches, feed):
-    with tf.Session() as session:
-        return session.run(fetches, feed)
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def types(graph):

@@ -12,7 +12,7 @@ import pytest
 
 import regrad as rg
 from regrad import linalg
-from tests.test_ops import arrays_of
+from tests.helpers.sample_runs import arrays_of
 
 RNG = np.random.default_rng(0)
 TURN = np.linalg.qr(RNG.normal(size=(3, 3)))[0]

@@ -7,13 +7,7 @@ import regrad.v1 as tf
 from regrad import dims
 from regrad.errors import UnknownShapeError
 
-
-class Source:
-    def __init__(self, number):
-        self.id = number
-
-
-X, Y = Source(-1), Source(-2)
+X, Y = dims.Source(-1), dims.Source(-2)
 N, M = dims.size_of(X, 0), dims.size_of(Y, 1)
 RUN = {-1: np.zeros((5, 2)), -2: np.zeros((3, 4))}
 

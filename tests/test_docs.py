@@ -4,17 +4,15 @@ import contextlib
 import doctest
 import importlib
 import io
-import pathlib
 import pkgutil
 import re
 
 import pytest
 
 import regrad
+from tests.helpers.foreign_table import PAGE, with_tables
+from tests.helpers.paths import ROOT
 
-from .foreign_table import PAGE, with_tables
-
-ROOT = pathlib.Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
 PROSE = ("conventions", "compiled", "devices", "foreign", "tf1")
@@ -49,7 +47,7 @@ def test_promises_of_reliability_have_their_tests():
 
 def test_tables_of_torch_callables_are_those_of_the_code():
     page = PAGE.read_text(encoding="utf-8")
-    assert with_tables(page) == page, "run python tests/foreign_table.py"
+    assert with_tables(page) == page, "run python -m tests.helpers.foreign_table"
 
 
 def modules():

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from regrad.registry import RULES
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
+from tests.helpers.paths import EXAMPLES, GOLDEN
 
 
 @pytest.fixture
@@ -210,7 +208,7 @@ def test_tf1_guided_backprop(run_tf1, tmp_path):
 
 def test_tf1_carried_over_prints_what_tensorflow_printed(run_tf1, capsys):
     run_tf1("carried_over")
-    recorded = Path(__file__).parent / "golden" / "tf1_carried_over.txt"
+    recorded = GOLDEN / "tf1_carried_over.txt"
     assert capsys.readouterr().out == recorded.read_text(encoding="utf-8")
 
 

@@ -10,13 +10,9 @@ import pytest
 
 import regrad.v1 as tf
 
+pytestmark = pytest.mark.usefixtures("graph")
+
 LARGE = 8192  # elements; plans keep memory of their own for arrays as large as this
-
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as g:
-        yield g
 
 
 def mixed(x, depth=6):

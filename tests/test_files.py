@@ -12,36 +12,10 @@ import time
 import numpy as np
 import pytest
 
-import regrad as rg
 import regrad.v1 as tf
 from regrad import files
 from regrad.errors import CheckpointError
-
-SIZE = 20_000  # elements: more than one write to the disk
-
-
-def save_safetensors(path, number):
-    rg.train.save(path, [rg.Variable(rg.tensor(np.full(SIZE, number)), False, "w")])
-
-
-def read_safetensors(path):
-    w = rg.Variable(rg.tensor(np.zeros(SIZE)), False, "w")
-    rg.train.restore(path, [w])
-    return w.numpy()
-
-
-def save_npz(path, number):
-    with tf.Graph().as_default(), tf.Session() as session:
-        w = tf.Variable(np.full(SIZE, number), name="w")
-        session.run(w.initializer)
-        tf.train.Saver().save(session, str(path).removesuffix(".npz"))
-
-
-def read_npz(path):
-    return tf.train.load_variable(str(path).removesuffix(".npz"), "w")
-
-
-FORMATS = {"safetensors": (save_safetensors, read_safetensors), "npz": (save_npz, read_npz)}
+from tests.helpers.file_formats import FORMATS, save_npz, save_safetensors
 
 
 @pytest.fixture(params=list(FORMATS))
@@ -181,7 +155,7 @@ def test_a_killed_save_leaves_the_old_file_and_is_cleaned_up(path, save, read):
 MANY = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from tests.test_files import FORMATS
+from tests.helpers.file_formats import FORMATS
 print("ready", flush=True)
 n = 0
 while True:
@@ -208,7 +182,7 @@ def test_saves_that_are_killed_at_any_moment(path, save, read):
 FULL = """
 import resource, sys
 sys.path[:0] = sys.argv[2:]
-from tests.test_files import FORMATS
+from tests.helpers.file_formats import FORMATS
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
     FORMATS[sys.argv[1].rpartition(".")[2]][0](sys.argv[1], 2.0)

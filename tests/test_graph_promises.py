@@ -9,17 +9,7 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import GradientError
 
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as g:
-        yield g
-
-
-@pytest.fixture
-def session():
-    with tf.Session() as s:
-        yield s
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def py_square(x):

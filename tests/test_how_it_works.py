@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import runpy
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +12,9 @@ import pytest
 
 import regrad as rg
 from regrad.transforms import jvp
+from tests.helpers.paths import DOCS
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "how_it_works.py"
+SCRIPT = DOCS / "how_it_works.py"
 POINTS = np.array([-1.5, -0.2, 0.7, 2.0])
 
 

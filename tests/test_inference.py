@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +25,8 @@ from regrad.errors import (
 from regrad.inference import Spec, infer, probe, shape_of
 from regrad.registry import OPS
 from regrad.shapeforms.table import FORMS, form_of
+from tests.helpers.sample_runs import gradients, inputs_of, outputs
 from tests.samples import all_samples
-from tests.test_ops import given, gradients, outputs
 
 ROWS = all_samples()
 FAMILIES = sorted({row.family for row in ROWS})
@@ -84,7 +83,7 @@ def calls_of(family: str) -> list[Call]:
             if row.family == family:
                 outputs(row.f(*[rg.asarray(a) for a in row.inputs]))
                 if row.order:
-                    gradients(row, given(row, "numpy", single=True), 1)
+                    gradients(row, inputs_of(row, "numpy", single=True), 1)
     return list({repr(call): call for call in calls}.values())
 
 
@@ -98,13 +97,15 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 # -- comparing -------------------------------------------------------------------------------------
 
 
-def source(shape: Sequence[int]) -> Any:
+class source(dims.Source):
     """A symbol whose array has this shape."""
-    source.count += 1
-    return SimpleNamespace(id=source.count, shape=tuple(shape))
 
+    count = 0
 
-source.count = 0
+    def __init__(self, shape: Sequence[int]) -> None:
+        source.count += 1
+        super().__init__(source.count)
+        self.shape = tuple(shape)
 
 
 def each(arguments: Any, change: Any) -> Any:
@@ -577,3 +578,12 @@ def test_a_function_that_answers_wrongly(define: Any) -> None:
 
 def _identity(xp, x: rg.Tensor, /) -> rg.Tensor:
     return x
+
+
+def test_a_shape_function_of_other_parameters_is_refused():
+    @rg.op("Cubed")
+    def cubed(xp, x: rg.Tensor, /) -> rg.Tensor:
+        return x**3
+
+    with pytest.raises(RegistrationError, match=r"expected a function of \(arguments, attrs\)"):
+        shape_of("Cubed")(lambda x: x)

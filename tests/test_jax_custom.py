@@ -10,7 +10,7 @@ from jax import lax
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, RuleError
-from tests.test_jax_grid import PLACES, TRANSFORMS, X, by_hand, unrolled, unrolled_scan
+from tests.helpers.jax_places import PLACES, TRANSFORMS, X, by_hand, unrolled, unrolled_scan
 
 custom_grad, from_regrad = rg.jax.custom_grad, rg.jax.from_regrad
 

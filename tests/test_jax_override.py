@@ -1,4 +1,4 @@
-"""What keys mean in JAX programs, what is refused, and what the report says."""
+"""Overrides in JAX programs: op types, rules, what is refused, and what the report says."""
 
 from __future__ import annotations
 
@@ -10,31 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import regrad as rg
 from regrad.errors import (
     ArgumentError,
     GradientError,
     NotFiredError,
-    RuleError,
-    UnknownOpError,
     UnusedOverrideWarning,
 )
 from regrad.jax.optypes import TABLE
-from tests.sharded_checks import Compilations
-
-X = jnp.array([0.3, -1.2, 2.4])
-M = jnp.arange(6.0).reshape(2, 3) / 7 + 0.1
-
-
-def relu(x):
-    """A user's own function of that name."""
-    return jnp.maximum(x, 0)
-
-
-def model(x):
-    return jnp.sum(jax.nn.relu(x) ** 2 + jnp.tanh(jnp.maximum(x, 0)))
-
+from tests.helpers import jax_model
+from tests.helpers.jax_model import M, model, seven
+from tests.helpers.jax_places import X
+from tests.helpers.sharded_checks import Compilations
 
 # -- the table -------------------------------------------------------------------------------------
 
@@ -81,11 +71,6 @@ def averaged(x, n):
     return lax.reduce_window(images(x, n), 0.0, lax.add, window, (1,) * (n + 2), "SAME") / 2
 
 
-def seven(op, dy):
-    """A rule that nothing could be mistaken for: seven for each input."""
-    return [None if x.dtype == bool else x * 0 + 7 for x in op.inputs]
-
-
 @pytest.mark.parametrize("op_type", TABLE)
 def test_every_op_type_of_the_table_is_found(op_type):
     f = OTHER.get(op_type) or COMPLEX.get(op_type)
@@ -114,219 +99,6 @@ def test_attributes_and_outputs_under_their_names():
     f = rg.jax.override(lambda x: jnp.sum(x, axis=1), {"Sum": rule})
     g = jax.grad(lambda x: f(x).sum())(M)
     np.testing.assert_allclose(g, jnp.broadcast_to(M.sum(1)[:, None], M.shape))
-
-
-# -- keys ------------------------------------------------------------------------------------------
-
-
-def test_a_function_of_that_name_is_another_function():
-    f = rg.jax.override(lambda x: jax.jit(relu)(x).sum(), {jax.nn.relu: seven})
-    with pytest.warns(UnusedOverrideWarning, match="no .relu. through which"):
-        np.testing.assert_array_equal(jax.grad(f)(X), X > 0)
-    assert "max" in str(f.untouched())
-
-
-def test_two_functions_of_one_decorator_are_told_apart_or_refused():
-    def plain(f):
-        return jax.jit(lambda_named(f))
-
-    def lambda_named(f):
-        def wrapper(x):
-            return f(x)
-
-        return wrapper
-
-    def telling(f):
-        return jax.jit(functools.wraps(f)(lambda_named(f)))
-
-    def sine(x):
-        return jnp.sin(x)
-
-    def cosine(x):
-        return jnp.cos(x)
-
-    for made in (plain, telling):
-        one, other = made(sine), made(cosine)
-        alone = rg.jax.override(lambda x, f=one: f(x).sum(), {one: lambda dy: 7 * dy})
-        np.testing.assert_array_equal(jax.grad(alone)(X), np.full(3, 7))
-        both = rg.jax.override(
-            lambda x, f=one, g=other: (f(x) + g(x)).sum(), {one: lambda dy: 7 * dy}
-        )
-        if made is plain:
-            with pytest.raises(GradientError, match=r"computes something else.*functools\.wraps"):
-                both(X)
-        else:
-            np.testing.assert_allclose(jax.grad(both)(X), 7 - np.sin(X))
-
-
-def straight(_, dy):
-    return (dy,)
-
-
-def made_vjp(k):
-    @jax.custom_vjp
-    def scaled(x):
-        return x * k
-
-    scaled.defvjp(lambda x: (scaled(x), None), lambda _, dy: (dy * k,))
-    return scaled
-
-
-def made_with_one_backward(k):
-    @jax.custom_vjp
-    def scaled(x):
-        return x * k
-
-    scaled.defvjp(lambda x: (scaled(x), None), straight)
-    return scaled
-
-
-def made_jvps(k):
-    @jax.custom_jvp
-    def scaled(x):
-        return x * k
-
-    scaled.defjvps(lambda dx, y, x: dx * k)
-    return scaled
-
-
-def made_jvp(k):
-    @jax.custom_jvp
-    def scaled(x):
-        return x * k
-
-    @scaled.defjvp
-    def _(primals, tangents):
-        return scaled(*primals), tangents[0] * k
-
-    return scaled
-
-
-def made_static(k):
-    @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-    def scaled(x, n=1):
-        return x * k * n
-
-    scaled.defvjp(lambda x, n: (scaled(x, n), None), lambda n, _, dy: (dy * k,))
-    return scaled
-
-
-AROUND = {
-    "plain": lambda f: f,
-    "jit": jax.jit,
-    "vmap": jax.vmap,
-    "scan": lambda f: lambda x: lax.scan(lambda c, _: (c, f(c)), x, None, length=1)[1],
-}
-
-
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize(
-    "make", [made_vjp, made_with_one_backward, made_jvps, made_jvp, made_static]
-)
-def test_two_functions_of_one_factory_are_two_keys(make, around):
-    one, other = make(1.0), make(2.0)
-    f = AROUND[around](lambda x: one(x) + other(x))
-    plain = jax.grad(lambda x: AROUND[around](other)(x).sum())(X)
-    ours = rg.jax.override(f, {one: lambda dy: 7 * dy})
-    np.testing.assert_array_equal(jax.grad(lambda x: ours(x).sum())(X), 7 + plain)
-    both = rg.jax.override(f, {one: lambda dy: 7 * dy, other: lambda dy: 5 * dy})
-    np.testing.assert_array_equal(jax.grad(lambda x: both(x).sum())(X), np.full(3, 12))
-    both.assert_fired(one)
-    both.assert_fired(other)
-    assert {hit.op_type.split(">.")[1] for hit in both.hits} == {"scaled", "scaled (2)"}
-    with pytest.raises(ArgumentError, match="does not override"):
-        both.assert_fired(make(3.0))
-    with pytest.warns(UnusedOverrideWarning):
-        rg.jax.override(lambda x: other(x), {one: lambda dy: 7 * dy})(X)
-
-
-@pytest.mark.parametrize("values", [(1.0, 2.0), (X, X + 1)], ids=["numbers", "arrays"])
-def test_two_compiled_functions_of_one_factory_are_refused(values):
-    def make(k):
-        @jax.jit
-        def scaled(x):
-            return jnp.sin(x) * k
-
-        return scaled
-
-    one, other = map(make, values)
-    alone = rg.jax.override(lambda x: one(x) * one(x), {one: lambda dy: 7 * dy})
-    np.testing.assert_allclose(jax.grad(lambda x: alone(x).sum())(X), 14 * one(X))
-    for f in (other, lambda x: one(x) + other(x), jax.vmap(lambda x: one(x) + other(x))):
-        x = X[None] if f is not other else X
-        with pytest.raises(GradientError, match=r"'scaled' .* computes something else"):
-            rg.jax.override(f, {one: lambda dy: 7 * dy})(x)
-
-
-def test_a_call_that_does_not_say_where_it_was_written_is_refused():
-    class Odd:
-        def __call__(self, x):
-            return jnp.sin(x)
-
-        def __repr__(self):
-            return "<built-in function relu>"
-
-    f = rg.jax.override(lambda x: jax.jit(Odd())(x).sum(), {"Relu": seven})
-    with pytest.raises(GradientError, match="does not say where it was written"):
-        f(X)
-
-
-@pytest.mark.parametrize(
-    ("key", "error", "words"),
-    [
-        ("Einsum", UnknownOpError, "leaves no boundary"),
-        ("Reluu", UnknownOpError, "Did you mean 'Relu'"),
-        ("tahn", UnknownOpError, "'tanh'"),
-        (jax.nn.dot_product_attention, ArgumentError, "plain function.*jax.jit"),
-        (jnp.sin, ArgumentError, "inline=True"),
-        (relu, ArgumentError, "jax.jit"),
-        (jax.jit(lambda x: x), ArgumentError, "Write it with def"),
-        (3, ArgumentError, "got the key 3"),
-    ],
-)
-def test_keys_that_cannot_be_found_are_refused(key, error, words):
-    with pytest.raises(error, match=words):
-        rg.jax.override(model, {key: seven})
-
-
-def test_other_mistakes():
-    with pytest.raises(ArgumentError, match="takes a dict"):
-        rg.jax.override(model, "Relu")
-    with pytest.raises(ArgumentError, match=r"two keys .*stand for"):
-        rg.jax.override(model, {"Add": seven, "AddV2": seven})
-    with pytest.raises(ArgumentError, match=r"callable|function"):
-        rg.jax.override(3, {"Relu": seven})
-    with pytest.raises(RuleError, match="'z'"):
-        rg.jax.override(model, {"Tanh": lambda dy, z: dy})
-    for rule, words in (
-        (lambda dy: dy[:2], "shape"),
-        (lambda dy: dy.astype(jnp.float32), "float32"),
-        (lambda dy: [dy, dy], "wrong number|expected a Tensor"),
-        (lambda dy: "no", "expected a Tensor"),
-    ):
-        with pytest.raises(RuleError, match=words):
-            jax.grad(rg.jax.override(model, {"Tanh": rule}))(X)
-
-
-def test_a_key_and_the_function_it_stands_for_are_one_thing():
-    with pytest.raises(ArgumentError, match="stand for"):
-        rg.jax.override(model, {"Relu": seven, jax.nn.relu: seven})
-    with pytest.raises(ArgumentError, match="stand for"):
-        rg.jax.override(model, {"Maximum": seven, "max": seven})
-
-
-def test_several_outputs_and_arguments_that_are_static():
-    @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-    def pair(x, n, k):
-        return x * n * k, x + k
-
-    pair.defvjp(lambda x, n, k: (pair(x, n, k), None), lambda n, _, dys: (dys[0], dys[1]))
-    rule = lambda dy, x, k, y: [dy[0] * y[1], dy[1] * x]  # noqa: E731
-    f = rg.jax.override(lambda x, k: pair(x, 3, k), {pair: rule})
-    (a, b), pull = jax.vjp(f, X, 2 * X)
-    dx, dk = pull((a, b))
-    np.testing.assert_allclose(dx, a * b)
-    np.testing.assert_allclose(dk, b * X)
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -442,6 +214,23 @@ def test_bodies_that_jax_does_not_open():
         lambda x: root(x) * jnp.tanh(x), {"Tanh": lambda dy: dy}, keep=["_custom_root"]
     )
     np.testing.assert_allclose(ours(X), root(X) * jnp.tanh(X))
+
+
+def test_a_primitive_with_a_derivative_and_a_body_of_its_own_is_refused_by_name():
+    """As JAX 0.11 and later make of `custom_root` and others: `call_hi_primitive`."""
+    primitive = Primitive("call_hi_primitive")
+    primitive.def_impl(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda x, **_: x)
+    mlir.register_lowering(primitive, lambda ctx, x, **_: [x])
+    theirs = type("CustomRoot", (), {})()
+
+    def f(x):
+        return jnp.tanh(primitive.bind(x, _prim=theirs))
+
+    with pytest.raises(GradientError, match=r"calls _custom_root .*keep=\['_custom_root'\]"):
+        rg.jax.override(f, {"Tanh": seven})(X)
+    kept = rg.jax.override(f, {"Tanh": seven}, keep=["_custom_root"])
+    np.testing.assert_array_equal(kept(X), f(X))
 
 
 def test_linear_transposition_past_a_rule_is_refused():
@@ -594,7 +383,7 @@ def test_the_report():
     ours.assert_fired("Relu", jax.nn.relu, "Tanh")
     hit = ours.hits[0]
     assert (hit.op_type, hit.count, hit.ran, list(hit.shapes)) == ("Relu", 2, 1, ["3"])
-    assert hit.where.endswith("test_jax_override.py:36")
+    assert hit.where == f"{jax_model.__file__}:{model.__code__.co_firstlineno + 1}"
     assert [row[0] for row in ours.untouched().rows] == ["add", "integer_pow", "max", "reduce_sum"]
     assert "Relu <- <lambda>: 2 created, rule ran 1 times" in repr(ours)
     assert [row[:4] for row in ours.table().rows] == [

@@ -17,7 +17,7 @@ from regrad.errors import RetraceWarning
 from regrad.state import LIVE
 from regrad.tensors import wrap
 from regrad.v1 import compiled_plans
-from tests.quick import full_effort
+from tests.helpers.quick import full_effort
 
 pytestmark = pytest.mark.usefixtures(full_effort.__name__)
 
@@ -186,7 +186,7 @@ def alive(programs):
 
 def newest(f):
     """The programs of XLA that a compiled function made last, as it holds them."""
-    return weakref.ref([*next(reversed(f.programs.values())).runs.values()][-1])
+    return weakref.ref([*next(reversed(f.programs.values())).variants.values()][-1])
 
 
 def in_a_closure(k):

@@ -18,7 +18,7 @@ import pytest
 import regrad as rg
 from regrad.errors import RegradError
 from regrad.state import LIVE, current, masked
-from tests import test_ops as eager
+from tests.helpers import sample_runs as runs
 
 Function = Callable[..., Any]
 DELIVERED, REFUSED, SILENT = "delivered", "refused", "silent"
@@ -50,14 +50,14 @@ def as_float(y: rg.Tensor) -> rg.Tensor:
 
 
 def case_of(op_type: str, row: Any) -> Case:
-    arrays = eager.given(row, "numpy")
-    places = [i for i, a in enumerate(arrays) if eager.is_float(a)]
+    arrays = runs.inputs_of(row, "numpy")
+    places = [i for i, a in enumerate(arrays) if runs.is_float(a)]
     rest = {i: rg.asarray(a) for i, a in enumerate(arrays) if i not in places}
 
     def f(*floats: Any) -> Any:
         given = rest | dict(zip(places, floats, strict=True))
-        ys = eager.outputs(row.f(*[given[i] for i in range(len(arrays))]))
-        return eager.weighed([as_float(y) for y in ys])
+        ys = runs.outputs(row.f(*[given[i] for i in range(len(arrays))]))
+        return runs.weighted_sum([as_float(y) for y in ys])
 
     return Case(op_type, f, [rg.asarray(arrays[i]) for i in places])
 
@@ -68,7 +68,7 @@ def gradients(f: Function) -> Function:
 
 
 def eagerly(case: Case) -> list[np.ndarray]:
-    return eager.numbers(gradients(case.f)(*case.xs))
+    return runs.numbers(gradients(case.f)(*case.xs))
 
 
 def differ(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
@@ -83,7 +83,7 @@ def differ(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
 def cases() -> list[Case]:
     """One case for each op type through which a rule can be told from the op's own."""
     found: dict[str, Case] = {}
-    for row in sorted(eager.ROWS, key=lambda r: -r.order):
+    for row in sorted(runs.ROWS, key=lambda r: -r.order):
         for op_type in {rg.find_op(t).type for t in row.covers} - found.keys():
             case = case_of(op_type, row)
             if not case.xs or not all(x.size for x in case.xs):
@@ -252,7 +252,7 @@ MORE: dict[str, Function] = CONTEXTS | {
 
 def second_order(f: Function) -> Function:
     """The gradient of a weighed sum of the gradients."""
-    return gradients(lambda *xs: masking(eager.weighed)(gradients(f)(*xs)))
+    return gradients(lambda *xs: masking(runs.weighted_sum)(gradients(f)(*xs)))
 
 
 # -- the grid --------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def verdict(case: Case, context: str, due: Sequence[np.ndarray], got: Any) -> Ve
     """`got` is a list of gradients, or the error that came instead."""
     if isinstance(got, RegradError):
         return Verdict(case.op_type, context, REFUSED, f"{type(got).__name__}: {got}")
-    found = eager.numbers(got)
+    found = runs.numbers(got)
     if differ(found, due):
         return Verdict(case.op_type, context, SILENT, f"{found} instead of {due}")
     return Verdict(case.op_type, context, DELIVERED)
@@ -309,7 +309,7 @@ def outside(case: Case, contexts: dict[str, Function]) -> dict[str, Any]:
         groups = [xs[i : i + n] for i in range(0, len(xs), n)]
         return [c(case.f)(*group) for c, group in zip(contexts.values(), groups, strict=True)]
 
-    total = lambda *xs: masking(eager.weighed)(program(*xs))  # noqa: E731
+    total = lambda *xs: masking(runs.weighted_sum)(program(*xs))  # noqa: E731
     found = attempt(gradients(total), *case.xs * len(contexts))
     if not isinstance(found, RegradError):
         return {name: found[i * n : i * n + n] for i, name in enumerate(contexts)}
@@ -322,7 +322,7 @@ def verdicts(case: Case, contexts: dict[str, Function], eager_too: bool = False)
     """What becomes of the rule for one op type in these contexts, three ways."""
     with in_force(case.op_type):
         due = eagerly(case)
-        second = eager.numbers(second_order(case.f)(*case.xs))
+        second = runs.numbers(second_order(case.f)(*case.xs))
         ways = {
             "grad inside jit": inside(case, contexts),
             "jit inside grad": outside(case, contexts),
@@ -416,9 +416,7 @@ def test_what_is_cached_does_not_carry_a_rule_in_or_out(case: Case, inside_first
             used.assert_fired()
         else:
             found = {name: f(*case.xs) for name, f in ways.items()}
-        wrong = [
-            n for n, got in found.items() if differ(eager.numbers(got), due if inside else own)
-        ]
+        wrong = [n for n, got in found.items() if differ(runs.numbers(got), due if inside else own)]
         assert wrong == []
 
 
@@ -451,7 +449,7 @@ def test_custom_gradients_in_every_context(op_type: str) -> None:
 
     custom = Case(f"custom {op_type}", rg.custom_grad(f), case.xs)
     due = eagerly(custom)
-    second = eager.numbers(second_order(custom.f)(*case.xs))
+    second = runs.numbers(second_order(custom.f)(*case.xs))
     assert differ(due, own)
     found = [
         verdict(custom, f"{way}: {name}", second if name == "second order" else due, got)

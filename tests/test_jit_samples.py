@@ -10,7 +10,7 @@ import pytest
 
 import regrad as rg
 from regrad.errors import RegradError
-from tests import test_ops as eager
+from tests.helpers import sample_runs as runs
 from tests.samples import Sample
 
 Function = Callable[..., Any]
@@ -23,7 +23,7 @@ NEEDS_VALUES = {
     "indexing: nonzero": "the values decide how many there are",
     "indexing: unique_values": "the values decide how many there are",
 }
-COMPILED = [r for r in eager.ROWS if "jax" in r.backends and str(r) not in NEEDS_VALUES]
+COMPILED = [r for r in runs.ROWS if "jax" in r.backends and str(r) not in NEEDS_VALUES]
 
 
 def over(rows: Sequence[Sample]) -> Any:
@@ -31,7 +31,7 @@ def over(rows: Sequence[Sample]) -> Any:
 
 
 def tensors(row: Sample) -> list[rg.Tensor]:
-    return [rg.asarray(a) for a in eager.given(row, "numpy")]
+    return [rg.asarray(a) for a in runs.inputs_of(row, "numpy")]
 
 
 def ladder(row: Sample, f: Function, xs: Sequence[rg.Tensor], order: int) -> list[list[Any]]:
@@ -39,18 +39,18 @@ def ladder(row: Sample, f: Function, xs: Sequence[rg.Tensor], order: int) -> lis
 
     Each order is computed within the next, so the last one alone gives all.
     """
-    places = [i for i, a in enumerate(row.inputs) if eager.is_float(a)]
+    places = [i for i, a in enumerate(row.inputs) if runs.is_float(a)]
     rungs: list[list[Any]] = []
 
     def value(*floats: Any) -> Any:
         given = dict(zip(places, floats, strict=True))
-        rungs.append(eager.outputs(f(*[given.get(i, x) for i, x in enumerate(xs)])))
-        return eager.weighed(rungs[-1])
+        rungs.append(runs.outputs(f(*[given.get(i, x) for i, x in enumerate(xs)])))
+        return runs.weighted_sum(rungs[-1])
 
     def climbed(g: Function) -> Function:
         def gradient(*floats: Any) -> Any:
             rungs.append(rg.grads(g, unconnected="zero")(list(floats)))
-            return eager.weighed(rungs[-1])
+            return runs.weighted_sum(rungs[-1])
 
         return gradient
 
@@ -71,7 +71,7 @@ RTOL = 1e-9  # XLA fuses and reorders, so the last bits differ
 def assert_same(got: Sequence[Sequence[Any]], due: Sequence[Sequence[Any]], what: str) -> None:
     assert len(got) == len(due)
     for order, (a, b) in enumerate(zip(got, due, strict=True)):
-        for y, expected in zip(eager.numbers(list(a)), eager.numbers(list(b)), strict=True):
+        for y, expected in zip(runs.numbers(list(a)), runs.numbers(list(b)), strict=True):
             assert y.dtype == expected.dtype
             finite = np.abs(expected[np.isfinite(expected)])
             scale = 1 + finite.max(initial=0)
@@ -103,15 +103,15 @@ def test_recomputed(row: Sample) -> None:
 
 def batches(row: Sample) -> list[rg.Tensor]:
     """Two examples: the row's own inputs, and the floats among them a little smaller."""
-    arrays = eager.given(row, "numpy")
-    return [rg.asarray(np.stack([a, a * 0.97 if eager.is_float(a) else a])) for a in arrays]
+    arrays = runs.inputs_of(row, "numpy")
+    return [rg.asarray(np.stack([a, a * 0.97 if runs.is_float(a) else a])) for a in arrays]
 
 
 def looped(f: Function) -> Function:
     """What vmap does, by hand."""
 
     def batched(*xs: Any) -> list[Any]:
-        examples = [eager.outputs(f(*[x[i] for x in xs])) for i in range(2)]
+        examples = [runs.outputs(f(*[x[i] for x in xs])) for i in range(2)]
         return [rg.stack(list(ys)) for ys in zip(*examples, strict=True)]
 
     return batched
@@ -120,7 +120,7 @@ def looped(f: Function) -> Function:
 @over([row for row in COMPILED if row.inputs])
 def test_batched(row: Sample) -> None:
     xs, order = batches(row), min(row.order, 1)
-    f = rg.vmap(lambda *xs: eager.outputs(row.f(*xs)))
+    f = rg.vmap(lambda *xs: runs.outputs(row.f(*xs)))
     due = ladder(row, looped(row.f), xs, order)
     assert_same(ladder(row, f, xs, order), due, "vmap")
     if str(row) in THIRD:
@@ -128,11 +128,11 @@ def test_batched(row: Sample) -> None:
         assert_same(got, due, "vmap under jit")
 
 
-@over([row for row in eager.ROWS if str(row) in NEEDS_VALUES])
+@over([row for row in runs.ROWS if str(row) in NEEDS_VALUES])
 def test_what_a_value_decides_is_refused(row: Sample) -> None:
     with pytest.raises(RegradError):
         compiled(row.f, tensors(row))
 
 
 def test_every_exception_is_a_sample() -> None:
-    assert NEEDS_VALUES.keys() - {str(row) for row in eager.ROWS} == set()
+    assert NEEDS_VALUES.keys() - {str(row) for row in runs.ROWS} == set()

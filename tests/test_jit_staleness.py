@@ -25,8 +25,8 @@ import pytest
 
 import regrad as rg
 from regrad.errors import RegradError
-
-from .ways import OTHERS, PLAIN, REFUSED, UNSEEN
+from tests.helpers.paths import DOCS
+from tests.helpers.ways import OTHERS, PLAIN, REFUSED, UNSEEN
 
 MODULES = [
     collections, contextvars, dataclasses, enum, functools, io, itertools, jax, jnp, math, np,
@@ -94,5 +94,5 @@ def test_the_table():
 
 
 def test_the_docs_name_each_kind_of_change_that_is_not_seen():
-    text = (pathlib.Path(__file__).parents[1] / "docs" / "compiled.md").read_text()
+    text = (DOCS / "compiled.md").read_text()
     assert [kind for kind in UNSEEN if kind not in " ".join(text.split())] == []

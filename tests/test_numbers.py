@@ -11,8 +11,9 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError, DTypeError, NumberRangeError
+from tests.helpers.sample_runs import arrays_of
+from tests.helpers.v1_session import run
 from tests.samples import Sample, all_samples
-from tests.test_ops import arrays_of
 
 INTEGERS = [np.dtype(f"{u}int{n}") for u in ("", "u") for n in (8, 16, 32, 64)]
 FLOATS = [np.dtype(f"float{n}") for n in (16, 32, 64)]
@@ -22,12 +23,6 @@ EDGES = [0, 1, -1, 127, 128, -128, -129, 255, 256, 32767, 32768, 65535, 65536, 2
          123456789, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32 - 1, 2**32, 2**53 + 1,
          2**63 - 1, 2**63, -(2**63), 2**64 - 1, 2**64, -(2**70)]  # fmt: skip
 MIXED = [True, False, 1.7, -1.7, 0.1, 3e9, -0.5, 255.9, math.inf, math.nan]
-
-
-def run(fetch: Any) -> np.ndarray:
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        return session.run(fetch)
 
 
 def in_graph(build: Any) -> Any:

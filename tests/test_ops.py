@@ -10,10 +10,8 @@ import pytest
 import regrad as rg
 from regrad.registry import not_yet
 from regrad.testing import check_gradients
-from tests.samples import Sample, all_samples
-
-ROWS = all_samples()
-
+from tests.helpers.sample_runs import ROWS, arrays_of, gradients, inputs_of, numbers, outputs
+from tests.samples import Sample
 
 # On JAX each shape of each op is compiled when it runs alone, which takes most of the time of all
 # tests. Gradients of these rows are computed op by op there: the first of each op type, and every
@@ -31,81 +29,15 @@ def pairs(rows: list[Sample], *backends: str) -> Any:
     return pytest.mark.parametrize(("row", "backend"), chosen, ids=str)
 
 
-def given(row: Sample, backend: str, *, single: bool = False) -> list[Any]:
-    """The inputs in a library, floats in double or single precision."""
-    return [arrays_of(backend, a.astype(float_dtype(a, single))) for a in row.inputs]
-
-
-def float_dtype(array: np.ndarray, single: bool) -> Any:
-    names = {"f": ("float64", "float32"), "c": ("complex128", "complex64")}
-    return names[array.dtype.kind][single] if is_float(array) else array.dtype
-
-
-def arrays_of(backend: str, array: np.ndarray) -> Any:
-    if backend == "jax":
-        import jax.numpy as jnp
-
-        return jnp.asarray(array)
-    if backend == "torch":
-        import torch
-
-        return torch.asarray(array.copy())
-    return array
-
-
-def is_float(array: np.ndarray) -> bool:
-    return array.dtype.kind in "fc"
-
-
-def outputs(y: Any) -> list[Any]:
-    return list(y) if isinstance(y, tuple | list) else [y]
-
-
-def numbers(tensors: Any) -> list[np.ndarray]:
-    return [np.asarray(t._values()) for t in outputs(tensors)]
-
-
-def gradients(row: Sample, xs: list[Any], order: int) -> list[np.ndarray]:
-    """The gradients of a weighed sum by every float input, differentiated `order` times."""
-    places = [i for i, a in enumerate(row.inputs) if is_float(a)]
-
-    def scalar(*floats: Any) -> Any:
-        full = [rg.asarray(x) for x in xs]
-        for i, x in zip(places, floats, strict=True):
-            full[i] = x
-        return weighed(outputs(row.f(*full)))
-
-    f = scalar
-    for _ in range(order - 1):
-        f = next_order(f)
-    found = rg.grads(f, unconnected="zero")([xs[i] for i in places])
-    return numbers(found)
-
-
-def next_order(f: Any) -> Any:
-    return lambda *xs: weighed(rg.grads(f, unconnected="zero")(list(xs)))
-
-
-def weighed(tensors: list[Any]) -> Any:
-    total = rg.scalar(0.0)
-    for t in tensors:
-        if t.dtype.kind == "f":
-            weights = np.cos(np.arange(t.size, dtype=t.dtype)).reshape(t.shape)
-            total = total + (t * weights).sum()
-        elif t.dtype.kind == "c":
-            total = total + (rg.real(t) * 0.7).sum() + (rg.imag(t) * 0.3).sum()
-    return total
-
-
 @pairs(ROWS, "numpy", "jax", "torch")
 def test_values(row: Sample, backend: str) -> None:
-    xs = given(row, backend)
+    xs = inputs_of(row, backend)
     ys = outputs(row.f(*[rg.asarray(x) for x in xs]))
     if row.reference is not None:
         due = row.reference(*row.inputs)
         due = [np.asarray(d) for d in (due if isinstance(due, tuple | list) else [due])]
     else:
-        due = numbers(row.f(*[rg.asarray(a) for a in given(row, "numpy")]))
+        due = numbers(row.f(*[rg.asarray(a) for a in inputs_of(row, "numpy")]))
     assert len(ys) == len(due)
     for y, expected in zip(ys, due, strict=True):
         assert isinstance(y, rg.Tensor)
@@ -132,19 +64,19 @@ def test_gradients_against_differences(row: Sample) -> None:
 )
 def test_gradients_agree_between_libraries(row: Sample, backend: str) -> None:
     for order in range(1, min(row.order, 2 if backend == "torch" else 1) + 1):
-        due = gradients(row, given(row, "numpy"), order)
-        got = gradients(row, given(row, backend), order)
+        due = gradients(row, inputs_of(row, "numpy"), order)
+        got = gradients(row, inputs_of(row, backend), order)
         for a, b in zip(got, due, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * (1 + np.abs(b).max(initial=0)))
 
 
 @pairs(ROWS, "numpy", "jax", "torch")
 def test_float32_stays_float32(row: Sample, backend: str) -> None:
-    xs = given(row, backend, single=True)
+    xs = inputs_of(row, backend, single=True)
     for y in outputs(row.f(*[rg.asarray(x) for x in xs])):
         assert y.dtype not in (np.float64, np.complex128), y.dtype
     if row.order and (backend != "jax" or str(row) in OP_BY_OP):
-        due = gradients(row, given(row, "numpy"), 1)
+        due = gradients(row, inputs_of(row, "numpy"), 1)
         for dx, expected in zip(gradients(row, xs, 1), due, strict=True):
             assert dx.dtype in (np.float32, np.complex64)
             scale = 1 + np.abs(expected).max(initial=0)
@@ -181,7 +113,7 @@ def test_constants_are_made_where_the_data_lie(constant: Any) -> None:
 @over([r for r in ROWS if "torch" in r.backends])
 def test_new_arrays_lie_where_the_data_lie(row: Sample) -> None:
     """Tensors of the device "meta" have no values, and refuse to meet those of another device."""
-    xs = [x.to("meta") for x in given(row, "torch")]
+    xs = [x.to("meta") for x in inputs_of(row, "torch")]
     runs = [lambda: row.f(*map(rg.asarray, xs)), lambda: gradients(row, xs, 1)]
     for run in runs[: 1 + bool(row.order)]:
         try:

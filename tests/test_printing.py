@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from decimal import ROUND_HALF_UP, Context, Decimal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 
 import regrad as rg
 from regrad import printing
+from tests.helpers.paths import GOLDEN
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "tfjs_print.json").read_text())["cases"]
+CASES = json.loads((GOLDEN / "tfjs_print.json").read_text())["cases"]
 
 
 def recorded(case: dict) -> rg.Tensor:
@@ -26,7 +26,7 @@ def recorded(case: dict) -> rg.Tensor:
     return rg.asarray(values.reshape(spec["shape"]).astype(spec["dtype"]))
 
 
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_as_tensorflow_js(case, capsys):
     t = recorded(case)
     assert t.to_string(case["verbose"]) == case["expected_string"]

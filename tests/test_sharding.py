@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import regrad as rg
+from tests.helpers.paths import ROOT
 
-CHECKS = Path(__file__).with_name("sharded_checks.py")
+CHECKS = ROOT / "tests" / "helpers" / "sharded_checks.py"
 LIMIT = 120  # seconds; on two free cores each setup takes about ten
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import regrad as rg
@@ -20,11 +19,7 @@ from regrad.errors import (
     ShapeError,
 )
 from regrad.state import current
-
-
-def near(got: Any, due: Any) -> None:
-    np.testing.assert_allclose(got._values(), due, rtol=1e-5, atol=1e-6)
-
+from tests.helpers.tfjs_cases import near
 
 # -- the documentation's examples ----------------------------------------------------------------
 

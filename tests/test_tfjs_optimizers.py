@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
-from tests.test_tfjs_golden import cases, check, chosen, loss_of, variables_of
+from tests.helpers.tfjs_cases import cases, check, chosen, loss_of, variables_of
 
 EPSILON = 1e-7
 Updates = dict[str, Any]

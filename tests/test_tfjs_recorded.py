@@ -15,7 +15,7 @@ import pytest
 import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, GradientError, RuleError, ShapeError
 from regrad.state import current
-from tests.test_tfjs_documented import near
+from tests.helpers.tfjs_cases import near
 
 # -- errors that TensorFlow.js raises, and regrad with it ----------------------------------------
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from regrad.errors import PassedOverError, UnknownOpError
-
-from .test_torch_parts import IMAGE, D, X, both, override
+from tests.helpers.torch_calls import IMAGE, D, X, both, override
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

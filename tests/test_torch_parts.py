@@ -20,10 +20,9 @@ import regrad.torch
 from regrad.errors import PassedOverError
 from regrad.torch import intercepts
 from tests.campaigns.torch_samples import INSIDE, Call, cases, load
+from tests.helpers.torch_calls import IMAGE, D, X, both, override
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-override = regrad.torch.gradient_override_map
-D = torch.float64
 
 
 def gradients(case: Any, rules: dict[str, Any] | None) -> tuple[list[Any], list[Any]]:
@@ -108,18 +107,6 @@ ATTENTION: dict[str, Callable[..., Any]] = {
 def seeded(f: Callable[..., Any], *args: Any) -> Any:
     torch.manual_seed(3)
     return f(*args)
-
-
-def both(f: Callable[..., Any], x: Any, rules: dict[str, Any]) -> tuple[Any, ...]:
-    """Value and gradient as torch has them, and under rules."""
-    found = []
-    for scope in (nullcontext(), override(rules)):
-        leaf = x.detach().clone().requires_grad_()
-        with scope:
-            y = f(leaf)
-        (dx,) = torch.autograd.grad(y, leaf, y.detach().cos())
-        found += [y.detach(), dx]
-    return tuple(found)
 
 
 @pytest.mark.parametrize("op_type", ["Softmax", "MatMul"])
@@ -342,8 +329,6 @@ def test_recurrent_layers(kind, options, packed):
 
 # -- torch's ways, and others ----------------------------------------------------------------------
 
-IMAGE = torch.linspace(0.1, 2.3, 2 * 2 * 5 * 4, dtype=D).sin().reshape(2, 2, 5, 4)
-X = IMAGE[0, 0, :3] + 0.01 * torch.arange(12, dtype=D).reshape(3, 4)
 LSTM = nn.LSTM(4, 3, 2, bidirectional=True).double()
 CALLS: dict[str, tuple[str, Callable[..., Any], Any]] = {
     "linear": ("MatMul", lambda x: F.linear(x, x, x[:, 0]), X),
@@ -552,8 +537,8 @@ def test_functions_that_were_replaced_are_called(monkeypatch):
 
 def test_a_replayed_graph_must_have_been_captured_under_the_rules(monkeypatch):
     class Graph:
-        capture_begin = intercepts._capture(lambda self: None)
-        replay = intercepts._replay(lambda self: replayed.append(self))
+        capture_begin = intercepts._intercept_capture(lambda self: None)
+        replay = intercepts._intercept_replay(lambda self: replayed.append(self))
 
     replayed = []
     rules, graph, plain = {"Relu": lambda dy: dy}, Graph(), Graph()

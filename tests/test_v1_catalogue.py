@@ -1,6 +1,5 @@
 """What `regrad.v1` offers, what the page says that it offers, and what it says of the rest."""
 
-import pathlib
 import re
 import types
 
@@ -8,8 +7,9 @@ import pytest
 
 import regrad.v1 as tf
 from regrad.v1.uncovered import INSTEAD
+from tests.helpers.paths import DOCS
 
-PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "tf1.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "tf1.md").read_text(encoding="utf-8")
 COVERED = PAGE[PAGE.index("## What is covered") : PAGE.index("## What is not")]
 ROWS = re.findall(r"^\| `(tf[.\w]*)`[^|]*\| (.*) \|$", COVERED, re.M)
 NAMES = [(space, name) for space, names in ROWS for name in re.findall(r"`(\w+)`", names)]

@@ -7,24 +7,11 @@ import pytest
 
 import regrad as rg
 import regrad.v1 as tf
+from tests.helpers.v1_session import run, values
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 COUNT = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def run(fetches, feed=None):
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        return session.run(fetches, feed)
-
-
-def values(grads, feed=None):
-    return [None if g is None else run(g, feed).tolist() for g in grads]
 
 
 # -- ys and xs -----------------------------------------------------------------------------------

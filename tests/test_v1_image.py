@@ -4,19 +4,11 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from tests.helpers.v1_session import run
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 IMAGES = np.random.default_rng(0).normal(size=(2, 6, 5, 3)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def run(fetches, feed=None):
-    with tf.Session() as session:
-        return session.run(fetches, feed)
 
 
 def near(x, y):

@@ -13,21 +13,13 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import ArgumentError, DTypeError, RegradError
-from tests import test_graph_samples as graphs
-from tests import test_ops as eager
+from tests.helpers import graph_sample_runs as graphs
+from tests.helpers import sample_runs as runs
+from tests.helpers.v1_session import jit_session, powers
 from tests.samples import Sample
 
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-@pytest.fixture
-def session(graph):
-    with tf.Session(jit=True) as session:
-        yield session
+pytestmark = pytest.mark.usefixtures("graph")
+session = jit_session
 
 
 @pytest.fixture
@@ -59,20 +51,20 @@ def alike(fetches, feed=None, before=(), rtol=1e-5):
 # -- samples of every family -----------------------------------------------------------------------
 
 SIZED_BY_VALUES = {"indexing: unique_values"}  # cannot be compiled, see below
-SLICE = [row for row in eager.ROWS if "jax" in row.backends][::9]
+SLICE = [row for row in runs.ROWS if "jax" in row.backends][::9]
 SLICE = [row for row in SLICE if str(row) not in SIZED_BY_VALUES | graphs.UNSTACKED.keys()]
 
 
 @pytest.mark.parametrize("hidden", ["static", "sizes hidden"])
 @pytest.mark.parametrize("row", SLICE, ids=str)
 def test_samples_give_what_eager_mode_gives(row: Sample, hidden: str, always) -> None:
-    built, due = graphs.Built(row, hidden), graphs.eager_values(row)
+    built, due = graphs.SampleGraph(row, hidden), graphs.eager_values(row)
     for got, expected in zip(built.run(built.ys), due, strict=True):
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
     if row.order:
         found = built.gradients(due, 1)
-        expected = eager.gradients(row, eager.given(row, "numpy"), 1)
+        expected = runs.gradients(row, runs.inputs_of(row, "numpy"), 1)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7 * (1 + np.abs(b).max(initial=0)))
 
@@ -363,11 +355,6 @@ def test_case_chooses():
     y = tf.case([(x < 0, lambda: tf.constant(-1)), (x > 9, lambda: tf.constant(9))], lambda: x * 1)
     for value in (-5, 5, 50):
         alike([y], {x: value})
-
-
-def powers(x, turns, **options):
-    start = tf.constant(0), tf.ones_like(x)
-    return tf.while_loop(lambda i, y: i < turns, lambda i, y: (i + 1, y * x), start, **options)[1]
 
 
 @pytest.mark.parametrize("order", [1, 2])

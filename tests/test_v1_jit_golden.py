@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 import regrad.v1 as tf
-from tests import test_tf1_golden as golden
-from tests.quick import full_effort
+from tests.helpers import tf1_cases as golden
+from tests.helpers.quick import full_effort
+from tests.helpers.tf1_cases import nothing_is_left
 
-pytestmark = pytest.mark.usefixtures(full_effort.__name__)
-
-nothing_is_left = golden.nothing_is_left  # between the cases
+pytestmark = pytest.mark.usefixtures(full_effort.__name__, nothing_is_left.__name__)
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
-from tests import test_v1_jit
+from tests.helpers.v1_session import jit_session, powers
 
-graph, session, powers = test_v1_jit.graph, test_v1_jit.session, test_v1_jit.powers
+pytestmark = pytest.mark.usefixtures("graph")
+session = jit_session
 
 
 def fed(dtype=tf.float32, shape=()):

@@ -4,23 +4,9 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from tests.helpers.v1_session import initialized
 
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-@pytest.fixture
-def session(graph):
-    with tf.Session() as session:
-        yield session
-
-
-def initialized(session):
-    session.run(tf.global_variables_initializer())
-    return session
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def normal(*shape):

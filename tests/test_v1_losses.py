@@ -4,17 +4,9 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from tests.helpers.v1_session import run
 
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def run(fetches, feed=None):
-    with tf.Session() as session:
-        return session.run(fetches, feed)
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def normal(*shape):

@@ -8,26 +8,12 @@ import pytest
 
 import regrad.v1 as tf
 from regrad.errors import GraphError
+from tests.helpers.v1_session import initialized
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 RNG = np.random.default_rng(7)
 START, GRADIENTS = RNG.normal(size=3), RNG.normal(size=(6, 3))
-
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-@pytest.fixture
-def session(graph):
-    with tf.Session() as session:
-        yield session
-
-
-def initialized(session):
-    session.run(tf.global_variables_initializer())
-    return session
 
 
 def trajectory(session, optimizer):

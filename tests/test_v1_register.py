@@ -15,20 +15,11 @@ import pytest
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import GradientError, NotFiredError, UnknownOpError, UnusedOverrideWarning
+from tests.helpers.v1_session import run
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 COUNT = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def run(fetches, feed=None):
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        return session.run(fetches, feed)
 
 
 def gradient(y, x):

@@ -4,22 +4,9 @@ import numpy as np
 import pytest
 
 import regrad.v1 as tf
+from tests.helpers.v1_session import run, values
 
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def run(fetches, feed=None):
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        return session.run(fetches, feed)
-
-
-def values(grads, feed=None):
-    return [None if g is None else run(g, feed).tolist() for g in grads]
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def overridden(op_type, rule, build):

@@ -10,19 +10,9 @@ import pytest
 
 import regrad.v1 as tf
 
+pytestmark = pytest.mark.usefixtures("graph")
+
 Pair = collections.namedtuple("Pair", "a b")
-
-
-@pytest.fixture(autouse=True)
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-@pytest.fixture
-def session(graph):
-    with tf.Session() as session:
-        yield session
 
 
 # -- fetches -------------------------------------------------------------------------------------

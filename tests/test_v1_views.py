@@ -20,12 +20,6 @@ def clipped(dy, x):
 
 
 @pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-@pytest.fixture
 def net(graph):
     x = tf.placeholder(tf.float32, [None, 4], name="x")
     for name, size in (("hidden", 3), ("logits", 2)):
@@ -145,7 +139,7 @@ def test_a_name_with_backslashes_is_escaped(graph):
     tf.identity(a, name="d")
     dot = views.to_dot(graph)
     assert '"a\\\\b>c" -> "d"' in dot
-    assert views.quoted('a "b"\n\\') == r'"a \"b\"\n\\"'
+    assert views.quote('a "b"\n\\') == r'"a \"b\"\n\\"'
 
 
 HOSTILE = [

@@ -8,7 +8,7 @@ import pytest
 
 import regrad as rg
 from regrad.errors import ArgumentError, GradientError, RuleError, ShapeError, TraceError
-from tests.quick import nothing_is_left_open
+from tests.helpers.quick import nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 

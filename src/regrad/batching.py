@@ -7,8 +7,8 @@ from functools import partial, wraps
 from typing import Any
 
 from regrad import containers
-from regrad.again import Once, pullback
 from regrad.arguments import Body, Given
+from regrad.bodies import BodyRun, pullback
 from regrad.capture import Captured
 from regrad.closures import Closure
 from regrad.errors import ArgumentError, ShapeError, TraceError, kind
@@ -198,27 +198,27 @@ def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) 
     """All examples at once, by JAX."""
     import jax
 
-    once = Once(kind, xs, traced=True)
+    body_run = BodyRun(kind, xs, traced=True)
     flat = Captured(flat, kind)
 
     def body(*arrays: Any) -> list[Any]:
-        once.outputs.clear()
-        ys = once.run(flat, once.stand_ins(arrays))
+        body_run.outputs.clear()
+        ys = body_run.run(flat, body_run.stand_ins(arrays))
         return [to_jax(y._data) for y in ys]
 
-    arrays = [to_jax(x._data) for x in once.xs]
+    arrays = [to_jax(x._data) for x in body_run.xs]
     ys = jax.vmap(body, in_axes=tuple(0 if a else None for a in along))(*arrays)
-    _refuse_assignments(once.region, kind)
-    again, along = once.again(flat), [*along, *[False] * len(once.sources)]
+    _refuse_assignments(body_run.region, kind)
+    function, along = body_run.as_function(flat), [*along, *[False] * len(body_run.sources)]
 
     def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
         batched = [*along, *[True] * len(dys)]
-        pull = pullback(again, len(inputs), passage)
+        pull = pullback(function, len(inputs), passage)
         dxs = at_once(pull, [*inputs, *dys], batched, f"the gradient of {kind}")
         pairs = zip(passage.wanted, dxs, strict=True)
         return [dx if batched[i] else sum_of(dx, axis=0) for i, dx in pairs]
 
-    return once.done(ys, answer, lambda inputs: at_once(again, inputs, along, kind))
+    return body_run.finish(ys, answer, lambda inputs: at_once(function, inputs, along, kind))
 
 
 def _refuse_assignments(region: Region, kind: str) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from regrad.dispatch import lift
 from regrad.errors import MissingRuleError, RuleError
-from regrad.recording import cuts, effective
 from regrad.registry import OPS, Input, Op, borrowed, find_op
 from regrad.ruleforms import Missing, NoGradient, OpView, PerInput, Rule, asked
 from regrad.state import masked
+from regrad.tape import cuts, effective
 from regrad.tensors import Tensor
-from regrad.walk import checked, opened
+from regrad.walk import check_gradient, open_groups
 
 UNSAID = object()
 
@@ -152,8 +152,8 @@ class Builtin:
         with masked():
             rule = effective(record.op, rule, record.specs, dy)
             pulled = rule.pull(record, dy, wanted)
-            pairs = pulled if record.plain else opened(record, pulled)
-            return {i: checked(record, i, dx, dy) for i, dx in pairs if dx is not None}
+            pairs = pulled if record.plain else open_groups(record, pulled)
+            return {i: check_gradient(record, i, dx, dy) for i, dx in pairs if dx is not None}
 
     def __repr__(self) -> str:
         return f"builtin({self.op.type!r})"

@@ -22,7 +22,7 @@ from regrad import containers, dispatch
 from regrad.arguments import is_key, noted
 from regrad.custom import CustomCall
 from regrad.namespaces import is_inexact, is_traced
-from regrad.overrides import Counted, Wrapped
+from regrad.overrides import CountedRule, WrappedRule
 from regrad.pullback import run_taped
 from regrad.registry import Op
 from regrad.ruleforms import Rule
@@ -150,9 +150,9 @@ class OpStep(NamedTuple):
     layout: tuple[Place, ...] | None
     ys: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         xs = tuple([at(env, ref) for ref in self.xs])
-        y = dispatch.again(self.op, xs, self.attrs, self.layout, self._rule(env))
+        y = dispatch.rerun(self.op, xs, self.attrs, self.layout, self._rule(env))
         env.update(zip(self.ys, y if isinstance(y, tuple) else (y,), strict=True))
 
     def _rule(self, env: Env) -> Rule:
@@ -160,7 +160,7 @@ class OpStep(NamedTuple):
         if self.rule is self.op.rule or not self.rule.watches:
             return self.rule
         rule, state = self.rule, current()
-        if isinstance(rule, Counted) and state is not None and (scopes := state.scopes):
+        if isinstance(rule, CountedRule) and state is not None and (scopes := state.scopes):
             rule = rule.under(scopes.get(self.op.type))
         return Within(rule, env)
 
@@ -171,7 +171,7 @@ class HeldStep(NamedTuple):
     value: Ref
     number: float
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         env[self.number] = at(env, self.value)
 
 
@@ -187,7 +187,7 @@ class CustomStep(NamedTuple):
     ys: Sequence[float]
     cut: bool  # a tape that the body itself opened took the gradient
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         call = self.call.on(tuple(xs))
         f = lambda: (self._values(env, records), self._back(env))  # noqa: E731
@@ -198,7 +198,7 @@ class CustomStep(NamedTuple):
     def _values(self, env: Env, records: Records) -> Any:
         mark = next_id()
         for step in self.inner:
-            step.again(env, records)
+            step.replay(env, records)
         ys = [at(env, ref) for ref in self.values]
         # (those that were made here become the call's; in `env` they stay what the steps made)
         return self.close([twin(y) if y._id > mark else y for y in ys])
@@ -232,7 +232,7 @@ class RegionStep(NamedTuple):
     ys: Sequence[float]
     pulls: set[Any]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         if self.passage in self.pulls:  # the body will ask for its gradient
             xs = distinct(xs)
@@ -251,7 +251,7 @@ class PullStep(NamedTuple):
     dys: Sequence[Ref]
     dxs: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         record, xs = records[self.passage]
         rule, passage = record.rule, record.rule.passage
         given = dict(zip(self.passage.reached, [at(env, ref) for ref in self.dys], strict=True))
@@ -270,7 +270,7 @@ class BodyStep(NamedTuple):
     xs: Sequence[Ref]
     ys: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         ys = self.captured.replay([at(env, ref) for ref in self.xs], env)
         env.update(zip(self.ys, ys, strict=True))
 
@@ -283,7 +283,7 @@ class ForeignStep(NamedTuple):
     xs: Sequence[Ref]
     ys: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         arrays = self.function([self.read(at(env, ref)) for ref in self.xs])
         env.update(zip(self.ys, map(wrap, arrays), strict=True))
 
@@ -313,7 +313,7 @@ class StrangerStep(NamedTuple):
     xs: Sequence[float]
     ys: Sequence[float]
 
-    def again(self, env: Env, records: Records) -> None:
+    def replay(self, env: Env, records: Records) -> None:
         consts = [env[c.number]._data if type(c) is _Id else c for c in self.consts]
         arrays = evaluate(self.jaxpr, consts, [env[i]._data for i in self.xs])
         env.update(zip(self.ys, map(wrap, arrays), strict=True))
@@ -365,7 +365,7 @@ class Captured:
             if self.complete:
                 ys = self.replay(xs)
             else:  # a body inside draws from keys that it closes over: the next run counts
-                again = {k: b.again() for k, b in (state.overrides or {}).items()}
+                again = {k: b.repeat() for k, b in (state.overrides or {}).items()}
                 with in_state(state.overriding(again or None)):
                     ys = self._run(xs, state, self.expected)
         else:
@@ -440,7 +440,7 @@ class Captured:
                 env[number] = resolved(region.first(source, number))
         records: Records = {}
         for step in self.first.steps:
-            step.again(env, records)
+            step.replay(env, records)
         for variable, ref in self.assigned.items():
             region.assign(variable, at(env, ref))
         return [at(env, ref) for ref in self.ys]
@@ -522,7 +522,7 @@ def inside(env: Env, run: Callable[[], Any]) -> Any:
         return run()
 
 
-class Within(Wrapped):
+class Within(WrappedRule):
     """A rule of the user's, which may refer to Tensors of the first run."""
 
     def __init__(self, rule: Rule, env: Env) -> None:

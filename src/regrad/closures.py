@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.callers import PACKAGE
 from regrad.errors import ArgumentError
 from regrad.namespaces import BACKENDS, is_array
 from regrad.pytrees import exactly
@@ -33,7 +34,6 @@ from regrad.registry import RULES
 from regrad.tensors import OURS, Tensor
 from regrad.variables import Variable
 
-_HERE = os.path.dirname(__file__) + os.sep
 _LIBRARIES = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
 )
@@ -198,7 +198,7 @@ class _Walk:
             self.watch(value, "value", read)
             self.value(read(), f"the value of {name}", read)
         else:
-            self.entry(name, Identity(value))
+            self.entry(name, IdentityKey(value))
             if isinstance(value, np.random.Generator):
                 self.closure.generators.append((name, value))
             elif isinstance(value, Variable):
@@ -213,7 +213,7 @@ class _Walk:
     def tensor(self, value: Any, name: str, read: Any) -> None:
         """A Tensor or an array: an input of the program, if it holds numbers."""
         if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
-            self.entry(name, Identity(value))
+            self.entry(name, IdentityKey(value))
         elif isinstance(value, np.ndarray) and (
             value.dtype.kind not in "biufc" or (value.dtype.kind == "b" and value.size <= MASK)
         ):  # a mask may decide a shape, so its values must be known
@@ -241,7 +241,7 @@ class _Walk:
             self.object(value, name)
             return
         if len(value) > LARGEST:
-            self.entry(name, Identity(value))
+            self.entry(name, IdentityKey(value))
         elif isinstance(value, Mapping):
             read = functools.partial(_keys_and_values, value)
             self.entries_of(value, name, read, dict(enumerate(value, len(value))))
@@ -268,7 +268,7 @@ class _Walk:
         self.entry(name, code)
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             read = functools.partial(getattr, cell, "cell_contents")
-            if not code.co_filename.startswith(_HERE):
+            if not code.co_filename.startswith(PACKAGE):
                 self.watch_cell(cell, read)
             self.value(_cell_content(cell), free, read)
         for part in ("__defaults__", "__kwdefaults__"):
@@ -345,7 +345,7 @@ class _Walk:
             self.place(space, attribute, name)
 
 
-class Identity:
+class IdentityKey:
     """An object as part of a key: equal only to itself, and kept alive."""
 
     __slots__ = ("value",)
@@ -354,7 +354,7 @@ class Identity:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self.value is other.value
+        return isinstance(other, IdentityKey) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -406,7 +406,7 @@ def _same_plain(a: Any, b: Any) -> bool:
 def content(value: Any) -> Any:
     """What an array holds, as part of a key; one that nobody can write to is told by identity."""
     if isinstance(value, Tensor) or BACKENDS[type(value)].name == "jax":
-        return Identity(value)
+        return IdentityKey(value)
     value = BACKENDS[type(value)].to_numpy(value)
     written = np.ascontiguousarray(value)
     return value.shape, value.dtype, written.tobytes() if value.size <= SMALL else _digest(written)
@@ -478,7 +478,7 @@ def _is_made(kind: type, method: Any) -> bool:
 def _is_closed(value: Any) -> bool:
     """Whether an object is told apart by identity only: regrad's own, and modules of libraries."""
     if isinstance(value, types.ModuleType):
-        return _is_library_file(getattr(value, "__file__", None) or _HERE)
+        return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
     if isinstance(value, type):
         return _is_library_class(value)
     kind = type(value)
@@ -499,4 +499,4 @@ def _is_library_class(kind: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_library_file(path: str) -> bool:
     path = os.path.realpath(path)
-    return path.startswith((_HERE, *_LIBRARIES)) and not path.startswith("<")
+    return path.startswith((PACKAGE, *_LIBRARIES)) and not path.startswith("<")

@@ -16,15 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad.again import Again, pullback
+from regrad import verification
 from regrad.arguments import ONE
+from regrad.bodies import BodyFunction, pullback
 from regrad.capture import Captured, evaluate
 from regrad.closures import Closure
+from regrad.donation import compile_donating, may_donate, set_apart
 from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
-from regrad.interrupts import Deferred, at_once
+from regrad.interrupts import Deferred
 from regrad.kernel_errors import LEAKED
 from regrad.namespaces import BACKENDS, JAX, gradient_dtype, widest
-from regrad.placement import layout, searches_nan, to_jax, to_jax_as, trouble
+from regrad.placement import layout, to_jax, to_jax_as, trouble
 from regrad.pullback import pull_through
 from regrad.regions import (
     Overrides,
@@ -50,7 +52,7 @@ Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, an
 ndarray = np.ndarray
 
 
-class Traced:
+class Trace:
     """What one trace of a body found out: it travels with the compiled program.
 
     `flat` is the body, which is not run again: `derivatives` are made of what it did. `reached` are
@@ -61,7 +63,6 @@ class Traced:
     note: Any = None  # what the body said about its results
     count = 0  # how many results there are; after them come new values of Variables
     assigned: Sequence[Variable] = ()
-    shared: Sequence[Variable] = ()  # whose new value is also something else
     bindings: Overrides = None  # with the hits of the trace
     ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
     reached: Sequence[int] = ()
@@ -98,7 +99,7 @@ class Traced:
         return [*ys, *[region.read(v) for v in self.assigned]]
 
 
-class Found(Exception):
+class SourceFound(Exception):
     """A trace came upon something from outside that was not an input yet."""
 
 
@@ -106,7 +107,7 @@ class _Results(NamedTuple):
     """What a body gives to JAX: arrays, and what was found out when it was traced."""
 
     arrays: list[Any]
-    traced: Traced
+    trace: Trace
 
 
 def find_jax() -> Any:
@@ -134,11 +135,11 @@ def _listed(sources: Sequence[Any]) -> str:
 
 def _opened(results: _Results) -> tuple[list[Any], Any]:
     # JAX keeps this structure for good. A reference must not keep the user's function with it.
-    return results.arrays, weakref.ref(results.traced)
+    return results.arrays, weakref.ref(results.trace)
 
 
-def _closed(traced: Any, arrays: Any) -> _Results:
-    return _Results(arrays, traced())
+def _closed(trace: Any, arrays: Any) -> _Results:
+    return _Results(arrays, trace())
 
 
 def _can_go_in(array: Any) -> bool:
@@ -151,7 +152,7 @@ def _can_go_in(array: Any) -> bool:
     return library.name != "torch"
 
 
-def _given(x: Tensor) -> Any:
+def _argument(x: Tensor) -> Any:
     """An argument as compiled programs take it: small NumPy arrays go in as they are."""
     data = x._data
     if type(data) is not ndarray or data.dtype.itemsize <= 4:
@@ -188,8 +189,8 @@ class Program:
         self.overrides: Overrides = None
         self.sources: list[Any] = []
         self.assigned: list[Variable] = []
-        self.runs: dict[Any, Run] = {}
-        self.begun: dict[Any, Traced] = {}  # traces that are to be made anew, with more inputs
+        self.variants: dict[Any, Variant] = {}
+        self.begun: dict[Any, Trace] = {}  # traces that are to be made anew, with more inputs
         self.quick: Any = None  # what is compiled, if it takes nothing from outside
 
     def __call__(
@@ -198,47 +199,47 @@ class Program:
         """The results as Tensors, and the note; assignments are made, and tapes record."""
         with UPDATES:
             self.closure, self.overrides = closure, overrides
-            if closure is not None and not self.runs and not self.sources:
+            if closure is not None and not self.variants and not self.sources:
                 self.sources = [i for i in closure.arrays if _can_go_in(closure.tensors[i]())]
             while True:
                 try:
                     return self._call(xs, current())
-                except Found:
+                except SourceFound:
                     self.forget()
 
     @property
     def size(self) -> int:
         """How many traces it holds; one that has none yet, or failed, takes a place as well."""
-        return sum(len(run.traces) for run in list(self.runs.values())) or 1
+        return sum(len(variant.traces) for variant in list(self.variants.values())) or 1
 
     def free(self) -> None:
-        """Let go of what was compiled, at once: a Run and its function refer to each other."""
-        for run in self.runs.values():
-            run.compiled = None
+        """Let go of what was compiled, at once: a Variant and its function refer to each other."""
+        for variant in self.variants.values():
+            variant.compiled = None
         self.forget()
 
     def forget(self) -> None:
         """Compile anew, for more inputs than were known."""
-        self.runs.clear()
+        self.variants.clear()
         self.quick = None
 
-    def alone(self, xs: Sequence[Tensor]) -> Any:
+    def call_quick(self, xs: Sequence[Tensor]) -> Any:
         """The result where nothing is in force, with the turns out that are not needed then."""
         quick = self.quick  # (another thread may forget it)
         if quick is None:
             ys, note = self(xs, self.closure)
             return note(ys)
         try:
-            results, traced = quick([_given(x) for x in xs], ())
-        except Found:  # for other shapes it takes something
+            results, trace = quick([_argument(x) for x in xs], ())
+        except SourceFound:  # for other shapes it takes something
             self.forget()
-            return self.alone(xs)
+            return self.call_quick(xs)
         except (TypeError, ValueError) as error:
             self.check_places(error, xs)
             raise
-        if traced.note is ONE:
+        if trace.note is ONE:
             return wrap(results[0])
-        return traced.note([wrap(array) for array in results])
+        return trace.note([wrap(array) for array in results])
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
         wanted: tuple[int, ...] = ()
@@ -267,24 +268,23 @@ class Program:
         # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
         layouts = tuple([layout(v._tensor._data) for v in self.assigned])
         key = wanted, strict, layouts, self._donates()
-        run = self.runs.get(key)
-        if run is None:
-            run = self.runs[key] = Run(self, n, wanted, key[-1])
-        results, traced = run(inputs)
-        if not wanted and not self.sources and not run.places:
-            self.quick = run.compiled
-        if traced.bindings:
-            self._count(traced, self.overrides, forward=True)
-        ys = [wrap(array) for array in results[: traced.count + len(traced.assigned)]]
+        variant = self.variants.get(key)
+        if variant is None:
+            variant = self.variants[key] = Variant(self, n, wanted, key[-1])
+        results, trace = variant(inputs)
+        if not wanted and not self.sources and not variant.places:
+            self.quick = variant.compiled
+        if trace.bindings:
+            self._count(trace, self.overrides, forward=True)
+        ys = [wrap(array) for array in results[: trace.count + len(trace.assigned)]]
         if wanted:
-            self._record(inputs, n, wanted, ys, results, traced)
-        for variable, y in zip(traced.assigned, ys[traced.count :], strict=True):
-            variable._set(y, lent=bool(wanted) or variable in traced.shared)
-        return ys[: traced.count], traced.note
+            self._record(inputs, n, wanted, ys, results, trace)
+        for variable, y in zip(trace.assigned, ys[trace.count :], strict=True):
+            variable._set(y, lent=bool(wanted))
+        return ys[: trace.count], trace.note
 
     def _donates(self) -> bool:
-        """Whether programs may write over arrays: not if JAX may call them twice."""
-        return bool(self.assigned or self.donated) and not searches_nan(self.jax)
+        return bool(self.assigned or self.donated) and may_donate(self.jax)
 
     def check_places(self, error: Exception, inputs: Sequence[Tensor]) -> None:
         """Raise the error that is due where inputs are not JAX's, or lie where they do not fit."""
@@ -318,11 +318,11 @@ class Program:
         """A source where no tape is open: a Variable's Tensor is not lent to anybody."""
         return source._tensor if isinstance(source, Variable) else self._read(source)
 
-    def begin(self, former: Traced | None) -> Traced:
+    def begin(self, former: Trace | None) -> Trace:
         """A trace of the body, which counts hits of its own."""
-        bindings = {k: b.fresh() for k, b in (self.overrides or {}).items()} or None
+        bindings = {k: b.copy() for k, b in (self.overrides or {}).items()} or None
         expected = None if former is None else former.flat.first
-        return Traced(self.body, self.name, bindings, expected)
+        return Trace(self.body, self.name, bindings, expected)
 
     def find(self, region: Region) -> bool:
         """Note what a trace took from outside, and say whether that is news."""
@@ -349,11 +349,11 @@ class Program:
         arrays = [(i, self.source(i)) for i in self.closure.arrays]
         return [i for i, array in arrays if id(array) not in region.operands]
 
-    def _count(self, traced: Traced, overrides: Overrides, *, forward: bool) -> None:
+    def _count(self, trace: Trace, overrides: Overrides, *, forward: bool) -> None:
         """Report the hits of a trace to the scopes in which its program runs now."""
-        for key, hit in traced.hits():
+        for key, hit in trace.hits():
             if overrides and key in overrides:
-                before = traced.ran.get((key, hit.where), 0)
+                before = trace.ran.get((key, hit.where), 0)
                 count = 0 if self.derived or not forward else hit.count
                 overrides[key].absorb(hit, count, before if forward else hit.ran - before)
 
@@ -361,18 +361,18 @@ class Program:
 
     def _record(
         self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], ys: list[Tensor],
-        results: Sequence[Any], traced: Traced,
+        results: Sequence[Any], trace: Trace,
     ) -> None:  # fmt: skip
         """Put the program on the tapes; it is differentiated by its own backward program."""
         closure, overrides = self.closure, self.overrides
-        passage = Passage([wanted[i] for i in traced.found], traced.reached)
+        passage = Passage([wanted[i] for i in trace.found], trace.reached)
         pools = {
             "input": lambda i: to_jax(inputs[i]._data),
             "result": lambda i: results[i],
             "constant": lambda array: array,
         }
-        kept = [pools[pool](i) for pool, i in traced.kept]
-        derivative = partial(self._derivative, traced, n, passage)
+        kept = [pools[pool](i) for pool, i in trace.kept]
+        derivative = partial(self._derivative, trace, n, passage)
 
         def answer(
             inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
@@ -380,18 +380,18 @@ class Program:
             given = [*inputs, *dys]
             if watched_places(given):
                 return derivative()(given, closure, overrides)[0]
-            self._count(traced, overrides, forward=False)
-            pairs = zip(dys, traced.dtypes, strict=True)
-            dxs = traced.backward(kept, [to_jax_as(dy._data, dtype) for dy, dtype in pairs])
+            self._count(trace, overrides, forward=False)
+            pairs = zip(dys, trace.dtypes, strict=True)
+            dxs = trace.backward(kept, [to_jax_as(dy._data, dtype) for dy, dtype in pairs])
             return [wrap(dx) for dx in dxs]
 
         record_region(RegionRule(self.name, inputs, passage, answer), ys)
 
-    def _derivative(self, traced: Traced, n: int, passage: Passage) -> Program:
+    def _derivative(self, trace: Trace, n: int, passage: Passage) -> Program:
         """The program of the gradient, by which gradients of gradients go."""
         key = n, tuple(passage.wanted), tuple(passage.reached)
-        if key not in traced.derivatives:
-            traced.derivatives[key] = made = Program(
+        if key not in trace.derivatives:
+            trace.derivatives[key] = made = Program(
                 lambda xs: (pull(xs), None), f"the gradient of {self.name}", derived=True
             )
             known = list(self.sources)
@@ -399,13 +399,13 @@ class Program:
             def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
                 sources = [made.source(s) for s in known]
                 overrides = current().overrides  # pyright: ignore[reportOptionalMemberAccess]
-                again = Again(traced.all_values, n, sources, overrides, self.name)
-                return pullback(again, n + len(sources), passage)(tensors)
+                body = BodyFunction(trace.all_values, n, sources, overrides, self.name)
+                return pullback(body, n + len(sources), passage)(tensors)
 
-        return traced.derivatives[key]
+        return trace.derivatives[key]
 
 
-class Run:
+class Variant:
     """A program for one choice of inputs that tapes watch."""
 
     def __init__(self, program: Program, n: int, wanted: tuple[int, ...], donates: bool) -> None:
@@ -421,17 +421,17 @@ class Run:
         self.kept = [i for i in range(n + len(program.sources)) if i not in places]
         self.converted: dict[int, tuple[Tensor, Any]] = {}
         self.given: Sequence[Tensor] = ()
-        self.traces: list[Traced] = []  # those that compiled programs belong to
+        self.traces: list[Trace] = []  # those that compiled programs belong to
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
         self.verifying = False
-        self.compiled = program.jax.jit(self._trace, donate_argnums=1)
+        self.compiled = compile_donating(program.jax, self._results)
 
     def __call__(self, inputs: Sequence[Tensor]) -> _Results:
         kept = [
-            _given(inputs[i]) if i < self.n else self._converted(i, inputs[i]) for i in self.kept
+            _argument(inputs[i]) if i < self.n else self._convert(i, inputs[i]) for i in self.kept
         ]
-        given = tuple([self._given_away(i, inputs[i]) for i in self.places])
+        given = tuple([self._donate(i, inputs[i]) for i in self.places])
         self.given = inputs  # what the tapes know, if this is traced now
         try:
             if not self.complete:
@@ -452,7 +452,7 @@ class Run:
         """
         self.compiled.trace(kept, given)  # which the call after it finds
         if self.news:
-            raise Found
+            raise SourceFound
         self.complete = True
 
     def _verify(self, kept: list[Any], given: tuple[Any, ...]) -> None:
@@ -460,14 +460,12 @@ class Run:
         known = self.compiled.trace(kept, given)
         self.verifying = True
         try:
-            again = self.program.jax.jit(lambda *a: self._trace(*a)).trace(kept, given)
+            second = compile_donating(self.program.jax, self._results).trace(kept, given)
         finally:
             self.verifying = False
-        from regrad import verification
+        verification.compare(self.program.name, known, second)
 
-        verification.compare(self.program.name, known, again)
-
-    def _converted(self, i: int, x: Tensor) -> Any:
+    def _convert(self, i: int, x: Tensor) -> Any:
         """A source as JAX's; what stays the same from call to call is converted once."""
         if type(x._data) is not ndarray:
             return x._data
@@ -476,7 +474,7 @@ class Run:
             known = self.converted[i] = x, to_jax(x._data)
         return known[1]
 
-    def _given_away(self, i: int, x: Tensor) -> Any:
+    def _donate(self, i: int, x: Tensor) -> Any:
         """An array that the program may write over: a copy, if somebody else may hold it."""
         if i < self.n:
             return to_jax(x._data)
@@ -487,67 +485,65 @@ class Run:
 
     # -- tracing -----------------------------------------------------------------------------
 
-    def _trace(self, kept: list[Any], given: tuple[Any, ...]) -> _Results:
-        with at_once():  # signals do not wait for a trace: nothing has been given away yet
-            return self._results(kept, given)
-
     def _results(self, kept: list[Any], given: tuple[Any, ...]) -> _Results:
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
         tapes = inner_tapes(RegionTape, current()) if self.wanted else ()
         region = Region(program.name, tapes=tapes, traced=True, around=None)
         region.lasting = True
-        inputs = [region.given(wrap(arrays[i])) for i in range(len(arrays))]
+        inputs = [region.make_stand_in(wrap(arrays[i])) for i in range(len(arrays))]
         for source, x in zip(program.sources, inputs[self.n :], strict=True):
             self._stand_in(region, program.source(source), x)
         shapes = self.wanted, *[(a.shape, a.dtype) for a in [arrays[i] for i in range(self.n)]]
-        traced = program.begun.pop(shapes, None)
-        if traced is None or not traced.flat.complete:  # (its Python will run, with hits)
-            traced = program.begin(traced)
+        trace = program.begun.pop(shapes, None)
+        if trace is None or not trace.flat.complete:  # (its Python will run, with hits)
+            trace = program.begin(trace)
         for n, tape in enumerate(tapes):
             places = watched_by(tape.outer[0], self.given) if n else self.wanted
             tape.watched.update(inputs[i]._id for i in places)
         with nullcontext() if program.closure is None else program.closure.undrawn(program.name):
-            body = partial(results, traced.flat, inputs[: self.n], region)
-            ys = run_inside(body, region, traced.bindings, tapes)
-        traced.count, traced.assigned = len(ys), tuple(region.assigned)
-        ys = [*ys, *[region.values[v] for v in traced.assigned]]
+            body = partial(results, trace.flat, inputs[: self.n], region)
+            ys = run_inside(body, region, trace.bindings, tapes)
+        trace.count, trace.assigned = len(ys), tuple(region.assigned)
+        ys = [*ys, *[region.values[v] for v in trace.assigned]]
         outputs = [to_jax(y._data) for y in ys]
-        traced.ran = {(key, hit.where): hit.ran for key, hit in traced.hits()}
+        trace.ran = {(key, hit.where): hit.ran for key, hit in trace.hits()}
         if tapes:
-            linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, traced)
-            run_inside(linearize, region, traced.bindings)
+            linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, trace)
+            run_inside(linearize, region, trace.bindings)
         if self.verifying:
             program.check_sources(region)
-            return _Results(outputs, traced)
+            return _Results(outputs, trace)
         self.news = program.find(region)
         if self.news:
-            traced.rewind()
-            program.begun[shapes] = traced
+            trace.rewind()
+            program.begun[shapes] = trace
             if self.complete:  # for other shapes
-                raise Found
-            return _Results(outputs, traced)
+                raise SourceFound
+            return _Results(outputs, trace)
         plainly = program.plainly(region)
         program.reads = program.reads or bool(plainly)
         program.traces([arrays[i] for i in range(self.n)], plainly)
         lax = program.jax.lax
-        self.traces.append(traced)
-        traced.shared = _shared(traced, outputs, arrays)
-        for i, variable in enumerate(traced.assigned, traced.count):
+        self.traces.append(trace)
+        if not tapes:  # (with tapes, what is assigned is known to them, and not given away)
+            n = trace.count
+            outputs[n:] = set_apart(outputs[n:], [*arrays.values(), *outputs[:n]])
+        for i, variable in enumerate(trace.assigned, trace.count):
             if (sharding := layout(variable._tensor._data)) is not None:
                 outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
-        return _Results(outputs, traced)
+        return _Results(outputs, trace)
 
     def _stand_in(self, region: Region, source: Any, x: Tensor) -> None:
         if isinstance(source, Variable):
             region.values[source] = x
         else:
             region.stand_ins[id(source)] = x
-            region.kept.append(source)
+            region.alive.append(source)
 
     def _linearized(
         self, tape: Any, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: list[Any],
-        arrays: dict[int, Any], traced: Traced,
+        arrays: dict[int, Any], trace: Trace,
     ) -> None:  # fmt: skip
         """Trace the backward program; what it takes from the forward one becomes results."""
         jax = self.program.jax
@@ -565,11 +561,11 @@ class Run:
 
         outputs = [results[i] for i in reached]
         wide = widest((*inputs, *ys))
-        traced.dtypes = [gradient_dtype(y, wide) for y in outputs]
+        trace.dtypes = [gradient_dtype(y, wide) for y in outputs]
         shapes = [y.shape for y in outputs]
-        specs = list(map(jax.ShapeDtypeStruct, shapes, traced.dtypes))
+        specs = list(map(jax.ShapeDtypeStruct, shapes, trace.dtypes))
         closed = jax.make_jaxpr(back)(*specs)
-        traced.reached, traced.found = reached, found
+        trace.reached, trace.found = reached, found
         places = {id(array): ("input", i) for i, array in arrays.items()}
         places.update((id(array), ("result", i)) for i, array in enumerate(results))
         kept: list[tuple[str, Any]] = []
@@ -581,16 +577,5 @@ class Run:
                 places[id(array)] = "result", len(results)
                 results.append(array)
             kept.append(places[id(array)])
-        traced.kept, traced.jaxpr = kept, closed
-        traced.backward = jax.jit(partial(evaluate, closed.jaxpr))
-
-
-def _shared(traced: Traced, results: Sequence[Any], arrays: dict[int, Any]) -> list[Variable]:
-    """The Variables whose new value is an input as it was, or another result as well."""
-    inputs = {id(array) for array in arrays.values()}
-    ids = [id(array) for array in results]
-    return [
-        v
-        for v, key in zip(traced.assigned, ids[traced.count :], strict=False)
-        if key in inputs or ids.count(key) > 1
-    ]
+        trace.kept, trace.jaxpr = kept, closed
+        trace.backward = jax.jit(partial(evaluate, closed.jaxpr))

@@ -9,7 +9,7 @@ from inspect import CO_VARARGS
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from regrad import containers, dispatch, recording
+from regrad import containers, dispatch
 from regrad.custom_nodes import custom_node
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
@@ -19,7 +19,7 @@ from regrad.registry import Input, Op
 from regrad.ruleforms import Rule, place
 from regrad.signatures import misfit, parameters_of, public
 from regrad.state import STATE, State, current, next_id, run_held
-from regrad.tape import Tape
+from regrad.tape import NO_ATTRS, Tape, put
 from regrad.tensors import Tensor, TensorView, id_of, twin
 from regrad.variables import Variable
 
@@ -367,7 +367,7 @@ class CustomCall(Saves, Rule):
             leaves, self.rebuild = containers.flatten(value)
             first = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
             y = tuple(
-                self.adopted(leaf) if first[id(leaf)] == i else dispatch.renamed(leaf)
+                self.adopted(leaf) if first[id(leaf)] == i else dispatch.rename(leaf)
                 for i, leaf in enumerate(leaves)
             )
             outputs = self.rebuild(y)
@@ -375,9 +375,13 @@ class CustomCall(Saves, Rule):
         self.inputs = self.tapes = ()  # only what was saved is kept
         self.seen, self.outer = UNSEEN, None
         if state.tape is not None and len(inputs) == 1 and type(y) is Tensor:
-            recording.put_one(state.tape, CUSTOM, self, inputs[0], y, NOTHING)
+            x, tape = inputs[0], state.tape
+            if x._id in tape.watched:
+                data = x._data
+                spec = ((data.shape, data.dtype),)
+                tape.write(CUSTOM, self, NO_ATTRS, (x._id,), spec, (), y._id, None)
         else:
-            recording.put(state, CUSTOM, self, inputs, recording.NO_ATTRS, y)
+            put(state, CUSTOM, self, inputs, NO_ATTRS, y)
         return outputs
 
     def placed(self, value: Any) -> Any:

@@ -6,7 +6,6 @@ and does its work at once, as in eager mode. The gradient of that node is anothe
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -15,19 +14,20 @@ import numpy as np
 
 from regrad import containers
 from regrad.dims import UnknownRank
-from regrad.dispatch import as_dtype, is_tensor, lift
+from regrad.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
 from regrad.errors import DTypeError, GraphError, UnknownShapeError
-from regrad.graph import defer, home, is_symbolic
-from regrad.inference import RANKS, Spec
+from regrad.graph import Symbol, defer, home, in_innermost, is_symbolic
+from regrad.inference import Spec, probe
 from regrad.namespaces import is_array, is_inexact
 from regrad.pullback import or_zeros, pulled
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.signatures import answered
+from regrad.size_ops import of_shape, size_tensor
 from regrad.state import State, current, in_state
-from regrad.tape import GroupedRecord, Record
+from regrad.tape import Record, record_of
 from regrad.tensors import Tensor, wrap
-from regrad.walk import checked, leaf_gradients
+from regrad.walk import check_gradient, leaf_gradients
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,11 +39,11 @@ Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any) -> Any:
     with in_state(State((), overrides) if overrides else None):
         ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
-    if any(is_symbolic(y) for y in ys):
+    for y in filter(is_symbolic, ys):
         raise GraphError(
             "a rule or function that waits for the run, because it asks for sizes, gave a tensor "
             "of the graph. Let it use what it is given only, and not tensors from outside or "
-            "tf.constant; or give the placeholders shapes, so that it need not wait."
+            f"{y._data.words.constant}; or give the placeholders shapes, so that it need not wait."
         )
     return tuple(y._data for y in ys)
 
@@ -81,17 +81,25 @@ class LaterRule(Rule):
         return bool(node.attrs["overrides"]) or super().carries(node, index)
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        attrs, xs = record.attrs, list(record.xs)
-        places = [i for i, x in enumerate(xs) if x._data.carries]
-        call = differentiated(attrs["call"], len(xs), places)
-        zeros = OPS["ZerosLike"].function
-        dy = [zeros(record.symbolic[i]) if d is None else d for i, d in enumerate(dy)]
-        specs = [_spec_due(record, i, dy) for i in places]
-        found = later(call, [*xs, *dy], attrs["sizes"], attrs["overrides"], specs)
-        dxs: list[Any] = [None] * len(xs)
-        for i, dx in zip(places, found, strict=True):
-            dxs[i] = dx
-        return [(0, dxs)]
+        attrs = record.attrs
+        places = [i for i, x in enumerate(record.xs) if x._data.carries]
+        return pull_call(attrs["call"], record, dy, places, attrs["sizes"], attrs["overrides"])
+
+
+def pull_call(
+    call: Later, record: Any, dy: Any, places: Sequence[int],
+    sizes: Any = None, overrides: Any = None,
+) -> list[tuple[int, Any]]:  # fmt: skip
+    """Pull gradients, in the run, through a call on the inputs of a record, those at `places`."""
+    xs = list(record.xs)
+    zeros = OPS["ZerosLike"].function
+    dy = [zeros(record.symbolic[i]) if d is None else d for i, d in enumerate(dy)]
+    specs = [_spec_due(record, i, dy) for i in places]
+    found = later(differentiated(call, len(xs), places), [*xs, *dy], sizes, overrides, specs)
+    dxs: list[Any] = [None] * len(xs)
+    for i, dx in zip(places, found, strict=True):
+        dxs[i] = dx
+    return [(0, dxs)]
 
 
 LATER.rule = LaterRule()
@@ -156,7 +164,6 @@ class _Pull:
         self.op, self.rule, self.attrs = record.op, record.rule, list(record.attrs)
         self.inputs, self.outputs = record.inputs, record.outputs
         self.dtypes = [dtype for _, dtype in record.specs]
-        self.grouped = isinstance(record, GroupedRecord)
         self.layout = getattr(record, "layout", None)
         self.output_specs = getattr(record, "output_specs", None)
         self.leaves, self.present, self.dys = leaves, present, dys
@@ -172,7 +179,7 @@ class _Pull:
         return [self._fitted(record, i, found.get(i), dy) for i in self.leaves]
 
     def _fitted(self, record: Record, leaf: int, dx: Any, dy: Any) -> Tensor:
-        dx = None if dx is None else checked(record, leaf, dx, dy)
+        dx = None if dx is None else check_gradient(record, leaf, dx, dy)
         dx = wrap(np.zeros(*record.specs[leaf])) if dx is None else dx
         return as_dtype(dx, dtype_due(self.dtypes[leaf], dy if isinstance(dy, tuple) else (dy,)))
 
@@ -181,12 +188,13 @@ class _Pull:
         attrs = dict(zip(self.attrs, values, strict=True))
         specs = list(zip(shapes, self.dtypes, strict=True))
         y = tuple(ys) if isinstance(self.outputs, tuple) else ys[0]
-        kind = GroupedRecord if self.grouped else Record
-        made = kind(self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y)
-        if isinstance(made, GroupedRecord):
-            assert self.layout is not None and self.output_specs is not None
-            made.layout, made.output_specs, made.symbolic = self.layout, self.output_specs, None
-        return made
+        return record_of(
+            self.op, self.rule, attrs, self.inputs, specs, xs, self.outputs, y,
+            self.layout, self.output_specs,
+        )  # fmt: skip
+
+
+DEFERRALS[Symbol] = Deferral(defer, in_innermost, size_tensor, of_shape, pull_later)
 
 
 # -- functions of the library --------------------------------------------------------------------
@@ -235,8 +243,7 @@ def _call_later(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
     sizes = [None if x is not None else leaf for leaf, x in zip(leaves, read, strict=True)]
     overrides = _in_force(xs)
-    with in_state(State((), overrides) if overrides else None):
-        specs = _tried(f, lambda tensors: call(tensors, sizes), xs)
+    specs = _foresee(f, xs, {"call": call, "sizes": sizes, "overrides": overrides})
     due += [spec.dtype for spec in specs]
     found = later(call, xs, sizes, overrides, specs)
     return shape_of_result[0](list(found)) if shape_of_result else found[0]
@@ -253,59 +260,26 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
     return {b.op.type: b for _, b in mine}
 
 
-SIZES = (4, 6)  # that stand for unknown ones
+def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: dict[str, Any]) -> list[Spec]:
+    """How many results a call has, of which dtypes and ranks: as it answers to small inputs."""
+    places = [i for i, x in enumerate(xs) if is_symbolic(x)]
 
+    def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:
+        given = dict(zip(places, tensors, strict=True))
+        return attrs["call"]([given.get(i, x) for i, x in enumerate(xs)], sizes)
 
-def _tried(
-    f: Callable[..., Any],
-    call: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-    xs: Sequence[Tensor],
-) -> list[Spec]:
-    """How many results there are and of which dtypes: as the function answers to small inputs."""
-    unranked = [i for i, x in enumerate(xs) if is_symbolic(x) and x._data.spec.shape is None]
-    for ranks in itertools.product(RANKS, repeat=len(unranked)):
-        of_rank = dict(zip(unranked, ranks, strict=True))
-        try:
-            answers = [
-                call([_stand_in(x, of_rank.get(i), size) for i, x in enumerate(xs)])
-                for size in SIZES
-            ]
-        except Exception:  # of the wrong rank, say; another may do
-            continue
-        known = not unranked
-        return [_compared(a, b, known) for a, b in zip(*answers, strict=True)]
-    if str(f.__annotations__.get("return")) == "Tensor":
-        floats = [x.dtype for x in xs if is_inexact(x.dtype)]
-        return [Spec(None, (floats or [xs[0].dtype])[0])]
-    raise UnknownShapeError(
-        f"{f.__name__} asks for sizes that only the run of the graph can tell, and its results "
-        "cannot be foreseen. Give the placeholders shapes, or call set_shape."
-    )
-
-
-def _compared(a: Tensor, b: Tensor, known: bool) -> Spec:
-    """What two answers, to inputs of different sizes, have in common: the rank, not more.
-
-    (A size that is the difference of two unknown ones would seem to be known.)
-    """
-    return Spec((None,) * a.ndim if known and a.ndim == b.ndim else None, a.dtype)
-
-
-def _stand_in(x: Tensor, rank: int | None, size: int) -> Tensor:
-    """A small Tensor for a symbolic one (of floats: a matrix that can be inverted)."""
-    if not is_symbolic(x):
-        return x
-    shape = (size,) * rank if rank is not None else tuple(
-        n if isinstance(n, int) else size for n in x._data.shape
-    )  # fmt: skip
-    values = np.zeros(shape, x.dtype)
-    if x.dtype.kind == "b":
-        values = ~values
-    elif is_inexact(x.dtype):
-        values += 0.1
-        if values.ndim > 1:
-            values += 4 * np.eye(*shape[-2:], dtype=x.dtype)
-    return wrap(values)
+    try:
+        found = probe(LATER, [[xs[i]._data.spec for i in places]], attrs | {"call": call})
+    except Exception:  # no inputs that were tried would do
+        if str(f.__annotations__.get("return")) == "Tensor":
+            floats = [x.dtype for x in xs if is_inexact(x.dtype)]
+            return [Spec(None, (floats or [xs[0].dtype])[0])]
+        raise UnknownShapeError(
+            f"{f.__name__} asks for sizes that only the run of the graph can tell, and its "
+            "results cannot be foreseen. Give the placeholders shapes, or call set_shape."
+        ) from None
+    # The sizes may follow from what else was equal in all trials; the rank does not.
+    return [Spec(x.shape and (None,) * len(x.shape), x.dtype) for x in found]
 
 
 def _as_tensor(leaf: Any) -> Tensor | None:

@@ -11,12 +11,29 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from regrad.errors import ArgumentError, RegradError, UnknownShapeError, brief
 
-# What a leaf refers to: a symbol of a graph, which says its name and, in a run, its array.
-Source = Any
+
+class Words(NamedTuple):
+    """What the user of a graph writes, as messages should have it."""
+
+    size: str = "the shape as a tensor"
+    choice: str = "cond or where"
+    constant: str = "constants"
+
+
+class Source:
+    """What a leaf refers to: a symbol of a graph, or what stands for one while shapes are tried."""
+
+    __slots__ = ("id",)
+
+    id: int
+    words = Words()
+
+    def __init__(self, id: int = 0) -> None:
+        self.id = id
 
 
 @lru_cache(maxsize=1 << 16)
@@ -55,8 +72,9 @@ class Dim:
         return hash(self.key)
 
     def _ask(self, what: str = "its value") -> NoReturn:
+        words = next(_leaves_of(self)).words
         raise UnknownShapeError(
-            f"{what} is known only when the graph runs: {self}. Use tf.shape(x)[i] for "
+            f"{what} is known only when the graph runs: {self}. Use {words.size} for "
             "computations, or give the placeholder a shape."
         )
 
@@ -108,7 +126,7 @@ class Dim:
 
     @property
     def value(self) -> None:
-        """None: not known yet (TensorFlow's `Dimension.value`)."""
+        """None: not known yet."""
         return None
 
     def __repr__(self) -> str:
@@ -244,7 +262,7 @@ def is_known(shape: Shape) -> bool:
 # -- in attributes -------------------------------------------------------------------------------
 
 
-def leaves(value: Any) -> Iterator[Source]:
+def leaves(value: Any) -> Iterator[Any]:
     """The symbols on which an attribute depends."""
     if isinstance(value, UnknownRank):
         yield value.source
@@ -305,7 +323,7 @@ def resolved(value: Any, arrays: Callable[[Source], Any]) -> Any:
     return value
 
 
-def moved(value: Any, to: Callable[[Source], Source]) -> Any:
+def moved(value: Any, to: Callable[[Any], Any]) -> Any:
     """An attribute that asks the same of other symbols."""
     if isinstance(value, UnknownRank):
         return to(value.source).shape
@@ -324,7 +342,7 @@ def moved(value: Any, to: Callable[[Source], Source]) -> Any:
     return value
 
 
-def sources(values: Iterable[Any]) -> list[Source]:
+def sources(values: Iterable[Any]) -> list[Any]:
     """The symbols on which attributes depend, each once, in order."""
     return list({id(s): s for value in values for s in leaves(value)}.values())
 

@@ -1,39 +1,44 @@
 """The one road that every op call takes: lift, promote, kernel, record.
 
-`call` is the general form. `unary` and `binary` are the same road with the turns
-that most calls do not need taken out: one or two Tensors of one library and one dtype, no
-tape and no scope open anywhere.
+Tensors that have no values yet leave it before the kernel: the `Deferral` that stands in
+`DEFERRALS` under the type of their data takes over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad import namespaces, numbers
-from regrad.dims import Dim
+from regrad import dims, namespaces, numbers
+from regrad.dims import Dim, Shape
 from regrad.errors import (
     ArgumentError,
     DTypeError,
     GradientError,
-    NumberRangeError,
     kind,
-    prefixed,
     refusal,
 )
-from regrad.graph import Symbol, Symbolic, defer, in_innermost, size_tensor
-from regrad.kernel_errors import explained
+from regrad.hints import of_value
+from regrad.kernel_errors import explain
 from regrad.namespaces import BACKENDS, FLOAT, backend_of, is_array, is_inexact
 from regrad.numbers import is_tensor
-from regrad.recording import BOTH, CUT, NO_ATTRS, ONLY, REAL, SECOND, kept_of, put, record
-from regrad.registry import Op
+from regrad.registry import Input, Op
 from regrad.ruleforms import PerInput, Rule
 from regrad.signatures import is_of_caller
-from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
-from regrad.tape import Place, Record, placed
+from regrad.state import LIVE, current, next_id
+from regrad.tape import (
+    CUT,
+    NO_ATTRS,
+    REAL,
+    Place,
+    Record,
+    placed,
+    put,
+    record,
+)
 from regrad.tensors import OURS, Readable, Tensor, wrap
 
 ndarray = np.ndarray
@@ -41,6 +46,20 @@ TWO = (True, True)
 WEAK = (float, int)  # numbers that take the dtype of a float beside them
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
 PLAIN = frozenset({*NUMBERS, str, tuple, type(None)})  # attributes that are taken as they are
+
+
+class Deferral(NamedTuple):
+    """What is done where tensors have no values yet, because a graph will compute them."""
+
+    call: Call  # put an op of such tensors into the graph
+    enter: Callable[[Tensor], Tensor]  # what stands for one in the branch that is being built
+    measure: Callable[[Dim], Tensor]  # a size that only the run can tell
+    fit: Callable[[Tensor, Shape, str], Tensor]  # a tensor whose shape the run will check
+    pull: Callable[[Record, Any, set[int]], dict[int, Any]]  # gradients by a rule, in the run
+
+
+Call = Callable[[Op, tuple[Tensor, ...], dict[str, Any], tuple[Place, ...] | None], Any]
+DEFERRALS: dict[type, Deferral] = {}  # by the type of a tensor's data
 
 
 class Number(Tensor):
@@ -100,7 +119,7 @@ def lift(value: Any, integers: bool = False) -> Tensor:
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, Dim):
-        return size_tensor(value)
+        return DEFERRALS[type(next(dims.leaves(value)))].measure(value)
     if is_array(value):
         state = current() if LIVE else None
         if state is not None and state.region is not None:
@@ -110,8 +129,6 @@ def lift(value: Any, integers: bool = False) -> Tensor:
         return wrap(_from_list(value, integers))
     if hasattr(value, "__array__"):
         return wrap(namespaces.NUMPY.own(np.asarray(value)))
-    from regrad.hints import of_value
-
     raise ArgumentError(
         f"expected a Tensor, an array or a number, got {kind(value)}"
         f"{'' if value is None else f': {value!r:.80}'}.{of_value(value)}"
@@ -174,10 +191,10 @@ def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[T
         return tuple([as_dtype(x, dtype) if weak else x for x, weak in pairs])
     except Exception as error:
         names = [op.inputs[p].name for p in parameters]
-        raise _unprepared(error, op, names[len(xs) :]) from None
+        raise _blame(error, op, names[len(xs) :]) from None
 
 
-def _unprepared(error: Exception, op: Op, left: list[str]) -> Exception:
+def _blame(error: Exception, op: Op, left: list[str]) -> Exception:
     """The error for inputs that are no tensors; the first that is left is the one to blame."""
     name = f"{op.name}: {left[0]}" if left else op.name
     return error if is_of_caller(error) else refusal(error, name, {})
@@ -236,7 +253,7 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
         if op.kinds is None or x._data.dtype in REAL:
             return run(op, arguments, attrs)
     elif op.flat and op.promotes == TWO:
-        pair = _alike(*arguments)
+        pair = _pair(*arguments)
         if pair is not None:
             return run(op, pair, attrs)
     if op.flat:
@@ -245,16 +262,22 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     return run(op, prepare(op, leaves, parameters), attrs, layout)
 
 
-def _alike(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
-    """Two operands that need no promotion, one of them symbolic at least."""
-    if type(a) is Symbolic and (dtype := a._data.dtype) in REAL:
-        if type(b) is Symbolic and b._data.dtype is dtype:
+def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
+    """Two operands that need no promotion, one of them deferred at least."""
+    if type(a) is Tensor or type(b) is Tensor:  # as in eager mode
+        return None
+    if _is_deferred(a) and (dtype := a._data.dtype) in REAL:
+        if _is_deferred(b) and b._data.dtype is dtype:
             return a, b
         if type(b) in WEAK:
-            return a, constant(b, dtype)  # pyright: ignore[reportArgumentType] (a number)
-    elif type(b) is Symbolic and type(a) in WEAK and (dtype := b._data.dtype) in REAL:
-        return constant(a, dtype), b  # pyright: ignore[reportArgumentType] (a number)
+            return a, constant(b, dtype)
+    elif type(a) in WEAK and _is_deferred(b) and (dtype := b._data.dtype) in REAL:
+        return constant(a, dtype), b
     return None
+
+
+def _is_deferred(x: Any) -> bool:
+    return isinstance(x, Tensor) and type(x._data) in DEFERRALS
 
 
 def _attribute(op: Op, name: str, value: Any) -> Any:
@@ -262,7 +285,7 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
         return value.item()  # NumPy's scalars are not weak, Python's are
     if isinstance(value, list):
         try:
-            return frozen(value)  # the record keeps it, the caller may change it
+            return freeze(value)  # the record keeps it, the caller may change it
         except RecursionError as error:
             raise refusal(error, f"{op.name}: {name}", {}) from None
     if is_tensor(value):
@@ -274,9 +297,9 @@ def _attribute(op: Op, name: str, value: Any) -> Any:
     return value
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """A list as a tuple, all the way down."""
-    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
 
 
 def _leaves(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[int], tuple[Place, ...]]:
@@ -320,8 +343,8 @@ def run(
     if LIVE and (state := current()) is not None and state.region is not None:
         xs = tuple(map(state.region.enter, xs))
     for x in xs:
-        if type(x._data) is Symbol:
-            return defer(op, xs, attrs, layout)
+        if type(x._data) in DEFERRALS:
+            return DEFERRALS[type(x._data)].call(op, xs, attrs, layout)
     y = computed(op, xs, attrs, layout)
     if LIVE:
         record(op, xs, attrs, y, layout)
@@ -344,12 +367,12 @@ def computed(
     try:
         if layout is not None:
             arrays = [placed(arrays, place) for place in layout]
-        return _wrapped(kernel(*arrays, **attrs))
+        return wrap_results(kernel(*arrays, **attrs))
     except Exception as error:
-        raise explained(error, op, xs, attrs) from error.__cause__
+        raise explain(error, op, xs, attrs) from error.__cause__
 
 
-def again(
+def rerun(
     op: Op, xs: tuple[Tensor, ...], attrs: dict[str, Any], layout: tuple[Place, ...] | None,
     rule: Rule,
 ) -> Any:  # fmt: skip
@@ -376,21 +399,14 @@ def _one_library(arrays: Sequence[Any]) -> list[Any]:
     return [a if BACKENDS[type(a)] is backend else backend.from_numpy(a, like) for a in arrays]
 
 
-def _wrapped(data: Any) -> Any:
+def wrap_results(data: Any) -> Any:
+    """Wrap what a kernel returned: one array, or several."""
     if isinstance(data, tuple | list):
-        return tuple(wrap(_array(d)) for d in data)
-    return wrap(_array(data))
+        return tuple(wrap(array_of(d)) for d in data)
+    return wrap(array_of(data))
 
 
-def _recorded(op: Op, xs: tuple[Tensor, ...], data: Any) -> Any:
-    """A kernel's result, recorded."""
-    y = _wrapped(data)
-    if LIVE:
-        record(op, xs, NO_ATTRS, y)
-    return y
-
-
-def _array(data: Any) -> Any:
+def array_of(data: Any) -> Any:
     """NumPy turns results of rank 0 into scalars; a Tensor holds arrays."""
     if type(data) in NUMBERS:
         raise ArgumentError(
@@ -399,125 +415,10 @@ def _array(data: Any) -> Any:
     return np.asarray(data) if isinstance(data, np.generic) else data
 
 
-# -- the short roads -----------------------------------------------------------------------
-# The same road for ops of one or two Tensors without attributes, with the turns taken out
-# that few calls need: data of one library and dtype, and at most one tape and nothing else in
-# force. Everything else goes the long way.
-
-
-def unary(op: Op) -> Callable[..., Any]:
-    """The public function of an op of one tensor and no attributes."""
-    kernels = op.kernels
-    kinds = op.kinds
-
-    def function(x, /):
-        if type(x) is Tensor:
-            p = x._data
-            state = current() if LIVE else None
-            if (kinds is None or (type(p) is ndarray and p.dtype.kind in kinds)) and (
-                state is None or state.region is None
-            ):
-                try:
-                    result = kernels[type(p)](p)
-                except Exception as error:
-                    raise explained(error, op, (x,)) from error.__cause__
-                if type(result) is not ndarray:
-                    if isinstance(result, tuple):
-                        return _recorded(op, (x,), result)
-                    result = _array(result)
-                y = Tensor()
-                y._data = result
-                if not LIVE:
-                    y._id = 0
-                    return y
-                y._id = n = next_id()
-                if state is None:
-                    refuse_elsewhere(op.type, (x,))
-                else:
-                    tape = state.tape
-                    if tape is None or BESIDE or p.dtype not in REAL:
-                        record(op, (x,), NO_ATTRS, y)
-                    elif (i := x._id) in tape.watched and (rule := op.rule).watches:
-                        kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
-                        xs = (x,) if kept else ()
-                        spec = ((p.shape, p.dtype),)
-                        tape.watched.add(n)
-                        tape.records.append(
-                            Record(op, rule, NO_ATTRS, (i,), spec, xs, n, y if keeps_y else None)
-                        )
-                return y
-        return call(op, (x,), NO_ATTRS)
-
-    return function
-
-
-def binary(op: Op) -> Callable[..., Any]:
-    """The public function of an op of two tensors that promote, and no attributes."""
-    kernels = op.kernels
-    kinds = op.kinds
-
-    def function(a: Any, b: Any, /):
-        if type(a) is Tensor is type(b):
-            p = a._data
-            q = b._data
-            state = current() if LIVE else None
-            if (
-                type(p) is type(q)
-                and p.dtype is q.dtype
-                and (kinds is None or (type(p) is ndarray and p.dtype.kind in kinds))
-                and (state is None or state.region is None)
-            ):
-                try:
-                    result = kernels[type(p)](p, q)
-                except Exception as error:
-                    raise explained(error, op, (a, b)) from error.__cause__
-                y = Tensor()
-                y._data = result if type(result) is ndarray else _array(result)
-                if not LIVE:
-                    y._id = 0
-                    return y
-                y._id = n = next_id()
-                if state is None:
-                    refuse_elsewhere(op.type, (a, b))
-                else:
-                    tape = state.tape
-                    if tape is None or BESIDE or p.dtype not in REAL:
-                        record(op, (a, b), NO_ATTRS, y)
-                        return y
-                    i, j, watched = a._id, b._id, tape.watched
-                    if (i in watched or j in watched) and (rule := op.rule).watches:
-                        wanted = (BOTH if i in watched else SECOND) if j in watched else ONLY
-                        kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
-                        xs = kept_of((a, b), kept)
-                        specs = ((p.shape, p.dtype), (q.shape, q.dtype))
-                        watched.add(n)
-                        tape.records.append(
-                            Record(op, rule, NO_ATTRS, (i, j), specs, xs, n, y if keeps_y else None)
-                        )
-                return y
-        elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
-            try:
-                b = constant(b, d)  # pyright: ignore[reportArgumentType] (a number)
-            except NumberRangeError as error:
-                raise prefixed(error, op.name) from None
-            return function(a, b)
-        elif type(b) is Tensor and type(a) in WEAK and (d := b._data.dtype) in REAL:
-            try:
-                a = constant(a, d)  # pyright: ignore[reportArgumentType] (a number)
-            except NumberRangeError as error:
-                raise prefixed(error, op.name) from None
-            return function(a, b)
-        return call(op, (a, b), NO_ATTRS)
-
-    return function
-
-
 # -- two private ops, which no override can name ---------------------------------------------
 
 
 def _private(name: str, kernel: Callable[..., Any], rule: Callable[..., Any], *attrs: str) -> Op:
-    from regrad.registry import Input
-
     op = Op(name, name, kernel, [Input("x", "one")], attrs)
     op.rule = PerInput(op, name)
     op.rule.add("x", rule)
@@ -548,9 +449,9 @@ def alias_of(x: Tensor) -> Tensor:
     """The same value under a new id, with no history."""
     state = current()
     if state is None or state.region is None:
-        return renamed(x)
+        return rename(x)
     x = state.region.enter(x)
-    y = renamed(x)
+    y = rename(x)
     state.region.did(ALIAS, CUT, (x,), NO_ATTRS, y)
     return y
 
@@ -559,10 +460,10 @@ def alias(x: Tensor) -> Tensor:
     """The same value under a new id: what a gradient function differentiates by."""
     state = current()
     if state is None:
-        return renamed(x)
+        return rename(x)
     if state.region is not None:
         x = state.region.enter(x)
-    y = renamed(x)
+    y = rename(x)
     if state.region is not None:
         state.region.did(ALIAS, ALIAS.rule, (x,), NO_ATTRS, y)
     if state.guard is not None:
@@ -572,10 +473,10 @@ def alias(x: Tensor) -> Tensor:
     return y
 
 
-def renamed(x: Tensor) -> Tensor:
+def rename(x: Tensor) -> Tensor:
     """The same value under a new id, of which nothing is told."""
-    if type(x) is Symbolic:
-        x = in_innermost(x)
+    if type(x) is not Tensor and type(x._data) in DEFERRALS:
+        x = DEFERRALS[type(x._data)].enter(x)
     y = type(x)()
     y._data = x._data
     y._id = next_id()

@@ -8,7 +8,6 @@ nobody reads any more, or into memory that the plan keeps from run to run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from regrad import dims
-from regrad.dispatch import explained
+from regrad.callers import PACKAGE
 from regrad.graph import CONST, PLACEHOLDER, Node, Symbol
+from regrad.kernel_errors import explain
 
-_HERE = os.path.dirname(__file__) + os.sep
 FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
 
@@ -98,7 +97,7 @@ def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
 
 def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
     """A kernel's error with the op of the graph in which it happened, and what that had read."""
-    failure = explained(error, node.op, values)
+    failure = explain(error, node.op, values)
     failure.add_note(f"in the graph's op {node.name!r}")
     if not hasattr(failure, "node"):
         failure.node, failure.values = node, values  # pyright: ignore
@@ -137,7 +136,7 @@ class Plan:
         except IndexError:  # none is free: this is the first run, or others are running
             arena = Arena()
         try:
-            with np.errstate(all="ignore"):  # infinities are values here, as in TensorFlow
+            with np.errstate(all="ignore"):  # infinities are values here
                 found = self.function(run, arena, *values)
             self._arenas.append(arena)
             return found
@@ -191,7 +190,7 @@ class _Writer:
 
     def function(self) -> Callable[..., list[Any]]:
         # a file name of ours, so that hits and warnings name the line of the caller
-        exec(compile("\n".join(self.text), f"{_HERE}<plan>", "exec"), self.scope)
+        exec(compile("\n".join(self.text), f"{PACKAGE}<plan>", "exec"), self.scope)
         return self.scope["plan"]
 
     def _line(self, text: str, node: Node | None) -> None:

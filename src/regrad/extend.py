@@ -1,4 +1,4 @@
-"""What ops are written with: all that the library's own op sheets say, a user's op can say.
+"""Define ops: a user's op can say all that the library's own op sheets say.
 
 An op is a kernel and a rule. This makes one out of nothing; it works on NumPy, JAX and PyTorch
 data, in graph mode and under jit, at every order, and overrides find it by its type:

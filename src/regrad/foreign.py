@@ -13,14 +13,13 @@ from typing import Any
 
 from regrad.builtin import Builtin
 from regrad.namespaces import BACKENDS, is_array, numpy_dtype
-from regrad.recording import effective
 from regrad.registry import RULES, Op, canonical, resolve
 from regrad.ruleforms import Rule
 from regrad.signatures import plain_code
 from regrad.state import current, in_state, masked
-from regrad.tape import GroupedRecord, Place, Record, positions
+from regrad.tape import Place, Record, effective, positions, record_of
 from regrad.tensors import Tensor, wrap
-from regrad.walk import checked, leaf_gradients
+from regrad.walk import check_gradient, leaf_gradients
 
 Spec = tuple[Any, Any]  # a shape and a dtype, as the array has them
 
@@ -42,7 +41,7 @@ class ForeignRule:
         self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 
-    def taking(self, count: int) -> ForeignRule:
+    def for_count(self, count: int) -> ForeignRule:
         """The rule for a call with so many tensors."""
         return self
 
@@ -150,27 +149,21 @@ class ForeignCall:
         if self.specs and _is_complex(self.specs[0][1]):
             shape, dtype = self.specs[0]
             rule = effective(op, rule, [(shape, numpy_dtype(dtype))], dy)
-        if self.layout is None and self.outputs is None:
-            return Record(op, rule, self.attrs, ids, self.specs, xs, -1, y)
-        outs = tuple(-1 - i for i in range(len(self.outputs or "1")))
-        record = GroupedRecord(
-            op, rule, self.attrs, ids, self.specs, xs, outs if self.outputs else -1, y
+        out = tuple([-1 - i for i in range(len(self.outputs))]) if self.outputs else -1
+        return record_of(
+            op, rule, self.attrs, ids, self.specs, xs, out, y, self.layout, self.outputs
         )
-        record.layout = self.layout or tuple(range(len(ids)))
-        record.output_specs = self.outputs or ()
-        record.symbolic = None
-        return record
 
     def _checked(self, record: Record, leaf: int, dx: Any, dy: Any) -> Any:
         if dx is None:
             return None
         if isinstance(dy, Tensor):
-            return checked(record, leaf, dx, dy)
+            return check_gradient(record, leaf, dx, dy)
         shape, dtype = self.specs[leaf]
         if type(dx) is type(dy) and dx.shape == shape and dx.dtype == dtype:
             return dx
         made = wrap(dx) if _same_library(dx, dy) else dx
-        found = checked(record, leaf, made, wrap(dy))
+        found = check_gradient(record, leaf, made, wrap(dy))
         return None if found is None else found._data
 
 

@@ -17,23 +17,20 @@ import numpy as np
 
 from regrad import dims
 from regrad.blocks import block
-from regrad.dims import Dim, UnknownRank
+from regrad.dims import Dim, Source, UnknownRank, Words
 from regrad.errors import (
     ArgumentError,
     FinalizedError,
     GraphError,
-    RuleError,
-    UnknownShapeError,
     kind,
 )
 from regrad.inference import Spec, infer
 from regrad.namespaces import BACKENDS, Backend, is_inexact
-from regrad.recording import effective, put, rule_in_force
-from regrad.registry import OPS, Input, Op
-from regrad.ruleforms import NoGradient, OpView, PerInput, Rule
+from regrad.registry import OPS, Op
+from regrad.ruleforms import NoGradient, OpView, Rule
 from regrad.state import current, next_id
 from regrad.static_values import fold
-from regrad.tape import GroupedRecord, Place, placed
+from regrad.tape import GroupedRecord, Place, effective, placed, put, rule_in_force
 from regrad.tensors import Tensor
 
 PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
@@ -41,7 +38,7 @@ VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 NO_RULE = NoGradient()
 
 
-class Symbol:
+class Symbol(Source):
     """An output of a node: what a symbolic Tensor holds in the place of an array.
 
     `content` are the values of a small integer output as far as they are known when the graph
@@ -51,7 +48,7 @@ class Symbol:
     """
 
     __slots__ = (
-        "carries", "content", "dtype", "face", "id", "index", "node", "relied", "shape", "spec",
+        "carries", "content", "dtype", "face", "index", "node", "relied", "shape", "spec",
     )  # fmt: skip
 
     shape: Any  # a tuple of ints and Dims, or an UnknownRank
@@ -65,7 +62,7 @@ class Symbol:
         self.carries = is_inexact(spec.dtype)
         self.content: np.ndarray | None = None
         self.relied = False  # whether the content was used for a shape
-        self.face: Any = None  # TensorFlow's view of it, made by regrad.v1
+        self.face: Any = None  # what its user sees of it
         if spec.shape is not None and not dims.KINDS.issuperset(map(type, spec.shape)):
             what = f"{node.op.name}: expected integers for the sizes of the result"
             spec = Spec(dims.as_sizes(spec.shape, what), spec.dtype)
@@ -100,6 +97,11 @@ class Symbol:
         return dims.size_of(self, axis) if old is None else old
 
     @property
+    def words(self) -> Words:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the user of its graph writes, for messages."""
+        return self.node.graph.root.words
+
+    @property
     def ndim(self) -> int:
         """The number of axes; UnknownShapeError if it is unknown."""
         return len(self.shape)
@@ -125,7 +127,7 @@ class SymbolBackend(Backend):
     def to_numpy(self, array: Symbol) -> np.ndarray:
         raise GraphError(
             f"the value of {array.name!r} is known only when the graph runs: fetch it with "
-            "session.run(x). To choose by a value inside the graph use tf.cond or tf.where."
+            f"session.run(x). To choose by a value inside the graph use {array.words.choice}."
         )
 
     def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
@@ -156,12 +158,12 @@ class Node(GroupedRecord):
     control: tuple[Node, ...]  # what must have run before
     sized: list[Symbol]  # of which attributes want the shape (or the value) in a run
     symbols: tuple[Symbol, ...]  # the outputs
-    face: Any  # TensorFlow's view of it, made by regrad.v1
+    face: Any  # what its user sees of it
     face_inputs: Any
 
     def unused(self, index: int) -> Any:
         given = self.op.owns(self.rule) or is_inexact(self.symbols[index].dtype)
-        return super().unused(index) if given else None  # as in TensorFlow
+        return super().unused(index) if given else None
 
     def view(self) -> Any:
         return self.graph.root.view_of(self)
@@ -229,57 +231,6 @@ def _unfed(xp: Any, spec: Spec) -> Any:
 
 
 PLACEHOLDER = source_op("Placeholder", ["spec"], _unfed)
-SHAPE = Op("Shape", "shape", lambda xp, x: np.asarray(x.shape, np.int32), [Input("x", "one")])
-SHAPE.rule = NO_RULE
-OPS["Shape"] = SHAPE
-
-
-def shape_tensor(x: Tensor) -> Tensor:
-    """The shape of a symbolic Tensor as a vector of int32; sizes known now stay known."""
-    x = home([x]).entering(x)
-    shape: Any = x._data.shape
-    rank = len(shape) if isinstance(shape, tuple) else None
-    y = defer(SHAPE, (x,), {}, specs=(Spec((rank,), np.dtype(np.int32)),))
-    if isinstance(shape, tuple):
-        y._data.content = np.array([*shape, None], object)[:-1]
-    return y
-
-
-def _checked_shape(xp: Any, x: Any, shape: tuple[int, ...], what: str) -> Any:
-    if tuple(x.shape) != shape:
-        raise RuleError(f"{what} got the shape {tuple(x.shape)}, expected {shape}")
-    return x
-
-
-ENSURE = Op("_Checked", "checked", _checked_shape, [Input("x", "one")], ["shape", "what"])
-ENSURE.rule = PerInput(ENSURE, "checked")
-ENSURE.rule.add("x", lambda dy: dy)
-
-
-def of_shape(x: Tensor, shape: Any, what: str) -> Tensor:
-    """x, whose shape the run compares with what is due; `what` begins the message if it differs."""
-    known = dims.merged(x._data.shape, shape)
-    if not is_symbolic(x):
-        x = dims.sources([shape])[0].node.graph.entering(x)
-    return defer(ENSURE, (x,), {"shape": shape, "what": what}, specs=(Spec(known, x._data.dtype),))
-
-
-SIZE = Op("Size", "size", lambda xp, value: np.asarray(value, np.int32), [], ["value"])
-SIZE.rule = NO_RULE
-
-
-def size_tensor(size: Dim) -> Tensor:
-    """A size that only the run can tell as a Tensor (int32, rank 0)."""
-    graph = dims.sources([size])[0].node.graph
-    region = INNERMOST.get()
-    if region is not None and region is not graph and graph in chain(region):
-        raise UnknownShapeError(
-            "a size of an outer tensor is used inside a branch or loop; compute it before, with "
-            "tf.shape(x)"
-        )
-    y = graph.add(SIZE, NO_RULE, (), {"value": size}, specs=(Spec((), np.dtype(np.int32)),))
-    y._data.content = np.full((), size, object)
-    return y
 
 
 # -- the graph -----------------------------------------------------------------------------------
@@ -302,6 +253,8 @@ class Graph:
     `outer` is the graph around a region; its tensors may be used inside, and are listed in
     `captures` (outer id -> (outer Tensor, the placeholder that stands for it inside)).
     """
+
+    words = Words()  # what its user writes, for messages
 
     def __init__(self, outer: Graph | None = None) -> None:
         self.outer = outer
@@ -361,8 +314,8 @@ class Graph:
         node = Node(
             op, rule, attrs, tuple([symbol.id for symbol in symbols]),
             [(symbol.shape, symbol.dtype) for symbol in symbols], xs, (), None,
+            layout or PLACES[len(xs)],
         )  # fmt: skip
-        node.layout = layout or PLACES[len(xs)]
         node.plain = layout is None and not op.several and op.flat
         node.graph = self
         node.control = self._here.controls

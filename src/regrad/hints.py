@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regrad.errors import near
+from regrad.errors import near, snake_case
 
 # -- arguments of our functions --------------------------------------------------------------------
 
@@ -108,6 +108,11 @@ def _all(api: str) -> str:
 
 
 # -- values that are no tensors --------------------------------------------------------------------
+
+
+def of_name(name: str, known: Sequence[str]) -> str:
+    """What a name is called here that the package does not have."""
+    return f" {NAMES[name]}" if name in NAMES else near(snake_case(name), known)
 
 
 def of_value(value: object) -> str:

@@ -11,13 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from regrad import dims
-from regrad.dims import Dim, UnknownRank
+from regrad.dims import Dim, Source, UnknownRank
 from regrad.errors import (
     ArgumentError,
     IndexRangeError,
@@ -39,10 +38,11 @@ from regrad.shapeforms.table import shape_of as shape_of
 from regrad.signatures import is_of_caller
 
 RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
+FEW = 3  # inputs of unknown rank, of which all combinations are tried
 MISTAKES = (ShapeError, TypeError, IndexRangeError, NumberRangeError)  # DTypeErrors are TypeErrors
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
 SMALL, LARGE = 5, 2**16  # a size in a trial; the elements of an array that is tried as it is
-LARGE_SIZES = object()
+LARGE_SIZES = Source()
 COUNT = itertools.count()
 
 Number = Callable[[Any], int]  # what stands for a size in a trial
@@ -72,7 +72,7 @@ def infer(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
             found = None
         except Exception as error:
             if not _is_unranked(arguments, attrs):
-                raise explained(error, op, arguments, attrs) from error.__cause__
+                raise explain_trial(error, op, arguments, attrs) from error.__cause__
     return probe(op, arguments, attrs) if found is None else found
 
 
@@ -102,7 +102,7 @@ def _answer(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec
     return [Spec(answer, dtype)]
 
 
-def explained(error: Exception, op: Op, arguments: Arguments, attrs: Attrs) -> Exception:
+def explain_trial(error: Exception, op: Op, arguments: Arguments, attrs: Attrs) -> Exception:
     """An error with the op and its inputs, as eager mode has it."""
     specs = list(_leaves(arguments))
     inputs = " and ".join(f"{x.dtype} {'<unknown>' if x.shape is None else x.shape}" for x in specs)
@@ -148,7 +148,7 @@ def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     except UnknownShapeError:
         raise
     except Exception as error:
-        found = explained(error, op, arguments, attrs)
+        found = explain_trial(error, op, arguments, attrs)
         if known and (isinstance(error, MISTAKES) or isinstance(found, ShapeError)):
             raise found from error.__cause__
         return _guess(op, arguments)
@@ -283,10 +283,10 @@ def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 def _common(op: Op, arguments: Arguments, attrs: Attrs, *numbers: Number) -> list[Spec]:
     """What is common to a trial for each choice of numbers, and to one of ones if that works."""
     candidates = {n.key: n for n in _dims_of([*_leaves(arguments), *attrs.values()])}
-    trials = [_filled_trial(op, arguments, attrs, number) for number in numbers]
+    trials = [_try_filled(op, arguments, attrs, number) for number in numbers]
     stood = [[_fill(n, number) for number in (*numbers, _one)] for n in candidates.values()]
     with suppress(Exception):  # 1 is special: it broadcasts, and can be left out
-        trials.append(_filled_trial(op, arguments, attrs, _one))
+        trials.append(_try_filled(op, arguments, attrs, _one))
     if len(set(map(len, trials))) > 1:
         raise UnknownShapeError(
             f"{op.type}: how many results there are depends on a size that only the run can tell"
@@ -302,8 +302,8 @@ def _one(place: Any) -> int:
     return 1 if place[0] != id(LARGE_SIZES) else SMALL
 
 
-def _filled_trial(op: Op, arguments: Arguments, attrs: Attrs, number: Number) -> list[Spec]:
-    specs = [_each(x, partial(_filled_spec, number=number)) for x in arguments]
+def _try_filled(op: Op, arguments: Arguments, attrs: Attrs, number: Number) -> list[Spec]:
+    specs = [_each(x, partial(_fill_spec, number=number)) for x in arguments]
     return _try(op, specs, {name: _fill(value, number) for name, value in attrs.items()})
 
 
@@ -330,7 +330,7 @@ def _fill(value: Any, number: Number) -> Any:
     return dims.resolved(value, lambda source: StandIn(source, number))
 
 
-def _filled_spec(x: Spec, number: Number) -> Spec:
+def _fill_spec(x: Spec, number: Number) -> Spec:
     return Spec(_fill(x.shape, number), x.dtype)
 
 
@@ -350,10 +350,11 @@ def _holds_unranked(value: Any) -> bool:
 def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """The dtypes of the results, from the first rank that the op accepts."""
     asked = None
-    for rank in RANKS:
-        specs = [_each(x, partial(_give_rank, rank=rank)) for x in arguments]
+    for first, *rest in _ranks(sum(x.shape is None for x in _leaves(arguments))):
+        ranks = iter((first, *rest))
+        specs = [_each(x, partial(_give_rank, ranks=ranks)) for x in arguments]
         try:
-            found = _at_rank(op, specs, {k: _give_shape(v, rank) for k, v in attrs.items()})
+            found = _at_rank(op, specs, {k: _give_shapes(v, first) for k, v in attrs.items()})
         except UnknownShapeError as error:
             asked = error
         except Exception:  # the op is not for this rank
@@ -373,19 +374,26 @@ def _at_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     return _compare(op, arguments, attrs) if found is None else found
 
 
-def _give_rank(x: Spec, rank: int) -> Spec:
-    return Spec(_some_shape(rank), x.dtype) if x.shape is None else x
+def _ranks(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield ranks for so many shapes: the same for all; then, of a few, all combinations."""
+    yield from [(rank,) * max(count, 1) for rank in RANKS]
+    if count <= FEW:
+        yield from (r for r in itertools.product(RANKS, repeat=count) if len(set(r)) > 1)
 
 
-def _give_shape(value: Any, rank: int) -> Any:
+def _give_rank(x: Spec, ranks: Iterator[int]) -> Spec:
+    return Spec(_some_shape(next(ranks)), x.dtype) if x.shape is None else x
+
+
+def _give_shapes(value: Any, rank: int) -> Any:
     """An attribute with some shape of this rank for each that is unknown."""
     if isinstance(value, UnknownRank):
         return _some_shape(rank)
     if not _holds_unranked(value):
         return value
-    return type(value)([_give_shape(item, rank) for item in value])
+    return type(value)([_give_shapes(item, rank) for item in value])
 
 
 def _some_shape(rank: int) -> tuple[Dim, ...]:
-    source = SimpleNamespace(id=next(COUNT))
+    source = Source(next(COUNT))
     return tuple([dims.size_of(source, axis) for axis in range(rank)])

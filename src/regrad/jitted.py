@@ -252,7 +252,7 @@ class Jitted:
                     and registry.version == self.version
                     and self.closure.is_current()
                 ):
-                    return program.alone(args)
+                    return program.call_quick(args)
         return self._call(state, args, kwargs)
 
     def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,9 +19,9 @@ from regrad.errors import (
 )
 from regrad.namespaces import GONE, backend_of, gone, is_inexact
 from regrad.placement import trouble
-from regrad.recording import NO_ATTRS
 from regrad.registry import Op
 from regrad.signatures import is_of_caller
+from regrad.tape import NO_ATTRS
 from regrad.tensors import Tensor
 
 LEAKED = (
@@ -38,7 +38,7 @@ NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
 )
 
 
-def explained(
+def explain(
     error: Exception, op: Op, xs: Sequence[Tensor], attrs: Mapping[str, Any] = NO_ATTRS
 ) -> Exception:
     """A kernel's error, with the op, its inputs and its attributes."""

@@ -17,7 +17,6 @@ from regrad.ops.array import concat, expand_dims, reshape, split
 from regrad.ops.array import diag as diag
 from regrad.ops.array import diagonal as diagonal
 from regrad.ops.array import matrix_transpose as matrix_transpose
-from regrad.ops.array import trace as trace
 from regrad.ops.creation import ones_like
 from regrad.ops.decompositions import det as det
 from regrad.ops.decompositions import inv as inv
@@ -31,6 +30,7 @@ from regrad.ops.matmul import matmul as matmul
 from regrad.ops.matmul import outer as outer
 from regrad.ops.matmul import tensordot as tensordot
 from regrad.ops.matmul import vecdot as vecdot
+from regrad.ops.reduction import trace as trace
 from regrad.ops.reduction import vector_norm as vector_norm
 from regrad.ops.spectral import eigvalsh as eigvalsh
 from regrad.ops.spectral import svdvals as svdvals

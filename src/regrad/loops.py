@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from regrad import dispatch
-from regrad.again import Again, Once, pullback, until_all_are_known, with_assigned
+from regrad.bodies import BodyFunction, BodyRun, pullback, until_all_are_known, with_assigned
 from regrad.capture import Captured, evaluate
 from regrad.errors import DTypeError, GradientError, ShapeError
 from regrad.namespaces import gradient_dtype, is_inexact, widest
 from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import add
 from regrad.placement import to_jax, to_jax_as
-from regrad.pullback import pull_through
+from regrad.pullback import pull_through, step_back
 from regrad.regions import Flat, Links, Passage, RegionTape, run_inside, watched_places
 from regrad.state import current
 from regrad.tensors import Tensor, wrap
@@ -52,10 +52,10 @@ def scanned(
     assigned: list[Variable] = []
     tape: type[RegionTape] = RegionTape if watched_places([*carry, *xs]) else Links
 
-    def run() -> tuple[Once, Any]:
+    def run() -> tuple[BodyRun, Any]:
         loop = Scan(flat, carry, xs, length, reverse, checkpoint, kind, assigned, tape)
         results = loop.run()
-        return loop.once, (loop, results)
+        return loop.body_run, (loop, results)
 
     loop, results = until_all_are_known(assigned, run)
     if tape is Links and watched_places(loop.inputs):
@@ -86,9 +86,9 @@ class Scan:
         # (no method: what is kept of it for later must not keep this run)
         self.step = partial(stepped, flat, self.count, len(self.carry), self.assigned)
         self.xs = list(xs)
-        self.once = Once(kind, [*self.carry, *self.xs], traced=True, tape=tape)
+        self.body_run = BodyRun(kind, [*self.carry, *self.xs], traced=True, tape=tape)
         # the carries that each tape watches; the main one all floats, which a step may reach
-        self.watched = [set(self._seeds(t)) for t in self.once.tapes]
+        self.watched = [set(self._seeds(t)) for t in self.body_run.tapes]
         for places in self.watched[:1]:
             places.update(i for i, x in enumerate(self.carry) if is_inexact(x.dtype))
         self.kept: list[tuple[str, Any]] = []
@@ -96,7 +96,7 @@ class Scan:
     @property
     def inputs(self) -> list[Tensor]:
         """All that it takes in, as Tensors outside."""
-        return self.once.inputs
+        return self.body_run.inputs
 
     @property
     def carried(self) -> list[int]:
@@ -104,7 +104,7 @@ class Scan:
         return sorted(self.watched[0])
 
     def _seeds(self, tape: RegionTape) -> list[int]:
-        ids = [x._id for x in self.once.inner[: len(self.carry)]]
+        ids = [x._id for x in self.body_run.inner[: len(self.carry)]]
         return [i for i, key in enumerate(ids) if key in tape.watched]
 
     # -- forward ---------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Scan:
         import jax
 
         while True:
-            arrays = [to_jax(x._data) for x in self.once.xs]
+            arrays = [to_jax(x._data) for x in self.body_run.xs]
             m = len(self.carry)
             entry = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in arrays[m:]]
             closed = jax.make_jaxpr(self._body)(arrays[:m], entry)
@@ -144,24 +144,24 @@ class Scan:
     def _spread(self) -> bool:
         """Whether what a tape watches has come round to carries that it did not watch."""
         m, grown = len(self.carry), False
-        for seeds, tape in zip(self.watched, self.once.tapes, strict=True):
-            now = {i for i in range(m) if self.once.outputs[-1][i] in tape.watched} - seeds
+        for seeds, tape in zip(self.watched, self.body_run.tapes, strict=True):
+            now = {i for i in range(m) if self.body_run.outputs[-1][i] in tape.watched} - seeds
             seeds.update(now)
             grown = grown or bool(now)
         return grown
 
     def _body(self, carry: list[Any], x: list[Any]) -> list[Any]:
-        self.once = once = Once(self.kind, self.once.xs, traced=True, tape=self.tape)
-        inner = once.stand_ins([*carry, *x])
-        for tape, watched in zip(once.tapes, self.watched, strict=True):
+        self.body_run = body_run = BodyRun(self.kind, self.body_run.xs, traced=True, tape=self.tape)
+        inner = body_run.stand_ins([*carry, *x])
+        for tape, watched in zip(body_run.tapes, self.watched, strict=True):
             tape.watched.update(inner[i]._id for i in watched)
-        ys = once.run(self.step, inner)
+        ys = body_run.run(self.step, inner)
         arrays = [to_jax(y._data) for y in ys]
         self.outputs = len(arrays)
         self.grown = self._spread()
         if self.tape is RegionTape and not self.grown:
             arrays += run_inside(
-                lambda: self._linearized(inner, ys, arrays), once.region, once.overrides
+                lambda: self._linearized(inner, ys, arrays), body_run.region, body_run.overrides
             )
         return arrays
 
@@ -171,17 +171,19 @@ class Scan:
         """Trace the backward step; what it takes from the forward one is given out."""
         import jax
 
-        once, m = self.once, len(self.carry)
-        tape, region = once.tapes[0], once.region
-        stand_ins = [region.stand_in_for(s) for s in once.sources]
+        body_run, m = self.body_run, len(self.carry)
+        tape, region = body_run.tapes[0], body_run.region
+        stand_ins = [region.stand_in_for(s) for s in body_run.sources]
         given = [*inner, *stand_ins]
         keys = [x._id for x in given]
-        self.wanted = [i for i, key in enumerate(keys) if i in self.carried or key in once.watched]
+        self.wanted = [
+            i for i, key in enumerate(keys) if i in self.carried or key in body_run.watched
+        ]
         self.active = [
             i for i, y in enumerate(ys) if i in self.carried or (i >= m and y._id in tape.watched)
         ]
-        again = Again(self.step, len(inner), once.sources, once.overrides, self.kind)
-        recompute = pullback(again, len(given), Passage(self.wanted, self.active))
+        step = BodyFunction(self.step, len(inner), body_run.sources, body_run.overrides, self.kind)
+        recompute = pullback(step, len(given), Passage(self.wanted, self.active))
 
         def back(*dys: Any) -> list[Any]:
             arriving = [wrap(dy) for dy in dys]
@@ -244,22 +246,24 @@ class Scan:
             capture = capturing()
             inside = capture is None or passage in capture.passages
             if watched_places([*inputs, *dys]) or not inside:
-                return self._again(inputs, passage, dys)
+                return self._back_as_loop(inputs, passage, dys)
             dxs = self._back(stacked, ys, passage, dys)
             if capture is not None:
                 capture.pulled(passage, dys, dxs)
             return dxs
 
-        return self.once.done(results[:n], answer, self._repeated(), [(i, i) for i in range(m)])
+        return self.body_run.finish(
+            results[:n], answer, self._repeated(), [(i, i) for i in range(m)]
+        )
 
     def _repeated(self) -> Flat:
         """The loop as a function of all that it takes in, which holds nothing of this run."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
-        again = Again(self.step, k, self.once.sources, self.once.overrides, self.kind)
+        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
         how = self.length, self.reverse, self.checkpoint, self.kind
 
         def repeated(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            flat = lambda tensors: again([*tensors, *inputs[k:]])  # noqa: E731
+            flat = lambda tensors: step([*tensors, *inputs[k:]])  # noqa: E731
             last, ys = scanned(flat, inputs[:m], inputs[m:k], *how)
             return [*last, *ys]
 
@@ -271,71 +275,63 @@ class Scan:
         """The backward loop over what the forward loop kept."""
         import jax
 
-        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        m = len(self.carry)
         due = dict(zip(self.active, self.jaxpr.invars, strict=True))
         pairs = zip(passage.reached, dys, strict=True)
         arriving = {i: to_jax_as(dy._data, due[i].aval.dtype) for i, dy in pairs}
-        arrays = [to_jax(x._data) for x in self.once.xs]
+        arrays = [to_jax(x._data) for x in self.body_run.xs]
         along = [i for i in self.active if i in arriving and i >= m]
-        captured = [i for i in self.wanted if i >= k]
         first = [arriving[i] if i in arriving else _zeros(due[i]) for i in self.carried]
-        sums = [_zeros(v) for i, v in zip(self.wanted, self.jaxpr.outvars, strict=True) if i >= k]
+        shared = [i >= len(arrays) for i in self.wanted]
+        sums = [
+            _zeros(v) for v, is_shared in zip(self.jaxpr.outvars, shared, strict=True) if is_shared
+        ]
 
-        def body(carry: Any, entries: Any) -> Any:
-            dcarry, sums = carry
-            kept, again, xs, dys = entries
-            pools = {
-                "x": lambda i: xs[i],
-                "y": lambda i: again[i],
-                "same": lambda a: a,
-                "step": lambda i: kept[i],
-            }
+        def pull(dcarry: Sequence[Any], entry: Any) -> Sequence[Any]:
+            pools, dys = entry
             given = dict(zip([*self.carried, *along], [*dcarry, *dys], strict=True))
-            consts = [pools[pool](i) for pool, i in self.kept]
-            dxs = evaluate(self.jaxpr, consts, [
-                given[i] if i in given else _zeros(due[i]) for i in self.active
-            ])  # fmt: skip
-            by_input = dict(zip(self.wanted, dxs, strict=True))
-            sums = [a + by_input[i] for a, i in zip(sums, captured, strict=True)]
-            return ([by_input[i] for i in self.carried], sums), [
-                by_input[i] for i in self.wanted if m <= i < k
-            ]
+            consts = [i if pool == "same" else pools[pool][i] for pool, i in self.kept]
+            arriving = [given[i] if i in given else _zeros(due[i]) for i in self.active]
+            return evaluate(self.jaxpr, consts, arriving)
 
-        again = {i: ys[i] for pool, i in self.kept if pool == "y"}
-        entries = list(stacked), again, arrays[m:], [arriving[i] for i in along]
+        known = {i: ys[i] for pool, i in self.kept if pool == "y"}
+        pools = {"step": list(stacked), "y": known, "x": arrays[m:]}
         (dcarry, sums), dxs = jax.lax.scan(
-            body, (first, sums), entries, self.length, reverse=not self.reverse
-        )
-        places = [*self.carried, *captured, *[i for i in self.wanted if m <= i < k]]
-        by_input = dict(zip(places, [*dcarry, *sums, *dxs], strict=True))
+            step_back(pull, len(sums)), (first, sums), (pools, [arriving[i] for i in along]),
+            self.length, reverse=not self.reverse,
+        )  # fmt: skip
+        by_input = dict(zip(self.wanted, [*dcarry, *dxs, *sums], strict=True))
         return [wrap(by_input[i]) for i in passage.wanted]
 
-    def _again(
+    def _back_as_loop(
         self, inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
     ) -> list[Tensor]:
         """The backward loop as a loop of its own, which can be differentiated in its turn."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
         found, reached = passage.wanted, passage.reached
-        again = Again(self.step, k, self.once.sources, self.once.overrides, self.kind)
+        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
         kind = f"the gradient of {self.kind}"
 
         def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-            return [*again([*tensors, *captured])[:m], *tensors[:m]]
+            return [*step([*tensors, *captured])[:m], *tensors[:m]]
 
         _, carries = scanned(forward, carry, xs, self.length, self.reverse, False, kind)
         arriving = dict(zip(reached, dys, strict=True))
         along = [i for i in reached if i >= m]
-        summed, entries = [i for i in found if i >= k], [i for i in found if m <= i < k]
-        places = Passage([*self.carried, *summed, *entries], [*self.carried, *along])
-        pull = pullback(again, len(inputs), places)
+        entries, summed = [i for i in found if m <= i < k], [i for i in found if i >= k]
+        wanted = [*self.carried, *entries, *summed]
+        pulls = pullback(step, len(inputs), Passage(wanted, [*self.carried, *along]))
         f, s = len(self.carried), len(summed)
 
+        def pull(dcarry: Sequence[Tensor], entry: Sequence[Tensor]) -> Sequence[Tensor]:
+            return pulls([*entry[:k], *captured, *dcarry, *entry[k:]])
+
+        back = step_back(pull, s, add)
+
         def backward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-            dcarry, sums, rest = tensors[:f], tensors[f : f + s], tensors[f + s :]
-            dxs = pull([*rest[:k], *captured, *dcarry, *rest[k:]])
-            sums = [add(a, dx) for a, dx in zip(sums, dxs[f : f + s], strict=True)]
-            return [*dxs[:f], *sums, *dxs[f + s :]]
+            (dcarry, sums), dxs = back((tensors[:f], tensors[f : f + s]), tensors[f + s :])
+            return [*dcarry, *sums, *dxs]
 
         dtype = lambda i: gradient_dtype(inputs[i], self.wide)  # noqa: E731
         zeros = lambda i: zeros_like(inputs[i], dtype=dtype(i))  # noqa: E731
@@ -348,7 +344,7 @@ class Scan:
             backward, [*first, *sums], [*carries, *xs, *[arriving[i] for i in along]],
             self.length, not self.reverse, self.checkpoint, kind,
         )  # fmt: skip
-        by_input = dict(zip([*self.carried, *summed, *entries], [*last, *dxs], strict=True))
+        by_input = dict(zip(wanted, [*last[:f], *dxs, *last[f:]], strict=True))
         return [by_input[i] for i in found]
 
 
@@ -397,18 +393,21 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
     assigned: list[Variable] = []
     bodies = [_Branch(Captured(f, "cond")) for f in flats]
 
-    def run() -> tuple[Once, Any]:
-        once = Once("cond", [pred, *xs], traced=True)
-        return once, (once, _branches(once, [with_assigned(body, assigned) for body in bodies]))
+    def run() -> tuple[BodyRun, Any]:
+        body_run = BodyRun("cond", [pred, *xs], traced=True)
+        return body_run, (
+            body_run,
+            _branches(body_run, [with_assigned(body, assigned) for body in bodies]),
+        )
 
-    once, ys = until_all_are_known(assigned, run)
-    agains = [once.again(body, assigned) for body in bodies]
+    body_run, ys = until_all_are_known(assigned, run)
+    functions = [body_run.as_function(body, assigned) for body in bodies]
 
     def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
-        pulls = [pullback(again, len(inputs), passage) for again in agains]
+        pulls = [pullback(f, len(inputs), passage) for f in functions]
         return conditional(inputs[0], pulls, [*inputs, *dys])
 
-    results = once.done(ys, answer, lambda xs: conditional(xs[0], agains, xs))
+    results = body_run.finish(ys, answer, lambda xs: conditional(xs[0], functions, xs))
     n = len(results) - len(assigned)
     assign_all(assigned, results[n:])
     return results[:n]
@@ -424,7 +423,7 @@ class _Branch:
         return self.flat(xs[1:])
 
 
-def _branches(once: Once, flats: Sequence[Flat]) -> Sequence[Any]:
+def _branches(body_run: BodyRun, flats: Sequence[Flat]) -> Sequence[Any]:
     import jax
 
     ids: dict[int, list[int]] = {}
@@ -432,11 +431,11 @@ def _branches(once: Once, flats: Sequence[Flat]) -> Sequence[Any]:
 
     def branch(k: int) -> Callable[..., list[Any]]:
         def run(*arrays: Any) -> list[Any]:
-            region = once.region
-            variables = [s for s in once.sources if isinstance(s, Variable)]
+            region = body_run.region
+            variables = [s for s in body_run.sources if isinstance(s, Variable)]
             region.values = {v: region.stand_in_for(v) for v in variables}
-            ys = once.run(flats[k], once.stand_ins(arrays))
-            ids[k] = once.outputs.pop()
+            ys = body_run.run(flats[k], body_run.stand_ins(arrays))
+            ids[k] = body_run.outputs.pop()
             given = [to_jax(y._data) for y in ys]
             specs[k] = [(str(a.dtype), tuple(a.shape)) for a in given]
             if len(specs) == 2:
@@ -445,9 +444,9 @@ def _branches(once: Once, flats: Sequence[Flat]) -> Sequence[Any]:
 
         return run
 
-    arrays = [to_jax(x._data) for x in once.xs]
+    arrays = [to_jax(x._data) for x in body_run.xs]
     ys = jax.lax.cond(arrays[0], branch(0), branch(1), *arrays)
-    once.outputs = list(ids.values())
+    body_run.outputs = list(ids.values())
     return ys
 
 
@@ -470,22 +469,22 @@ def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor
     assigned: list[Variable] = []
     n = len(carry)
 
-    def run() -> tuple[Once, Any]:
+    def run() -> tuple[BodyRun, Any]:
         whole = [*carry, *[v._read() for v in assigned]]
-        once = Once("while_loop", whole, traced=True)
+        body_run = BodyRun("while_loop", whole, traced=True)
         first = _assigned_first(test, n, assigned), _assigned_first(flat, n, assigned)
-        ys = _repeat(once, first[0], with_assigned(first[1], assigned))
-        return once, (once, first, ys)
+        ys = _repeat(body_run, first[0], with_assigned(first[1], assigned))
+        return body_run, (body_run, first, ys)
 
-    once, (tested, stepped), ys = until_all_are_known(assigned, run)
+    body_run, (tested, stepped), ys = until_all_are_known(assigned, run)
     m = len(ys)
-    agains = once.again(tested), once.again(stepped, assigned)
+    functions = body_run.as_function(tested), body_run.as_function(stepped, assigned)
 
-    def again(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        test, flat = [lambda xs, f=f: f([*xs, *inputs[m:]]) for f in agains]
+    def repeat(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        test, flat = [lambda xs, f=f: f([*xs, *inputs[m:]]) for f in functions]
         return repeated(test, flat, inputs[:m])
 
-    results = once.done(ys, _refused, again, [(i, i) for i in range(m)])
+    results = body_run.finish(ys, _refuse, repeat, [(i, i) for i in range(m)])
     assign_all(assigned, results[n:])
     return results[:n]
 
@@ -501,28 +500,28 @@ def _assigned_first(flat: Flat, n: int, assigned: Sequence[Variable]) -> Flat:
     return more
 
 
-def _repeat(once: Once, test: Flat, step: Flat) -> Sequence[Any]:
+def _repeat(body_run: BodyRun, test: Flat, step: Flat) -> Sequence[Any]:
     import jax
 
     def run(flat: Flat, arrays: Sequence[Any]) -> list[Any]:
-        inner = once.stand_ins(arrays)
-        once.watched.update(x._id for x in inner)
-        return [to_jax(y._data) for y in once.run(flat, inner)]
+        inner = body_run.stand_ins(arrays)
+        body_run.watched.update(x._id for x in inner)
+        return [to_jax(y._data) for y in body_run.run(flat, inner)]
 
     def goes_on(arrays: Any) -> Any:
         (y,) = run(test, arrays)
-        once.outputs.pop()
+        body_run.outputs.pop()
         return y.reshape(())
 
     def body(arrays: Any) -> Any:
         ys = run(step, arrays)
-        del once.outputs[:-1]
+        del body_run.outputs[:-1]
         return ys
 
-    return jax.lax.while_loop(goes_on, body, [to_jax(x._data) for x in once.xs])
+    return jax.lax.while_loop(goes_on, body, [to_jax(x._data) for x in body_run.xs])
 
 
-def _refused(*given: Any) -> Any:
+def _refuse(*given: Any) -> Any:
     raise GradientError(
         "while_loop: under jit the gradient of a loop of unknown length cannot be had, because XLA "
         "must know how much to keep. Give the most steps there can be, while_loop(…, max_steps=n), "

@@ -18,13 +18,13 @@ from regrad.deferral import deferrable
 from regrad.dims import at_least, differ, same
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, DTypeError, ShapeError, near
-from regrad.graph import of_shape
 from regrad.namespaces import FLOAT, is_inexact
 from regrad.nn import log_sigmoid, log_softmax, relu
 from regrad.ops.array import reshape
 from regrad.ops.elementwise import abs, astype, clip, log, not_equal, squared_difference
 from regrad.ops.indexing import take_along_axis
 from regrad.ops.reduction import sum
+from regrad.size_ops import of_shape
 from regrad.tensors import Tensor, TensorLike
 
 BY_NONZERO = "sum_by_nonzero_weights"

@@ -13,7 +13,7 @@ PLAIN = frozenset({bool, int, float, complex, list, tuple})
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a Tensor, or stands for one."""
+    """Return whether a value is a Tensor, or stands for one."""
     return isinstance(value, Tensor | Readable)
 
 

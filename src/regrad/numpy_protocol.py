@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.dispatch import lift
 from regrad.errors import ArgumentError
 from regrad.registry import OPS
 from regrad.tensors import Readable, Tensor, TensorLike
@@ -206,8 +207,6 @@ def like(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 
 
 def _tensors(*values: TensorLike) -> list[Tensor]:
-    from regrad.dispatch import lift
-
     return [lift(v) for v in values]
 
 

@@ -16,14 +16,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import keyword
-import os
 import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad import dispatch
+from regrad.callers import PACKAGE
 from regrad.errors import ArgumentError, RegistrationError, kind
+from regrad.fastpath import binary, unary
 from regrad.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.ruleforms import Entwined
 from regrad.signatures import check_call
@@ -176,7 +177,7 @@ def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     Ops of one or two plain tensors take a short road. For the others the function is written
     out, so that Python itself checks and names the arguments.
     """
-    short = {1: dispatch.unary, 2: dispatch.binary}.get(len(entry.inputs))
+    short = {1: unary, 2: binary}.get(len(entry.inputs))
     plain = entry.flat and not entry.attrs and not any(i.integers for i in entry.inputs)
     if short and plain and (len(entry.inputs) == 1 or all(entry.promotes)):
         function = short(entry)
@@ -219,7 +220,7 @@ def _write_function(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]
         f"    if {fault}: raise misfit_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
         f"    return call_(op_, ({tensors}), {{{attrs}}})"
     )
-    exec(compile(source, f"{os.path.dirname(__file__)}{os.sep}<{entry.name}>", "exec"), scope)
+    exec(compile(source, f"{PACKAGE}<{entry.name}>", "exec"), scope)
     return scope[entry.name]
 
 
@@ -303,7 +304,7 @@ def elementwise(
         holomorphic=holomorphic,
         real=real,
     )
-    function = (dispatch.unary if len(names) == 1 else dispatch.binary)(entry)
+    function = (unary if len(names) == 1 else binary)(entry)
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]
     function.__annotations__ = dict.fromkeys([*names, "return"], "Tensor")

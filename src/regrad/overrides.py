@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from regrad.errors import ArgumentError, UnusedOverrideWarning
+from regrad.callers import find_caller
+from regrad.errors import ArgumentError
 from regrad.registry import Op, find_op, resolve
-from regrad.reports import Hit
+from regrad.reports import Binding, Hit
 from regrad.ruleforms import Rule
-from regrad.scopes import Scope
+from regrad.scopes import Scope, left_out_of_turn
 from regrad.state import STATE, State, current
+from regrad.tensors import Tensor
 
-_HERE = os.path.dirname(__file__) + os.sep
 
-
-class Wrapped(Rule):
+class WrappedRule(Rule):
     """A rule with something around its pull."""
 
     def __init__(self, rule: Rule) -> None:
@@ -39,92 +37,79 @@ class Wrapped(Rule):
         return self.rule.bare
 
 
-class Counted(Wrapped):
-    """A rule that tells its hit each time it runs."""
+class CountedRule(WrappedRule):
+    """A rule that counts in a hit how often it runs."""
 
     def __init__(self, rule: Rule, hit: Hit) -> None:
         super().__init__(rule)
-        self.told = hit
+        self.hit = hit
 
-    def under(self, binding: Binding | None) -> Rule:
-        """The same rule for an op that is run again, telling the scope that is open now."""
+    def under(self, binding: OpBinding | None) -> Rule:
+        """Return the same rule for an op that is run again, counted in the scope open now."""
         if binding is None or binding.rule is not self.rule:
             return self
-        return binding._counted(self.told.where)
+        return binding.counted_at(self.hit.where)
 
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
-        self.told.ran += 1
+        self.hit.ran += 1
         return self.rule.pull(record, dy, wanted)
 
 
-class Binding:
-    """One entry of a map: a rule bound to an op type, and its hits by source line."""
+class OpBinding(Binding):
+    """A rule bound to an op type of regrad's."""
 
     def __init__(self, op: Op, rule: Rule, depth: int) -> None:
+        super().__init__(op.type, rule.name)
         self.op = op
         self.rule = rule
         self.depth = depth  # how many scopes are around; the innermost wins
-        self.by_line: dict[str, Counted] = {}
+        self.counted: dict[str, CountedRule] = {}  # by line
 
-    def hit(self, op: Op, xs: Sequence[Any]) -> Rule:
-        """The rule for an op of `xs` that is being created, counted where its caller stands."""
-        counted = self._counted(caller())
-        counted.told.seen(xs[0]._data.shape if xs else ())
+    def bind(self, xs: Sequence[Tensor]) -> CountedRule:
+        """Return the rule for an op of `xs` that is being created, counted at its caller's line."""
+        counted = self.counted_at(find_caller())
+        counted.hit.add(xs[0]._data.shape if xs else ())
         return counted
 
-    def _counted(self, where: str) -> Counted:
-        if where not in self.by_line:
-            self.by_line[where] = Counted(self.rule, Hit(self.op.type, self.rule.name, where))
-        return self.by_line[where]
+    def counted_at(self, where: str) -> CountedRule:
+        """Return the rule as it is counted at a source line."""
+        if where not in self.counted:
+            self.counted[where] = CountedRule(self.rule, self.hit_at(where))
+        return self.counted[where]
 
-    def fresh(self) -> Binding:
-        """The same rule, with hits of its own: those of a program while it is traced."""
-        return Binding(self.op, self.rule, self.depth)
+    def copy(self) -> OpBinding:
+        """Return the same rule with hits of its own: those of a program while it is traced."""
+        return OpBinding(self.op, self.rule, self.depth)
 
     def absorb(self, hit: Hit, count: int, ran: int) -> None:
         """Count hits of a compiled program that runs, which were `hit` when it was traced."""
-        mine = self._counted(hit.where).told
+        mine = self.hit_at(hit.where)
         mine.count += count
         mine.ran += ran
         mine.sizes.update(hit.sizes)
 
-    def again(self) -> Binding:
-        """The same rule for ops that are created again: they tell when it runs, and no more."""
-        return Repeated(self)
-
-    @property
-    def hits(self) -> list[Hit]:
-        return [counted.told for counted in self.by_line.values()]
+    def repeat(self) -> OpBinding:
+        """Return the same rule for ops that are created again: only its runs are counted."""
+        return RepeatedBinding(self)
 
 
-class Repeated(Binding):
+class RepeatedBinding(OpBinding):
     """A binding under which ops are created that were counted before."""
 
-    def __init__(self, first: Binding) -> None:
+    def __init__(self, first: OpBinding) -> None:
         super().__init__(first.op, first.rule, first.depth)
-        self.first = first
+        self.counted_at = first.counted_at
 
-    def hit(self, op: Op, xs: Sequence[Any]) -> Rule:
-        rule = self.first.hit(op, xs)
-        rule.told.count -= 1  # pyright: ignore[reportAttributeAccessIssue] (a Counted)
-        return rule
+    def bind(self, xs: Sequence[Tensor]) -> CountedRule:
+        counted = super().bind(xs)
+        counted.hit.count -= 1
+        return counted
 
-    def again(self) -> Binding:
+    def repeat(self) -> OpBinding:
         return self
 
-    def _counted(self, where: str) -> Counted:
-        return self.first._counted(where)
 
-
-def caller() -> str:
-    """The line outside regrad that is running: `model.py:12`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-class gradient_override_map(Scope):
+class gradient_override_map(Scope[OpBinding]):
     """Within the scope, ops of the given types are differentiated by the given rules.
 
     Args:
@@ -168,7 +153,7 @@ class gradient_override_map(Scope):
                 f"gradient_override_map({{'Sign': rule}}), got {rules!r:.60}"
             )
         self._rules = dict(rules)
-        self._bindings: dict[str, Binding] = {}
+        self._bindings: dict[str, OpBinding] = {}
 
     def _steps(self) -> Generator[Self]:
         before = current()
@@ -183,12 +168,8 @@ class gradient_override_map(Scope):
             if found is not inside:
                 STATE.set(found)
                 inside.left = (before,)
-                raise ArgumentError(
-                    "a gradient_override_map scope was left out of turn: scopes must nest, in one "
-                    "thread and task. Do not hold one open across a yield; open it where it is "
-                    "used."
-                )
-        self._check_used()
+                raise left_out_of_turn()
+        self._warn_unless_hit()
 
     def _inside(self, before: State | None) -> State:
         """The state in the scope."""
@@ -196,7 +177,7 @@ class gradient_override_map(Scope):
         depth = 1 + max((b.depth for b in around.values()), default=0)
         ops = {key: find_op(key) for key in self._rules}
         new = {
-            op.type: Binding(op, self._resolve(self._rules[key], op), depth)
+            op.type: OpBinding(op, self._resolve(self._rules[key], op), depth)
             for key, op in ops.items()
         }
         given = {(op.type, _identity(self._rules[key])) for key, op in ops.items()}
@@ -220,19 +201,9 @@ class gradient_override_map(Scope):
         """Under what key a binding is found; a graph's own scope is found for its ops only."""
         return op_type
 
-    def _check_used(self) -> None:
-        """Warn if nothing was overridden in the block, unless that raises."""
-        if self._rules and not self._failed and not self.hits:
-            types = ", ".join(repr(t) for t in self._bindings)
-            torch = "torch" in sys.modules
-            other = " (For PyTorch code there is regrad.torch.gradient_override_map.)" * torch
-            warnings.warn(
-                f"gradient_override_map matched nothing: no op of type {types} was created in "
-                "the scope. An override binds ops when they are created, so call the model inside "
-                f"the scope; and look at the op type.{other}",
-                UnusedOverrideWarning,
-                stacklevel=self._level + 1,
-            )
+    def _hint(self) -> str:
+        torch = " (For PyTorch code there is regrad.torch.gradient_override_map.)"
+        return "the op type." + torch * ("torch" in sys.modules)
 
     def _key_of(self, op_type: str) -> str:
         return find_op(op_type).type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from regrad.registry import OPS
 from regrad.state import BESIDE, OPEN, STATE, State, current, note_beside
 from regrad.tape import Tape
 from regrad.tensors import Tensor
-from regrad.walk import Grads, drained, seed, walk, walk_from
+from regrad.walk import Grads, drain, seed, walk, walk_from
 
 
 def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
@@ -35,7 +36,7 @@ def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool 
     """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
     if y._id not in watched:
         return {}
-    records = reversed(tape.records) if again else drained(tape.records)
+    records = reversed(tape.records) if again else drain(tape.records)
     return walk(records, {y._id: seed(y, dy)}, watched)
 
 
@@ -68,3 +69,35 @@ def or_zeros(dx: Tensor | None, x: Tensor, dtype: Any = None) -> Tensor:
     if dx is None:
         return OPS["ZerosLike"].function(x, dtype=dtype)
     return dx if dtype is None or dx.dtype == dtype else as_dtype(dx, dtype)
+
+
+BackState = tuple[list[Any], list[Any]]  # the gradients by the carry, and those summed so far
+StepBack = Callable[[tuple[Sequence[Any], Sequence[Any] | None], Any], tuple[BackState, list[Any]]]
+
+
+def step_back(
+    pull: Callable[[Sequence[Any], Any], Sequence[Any]],
+    captured: int,
+    add: Callable[[Any, Any], Any] = operator.add,
+) -> StepBack:
+    """Return one step of the backward pass of a loop: `(dcarry, sums), entry` to the same, and dxs.
+
+    `pull(dcarry, entry)` gives the gradients of the loop's body: by the carry, which go on to the
+    step before; by what the step alone was given, the dxs; and by the `captured` values that all
+    steps share, which are summed (None as `sums`: so far there are none). Every loop goes back by
+    this function, whatever repeats it: JAX, the engine, Python, or a session's program.
+    """
+
+    def back(
+        state: tuple[Sequence[Any], Sequence[Any] | None], entry: Any
+    ) -> tuple[BackState, list[Any]]:
+        dcarry, sums = state
+        found = pull(dcarry, entry)
+        n, k = len(dcarry), len(found) - captured
+        more = list(found[k:])
+        if sums is not None:  # (a value that stands as None has no gradient)
+            pairs = zip(sums, more, strict=True)
+            more = [None if total is None else add(total, dx) for total, dx in pairs]
+        return (list(found[:n]), more), list(found[n:k])
+
+    return back

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from regrad.compiled import find_jax
 from regrad.dispatch import lift
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import BACKENDS, FLOAT, Array, DTypeLike, is_array, promote
@@ -197,8 +198,6 @@ def _jax_key(key: Key) -> Any:
 
 
 def _jax_random() -> Any:
-    from regrad.compiled import find_jax
-
     return find_jax().random
 
 

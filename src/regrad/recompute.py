@@ -7,8 +7,8 @@ from functools import wraps
 from typing import Any
 
 from regrad import dispatch
-from regrad.again import Once, Rerun, pullback
 from regrad.arguments import Body, Given, is_key
+from regrad.bodies import BodyRun, Rerun, pullback
 from regrad.capture import Captured
 from regrad.gradients import callable_or_raise
 from regrad.graph import is_symbolic
@@ -67,18 +67,20 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """A body whose inputs alone are kept."""
-    once = Once("checkpoint", xs, traced=False)
-    flat = (Captured if once.region.traced else Rerun)(flat, "checkpoint")
-    ys = once.run(flat, once.inner)
-    assigned = list(once.region.assigned)
-    outputs = [*ys, *[once.region.values[v] for v in assigned]]
-    once.outputs[-1] = [y._id for y in outputs]
-    again = once.again(flat, assigned)
+    body_run = BodyRun("checkpoint", xs, traced=False)
+    flat = (Captured if body_run.region.traced else Rerun)(flat, "checkpoint")
+    ys = body_run.run(flat, body_run.inner)
+    assigned = list(body_run.region.assigned)
+    outputs = [*ys, *[body_run.region.values[v] for v in assigned]]
+    body_run.outputs[-1] = [y._id for y in outputs]
+    function = body_run.as_function(flat, assigned)
 
     def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
-        return pullback(again, len(inputs), passage)(apart([*inputs, *dys]))
+        return pullback(function, len(inputs), passage)(apart([*inputs, *dys]))
 
-    results = once.done([y._data for y in outputs], answer, lambda xs: recomputed(again, xs))
+    results = body_run.finish(
+        [y._data for y in outputs], answer, lambda xs: recomputed(function, xs)
+    )
     assign_all(assigned, results[len(ys) :])
     return results[: len(ys)]
 

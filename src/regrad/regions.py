@@ -19,18 +19,18 @@ from regrad.dispatch import in_region
 from regrad.errors import ArgumentError, GraphError, TraceError
 from regrad.graph import is_symbolic
 from regrad.namespaces import BACKENDS, JAX, is_traced
-from regrad.overrides import Binding
+from regrad.overrides import OpBinding
 from regrad.registry import Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import OPEN, State, current, in_state, next_id
-from regrad.tape import GroupedRecord, Tape
+from regrad.tape import Tape, record_of
 from regrad.tensors import Tensor, wrap
 from regrad.trails import capturing
 from regrad.variables import Variable
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
 Source = Tensor | Variable  # what a body takes from outside
-Overrides = Mapping[Any, Binding] | None
+Overrides = Mapping[Any, OpBinding] | None
 
 STEP = 2.0**-20
 
@@ -66,7 +66,7 @@ class Region:
         self.assigned: list[Variable] = []
         self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
         self.drawn: dict[int, tuple[Any, Any]] = {}  # Generators, and where they stood
-        self.kept: list[Any] = []  # so that no id() in `stand_ins` is used twice
+        self.alive: list[Any] = []  # so that no id() in `stand_ins` is used twice
         self.capture: Any = None  # the capture or trail of the body that is running
         self.lasting = False  # whether a program is made of this run, for many calls
         self.operands: set[int] = set()  # arrays that ops have taken, by id()
@@ -116,7 +116,7 @@ class Region:
                 value = self._stand_in(value)
             else:  # the tapes outside go on, and know the value by its id
                 self.stand_ins[id(value)] = value  # so that it is no second, lasting input
-                self.kept.append(value)
+                self.alive.append(value)
             self.values[variable] = self.entries[id(variable)] = value
             self.captured.append(variable)
         if self.capture is not None:
@@ -172,7 +172,7 @@ class Region:
             )
         self.drawn.setdefault(id(generator), (generator, generator.bit_generator.state))
 
-    def given(self, x: Tensor) -> Tensor:
+    def make_stand_in(self, x: Tensor) -> Tensor:
         """The stand-in for something from outside."""
         y = type(x)()
         y._data = x._data
@@ -190,7 +190,7 @@ class Region:
                 "closure, and none of its arguments is of the graph. Pass the tensor as an "
                 "argument, and the function becomes a part of the graph."
             )
-        y = self.given(x)
+        y = self.make_stand_in(x)
         return self._without_values(y) if self.lasting else y
 
     def _without_values(self, x: Tensor) -> Tensor:
@@ -375,10 +375,9 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
     specs = [(x._data.shape, x._data.dtype) for x in rule.inputs]
     reached = set(passage.reached)
     out = tuple(y._id if i in reached else 0 for i, y in enumerate(ys))
-    entry = GroupedRecord(REGION, rule, {}, ids, specs, (), out, None)
-    entry.layout = (tuple(range(len(ids))),)
-    entry.output_specs = [(y._data.shape, y.dtype) for y in ys]
-    entry.symbolic = None
+    layout = (tuple(range(len(ids))),)
+    output_specs = [(y._data.shape, y.dtype) for y in ys]
+    entry = record_of(REGION, rule, {}, ids, specs, (), out, None, layout, output_specs)
     for tape in state.tapes:
         if not tape.watched.isdisjoint(keys.values()):
             tape.admit(REGION, rule, frozenset({0}))

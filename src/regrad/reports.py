@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
-from regrad.errors import ArgumentError, NotFiredError, printable
+from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, printable
 
 INTEGERS = frozenset({int})
 SHAPES = 3  # so many different shapes are shown for a line
@@ -29,8 +30,8 @@ class Hit:
         self.ran = 0
         self.sizes: dict[Any, None] = {}  # the shapes, in the order in which they came
 
-    def seen(self, shape: Any) -> None:
-        """One more op was created, whose first input has this shape."""
+    def add(self, shape: Any) -> None:
+        """Count one more op, whose first input has this shape."""
         self.count += 1
         known = isinstance(shape, tuple) and INTEGERS.issuperset(map(type, shape))
         self.sizes[shape if known else _shown(shape)] = None
@@ -52,24 +53,34 @@ def _shown(shape: Any) -> str:
     return "×".join(map(str, shape)) or "scalar" if isinstance(shape, tuple) else "?"
 
 
-class Bound(Protocol):
-    """One entry of a map, as a report sees it."""
+class Binding:
+    """One entry of a map of overrides: an op type, the name of its rule, and its hits by line."""
+
+    def __init__(self, op_type: str, rule_name: str) -> None:
+        self.op_type = op_type
+        self.rule_name = rule_name
+        self.by_line: dict[str, Hit] = {}
 
     @property
-    def rule(self) -> Any:
-        """The rule, which has a name."""
-        ...
+    def hits(self) -> list[Hit]:
+        """The hits of lines that created an op, or whose rule ran."""
+        return [hit for hit in self.by_line.values() if hit.count or hit.ran]
 
-    @property
-    def hits(self) -> Sequence[Hit]:
-        """Its hits, by source line."""
-        ...
+    def hit_at(self, where: str) -> Hit:
+        """Return the hit of a source line, the same one in all threads."""
+        if where not in self.by_line:
+            self.by_line.setdefault(where, Hit(self.op_type, self.rule_name, where))
+        return self.by_line[where]
 
 
-class Report:
+B = TypeVar("B", bound=Binding)
+
+
+class Report(Generic[B]):
     """What an override tells of itself."""
 
-    _bindings: Any  # {op type: Bound}
+    _bindings: dict[str, B]  # by op type
+    _name = "gradient_override_map"
 
     @property
     def hits(self) -> list[Hit]:
@@ -91,14 +102,13 @@ class Report:
 
     def assert_fired(self, *op_types: Any) -> None:
         """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
-        bindings: Mapping[str, Bound] = self._bindings
-        for op_type in [self._key_of(t) for t in op_types] or list(bindings):
-            if op_type not in bindings:
+        for op_type in [self._key_of(t) for t in op_types] or list(self._bindings):
+            if op_type not in self._bindings:
                 raise ArgumentError(f"this scope does not override {op_type!r}")
-            binding = bindings[op_type]
+            binding = self._bindings[op_type]
             if not any(hit.ran for hit in binding.hits):
                 raise NotFiredError(
-                    f"the rule {binding.rule.name!r} for the op type {op_type!r} never ran: "
+                    f"the rule {binding.rule_name!r} for the op type {op_type!r} never ran: "
                     f"{self._why_not(binding)}"
                 )
 
@@ -106,11 +116,17 @@ class Report:
         """Under what name a binding is found."""
         return op_type
 
-    def _why_not(self, binding: Bound) -> str:
+    def _why_not(self, binding: B) -> str:
+        """Say why a rule never ran."""
         if not binding.hits:
             return "no op of that type was created in the scope"
         lines = ", ".join(hit.where for hit in binding.hits)
         return f"ops were created ({lines}), but no gradient passed them"
+
+    def _warn_of_no_match(self, why: str, level: int) -> None:
+        """Warn that nothing was overridden, at the line so many calls further up."""
+        message = f"{self._name} matched nothing: {why}"
+        warnings.warn(message, UnusedOverrideWarning, stacklevel=level + 1)
 
     def __repr__(self) -> str:
         lines = [repr(hit) for hit in self.hits] or ["no op matched"]

@@ -10,16 +10,16 @@ from typing import Any, Self, TypeVar
 
 from regrad.blocks import Block
 from regrad.errors import ArgumentError, NotFiredError, kind
-from regrad.reports import Report
+from regrad.reports import B, Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Scope(Block, Report):
+class Scope(Block, Report[B]):
     """Rules that are in force within a block, and tell what they did."""
 
     _rules: Mapping[Any, Any]
-    _level = 2  # how far up the stack a warning's line is: that of the `with`
+    _level = 3  # how far up the stack a warning's line is: that of the `with`
     _around: BaseException | None = None  # what was being handled when the scope was entered
 
     def __enter__(self) -> Self:
@@ -30,6 +30,20 @@ class Scope(Block, Report):
     def _failed(self) -> bool:
         """Whether the block that is being left raises."""
         return sys.exc_info()[1] is not self._around
+
+    def _warn_unless_hit(self) -> None:
+        """Warn if nothing was overridden in the block, unless that raises."""
+        if self._rules and not self._failed and not self.hits:
+            self._warn_of_no_match(
+                f"no op of type {', '.join(map(repr, self._bindings))} was created in the scope. "
+                "An override binds ops when they are created, so call the model inside the scope; "
+                f"and look at {self._hint()}",
+                self._level,
+            )
+
+    def _hint(self) -> str:
+        """Say what to look at if nothing matched."""
+        raise NotImplementedError
 
     def _fresh(self, rules: Any) -> Self:
         """A scope like this one, not entered, with these rules."""
@@ -43,14 +57,14 @@ class Scope(Block, Report):
         @wraps(f)
         def scoped(*args: Any, **options: Any) -> Any:
             scope = self._fresh(rules)
-            scope._level = 3  # the line of the call
+            scope._level = 4  # the line of the call
             with scope:
                 self._collect(scope)
                 return f(*args, **options)
 
         return scoped  # pyright: ignore[reportReturnType] (of the same signature)
 
-    def _collect(self, scope: Any) -> None:
+    def _collect(self, scope: Self) -> None:
         """Let a scope count its hits here."""
         for key, binding in scope._bindings.items():
             binding.by_line = self._bindings.setdefault(key, binding).by_line
@@ -63,6 +77,14 @@ class Scope(Block, Report):
                 "with `with`, or call the function that it decorates."
             )
         super().assert_fired(*op_types)
+
+
+def left_out_of_turn() -> ArgumentError:
+    """Return the error of a scope that is left while one that was entered later is open."""
+    return ArgumentError(
+        "a gradient_override_map scope was left out of turn: scopes must nest, in one thread and "
+        "task. Do not hold one open across a yield; open it where it is used."
+    )
 
 
 def _check_decorated(f: Any) -> None:

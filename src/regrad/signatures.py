@@ -10,6 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from regrad.errors import ArgumentError, RegradError, refusal
+from regrad.hints import of_arguments, of_keyword, of_passed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,8 +106,6 @@ def check_call(
     fault = misfit(function, args, options)
     if fault is None:
         return
-    from regrad.hints import of_arguments, of_keyword
-
     known = list(inspect.signature(function, follow_wrapped=False).parameters)
     unknown = next((key for key in options if key not in known), None)
     if unknown is not None:
@@ -157,8 +156,6 @@ def check_passed(f: Callable[..., Any], args: Sequence[Any], api: str) -> None:
     """Refuse the f passed to a gradient function if it does not take what it is given."""
     if misfit(f, args, {}) is None:
         return
-    from regrad.hints import of_passed
-
     count = f"{len(args)} argument{'s' if len(args) != 1 else ''}" if args else "no argument"
     raise ArgumentError(
         f"the f passed in {api} takes {parameters_of(f)}, and is called "

@@ -22,7 +22,7 @@ from regrad.blocks import block
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
-    from regrad.overrides import Binding
+    from regrad.overrides import OpBinding
     from regrad.tape import Tape
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class State:
     def __init__(
         self,
         tapes: tuple[Tape, ...] = (),
-        overrides: Mapping[Any, Binding] | None = None,
+        overrides: Mapping[Any, OpBinding] | None = None,
         guard: Any = None,
         region: Any = None,
     ) -> None:
@@ -78,12 +78,12 @@ class State:
         """The state for a function that is differentiated: more tapes, which are the innermost."""
         return State((*self.tapes, *tapes), self.scopes, self.guard, self.region)
 
-    def overriding(self, overrides: Mapping[Any, Binding] | None) -> State:
+    def overriding(self, overrides: Mapping[Any, OpBinding] | None) -> State:
         """The same state with other overrides."""
         return State(self.tapes, overrides, self.guard, self.region)
 
     @property
-    def scopes(self) -> Mapping[Any, Binding] | None:
+    def scopes(self) -> Mapping[Any, OpBinding] | None:
         """The overrides for a function that is differentiated here."""
         if not self.overrides:
             return self.overrides
@@ -131,7 +131,7 @@ def in_state(state: State | None) -> Generator[None]:
 HELD = "held"
 
 
-def held(overrides: Mapping[Any, Binding] | None) -> Mapping[Any, Binding] | None:
+def held(overrides: Mapping[Any, OpBinding] | None) -> Mapping[Any, OpBinding] | None:
     """Overrides for a gradient function that was made under them.
 
     They concern no op of its own, only the functions that it differentiates: no op is looked
@@ -140,7 +140,7 @@ def held(overrides: Mapping[Any, Binding] | None) -> Mapping[Any, Binding] | Non
     return overrides and {(HELD, key): binding for key, binding in overrides.items()}
 
 
-def run_held(scopes: Mapping[Any, Binding] | None, f: Callable[..., T], *args: Any) -> T:
+def run_held(scopes: Mapping[Any, OpBinding] | None, f: Callable[..., T], *args: Any) -> T:
     """Run a gradient function that was made under these overrides, which are held back."""
     state = current()
     if scopes is None and (state is None or state.overrides is None):

@@ -1,6 +1,6 @@
 """The values of small integer tensors, as far as they are known when the graph is built.
 
-Programs compute sizes by ops (`tf.shape(x)[0] * 2`), and what is reshaped to such a size should
+Programs compute sizes by ops (`shape(x)[0] * 2`), and what is reshaped to such a size should
 have a static shape where its parts are known. So kernels run on numbers and Dims, as objects.
 """
 

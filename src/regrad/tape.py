@@ -1,23 +1,32 @@
-"""Records and the tapes that hold them: data only, no behaviour of their own."""
+"""Records, the tapes that hold them, and how an op comes to be on a tape.
+
+All records are made here: by `Tape.write` for an op of plain inputs and one output, by `put` for
+any other, and by `record_of` for a rule that is pulled through without a tape.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from regrad.registry import OPS
-from regrad.ruleforms import OpView
-from regrad.tensors import wrap
+from regrad.namespaces import is_inexact
+from regrad.registry import OPS, Op
+from regrad.ruleforms import Conjugated, NoGradient, OpView, Rule
+from regrad.state import BESIDE, OPEN, State, current, refuse_elsewhere
+from regrad.tensors import Tensor, wrap
 
-if TYPE_CHECKING:
-    from regrad.registry import Op
-    from regrad.ruleforms import Rule
-    from regrad.tensors import Tensor
+NO_ATTRS: dict[str, Any] = {}  # shared, never written to
+ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+REAL = (np.dtype(np.float32), np.dtype(np.float64))
+CUT = NoGradient()
 
 # Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
 Place = int | tuple[int, ...] | None
+
+
+_blank = object.__new__
 
 
 class Record:
@@ -88,9 +97,24 @@ class GroupedRecord(Record):
 
     plain = False
 
-    layout: tuple[Place, ...]
-    output_specs: Sequence[tuple[Any, Any]]
-    symbolic: Sequence[Any] | None  # the outputs, of a graph
+    def __init__(
+        self,
+        op: Op,
+        rule: Rule,
+        attrs: dict[str, Any],
+        inputs: tuple[int, ...],
+        specs: Sequence[tuple[Any, Any]],
+        xs: Sequence[Any],
+        outputs: Any,
+        y: Any,
+        layout: tuple[Place, ...] | None = None,
+        output_specs: Sequence[tuple[Any, Any]] = (),
+        symbolic: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(op, rule, attrs, inputs, specs, xs, outputs, y)
+        self.layout = layout or tuple(range(len(inputs)))
+        self.output_specs = output_specs
+        self.symbolic = symbolic  # the outputs, of a graph
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         return placed(leaves, self.layout[parameter])
@@ -130,6 +154,26 @@ def placed(leaves: Sequence[Any], place: Place) -> Any:
     return None if place is None else leaves[place]
 
 
+def record_of(
+    op: Op,
+    rule: Rule,
+    attrs: dict[str, Any],
+    inputs: tuple[int, ...],
+    specs: Sequence[tuple[Any, Any]],
+    xs: Sequence[Any],
+    outputs: Any,
+    y: Any,
+    layout: tuple[Place, ...] | None = None,
+    output_specs: Sequence[tuple[Any, Any]] | None = None,
+) -> Record:
+    """Return a record that is on no tape; a plain one, unless a layout or outputs are given."""
+    if layout is None and output_specs is None:
+        return Record(op, rule, attrs, inputs, specs, xs, outputs, y)
+    return GroupedRecord(
+        op, rule, attrs, inputs, specs, xs, outputs, y, layout, output_specs or ()
+    )  # fmt: skip
+
+
 class Tape:
     """The records that lead from what is watched, oldest first."""
 
@@ -142,6 +186,31 @@ class Tape:
         self.watched: set[int] = set(watched)
         self.records: list[Record] = []
         self.lost: set[int] | None = None  # ids of what left a custom function by a Variable
+
+    def write(
+        self,
+        op: Op,
+        rule: Rule,
+        attrs: dict[str, Any],
+        inputs: tuple[int, ...],
+        specs: Sequence[tuple[Any, Any]],
+        xs: Sequence[Any],
+        output: int,
+        y: Any,
+    ) -> Record:
+        """Write the record of an op of plain inputs and one output, and watch the output."""
+        record = _blank(Record)  # not by its constructor: a second call, at every op that is taped
+        record.op = op
+        record.rule = rule
+        record.attrs = attrs
+        record.inputs = inputs
+        record.specs = specs
+        record.xs = xs
+        record.outputs = output
+        record.y = y
+        self.watched.add(output)
+        self.records.append(record)
+        return record
 
     def close(self) -> set[int]:
         """Watch nothing from now on (an asyncio task may still hold a copy of the state).
@@ -161,3 +230,165 @@ class Tape:
     def wants(self, variable: Any) -> bool:
         """Whether reads of this Variable are watched (only `variable_grads` does)."""
         return False
+
+
+# -- writing ops on the tapes --------------------------------------------------------------------
+
+
+def record(
+    op: Op,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    y: Any,
+    layout: tuple[Place, ...] | None = None,
+    rule: Rule | None = None,
+) -> None:
+    """Put the op on each tape that watches one of its inputs, under the rule in force now.
+
+    An op that is run again (see `capture`) brings the `rule` that was in force the first time.
+    """
+    state = current()
+    if state is None:
+        refuse_elsewhere(op.type, xs)
+        return
+    guard = state.guard
+    if BESIDE or (OPEN and not (state.tapes or (guard is not None and guard.tapes))):
+        refuse_elsewhere(op.type, xs)
+    if rule is None:
+        rule = rule_in_force(state, op, xs)
+    if state.region is not None:
+        state.region.did(op, rule, xs, attrs, y, layout)
+    if state.tapes:
+        put(state, op, rule, xs, attrs, y, layout)
+
+
+def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Any = None) -> Rule:
+    """The rule for an op that is being created (in a graph, or at once), which counts the hit."""
+    if state.guard is not None:
+        state.guard.check(op, xs)
+    if state.overrides is None:
+        return op.rule
+    binding = state.overrides.get(op.type)
+    if graph is not None:
+        own = state.overrides.get((graph, op.type))
+        if own is not None and (binding is None or own.depth > binding.depth):
+            binding = own
+    return op.rule if binding is None else binding.bind(xs)
+
+
+def cuts(rule: Rule, attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:
+    """Whether no gradient passes an op under this rule."""
+    return not rule.watches or (rule.unless is not None and rule.unless(attrs, xs))
+
+
+def effective(op: Op, rule: Rule, specs: Sequence[tuple[Any, Any]], y: Any) -> Rule:
+    """The rule itself, or for complex numbers the conjugated rule of a holomorphic op.
+
+    Rules that an override gives are used as they are, but for those of other ops.
+    """
+    if not specs or specs[0][1] in REAL or not rule.watches:
+        return rule
+    holomorphic = op.holomorphic if op.owns(rule) else rule.holomorphic
+    return Conjugated(rule, OPS["Conj"].function) if holomorphic and _is_complex(y) else rule
+
+
+def put(
+    state: State,
+    op: Op,
+    rule: Rule,
+    xs: tuple[Tensor, ...],
+    attrs: dict[str, Any],
+    y: Any,
+    layout: tuple[Place, ...] | None = None,
+) -> None:
+    """Write one record, which all the tapes that watch share."""
+    ids = tuple([x._id for x in xs])
+    if state.tape is not None:
+        if state.tape.watched.isdisjoint(ids):
+            return
+        tapes = state.tapes
+    else:
+        tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
+        if not tapes:
+            return
+    if cuts(rule, attrs, xs):
+        rule = CUT
+    if state.tape is None:
+        tapes = [tape for tape in tapes if tape.admit(op, rule, _wanted([tape], ids, layout))]
+    if not rule.watches or not tapes:
+        return
+    specs = [(x._data.shape, x._data.dtype) for x in xs]
+    rule = effective(op, rule, specs, y)
+    kept, keeps_y = rule.keeps(_wanted(tapes, ids, layout))
+    if state.tape is None and any(tape.keeps_all for tape in tapes):
+        kept, keeps_y = frozenset(range(len(layout or xs))), True
+    if layout is None and type(y) is not tuple:
+        saved = kept_of(xs, kept) if kept else ()
+        entry = tapes[0].write(op, rule, attrs, ids, specs, saved, y._id, y if keeps_y else None)
+        for tape in tapes[1:]:
+            tape.records.append(entry)
+            tape.watched.add(y._id)
+    else:
+        entry, watches = _grouped(op, rule, attrs, ids, specs, xs, kept, y, keeps_y, layout)
+        for tape in tapes:
+            if rule.each:
+                pairs = zip(ids, entry.outputs, strict=True)
+                watches = [output for i, output in pairs if i in tape.watched]
+            tape.records.append(entry)
+            tape.watched.update(watches)
+
+
+def _grouped(
+    op: Op,
+    rule: Rule,
+    attrs: dict[str, Any],
+    ids: tuple[int, ...],
+    specs: Sequence[tuple[Any, Any]],
+    xs: tuple[Tensor, ...],
+    kept: frozenset[int],
+    y: Any,
+    keeps_y: bool,
+    layout: tuple[Place, ...] | None,
+) -> tuple[GroupedRecord, list[int]]:
+    """The record of an op with groups of inputs or several outputs, and the ids to watch."""
+    layout = layout or tuple(range(len(xs)))
+    several = isinstance(y, tuple)
+    outputs = y if several else (y,)
+    saved = kept_of(xs, frozenset(i for p in kept for i in positions(layout[p])))
+    ids_out = tuple(t._id for t in outputs)
+    entry = GroupedRecord(
+        op, rule, attrs, ids, specs, saved, ids_out if several else y._id, y if keeps_y else None,
+        layout, [(t._data.shape, t.dtype) for t in outputs],
+        outputs if outputs and type(outputs[0]) is not Tensor else None,
+    )  # fmt: skip
+    # of several outputs, those of integers have no gradient, unless a rule was put in force (in a
+    # graph: for an op before, too)
+    carrying = [t._id for t in outputs if is_inexact(t.dtype) or getattr(t._data, "carries", False)]
+    return entry, carrying if carrying and several and op.owns(rule) else list(ids_out)
+
+
+def _is_complex(y: Any) -> bool:
+    return any(t.dtype.kind == "c" for t in (y if isinstance(y, tuple) else (y,)))
+
+
+def _wanted(
+    tapes: Sequence[Tape], ids: tuple[int, ...], layout: tuple[Place, ...] | None
+) -> frozenset[int]:
+    """The parameters through which these tapes reach the op."""
+    if len(ids) == 1 and layout is None:
+        return ONLY
+    leaves = [i for i, x in enumerate(ids) for tape in tapes if x in tape.watched]
+    if layout is None:
+        return frozenset(leaves)
+    return frozenset(
+        p for p, place in enumerate(layout) if not set(positions(place)).isdisjoint(leaves)
+    )
+
+
+def kept_of(xs: tuple[Tensor, ...], leaves: frozenset[int]) -> Sequence[Tensor | None]:
+    """The inputs without those that no rule asked for."""
+    if not leaves:
+        return ()
+    if len(leaves) == len(xs):
+        return xs
+    return [x if i in leaves else None for i, x in enumerate(xs)]

@@ -16,7 +16,7 @@ from regrad.errors import ArgumentError, GradientError, RegradError, kind
 from regrad.findings import Finding, GradientReport
 from regrad.gradients import callable_or_raise
 from regrad.namespaces import BACKENDS, is_inexact
-from regrad.overrides import Binding, Counted
+from regrad.overrides import CountedRule, OpBinding
 from regrad.pullback import or_zeros, run_taped
 from regrad.registry import OPS
 from regrad.ruleforms import Conjugated, Rule, label, place
@@ -330,7 +330,7 @@ def _isolate(record: Record) -> Callable[[tuple[Tensor, ...]], Any] | None:
         return partial(_called_again, rule)
     if record.op.type not in OPS:
         return None
-    own = None if rule is record.op.rule else {record.op.type: Binding(record.op, rule, 1)}
+    own = None if rule is record.op.rule else {record.op.type: OpBinding(record.op, rule, 1)}
     layout = record.layout if isinstance(record, GroupedRecord) else None
 
     def op(xs: tuple[Tensor, ...]) -> Any:
@@ -351,7 +351,7 @@ def _called_again(call: CustomCall, xs: tuple[Tensor, ...]) -> list[Any]:
 
 def _bare(rule: Rule) -> Rule:
     """A rule without what counts or conjugates for it."""
-    while isinstance(rule, Conjugated | Counted):
+    while isinstance(rule, Conjugated | CountedRule):
         rule = rule.rule
     return rule
 

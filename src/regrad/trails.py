@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad import containers
+from regrad.callers import find_caller
 from regrad.errors import GradientError
+from regrad.files import checksum
 from regrad.namespaces import is_traced
-from regrad.overrides import caller
 from regrad.registry import Op
 from regrad.ruleforms import Rule
 from regrad.state import State, current
@@ -138,8 +139,6 @@ class Trail:
         spec = str(x.dtype), x.shape
         if is_traced(x._data):
             return spec
-        from regrad.files import checksum  # (only here: `import regrad` does without it)
-
         values = x._values()
         return *spec, repr(values.tolist()) if values.dtype.hasobject else checksum(values)
 
@@ -147,7 +146,7 @@ class Trail:
         """Raise if another run has left this trail."""
         i, rest = divmod(now.count, self.stride)
         if now.count > self.count or (rest == 0 and self.digests[i - 1] != now.digest):
-            raise self.left(f"the op {label!r} (at {caller()})", now.count)
+            raise self.left(f"the op {label!r} (at {find_caller()})", now.count)
 
     def finished(self, now: Trail) -> None:
         """Raise unless another run, which has ended, went all the way and no other."""

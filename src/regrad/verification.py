@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regrad.callers import PACKAGE
 from regrad.errors import StaleError
 from regrad.pytrees import exactly
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_NOT_THEIRS = (os.path.dirname(__file__) + os.sep, sysconfig.get_path("purelib") + os.sep)
+_NOT_THEIRS = (PACKAGE, sysconfig.get_path("purelib") + os.sep)
 
 
 class Difference(NamedTuple):

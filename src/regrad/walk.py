@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regrad import dims, graph
-from regrad.dispatch import alias_of, lift_as
+from regrad import dims
+from regrad.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
 from regrad.namespaces import is_inexact, numpy_dtype
 from regrad.registry import OPS
@@ -28,7 +28,7 @@ Grads = dict[int, Tensor | None]
 UNUSED: Any = object()
 
 
-def drained(records: list[Record]) -> Iterator[Record]:
+def drain(records: list[Record]) -> Iterator[Record]:
     """Newest first, letting go of each record (and what it keeps) as the walk passes it."""
     while records:
         yield records.pop()
@@ -91,7 +91,7 @@ def _walk(
     add = OPS["AddV2"].function
     pop, get = grads.pop, grads.get
     for record in records:
-        dy = pop(record.outputs, UNUSED) if record.plain else arriving(record, grads)
+        dy = pop(record.outputs, UNUSED) if record.plain else collect(record, grads)
         if dy is UNUSED:
             continue
         if dy is None:
@@ -120,7 +120,7 @@ def _walk(
                 except UnknownShapeError:
                     fits = False
                 if not fits:
-                    dx = checked(record, leaf, dx, dy)
+                    dx = check_gradient(record, leaf, dx, dy)
             if inspect is not None:
                 inspect(record, dy, leaf, dx)
             old = get(key, UNUSED)
@@ -137,11 +137,12 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
     """
     try:
         pulled = record.rule.pull(record, dy, record.wanted(watched))
-        return dict(pulled if record.plain else opened(record, pulled))
+        return dict(pulled if record.plain else open_groups(record, pulled))
     except UnknownShapeError:
-        from regrad.deferral import pull_later
-
-        return pull_later(record, dy, watched)
+        deferral = _deferral_of(record, dy)
+        if deferral is None:
+            raise
+        return deferral.pull(record, dy, watched)
     except (RuleError, GradientError):
         raise
     except Exception as error:
@@ -153,7 +154,15 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
         raise
 
 
-def arriving(record: Record, grads: Grads) -> Any:
+def _deferral_of(record: Record, dy: Any) -> Deferral | None:
+    """Who runs the rule in the run of the graph, if it is given tensors of one."""
+    dys = dy if isinstance(dy, tuple) else (dy,)
+    ys = record.y if isinstance(record.y, tuple) else (record.y,)
+    given = (x for x in (*dys, *record.xs, *ys) if isinstance(x, Tensor))
+    return next((DEFERRALS[type(x._data)] for x in given if type(x._data) in DEFERRALS), None)
+
+
+def collect(record: Record, grads: Grads) -> Any:
     """The gradient that arrives at a record: a Tensor, or a tuple for several outputs.
 
     UNUSED if the output leads nowhere, None if it leads to y but no gradient came through.
@@ -171,7 +180,7 @@ def arriving(record: Record, grads: Grads) -> Any:
     return tuple(record.unused(i) if dy is None else dy for i, dy in enumerate(dys))
 
 
-def opened(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     """Gradients by parameter, leaf by leaf; a sequence needs a list of the same length."""
     assert isinstance(record, GroupedRecord)
     for parameter, dx in pulled:
@@ -190,11 +199,11 @@ def opened(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[tuple[
             )
 
 
-def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None:
+def check_gradient(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None:
     """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
     if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
         (only,) = dx
-        return None if only is None else checked(record, leaf, only, dy)
+        return None if only is None else check_gradient(record, leaf, only, dy)
     if isinstance(dx, TensorView):
         dx = dx._read()
     if not isinstance(dx, Tensor):
@@ -216,7 +225,7 @@ def checked(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None:
             f"{numpy_dtype(dtype)}. Convert it with astype(dx, x.dtype)."
         )
     if not dims.same(data.shape, shape):
-        return fitted(record, leaf, dx, shape, dy)
+        return fit(record, leaf, dx, shape, dy)
     return dx
 
 
@@ -226,7 +235,7 @@ def wrong_dtype(dx: Tensor, dtype: Any) -> bool:
     return is_inexact(dtype) and dx.dtype != dtype
 
 
-def fitted(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor:
+def fit(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor:
     """A gradient of another shape: summed down where the op broadcasts, an error elsewhere.
 
     Where only the run of a graph can tell, the run sums, or checks.
@@ -240,7 +249,8 @@ def fitted(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor
     )
     if certain:
         raise RuleError(message + "A gradient has the shape of its input.")
-    return graph.of_shape(dx, shape, where(record, leaf) + " whose gradient has its shape,")
+    deferral = DEFERRALS[type(next(dims.leaves((got, shape))))]
+    return deferral.fit(dx, shape, where(record, leaf) + " whose gradient has its shape,")
 
 
 def tuple_of(shape: Any) -> Any:

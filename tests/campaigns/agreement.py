@@ -24,7 +24,6 @@ import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import RegradError
 from regrad.state import current
-from tests import test_ops as eager
 from tests.campaigns.programs import Program, made, smaller
 from tests.campaigns.verdicts import (
     BROKEN,
@@ -36,6 +35,7 @@ from tests.campaigns.verdicts import (
     Verdict,
     shown,
 )
+from tests.helpers import sample_runs as runs
 
 TITLE = "random programs"
 
@@ -54,7 +54,7 @@ def value_and_gradients(f: Function, xs: Sequence[Any]) -> Any:
 
 def on(library: str, wrap: Function = lambda f: f) -> Function:
     def run(f: Function, xs: Arrays) -> Any:
-        return value_and_gradients(wrap(f), [rg.asarray(eager.arrays_of(library, x)) for x in xs])
+        return value_and_gradients(wrap(f), [rg.asarray(runs.arrays_of(library, x)) for x in xs])
 
     return run
 

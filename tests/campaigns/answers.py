@@ -17,8 +17,8 @@ import numpy as np
 import regrad as rg
 import regrad.v1 as tf
 from regrad.errors import RegradError
-from tests import test_ops as eager
 from tests.campaigns.verdicts import REFUSED, UNNAMED, Verdict, judged
+from tests.helpers import sample_runs as runs
 
 TITLE = "wrong answers"
 
@@ -268,8 +268,8 @@ def weighed(f: Function) -> Function:
 
 def in_library(library: str, wrap: Function = lambda f: f) -> Function:
     def run(f: Function) -> Any:
-        xs = [rg.asarray(eager.arrays_of(library, x)) for x in (A, B)]
-        dy = rg.asarray(eager.arrays_of(library, W))
+        xs = [rg.asarray(runs.arrays_of(library, x)) for x in (A, B)]
+        dy = rg.asarray(runs.arrays_of(library, W))
         return rg.grads(wrap(f), unconnected="zero")(xs, dy)
 
     return run

@@ -1,417 +1,51 @@
 """F1: a rule in force fires or raises, op type by op type, wherever the op is created.
 
-Each op type gets a rule whose answer is known without the library: `(3x + 7) * sum(dy)` for every
-float input x. The op is called as the samples call it, and its results are weighed by fixed
-numbers, so that NumPy knows the gradient, the second derivative, the Jacobian and the tangent.
-What a context gives is then *delivered* (these numbers), *refused* (an error of regrad's),
-*silent* (other numbers) or *broken* (another error).
+Each op type is called under a rule whose answer is known without the library (`op_calls`), in
+every region (`regions`), in graphs and in compiled functions. What a context gives is then
+*delivered* (these numbers), *refused* (an error of regrad's), *silent* (other numbers) or *broken*
+(another error).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import regrad as rg
 import regrad.v1 as tf
-from regrad.errors import RegradError
 from regrad.state import current, masked
-from tests import test_ops as eager
+from tests.campaigns.op_calls import (
+    Arrays,
+    Call,
+    Function,
+    call_of,
+    in_force,
+    lost,
+    op_types,
+    sentinel,
+    weighed,
+    weights,
+)
+from tests.campaigns.regions import (
+    REGIONS,
+    RETURNS,
+    RUNNERS,
+    SHORT,
+    beside,
+    masking,
+    nested,
+    pairs,
+    plus,
+    plus_paths,
+    returned,
+)
 from tests.campaigns.verdicts import Verdict, judged
+from tests.helpers import sample_runs as runs
 
 TITLE = "rules in every context"
-
-Function = Callable[..., Any]
-Arrays = list[np.ndarray]
-
-
-def sentinel(op: Any, *dys: Any) -> Any:
-    """`(3x + 7) * sum(dy)` for each float input: linear in dy, and nobody's own rule."""
-    total = functools.reduce(rg.add, [rg.sum(dy) for dy in dys if dy is not None])
-    xs = [rg.asarray(x) for x in op.inputs]  # (a graph shows TensorFlow's view of them)
-    found = [(3 * x + 7) * cast(total, x.dtype) if is_float(x) else None for x in xs]
-    return found[0] if len(found) == 1 else found
-
-
-def cast(total: Any, dtype: Any) -> Any:
-    real = total.dtype.kind == "c" and np.dtype(dtype).kind == "f"
-    return rg.astype(rg.real(total) if real else total, dtype)
-
-
-def is_float(x: Any) -> bool:
-    return x.dtype.kind in "fc"
-
-
-def in_force(op_type: str, **others: Any) -> Any:
-    return rg.gradient_override_map({**others, op_type: sentinel})
-
-
-def lost(op: Any, *dys: Any) -> None:
-    """A rule for what a region does for itself, in which no override may have a say."""
-
-
-# -- the calls -------------------------------------------------------------------------------------
-
-
-@dataclass
-class Call:
-    """One op, called once, directly on what is differentiated."""
-
-    op_type: str
-    arrays: Arrays
-    attrs: dict[str, Any]
-    ys: Arrays = field(default_factory=list)
-
-    @property
-    def places(self) -> list[int]:
-        return [i for i, a in enumerate(self.arrays) if is_float(a)]
-
-    @property
-    def xs(self) -> Arrays:
-        return [self.arrays[i] for i in self.places]
-
-    @property
-    def is_real(self) -> bool:
-        return all(a.dtype.kind != "c" for a in [*self.xs, *self.ys])
-
-    def apply(self, *floats: Any) -> list[Any]:
-        """The results of the op, its float inputs given."""
-        given = dict(zip(self.places, floats, strict=True))
-        leaves = [given.get(i, rg.asarray(a)) for i, a in enumerate(self.arrays)]
-        return eager.outputs(rg.find_op(self.op_type).function(*self.grouped(leaves), **self.attrs))
-
-    def grouped(self, leaves: list[Any]) -> list[Any]:
-        """Leaves by parameter: a sequence takes what the others leave, an optional one may lack."""
-        inputs = rg.find_op(self.op_type).inputs
-        spare = len(leaves) - sum(i.kind == "one" for i in inputs)
-        rest, found = iter(leaves), []
-        for each in inputs:
-            if each.kind == "many":
-                found.append([next(rest) for _ in range(spare)])
-            elif each.kind == "optional" and spare <= 0:
-                found.append(None)
-            else:
-                spare -= each.kind == "optional"
-                found.append(next(rest))
-        return found
-
-    def f(self, *floats: Any) -> Any:
-        """A scalar: the results, weighed. Only the op itself is under the rule."""
-        ys = self.apply(*floats)
-        with masked():
-            return weighed(ys)
-
-    @property
-    def arrives(self) -> complex:
-        """The sum of the gradients that reach the op."""
-        return sum(complex((weights(y) * slope(y)).sum()) for y in self.ys)
-
-    def slopes(self, xs: Arrays) -> Arrays:
-        """The rule's answer."""
-        return [((3 * x + 7) * fit(self.arrives, x)).astype(x.dtype) for x in xs]
-
-    def second(self) -> Arrays:
-        """The gradients of a weighed sum of the rule's answers."""
-        s = self.arrives
-        return [
-            (weights(x) * slope(x) * 3 * np.conj(fit(s, x)) * np.ones_like(x)).astype(x.dtype)
-            for x in self.xs
-        ]
-
-
-def fit(total: complex, x: np.ndarray) -> Any:
-    return total if x.dtype.kind == "c" else total.real
-
-
-def weights(y: np.ndarray) -> np.ndarray:
-    return 2 + np.cos(np.arange(y.size, dtype=np.float64)).reshape(y.shape)
-
-
-def slope(y: np.ndarray) -> complex:
-    """What arrives at a complex result whose real part counts 0.7 and its imaginary part 0.3."""
-    return 0.7 + 0.3j if y.dtype.kind == "c" else 1.0
-
-
-def weighed(ys: Sequence[Any]) -> Any:
-    """A scalar of float64 of all results, bools and integers included."""
-    total = rg.asarray(np.float64(0.0))
-    for y in ys:
-        parts = [(rg.real(y), 0.7), (rg.imag(y), 0.3)] if y.dtype.kind == "c" else [(y, 1.0)]
-        for part, factor in parts:
-            w = rg.asarray(factor * weights(np.empty(y.shape)))
-            total = total + rg.sum(rg.astype(part, np.float64) * w)
-    return total
-
-
-@functools.cache
-def call_of(op_type: str) -> Call | None:
-    """A call of an op type as the table of samples has it; None if no float input leads there."""
-    rows = sorted(eager.ROWS, key=lambda r: -r.order)
-    covering = (row for row in rows if op_type in {rg.find_op(t).type for t in row.covers})
-    return next(filter(None, (caught(op_type, row) for row in covering)), None)
-
-
-def covered() -> set[str]:
-    """The op types that the samples have."""
-    return {rg.find_op(t).type for row in eager.ROWS for t in row.covers}
-
-
-def op_types() -> list[str]:
-    """Those among them that the samples call with a float input."""
-    return sorted(t for t in covered() if call_of(t))
-
-
-class Caught(Exception):
-    """The inputs and attributes of an op, brought by a rule that runs."""
-
-
-def finite(array: np.ndarray) -> np.ndarray:
-    """Without infinities, of which a gradient of zero along a second path would make NaN."""
-    return np.nan_to_num(array, nan=2.0, posinf=3.0, neginf=-3.0) if is_float(array) else array
-
-
-def caught(op_type: str, row: Any) -> Call | None:
-    """How a sample calls an op type; None if no float input leads there."""
-    arrays = eager.given(row, "numpy")
-    places = [i for i, a in enumerate(arrays) if is_float(a)]
-
-    def spy(op: Any, *dys: Any) -> Any:
-        attrs = {n: op.get_attr(n) for n in rg.find_op(op_type).attrs}
-        raise Caught([finite(np.asarray(x._values())) for x in op.inputs], attrs)
-
-    def scalar(*floats: Any) -> Any:
-        leaves = [rg.asarray(a) for a in arrays]
-        for i, x in zip(places, floats, strict=True):
-            leaves[i] = x
-        with rg.gradient_override_map({op_type: spy}):
-            ys = eager.outputs(row.f(*leaves))
-        return weighed(ys)
-
-    try:
-        rg.grads(scalar)([arrays[i] for i in places])
-    except Caught as what:
-        call = Call(op_type, *what.args)
-        call.ys = [np.asarray(y._values()) for y in call.apply(*map(rg.asarray, call.xs))]
-        return call if call.xs and all(x.size for x in call.xs) and call.arrives else None
-    except RegradError:
-        pass
-    return None
-
-
-# -- regions ---------------------------------------------------------------------------------------
-#
-# Each turns a function of Tensors to a scalar into one of the same value and gradients. What it
-# does for itself is masked, so that only the op is under the rule.
-
-
-def masking(f: Function) -> Function:
-    def run(*args: Any) -> Any:
-        with masked():
-            return f(*args)
-
-    return run
-
-
-@masking
-def pairs(xs: Sequence[Any]) -> list[Any]:
-    """Two examples: what is differentiated, and the same numbers as constants."""
-    return [rg.stack([x, rg.stop_gradient(x)]) for x in xs]
-
-
-first = masking(lambda y: y[0])
-plus = masking(lambda a, b: a + b)
-nothing = masking(lambda *xs: rg.asarray(np.float64(0.0)))
-ZERO = np.float64(0.0)
-
-
-@masking
-def flag(x: Any, value: bool) -> Any:
-    """True or False, but traced if x is."""
-    seen = rg.sum(rg.isnan(rg.stop_gradient(x)))
-    return rg.equal(seen, seen) if value else rg.not_equal(seen, seen)
-
-
-def whiled(f: Function) -> Function:
-    less = masking(lambda pair: pair[0] < 1.0)
-
-    def run(*xs: Any) -> Any:
-        turn = lambda pair: (plus(pair[0], 1.0), plus(pair[1], f(*xs)))  # noqa: E731
-        return rg.while_loop(less, turn, (ZERO, ZERO), max_steps=2)[1]
-
-    return run
-
-
-def scan_over(f: Function, **options: Any) -> Function:
-    step = lambda c, row: (c, f(*row))  # noqa: E731
-    return lambda *xs: first(rg.scan(step, None, pairs(xs), **options)[1])
-
-
-def scan_closure(f: Function) -> Function:
-    step = lambda xs: lambda c, _: (plus(c, f(*xs)), None)  # noqa: E731
-    return lambda *xs: rg.scan(step(xs), ZERO, length=1)[0]
-
-
-def rerun(f: Function) -> Function:
-    """A custom function whose gradient differentiates f again (it recomputes, say)."""
-
-    def custom(*xs: Any, save: Any) -> Any:
-        save(list(xs))
-        return f(*xs), lambda dy, saved: rg.grads(f)(list(saved), dy)
-
-    return rg.custom_grad(custom)
-
-
-def wrapped(f: Function) -> Function:
-    """A custom function that takes the vjp of f within."""
-
-    def custom(*xs: Any, save: Any) -> Any:
-        y, back = rg.vjp(f, *xs)
-        return y, lambda dy: eager.outputs(back(dy))
-
-    return rg.custom_grad(custom)
-
-
-def nested(f: Function, op_type: str) -> Function:
-    """In a scope with another rule, within which one with the sentinel stands."""
-
-    def run(*xs: Any) -> Any:
-        with rg.gradient_override_map({op_type: lambda op, *dys: [None] * len(op.inputs)}):
-            with in_force(op_type):
-                y = f(*xs)
-            masking(f)(*xs)
-            return y
-
-    return run
-
-
-REGIONS: dict[str, Function] = {
-    "alone": lambda f: f,
-    "checkpoint": rg.checkpoint,
-    "vmap": lambda f: lambda *xs: first(rg.vmap(f)(*pairs(xs))),
-    "scan": scan_over,
-    "scan, closure": scan_closure,
-    "scan, reverse, checkpoint": functools.partial(scan_over, reverse=True, checkpoint=True),
-    "cond": lambda f: lambda *xs: rg.cond(flag(xs[0], True), f, nothing, *xs),
-    "cond, closure": lambda f: (
-        lambda *xs: rg.cond(flag(xs[0], False), nothing, lambda *_: f(*xs), *xs)
-    ),
-    "while_loop": whiled,
-    "fori_loop": lambda f: lambda *xs: rg.fori_loop(0, 1, lambda i, t: plus(t, f(*xs)), ZERO),
-    "map": lambda f: lambda *xs: first(rg.map(lambda row: f(*row), pairs(xs))),
-    "checkpoint of scan of cond": lambda f: rg.checkpoint(
-        scan_closure(lambda *xs: rg.cond(flag(xs[0], True), f, nothing, *xs))
-    ),
-    "custom_grad, differentiated again": rerun,
-    "custom_grad, vjp within": wrapped,
-}
-SHORT = ("alone", "checkpoint", "scan", "cond")
-
-
-# -- regions that return a tensor that they close over --------------------------------------------
-#
-# The op is outside; its result passes through a region that returns it as it is.
-
-
-RETURNS: dict[str, Function] = {
-    "checkpoint": lambda y: rg.checkpoint(lambda: y)(),
-    "jit": lambda y: rg.jit(lambda: y)(),
-    "cond": lambda y: rg.cond(flag(y, True), lambda: y, lambda: y),
-    "scan": lambda y: first(rg.scan(lambda c, _: (c, y), None, length=2)[1]),
-    "scan, carry": lambda y: rg.scan(lambda c, _: (y, None), zero_like(y), length=2)[0],
-    "while_loop": lambda y: rg.while_loop(
-        masking(lambda pair: pair[0] < 1.0),
-        lambda pair: (plus(pair[0], 1.0), y),
-        (ZERO, zero_like(y)),
-        max_steps=2,
-    )[1],
-    "fori_loop": lambda y: rg.fori_loop(0, 2, lambda i, c: y, zero_like(y)),
-    "map": lambda y: first(rg.map(lambda _: y, np.zeros(2))),
-    "vmap": lambda y: first(rg.vmap(lambda _: y)(np.zeros(2))),
-    "cond in checkpoint": lambda y: rg.checkpoint(
-        lambda: rg.cond(flag(y, True), lambda: y, lambda: y)
-    )(),
-}
-zero_like = masking(lambda y: rg.stop_gradient(rg.zeros_like(y)))
-
-
-def returned(call: Call, name: str) -> Function:
-    """f whose results go through a region that closes over them."""
-
-    def run(*xs: Any) -> Any:
-        ys = [RETURNS[name](y) for y in call.apply(*xs)]
-        return masking(weighed)(ys)
-
-    return run
-
-
-# -- who else may run f ----------------------------------------------------------------------------
-
-
-def threaded(f: Function) -> Function:
-    def run(*xs: Any) -> Any:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(f, *xs).result()
-
-    return run
-
-
-def threaded_copy(f: Function) -> Function:
-    def run(*xs: Any) -> Any:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(contextvars.copy_context().run, f, *xs).result()
-
-    return run
-
-
-def tasked(f: Function) -> Function:
-    async def task(xs: Any) -> Any:
-        await asyncio.sleep(0)
-        return f(*xs)
-
-    async def both(xs: Any) -> Any:
-        return (await asyncio.gather(task(xs)))[0]
-
-    return lambda *xs: asyncio.run(both(xs))
-
-
-def generated(f: Function) -> Function:
-    def generator(xs: Any) -> Iterator[Any]:
-        yield f(*xs)
-
-    return lambda *xs: next(generator(xs))
-
-
-RUNNERS: dict[str, Function] = {
-    "thread": threaded,
-    "thread, copied context": threaded_copy,
-    "asyncio task": tasked,
-    "generator": generated,
-}
-
-
-def beside(f: Function) -> Function:
-    """f and another path, over which a gradient comes even if that of f is lost."""
-
-    def run(*xs: Any) -> Any:
-        y = f(*xs)
-        with masked():
-            return y + weighed(xs)
-
-    return run
-
-
-def plus_paths(call: Call, found: Arrays) -> Arrays:
-    """These gradients, and what comes over the other path."""
-    other = [(weights(x) * slope(x)).astype(x.dtype) for x in call.xs]
-    return [g + more for g, more in zip(found, other, strict=True)]
-
 
 # -- derivatives -----------------------------------------------------------------------------------
 
@@ -467,7 +101,7 @@ def derivatives(call: Call) -> Iterator[tuple[str, Function, Arrays]]:
 
 
 def data(call: Call, library: str) -> list[Any]:
-    return [rg.asarray(eager.arrays_of(library, x)) for x in call.xs]
+    return [rg.asarray(runs.arrays_of(library, x)) for x in call.xs]
 
 
 def attempt(f: Function, *xs: Any) -> Any:
@@ -505,7 +139,7 @@ def eager_cases(call: Call, library: str, quick: bool) -> Grid:
 
 def comings_and_goings(call: Call, xs: list[Any], due: Arrays) -> Grid:
     """Scopes that are left by an exception, or held open across a yield; nothing stays."""
-    own = eager.numbers(gradients(call.f)(*xs))
+    own = runs.numbers(gradients(call.f)(*xs))
 
     def held() -> Iterator[None]:
         with in_force(call.op_type):
@@ -589,7 +223,7 @@ def outside_cases(call: Call, regions: dict[str, Function], xs: list[Any], due: 
 
 def cached_cases(call: Call, xs: list[Any], due: Arrays) -> Grid:
     """A compiled function is called outside a scope and inside, twice each, and left again."""
-    own = eager.numbers(gradients(call.f)(*xs))
+    own = runs.numbers(gradients(call.f)(*xs))
     for way, f in {
         "cached, grad inside jit": rg.jit(gradients(call.f)),
         "cached, jit inside grad": gradients(rg.jit(call.f)),

@@ -51,6 +51,7 @@ from tests.campaigns import (
     interrupts,
     malformed,
     memory,
+    op_calls,
     torch_ops,
     torch_samples,
 )
@@ -64,8 +65,8 @@ from tests.campaigns.verdicts import (
     WRONG,
     Verdict,
 )
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out"
 RESULTS = Path(__file__).parent / "results"
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
@@ -318,7 +319,7 @@ def written(entries: Sequence[dict[str, Any]], found: Any, options: Any) -> list
 
 
 def suffix(options: argparse.Namespace) -> str:
-    """What tells a file of results from those of another start or device."""
+    """Return what a file of results is called after, where not the default start and device."""
     parts = [str(options.seed)] * bool(options.seed) + [options.device] * (options.device != "cpu")
     return "".join(f"-{part}" for part in parts)
 
@@ -336,7 +337,9 @@ def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
         "classes": found,
     }
     if "F1" in content["counts"]:
-        content["op types of no float input"] = sorted(fires.covered().difference(fires.op_types()))
+        content["op types of no float input"] = sorted(
+            op_calls.covered().difference(op_calls.op_types())
+        )
     path.parent.mkdir(exist_ok=True)
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     path.write_text(without_folders(text), encoding="utf-8")

@@ -55,8 +55,8 @@ from regrad.errors import RegradError
 from tests.campaigns import public_jax, public_oracle, public_peers, public_table
 from tests.campaigns.public_oracle import BY_NAME, Op
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG, Verdict
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 RESULT = Path(__file__).parent / "results" / "public.json"
 STATE = ROOT / "out" / "public.jsonl"
 OUTCOMES = (DELIVERED, REFUSED, EXPLAINED, SILENT, BROKEN)

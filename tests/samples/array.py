@@ -169,9 +169,9 @@ SAMPLES = [
     shaped("diag of a batch", array.diag, MATRIX, "MatrixDiag", lambda x: band(x, (3, 3), 0)),
     shaped("diag of a given shape", lambda x: array.diag(x, offset=-1, shape=(4, 5)), spread(3),
            "MatrixDiag", lambda x: band(x, (4, 5), -1)),
-    shaped("trace", lambda x: array.trace(x, offset=1), spread(3, 4), ("MatrixDiagPart", "Sum"),
+    shaped("trace", lambda x: rg.linalg.trace(x, offset=1), spread(3, 4), ("MatrixDiagPart", "Sum"),
            lambda x: np.trace(x, 1)),
-    shaped("trace of a batch", array.trace, CUBE, ("MatrixDiagPart", "Sum"),
+    shaped("trace of a batch", rg.linalg.trace, CUBE, ("MatrixDiagPart", "Sum"),
            lambda x: np.trace(x, axis1=-2, axis2=-1)),
     # complex numbers
     *[

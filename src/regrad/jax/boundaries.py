@@ -20,14 +20,16 @@ from regrad.jax.keys import FunctionKey, closed_call_p
 from regrad.jax.primitives import is_float
 
 
-def restored(jaxpr: Any, keys: Sequence[FunctionKey]) -> Iterator[tuple[Any, FunctionKey | None]]:
+def restore_calls(
+    jaxpr: Any, keys: Sequence[FunctionKey]
+) -> Iterator[tuple[Any, FunctionKey | None]]:
     """Yield a program's equations, with the calls of keys that JAX has inlined as one each.
 
     With an equation of a call that was not recognised comes its key.
     """
     eqns, at = jaxpr.eqns, 0
     while at < len(eqns):
-        key = next((k for k in keys if runs(k, eqns[at])), None)
+        key = next((k for k in keys if was_running(k, eqns[at])), None)
         found = key and _call(key, eqns[at:], jaxpr.outvars)
         call, count = found or (eqns[at], 1)
         if not found or all(is_float(v.aval) for v in (*call.invars, *call.outvars)):
@@ -37,7 +39,7 @@ def restored(jaxpr: Any, keys: Sequence[FunctionKey]) -> Iterator[tuple[Any, Fun
         at += count
 
 
-def runs(key: FunctionKey, eqn: Any) -> bool:
+def was_running(key: FunctionKey, eqn: Any) -> bool:
     """Whether the function of a key was running when JAX made an equation."""
     trace = eqn.source_info.traceback
     return trace is not None and key.code in trace.raw_frames()[0]
@@ -48,9 +50,9 @@ def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[A
     given = [v for v in eqns[0].invars if not isinstance(v, core.Literal) and v.aval.dtype != bool]
     for x, options in itertools.product(given[:1], key.options(eqns)):
         kind = x.aval.shape, x.aval.dtype, getattr(x.aval, "weak_type", False)
-        due = _traced(key.function, *kind, tuple(options.items()))
+        due = _trace(key.function, *kind, tuple(options.items()))
         count = len(due.eqns)
-        names = _matched(due, eqns[:count], x)
+        names = _match(due, eqns[:count], x)
         if names is not None and not _escapes(eqns, count, names[due.outvars[0]], outs):
             call = _as_call(key, due, eqns[:count], x, names[due.outvars[0]])
             key.given[call.params["call_jaxpr"]] = options
@@ -66,12 +68,12 @@ def _escapes(eqns: Sequence[Any], count: int, y: Any, outs: Sequence[Any]) -> bo
 
 
 @functools.lru_cache(maxsize=1024)
-def _traced(function: Any, shape: Any, dtype: Any, weak: bool, options: Any) -> Any:
+def _trace(function: Any, shape: Any, dtype: Any, weak: bool, options: Any) -> Any:
     x = jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
     return jax.make_jaxpr(functools.partial(function, **dict(options)))(x).jaxpr
 
 
-def _matched(due: Any, eqns: Sequence[Any], x: Any) -> dict[Any, Any] | None:
+def _match(due: Any, eqns: Sequence[Any], x: Any) -> dict[Any, Any] | None:
     """The variables of these equations by those of a program that is the same, if it is."""
     names = {due.invars[0]: x}
     if len(eqns) != len(due.eqns) or due.constvars:

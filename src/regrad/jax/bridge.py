@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from regrad.again import Again, pullback
+from regrad.bodies import BodyFunction, pullback
 from regrad.capture import Captured
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
-from regrad.jax.primitives import Gradient, fitted, is_float, run_op
+from regrad.jax.primitives import Gradient, fit, is_float, run_op
 from regrad.namespaces import JAX, is_array
 from regrad.regions import (
     Flat,
@@ -75,7 +75,7 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
             return [_result(y, name) for y in ys]
 
         flat.function = f  # pyright: ignore[reportFunctionMemberAccess]
-        ys = bridged(flat, [_to_jax(leaves[i]) for i in places], name)
+        ys = bridge(flat, [_to_jax(leaves[i]) for i in places], name)
         return jax.tree_util.tree_unflatten(notes[0], ys)
 
     return call
@@ -113,7 +113,7 @@ class Finder(Region):
         return super().array(value)
 
 
-def bridged(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
+def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
     """A flat function of Tensors, run on JAX's arrays, with the gradient that regrad gives it."""
     state = current()
     overrides = None if state is None else state.overrides
@@ -121,7 +121,7 @@ def bridged(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
     flat = Captured(flat, name)
 
     def first(*xs: Any) -> list[Any]:
-        given = [region.given(wrap(x)) for x in xs]
+        given = [region.make_stand_in(wrap(x)) for x in xs]
         return _data(run_inside(partial(results, flat, given, region), region, overrides))
 
     closed = jax.make_jaxpr(first)(*arrays)
@@ -138,12 +138,12 @@ def bridged(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
         )
     outside = [*(JAX_data(x) for x in sources), *region.arrays]
     captured = [*region.captured, *region.arrays]
-    again = Again(flat, len(arrays), captured, overrides, name)
+    body = BodyFunction(flat, len(arrays), captured, overrides, name)
     inputs = [*arrays, *outside]
     if outside:
-        closed = jax.make_jaxpr(_running(again))(*inputs)
+        closed = jax.make_jaxpr(_make_runner(body))(*inputs)
     avals = [jax.typeof(x) for x in inputs]
-    return run_op(inputs, closed, RegradGradient(name, again, avals, len(arrays), closed.out_avals))
+    return run_op(inputs, closed, RegradGradient(name, body, avals, len(arrays), closed.out_avals))
 
 
 def JAX_data(x: Tensor) -> Any:
@@ -155,7 +155,7 @@ def _data(ys: Sequence[Tensor]) -> list[Any]:
     return [JAX_data(in_region(y)) for y in ys]
 
 
-def _running(flat: Flat) -> Callable[..., list[Any]]:
+def _make_runner(flat: Flat) -> Callable[..., list[Any]]:
     """A flat function on arrays, with nothing in force."""
 
     def run(*xs: Any) -> list[Any]:
@@ -191,11 +191,11 @@ class RegradGradient(Gradient):
     def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
         back = pullback(self.flat, len(xs), Passage(wanted, self.reached))
         with in_state(None):
-            dxs = bridged(back, [*xs, *map(conjugated, dys)], f"the gradient of {self.name}")
+            dxs = bridge(back, [*xs, *map(conjugate, dys)], f"the gradient of {self.name}")
         pairs = zip(wanted, dxs, strict=True)
-        return [fitted(conjugated(dx), self.avals[i]) for i, dx in pairs]
+        return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]
 
 
-def conjugated(dx: Any) -> Any:
+def conjugate(dx: Any) -> Any:
     """A gradient in the other convention: JAX's is the conjugate of TensorFlow's and regrad's."""
     return dx.conj() if dx is not None and np.issubdtype(dx.dtype, np.complexfloating) else dx

@@ -12,7 +12,7 @@ import jax
 from jax.extend import core
 
 from regrad.errors import ArgumentError, kind
-from regrad.jax.keys import written
+from regrad.jax.keys import find_definition
 
 JAX = os.path.dirname(jax.__file__) + os.sep
 CARRIERS = (functools.__file__, contextlib.__file__, "<")  # call what others wrote
@@ -36,8 +36,8 @@ class Choice:
     """The functions with a derivative of their own that are to be opened, or to be kept."""
 
     def __init__(self, open: Iterable[Any], keep: Iterable[Any]) -> None:
-        self.open = [_named("open", each) for each in _listed("open", open)]
-        self.keep = [_named("keep", each) for each in _listed("keep", keep)]
+        self.open = [_name_of("open", each) for each in _check_list("open", open)]
+        self.keep = [_name_of("keep", each) for each in _check_list("keep", keep)]
         both = [name for name in self.open if name in self.keep]
         if both:
             raise ArgumentError(f"override: {both[0]!r} is in open= and in keep=; name it in one")
@@ -51,7 +51,7 @@ class Choice:
         return not _names(body).isdisjoint(self.keep)
 
 
-def _listed(what: str, given: Any) -> Iterable[Any]:
+def _check_list(what: str, given: Any) -> Iterable[Any]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ArgumentError(
             f"override: {what}= expected a list of names or functions, got {kind(given)}; "
@@ -60,7 +60,7 @@ def _listed(what: str, given: Any) -> Iterable[Any]:
     return given
 
 
-def _named(what: str, given: Any) -> str:
+def _name_of(what: str, given: Any) -> str:
     if isinstance(given, str):
         return given
     if not callable(given):
@@ -68,18 +68,18 @@ def _named(what: str, given: Any) -> str:
             f"override: {what}= expected names or functions, got {given!r:.60} ({kind(given)})"
         )
     with contextlib.suppress(ArgumentError):
-        return " at ".join(written(given))
+        return " at ".join(find_definition(given))
     raise ArgumentError(
         f"override: {what}= cannot find {given!r:.60} in a program; pass its name as a string"
     )
 
 
 def _names(body: Any) -> set[str]:
-    name, place = called(body)
+    name, place = name_and_place(body)
     return {name, f"{name} at {place}"}
 
 
-def called(body: Any) -> tuple[str, str]:
+def name_and_place(body: Any) -> tuple[str, str]:
     """The name of the function that a program was made of, and where it was written."""
     name, _, place = _source(body).partition(" at ")
     return name or "a function", place
@@ -96,7 +96,7 @@ def of_jax(jaxpr: core.Jaxpr, eqn: Any, around: Sequence[Any]) -> bool:
     the function itself is nowhere, JAX has inlined it: then whoever called it stands there, as in
     the equations `around`.
     """
-    place = called(jaxpr)[1]
+    place = name_and_place(jaxpr)[1]
     if not place.startswith(JAX):
         return False
     caller = None

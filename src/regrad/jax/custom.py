@@ -17,8 +17,8 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from regrad import containers, custom
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
-from regrad.jax.bridge import conjugated
-from regrad.jax.primitives import Gradient, fitted, is_float, run_op
+from regrad.jax.bridge import conjugate
+from regrad.jax.primitives import Gradient, fit, is_float, run_op
 from regrad.namespaces import is_array
 from regrad.ruleforms import place
 from regrad.tensors import Tensor
@@ -65,12 +65,12 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     saving = custom.Saving(f)
 
     def op(*args: Any, **options: Any) -> Any:
-        return Call(f, saving, args, options).run()
+        return CustomJaxCall(f, saving, args, options).run()
 
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
 
 
-class Call(custom.Saves):
+class CustomJaxCall(custom.Saves):
     """One call: f and its gradient function traced, and what leads from one to the other."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Call(custom.Saves):
         slots: list[Any] = [None] * len(self.leaves)
         for i, position in enumerate(self.places):
             slots[position] = containers.Slot(i)
-        return nested(self.structure, iter(slots)).parts.values()
+        return nest(self.structure, iter(slots)).parts.values()
 
     def _array(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -123,7 +123,7 @@ class Call(custom.Saves):
             options["save"] = self.save
         elif self.how == "last":
             args = (*args, self.save)
-        value, grad_func = self.unpacked(self.f(*args, **options))
+        value, grad_func = self.unpack(self.f(*args, **options))
         ys, self.result = tree_flatten(value)
         ys = [jax.numpy.asarray(y) for y in ys]
         self.count = len(ys)
@@ -137,18 +137,18 @@ class Call(custom.Saves):
         def back(*dys: Any) -> list[Any]:
             given = [jax.numpy.zeros_like(y) for y in ys]
             for i, dy in zip(self.floats, dys, strict=True):
-                given[i] = conjugated(dy)
+                given[i] = conjugate(dy)
             dy = tree_unflatten(self.result, given)
             takes_saved = custom.takes_saved(grad_func)
             answer = grad_func(dy, self.saved) if takes_saved else grad_func(dy)
-            return [self.checked(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]
+            return [self.check(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]
 
         self.back = jax.make_jaxpr(back)(*[jax.numpy.zeros_like(ys[i]) for i in self.floats])
         self.own = {
             k: i for k, c in enumerate(self.back.consts) for i, y in enumerate(ys) if c is y
         }
 
-    def unpacked(self, answer: Any) -> tuple[Any, Callable[..., Any]]:
+    def unpack(self, answer: Any) -> tuple[Any, Callable[..., Any]]:
         """`(value, grad_func)` from what f returned."""
         fields = ("value", "grad_func")
         if isinstance(answer, dict) and set(answer) == set(fields):
@@ -175,7 +175,7 @@ class Call(custom.Saves):
 
     # -- what the gradient function answers ----------------------------------------------------
 
-    def checked(self, dx: Any, i: int) -> Any:
+    def check(self, dx: Any, i: int) -> Any:
         """The gradient by an input in JAX's convention, if it is an array that fits."""
         aval = self.avals[i]
         if dx is None or not is_float(aval):
@@ -190,10 +190,10 @@ class Call(custom.Saves):
                 f"{where} returned {dx.dtype} {tuple(dx.shape)}, and the input is {aval.dtype} "
                 f"{tuple(aval.shape)}. Sum over what was broadcast, or convert it with astype."
             )
-        return fitted(conjugated(jax.numpy.asarray(dx)), aval)
+        return fit(conjugate(jax.numpy.asarray(dx)), aval)
 
 
-def nested(structure: Any, leaves: Iterator[Any]) -> Any:
+def nest(structure: Any, leaves: Iterator[Any]) -> Any:
     """A structure of JAX's around some leaves, as `containers.Node`s; None stays None."""
     known = structure.node_data()
     if known is None:
@@ -201,7 +201,7 @@ def nested(structure: Any, leaves: Iterator[Any]) -> Any:
     type, detail = known
     if type is NoneType:
         return None
-    parts = [nested(child, leaves) for child in structure.children()]
+    parts = [nest(child, leaves) for child in structure.children()]
     keys = range(len(parts))
     if issubclass(type, dict):
         keys = detail[1] if type is defaultdict else detail
@@ -211,7 +211,7 @@ def nested(structure: Any, leaves: Iterator[Any]) -> Any:
 def read(value: Any) -> Any:
     """A container as Nodes."""
     leaves, structure = tree_flatten(value)
-    return nested(structure, iter(leaves))
+    return nest(structure, iter(leaves))
 
 
 def with_constants_as_inputs(closed: Any) -> tuple[Any, list[Any]]:
@@ -230,12 +230,12 @@ def part(jaxpr: Any, start: int, stop: int) -> Any:
 class CustomGradient(Gradient):
     """The gradient of one call. Its inputs are what f closes over, then those of f."""
 
-    def __init__(self, call: Call, jaxpr: Any, outside: Sequence[Any]) -> None:
+    def __init__(self, call: CustomJaxCall, jaxpr: Any, outside: Sequence[Any]) -> None:
         self.call = call
         self.name = f"custom_grad({call.name})"
         self.outside = len(outside)
         self.avals = [v.aval for v in jaxpr.invars]
-        self.called = [_called(call, c) for c in outside]
+        self.called = [_find_origin(call, c) for c in outside]
         self.needed = [k for k in range(len(call.back.consts)) if k not in call.own]
         used = [i - call.count in self.needed for i in range(len(jaxpr.outvars))]
         body, reads = pe.dce_jaxpr(jaxpr, used)
@@ -268,10 +268,10 @@ class CustomGradient(Gradient):
                 strict=True,
             )
         )
-        return [fitted(dxs[i], self.call.avals[i]) for i in places]
+        return [fit(dxs[i], self.call.avals[i]) for i in places]
 
 
-def _called(call: Call, x: Any) -> str:
+def _find_origin(call: CustomJaxCall, x: Any) -> str:
     """How f comes by an array that is no input: `closes over 'w'`."""
     for key, value in call.options.items():
         if any(leaf is x for leaf in jax.tree_util.tree_leaves(value)):

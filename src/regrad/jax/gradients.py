@@ -10,8 +10,8 @@ import numpy as np
 
 from regrad.errors import GradientError
 from regrad.foreign import ForeignCall, ForeignRule
-from regrad.jax.bridge import bridged, conjugated
-from regrad.jax.primitives import Gradient, fitted, is_float
+from regrad.jax.bridge import bridge, conjugate
+from regrad.jax.primitives import Gradient, fit, is_float
 from regrad.reports import Hit
 from regrad.tensors import Tensor, wrap
 
@@ -62,18 +62,18 @@ class RuleGradient(Gradient):
 
     def pull(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
         self.hit.ran += 1
-        return self.answers(xs, ys, dys, wanted)
+        return self.answer(xs, ys, dys, wanted)
 
-    def answers(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+    def answer(self, xs: Any, ys: Any, dys: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
         """What the rule says, uncounted."""
-        call, given, y, dy = self._call(xs, ys, [*map(conjugated, dys)])
+        call, given, y, dy = self._call(xs, ys, [*map(conjugate, dys)])
         inputs = self._inputs(wanted)
         if call.settle(given, y, dy, inputs):
             dxs = call.pull(given, y, dy, inputs)
         else:
             dxs = self._by_regrad(call, given, y, dy, inputs)
         pairs = zip(wanted, dxs, strict=True)
-        return [fitted(conjugated(dx), self.avals[i]) for i, dx in pairs]
+        return [fit(conjugate(dx), self.avals[i]) for i, dx in pairs]
 
     def _call(self, xs: Any, ys: Any, dys: Sequence[Any]) -> tuple[ForeignCall, Any, Any, Any]:
         count = len(self.rule.op.inputs)
@@ -90,9 +90,9 @@ class RuleGradient(Gradient):
         outputs = [*map(_spec, self.outs)] if several else None
         call = ForeignCall(self.rule, specs, attrs, None, outputs)
         y = ys and (tuple(ys) if several else ys[0])
-        return call, given, y, self._arriving(dys) if several else dys[0]
+        return call, given, y, self._arriving_gradients(dys) if several else dys[0]
 
-    def _arriving(self, dys: Sequence[Any]) -> tuple[Any, ...]:
+    def _arriving_gradients(self, dys: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of all outputs; integers get zeros."""
         found = iter(dys)
         return tuple(
@@ -113,10 +113,10 @@ class RuleGradient(Gradient):
                 for i, dx in zip(wanted, dxs, strict=True)
             ]
 
-        return bridged(flat, [*map(jax.numpy.asarray, leaves)], self.name)
+        return bridge(flat, [*map(jax.numpy.asarray, leaves)], self.name)
 
 
-class Scaled(Gradient):
+class ScaledGradient(Gradient):
     """The gradient of an operation that gives what another one does, times known numbers."""
 
     def __init__(self, one: Gradient, scale: Any) -> None:
@@ -132,7 +132,7 @@ class Scaled(Gradient):
         return self.one.pull(xs, ys and [ys[0] / scale], [dys[0] * scale], wanted)
 
 
-class Counted(Gradient):
+class CountedGradient(Gradient):
     """The gradient of nothing but a note, behind an operation, that a gradient passes there."""
 
     def __init__(self, hit: Hit, avals: Sequence[Any]) -> None:

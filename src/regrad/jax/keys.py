@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching
 
 from regrad.errors import ArgumentError, GradientError, UnknownOpError, kind, near
 from regrad.jax.linear import body_of
-from regrad.jax.optypes import TABLE, Form, Target, targets_of
+from regrad.jax.optypes import TABLE, MatrixForm, Target, targets_of
 from regrad.registry import ALIASES, OPS, Input, Op, canonical, not_yet
 
 CALLED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")  # what a function leaves behind
@@ -55,15 +55,15 @@ class Key:
         """The attributes that are known now."""
         return {}
 
-    def lies(self, eqn: Any) -> Sequence[str]:
+    def operand_names(self, eqn: Any) -> Sequence[str]:
         """The name in the op of each operand; those that it does not have are constants."""
         return [i.name for i in self.op(eqn).inputs]
 
-    def refused(self, eqn: Any) -> str:
+    def refusal(self, eqn: Any) -> str:
         """Why no rule can be put on an equation that is one of those meant."""
         return ""
 
-    def form(self, eqn: Any) -> Form | None:
+    def form(self, eqn: Any) -> MatrixForm | None:
         """How an equation must be written to be one of the op type, if it is not."""
         return None
 
@@ -84,11 +84,11 @@ class PrimitiveKey(Key):
     def matches(self, eqn: Any, batched: bool = False) -> bool:
         return any(target.fits(eqn, batched) for target in self.targets)
 
-    def refused(self, eqn: Any) -> str:
+    def refusal(self, eqn: Any) -> str:
         target = self._target(eqn)
-        return target.refused(eqn) if self.known is not None and target is not None else ""
+        return target.refusal(eqn) if self.known is not None and target is not None else ""
 
-    def form(self, eqn: Any) -> Form | None:
+    def form(self, eqn: Any) -> MatrixForm | None:
         target = self._target(eqn)
         return target.form(eqn) if self.known is not None and target is not None else None
 
@@ -98,9 +98,9 @@ class PrimitiveKey(Key):
             return None
         return target.scale(self.attrs(eqn), eqn.invars[0].aval)
 
-    def lies(self, eqn: Any) -> Sequence[str]:
+    def operand_names(self, eqn: Any) -> Sequence[str]:
         target = self._target(eqn)
-        return (target is not None and target.lies) or super().lies(eqn)
+        return (target is not None and target.operand_names) or super().operand_names(eqn)
 
     def _target(self, eqn: Any) -> Target | None:
         return next((t for t in self.targets if t.fits(eqn)), None)
@@ -112,7 +112,7 @@ class PrimitiveKey(Key):
         names = {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
         found = (count, several)
         if found not in self.ops:
-            self.ops[found] = made_op(self.label, names, list(self.attrs(eqn)), several)
+            self.ops[found] = make_op(self.label, names, list(self.attrs(eqn)), several)
         return self.ops[found]
 
     def attrs(self, eqn: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class FunctionKey(Key):
 
     def __init__(self, function: Any, label: str = "", target: Target | None = None) -> None:
         self.label = label or getattr(function, "__qualname__", None) or function.__name__
-        self.name, self.place = written(function)
+        self.name, self.place = find_definition(function)
         self.targets = [Target(f"{self.name} at {self.place}")]
         if isinstance(function, jax.custom_jvp | jax.custom_vjp) and not label:
             self.call = inspect.unwrap(type(function).__call__).__code__
@@ -137,7 +137,7 @@ class FunctionKey(Key):
         self.options = (target and target.options) or (lambda eqns: [])
         self.given: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.code = _code(function)
-        self.closes = bool(inspect.getclosurevars(_plain(function)).nonlocals)
+        self.closes = bool(inspect.getclosurevars(_unwrap(function)).nonlocals)
         self.is_known = self.closes and isinstance(function, jax.custom_jvp | jax.custom_vjp)
         self.bodies: dict[Any, Any] = {}
         self.codes = [c for c in map(_code, _parts(function)) if c is not None and c not in SHARED]
@@ -168,9 +168,9 @@ class FunctionKey(Key):
             )
         if (name, where) != (self.name, self.place):
             return False
-        theirs = list(filter(None, map(_plain, _derivatives(eqn))))
+        theirs = list(filter(None, map(_unwrap, _derivatives(eqn))))
         if self.closes and theirs:
-            own = [_plain(f) for f in _parts(self.function)]
+            own = [_unwrap(f) for f in _parts(self.function)]
             return all(any(f is each for each in own) for f in theirs)
         self._check_one(eqn)
         return True
@@ -207,7 +207,7 @@ class FunctionKey(Key):
             return None if "vmap" in str(body_of(eqn)[0]) else text
         return None
 
-    def lies(self, eqn: Any) -> Sequence[str]:
+    def operand_names(self, eqn: Any) -> Sequence[str]:
         """The parameters; what the function closes over comes first, and is called `outer0`."""
         known = list(body_of(eqn)[0].debug_info.arg_names or self.parameters)
         count = len(eqn.invars)
@@ -218,13 +218,13 @@ class FunctionKey(Key):
         return [*(f"outer{i}" for i in range(hidden)), *names]
 
     def op(self, eqn: Any) -> Op:
-        names = [n for n in self.lies(eqn) if not n.startswith("outer")]
+        names = [n for n in self.operand_names(eqn) if not n.startswith("outer")]
         several = len(eqn.outvars) > 1
         found = (*names, several)
         if found not in self.ops:
             inputs, attrs = (names[:1], names[1:]) if self.single else (names, [])
             attrs += self.attrs(eqn)
-            self.ops[found] = made_op(self.label, inputs, attrs, several)
+            self.ops[found] = make_op(self.label, inputs, attrs, several)
         return self.ops[found]
 
     def attrs(self, eqn: Any) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class FunctionKey(Key):
         return next(iter(self.options(body_of(eqn)[0].eqns)), {})
 
 
-def made_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bool) -> Op:
+def make_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bool) -> Op:
     """An op type of JAX's, with parameters of these names."""
     given = [Input(name, "one") for name in inputs]
     return Op(label, label, not_yet, given, attrs, broadcasts=len(given) > 1, several=several)
@@ -261,14 +261,14 @@ def _parts(function: Any) -> list[Any]:
     return [function, *filter(None, parts)]
 
 
-def _plain(function: Any) -> Any:
+def _unwrap(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function)
 
 
 def _code(function: Any) -> Any:
-    return getattr(_plain(function), "__code__", None)
+    return getattr(_unwrap(function), "__code__", None)
 
 
 def _made_by_defjvps() -> Any:
@@ -280,9 +280,9 @@ def _made_by_defjvps() -> Any:
 SHARED = (_made_by_defjvps(),)  # by many functions, which show themselves when differentiated
 
 
-def written(function: Any) -> tuple[str, str]:
+def find_definition(function: Any) -> tuple[str, str]:
     """A function's name, and `file:line` of where it was written, as JAX notes them."""
-    plain = _plain(function)
+    plain = _unwrap(function)
     code = getattr(plain, "__code__", None)
     if code is None or plain.__name__ == "<lambda>":
         raise ArgumentError(
@@ -298,7 +298,7 @@ def written(function: Any) -> tuple[str, str]:
 def key_for(key: Any) -> Key:
     """What a key of the map means; an error says why it cannot be one."""
     if isinstance(key, str):
-        return _named(key)
+        return _key_named(key)
     if not callable(key):
         raise ArgumentError(
             "override takes a dict of op types, JAX primitives or functions to rules, got the key "
@@ -306,7 +306,7 @@ def key_for(key: Any) -> Key:
         )
     for op_type, function in _with_options():
         if key is function:
-            return _named(op_type)
+            return _key_named(op_type)
     _check_boundary(key)
     _check_notes()
     return FunctionKey(key)
@@ -333,11 +333,11 @@ def same_thing(key: Key, op_type: str) -> bool:
     if not targets_of(op_type):
         return False
     return {(t.name, t.power) for t in key.targets} == {
-        (t.name, t.power) for t in _named(op_type).targets
+        (t.name, t.power) for t in _key_named(op_type).targets
     }
 
 
-def _named(name: str) -> Key:
+def _key_named(name: str) -> Key:
     op_type = canonical(name)
     if targets := targets_of(op_type):
         if targets[0].name.startswith("jax."):

@@ -73,7 +73,7 @@ def check(jaxpr: Any, consts: Sequence[Any], given: Sequence[str]) -> list[str]:
         return _constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _through(eqn, [*map(read, eqn.invars)]), strict=True))
+        env.update(zip(eqn.outvars, _propagate(eqn, [*map(read, eqn.invars)]), strict=True))
     return [*map(read, jaxpr.outvars)]
 
 
@@ -84,7 +84,7 @@ def _constant(value: Any) -> str:
     return CONSTANT
 
 
-def _through(eqn: Any, given: list[str]) -> list[str]:
+def _propagate(eqn: Any, given: list[str]) -> list[str]:
     """How the outputs of one equation depend on inputs of these kinds."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if name in CALLS:
@@ -138,7 +138,7 @@ def _scan(eqn: Any, given: list[str]) -> list[str]:
     while True:
         outs = check(closed.jaxpr, closed.consts, given)
         carry = given[fixed : fixed + carried]
-        joined = [*map(_joined, carry, outs[:carried])]
+        joined = [*map(_join, carry, outs[:carried])]
         if joined == carry:
             return [*joined, *outs[carried:]]
         given = [*given[:fixed], *joined, *given[fixed + carried :]]
@@ -151,11 +151,11 @@ def _cond(eqn: Any, given: list[str]) -> list[str]:
     branches = [check(b.jaxpr, b.consts, given) for b in eqn.params["branches"]]
     first, *rest = branches
     for other in rest:
-        first = [*map(_joined, first, other)]
+        first = [*map(_join, first, other)]
     return first
 
 
-def _joined(a: str, b: str) -> str:
+def _join(a: str, b: str) -> str:
     """What is one of two."""
     if {a, b} == {CONSTANT, LINEAR}:
         raise NotLinear("a value that is sometimes a constant")

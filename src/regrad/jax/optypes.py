@@ -23,11 +23,12 @@ Attrs = Mapping[str, Any]
 class Target:
     """What an op type stands for: a primitive, with the attributes it has, or a function.
 
-    `power` picks equations of `integer_pow`, `when` others by what they look like; `refused` says
-    why one cannot be covered. `lies` are the op's names for the operands, where these stand in
-    another order, and `form` is how an equation must be written to be one of the op type. A
-    function's `options` say with which arguments it may have been called, from its equations.
-    `scale` are the numbers by which the equation's result is that of the op type, times them.
+    `power` picks equations of `integer_pow`, `when` others by what they look like; `refusal` says
+    why one cannot be covered. `operand_names` are the op's names for the operands, where these
+    stand in another order, and `form` is how an equation must be written to be one of the op
+    type. A function's `options` say with which arguments it may have been called, from its
+    equations. `scale` are the numbers by which the equation's result is that of the op type,
+    times them.
     """
 
     def __init__(
@@ -35,11 +36,11 @@ class Target:
         name: str,
         attrs: Callable[[Attrs], dict[str, Any]] = lambda params: {},
         power: int | None = None,
-        refused: Callable[[Any], str] = lambda eqn: "",
+        refusal: Callable[[Any], str] = lambda eqn: "",
         *,
         when: Callable[[Any], bool] = lambda eqn: True,
-        lies: Sequence[str] = (),
-        form: Callable[[Any], Form | None] = lambda eqn: None,
+        operand_names: Sequence[str] = (),
+        form: Callable[[Any], MatrixForm | None] = lambda eqn: None,
         options: Callable[[Sequence[Any]], list[dict[str, Any]]] | None = None,
         inlined: bool = False,
         scale: Callable[[Attrs, Any], Any] = lambda attrs, aval: None,
@@ -47,9 +48,9 @@ class Target:
         self.name = name
         self.attrs = attrs
         self.power = power
-        self.refused = refused
+        self.refusal = refusal
         self.when = when
-        self.lies = lies
+        self.operand_names = operand_names
         self.form = form
         self.options = options
         self.inlined = inlined
@@ -75,7 +76,7 @@ class Target:
         return f"`{self.name}`"
 
 
-class Form(NamedTuple):
+class MatrixForm(NamedTuple):
     """A `dot_general` as a product of matrices: axes in another order, some of them as one.
 
     `orders` and `shapes` are those of the operands as matrices (with the batch ahead), `split`
@@ -90,7 +91,7 @@ class Form(NamedTuple):
         """An operand as a matrix."""
         return x.transpose(self.orders[i]).reshape(self.shapes[i])
 
-    def undone(self, x: Any, i: int) -> Any:
+    def undo(self, x: Any, i: int) -> Any:
         """A matrix as the operand that it was."""
         back = [self.orders[i].index(axis) for axis in range(len(self.orders[i]))]
         return x.reshape(self.split[i]).transpose(back)
@@ -101,7 +102,7 @@ class Form(NamedTuple):
         return y.reshape((*batch, m, n))
 
 
-def _as_matmul(eqn: Any) -> Form | None:
+def _as_matmul(eqn: Any) -> MatrixForm | None:
     """How a `dot_general` is to be written as `a @ b`; None if it is one."""
     (left, right), (first, second) = eqn.params["dimension_numbers"]
     left, right, first, second = map(tuple, (left, right, first, second))
@@ -116,7 +117,7 @@ def _as_matmul(eqn: Any) -> Form | None:
     inner = size(a, left)
     shapes = (*batch, size(a, rows), inner), (*batch, inner, size(b, columns))
     split = tuple(a[i] for i in orders[0]), tuple(b[i] for i in orders[1])
-    return Form(orders, split, shapes)
+    return MatrixForm(orders, split, shapes)
 
 
 def _is_matmul(m: int, n: int, left: Any, right: Any, first: Any, second: Any) -> bool:
@@ -254,24 +255,24 @@ TABLE: dict[str, list[Target]] = {
     "Gelu": [Target("jax.nn.gelu", options=_gelu, inlined=True)],
     "LogSumExp": [Target("jax.nn.logsumexp", options=_logsumexp, inlined=True)],
     "Mean": [Target("jax.numpy.mean", options=_mean, inlined=True)],
-    "SelectV2": [Target("select_n", when=_is_choice, lies=("condition", "b", "a"))],
+    "SelectV2": [Target("select_n", when=_is_choice, operand_names=("condition", "b", "a"))],
     **{
         f"Conv{n}D": [
-            Target("conv_general_dilated", _convolution, refused=_no_convolution,
+            Target("conv_general_dilated", _convolution, refusal=_no_convolution,
                    when=functools.partial(_is_convolution, n=n))
         ]
         for n in (2, 3)
     },
     **{
         name: [
-            Target("reduce_window_max", _pooling, refused=_no_pooling,
+            Target("reduce_window_max", _pooling, refusal=_no_pooling,
                    when=functools.partial(_is_pooling, n=n))
         ]
         for n, name in ((2, "MaxPool"), (3, "MaxPool3D"))
     },
     **{
         name: [
-            Target("reduce_window_sum", _pooling, refused=_no_pooling, scale=_window_counts,
+            Target("reduce_window_sum", _pooling, refusal=_no_pooling, scale=_window_counts,
                    when=functools.partial(_is_pooling, n=n))
         ]
         for n, name in ((2, "AvgPool"), (3, "AvgPool3D"))

@@ -18,11 +18,11 @@ from regrad.errors import ArgumentError, PassedOverError, UnusedOverrideWarning,
 from regrad.gradients import callable_or_raise
 from regrad.jax.closed import Choice, Closed, advice
 from regrad.jax.keys import key_for
-from regrad.jax.surgery import Binding, Found, Surgery, batches
+from regrad.jax.surgery import KeyBinding, Occurrences, Surgery, has_batches
 from regrad.reports import Report, Table, Untouched
 
 
-class override(Report):
+class override(Report[KeyBinding]):
     """A function of JAX's with other gradients inside, and a report of what they did.
 
     Args:
@@ -71,6 +71,8 @@ class override(Report):
     >>> ours.assert_fired()
     """
 
+    _name = "override"
+
     def __init__(
         self,
         f: Callable[..., Any],
@@ -86,7 +88,7 @@ class override(Report):
                 f"override(f, {{'Relu': rule}}), got {kind(rules)}"
             )
         self._original = f  # (wrappers copy attributes, so plain names would meet their own)
-        self._bindings: dict[str, Binding] = {}
+        self._bindings: dict[str, KeyBinding] = {}
         for key, rule in rules.items():
             self._bind(key, rule)
         self._surgery = Surgery([*self._bindings.values()], Choice(open, keep))
@@ -114,10 +116,10 @@ class override(Report):
                 )
         alike = [label for label in self._bindings if label.split(" (")[0] == meant.label]
         meant.label += f" ({len(alike) + 1})" if alike else ""
-        binding = Binding(meant, rule)
+        binding = KeyBinding(meant, rule)
         known = getattr(meant, "known", None)
         if known is not None:
-            binding.bound(known)  # so that a rule that does not fit is refused now
+            binding.bind(known)  # so that a rule that does not fit is refused now
         elif not (callable(rule) or isinstance(rule, str)):
             raise ArgumentError(
                 f"override: for {meant.label!r} expected a rule (a function, or a name "
@@ -127,31 +129,31 @@ class override(Report):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What f returns, with the rules in force."""
-        call = Call((self._original, args, kwargs))
-        program, found = self._surgery.operate(self._traced(call))
+        call = TracedCall((self._original, args, kwargs))
+        program, found = self._surgery.operate(self._trace(call))
         self._refuse(found)
         self._warn(found)
         self._note(found)
         return call.result(core.jaxpr_as_fun(program)(*call.arrays))
 
-    def _traced(self, call: Call) -> Any:
+    def _trace(self, call: TracedCall) -> Any:
         """The program of a call; if vmaps in it have batched ops, with the vmaps as equations."""
         if not self._has_vmaps:
             closed = jax.make_jaxpr(call.traced)(*call.arrays)
-            self._has_vmaps = bool(self._bindings) and batches(closed.jaxpr)
+            self._has_vmaps = bool(self._bindings) and has_batches(closed.jaxpr)
             if not self._has_vmaps:
                 return closed
-        from regrad.jax.vmaps import traced  # stands on JAX's insides, which few programs need
+        from regrad.jax.vmaps import trace  # stands on JAX's insides, which few programs need
 
-        return traced(call.traced, call.arrays)
+        return trace(call.traced, call.arrays)
 
-    def _refuse(self, found: Found) -> None:
+    def _refuse(self, found: Occurrences) -> None:
         """Refuse a program in which functions of others would hide ops from their rules."""
         hiding = [c for c in found.closed if not c.own and not c.kept]
         if hiding:
             raise PassedOverError(f"override: {advice(hiding)}")
 
-    def _warn(self, found: Found) -> None:
+    def _warn(self, found: Occurrences) -> None:
         """Warn of a call without a match, and once of JAX's functions that hide all of a key."""
         hit = {seen.binding.key.label for seen in found.hits}
         known = {(c.name, c.place, c.keys) for c in self._closed}
@@ -163,13 +165,13 @@ class override(Report):
                 f"no {names} through which a gradient could pass occurs in the function. "
                 "untouched() lists what does."
             )  # fmt: skip
-            warnings.warn(f"override matched nothing: {why}", UnusedOverrideWarning, stacklevel=3)
+            self._warn_of_no_match(why, 3)
         elif tell:
             warnings.warn(f"override: {advice(tell)}", UnusedOverrideWarning, stacklevel=3)
 
-    def _note(self, found: Found) -> None:
+    def _note(self, found: Occurrences) -> None:
         for seen in found.hits:
-            seen.hit.seen(seen.shape)
+            seen.hit.add(seen.shape)
         for (name, where), count in found.untouched.items():
             self._untouched.note(name, where, count)
         self._notes += found.notes
@@ -196,7 +198,7 @@ class override(Report):
         known = (label for label, b in self._bindings.items() if b.key.meets(meant))
         return next(known, meant.label if meant.label not in self._bindings else repr(op_type))
 
-    def _why_not(self, binding: Any) -> str:
+    def _why_not(self, binding: KeyBinding) -> str:
         closed = [c for c in self._closed if binding.key.label in c.keys]
         if closed and not binding.hits:
             return f"it occurs only where it cannot. {advice(closed)}"
@@ -205,7 +207,7 @@ class override(Report):
         return super()._why_not(binding)
 
 
-class Call:
+class TracedCall:
     """The arguments of one call (the function is one of them), opened, and the results."""
 
     def __init__(self, given: Any) -> None:
@@ -222,9 +224,9 @@ class Call:
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = tree_unflatten(self.structure, leaves)
         y = f(*args, **kwargs)
-        self.outs, self.out_structure = tree_flatten(y, is_leaf=self.modules.copied)
+        self.outs, self.out_structure = tree_flatten(y, is_leaf=self.modules.is_copy)
         self.out_places = [i for i, y in enumerate(self.outs) if isinstance(y, jax.Array)]
-        return [*(self.outs[i] for i in self.out_places), *self.modules.changed()]
+        return [*(self.outs[i] for i in self.out_places), *self.modules.changed_arrays()]
 
     def result(self, ys: list[Any]) -> Any:
         """What the function returned, with these arrays."""
@@ -265,7 +267,7 @@ class Modules:
             copies = iter(self.copies)
             leaves[:] = [next(copies) if self.holds(leaf) else leaf for leaf in leaves]
 
-    def copied(self, leaf: Any) -> bool:
+    def is_copy(self, leaf: Any) -> bool:
         """Whether this is an object that the function was given."""
         return any(leaf is copy for copy in self.copies)
 
@@ -274,7 +276,7 @@ class Modules:
         pairs = zip(self.copies, self.found, strict=True)
         return next((found for copy, found in pairs if copy is leaf), leaf)
 
-    def changed(self) -> list[Any]:
+    def changed_arrays(self) -> list[Any]:
         """The arrays that the function put into the objects."""
         if not self.found:
             return []

@@ -50,24 +50,24 @@ def is_float(aval: Any) -> bool:
     return jax.numpy.issubdtype(aval.dtype, np.inexact)
 
 
-def varying(aval: Any) -> frozenset[Any]:
+def varying_axes(aval: Any) -> frozenset[Any]:
     """The mesh axes along which an array inside `shard_map` differs between devices."""
     kind = getattr(aval, "manual_axis_type", None)
     return frozenset(getattr(kind, "varying", getattr(aval, "vma", ())))
 
 
-def fitted(dx: Any, aval: Any) -> Any:
+def fit(dx: Any, aval: Any) -> Any:
     """A gradient for an input of this type: zeros for None; over a mesh, all devices' sum."""
     if dx is None:
         return ad.zeros_like_aval(aval)
     dx = jax.numpy.asarray(dx)
-    due, has = varying(aval), varying(jax.typeof(dx))
+    due, has = varying_axes(aval), varying_axes(jax.typeof(dx))
     if has - due:
         dx = lax.psum(dx, tuple(has - due))
     return lax.pcast(dx, tuple(due - has), to="varying") if due - has else dx
 
 
-def over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
+def map_over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., Any]:
     """`f` along the axis over which JAX is batching."""
     return jax.vmap(
         f, in_axes, 0, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name
@@ -111,7 +111,7 @@ def _op_batched(axis: Any, xs: Any, dims: Any, *, jaxpr: Any, gradient: Gradient
         return run_op(xs, jaxpr, gradient), [None] * len(jaxpr.out_avals)
     xs = [x if not d else jax.numpy.moveaxis(x, d, 0) for x, d in zip(xs, dims, strict=True)]
     along = [d is not None for d in dims]
-    run = over(axis, core.jaxpr_as_fun(jaxpr), tuple(dims))
+    run = map_over(axis, core.jaxpr_as_fun(jaxpr), tuple(dims))
 
     def body(*xs: Any) -> Any:  # on the axes that JAX would see: another order may round otherwise
         back = [x if not d else jax.numpy.moveaxis(x, 0, d) for x, d in zip(xs, dims, strict=True)]
@@ -176,9 +176,11 @@ class BatchedGradient(Gradient):
             return list(self.one.pull(xs, ys, dys, wanted))
 
         axes = [0 if a and x is not None else None for a, x in zip(self.along, xs, strict=True)]
-        dxs = over(self.axis, one, (axes, None if ys is None else 0, 0))(list(xs), ys, list(dys))
+        dxs = map_over(self.axis, one, (axes, None if ys is None else 0, 0))(
+            list(xs), ys, list(dys)
+        )
         pairs = zip(wanted, dxs, strict=True)
-        return [fitted(dx if self.along[i] else dx.sum(0), self.avals[i]) for i, dx in pairs]
+        return [fit(dx if self.along[i] else dx.sum(0), self.avals[i]) for i, dx in pairs]
 
 
 # -- the tangent -----------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ class BatchedTangent(Tangent):
             return list(self.one.pull(residuals, dys))
 
         axes = [0 if a else None for a in self.along]
-        return over(self.axis, one, (axes, 0))(list(residuals), list(dys))
+        return map_over(self.axis, one, (axes, 0))(list(residuals), list(dys))
 
 
 def run_tangent(tangent: Tangent, residuals: Sequence[Any], ts: Sequence[Any]) -> list[Any]:
@@ -322,7 +324,7 @@ def _tangent_batched(axis: Any, args: Any, dims: Any, *, tangent: Tangent, count
         t if a else jax.numpy.broadcast_to(t, (axis.size, *t.shape))
         for t, a in zip(args[count:], along[count:], strict=True)
     ]
-    zeros = over(axis, lambda _: [ad.zeros_like_aval(a) for a in tangent.outs], 0)
+    zeros = map_over(axis, lambda _: [ad.zeros_like_aval(a) for a in tangent.outs], 0)
     outs = [jax.typeof(z) for z in zeros(jax.numpy.zeros(axis.size))]
     batched = BatchedTangent(tangent, along[:count], outs, axis)
     return run_tangent(batched, args[:count], ts), [0] * len(outs)

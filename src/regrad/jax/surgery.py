@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
+from regrad.callers import PACKAGE
 from regrad.errors import GradientError, RuleError
 from regrad.foreign import ForeignRule, lender
-from regrad.jax.boundaries import restored
-from regrad.jax.closed import JAX, Choice, Closed, called, of_jax
-from regrad.jax.gradients import Counted, RuleGradient, Scaled
-from regrad.jax.keys import FunctionKey, Key, closed_call_p, made_op, same_thing
+from regrad.jax.boundaries import restore_calls
+from regrad.jax.closed import JAX, Choice, Closed, name_and_place, of_jax
+from regrad.jax.gradients import CountedGradient, RuleGradient, ScaledGradient
+from regrad.jax.keys import FunctionKey, Key, closed_call_p, make_op, same_thing
 from regrad.jax.linear import bodies
-from regrad.jax.optypes import Form
-from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying
+from regrad.jax.optypes import MatrixForm
+from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying_axes
 from regrad.registry import Op
-from regrad.reports import Hit
+from regrad.reports import Binding, Hit
 
-HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 MACHINERY = tuple(
     os.path.join(JAX, "_src", name)
     for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
@@ -76,27 +76,19 @@ class Around(NamedTuple):
         )
 
 
-class Binding:
-    """One entry of the map: a key, its rule, and its hits by source line."""
+class KeyBinding(Binding):
+    """A rule bound to a key of JAX programs."""
 
     def __init__(self, key: Key, value: Any) -> None:
+        name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
+        super().__init__(key.label, name)
         self.key = key
         self.value = value
         lent = lender(value)
         self.native = lent is not None and same_thing(key, lent)  # JAX's own derivative
-        self.name = value if isinstance(value, str) else getattr(value, "__name__", "rule")
-        self.by_line: dict[str, Hit] = {}
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
 
-    @property
-    def rule(self) -> Binding:
-        return self  # (which has a name: what a report asks for)
-
-    @property
-    def hits(self) -> list[Hit]:
-        return [hit for hit in self.by_line.values() if hit.count]
-
-    def bound(self, op: Op) -> ForeignRule:
+    def bind(self, op: Op) -> ForeignRule:
         """The rule, bound to an op type as the key sees it."""
         if id(op) not in self.rules:
             try:
@@ -113,26 +105,20 @@ class Binding:
         if usual is None or usual == [i.name for i in op.inputs]:
             return None
         with suppress(RuleError):
-            return ForeignRule(self.value, made_op(op.type, usual, op.attrs, op.several))
+            return ForeignRule(self.value, make_op(op.type, usual, op.attrs, op.several))
         return None
-
-    def hit(self, where: str) -> Hit:
-        """The hit of a source line."""
-        if where not in self.by_line:
-            self.by_line[where] = Hit(self.key.label, self.name, where)
-        return self.by_line[where]
 
 
 class Occurrence(NamedTuple):
     """An op of a key: its hit, the shape of its first input, and whether JAX's code made it."""
 
-    binding: Binding
+    binding: KeyBinding
     hit: Hit
     shape: tuple[int, ...]
     of_jax: bool
 
 
-class Found:
+class Occurrences:
     """What a program was found to hold: ops under rules, and functions opened, kept and closed.
 
     `notes` count those by name, what was done, and source line.
@@ -144,7 +130,7 @@ class Found:
         self.notes: Counter[tuple[str, str, str]] = Counter()
         self.untouched: Counter[tuple[str, str]] = Counter()
 
-    def add(self, other: Found) -> None:
+    def add(self, other: Occurrences) -> None:
         """Count what a program inside holds."""
         self.hits += other.hits
         self.closed += other.closed
@@ -155,7 +141,7 @@ class Found:
 class Surgery:
     """Puts the rules of a map into programs, and remembers those that it has seen."""
 
-    def __init__(self, bindings: Sequence[Binding], choice: Choice) -> None:
+    def __init__(self, bindings: Sequence[KeyBinding], choice: Choice) -> None:
         self.bindings = bindings
         self.choice = choice
         self.codes = {code: b for b in bindings for code in b.key.codes}
@@ -168,13 +154,13 @@ class Surgery:
         self.eqns: list[Any] = []
         self.calls: set[Any] = set()
 
-    def operate(self, closed: Any) -> tuple[Any, Found]:
+    def operate(self, closed: Any) -> tuple[Any, Occurrences]:
         """A whole program with the rules in it, or itself, and what was found."""
         hiding = any(b.key.call is not None for b in self.bindings)
         self.calls = self._calls(closed) if hiding else set()
         return self.program(closed)
 
-    def program(self, given: Any, around: Around = Around()) -> tuple[Any, Found]:  # noqa: B008
+    def program(self, given: Any, around: Around = Around()) -> tuple[Any, Occurrences]:  # noqa: B008
         """A program (closed or open) with the rules in it, or itself, and what was found."""
         known = self.seen.setdefault(given, {})
         if around not in known:
@@ -186,8 +172,8 @@ class Surgery:
         made, found = known[around]
         return (given if made is None else made), found
 
-    def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Found]:
-        found = Found()
+    def _jaxpr(self, jaxpr: Any, around: Around) -> tuple[Any, Occurrences]:
+        found = Occurrences()
         self.programs.append(jaxpr)
         try:
             given = self.with_boundaries(jaxpr, around)
@@ -202,11 +188,11 @@ class Surgery:
         if not self.inlined or around.derived:
             return jaxpr.eqns
         found = []
-        for eqn, key in restored(jaxpr, self.inlined):
+        for eqn, key in restore_calls(jaxpr, self.inlined):
             if key in self.ruled and not around.closed and not around.inside(eqn).derived:
                 raise GradientError(
                     f"override: {key.label!r} is called in a form that is not recognised "
-                    f"({line(eqn, self.lines[-1])}): {key.name} with where= or another rare "
+                    f"({find_line(eqn, self.lines[-1])}): {key.name} with where= or another rare "
                     "argument, or batched before the override could see single examples. Override "
                     f"what it is made of, or call jax.jit({key.name}) in the model and use that as "
                     "the key."
@@ -225,9 +211,9 @@ class Surgery:
                 found |= self._calls(body)
         return found
 
-    def equation(self, eqn: Any, around: Around, found: Found) -> list[Any]:
+    def equation(self, eqn: Any, around: Around, found: Occurrences) -> list[Any]:
         """An equation with the rules in it, or itself, and notes behind it."""
-        self.lines.append(line(eqn, self.lines[-1]))
+        self.lines.append(find_line(eqn, self.lines[-1]))
         self.eqns.append(eqn)
         try:
             made = self._equation(eqn, around.inside(eqn), found)
@@ -236,9 +222,9 @@ class Surgery:
             self.lines.pop()
             self.eqns.pop()
 
-    def _equation(self, eqn: Any, around: Around, found: Found) -> Any:
+    def _equation(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         for binding in self.bindings:
-            if differentiable(eqn) and binding.key.matches(eqn, around.batched):
+            if is_differentiable(eqn) and binding.key.matches(eqn, around.batched):
                 return self.under_rule(eqn, binding, around, found)
         if around.derived:
             self.check_derived(eqn, around.whole)
@@ -248,17 +234,17 @@ class Surgery:
         if name in CUSTOM or eqn.primitive is op_p:
             return self.custom(eqn, around, found)
         self.check_hidden(eqn, around, found)
-        if differentiable(eqn) and name != "stop_gradient":
+        if is_differentiable(eqn) and name != "stop_gradient":
             found.untouched[name, self.lines[-1]] += 1
         return eqn
 
     # -- an operation under a rule -------------------------------------------------------------
 
-    def under_rule(self, eqn: Any, binding: Binding, around: Around, found: Found) -> Any:
+    def under_rule(self, eqn: Any, binding: KeyBinding, around: Around, found: Occurrences) -> Any:
         """The operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
-            raise _already_derived(binding, self.lines[-1])
-        hit = binding.hit(self.lines[-1])
+            raise _derived_error(binding, self.lines[-1])
+        hit = binding.hit_at(self.lines[-1])
         if not around.derived:
             shape = tuple(eqn.invars[0].aval.shape) if eqn.invars else ()
             by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
@@ -266,10 +252,10 @@ class Surgery:
         if around.closed or around.derived:
             return eqn
         if binding.native:
-            return _counted(eqn, hit)
+            return _count_passes(eqn, hit)
         if around.batched:
-            raise _batched(binding, self.lines[-1])
-        if why := binding.key.refused(eqn):
+            raise _batched_error(binding, self.lines[-1])
+        if why := binding.key.refusal(eqn):
             raise GradientError(f"override: the key {binding.key.label!r} meets `{eqn}`, but {why}")
         operands = _operands(eqn)
         form = binding.key.form(eqn)
@@ -277,8 +263,8 @@ class Surgery:
             return in_form(eqn, form, binding, hit)
         gradient: Gradient = _gradient(eqn, binding, hit, operands)
         if (scale := binding.key.scale(eqn)) is not None:
-            gradient = Scaled(gradient, scale)
-        params = {"jaxpr": alone(eqn), "gradient": gradient}
+            gradient = ScaledGradient(gradient, scale)
+        params = {"jaxpr": program_of(eqn), "gradient": gradient}
         return eqn.replace(invars=operands, primitive=op_p, params=params)
 
     def check_derived(self, eqn: Any, whole: bool) -> None:
@@ -291,15 +277,15 @@ class Surgery:
         codes, at = eqn.source_info.traceback.raw_frames()
         for code in codes:
             if code in self.codes:
-                raise _already_derived(self.codes[code], self.lines[-1])
+                raise _derived_error(self.codes[code], self.lines[-1])
         for binding in () if whole else self.bindings:
             site = call_site(binding.key.call, codes, at)
             if site is not None and site not in self.calls:
-                raise _already_derived(binding, self.lines[-1], "may occur")
+                raise _derived_error(binding, self.lines[-1], "may occur")
 
     # -- programs inside -----------------------------------------------------------------------
 
-    def inside(self, eqn: Any, around: Around, found: Found) -> Any:
+    def inside(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         """An equation that runs other programs, with the rules in these."""
         params = {}
         for key, value in eqn.params.items():
@@ -308,7 +294,7 @@ class Surgery:
                 params[key] = new
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
-    def param(self, value: Any, around: Around, found: Found) -> Any:
+    def param(self, value: Any, around: Around, found: Occurrences) -> Any:
         """A parameter of an equation: a program, several, or something else."""
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
             new, inner = self.program(value, around)
@@ -321,11 +307,11 @@ class Surgery:
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
-    def custom(self, eqn: Any, around: Around, found: Found) -> Any:
+    def custom(self, eqn: Any, around: Around, found: Occurrences) -> Any:
         """A function with a derivative of its own: opened if the user says so."""
         ours = eqn.primitive is op_p
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
-        name = eqn.params["gradient"].name if ours else called(body)[0]
+        name = eqn.params["gradient"].name if ours else name_and_place(body)[0]
         if name == "_custom_root" and self.bindings and not self.choice.keeps(body):
             raise GradientError(
                 f"override: the program calls jax.lax.custom_root ({self.lines[-1]}), whose "
@@ -340,7 +326,7 @@ class Surgery:
                 return eqn.replace(primitive=closed_call_p(), params={"call_jaxpr": new})
         _, inner = self.program(body, Around(closed=True))
         hidden = [seen for seen in inner.hits if not seen.binding.native]
-        if differentiable(eqn) and not (ours and hidden):
+        if is_differentiable(eqn) and not (ours and hidden):
             found.untouched[name, self.lines[-1]] += 1
         if ours:  # the inner rule wins; what it covers is created, and its own rule never runs
             found.hits += hidden
@@ -350,10 +336,10 @@ class Surgery:
         return eqn
 
     def leave(
-        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Found
+        self, name: str, body: Any, hidden: list[Occurrence], around: Around, found: Occurrences
     ) -> None:
         """Note a function that was left closed over ops of some keys."""
-        place = called(body)[1]
+        place = name_and_place(body)[1]
         theirs = [seen for seen in hidden if not (place.startswith(JAX) and seen.of_jax)]
         if around.closed:  # by the function around, which answers for what others wrote
             found.hits += theirs
@@ -363,10 +349,10 @@ class Surgery:
         found.closed.append(Closed(name, place, where, keys, not theirs, kept))
         found.notes[name, f"closed over {', '.join(sorted(keys))}", where] += 1
 
-    def check_hidden(self, eqn: Any, around: Around, found: Found) -> None:
+    def check_hidden(self, eqn: Any, around: Around, found: Occurrences) -> None:
         """Refuse a body that rules cannot be put into."""
         name = eqn.primitive.name
-        if name == "call_hi_primitive" and differentiable(eqn) and self.bindings:
+        if name == "call_hi_primitive" and is_differentiable(eqn) and self.bindings:
             theirs = type(eqn.params["_prim"]).__name__
             theirs = {"CustomRoot": "_custom_root"}.get(theirs, theirs)  # as older JAX names it
             if theirs not in self.choice.keep:
@@ -399,16 +385,16 @@ def _closed(program: Any) -> bool:
     return isinstance(program, core.ClosedJaxpr)
 
 
-def batches(jaxpr: Any, around: Around = Around()) -> bool:  # noqa: B008
+def has_batches(jaxpr: Any, around: Around = Around()) -> bool:  # noqa: B008
     """Return whether a program holds differentiable equations that a vmap has batched."""
     return any(
-        (around.inside(eqn).batched and differentiable(eqn))
-        or any(batches(body, around) for body in bodies(eqn.params.values()))
+        (around.inside(eqn).batched and is_differentiable(eqn))
+        or any(has_batches(body, around) for body in bodies(eqn.params.values()))
         for eqn in jaxpr.eqns
     )
 
 
-def differentiable(eqn: Any) -> bool:
+def is_differentiable(eqn: Any) -> bool:
     """Whether a gradient may pass: floats go in, and floats come out."""
     avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
     return any(map(_float, avals)) and any(_float(v.aval) for v in eqn.outvars)
@@ -418,7 +404,7 @@ def _float(aval: Any) -> bool:
     return hasattr(aval, "dtype") and is_float(aval)
 
 
-def alone(eqn: Any) -> Any:
+def program_of(eqn: Any) -> Any:
     """An equation as a program of its own; constants in it stay where they are."""
     if eqn.primitive is closed_call_p():
         return eqn.params["call_jaxpr"]
@@ -432,20 +418,20 @@ def alone(eqn: Any) -> Any:
     )
 
 
-def in_form(eqn: Any, form: Form, binding: Binding, hit: Hit) -> Any:
+def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
     """An equation under a rule that sees it in another form: axes in another order, or as one."""
     avals = [v.aval for v in eqn.invars]
-    if any(map(varying, avals)):
+    if any(map(varying_axes, avals)):
         raise GradientError(
             f"override: {hit.op_type!r} meets `{eqn}` inside shard_map, where its axes cannot be "
             f"those of the op type. Use the key {eqn.primitive.name!r}."
         )
     run = partial(eqn.primitive.bind, **eqn.params)
     like = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    inside = jax.make_jaxpr(lambda *xs: form.result(run(*map(form.undone, xs, (0, 1)))))
+    inside = jax.make_jaxpr(lambda *xs: form.result(run(*map(form.undo, xs, (0, 1)))))
     body = inside(*jax.eval_shape(lambda *xs: [*map(form.operand, xs, (0, 1))], *like))
     attrs = binding.key.attrs(eqn)
-    rule = binding.bound(binding.key.op(eqn))
+    rule = binding.bind(binding.key.op(eqn))
     gradient = RuleGradient(rule, hit, body.in_avals, body.out_avals, [0, 1], {}, attrs)
 
     def whole(*xs: Any) -> Any:
@@ -456,7 +442,7 @@ def in_form(eqn: Any, form: Form, binding: Binding, hit: Hit) -> Any:
     return eqn.replace(primitive=closed_call_p(), params=params)
 
 
-def _counted(eqn: Any, hit: Hit) -> list[Any]:
+def _count_passes(eqn: Any, hit: Hit) -> list[Any]:
     """An equation as it is, and behind it a note of each gradient that passes."""
     is_call = eqn.primitive is closed_call_p()  # that we made of equations
     given = eqn.params["call_jaxpr"].jaxpr.eqns if is_call else [eqn]
@@ -467,7 +453,7 @@ def _counted(eqn: Any, hit: Hit) -> list[Any]:
     xs = [core.Var(y.aval) for y in noted]
     info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
     same = core.ClosedJaxpr(core.Jaxpr([], xs, xs, [], set(), info), ())
-    params = {"jaxpr": same, "gradient": Counted(hit, [x.aval for x in xs])}
+    params = {"jaxpr": same, "gradient": CountedGradient(hit, [x.aval for x in xs])}
     note = eqn.replace(
         invars=[*noted.values()], outvars=[*noted], primitive=op_p, params=params, effects=set()
     )
@@ -478,9 +464,9 @@ def _operands(eqn: Any) -> list[Any]:
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
-def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
+def _gradient(eqn: Any, binding: KeyBinding, hit: Hit, operands: Sequence[Any]) -> RuleGradient:
     """The rule as the gradient of an equation."""
-    op, lies = binding.key.op(eqn), binding.key.lies(eqn)
+    op, lies = binding.key.op(eqn), binding.key.operand_names(eqn)
     names = [i.name for i in op.inputs]
     places: list[int | str | None] = []
     fixed, attrs = {}, binding.key.attrs(eqn)
@@ -494,7 +480,7 @@ def _gradient(eqn: Any, binding: Binding, hit: Hit, operands: Sequence[Any]) -> 
         elif place is not None:
             attrs[place] = v.val
     avals, outs = [v.aval for v in operands], [v.aval for v in eqn.outvars]
-    return RuleGradient(binding.bound(op), hit, avals, outs, places, fixed, attrs)
+    return RuleGradient(binding.bind(op), hit, avals, outs, places, fixed, attrs)
 
 
 def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
@@ -511,7 +497,7 @@ def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
     return tuple(zip(codes[inner:], at[inner:], strict=True))
 
 
-def _already_derived(binding: Binding, where: str, how: str = "occurs") -> GradientError:
+def _derived_error(binding: KeyBinding, where: str, how: str = "occurs") -> GradientError:
     return GradientError(
         f"override: {binding.key.label!r} {how} where the function differentiates it itself "
         f"({where}), which JAX has done before the rule could count. Put the override inside: "
@@ -519,7 +505,7 @@ def _already_derived(binding: Binding, where: str, how: str = "occurs") -> Gradi
     )
 
 
-def _batched(binding: Binding, where: str) -> GradientError:
+def _batched_error(binding: KeyBinding, where: str) -> GradientError:
     return GradientError(
         f"override: {binding.key.label!r} occurs in a program that was batched before the override "
         f"could see single examples ({where}): by a vmap with spmd_axis_name, of a custom_vmap, or "
@@ -528,10 +514,10 @@ def _batched(binding: Binding, where: str) -> GradientError:
     )
 
 
-def line(eqn: Any, otherwise: str) -> str:
+def find_line(eqn: Any, otherwise: str) -> str:
     """The line outside JAX and regrad that made an equation: `model.py:12`."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
-        if not frame.file_name.startswith((HERE, JAX, "<frozen ")):
+        if not frame.file_name.startswith((PACKAGE, JAX, "<frozen ")):
             return f"{frame.file_name}:{frame.line_num}"
     return otherwise

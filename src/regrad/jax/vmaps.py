@@ -30,14 +30,14 @@ AXES = (("regrad.override", 1),)
 BATCH = batching.batch  # what jax.vmap calls
 
 
-def traced(f: Callable[..., Any], xs: Sequence[Any]) -> Any:
+def trace(f: Callable[..., Any], xs: Sequence[Any]) -> Any:
     """Return the program of a function, with each `vmap` in it as an equation."""
-    with _keeping(True):
+    with _keep_vmaps(True):
         return jax.make_jaxpr(f, axis_env=AXES)(*xs)
 
 
 @block
-def _keeping(keep: bool) -> Generator[None]:
+def _keep_vmaps(keep: bool) -> Generator[None]:
     if keep:  # (and it stays so: another thread may be tracing, and elsewhere it calls JAX's own)
         batching.batch = _batch  # pyright: ignore[reportAttributeAccessIssue]
     token = KEEPING.set(keep)
@@ -47,7 +47,7 @@ def _keeping(keep: bool) -> Generator[None]:
         KEEPING.reset(token)
 
 
-def _staging() -> bool:
+def _is_staging() -> bool:
     """Whether what is called now becomes an equation, and is not differentiated or batched."""
     trace = internal.trace_ctx.trace
     return KEEPING.get() and isinstance(trace, partial_eval.DynamicJaxprTrace)
@@ -55,7 +55,7 @@ def _staging() -> bool:
 
 def _batch(fun: Any, axis: Any, in_dims: Any, dests: Any, *args: Any, **kwargs: Any) -> Any:
     """Batch as JAX's function of that name does, or keep the call while a program is traced."""
-    plain = all(type(d) is int or d is None for d in in_dims) if _staging() else False
+    plain = all(type(d) is int or d is None for d in in_dims) if _is_staging() else False
     if not plain or axis.explicit_mesh_axis is not None or axis.spmd_name is not None:
         return BATCH(fun, axis, in_dims, dests, *args, **kwargs)
     return _Kept(fun, axis, in_dims, dests)
@@ -72,7 +72,7 @@ class _Kept:
 
     def call_wrapped(self, *args: Any) -> Any:
         mapped = [i for i, d in enumerate(self.in_dims) if d is not None]
-        avals = [_one(args[i], self.in_dims[i], self.axis) for i in mapped]
+        avals = [_single_aval(args[i], self.in_dims[i], self.axis) for i in mapped]
 
         def single(*xs: Any) -> Any:
             given = list(args)
@@ -84,23 +84,23 @@ class _Kept:
             jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(
                 linear_util.wrap_init(single, debug_info=self.fun.debug_info), avals
             )
-        body = core.ClosedJaxpr(_opened(jaxpr), ())
+        body = core.ClosedJaxpr(_open(jaxpr), ())
         in_dims = (*[None] * len(consts), *(self.in_dims[i] for i in mapped))
         dests: Any = self.dests() if callable(self.dests) else self.dests
         params = {"jaxpr": body, "axis": self.axis, "in_dims": in_dims, "dests": tuple(dests)}
         xs = [*consts, *(args[i] for i in mapped)]
         if _can_be_kept(body, dests):
             return vmap_p.bind(*xs, **params), dests
-        return _batched(xs, **params)
+        return _batch_results(xs, **params)
 
 
-def _opened(jaxpr: Any) -> Any:
+def _open(jaxpr: Any) -> Any:
     """A program whose constants are its first inputs."""
     info = jaxpr.debug_info.with_unknown_names()
     return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
 
 
-def _one(x: Any, dim: int, axis: Any) -> Any:
+def _single_aval(x: Any, dim: int, axis: Any) -> Any:
     aval = internal.typeof(x)
     return internal.mapped_aval(axis.size, dim % len(aval.shape), aval)
 
@@ -121,15 +121,15 @@ def _has_own_batching(jaxpr: Any) -> bool:
     )
 
 
-def _batched(xs: Any, *, jaxpr: Any, axis: Any, in_dims: Any, dests: Any) -> Any:
+def _batch_results(xs: Any, *, jaxpr: Any, axis: Any, in_dims: Any, dests: Any) -> Any:
     """The results of a program for all examples, batched by JAX, and along which axes."""
     fun = linear_util.wrap_init(core.jaxpr_as_fun(jaxpr), debug_info=jaxpr.jaxpr.debug_info)
     return BATCH(fun, axis, in_dims, dests).call_wrapped(*xs)
 
 
 def _run(*xs: Any, **params: Any) -> list[Any]:
-    with _keeping(False):
-        return list(_batched(xs, **params)[0])
+    with _keep_vmaps(False):
+        return list(_batch_results(xs, **params)[0])
 
 
 class _Vmap(core.Primitive):
@@ -139,7 +139,7 @@ class _Vmap(core.Primitive):
 
     def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
         with internal.set_current_trace(trace):
-            if _staging():
+            if _is_staging():
                 return super().bind_with_trace(trace, args, avals, params)
             return _run(*args, **params)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from regrad import dims, dispatch
+from regrad import dims, dispatch, namespaces
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.namespaces import Array, DTypeLike, Namespace
+from regrad.namespaces import Array, Namespace
 from regrad.ops.rows import _sums, _zeros
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient
@@ -426,9 +426,8 @@ def _diagonal_places(
     """The indices of a diagonal's elements."""
     down, right = max(-offset, 0), max(offset, 0)
     length = max(min(shape[0] - down, shape[1] - right), 0)
-    i = np.arange(length)
-    if hasattr(like, "new_zeros"):
-        i = xp.arange(length, device=like.device)
+    options = namespaces.beside(like)
+    i = xp.arange(length, **options) if options else np.arange(length)
     return i + down, i + right
 
 
@@ -464,11 +463,3 @@ def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None
 @gradient("MatrixDiag")
 def _(dy, offset):
     return diagonal(dy, offset=offset)
-
-
-@public
-def trace(x: TensorLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Tensor:
-    """The sums of the diagonals of matrices."""
-    from regrad.ops.reduction import sum
-
-    return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)

@@ -83,9 +83,7 @@ def tensor(
                 f"tensor: the shape {shape} holds {math.prod(shape)} values, but {t.size} were "
                 "given"
             )
-        from regrad.ops.array import reshape
-
-        return reshape(t, shape)
+        return OPS["Reshape"].function(t, shape)
     except Exception as error:
         raise answered(error, tensor, (values, shape, dtype), {}) from error.__cause__
 
@@ -108,9 +106,7 @@ def _own(t: Tensor) -> Tensor:
 def _convert(t: Tensor, dtype: np.dtype) -> Tensor:
     if t.dtype == dtype:
         return t
-    from regrad.ops.elementwise import astype
-
-    return astype(t, dtype)
+    return OPS["Cast"].function(t, dtype=dtype)
 
 
 @public
@@ -254,9 +250,7 @@ def full(
         shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
         if dispatch.is_plain(fill_value):
             return wrap(np.full(shape, value._data))
-        from regrad.ops.array import broadcast_to
-
-        return broadcast_to(value, shape)
+        return OPS["BroadcastTo"].function(value, shape)
     except Exception as error:
         raise answered(error, full, (shape, fill_value), {"dtype": dtype}) from error.__cause__
 

@@ -17,9 +17,10 @@ import numpy as np
 from regrad import namespaces
 from regrad.errors import GradientError, ShapeError
 from regrad.namespaces import Array, Namespace
-from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, trace, tril, triu
+from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, tril, triu
 from regrad.ops.elementwise import conj, imag
 from regrad.ops.matmul import matmul
+from regrad.ops.reduction import trace
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.tensors import Tensor

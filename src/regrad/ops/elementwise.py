@@ -383,7 +383,7 @@ def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
     mask: Any = condition if condition.dtype == xp.bool else condition != 0
     if xp is np and mask.shape == a.shape == b.shape and a.dtype in BITS and a.size >= 8192:
         return _chosen_bits(mask, a, b)
-    if hasattr(mask, "new_zeros") and _chooses_slowly(mask, a, b):
+    if hasattr(mask, "new_zeros") and mask.numel() >= 8192 and _chooses_slowly(mask, a, b):
         return _chosen_bits_in_torch(mask, a, b)
     return xp.where(mask, a, b)
 
@@ -406,12 +406,11 @@ def _chosen_bits(mask: Array, a: Array, b: Array) -> Array:
 
 
 def _chooses_slowly(mask: Array, a: Array, b: Array) -> bool:
-    """Whether these are large tensors of torch on the CPU, where its `where` asks for each bit."""
+    """Return whether torch's own `where` would choose element by element: plain CPU floats."""
     import torch
 
     return (
-        mask.numel() >= 8192
-        and mask.device.type == a.device.type == b.device.type == "cpu"
+        mask.device.type == a.device.type == b.device.type == "cpu"
         and type(mask) is type(a) is type(b) is torch.Tensor
         and a.dtype == b.dtype
         and a.dtype in (torch.float32, torch.float64)

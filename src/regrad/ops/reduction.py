@@ -12,7 +12,7 @@ from regrad import dispatch, namespaces
 from regrad.deferral import deferrable
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.namespaces import FLOAT, Array, DTypeLike, Namespace, is_inexact
-from regrad.ops.array import squeeze
+from regrad.ops.array import diagonal, squeeze
 from regrad.ops.elementwise import (
     abs,
     astype,
@@ -32,6 +32,7 @@ from regrad.ops.elementwise import (
     where,
 )
 from regrad.ops.rows import _sums
+from regrad.ops.scan import cumulative_prod
 from regrad.opsheet import TensorLike, op
 from regrad.registry import gradient, not_differentiable
 from regrad.shapes import Axis, normalized_axes, normalized_axis
@@ -144,8 +145,6 @@ def _prod(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) ->
 
 @gradient("Prod")
 def _(dy, x, axis, keepdims):
-    from regrad.ops.scan import cumulative_prod
-
     dx = unreduce(dy, x.shape, axis, keepdims)
     for i in normalized_axes(axis, x.ndim):  # the product of all others, one axis at a time
         before = cumulative_prod(x, axis=i, exclusive=True)
@@ -419,3 +418,9 @@ def _power_norm(sizes: Tensor, axis: Axis, keepdims: bool, p: float) -> Tensor:
     total = sum(where(zero, at_zero, pow(where(zero, 1, sizes), p)), axis=axis, keepdims=keepdims)
     zero = total == at_zero
     return or_zero(pow(where(zero, 1, total), 1 / p), where(zero, 0, total))
+
+
+@public
+def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
+    """The sums of the diagonals of matrices."""
+    return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)

@@ -9,6 +9,7 @@ so does a question that a Dim cannot answer.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ def shape_of(
         overwrite: Replace the function that an op type has already.
 
     Raises UnknownOpError for an op type that does not exist, RegistrationError for one that has
-    such a function.
+    such a function, or for a function that does not take two arguments.
 
     >>> import regrad as rg
     >>> from regrad.inference import Spec, infer, shape_of
@@ -93,7 +94,19 @@ def shape_of(
                 f"how the shape of the op type {op_type!r} follows is known already; pass "
                 "overwrite=True to replace the function"
             )
-    return form(*names, dtype=None if dtype is None else np.dtype(dtype))
+    register = form(*names, dtype=None if dtype is None else np.dtype(dtype))
+
+    def checked(function: F) -> F:
+        try:
+            inspect.signature(function).bind((), {})
+        except TypeError:
+            raise RegistrationError(
+                f"shape_of({', '.join(map(repr, op_types))}): expected a function of (arguments, "
+                f"attrs), got {function.__name__}{inspect.signature(function)}"
+            ) from None
+        return register(function)
+
+    return checked
 
 
 def form(*op_types: str, dtype: ResultDType = None) -> Callable[[F], F]:

@@ -9,11 +9,11 @@
 tensor([1., 1.])
 """
 
+from regrad.errors import MissingPackageError
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:  # pragma: no cover
-    from regrad.errors import MissingPackageError
-
     raise MissingPackageError("regrad.torch needs PyTorch: pip install 'regrad[torch]'") from error
 
 from regrad.torch.bridge import from_regrad as from_regrad

@@ -14,7 +14,7 @@ import torch.overrides
 
 from regrad.errors import PassedOverError
 from regrad.torch.arguments import fill_by_place
-from regrad.torch.bridge import apply, differentiable
+from regrad.torch.bridge import apply, is_differentiable
 from regrad.torch.calls import in_forward_mode
 from regrad.torch.composites import Fused
 
@@ -23,11 +23,11 @@ class Rules(Protocol):
     """What is asked of a set of rules."""
 
     def op(self, function: Any) -> Callable[..., Any]: ...
-    def met(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None: ...
-    def around(self) -> Iterable[Any]: ...
+    def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None: ...
+    def chain(self) -> Iterable[Any]: ...
 
 
-def apart(rules: Rules, function: Any, row: Fused) -> Callable[..., Any]:
+def take_apart(rules: Rules, function: Any, row: Fused) -> Callable[..., Any]:
     """What runs in place of a callable that computes overridden ops among others."""
 
     def run(*args: Any, **options: Any) -> Any:
@@ -37,18 +37,18 @@ def apart(rules: Rules, function: Any, row: Fused) -> Callable[..., Any]:
             if options.get("out") is not None or not xs:  # (torch gives no gradient for `out`)
                 return function(*args, **options)
             if not is_differentiated(xs):
-                rules.met(row.contains, xs)
+                rules.count_ops(row.contains, xs)
                 return function(*args, **options)
             if row.parts is None:
                 raise fused_error(rules, function, row)
             target, changes = xs[0], row.changes(function, args, options)
             if changes:
                 xs = [target.clone(), *xs[1:]]
-                given, options = filled.rebuilt(xs)
+                given, options = filled.rebuild(xs)
                 args = tuple(given)
             y: Any = row.parts(rules.op, *args, **options)
             if not row.exact and not (row.draws and row.draws(*args, **options)):
-                y = Own(function, filled.rebuilt, changes).linked(y, xs)
+                y = Own(function, filled.rebuild, changes).link(y, xs)
             return put(target, y, function) if changes else y
 
     run.ruleset, run.op_types, run.refused = rules, row.contains, row.parts is None  # pyright: ignore
@@ -64,7 +64,7 @@ def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:
 
 def fused_error(rules: Rules, function: Any, row: Fused) -> PassedOverError:
     """A callable computes an overridden op, and cannot be taken apart."""
-    types = row.contains & {t for each in rules.around() for t in each.rules}
+    types = row.contains & {t for each in rules.chain() for t in each.rules}
     name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
     return PassedOverError(
         f"{name}{row.what} computes {' and '.join(map(repr, sorted(types)))} inside, which is "
@@ -87,9 +87,9 @@ def put(target: torch.Tensor, y: torch.Tensor, function: Any) -> torch.Tensor:
 class Own:
     """A call of torch's own, of the tensors among its arguments."""
 
-    def __init__(self, function: Any, rebuilt: Callable[..., Any], in_place: bool) -> None:
+    def __init__(self, function: Any, rebuild: Callable[..., Any], in_place: bool) -> None:
         self.function = function
-        self.rebuilt = rebuilt
+        self.rebuild = rebuild
         self.in_place = in_place
         self.kind: Any = None  # of the result, where it has several parts
         self.places: list[int] = []  # of the parts in the result
@@ -98,7 +98,7 @@ class Own:
         """The result, which shares nothing with the arguments."""
         if self.in_place:
             xs = [xs[0].clone(), *xs[1:]]
-        given, named = self.rebuilt(xs)
+        given, named = self.rebuild(xs)
         with torch._C.DisableTorchFunction():
             y = self.function(*given, **named)
         if isinstance(y, torch.Tensor):
@@ -106,7 +106,7 @@ class Own:
         self.kind = type(y)
         return tuple(y)
 
-    def linked(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
+    def link(self, parts: Any, xs: Sequence[torch.Tensor]) -> Any:
         """The result of torch's own call, with the gradients of parts in its places."""
         ys = parts if isinstance(parts, tuple) else (parts,)
         self.places = [i for i, y in enumerate(ys) if y is not None]
@@ -137,7 +137,7 @@ class Linked(torch.autograd.Function):
         ys = output if isinstance(output, tuple) else (output,)
         ctx.places, ctx.rest = own.places, len(given) - len(own.places)
         ctx.dtypes = [y.dtype for y in ys]
-        ctx.mark_non_differentiable(*[y for y in ys if not differentiable(y)])
+        ctx.mark_non_differentiable(*[y for y in ys if not is_differentiable(y)])
 
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:

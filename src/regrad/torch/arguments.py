@@ -19,22 +19,22 @@ class Filled(NamedTuple):
     """A call's arguments, by the op's parameters.
 
     `values` are what its tensor parameters were given, leaf by leaf, and `layout` which leaves
-    belong to which (None: one each). `rebuilt(tensors)` are the arguments of the torch call with
+    belong to which (None: one each). `rebuild(tensors)` are the arguments of the torch call with
     other tensors in their places.
     """
 
     values: list[Any]
     layout: tuple[Place, ...] | None
     attrs: dict[str, Any]
-    rebuilt: Callable[[Sequence[torch.Tensor]], tuple[list[Any], dict[str, Any]]]
+    rebuild: Callable[[Sequence[torch.Tensor]], tuple[list[Any], dict[str, Any]]]
 
-    def calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of tensors that calls another one with the arguments so rebuilt."""
-        if self.rebuilt is _only:
+        if self.rebuild is _as_arguments:
             return function
 
         def call(*tensors: torch.Tensor) -> Any:
-            args, options = self.rebuilt(tensors)
+            args, options = self.rebuild(tensors)
             return function(*args, **options)
 
         return call
@@ -43,7 +43,7 @@ class Filled(NamedTuple):
 def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
     """Sort the arguments of a torch call; a tensor that no parameter takes is refused."""
     if len(args) == 1 and not options and family.op.single:
-        return Filled([*args], None, family.attributes({}), _only)
+        return Filled([*args], None, family.attributes({}), _as_arguments)
     if not family.parameters:
         return fill_by_place(args, options)
     keys = _keys(family, args, options)
@@ -67,11 +67,11 @@ def fill(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> Fil
     flat = all(place == i for i, place in enumerate(layout))
     return Filled(
         [value for value, _ in leaves], None if flat else tuple(layout), attrs,
-        Rebuilt(args, options, paths),
+        ArgumentRebuilder(args, options, paths),
     )  # fmt: skip
 
 
-def _only(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+def _as_arguments(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
     return [*tensors], {}
 
 
@@ -84,11 +84,11 @@ def fill_by_place(args: Sequence[Any], options: Mapping[str, Any]) -> Filled:
         elif isinstance(value, list | tuple):
             leaves += [(v, (key, i)) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
     layout = (tuple(range(len(leaves))),)
-    paths = [path for _, path in leaves]
-    return Filled([value for value, _ in leaves], layout, {}, Rebuilt(args, options, paths))
+    rebuild = ArgumentRebuilder(args, options, [path for _, path in leaves])
+    return Filled([value for value, _ in leaves], layout, {}, rebuild)
 
 
-class Rebuilt:
+class ArgumentRebuilder:
     """The arguments of a torch call with other tensors in their places."""
 
     def __init__(self, args: Sequence[Any], options: Mapping[str, Any], paths: Sequence[Any]):

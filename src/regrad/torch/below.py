@@ -17,8 +17,8 @@ import torch._library.custom_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regrad.torch.composites import fused
-from regrad.torch.nodes import node_named, types_of, unwrapped
-from regrad.torch.optypes import custom_op, everywhere, families, following
+from regrad.torch.nodes import node_named, types_of, unwrap
+from regrad.torch.optypes import custom_op, families, following, functions_named
 
 # Which calls of an ATen op are an op of the type, where its name alone does not tell.
 WHEN: dict[str, dict[str, Callable[..., bool]]] = {
@@ -89,7 +89,7 @@ def _types(name: str) -> frozenset[str]:
     """The op types that an ATen op belongs to, or computes inside, by its name."""
     plain = name.rstrip("_")
     named = {t for t, family in families().items() if plain in family.names}
-    rows = (row for f in everywhere(plain) for row in fused().get(f, ()) if row.when is None)
+    rows = (row for f in functions_named(plain) for row in fused().get(f, ()) if row.when is None)
     named = named.union(*[row.contains for row in rows])
     return frozenset({*named, *types_of(node_named(plain)), *types_of(f"{plain}Backward")})
 
@@ -114,7 +114,7 @@ _SCRIPTED = re.compile(r'File "(.+?)", line (\d+)')
 def _names(program: Any) -> Iterator[str]:
     """What a program calls: ATen ops, and the Python functions, or lines, that they stood in."""
     graph = program.graph.copy()
-    yield from (_called(node) for node in _nodes(graph) if node.kind() == "prim::CallFunction")
+    yield from (_callee(node) for node in _nodes(graph) if node.kind() == "prim::CallFunction")
     torch._C._jit_pass_inline(graph)
     for node in _nodes(graph):
         if node.kind().startswith("aten::"):
@@ -135,7 +135,7 @@ def _lines(key: str) -> frozenset[str]:
     return frozenset(f"{code.co_filename}:{line}" for line in lines)
 
 
-def _called(node: Any) -> str:
+def _callee(node: Any) -> str:
     return str(next(node.inputs()).type()).rpartition(".")[2]
 
 
@@ -148,11 +148,11 @@ def _nodes(graph: Any) -> Iterator[Any]:
             stack += inner.nodes()
 
 
-def spelled(types: Iterable[str]) -> str:
+def join_types(types: Iterable[str]) -> str:
     """Op types in a message."""
     return " and ".join(map(repr, sorted(types)))
 
 
-def wanted(values: Sequence[Any]) -> bool:
+def wants_gradient(values: Sequence[Any]) -> bool:
     """Whether a gradient is wanted of any of these."""
-    return any(isinstance(x, torch.Tensor) and unwrapped(x).requires_grad for x in values)
+    return any(isinstance(x, torch.Tensor) and unwrap(x).requires_grad for x in values)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from regrad import containers
-from regrad.again import again_in_force, pullback
 from regrad.blocks import block
+from regrad.bodies import overrides_for_replay, pullback
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.gradients import callable_or_raise
 from regrad.regions import Flat, Passage
@@ -61,7 +61,7 @@ def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
         leaves, rebuild = containers.flatten((args, options))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         body = Opened(f, leaves, places, rebuild, None if state is None else state.overrides)
-        ys = bridged(body, [leaves[i] for i in places])
+        ys = bridge(body, [leaves[i] for i in places])
         return body.close(ys)
 
     return in_graph(function, f)
@@ -113,7 +113,7 @@ class Opened:
         tapes = () if outer is None else outer.tapes
         with in_state(State(tapes, self.overrides)):
             ys, self.close = containers.flatten(self.f(*args, **options))
-        self.overrides = again_in_force(self.overrides)
+        self.overrides = overrides_for_replay(self.overrides)
         for y in ys:
             if not isinstance(y, Tensor):
                 raise ArgumentError(
@@ -122,7 +122,7 @@ class Opened:
         return ys
 
 
-def bridged(flat: Flat, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def bridge(flat: Flat, xs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """A flat regrad function of torch tensors, which torch can differentiate."""
     return apply(Bridge, flat, *xs)
 
@@ -156,8 +156,8 @@ class Bridge(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.flat, *xs = inputs
         ctx.count = len(xs)
-        ctx.reached = [i for i, y in enumerate(output) if differentiable(y)]
-        ctx.mark_non_differentiable(*[y for y in output if not differentiable(y)])
+        ctx.reached = [i for i, y in enumerate(output) if is_differentiable(y)]
+        ctx.mark_non_differentiable(*[y for y in output if not is_differentiable(y)])
         ctx.save_for_backward(*xs)
         ctx.save_for_forward(*xs)
 
@@ -166,20 +166,20 @@ class Bridge(torch.autograd.Function):
         wanted = [i for i in range(ctx.count) if ctx.needs_input_grad[i + 1]]
         pull = pullback(ctx.flat, ctx.count, Passage(wanted, ctx.reached))
         given = [*ctx.saved_tensors, *[dys[i] for i in ctx.reached]]
-        with unaffected(dys):
-            found = bridged(pull, given)
+        with shield(dys):
+            found = bridge(pull, given)
         return spread(dict(zip(wanted, found, strict=True)), ctx.count)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return pushed(ctx.flat, ctx.saved_tensors, tangents[1:])
+        return push_forward(ctx.flat, ctx.saved_tensors, tangents[1:])
 
 
-def pushed(
+def push_forward(
     flat: Flat, xs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor, ...]:
     """The forward-mode derivative of a flat function, by transposition."""
-    places = [i for i, x in enumerate(xs) if differentiable(x)]
+    places = [i for i, x in enumerate(xs) if is_differentiable(x)]
     dxs = [_or_zeros(tangents[i], xs[i]) for i in places]
 
     def push(given: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -192,14 +192,14 @@ def pushed(
 
         return jvp(of_floats, [values[i] for i in places], list(directions))[1]
 
-    return tuple(bridged(push, [*xs, *dxs]))
+    return tuple(bridge(push, [*xs, *dxs]))
 
 
 def _or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x) if dx is None else dx
 
 
-def differentiable(x: Any) -> bool:
+def is_differentiable(x: Any) -> bool:
     """Whether a torch tensor has a gradient at all."""
     return x.is_floating_point() or x.is_complex()
 
@@ -209,7 +209,7 @@ def spread(found: dict[int, Any], count: int) -> tuple[Any, ...]:
     return None, *[found.get(i) for i in range(count)]
 
 
-def unaffected(dys: Sequence[Any]) -> Any:
+def shield(dys: Sequence[Any]) -> Any:
     """A block of a backward pass: no override, no autocast, whatever is in force around."""
     if torch._C._is_any_autocast_enabled():  # pyright: ignore[reportAttributeAccessIssue]
         return _without_autocast(next((dy.device.type for dy in dys if dy is not None), "cpu"))
@@ -226,11 +226,11 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """`function.apply`, by its twin where torch.func is not at work."""
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
-    return twin(function).apply(*args)
+    return find_twin(function).apply(*args)
 
 
 @cache
-def twin(function: Any) -> type[torch.autograd.Function]:
+def find_twin(function: Any) -> type[torch.autograd.Function]:
     """The same Function in torch's older form, `forward(ctx, …)`.
 
     torch.func needs the newer one, with `setup_context`; but for that one torch looks up the

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from regrad import recording
 from regrad.errors import GradientError
 from regrad.foreign import ForeignCall, ForeignRule
 from regrad.reports import Hit
 from regrad.state import current
-from regrad.tape import Place
+from regrad.tape import Place, put
 from regrad.tensors import Tensor, wrap
-from regrad.torch.bridge import apply, bridged, differentiable, pushed, run, unaffected
-from regrad.torch.run_time import Pulls, is_traced, may_change, pulled
+from regrad.torch.bridge import apply, bridge, is_differentiable, push_forward, run, shield
+from regrad.torch.run_time import Pulls, is_traced, may_change, pull_at_run_time
 
 
-class Call:
+class RuleCall:
     """One call under a rule.
 
     Args:
@@ -54,7 +53,7 @@ class Call:
         y = apply(Overridden, self, *xs)
         return self.kind(y) if isinstance(y, tuple) and self.kind is not tuple else y
 
-    def ran(self) -> None:
+    def count_run(self) -> None:
         """The rule runs."""
         if self.hit is not None:
             self.hit.ran += 1
@@ -68,7 +67,7 @@ class Call:
             values[self.places[n]] = x
         return values
 
-    def foreign(self, specs: Sequence[Any], outputs: Sequence[Any] | None) -> ForeignCall:
+    def foreign_call(self, specs: Sequence[Any], outputs: Sequence[Any] | None) -> ForeignCall:
         """The call as regrad's walk sees it, for tensors of these shapes and dtypes."""
         every = self.spread(specs, range(len(self.places)))
         if len(specs) < len(every):
@@ -83,7 +82,7 @@ class Call:
         if state is not None and state.tapes:
             tensors = tuple(self.spread(xs, range(len(xs))))
             every = tuple(x if isinstance(x, Tensor) else wrap(torch.tensor(x)) for x in tensors)
-            recording.put(state, self.rule.op, self.rule.rule, every, self.attrs, y, self.layout)
+            put(state, self.rule.op, self.rule.rule, every, self.attrs, y, self.layout)
         return y if isinstance(y, tuple) else [y]
 
 
@@ -93,7 +92,7 @@ class Overridden(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(call: Call, *xs: torch.Tensor) -> Any:
+    def forward(call: RuleCall, *xs: torch.Tensor) -> Any:
         y = call.forward(*xs)  # (no mode is asked: the caller has seen to it)
         if isinstance(y, tuple):
             call.kind, y = type(y), tuple(y)
@@ -110,7 +109,7 @@ class Overridden(torch.autograd.Function):
         if isinstance(output, tuple):
             ys, outputs = output, [(tuple(y.shape), y.dtype) for y in output]
         if outputs or not ys[0].is_floating_point():
-            ctx.mark_non_differentiable(*[y for y in ys if not differentiable(y)])
+            ctx.mark_non_differentiable(*[y for y in ys if not is_differentiable(y)])
         if in_forward_mode():  # vmap has it that both modes save the same
             kept = list(range(len(xs)))
             ctx.save_for_forward(*xs, *(ys if call.keeps_y else ()))
@@ -127,9 +126,9 @@ class Overridden(torch.autograd.Function):
         if kept is not call.kept:  # what the rule names, of all that was saved
             saved = [*[saved[kept.index(n)] for n in call.kept], *saved[len(kept) :]]
         if is_traced() and may_change(call.rule.rule):
-            found = _at_run_time(call, specs, outputs, wanted, saved, dys)
+            found = _pull_at_run_time(call, specs, outputs, wanted, saved, dys)
         else:
-            found = _now(call, specs, outputs, wanted, saved, dys)
+            found = _pull_now(call, specs, outputs, wanted, saved, dys)
         dxs: list[Any] = [None] * (call.total or len(specs) + 1)
         for n, dx in zip(wanted, found, strict=True):
             dxs[at[n]] = dx
@@ -138,10 +137,10 @@ class Overridden(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         call, specs, outputs, _ = ctx.known
-        call.ran()
+        call.count_run()
         try:
             xs = ctx.saved_tensors[: len(specs)]
-            dys = pushed(call.function, xs, tangents[1:])
+            dys = push_forward(call.function, xs, tangents[1:])
         except (AttributeError, TypeError) as error:
             raise GradientError(
                 f"forward mode: the rule {call.rule.name!r} is written with torch's functions, "
@@ -151,12 +150,12 @@ class Overridden(torch.autograd.Function):
         return dys if outputs else dys[0]
 
 
-def _now(
-    call: Call, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
+def _pull_now(
+    call: RuleCall, specs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
 ) -> Sequence[Any]:
-    call.ran()
-    with unaffected(dys):
-        if call.rule.plain and call.is_simple and outputs is None and _alike(specs, dys[0]):
+    call.count_run()
+    with shield(dys):
+        if call.rule.plain and call.is_simple and outputs is None and _have_dtype_of(specs, dys[0]):
             held = list(saved)
             y = held.pop() if call.keeps_y else None
             return ForeignCall(call.rule, specs, call.attrs).pull(
@@ -165,7 +164,7 @@ def _now(
         return Pull(call, specs, wanted, outputs)(saved, dys)
 
 
-def _alike(specs: Sequence[Any], dy: torch.Tensor) -> bool:
+def _have_dtype_of(specs: Sequence[Any], dy: torch.Tensor) -> bool:
     """Return whether inputs have the dtype of the gradient that arrived."""
     dtype = dy.dtype
     for spec in specs:  # noqa: SIM110 (this is run for every op)
@@ -174,8 +173,8 @@ def _alike(specs: Sequence[Any], dy: torch.Tensor) -> bool:
     return True
 
 
-def _at_run_time(
-    call: Call, inputs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
+def _pull_at_run_time(
+    call: RuleCall, inputs: Any, outputs: Any, wanted: Sequence[int], saved: Any, dys: Any
 ) -> Sequence[Any]:
     """Have a program that is being written call the rule when it runs."""
     several, count = outputs is not None, len(inputs)
@@ -184,10 +183,12 @@ def _at_run_time(
 
     def pull(saved: Sequence[Any], dys: Sequence[Any], shapes: Sequence[Any]) -> Sequence[Any]:
         known = list(zip(shapes, dtypes, strict=True))
-        return _now(call, known[:count], known[count:] if several else None, wanted, saved, dys)
+        return _pull_now(
+            call, known[:count], known[count:] if several else None, wanted, saved, dys
+        )
 
     pulls = Pulls(pull, [dtypes[n] for n in wanted], wanted, [len(s) for s, _ in specs], len(saved))
-    return pulled(pulls, [*saved, *dys], [size for shape, _ in specs for size in shape])
+    return pull_at_run_time(pulls, [*saved, *dys], [size for shape, _ in specs for size in shape])
 
 
 def in_forward_mode() -> bool:
@@ -210,7 +211,11 @@ class Pull:
     """
 
     def __init__(
-        self, call: Call, specs: Sequence[Any], wanted: Sequence[int], outputs: Sequence[Any] | None
+        self,
+        call: RuleCall,
+        specs: Sequence[Any],
+        wanted: Sequence[int],
+        outputs: Sequence[Any] | None,
     ) -> None:
         self.call = call
         self.specs = self.work = specs
@@ -233,15 +238,15 @@ class Pull:
             given, mixed = self._work_in(dtype, given), True
         plain = self._is_plain(given)
         if plain:
-            dxs = self._pulled(given)
+            dxs = self._pull_plain(given)
         else:
             if dtype == torch.bfloat16:
                 given, mixed = self._work_in(torch.float32, given), True
-            dxs = (bridged if torch.is_grad_enabled() else run)(self._flat, given)
+            dxs = (bridge if torch.is_grad_enabled() else run)(self._pull_flat, given)
         if not mixed:
             return list(dxs)
         return [
-            None if dx is None else converted(dx, self.specs[n][1])
+            None if dx is None else convert(dx, self.specs[n][1])
             for n, dx in zip(self.wanted, dxs, strict=True)
         ]
 
@@ -249,27 +254,27 @@ class Pull:
         if self.call.rule.plain is not None:
             return self.call.rule.plain
         with torch.no_grad():
-            xs, y, dy = self._sorted(given)
-            return self._foreign().settle(xs, y, dy, self.leaves)
+            xs, y, dy = self._sort(given)
+            return self._foreign_call().settle(xs, y, dy, self.leaves)
 
-    def _pulled(self, given: Sequence[Any]) -> list[Any]:
-        xs, y, dy = self._sorted(given)
-        return self._foreign().pull(xs, y, dy, self.leaves)
+    def _pull_plain(self, given: Sequence[Any]) -> list[Any]:
+        xs, y, dy = self._sort(given)
+        return self._foreign_call().pull(xs, y, dy, self.leaves)
 
-    def _foreign(self) -> ForeignCall:
-        return self.call.foreign(self.work, self.outputs)
+    def _foreign_call(self) -> ForeignCall:
+        return self.call.foreign_call(self.work, self.outputs)
 
-    def _flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _pull_flat(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The pull as a regrad function of what was saved and of the gradients that arrived."""
-        xs, y, dy = self._sorted(tensors)
+        xs, y, dy = self._sort(tensors)
         xs = [_as_tensor(x, tensors[-1]) for x in xs]
-        dxs = self._foreign().pull(xs, y, dy, self.leaves)
+        dxs = self._foreign_call().pull(xs, y, dy, self.leaves)
         return [
             zeros(self.work[n], tensors[-1]) if dx is None else dx
             for n, dx in zip(self.wanted, dxs, strict=True)
         ]
 
-    def _sorted(self, given: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+    def _sort(self, given: Sequence[Any]) -> tuple[list[Any], Any, Any]:
         """The op's inputs, its output and the gradient that arrived, of what was saved and dys."""
         kept, outputs = len(self.call.kept), len(self.outputs or "1")
         xs = self.call.spread(given[:kept], self.call.kept)
@@ -290,7 +295,7 @@ def _as_tensor(x: Any, like: Tensor) -> Any:
     return wrap(torch.tensor(x, dtype=like._data.dtype, device=like._data.device))
 
 
-def converted(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def convert(dx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A gradient in the dtype of its input: of a real one, that was made complex, the real part."""
     return (dx.real if dx.is_complex() and not dtype.is_complex else dx).to(dtype)
 

@@ -17,12 +17,13 @@ import torch
 import torch.overrides
 
 from regrad.blocks import block
+from regrad.callers import find_caller
 from regrad.errors import PassedOverError, RegradError
 from regrad.reports import Hit, Untouched
-from regrad.torch.below import Below, spelled
+from regrad.torch.below import Below, join_types
 from regrad.torch.composites import fused
 from regrad.torch.enclosing import hidden_error
-from regrad.torch.nodes import LIBRARIES, caller, sequence_nr
+from regrad.torch.nodes import LIBRARIES, sequence_nr
 from regrad.torch.open_scopes import SCOPES, scope_of
 
 _WHOLE = ("torch.functional", "torch._tensor")
@@ -52,14 +53,14 @@ class Place:
         """The node is part of a program."""
         while self.met:
             hit, shape = self.met.pop()
-            hit.seen(shape)
+            hit.add(shape)
 
 
 PLACE: ContextVar[Place | None] = ContextVar("regrad_place", default=None)
 
 
 @block
-def standing(place: Place) -> Generator[None]:
+def stand_at(place: Place) -> Generator[None]:
     """A block in which a node runs that comes from this place."""
     token = PLACE.set(place)
     try:
@@ -69,11 +70,11 @@ def standing(place: Place) -> Generator[None]:
         place.has_run = True
 
 
-def placed(function: Any, place: Place) -> Callable[..., Any]:
+def place_call(function: Any, place: Place) -> Callable[..., Any]:
     """What a node calls under a rule, for this one node."""
 
     def at_its_place(*args: Any, **options: Any) -> Any:
-        with standing(place):
+        with stand_at(place):
             return function(*args, **options)
 
     made = update_wrapper(at_its_place, function)
@@ -132,14 +133,14 @@ def run_node(old: Any) -> Any:
             return old(tracer, node, args, options, module)
         if is_ours(node.target):
             if not hasattr(node.target, "place"):
-                node.target = placed(node.target, Place(line_of(node)))
+                node.target = place_call(node.target, Place(line_of(node)))
             return old(tracer, node, args, options, module)
         if (function := FORWARD.get()) is not None:
             return _in_forward(function, node, lambda: old(tracer, node, args, options, module))
         start = sequence_nr()
         result = old(tracer, node, args, options, module)
         if _is_watched(node):
-            node.meta[_SEEN] = _looked(start, node, args, options, result)
+            node.meta[_SEEN] = _look(start, node, args, options, result)
         return result
 
     return watched
@@ -157,7 +158,7 @@ def _is_watched(node: Any) -> bool:
     return calls and torch.is_grad_enabled() and is_whole
 
 
-def _looked(start: int, node: Any, args: Any, options: Any, result: Any) -> list[tuple[Any, Any]]:
+def _look(start: int, node: Any, args: Any, options: Any, result: Any) -> list[tuple[Any, Any]]:
     """For each scope, the error that the node deserves, or what it runs untouched."""
     found: list[tuple[Any, Any]] = []
     function = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
@@ -226,7 +227,7 @@ def line_of(node: Any) -> str:
     """The line of the user's program that a node of a graph comes from."""
     lines = _LINE.findall(node.stack_trace or "")
     own = [line for line in lines if not line[0].startswith(LIBRARIES)]
-    return ":".join(own[-1]) if own else caller()
+    return ":".join(own[-1]) if own else find_caller(LIBRARIES)
 
 
 def dispatch(old: Any) -> Any:
@@ -275,8 +276,8 @@ def call_user_compiler(old: Any) -> Any:
             inner = getattr(error, "inner_exception", None)
             if not isinstance(inner, RegradError):
                 raise
-            raise _through_dynamo(type(inner))(str(inner), first_useful_frame=None) from inner
-        return telling(program, types)
+            raise _error_through_dynamo(type(inner))(str(inner), first_useful_frame=None) from inner
+        return tell_scopes(program, types)
 
     return checked
 
@@ -287,11 +288,11 @@ def settle(graph: Any) -> dict[Any, set[str]]:
     for node in nodes(graph):
         if is_ours(node.target):
             node.target.place.count()
-            for each in node.target.ruleset.around():
+            for each in node.target.ruleset.chain():
                 types.setdefault(each, set()).update(node.target.op_types & each.rules.keys())
         for scope, found in node.meta.get(_SEEN, ()):
             if isinstance(found, PassedOverError):
-                raise _through_dynamo(PassedOverError)(
+                raise _error_through_dynamo(PassedOverError)(
                     f"{line_of(node)}: {found}", first_useful_frame=None
                 )
             scope._untouched.add(found)
@@ -323,7 +324,7 @@ def _reach(module: Any, path: str) -> Any:
 
 
 @cache
-def _through_dynamo(kind: type[RegradError]) -> Any:
+def _error_through_dynamo(kind: type[RegradError]) -> Any:
     """Return a kind of error in a form that torch.compile hands on as it is."""
     from torch._dynamo.exc import ShortenTraceback
 
@@ -331,7 +332,7 @@ def _through_dynamo(kind: type[RegradError]) -> Any:
     return type(kind.__name__, (ShortenTraceback, kind), members)
 
 
-def telling(program: Any, types: dict[Any, set[str]]) -> Any:
+def tell_scopes(program: Any, types: dict[Any, set[str]]) -> Any:
     """A compiled program that tells the scopes in which it runs which of their rules it has."""
     if not types:
         return program
@@ -341,9 +342,9 @@ def telling(program: Any, types: dict[Any, set[str]]) -> Any:
             scope = scope_of(ruleset)
             if scope is None:  # torch keeps modes by thread, and several tasks may share one
                 raise PassedOverError(
-                    f"a program of torch.compile with rules for {spelled(built_in)} built in was "
-                    "called in a task, or context, in which no scope with them is open. Call it "
-                    "in the task that opened the scope, or leave the scope before tasks change."
+                    f"a program of torch.compile with rules for {join_types(built_in)} built in "
+                    "was called in a task, or context, in which no scope with them is open. Call "
+                    "it in the task that opened the scope, or leave the scope before tasks change."
                 )
             scope._compiled.update(built_in)
         return program(*args)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from regrad.torch import parts as of
 from regrad.torch import products, recurrent
-from regrad.torch.optypes import everywhere, spellings, switch
+from regrad.torch.optypes import functions_named, spellings, switch
 
 
 class Fused(NamedTuple):
@@ -148,7 +148,7 @@ def fused() -> dict[Any, list[Fused]]:
         table.setdefault(function, []).append(row)
     for names, contains, parts, *rest in _rows():
         row = Fused(frozenset(contains.split()), parts, **(rest[0] if rest else {}))
-        for function in everywhere(names):
+        for function in functions_named(names):
             table.setdefault(function, []).append(row)
     table.update({f: [Fused(frozenset({t}), parts)] for f, t, parts in _losses()})
     return table
@@ -178,17 +178,17 @@ def _rows() -> list[tuple[Any, ...]]:
         ("scaled_dot_product_attention", "MatMul Softmax", of.attention, {"draws": _drops}),
         ("cross_entropy_loss", "LogSoftmax", of.cross_entropy),
         ("linear", "MatMul", products.linear),
-        *_twice("addmm", "MatMul", products.added("mat1", "mat2")),
-        *_twice("addmv", "MatMul", products.added("mat", "vec")),
-        *_twice("baddbmm", "MatMul", products.added("batch1", "batch2")),
-        *_twice("addbmm", "MatMul", products.added_batch),
+        *_both_variants("addmm", "MatMul", products.add_product("mat1", "mat2")),
+        *_both_variants("addmv", "MatMul", products.add_product("mat", "vec")),
+        *_both_variants("baddbmm", "MatMul", products.add_product("batch1", "batch2")),
+        *_both_variants("addbmm", "MatMul", products.add_batch),
         ("chain_matmul multi_dot", "MatMul", products.chain),
         ("einsum", "MatMul Mul", products.einsum, {"when": _is_product}),
         ("tensordot", "MatMul", products.tensordot),
         ("inner", "MatMul Mul", products.inner),
         ("bilinear", "MatMul", products.bilinear),
         ("vdot", "MatMul", products.vdot),
-        ("_grouped_mm", "MatMul", products.grouped),
+        ("_grouped_mm", "MatMul", products.grouped_product),
         ("lstm_cell", _GATED, recurrent.cell("lstm")),
         ("gru_cell", _GATED, recurrent.cell("gru")),
         ("rnn_tanh_cell", "MatMul Tanh", recurrent.cell("rnn_tanh")),
@@ -200,21 +200,21 @@ def _rows() -> list[tuple[Any, ...]]:
         ("binary_cross_entropy_with_logits", "Sigmoid", of.bce_with_logits),
         ("log_sigmoid logsigmoid", "Sigmoid", of.logsigmoid),
         ("glu", "Sigmoid", of.glu),
-        *_twice("silu", "Sigmoid", of.silu),
-        *_twice("mish", "Tanh Softplus", of.mish),
-        *_twice("hardswish", "Relu6", of.hardswish),
-        *_twice("hardsigmoid", "Relu6", of.hardsigmoid),
-        *_twice("clamp_min", "ClipByValue", of.clamped("min"), _EXACT),
-        *_twice("clamp_max", "ClipByValue", of.clamped("max"), _EXACT),
-        *_twice("square", "Pow", of.square, _EXACT),
-        *_twice("float_power", "Pow", of.float_power, _EXACT),
+        *_both_variants("silu", "Sigmoid", of.silu),
+        *_both_variants("mish", "Tanh Softplus", of.mish),
+        *_both_variants("hardswish", "Relu6", of.hardswish),
+        *_both_variants("hardsigmoid", "Relu6", of.hardsigmoid),
+        *_both_variants("clamp_min", "ClipByValue", of.clamp_side("min"), _EXACT),
+        *_both_variants("clamp_max", "ClipByValue", of.clamp_side("max"), _EXACT),
+        *_both_variants("square", "Pow", of.square, _EXACT),
+        *_both_variants("float_power", "Pow", of.float_power, _EXACT),
         ("outer ger", "Mul", of.outer, _EXACT),
         ("adjoint", "Conj", of.adjoint, {**_EXACT, "when": _is_complex}),
         ("aminmax", "Max Min", of.aminmax),
-        ("hstack", "ConcatV2", of.stacked(1, torch.atleast_1d), _EXACT),
-        ("vstack row_stack", "ConcatV2", of.stacked(0, torch.atleast_2d), _EXACT),
-        ("dstack", "ConcatV2", of.stacked(2, torch.atleast_3d), _EXACT),
-        ("column_stack", "ConcatV2", of.stacked(1, of.as_column), _EXACT),
+        ("hstack", "ConcatV2", of.stack(1, torch.atleast_1d), _EXACT),
+        ("vstack row_stack", "ConcatV2", of.stack(0, torch.atleast_2d), _EXACT),
+        ("dstack", "ConcatV2", of.stack(2, torch.atleast_3d), _EXACT),
+        ("column_stack", "ConcatV2", of.stack(1, of.as_column), _EXACT),
         ("flatten ravel", "Reshape", of.flatten, _EXACT),
         ("unflatten", "Reshape", of.unflatten, _EXACT),
         ("view_as reshape_as", "Reshape", of.reshape_as, _EXACT),
@@ -223,7 +223,7 @@ def _rows() -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-def _twice(name: str, contains: str, parts: Any, more: Any = None) -> list[tuple[Any, ...]]:
+def _both_variants(name: str, contains: str, parts: Any, more: Any = None) -> list[tuple[Any, ...]]:
     """A row, and that of the variant in place."""
     more = more or {}
     return [(name, contains, parts, more), (f"{name}_", contains, parts, {**more, **_IN_PLACE})]
@@ -232,14 +232,14 @@ def _twice(name: str, contains: str, parts: Any, more: Any = None) -> list[tuple
 def _forms() -> Iterator[tuple[Any, Fused]]:
     """Callables that are one op or another, or more than one, by their arguments."""
     for name, op, pair in (("max", "Max", "Maximum"), ("min", "Min", "Minimum")):
-        for function in everywhere(name):
+        for function in functions_named(name):
             other = of.other_name(getattr(torch, pair.lower()))
             yield function, Fused(frozenset({pair}), other, _has_other, exact=True)
-            found = of.reduced(getattr(torch, f"a{name}"))
+            found = of.reduction(getattr(torch, f"a{name}"))
             yield function, Fused(frozenset({op}), found, _is_reduction)
     for function, (family, plain, in_place, _) in spellings().items():
         if family.type in ("AddV2", "Sub"):
-            parts = of.scaled(plain, family.parameters[0] == ("input", "b"))
+            parts = of.scaled_sum(plain, family.parameters[0] == ("input", "b"))
             yield function, Fused(frozenset({family.type}), parts, _has_alpha, in_place=in_place)
         if family.type in _FOREIGN:
             parts, when = _FOREIGN[family.type]
@@ -249,25 +249,25 @@ def _forms() -> Iterator[tuple[Any, Fused]]:
         types = frozenset({spellings()[function].family.type})
         yield function, Fused(types, of.along_some_axis(plain), _has_no_dim, exact=True)
     for name in ("hardtanh", "hardtanh_"):
-        for function in everywhere(name):
+        for function in functions_named(name):
             in_place = name.endswith("_")
             yield function, Fused(frozenset({"Relu6"}), of.relu6, _is_relu6, in_place=in_place)
     for name, op, axes in (("conv2d", "Conv2D", 2), ("conv3d", "Conv3D", 3)):
-        for function in everywhere(name):
+        for function in functions_named(name):
             parts = of.convolution(getattr(torch, name), axes)
             yield function, Fused(frozenset({op}), parts, _has_bias)
     for getter in (torch.Tensor.H, torch.Tensor.mH):
         yield getter.__get__, Fused(frozenset({"Conj"}), of.adjoint, _is_complex, exact=True)  # pyright: ignore
     for name, op in (("max_pool2d", "MaxPool"), ("max_pool3d", "MaxPool3D")):
-        for function in everywhere(name):
+        for function in functions_named(name):
             yield function, Fused(frozenset({op}), None, _gives_indices, " with indices")
     yield torch.ops.higher_order.flex_attention, Fused(frozenset({"MatMul", "Softmax"}), None)
     product = frozenset({"MatMul"})
-    for function in (torch.sparse.mm, *everywhere("_sparse_mm")):
+    for function in (torch.sparse.mm, *functions_named("_sparse_mm")):
         yield function, Fused(product, None, _reduces, " with another reduction")
-        yield function, Fused(product, products.sparse)
-    for function in (torch.sparse.addmm, *everywhere("_sparse_addmm")):
-        yield function, Fused(product, products.added("mat1", "mat2"))
+        yield function, Fused(product, products.sparse_product)
+    for function in (torch.sparse.addmm, *functions_named("_sparse_addmm")):
+        yield function, Fused(product, products.add_product("mat1", "mat2"))
 
 
 def is_other_op(op_type: str, args: Any, options: Any) -> bool:

@@ -13,7 +13,7 @@ from regrad.custom import Saves, Saving, takes_saved, unpack
 from regrad.errors import GradientError, RuleError, kind
 from regrad.gradients import callable_or_raise
 from regrad.ruleforms import place
-from regrad.torch.bridge import apply, differentiable, in_graph, spread, unaffected
+from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
 from regrad.torch.nodes import is_leaf, new_nodes, tensors
 
 
@@ -61,9 +61,9 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     name = getattr(f, "__name__", type(f).__name__)
 
     def function(*args: Any, **options: Any) -> Any:
-        inputs, make = opened(args)
+        inputs, make = open_arguments(args)
         refuse_keywords(options, name)
-        call = CustomCall(f, name, inputs, make)
+        call = CustomTorchCall(f, name, inputs, make)
         how = saving[len(args)]
         if how == "keyword":
             options["save"] = call.save
@@ -74,13 +74,13 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         call.running = False
         ys, call.close = containers.flatten(value)
         if torch.is_grad_enabled():
-            refuse_closed_over(call, [*ys, *call.held()], start)
+            refuse_closed_over(call, [*ys, *call.used_tensors()], start)
         return call.close(list(call(ys)))
 
     return in_graph(function, f)
 
 
-def opened(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
+def open_arguments(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
     """The tensors among the arguments, and what gives the arguments with Slots for them."""
     inputs: list[torch.Tensor] = []
     slots: list[Any] = []
@@ -102,7 +102,7 @@ def refuse_keywords(options: dict[str, Any], name: str) -> None:
             )
 
 
-class CustomCall(Saves):
+class CustomTorchCall(Saves):
     """One call of a custom function: what it saved, and its gradient function."""
 
     grad_func: Callable[..., Any]
@@ -122,7 +122,7 @@ class CustomCall(Saves):
 
     def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The values, with the gradient function behind them."""
-        held = list(self.held())
+        held = list(self.used_tensors())
         values = [y.detach() for y in ys]
         with torch._C.DisableTorchFunction():
             inputs, self.inputs = self.inputs, ()  # autograd keeps them from now on
@@ -130,13 +130,13 @@ class CustomCall(Saves):
 
     # -- what grad_func uses goes through autograd, so that it has a history and may be batched --
 
-    def held(self) -> Iterator[torch.Tensor]:
+    def used_tensors(self) -> Iterator[torch.Tensor]:
         """The tensors that grad_func uses: what was saved, and what it closes over."""
         yield from tensors(_saved_values(self.saved))
         for cell in _cells(self.grad_func):
             yield from tensors(containers.flatten(cell.cell_contents)[0])
 
-    def refilled(self, held: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], Any]:
+    def refill(self, held: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], Any]:
         """grad_func, and what was saved, with these tensors in place of the first ones."""
         rest = iter(held)
 
@@ -155,7 +155,7 @@ class CustomCall(Saves):
 
     def answer(self, held: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:
         """The gradients by the inputs."""
-        grad_func, saved = self.refilled(held)
+        grad_func, saved = self.refill(held)
         dy = self.close(list(dys))
         answer = grad_func(dy, saved) if takes_saved(grad_func) else grad_func(dy)
         return self.arguments.leaves(answer)
@@ -200,7 +200,7 @@ class Custom(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(call: CustomCall, held: int, *given: torch.Tensor) -> Any:
+    def forward(call: CustomTorchCall, held: int, *given: torch.Tensor) -> Any:
         values = given[call.count + held :]
         return tuple([y.clone() for y in values])
 
@@ -212,15 +212,15 @@ class Custom(torch.autograd.Function):
         ctx.total = len(given)
         ctx.specs = [(tuple(x.shape), x.dtype) for x in given[:count]]
         ctx.save_for_backward(*given[count : count + held])
-        ctx.mark_non_differentiable(*[y for y in output if not differentiable(y)])
+        ctx.mark_non_differentiable(*[y for y in output if not is_differentiable(y)])
 
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
         call = ctx.call
         saved = ctx.saved_tensors
-        with unaffected(dys):
+        with shield(dys):
             answer = enumerate(call.answer(saved, dys))
-            dxs = [_checked(call, i, dx, ctx.specs) for i, dx in answer]
+            dxs = [_check(call, i, dx, ctx.specs) for i, dx in answer]
         wanted = ctx.needs_input_grad[2:]
         found = {i: dx for i, dx in enumerate(dxs) if wanted[i]}
         return None, *spread(found, ctx.total)
@@ -234,7 +234,7 @@ class Custom(torch.autograd.Function):
         )
 
 
-def _checked(call: CustomCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
+def _check(call: CustomTorchCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
     if dx is None:
         return None
     shape, dtype = specs[i]
@@ -258,7 +258,7 @@ def _checked(call: CustomCall, i: int, dx: Any, specs: Sequence[Any]) -> Any:
 # -- closed-over tensors ---------------------------------------------------------------------------
 
 
-def refuse_closed_over(call: CustomCall, ys: Sequence[torch.Tensor], start: int) -> None:
+def refuse_closed_over(call: CustomTorchCall, ys: Sequence[torch.Tensor], start: int) -> None:
     """Refuse differentiated tensors that f used without taking them as inputs.
 
     What autograd wrote while f ran leads back to the inputs; anything else that it leads to would
@@ -281,15 +281,15 @@ def refuse_closed_over(call: CustomCall, ys: Sequence[torch.Tensor], start: int)
                     raise _closes_over(call, behind.variable)
 
 
-def _closes_over(call: CustomCall, found: Any) -> GradientError:
+def _closes_over(call: CustomTorchCall, found: Any) -> GradientError:
     return GradientError(
-        f"custom_grad: {call.name} ({place(call.f)}) closes over {_named(call.f, found)}, which "
+        f"custom_grad: {call.name} ({place(call.f)}) closes over {_describe(call.f, found)}, which "
         "requires grad; its gradient would be lost. Pass it as an input of its own, for which "
         "grad_func gives a gradient too, or detach it."
     )
 
 
-def _named(f: Any, found: Any) -> str:
+def _describe(f: Any, found: Any) -> str:
     """What f calls a tensor, or the tensor that a backward node made."""
     code = getattr(f, "__code__", None)
     names: dict[str, Any] = {}

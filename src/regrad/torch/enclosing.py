@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from regrad.errors import PassedOverError
-from regrad.torch.below import Below, body_of, spelled, wanted
+from regrad.torch.below import Below, body_of, join_types, wants_gradient
 from regrad.torch.nodes import name_of, tensors
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
@@ -39,12 +39,12 @@ def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
     if is_program(function):
         _refuse_made_by_hand(op_type, args, frame)
         return True
-    if wanted(args):
+    if wants_gradient(args):
         raise hidden_error(function, {op_type})
     return False
 
 
-def deciding(func: Any, keep: Sequence[Any]) -> Any:
+def find_decider(func: Any, keep: Sequence[Any]) -> Any:
     """Return what decides on the gradient of a call, if that is not autograd, and it counts.
 
     That is a custom op itself, or the Function in whose forward pass it runs. A program of
@@ -54,12 +54,17 @@ def deciding(func: Any, keep: Sequence[Any]) -> Any:
     if torch.is_grad_enabled():
         return func if is_custom else None
     function, args, _ = _enclosing_function()
-    if function is None or function is CheckpointFunction or function in keep or not wanted(args):
+    if (
+        function is None
+        or function is CheckpointFunction
+        or function in keep
+        or not wants_gradient(args)
+    ):
         return None
     return None if is_program(function) and not is_custom else function
 
 
-def within(
+def call_within(
     function: Any, rules: Mapping[str, Any], func: Any, args: Sequence[Any], options: Any
 ) -> Any:
     """A call of a torch function; refused if what decides on its gradient hides an overridden op.
@@ -72,7 +77,7 @@ def within(
     with Below() as below:
         result = func(*args, **options)
     types = below.types & rules.keys()
-    if types and (function is not func or wanted([*tensors((result,))])):
+    if types and (function is not func or wants_gradient([*tensors((result,))])):
         raise hidden_error(function if body_of(func) is None else func, types)
     return result
 
@@ -102,7 +107,7 @@ def hidden_error(function: Any, types: set[str]) -> PassedOverError:
     ran = " and ".join(sorted(types))
     return PassedOverError(
         f"{ran} ran in the forward pass of {what} whose own backward pass decides, so that the "
-        f"rule for {spelled(types)} would never run. Pass keep=[{name}] to leave it as it is."
+        f"rule for {join_types(types)} would never run. Pass keep=[{name}] to leave it as it is."
     )
 
 
@@ -111,7 +116,7 @@ def _refuse_made_by_hand(op_type: str, args: Sequence[Any], frame: FrameType | N
     while frame is not None:
         code = frame.f_code
         if code.co_name == "returned_function" and code.co_filename.endswith("aot_autograd.py"):
-            if wanted(args):
+            if wants_gradient(args):
                 raise PassedOverError(
                     f"{op_type} ran in a program of functorch.compile.aot_function, which is made "
                     f"for no scope in particular, so that the rule for {op_type!r} would not be "

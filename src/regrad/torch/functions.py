@@ -16,7 +16,7 @@ import torch
 
 from regrad.blocks import block
 from regrad.errors import GradientError, PassedOverError
-from regrad.torch.calls import Call, Overridden, in_forward_mode
+from regrad.torch.calls import Overridden, RuleCall, in_forward_mode
 
 _LOCK = threading.Lock()
 _open: dict[Any, int] = {}  # in how many scopes a Function is a key
@@ -24,7 +24,7 @@ _before: dict[Any, tuple[str, Any]] = {}  # what is replaced in it, and what was
 _INHERITED: Any = object()
 
 # Given a Function and its inputs, the call under the rule that is in force here, if there is one.
-Binder = Callable[[Any, Sequence[Any]], Call | None]
+Binder = Callable[[Any, Sequence[Any]], RuleCall | None]
 
 
 def is_function(key: Any) -> bool:
@@ -40,7 +40,7 @@ def install(functions: Iterable[Any], bind: Binder) -> None:
             if _open[function] == 1:
                 name = "setup_context" if _has_context(function) else "forward"
                 _before[function] = name, function.__dict__.get(name, _INHERITED)
-                make = _setting_up if name == "setup_context" else _forward
+                make = _make_setup_context if name == "setup_context" else _make_forward
                 setattr(function, name, staticmethod(make(function, bind)))
 
 
@@ -59,7 +59,7 @@ def remove(functions: Iterable[Any]) -> None:
 
 
 @block
-def installed(functions: Iterable[Any], bind: Binder) -> Generator[None]:
+def install_for_block(functions: Iterable[Any], bind: Binder) -> Generator[None]:
     """A block that runs in such a scope, when the scope itself may have been left."""
     install(functions, bind)
     try:
@@ -72,7 +72,7 @@ def _has_context(function: Any) -> bool:
     return function.setup_context is not torch.autograd.Function.setup_context
 
 
-def _forward(function: Any, bind: Binder) -> Callable[..., Any]:
+def _make_forward(function: Any, bind: Binder) -> Callable[..., Any]:
     old = function.forward
 
     def forward(ctx: Any, *args: Any) -> Any:
@@ -83,7 +83,7 @@ def _forward(function: Any, bind: Binder) -> Callable[..., Any]:
     return forward
 
 
-def _setting_up(function: Any, bind: Binder) -> Callable[..., Any]:
+def _make_setup_context(function: Any, bind: Binder) -> Callable[..., Any]:
     old = function.setup_context
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

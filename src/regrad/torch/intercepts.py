@@ -23,15 +23,16 @@ import torch.utils.checkpoint as checkpointing
 from torch.overrides import _get_current_function_mode_stack
 
 from regrad.blocks import block
+from regrad.callers import find_caller
 from regrad.errors import PassedOverError
 from regrad.torch import compiled_code, functions
-from regrad.torch.below import Below, script_types, spelled, wanted
+from regrad.torch.below import Below, join_types, script_types, wants_gradient
 from regrad.torch.composites import ask_when_compiled
 from regrad.torch.modes import Mode
-from regrad.torch.nodes import caller, tensors
+from regrad.torch.nodes import LIBRARIES, tensors
 from regrad.torch.open_scopes import SCOPES, open_here
 from regrad.torch.opened import with_fast_path
-from regrad.torch.rulesets import called_here
+from regrad.torch.rulesets import find_call
 
 _LOCK = threading.Lock()
 _open = 0
@@ -100,12 +101,14 @@ def remove() -> None:
 
 
 @block
-def again(them: tuple[Any, ...]) -> Generator[None]:
+def reopen(them: tuple[Any, ...]) -> Generator[None]:
     """Run a block under scopes that were open elsewhere, or are closed by now."""
     running = _get_current_function_mode_stack()
     with ExitStack() as stack:
         for _, mode in them:
-            stack.enter_context(functions.installed(mode.ruleset.coverage.functions, called_here))
+            stack.enter_context(
+                functions.install_for_block(mode.ruleset.coverage.functions, find_call)
+            )
             if mode not in running:
                 stack.enter_context(mode)
         before = SCOPES.get()
@@ -116,52 +119,52 @@ def again(them: tuple[Any, ...]) -> Generator[None]:
             SCOPES.set(before)
 
 
-def _held() -> tuple[Any, ...]:
+def _hold_scopes() -> tuple[Any, ...]:
     return tuple((scope, scope._mode) for scope in open_here())
 
 
-def later(function: Callable[..., Any]) -> Callable[..., Any]:
+def bind_scopes(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that will run under the scopes that are open now."""
-    held = _held()
+    held = _hold_scopes()
     if not held:
         return function
 
     @wraps(function)
     def under_scopes(*args: Any, **options: Any) -> Any:
-        with again(held):
+        with reopen(held):
             return function(*args, **options)
 
     return under_scopes
 
 
-def _reentrant(old: Any) -> Any:
+def _intercept_reentrant(old: Any) -> Any:
     def forward(ctx: Any, run_function: Any, preserve: Any, *args: Any) -> Any:
-        return old.__func__(ctx, later(run_function), preserve, *args)
+        return old.__func__(ctx, bind_scopes(run_function), preserve, *args)
 
     return staticmethod(forward)
 
 
-def _not_reentrant(old: Any) -> Any:
+def _intercept_not_reentrant(old: Any) -> Any:
     def generator(fn: Any, *args: Any, **options: Any) -> Any:
-        return old(later(fn), *args, **options)
+        return old(bind_scopes(fn), *args, **options)
 
     return generator
 
 
-def _thread(old: Any) -> Any:
+def _intercept_thread(old: Any) -> Any:
     def start(self: threading.Thread) -> None:
         if not _is_worker(self):  # a thread started in a scope belongs to it
-            self.run = later(self.run)
+            self.run = bind_scopes(self.run)
         old(self)
 
     return start
 
 
-def _job(old: Any) -> Any:
+def _intercept_job(old: Any) -> Any:
     """A job of a pool of threads belongs to the scope in which it was handed in."""
 
     def submit(self: Any, func: Any, /, *args: Any, **options: Any) -> Any:
-        return old(self, later(func) if _has_threads(self) else func, *args, **options)
+        return old(self, bind_scopes(func) if _has_threads(self) else func, *args, **options)
 
     return submit
 
@@ -176,7 +179,7 @@ def _is_worker(thread: Any) -> bool:
     return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing")
 
 
-def _script(old: Any) -> Any:
+def _intercept_script(old: Any) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if not SCOPES.get():
             return old(self, *args, **options)
@@ -184,11 +187,11 @@ def _script(old: Any) -> Any:
         _refuse(name, lambda rules: script_types(self, rules))
         with Below() as below:
             y = old(self, *args, **options)
-        if wanted([*tensors((y,))]):
+        if wants_gradient([*tensors((y,))]):
             _refuse(name, lambda rules: below.types & rules.keys())
             types = ", ".join(sorted(below.types))
             SCOPES.get()[-1]._untouched.note(
-                f"{name[4:]} ({types})" if types else name[4:], caller()
+                f"{name[4:]} ({types})" if types else name[4:], find_caller(LIBRARIES)
             )
         return y
 
@@ -200,7 +203,7 @@ def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
     for scope in SCOPES.get():
         if types := named(scope._bindings):
             raise PassedOverError(
-                f"{name} runs {spelled(types)}, which is overridden, out of sight of any "
+                f"{name} runs {join_types(types)}, which is overridden, out of sight of any "
                 "override. Use the Python module that was scripted or traced, in which every op "
                 "is seen."
             )
@@ -210,26 +213,26 @@ def _refuse(name: str, named: Callable[[Any], set[str]]) -> None:
 _CAPTURED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def _in_force() -> Any:
+def _find_rules() -> Any:
     return [(scope._rules, scope._keep) for scope in open_here()]
 
 
-def _capture(old: Any) -> Any:
+def _intercept_capture(old: Any) -> Any:
     def capture_begin(self: Any, *args: Any, **options: Any) -> None:
         old(self, *args, **options)
-        _CAPTURED[self] = _in_force()
+        _CAPTURED[self] = _find_rules()
 
     return capture_begin
 
 
-def _replay(old: Any) -> Any:
+def _intercept_replay(old: Any) -> Any:
     """A graph that was captured under other rules, or none, has none of these in it.
 
     (Those that `torch.compile` makes belong to programs that were compiled for the scope.)
     """
 
     def replay(self: Any) -> None:
-        rules = _in_force()
+        rules = _find_rules()
         by_compiler = sys._getframe(1).f_globals.get("__name__", "").startswith("torch._inductor")
         if rules and not by_compiler and _CAPTURED.get(self) != rules:
             raise PassedOverError(
@@ -257,15 +260,18 @@ def _entrances() -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
     functions = dynamo.variables.misc.AutogradFunctionVariable
     applied = dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable
     every = (
-        (checkpointing.CheckpointFunction, "forward", _reentrant),
-        (checkpointing, "_checkpoint_without_reentrant_generator", _not_reentrant),
-        (threading.Thread, "start", _thread),
-        (ThreadPoolExecutor, "submit", _job),
-        *[(Pool, name, _job) for name in ("apply_async", "_map_async", "imap", "imap_unordered")],
-        (torch._C.ScriptMethod, "__call__", _script),
-        (torch._C.ScriptFunction, "__call__", _script),
-        (torch.cuda.CUDAGraph, "capture_begin", _capture),
-        (torch.cuda.CUDAGraph, "replay", _replay),
+        (checkpointing.CheckpointFunction, "forward", _intercept_reentrant),
+        (checkpointing, "_checkpoint_without_reentrant_generator", _intercept_not_reentrant),
+        (threading.Thread, "start", _intercept_thread),
+        (ThreadPoolExecutor, "submit", _intercept_job),
+        *[
+            (Pool, name, _intercept_job)
+            for name in ("apply_async", "_map_async", "imap", "imap_unordered")
+        ],
+        (torch._C.ScriptMethod, "__call__", _intercept_script),
+        (torch._C.ScriptFunction, "__call__", _intercept_script),
+        (torch.cuda.CUDAGraph, "capture_begin", _intercept_capture),
+        (torch.cuda.CUDAGraph, "replay", _intercept_replay),
         (torch.nn.MultiheadAttention, "forward", with_fast_path),
         (torch.nn.TransformerEncoder, "forward", with_fast_path),
         (torch.nn.TransformerEncoderLayer, "forward", with_fast_path),

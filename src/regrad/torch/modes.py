@@ -10,7 +10,7 @@ import torch.overrides
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
-from regrad.torch.enclosing import deciding, within
+from regrad.torch.enclosing import call_within, find_decider
 from regrad.torch.nodes import sequence_nr
 from regrad.torch.open_scopes import SCOPES
 from regrad.torch.opened import ONE_CALL
@@ -59,7 +59,7 @@ class Mode(torch.overrides.TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if is_dynamo_compiling():
-            return self._traced(func, args, kwargs or {})
+            return self._run_traced(func, args, kwargs or {})
         options = kwargs or {}
         if self.scope not in SCOPES.get():  # another task of this thread runs
             return func(*args, **options)
@@ -69,7 +69,7 @@ class Mode(torch.overrides.TorchFunctionMode):
                     return kind.__torch_function__(func, types, args, options)
         return self.ways[func](self, func, args, options)
 
-    def _traced(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+    def _run_traced(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         """Run a function while torch.compile traces, which looks at nodes itself."""
         if type(func) is _Getter and func not in self.parts:
             return func(*args, **options)
@@ -90,7 +90,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     def refuse_fused(self, func: Any, args: Sequence[Any], options: Any) -> None:
         """Refuse a call that cannot be taken apart, and would have to be."""
-        for when, parts in self.ruleset.taken_apart(func):
+        for when, parts in self.ruleset.parts_for(func):
             if when is None or when(*args, **options):
                 if parts.refused:
                     parts(*args, **options)
@@ -113,9 +113,11 @@ class Ways(dict[Any, Way]):
         return way
 
     def _way(self, func: Any) -> Way:
-        if rows := self.ruleset.taken_apart(func):
-            return _parted(rows, self._way_as_a_whole(func))
-        return _as_it_is if type(func) is _Getter else self._way_as_a_whole(func)  # x.shape, x.grad
+        if rows := self.ruleset.parts_for(func):
+            return _way_by_parts(rows, self._way_as_a_whole(func))
+        if type(func) is _Getter:  # x.shape, x.grad
+            return _run_as_is
+        return self._way_as_a_whole(func)
 
     def _way_as_a_whole(self, func: Any) -> Way:
         rules = self.ruleset
@@ -123,19 +125,19 @@ class Ways(dict[Any, Way]):
         if call is not None:
             return lambda mode, func, args, options: call(*args, **options)
         if func in rules.coverage.bodies and func not in ONE_CALL:
-            return _opened
+            return _run_opened
         if func in rules.keep:
-            return _as_it_is
+            return _run_as_is
         if isinstance(func, torch._ops.OpOverload) or func in rules.coverage.left:
-            return _decided
-        return _watched
+            return _run_decided
+        return _run_watched
 
 
-def _as_it_is(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+def _run_as_is(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
     return func(*args, **options)
 
 
-def _parted(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
+def _way_by_parts(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
     """Return the way of a function that is taken apart, at least with some arguments."""
 
     def way(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
@@ -147,15 +149,15 @@ def _parted(rows: Sequence[tuple[Any, Any]], otherwise: Way) -> Way:
     return way
 
 
-def _opened(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+def _run_opened(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
     with mode:
         return mode.ruleset.coverage.bodies[func](*args, **options)
 
 
-def _watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+def _run_watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
     """Run a function that no rule covers, and look at what autograd wrote down."""
     if not is_grad_enabled():
-        return _decided(mode, func, args, options)
+        return _run_decided(mode, func, args, options)
     start = sequence_nr()
     result = func(*args, **options)
     if sequence_nr() != start:
@@ -163,10 +165,10 @@ def _watched(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
     return result
 
 
-def _decided(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
+def _run_decided(mode: Mode, func: Any, args: Sequence[Any], options: Any) -> Any:
     """Run a function on whose gradient something else than autograd may decide."""
     ruleset, start = mode.ruleset, sequence_nr()
-    result = within(deciding(func, ruleset.keep), ruleset.rules, func, args, options)
+    result = call_within(find_decider(func, ruleset.keep), ruleset.rules, func, args, options)
     if sequence_nr() != start and func not in ruleset.coverage.left:
         ruleset.coverage.watch.look(func, start, result, mode.scope._untouched)
     return result

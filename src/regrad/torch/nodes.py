@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.overrides
 from torch.autograd.function import BackwardCFunction
 
+from regrad.callers import PACKAGE, find_caller
 from regrad.errors import PassedOverError
 from regrad.reports import Untouched
 from regrad.torch.composites import fused
@@ -53,7 +53,7 @@ class Watch:
         """
         seen: set[Any] = set()
         for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
-            node = y.grad_fn or unwrapped(y).grad_fn
+            node = y.grad_fn or unwrap(y).grad_fn
             if node is None or node in seen or node._sequence_nr() < start:
                 continue
             made = new_nodes(node, seen, start, untouched)
@@ -61,10 +61,10 @@ class Watch:
             shown = self.harmless.get(key)
             if shown is None:
                 risky = [self._check(func, each) for each in made]
-                shown = _described(func, made)
+                shown = _describe(func, made)
                 if not any(risky):
                     self.harmless[key] = shown
-            untouched.note(shown, (where or caller)())
+            untouched.note(shown, find_caller(LIBRARIES) if where is None else where())
 
     def _check(self, func: Any, node: Any) -> bool:
         """Raise if a node belongs to an overridden op; whether another of its kind could."""
@@ -76,7 +76,7 @@ class Watch:
         for op_type in types:
             if op_type not in self.rules or _is_plumbing(func, op_type):
                 continue
-            holds = hidden or HOLDS.get(op_type, _always)(node)
+            holds = hidden or HOLDS.get(op_type, _return_true)(node)
             if holds and not _is_spelled(func, op_type):
                 raise PassedOverError(
                     f"{name_of(func)} computes {op_type!r} inside ({node.name()}), which is "
@@ -94,21 +94,7 @@ def _is_plumbing(func: Any, op_type: str) -> bool:
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-LIBRARIES = (_TORCH, _HERE, "<eval_with_key>")  # (which torch.compile writes)
-
-
-@cache
-def _is_machinery(filename: str) -> bool:
-    return filename.startswith(LIBRARIES)
-
-
-def caller() -> str:
-    """The line outside torch and regrad that is running."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+LIBRARIES = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 
 def _is_news(node: Any) -> bool:
@@ -122,7 +108,7 @@ def _is_news(node: Any) -> bool:
 _MET = "met by regrad"
 
 
-def _described(func: Any, nodes: Sequence[Any]) -> str:
+def _describe(func: Any, nodes: Sequence[Any]) -> str:
     """A call as the report shows it: `Tanh`, or `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
         return name_of(func)
@@ -130,12 +116,12 @@ def _described(func: Any, nodes: Sequence[Any]) -> str:
         op_type
         for node in nodes
         for op_type in types_of(node.name().rstrip("0123456789"))
-        if HOLDS.get(op_type, _always)(node)
+        if HOLDS.get(op_type, _return_true)(node)
     }
     return f"{name_of(func)} ({', '.join(sorted(types))})" if types else name_of(func)
 
 
-def _always(node: Any) -> bool:
+def _return_true(node: Any) -> bool:
     return True
 
 
@@ -168,7 +154,7 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value.values())
 
 
-def unwrapped(x: torch.Tensor) -> torch.Tensor:
+def unwrap(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor as autograd records it, inside of what `vmap` has wrapped around it."""
     functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     while not x.requires_grad and functorch.is_functorch_wrapped_tensor(x):
@@ -192,7 +178,7 @@ def new_nodes(
                 continue
             if untouched is not None and isinstance(behind, BackwardCFunction) and _is_news(behind):
                 name = behind._forward_cls.__qualname__  # pyright: ignore
-                untouched.note(f"{name} (autograd.Function)", caller())
+                untouched.note(f"{name} (autograd.Function)", find_caller(LIBRARIES))
             if behind._sequence_nr() >= start and behind not in seen:
                 seen.add(behind)
                 found.append(behind)

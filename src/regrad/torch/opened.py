@@ -22,7 +22,7 @@ _OPERATORS = ("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rmatmul__",
 ONE_CALL = frozenset({F.relu, F.relu6, F.elu, F.selu, F.leaky_relu, F.silu})
 
 
-def _no(*tensors: Any) -> bool:
+def _return_false(*tensors: Any) -> bool:
     return False
 
 
@@ -72,11 +72,11 @@ def _decides(kind: type) -> bool:
 def bodies() -> dict[Any, Callable[..., Any]]:
     """The functions that torch writes in Python, with what to run instead to see inside."""
     every = {f for fs in torch.overrides.get_overridable_functions().values() for f in fs}
-    found = {f: opened(f) for f in every}
+    found = {f: open_body(f) for f in every}
     return {f: body for f, body in found.items() if body is not None}
 
 
-def opened(function: Any) -> Callable[..., Any] | None:
+def open_body(function: Any) -> Callable[..., Any] | None:
     """The body of a function that torch writes in Python, which does not ask the mode again.
 
     What the body calls does ask. None for functions written in C++.
@@ -90,7 +90,7 @@ def opened(function: Any) -> Callable[..., Any] | None:
 
 
 def _body(function: FunctionType) -> Callable[..., Any]:
-    return _with_names(function, _opened_names(function.__globals__["__name__"]))
+    return _with_names(function, _names_of(function.__globals__["__name__"]))
 
 
 class Names(dict[str, Any]):
@@ -100,7 +100,7 @@ class Names(dict[str, Any]):
     """
 
     def __init__(self, module: ModuleType) -> None:
-        super().__init__(dict.fromkeys(CHECKS, _no), __name__=module.__name__)
+        super().__init__(dict.fromkeys(CHECKS, _return_false), __name__=module.__name__)
         self.module = module
         self.helpers: dict[Any, Any] = {}
 
@@ -114,7 +114,7 @@ class Names(dict[str, Any]):
 
 
 @cache
-def _opened_names(module: str) -> Names:
+def _names_of(module: str) -> Names:
     return Names(sys.modules[module])
 
 
@@ -122,12 +122,12 @@ def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """A function of a module with other names (and so for the functions that it holds)."""
     if function.__globals__["__name__"] != names["__name__"]:
         return function
-    cells = tuple(map(_opened_cell, function.__closure__ or ()))
+    cells = tuple(map(_open_cell, function.__closure__ or ()))
     body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
     body.__kwdefaults__ = function.__kwdefaults__
     return body
 
 
-def _opened_cell(cell: CellType) -> CellType:
+def _open_cell(cell: CellType) -> CellType:
     held = cell.cell_contents
-    return CellType(opened(held) or held)
+    return CellType(open_body(held) or held)

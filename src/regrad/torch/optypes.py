@@ -219,14 +219,14 @@ def spellings() -> Mapping[Any, Spelling]:
 def spellings_of(family: Family) -> Iterator[tuple[Any, Spelling]]:
     """Every torch callable of a family."""
     for name in family.names:
-        yield from _named(family, name)
+        yield from _spellings_named(family, name)
     if family.type in REVERSED:
         other_way = family._replace(parameters=(("input", "b"), ("other", "a")))
-        yield from _named(other_way, REVERSED[family.type])
+        yield from _spellings_named(other_way, REVERSED[family.type])
     yield from _operators(family)
 
 
-def _named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]]:
+def _spellings_named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]]:
     every = [getattr(place, name, None) for place in PLACES]
     first = next((f for f in every if callable(f)), None)
     for place, function in zip(PLACES, every, strict=True):
@@ -234,7 +234,9 @@ def _named(family: Family, name: str) -> Iterator[tuple[Any, Spelling]]:
             there = _as_method(family) if place is torch.Tensor else family
             for each in (function, *overloads(function)):
                 yield each, Spelling(there, each, switch=switch(each))
-        yield from _changing(family, name, place, function if callable(function) else first)
+        yield from _spellings_in_place(
+            family, name, place, function if callable(function) else first
+        )
 
 
 def _as_method(family: Family) -> Family:
@@ -249,7 +251,7 @@ def switch(function: Any) -> int | None:
     return names.index("inplace") if "inplace" in names else None
 
 
-def everywhere(names: str) -> list[Any]:
+def functions_named(names: str) -> list[Any]:
     """The functions that torch has under these names, wherever it keeps them."""
     # (`torch.einsum` is written in Python, and calls another)
     places = (*PLACES, torch._C._VariableFunctions)  # pyright: ignore[reportAttributeAccessIssue]
@@ -257,7 +259,7 @@ def everywhere(names: str) -> list[Any]:
     return [each for f in found if callable(f) for each in (f, *overloads(f))]
 
 
-def _changing(
+def _spellings_in_place(
     family: Family, name: str, place: Any, function: Any
 ) -> Iterator[tuple[Any, Spelling]]:
     family = _as_method(family) if place is torch.Tensor else family
@@ -282,7 +284,7 @@ def _operators(family: Family) -> Iterator[tuple[Any, Spelling]]:
                     yield function, Spelling(family, plain, in_place)
 
 
-def alone(function: Any) -> Family:
+def make_family(function: Any) -> Family:
     """Return a torch callable that belongs to no op type as a family of its own: all of its name.
 
     In place, it is the same family as out of place, which has its gradient.

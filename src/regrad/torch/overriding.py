@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import Token
 from threading import get_ident
@@ -10,45 +9,18 @@ from typing import Any, Self
 
 import torch
 
-from regrad.errors import ArgumentError, UnusedOverrideWarning
-from regrad.foreign import ForeignRule
+from regrad.errors import ArgumentError
 from regrad.interrupts import Deferred
-from regrad.reports import Hit, Table, Untouched
-from regrad.scopes import Scope
-from regrad.torch import compiled_code, functions, intercepts
+from regrad.reports import Binding, Table, Untouched
+from regrad.scopes import Scope, left_out_of_turn
+from regrad.torch import functions, intercepts
 from regrad.torch.below import as_called
 from regrad.torch.modes import Mode
-from regrad.torch.nodes import caller
 from regrad.torch.open_scopes import SCOPES, open_here
-from regrad.torch.rulesets import RuleSet, called_here, family_of, rule_set
+from regrad.torch.rulesets import RuleSet, family_of, find_call, rule_set
 
 
-class Binding:
-    """One entry of a map, in one scope: its rule, and its hits by source line."""
-
-    def __init__(self, rule: ForeignRule) -> None:
-        self.rule = rule
-        self.by_line: dict[str, Hit] = {}
-
-    @property
-    def hits(self) -> list[Hit]:
-        return [hit for hit in self.by_line.values() if hit.count or hit.ran]
-
-    def hit(self, op_type: str, shape: Any) -> Hit:
-        """One more op is bound, where its caller stands."""
-        place = compiled_code.PLACE.get()
-        where = caller() if place is None else place.where
-        hit = self.by_line.get(where)
-        if hit is None:
-            hit = self.by_line.setdefault(where, Hit(op_type, self.rule.name, where))
-        if place is None:
-            hit.seen(shape)
-        else:  # which counts it, when it is known that the program will be run
-            place.meets(hit, shape)
-        return hit
-
-
-class gradient_override_map(Scope):
+class gradient_override_map(Scope[Binding]):
     """Within the scope, torch functions are differentiated by the given rules.
 
     Args:
@@ -100,7 +72,7 @@ class gradient_override_map(Scope):
                 f"in gradient_override_map({{'Relu': rule}}), got {rules!r:.60}"
             )
         self._rules = dict(rules)
-        self._keep = tuple(map(as_called, checked_keep(keep)))
+        self._keep = tuple(map(as_called, check_keep(keep)))
         self._bindings: dict[str, Binding] = {}
         self._untouched = Untouched()
         self._mode: Mode | None = None
@@ -123,20 +95,16 @@ class gradient_override_map(Scope):
             finally:  # a signal came before that began
                 if self._mode is not None and not self._left:
                     self._leave()
-        if self._rules and not self._failed and not self.hits and not self._compiled:
-            keys = ", ".join(map(repr, self._bindings))
-            warnings.warn(
-                f"gradient_override_map matched nothing: no op of type {keys} ran in the scope. "
-                "An override binds ops when they run forward, so call the model inside the scope; "
-                "and look at what did run: used.untouched().",
-                UnusedOverrideWarning,
-                stacklevel=self._level,
-            )
+        if not self._compiled:
+            self._warn_unless_hit()
+
+    def _hint(self) -> str:
+        return "what did run: used.untouched()."
 
     def _open(self, ruleset: RuleSet, outer: tuple[Any, ...]) -> None:
         with Deferred():  # torch's stack of modes, ours, and what is replaced in torch go together
             self._ruleset = ruleset
-            self._bindings = {key: Binding(rule) for key, rule in ruleset.rules.items()}
+            self._bindings = {key: Binding(key, rule.name) for key, rule in ruleset.rules.items()}
             self._untouched = Untouched()
             self._compiled = set()
             mode = ruleset.mode(self)
@@ -144,7 +112,7 @@ class gradient_override_map(Scope):
                 SCOPES.set(outer)
             intercepts.drop_closed()
             mode.__enter__()
-            functions.install(ruleset.coverage.functions, called_here)
+            functions.install(ruleset.coverage.functions, find_call)
             self._mode = mode
             self._thread = get_ident()
             self._token = SCOPES.set((*outer, self))
@@ -161,11 +129,7 @@ class gradient_override_map(Scope):
                 )
             if SCOPES.get()[-1:] != (self,):
                 self._left = True  # closed with the scope that is open inside it
-                raise ArgumentError(
-                    "a gradient_override_map scope was left out of turn: scopes must nest, in one "
-                    "thread and task. Do not hold one open across a yield; open it where it is "
-                    "used."
-                )
+                raise left_out_of_turn()
             self._close()
             while (around := SCOPES.get()) and around[-1]._left:
                 around[-1]._close()
@@ -207,8 +171,8 @@ class gradient_override_map(Scope):
     def _key_of(self, op_type: Any) -> str:
         return family_of(op_type).type
 
-    def _why_not(self, binding: Any) -> str:
-        if not binding.hits and binding.rule.op.type in self._compiled:
+    def _why_not(self, binding: Binding) -> str:
+        if not binding.hits and binding.op_type in self._compiled:
             return (
                 "no op of that type ran in Python. The rule is built into a program of "
                 "torch.compile, whose runs are not seen: ask in the scope in which it was "
@@ -217,7 +181,7 @@ class gradient_override_map(Scope):
         return super()._why_not(binding)
 
 
-def checked_keep(keep: Any) -> tuple[Any, ...]:
+def check_keep(keep: Any) -> tuple[Any, ...]:
     """Return what is to be kept; raise for what is not a torch callable."""
     if isinstance(keep, str) or not isinstance(keep, Iterable):
         raise ArgumentError(

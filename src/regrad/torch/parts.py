@@ -30,7 +30,7 @@ def attention(
 ) -> Any:  # fmt: skip
     """`scaled_dot_product_attention` by torch's math path: masks are a bias of -inf."""
     dtype = query.dtype
-    query, key, value = precise(query), precise(key), precise(value)
+    query, key, value = as_precise(query), as_precise(key), as_precise(value)
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
@@ -44,7 +44,7 @@ def attention(
     return op(torch.matmul)(weights, value).to(dtype)
 
 
-def precise(x: Any) -> Any:
+def as_precise(x: Any) -> Any:
     """A tensor in the precision in which torch computes inside of a kernel."""
     return x.float() if x.dtype in HALF else x
 
@@ -73,7 +73,7 @@ def cross_entropy(
     if input.shape == target.shape:
         target = target * (1 - label_smoothing) + label_smoothing / classes
         loss = -(logs * (target if scale is None else target * scale)).sum(axis)
-        return _reduced_by(loss, reduction, logs.numel() / classes)
+        return _reduce(loss, reduction, logs.numel() / classes)
     nll = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
     loss = nll(logs, target, weight, reduction, ignore_index)
     if not label_smoothing:
@@ -84,11 +84,11 @@ def cross_entropy(
     if weight is not None:
         share = weight.gather(0, target.masked_fill(ignored, 0).flatten()).view_as(target)
     count = share.masked_fill(ignored, 0).sum()
-    smooth = _reduced_by(smooth, reduction, count)
+    smooth = _reduce(smooth, reduction, count)
     return loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
 
 
-def _reduced_by(loss: Any, reduction: int, count: Any) -> Any:
+def _reduce(loss: Any, reduction: int, count: Any) -> Any:
     return loss if reduction == 0 else loss.sum() / (count if reduction == 1 else 1)
 
 
@@ -97,11 +97,11 @@ def bce_with_logits(
     reduction: int = 1,
 ) -> Any:  # fmt: skip
     """`binary_cross_entropy_with_logits` by one sigmoid, where it and 1 less it are not 0."""
-    x = precise(input)
+    x = as_precise(input)
     end = -math.log(torch.finfo(x.dtype).eps)
-    s = op(torch.sigmoid)(held(x, -end, end))
+    s = op(torch.sigmoid)(clip_value(x, -end, end))
     positive = target if pos_weight is None else target * pos_weight
-    one, other = valued(s.log(), F.logsigmoid(x)), valued((-s).log1p(), F.logsigmoid(-x))
+    one, other = with_value(s.log(), F.logsigmoid(x)), with_value((-s).log1p(), F.logsigmoid(-x))
     loss = -(positive * one + (1 - target) * other)
     loss = loss if weight is None else loss * weight
     return (loss, loss.mean(), loss.sum())[reduction]
@@ -134,9 +134,9 @@ def _number(size_average: Any, reduce: Any, reduction: str) -> int:
 
 def logsigmoid(op: Lookup, input: Any) -> Any:
     """`logsigmoid` by sigmoid, where that is not 0."""
-    x = precise(input)
+    x = as_precise(input)
     end = math.log(torch.finfo(x.dtype).tiny) / 2
-    return op(torch.sigmoid)(held(x, end, math.inf)).log().to(input.dtype)
+    return op(torch.sigmoid)(clip_value(x, end, math.inf)).log().to(input.dtype)
 
 
 def bce_of_each(
@@ -147,12 +147,12 @@ def bce_of_each(
     return bce_with_logits(op, input, target, weight, pos_weight, reduction)
 
 
-def valued(y: Any, value: Any) -> Any:
+def with_value(y: Any, value: Any) -> Any:
     """A gradient with a value of its own, which what it is multiplied by gets for a gradient."""
     return y + (value - y).detach()
 
 
-def held(x: Any, low: float, high: float) -> Any:
+def clip_value(x: Any, low: float, high: float) -> Any:
     """x kept between ends, beyond which the gradient is the one at the end.
 
     The logarithm of a sigmoid has a slope there that does not change any more in the dtype, but
@@ -197,7 +197,7 @@ def relu6(op: Lookup, input: Any, *args: Any, **options: Any) -> Any:
     return op(F.relu6)(input)
 
 
-def clamped(side: str) -> Callable[..., Any]:
+def clamp_side(side: str) -> Callable[..., Any]:
     """`clamp_min` or `clamp_max`."""
     return lambda op, input, *args, **options: op(torch.clamp)(
         input, **{side: (*args, *options.values())[0]}
@@ -233,7 +233,7 @@ def adjoint(op: Lookup, input: Any) -> Any:
     return op(torch.conj)(input.mT)
 
 
-def scaled(function: Any, reverse: bool) -> Callable[..., Any]:
+def scaled_sum(function: Any, reverse: bool) -> Callable[..., Any]:
     """`a + alpha * b`, or `b - alpha * a`."""
 
     def parts(op: Lookup, input: Any, other: Any, alpha: Any = 1) -> Any:
@@ -251,7 +251,7 @@ def other_name(function: Any) -> Callable[..., Any]:
     return lambda op, *args, **options: op(function)(*args, **options)
 
 
-def reduced(function: Any) -> Callable[..., Any]:
+def reduction(function: Any) -> Callable[..., Any]:
     """`torch.max(x)`, or `torch.max(x, dim)`, whose indices have no gradient."""
 
     def parts(
@@ -272,7 +272,7 @@ def aminmax(op: Lookup, input: Any, *, dim: Any = None, keepdim: bool = False) -
     return tuple([op(f)(input, where, keepdim) for f in (torch.amin, torch.amax)])
 
 
-def stacked(axis: int, ready: Callable[..., Any]) -> Callable[..., Any]:
+def stack(axis: int, ready: Callable[..., Any]) -> Callable[..., Any]:
     """`hstack` and the like: cat, of tensors made ready."""
 
     def parts(op: Lookup, tensors: Any) -> Any:

@@ -31,7 +31,7 @@ def product(op: Lookup) -> Callable[..., Any]:
     return by_matmul
 
 
-def added(*names: str) -> Callable[..., Any]:
+def add_product(*names: str) -> Callable[..., Any]:
     """`beta * input + alpha * (a @ b)`: `addmm` and the like, whose operands have these names."""
 
     def parts(op: Lookup, *args: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
@@ -42,7 +42,7 @@ def added(*names: str) -> Callable[..., Any]:
     return parts
 
 
-def added_batch(op: Lookup, *args: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
+def add_batch(op: Lookup, *args: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
     """`addbmm`: the sum of a batch of products."""
     words = ("self", "input", "batch1", "batch2")
     input, a, b = (*args, *[named[n] for n in words if n in named])
@@ -54,12 +54,12 @@ def vdot(op: Lookup, input: Any, other: Any) -> Any:
     return op(torch.dot)(input.conj(), other)
 
 
-def sparse(op: Lookup, sparse: Any, dense: Any) -> Any:
+def sparse_product(op: Lookup, sparse: Any, dense: Any) -> Any:
     """A product of a sparse matrix."""
     return op(torch.matmul)(sparse, dense)
 
 
-def grouped(
+def grouped_product(
     op: Lookup, input: Any, mat2: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
     """`_grouped_mm`: a product for each expert, of the rows (or columns) that are its own."""
@@ -96,7 +96,9 @@ def chain(op: Lookup, *given: Any) -> Any:
         return xs[0]
     first, last = xs[0].dim() == 1, xs[-1].dim() == 1
     xs = [xs[0][None] if first else xs[0], *xs[1:-1], xs[-1][:, None] if last else xs[-1]]
-    y = _product(op(torch.matmul), xs, _cheapest([x.shape[0] for x in xs] + [xs[-1].shape[1]]))
+    y = _product(
+        op(torch.matmul), xs, _cheapest_splits([x.shape[0] for x in xs] + [xs[-1].shape[1]])
+    )
     y = y[0] if first else y
     return y[..., 0] if last else y
 
@@ -108,7 +110,7 @@ def _product(matmul: Any, xs: Sequence[Any], at: dict[tuple[int, int], int]) -> 
     return between(0, len(xs) - 1)
 
 
-def _cheapest(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
+def _cheapest_splits(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
     """Where to split each run of matrices, so that the fewest numbers are multiplied."""
     count, cost = len(sizes) - 1, {}
     at: dict[tuple[int, int], int] = {}
@@ -135,14 +137,14 @@ Labels = list[Any]
 def einsum(op: Lookup, *args: Any, path: Any = None) -> Any:
     """`einsum`, pair by pair, as torch does it: by `bmm`, or by `mul` where nothing is summed."""
     equation, operands = _equation(args)
-    every, out = _parsed(equation, operands)
+    every, out = _parse(equation, operands)
     terms = [_diagonal(x, labels) for x, labels in zip(operands, every, strict=True)]
     for pair in _path(equation, operands, path):
         chosen = [terms[i] for i in pair]
         terms = [term for i, term in enumerate(terms) if i not in pair]
         needed = {*out, *(label for _, labels in terms for label in labels)}
-        terms.append(_contracted(op, chosen, needed))
-    return _arranged(*terms[0], out)
+        terms.append(_contract(op, chosen, needed))
+    return _arrange(*terms[0], out)
 
 
 def _equation(args: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -172,23 +174,23 @@ def _path(equation: str, operands: Sequence[Any], path: Any) -> list[tuple[int, 
     return first + [(0, left) for left in range(count - 2, 0, -1)]  # the product so far is last
 
 
-def _parsed(equation: str, operands: Sequence[Any]) -> tuple[list[Labels], Labels]:
+def _parse(equation: str, operands: Sequence[Any]) -> tuple[list[Labels], Labels]:
     """The labels of each operand and of the result; axes under `...` are numbered from the end."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
     every = [
-        _expanded(w, x.dim() - len(w.replace("...", "")))
+        _expand(w, x.dim() - len(w.replace("...", "")))
         for w, x in zip(words, operands, strict=True)
     ]
     flat = [label for labels in every for label in labels]
     dots = sorted({label for label in flat if isinstance(label, int)})
     if arrow:
-        return every, _expanded(right, len(dots))
+        return every, _expand(right, len(dots))
     once = sorted({c for c in flat if isinstance(c, str) and flat.count(c) == 1})
     return every, [*dots, *once]
 
 
-def _expanded(word: str, dots: int) -> Labels:
+def _expand(word: str, dots: int) -> Labels:
     before, found, after = word.partition("...")
     return [*before, *(range(-dots, 0) if found else ()), *after]
 
@@ -204,30 +206,30 @@ def _diagonal(x: Any, labels: Labels) -> tuple[Any, Labels]:
     return x, labels
 
 
-def _contracted(op: Lookup, terms: Sequence[Any], needed: set[Any]) -> tuple[Any, Labels]:
+def _contract(op: Lookup, terms: Sequence[Any], needed: set[Any]) -> tuple[Any, Labels]:
     if len(terms) == 1:
         return terms[0]
     (a, left), (b, right) = terms
-    a, b = _common(a, left, b, right), _common(b, right, a, left)
-    a, left = _summed(a, left, {*right, *needed})
-    b, right = _summed(b, right, {*left, *needed})
+    a, b = _broadcast(a, left, b, right), _broadcast(b, right, a, left)
+    a, left = _sum_out(a, left, {*right, *needed})
+    b, right = _sum_out(b, right, {*left, *needed})
     both = [n for n in left if n in right]
     batch, inner = [n for n in both if n in needed], [n for n in both if n not in needed]
     rows, columns = [n for n in left if n not in both], [n for n in right if n not in both]
     labels = [*batch, *rows, *columns]
     if not inner:
-        a = _arranged(a, left, [*batch, *rows])[(..., *[None] * len(columns))]
-        b = _arranged(b, right, [*batch, *columns])
+        a = _arrange(a, left, [*batch, *rows])[(..., *[None] * len(columns))]
+        b = _arrange(b, right, [*batch, *columns])
         at = len(batch)
         b = b[(*[slice(None)] * at, *[None] * len(rows))]
         return op(torch.mul)(a, b), labels
     sizes = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
-    a = _flat(a, left, sizes, batch, rows, inner)
-    b = _flat(b, right, sizes, batch, inner, columns)
+    a = _as_matrices(a, left, sizes, batch, rows, inner)
+    b = _as_matrices(b, right, sizes, batch, inner, columns)
     return op(torch.bmm)(a, b).reshape([sizes[n] for n in labels]), labels
 
 
-def _common(x: Any, labels: Labels, other: Any, others: Labels) -> Any:
+def _broadcast(x: Any, labels: Labels, other: Any, others: Labels) -> Any:
     """A term whose axes of length 1 are as long as those of the other."""
     sizes = dict(zip(others, other.shape, strict=True))
     return x.expand(
@@ -235,15 +237,15 @@ def _common(x: Any, labels: Labels, other: Any, others: Labels) -> Any:
     )
 
 
-def _summed(x: Any, labels: Labels, needed: set[Any]) -> tuple[Any, Labels]:
+def _sum_out(x: Any, labels: Labels, needed: set[Any]) -> tuple[Any, Labels]:
     """A term without the axes that nothing else has."""
     axes = [i for i, n in enumerate(labels) if n not in needed]
     return (x.sum(axes) if axes else x), [n for n in labels if n in needed]
 
 
-def _flat(x: Any, labels: Labels, sizes: dict[Any, int], *groups: Labels) -> Any:
+def _as_matrices(x: Any, labels: Labels, sizes: dict[Any, int], *groups: Labels) -> Any:
     """A term as a batch of matrices."""
-    x = _arranged(x, labels, [n for group in groups for n in group])
+    x = _arrange(x, labels, [n for group in groups for n in group])
     return x.reshape([_volume([sizes[n] for n in group]) for group in groups])
 
 
@@ -254,8 +256,8 @@ def _volume(sizes: Sequence[int]) -> int:
     return volume
 
 
-def _arranged(x: Any, labels: Labels, order: Labels) -> Any:
-    x, labels = _summed(x, labels, set(order))
+def _arrange(x: Any, labels: Labels, order: Labels) -> Any:
+    x, labels = _sum_out(x, labels, set(order))
     return x.permute([labels.index(n) for n in order])
 
 
@@ -277,7 +279,7 @@ def tensordot(op: Lookup, a: Any, b: Any, dims: Any = 2, *more: Any, **named: An
     out = [*rows, *columns]
     if len(out) == len(left) + len(right):  # a product of columns and rows
         a, b, left, right = a[..., None], b[..., None], [*left, "k"], [*right, "k"]
-    return _arranged(*_contracted(op, [(a, left), (b, right)], set(out)), out)
+    return _arrange(*_contract(op, [(a, left), (b, right)], set(out)), out)
 
 
 def inner(op: Lookup, input: Any, other: Any) -> Any:

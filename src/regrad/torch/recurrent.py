@@ -35,7 +35,7 @@ def _gru(op: Lookup) -> Callable[..., tuple[Any, ...]]:
     return step
 
 
-def _plain(function: Any) -> Callable[..., Callable[..., tuple[Any, ...]]]:
+def _rnn(function: Any) -> Callable[..., Callable[..., tuple[Any, ...]]]:
     def ready(op: Lookup) -> Callable[..., tuple[Any, ...]]:
         act = op(function)
         return lambda given, hidden, h: (act(given + hidden),)
@@ -43,7 +43,7 @@ def _plain(function: Any) -> Callable[..., Callable[..., tuple[Any, ...]]]:
     return ready
 
 
-STEPS = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _plain(torch.tanh), "rnn_relu": _plain(torch.relu)}
+STEPS = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn(torch.tanh), "rnn_relu": _rnn(torch.relu)}
 
 
 def cell(name: str) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ def layers(name: str) -> Callable[..., Any]:
         hx, params, has_biases, count, dropout, train, bidirectional, *rest = args
         batch_first = bool(rest and rest[0])
         x = input.transpose(0, 1) if batch_first else input
-        run = Run(op, name, sizes)
+        run = LayerRun(op, name, sizes)
         states = list(zip(*hx, strict=True)) if name == "lstm" else [(h,) for h in hx]
         ways = 1 + bidirectional
         each, last = len(params) // (count * ways), []
@@ -99,7 +99,7 @@ def _weights(params: Sequence[Any], has_biases: bool) -> tuple[Any, ...]:
     return w_ih, w_hh, b_ih, b_hh, projection[0] if projection else None
 
 
-class Run:
+class LayerRun:
     """Runs a layer in one direction.
 
     As in torch, the products of all inputs are one. `sizes` are those of the batches at each step,
@@ -122,7 +122,7 @@ class Run:
             state = tuple(s[: rows[-1 if back else 0].shape[0]] for s in initial)
         for row in reversed(rows) if back else rows:
             if self.sizes is not None:
-                state = self._fitted(state, initial, row.shape[0], ended)
+                state = self._fit(state, initial, row.shape[0], ended)
             hidden = self.product(state[0], w_hh, b_hh)
             state = self.step(row, hidden, *state)
             if projection is not None:
@@ -134,7 +134,7 @@ class Run:
         ys = ys[::-1] if back else ys
         return (torch.stack(ys) if self.sizes is None else torch.cat(ys)), state
 
-    def _fitted(self, state: Any, initial: Any, size: int, ended: list[Any]) -> tuple[Any, ...]:
+    def _fit(self, state: Any, initial: Any, size: int, ended: list[Any]) -> tuple[Any, ...]:
         """The state of the sequences that go on, or that begin."""
         before = state[0].shape[0]
         if size < before:

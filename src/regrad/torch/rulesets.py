@@ -12,28 +12,30 @@ import torch
 import torch.overrides
 from torch import is_grad_enabled
 
+from regrad.callers import find_caller
 from regrad.errors import ArgumentError, RuleError, UnknownOpError, near
 from regrad.foreign import ForeignRule
 from regrad.registry import Input, Op, find_op
+from regrad.reports import Binding, Hit
 from regrad.torch import compiled_code, functions
-from regrad.torch.apart import apart, put
+from regrad.torch.apart import put, take_apart
 from regrad.torch.arguments import fill, refuse_layout, refuse_unknown
 from regrad.torch.bridge import allow_in_graph
-from regrad.torch.calls import Call
+from regrad.torch.calls import RuleCall
 from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.modes import Mode, Ways
-from regrad.torch.nodes import Watch, gradients, tensors
+from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
 from regrad.torch.open_scopes import SCOPES, scope_of
 from regrad.torch.opened import CHECKS, bodies
 from regrad.torch.optypes import (
     PLACES,
     Family,
     Spelling,
-    alone,
     custom_op,
     families,
     find_family,
+    make_family,
     spellings,
     spellings_of,
 )
@@ -68,7 +70,7 @@ class Coverage:
         self.fused = dict(found)
         self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
 
-    def around(self) -> Iterator[Coverage]:
+    def chain(self) -> Iterator[Coverage]:
         """Yield this one, and those of the scopes around."""
         coverage: Coverage | None = self
         while coverage is not None:
@@ -77,7 +79,7 @@ class Coverage:
 
     def _concerned(self, function: Any, rows: Sequence[Fused]) -> list[Fused]:
         """Return the rows by which a callable is taken apart: none if it has a rule of its own."""
-        every = [each for each in self.around() if function not in each.keep]
+        every = [each for each in self.chain() if function not in each.keep]
         types = {op_type for each in every for op_type in each.types}
         own = {_type_of(function)} & types
         if any(function in each.alone for each in every):
@@ -86,7 +88,7 @@ class Coverage:
 
     def _is_left(self, function: Any) -> bool:
         """Return whether a callable is not opened: somebody has a rule for it, or keeps it."""
-        return any(function in each.spelled or function in each.keep for each in self.around())
+        return any(function in each.spelled or function in each.keep for each in self.chain())
 
 
 @lru_cache(maxsize=64)
@@ -123,15 +125,15 @@ class RuleSet:
     def call(self, function: Any) -> Callable[..., Any] | None:
         """Return what runs in place of a callable that has a rule here."""
         if function not in self.calls and function in self.coverage.spelled:
-            self.calls[function] = _overridden(self, function, self.coverage.spelled[function])
+            self.calls[function] = _override(self, function, self.coverage.spelled[function])
         return self.calls.get(function)
 
-    def taken_apart(self, function: Any) -> Sequence[tuple[Any, Any]]:
+    def parts_for(self, function: Any) -> Sequence[tuple[Any, Any]]:
         """Return what runs in place of a callable with several ops inside, and when it does."""
         if function not in self.parts:
             rows = self.coverage.fused.get(function, ())
             lent = [row for row in rows if not row.lent or self._lends(*row.contains)]
-            self.parts[function] = [(row.when, apart(self, function, row)) for row in lent]
+            self.parts[function] = [(row.when, take_apart(self, function, row)) for row in lent]
         return self.parts[function]
 
     def prepare(self) -> None:
@@ -142,17 +144,17 @@ class RuleSet:
         if "calls" in vars(self.mode):
             return
         asked = (f for f in self.coverage.fused if not compiled_code.is_operator(f))
-        parts = {f: self.taken_apart(f) for f in asked}
+        parts = {f: self.parts_for(f) for f in asked}
         calls = {f: run for f in self.coverage.spelled if (run := self.call(f))}
         for run in (*calls.values(), *[run for rows in parts.values() for _, run in rows]):
             allow_in_graph(run)
         traced = {f: b for f, b in self.coverage.bodies.items() if compiled_code.is_traceable(f)}
-        divides = any("RealDiv" in each.rules for each in self.around())
+        divides = any("RealDiv" in each.rules for each in self.chain())
         found = {"parts": parts, "calls": calls, "traced": traced, "divides": divides}
         for name, value in found.items():
             setattr(self.mode, name, value)
 
-    def around(self) -> Iterator[RuleSet]:
+    def chain(self) -> Iterator[RuleSet]:
         """Yield these rules, and those of the scopes around."""
         ruleset: RuleSet | None = self
         while ruleset is not None:
@@ -161,28 +163,28 @@ class RuleSet:
 
     def _lends(self, op_type: str) -> bool:
         """Return whether the innermost rule for an op type is one of regrad's own."""
-        rules = (each.rules[op_type] for each in self.around() if op_type in each.rules)
+        rules = (each.rules[op_type] for each in self.chain() if op_type in each.rules)
         return next(rules).takes_all
 
     def op(self, function: Any) -> Callable[..., Any]:
         """Return the callable under the innermost rule for it, or as it is."""
-        calls = (each.call(function) for each in self.around())
+        calls = (each.call(function) for each in self.chain())
         call = next(filter(None, calls), function)
-        rows = self.taken_apart(function)
+        rows = self.parts_for(function)
         if not rows:
             return call
         return lambda *args, **options: next(
             (run for when, run in rows if when is None or when(*args, **options)), call
         )(*args, **options)
 
-    def met(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
+    def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
         """Count ops of these types, which ran inside a callable that needs no gradient."""
         for op_type in types:
-            each = next((s for s in self.around() if op_type in s.rules), None)
+            each = next((s for s in self.chain() if op_type in s.rules), None)
             scope = None if each is None else scope_of(each)
             if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
                 shape = () if xs[0].is_nested else tuple(xs[0].shape)
-                scope._bindings[op_type].hit(op_type, shape)
+                bind_call(scope._bindings[op_type], shape)
 
 
 def _type_of(function: Any) -> str | None:
@@ -208,7 +210,7 @@ class RuleByCount(ForeignRule):
                 errors.append(error)
         raise errors[0]
 
-    def taking(self, count: int) -> ForeignRule:
+    def for_count(self, count: int) -> ForeignRule:
         if count not in self.by_count:
             try:
                 rule = ForeignRule(self.value, _op_of(self.op.type, count))
@@ -258,7 +260,7 @@ def family_of(key: Any) -> Family:
             )
         return family
     if functions.is_function(key) or custom_op(key):
-        return alone(custom_op(key) or key)
+        return make_family(custom_op(key) or key)
     if isinstance(key, type) or not callable(key):
         raise ArgumentError(
             f"a key is an op type such as 'Relu', a torch callable such as torch.relu, or a "
@@ -273,7 +275,7 @@ def family_of(key: Any) -> Family:
             "it would be passed over. Give a function of torch, torch.Tensor or "
             "torch.nn.functional; change your own function with regrad.torch.custom_grad."
         )
-    return alone(key)
+    return make_family(key)
 
 
 def is_seen(function: Any) -> bool:
@@ -290,7 +292,19 @@ def is_seen(function: Any) -> bool:
 # -- calls under a rule ----------------------------------------------------------------------------
 
 
-def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
+def bind_call(binding: Binding, shape: Any) -> Hit:
+    """Count a call whose first tensor has this shape, where its caller stands."""
+    place = compiled_code.PLACE.get()
+    where = find_caller(LIBRARIES) if place is None else place.where
+    hit = binding.by_line.get(where) or binding.hit_at(where)  # (a call less)
+    if place is None:
+        hit.add(shape)
+    else:  # which counts it, when it is known that the program will be run
+        place.meets(hit, shape)
+    return hit
+
+
+def _override(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable[..., Any]:
     """What runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type
 
@@ -307,16 +321,16 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
             xs = [v for v in filled.values if isinstance(v, torch.Tensor)]
             shape = tuple(xs[0].shape) if xs else ()
             if scope is not None:
-                hit = scope._bindings[key].hit(key, shape)
+                hit = bind_call(scope._bindings[key], shape)
             else:  # what torch.compile made in a scope runs its backward pass after it
                 place = compiled_code.PLACE.get()
                 hit = None if place is None else place.hits.get(key)
-            rule = ruleset.rules[key].taking(len(filled.values))
+            rule = ruleset.rules[key].for_count(len(filled.values))
             if rule.takes_all:
                 refuse_unknown(family, args, options)
             layout = None if rule.op.flat else filled.layout
-            forward = filled.calling(spelling.function)
-            call = Call(rule, filled.values, layout, filled.attrs, forward, hit)
+            forward = filled.bind(spelling.function)
+            call = RuleCall(rule, filled.values, layout, filled.attrs, forward, hit)
             if not changes:
                 return as_given(call(*xs), xs)
             target = xs[0]
@@ -328,7 +342,7 @@ def _overridden(ruleset: RuleSet, function: Any, spelling: Spelling) -> Callable
     return overridden
 
 
-def called_here(function: Any, args: Sequence[Any]) -> Call | None:
+def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
     """A call of an `autograd.Function` under the rule that is in force for it here."""
     for scope in reversed(SCOPES.get()):
         ruleset = scope._ruleset
@@ -336,10 +350,10 @@ def called_here(function: Any, args: Sequence[Any]) -> Call | None:
         if ruleset is None or key is None:
             continue
         xs = [x for x in args if isinstance(x, torch.Tensor)]
-        rule = ruleset.rules[key].taking(len(xs))
+        rule = ruleset.rules[key].for_count(len(xs))
         layout = None if rule.op.flat else (tuple(range(len(xs))),)
-        hit = scope._bindings[key].hit(key, tuple(xs[0].shape))
-        return Call(rule, xs, layout, {}, function.apply, hit)
+        hit = bind_call(scope._bindings[key], tuple(xs[0].shape))
+        return RuleCall(rule, xs, layout, {}, function.apply, hit)
     return None
 
 

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from regrad.blocks import block
 from regrad.closures import MISSING, Closure
-from regrad.torch.bridge import apply, differentiable
+from regrad.torch.bridge import apply, is_differentiable
 
 CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type)  # what code is made of
 _NUMBERS = itertools.count()
@@ -64,12 +64,12 @@ class Pulls:
         found = self.pull(given[: self.kept], given[self.kept :], self.shapes(sizes))
         taken = {x.untyped_storage().data_ptr() for x in given}
         return [
-            zeros if dx is None else _own(dx, taken)
+            zeros if dx is None else _in_own_memory(dx, taken)
             for dx, zeros in zip(found, self.zeros(given, sizes), strict=True)
         ]
 
 
-def _own(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
+def _in_own_memory(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
     """A gradient in memory of its own, as an op must give it."""
     if dx.untyped_storage().data_ptr() in taken:
         dx = dx.clone()
@@ -77,7 +77,7 @@ def _own(dx: torch.Tensor, taken: set[int]) -> torch.Tensor:
     return dx.contiguous()
 
 
-class Again:
+class PullsBackward:
     """The gradient of what is called at a place in a compiled program, called there in its turn."""
 
     def __init__(self, first: Any, count: int) -> None:
@@ -88,8 +88,8 @@ class Again:
         return [torch.zeros_like(x) for x in given[: self.count]]
 
     def __call__(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
-        with recording():
-            xs = [x.detach().requires_grad_(differentiable(x)) for x in given[: self.count]]
+        with enable_recording():
+            xs = [x.detach().requires_grad_(is_differentiable(x)) for x in given[: self.count]]
             pairs = zip(self.first(xs, sizes), given[self.count :], strict=True)
             reached = [(y, dy) for y, dy in pairs if y.requires_grad]
             wanted = [n for n, x in enumerate(xs) if x.requires_grad]
@@ -102,7 +102,7 @@ class Again:
 
 
 @block
-def recording() -> Generator[None]:
+def enable_recording() -> Generator[None]:
     """A block of an op in which autograd records, although it is at work around the op."""
     below = torch._C._after_autograd_keyset  # pyright: ignore[reportAttributeAccessIssue]
     include = torch._C._dispatch_tls_local_include_set()
@@ -111,7 +111,9 @@ def recording() -> Generator[None]:
         yield
 
 
-def pulled(pulls: Any, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Sequence[Any]:
+def pull_at_run_time(
+    pulls: Any, given: Sequence[torch.Tensor], sizes: Sequence[Any]
+) -> Sequence[Any]:
     """What is called with these tensors, by an op that a compiled program keeps as it is."""
     number = next(_NUMBERS)
     _PULLS[number] = pulls
@@ -133,8 +135,8 @@ class AtRunTime(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
         given = ctx.saved_tensors
-        again = Again(_PULLS[ctx.number], len(given))
-        return None, None, *pulled(again, [*given, *dys], ctx.sizes)
+        again = PullsBackward(_PULLS[ctx.number], len(given))
+        return None, None, *pull_at_run_time(again, [*given, *dys], ctx.sizes)
 
 
 @cache

@@ -11,14 +11,18 @@ import regrad as rg
 from regrad import numbers
 from regrad.dims import Dim, is_known, size_of
 from regrad.errors import GraphError, ShapeError
-from regrad.graph import shape_tensor
 from regrad.inference import shape_of as shape_form
+from regrad.opsheet import TensorLike
 from regrad.shapeforms.sizes import broadcast
 from regrad.shapes import part_sizes
+from regrad.size_ops import shape_tensor
+from regrad.tensors import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.forms import (
+    ANY,
     as_sizes,
     axes_of,
+    define,
     dtype_of,
     is_eager,
     one_op,
@@ -34,22 +38,22 @@ from regrad.v1.reductions import reduce_prod
 from regrad.v1.static_shapes import TensorShape
 from regrad.v1.tensors import IndexedSlices, constant, is_tensor
 
+__all__ = [
+    "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",
+    "convert_to_tensor_or_indexed_slices", "expand_dims", "guarantee_const", "identity",
+    "identity_n", "meshgrid", "pad", "rank", "reshape", "reverse", "reverse_v2", "roll", "shape",
+    "size", "space_to_batch", "space_to_batch_nd", "split", "squeeze", "stack", "stop_gradient",
+    "tile", "transpose", "unstack",
+]  # fmt: skip
+
 # -- identity --------------------------------------------------------------------------------------
 
 
-def identity(input: Any, name: str | None = None) -> Any:
-    """The input, as an op that a rule can be put on."""
-    return one_op("Identity", name or "Identity", rg.identity, input)
-
-
-def guarantee_const(input: Any, name: str | None = None) -> Any:
-    """As `identity`."""
-    return identity(input, name or "GuaranteeConst")
-
-
-def stop_gradient(input: Any, name: str | None = None) -> Any:
-    """The input, as a constant: no gradient flows back through it."""
-    return one_op("StopGradient", name or "StopGradient", rg.stop_gradient, input)
+identity = define("tf.identity(input)", "Identity", rg.identity)
+guarantee_const = define(
+    "tf.guarantee_const(input)", "Identity", rg.identity, scope="GuaranteeConst"
+)
+stop_gradient = define("tf.stop_gradient(input)", "StopGradient", rg.stop_gradient)
 
 
 @rg.op("IdentityN")
@@ -62,7 +66,7 @@ rg.gradient("IdentityN", "xs")(lambda dy: list(dy))
 
 
 @shape_form("IdentityN")
-def _as_they_are(arguments: Any, attrs: Any) -> Any:
+def _same_shapes(arguments: Any, attrs: Any) -> Any:
     return list(arguments[0])
 
 
@@ -77,7 +81,7 @@ def _all_identities(*xs: Any) -> Any:
 
 
 def convert_to_tensor_or_indexed_slices(
-    value: Any, dtype: Any = None, name: str | None = None
+    value: TensorLike, dtype: Any = None, name: str | None = None
 ) -> Any:
     """A value as a tensor; IndexedSlices come back as they are."""
     return value if isinstance(value, IndexedSlices) else as_tensor(value, dtype, name)
@@ -86,7 +90,7 @@ def convert_to_tensor_or_indexed_slices(
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def shape(input: Any, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+def shape(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
     """The shape as a vector of integers: a constant where it is known when the graph is built.
 
     >>> import regrad.v1 as tf
@@ -98,32 +102,32 @@ def shape(input: Any, name: str | None = None, out_type: Any = dtypes.int32) -> 
     """
     x, due, name = as_tensor(input), dtypes.to_numpy(out_type), name or "Shape"
     if is_known(known := shape_of(x)):
-        return _fixed(np.asarray(known, due), name, x)
+        return _constant(np.asarray(known, due), name, x)
     if due == np.int32:
         return one_op("Shape", name, shape_tensor, x)
     with scope(name) as whole:
         return cast(one_op("Shape", "Shape", shape_tensor, x), due, name=whole)
 
 
-def _fixed(value: np.ndarray, name: str, like: Any) -> Any:
+def _constant(value: np.ndarray, name: str, like: Any) -> Any:
     """A value as a constant of the graph, or at once if `like` is of eager mode."""
     return rg.asarray(value) if is_eager(like) else constant(value, name=name)
 
 
-def rank(input: Any, name: str | None = None) -> Any:
+def rank(input: TensorLike, name: str | None = None) -> Any:
     """The number of axes."""
     x, name = as_tensor(input), name or "Rank"
     if (known := rank_of(x)) is not None:
-        return _fixed(np.asarray(known, np.int32), name, x)
+        return _constant(np.asarray(known, np.int32), name, x)
     with scope(name) as whole:
         return reshape(shape(shape(x)), [], name=whole)
 
 
-def size(input: Any, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+def size(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
     """The number of elements."""
     x, name = as_tensor(input), name or "Size"
     if is_known(known := shape_of(x)):
-        return _fixed(np.asarray(np.prod(known, dtype=int), dtypes.to_numpy(out_type)), name, x)
+        return _constant(np.asarray(np.prod(known, dtype=int), dtypes.to_numpy(out_type)), name, x)
     with scope(name) as whole:
         return reduce_prod(shape(x, out_type=out_type), name=whole)
 
@@ -145,12 +149,12 @@ def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
 # -- reshaping -------------------------------------------------------------------------------------
 
 
-def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
-    """The tensor with another shape of the same size; one size may be -1."""
-    return one_op("Reshape", name or "Reshape", rg.reshape, tensor, shape=as_sizes(shape))
+reshape = define("tf.reshape(tensor, shape)", "Reshape", rg.reshape)
 
 
-def expand_dims(input: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
+def expand_dims(
+    input: TensorLike, axis: Any = None, name: str | None = None, dim: Any = None
+) -> Any:
     """The input with a new axis of size 1. `dim` is the old name of `axis`."""
     axis = axes_of(renamed("axis", axis, "dim", dim))
     if axis is None:
@@ -158,63 +162,46 @@ def expand_dims(input: Any, axis: Any = None, name: str | None = None, dim: Any 
     return one_op("ExpandDims", name or "ExpandDims", rg.expand_dims, input, axis=axis)
 
 
-def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None) -> Any:
-    """The input without its axes of size 1, or without those given.
-
-    `squeeze_dims` is the old name of `axis`.
-    """
-    axis = axes_of(renamed("axis", axis, "squeeze_dims", squeeze_dims))
-    axis = None if axis == () else axis
-    return one_op("Squeeze", name or "Squeeze", rg.squeeze, input, axis=axis)
+squeeze = define(
+    "tf.squeeze(input, axis=None, name=None, squeeze_dims=None)", "Squeeze", rg.squeeze, ANY,
+    "The input without its axes of size 1, or without those given.",
+    axis=lambda axis: None if (axes := axes_of(axis)) == () else axes,
+)  # fmt: skip
 
 
-def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: bool = False) -> Any:
-    """The tensor with its axes in another order (reversed by default).
-
-    `conjugate` takes the complex conjugate as well.
-    """
-    name = name or "transpose"
-    return one_op("Transpose", name, _permuted, a, axes=axes_of(perm, "perm"), conjugate=conjugate)
+def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor:
+    return rg.permute_dims(rg.conj(x) if conjugate else x, perm)
 
 
-def _permuted(x: Any, axes: Any, conjugate: bool) -> Any:
-    return rg.permute_dims(rg.conj(x) if conjugate else x, axes)
+transpose = define(
+    "tf.transpose(a, perm=None, name=None, conjugate=False)", "Transpose", _transpose, ANY,
+    "The tensor with its axes in another order (reversed by default), and conjugated if asked.",
+    scope="transpose", perm=lambda perm: axes_of(perm, "perm"),
+)  # fmt: skip
 
 
-def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
-    """The input repeated along axes of size 1, and new leading ones, to the given shape."""
-    shape, name = as_sizes(shape), name or "BroadcastTo"
-    return one_op("BroadcastTo", name, rg.broadcast_to, input, shape=shape)
+broadcast_to = define("tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to)
 
 
-def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
+def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
     """The input laid side by side, `multiples[i]` times along axis i."""
     x, counts = as_tensor(input), as_sizes(multiples)
     if rank_of(x) not in (None, len(counts)):
         raise ShapeError(f"tile: one multiple per axis is due for {x}, got {counts}")
-    return one_op("Tile", name or "Tile", _tiled, x, counts=counts)
+    return one_op("Tile", name or "Tile", lambda x: rg.tile(x, counts), x)
 
 
-def _tiled(x: Any, counts: Any) -> Any:
-    return rg.tile(x, counts)
+reverse = reverse_v2 = define(
+    "tf.reverse(tensor, axis)", "ReverseV2", rg.flip, ANY,
+    "The tensor with the order of its elements reversed along the axes of a list.",
+)  # fmt: skip
 
 
-def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """The tensor with the order of its elements reversed along the axes of a list."""
-    return one_op("ReverseV2", name or "ReverseV2", rg.flip, tensor, axis=axes_of(axis))
-
-
-reverse_v2 = reverse
-
-
-def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
-    """The input rolled along axes; what leaves at one end enters at the other."""
-    attrs = {"shift": as_sizes(shift), "axis": axes_of(axis)}
-    return one_op("Roll", name or "Roll", rg.roll, input, **attrs)
+roll = define("tf.roll(input, shift, axis)", "Roll", rg.roll, shift=as_sizes)
 
 
 def pad(
-    tensor: Any, paddings: Any, mode: str = "CONSTANT", name: str | None = None,
+    tensor: TensorLike, paddings: Any, mode: str = "CONSTANT", name: str | None = None,
     constant_values: Any = 0,
 ) -> Any:  # fmt: skip
     """The tensor with `(before, after)` elements more along each axis.
@@ -228,10 +215,10 @@ def pad(
     x, op_type = as_tensor(tensor), "PadV2" if mode.upper() == "CONSTANT" else "MirrorPad"
     value = numbers.under(constant_values, dtype_of(x)).item()
     attrs = {"paddings": as_sizes(paddings), "mode": mode.lower(), "constant_value": value}
-    return one_op(op_type, name or op_type.removesuffix("V2"), _padded, x, **attrs)
+    return one_op(op_type, name or op_type.removesuffix("V2"), _pad, x, **attrs)
 
 
-def _padded(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
+def _pad(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
     if is_known(shape_of(x)):
         return rg.pad(x, paddings, mode, constant_value)
     if mode == "constant":
@@ -249,39 +236,31 @@ def concat(values: Any, axis: Any, name: str = "concat") -> Any:
     values = values if isinstance(values, list | tuple) else [values]
     if len(values) == 1:
         return identity(values[0], name=name)
-    return one_op("ConcatV2", name, _joined, *values, axis=axes_of(axis))
+    return one_op("ConcatV2", name, _concat, *values, axis=axes_of(axis))
 
 
-def _joined(*xs: Any, axis: int) -> Any:
-    join = rg.find_op("ConcatV2").function if axis >= 0 and _unranked(*xs) else rg.concat
+def _concat(*xs: Any, axis: int) -> Any:
+    join = rg.find_op("ConcatV2").function if axis >= 0 and _has_unknown_rank(*xs) else rg.concat
     return join(xs, axis=axis)
 
 
-def _unranked(*xs: Any) -> bool:
+def _has_unknown_rank(*xs: Any) -> bool:
     """Whether the rank of one is unknown: then regrad's function would ask for it in vain."""
     return any(is_tensor(x) and rank_of(x) is None for x in xs)
 
 
 def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
     """Tensors of one shape and dtype joined along a new axis."""
-    return one_op("Pack", name, _stacked, *values, axis=axes_of(axis))
+    return one_op("Pack", name, _stack, *values, axis=axes_of(axis))
 
 
-def _stacked(*xs: Any, axis: int) -> Any:
-    join = rg.find_op("Pack").function if _unranked(*xs) else rg.stack
+def _stack(*xs: Any, axis: int) -> Any:
+    join = rg.find_op("Pack").function if _has_unknown_rank(*xs) else rg.stack
     return join(xs, axis=axis)
 
 
-def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
-    """The slices along an axis, which they lose. `num` is needed where its size is unknown.
-
-    Raises ValueError if the size is unknown, or is not `num`.
-    """
-    return list(one_op("Unpack", name, _unstacked, value, num=num, axis=axes_of(axis)))
-
-
-def _unstacked(x: Any, num: int | None, axis: int) -> Any:
-    if num is not None and axis >= 0 and _unranked(x):
+def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
+    if num is not None and axis >= 0 and _has_unknown_rank(x):
         return [rg.squeeze(part, axis) for part in _split(x, (1,) * num, axis)]
     n = x.shape[axis]
     if num is not None and isinstance(n, Dim):
@@ -290,25 +269,28 @@ def _unstacked(x: Any, num: int | None, axis: int) -> Any:
         x = rg.reshape(x, tuple(sizes))
     if num not in (None, n):
         raise ShapeError(f"unstack: num is {num}, but axis {axis} of {x.shape} has the size {n}")
-    return rg.unstack(x, axis=axis)
+    return list(rg.unstack(x, axis=axis))
 
 
-def split(
-    value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = None, name: str = "split"
-) -> list[Any]:
-    """The tensor cut along an axis into so many equal parts, or into parts of the given sizes.
-
-    One of the sizes may be -1.
-    """
-    attrs = {"parts": as_sizes(num_or_size_splits), "axis": axes_of(axis)}
-    return list(one_op("Split", name, _split, value, **attrs))
+unstack = define(
+    "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY,
+    "The slices along an axis, which they lose. `num` is needed where its size is unknown.\n\n"
+    "    Raises ValueError if the size is unknown, or is not `num`.",
+)  # fmt: skip
 
 
-def _split(x: Any, parts: Any, axis: int) -> Any:
-    if not _unranked(x) or axis < 0:
-        return rg.split(x, parts, axis=axis)
-    sizes = part_sizes(parts, size_of(x._data, axis))  # pyright: ignore[reportArgumentType]
-    return rg.find_op("Split").function(x, sizes=sizes, axis=axis)
+def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
+    if not _has_unknown_rank(x) or axis < 0:
+        return list(rg.split(x, num_or_size_splits, axis=axis))
+    sizes = part_sizes(num_or_size_splits, size_of(x._data, axis))  # pyright: ignore[reportArgumentType]
+    return list(rg.find_op("Split").function(x, sizes=sizes, axis=axis))
+
+
+split = define(
+    "tf.split(value, num_or_size_splits, axis=0, num=None, name='split')", "Split", _split, ANY,
+    "The tensor cut along an axis into so many equal parts, or into parts of the given sizes.\n\n"
+    "    One of the sizes may be -1.", num_or_size_splits=as_sizes, num=None,
+)  # fmt: skip
 
 
 def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
@@ -318,26 +300,23 @@ def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[A
 
 # -- blocks ----------------------------------------------------------------------------------------
 
-
-def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> Any:
-    """Blocks of the spatial axes moved into the batch."""
-    attrs = {"block_shape": as_sizes(block_shape), "paddings": as_sizes(paddings)}
-    name = name or "SpaceToBatchND"
-    return one_op("SpaceToBatchND", name, rg.nn.space_to_batch, input, **attrs)
-
-
-def batch_to_space_nd(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> Any:
-    """The batch moved into blocks of the spatial axes, and cropped."""
-    attrs = {"block_shape": as_sizes(block_shape), "crops": as_sizes(crops)}
-    name = name or "BatchToSpaceND"
-    return one_op("BatchToSpaceND", name, rg.nn.batch_to_space, input, **attrs)
+space_to_batch_nd = define(
+    "tf.space_to_batch_nd(input, block_shape, paddings)", "SpaceToBatchND", rg.nn.space_to_batch
+)
+batch_to_space_nd = define(
+    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space
+)
 
 
-def space_to_batch(input: Any, paddings: Any, block_size: int, name: str | None = None) -> Any:
+def space_to_batch(
+    input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
+) -> Any:
     """As `space_to_batch_nd`, for images and square blocks."""
     return space_to_batch_nd(input, [block_size] * 2, paddings, name or "SpaceToBatch")
 
 
-def batch_to_space(input: Any, crops: Any, block_size: int, name: str | None = None) -> Any:
+def batch_to_space(
+    input: TensorLike, crops: TensorLike, block_size: int, name: str | None = None
+) -> Any:
     """As `batch_to_space_nd`, for images and square blocks."""
     return batch_to_space_nd(input, [block_size] * 2, crops, name or "BatchToSpace")

@@ -1,11 +1,11 @@
 """`tf.bitwise`: integers, bit by bit."""
 
 import regrad as rg
-from regrad.v1.forms import INTEGERS, binary, unary
+from regrad.v1.forms import INTEGERS, define
 
-bitwise_and = binary("BitwiseAnd", "bitwise_and", rg.bitwise_and, INTEGERS)
-bitwise_or = binary("BitwiseOr", "bitwise_or", rg.bitwise_or, INTEGERS)
-bitwise_xor = binary("BitwiseXor", "bitwise_xor", rg.bitwise_xor, INTEGERS)
-invert = unary("Invert", "invert", rg.bitwise_invert, INTEGERS)
-left_shift = binary("LeftShift", "left_shift", rg.bitwise_left_shift, INTEGERS)
-right_shift = binary("RightShift", "right_shift", rg.bitwise_right_shift, INTEGERS)
+bitwise_and = define("tf.bitwise.bitwise_and(x, y)", "BitwiseAnd", rg.bitwise_and, INTEGERS)
+bitwise_or = define("tf.bitwise.bitwise_or(x, y)", "BitwiseOr", rg.bitwise_or, INTEGERS)
+bitwise_xor = define("tf.bitwise.bitwise_xor(x, y)", "BitwiseXor", rg.bitwise_xor, INTEGERS)
+invert = define("tf.bitwise.invert(x)", "Invert", rg.bitwise_invert, INTEGERS)
+left_shift = define("tf.bitwise.left_shift(x, y)", "LeftShift", rg.bitwise_left_shift, INTEGERS)
+right_shift = define("tf.bitwise.right_shift(x, y)", "RightShift", rg.bitwise_right_shift, INTEGERS)

@@ -6,23 +6,18 @@ from typing import Any
 
 import regrad as rg
 from regrad.errors import ArgumentError
+from regrad.opsheet import TensorLike
 from regrad.v1.arrays import size
 from regrad.v1.forms import axes_of, one_op, scope, tensor
-from regrad.v1.math import (
-    add,
-    add_n,
-    cast,
-    divide,
-    maximum,
-    multiply,
-    sqrt,
-    square,
-    subtract,
-)
+from regrad.v1.math import add, add_n, cast, divide, maximum, multiply, sqrt, square, subtract
 from regrad.v1.reductions import reduce_sum
 
+__all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "global_norm"]
 
-def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
+
+def clip_by_norm(
+    t: TensorLike, clip_norm: TensorLike, axes: Any = None, name: str | None = None
+) -> Any:
     """t, scaled down where its length (over `axes`, by default all) is more than `clip_norm`.
 
     >>> import regrad.v1 as tf
@@ -40,7 +35,7 @@ def _length(x: Any, axis: Any) -> Any:
     return rg.linalg.vector_norm(x, axis=axis, keepdims=True)
 
 
-def clip_by_average_norm(t: Any, clip_norm: Any, name: str | None = None) -> Any:
+def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None = None) -> Any:
     """As `clip_by_norm`, for the length divided by the number of elements."""
     with scope(name or "clip_by_average_norm", t) as whole:
         t = tensor(t, name="t")
@@ -51,13 +46,13 @@ def clip_by_average_norm(t: Any, clip_norm: Any, name: str | None = None) -> Any
 
 def global_norm(t_list: Any, name: str | None = None) -> Any:
     """The length of all tensors together; Nones among them count nothing."""
-    known = [t for t in _listed(t_list) if t is not None]
+    known = [t for t in _check_list(t_list) if t is not None]
     with scope(name or "global_norm", *known) as whole:
         return sqrt(add_n([reduce_sum(square(t)) for t in known]), name=whole)
 
 
 def clip_by_global_norm(
-    t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None
+    t_list: Any, clip_norm: TensorLike, use_norm: TensorLike = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
     """The tensors, scaled down together if their `global_norm` is more than `clip_norm`.
 
@@ -66,7 +61,7 @@ def clip_by_global_norm(
 
     Source: `tf.clip_by_global_norm`.
     """
-    known = [t for t in _listed(t_list) if t is not None]
+    known = [t for t in _check_list(t_list) if t is not None]
     with scope(name or "clip_by_global_norm", *known):
         length = global_norm(known) if use_norm is None else tensor(use_norm)
         factor = divide(clip_norm, maximum(length, clip_norm))
@@ -74,7 +69,7 @@ def clip_by_global_norm(
         return [None if t is None else multiply(t, factor) for t in t_list], length
 
 
-def _listed(tensors: Any) -> Any:
+def _check_list(tensors: Any) -> Any:
     if not isinstance(tensors, list | tuple):
         raise ArgumentError(f"t_list should be a sequence, got {tensors!r:.60}")
     return tensors

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from regrad.compiled import find_jax
+from regrad.donation import compile_donating, may_donate, set_apart
 from regrad.executor import Plan, Run
 from regrad.graph import CONST, Symbol
-from regrad.interrupts import at_once
 from regrad.namespaces import JAX
-from regrad.placement import searches_nan
 from regrad.v1 import traced_control  # noqa: F401 (registers how branches and loops are traced)
-from regrad.v1.tracing import Trace, check, everything, refused, settled, settled_all, touched
+from regrad.v1.tracing import TraceRun, all_nodes, check, find_touched, refusal, settle, settle_all
 
 LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
 DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
@@ -39,9 +38,9 @@ class CompiledPlan(Plan):
         self.jax = find_jax()
         self.fetches = list(fetches)
         self.owned = [True] * len(fetches)
-        self.touched = touched(self.nodes)
+        self.touched = find_touched(self.nodes)
         self.asserts = [node for node in self.nodes if node.op.type == "Assert"]
-        self.prints = any(node.op.type == "Print" for node in everything(self.nodes))
+        self.prints = any(node.op.type == "Print" for node in all_nodes(self.nodes))
         donated = self.touched.written - self.touched.resized
         self.donated = [] if self.asserts else sorted(donated)  # a failed run leaves them alone
         self.kept = sorted((self.touched.read | self.touched.written) - set(self.donated))
@@ -56,12 +55,11 @@ class CompiledPlan(Plan):
     def _begin(self) -> None:
         """Compile anew, and let go of what was compiled. (JAX keeps it as long as the function.)"""
         self.traces = 0
-        self.program = self.jax.jit(lambda *given: self._trace(*given), donate_argnums=1)
-        self.careful = self.jax.jit(lambda *given: self._trace(*given))
+        self.program = compile_donating(self.jax, self._results)
 
     def _symbols(self) -> list[Symbol]:
         """The values of the plan that are not just constants."""
-        inner = [s for n in everything(self.nodes) if n.op is not CONST for s in n.symbols]
+        inner = [s for n in all_nodes(self.nodes) if n.op is not CONST for s in n.symbols]
         return [*self.feeds, *self.fetches, *inner]
 
     def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
@@ -70,11 +68,10 @@ class CompiledPlan(Plan):
             self._begin()
         # 64-bit integers are exact whatever JAX's mode is; floats are asked about above
         with self.jax.enable_x64(True) if self.long else nullcontext():
-            program = self.careful if searches_nan(self.jax) else self.program
-            found, written, keys, checks = program(
-                list(values), self._given(run, self.donated), self._given(run, self.kept),
-                {stream: self._key(run, stream) for stream in self.touched.streams},
-            )  # fmt: skip
+            state = self._given(run, self.kept), self._given(run, self.donated)
+            kept, donated = state if may_donate(self.jax) else (state[0] | state[1], {})
+            keys = {stream: self._key(run, stream) for stream in self.touched.streams}
+            found, written, keys, checks = self.program((list(values), kept, keys), donated)
             self.jax.block_until_ready(written)  # when a run returns it is over
         if self.prints:
             self.jax.effects_barrier()
@@ -88,7 +85,7 @@ class CompiledPlan(Plan):
     def _admit(self) -> None:
         """Refuse dtypes that JAX cannot hold."""
         if self.text is not None:
-            raise refused(self.text.node, "it holds text, which compiled programs have not.")
+            raise refusal(self.text.node, "it holds text, which compiled programs have not.")
         if self.double is not None and not self.jax.config.jax_enable_x64:
             try:
                 JAX.native_dtype(self.double.dtype)
@@ -114,27 +111,23 @@ class CompiledPlan(Plan):
             key = self.jax.random.wrap_key_data(JAX.xp.asarray(words), impl="threefry2x32")
         return key
 
-    def _trace(
-        self, values: list[Any], donated: dict[str, Any], kept: dict[str, Any], keys: dict[int, Any]
+    def _results(
+        self, given: tuple[list[Any], dict[str, Any], dict[int, Any]], donated: dict[str, Any]
     ) -> tuple[Any, ...]:
         self.traces += 1
-        with at_once():
-            return self._results(values, donated, kept, keys)
-
-    def _results(
-        self, values: list[Any], donated: dict[str, Any], kept: dict[str, Any], keys: dict[int, Any]
-    ) -> tuple[Any, ...]:
+        values, kept, keys = given
         pairs = {stream: self.jax.random.split(key) for stream, key in keys.items()}
-        trace = Trace({**kept, **donated}, {stream: pair[1] for stream, pair in pairs.items()})
+        trace = TraceRun({**kept, **donated}, {stream: pair[1] for stream, pair in pairs.items()})
         known = {s.id: value for s, value in zip(self.feeds, values, strict=True)}
         with np.errstate(all="ignore"):  # as in a plain session
             trace.compute(self.nodes, known)
-        found = settled_all([known[s.id] for s in self.fetches], self.fetches)
-        written = {key: settled(value, value.dtype) for key, value in trace.written.items()}
-        given = [*values, *donated.values(), *kept.values()]
+        found = settle_all([known[s.id] for s in self.fetches], self.fetches)
+        written = {key: settle(value, value.dtype) for key, value in trace.written.items()}
+        others = [*values, *donated.values(), *kept.values()]
+        written = dict(zip(written, set_apart([*written.values()], others), strict=True))
         checks = [[self._checked(s, known[s.id]) for s in node.sources()] for node in self.asserts]
         followed = {stream: pair[0] for stream, pair in pairs.items()}
-        return found, self._apart(written, given), followed, checks
+        return found, written, followed, checks
 
     def _checked(self, symbol: Symbol, value: Any) -> Any:
         """What an Assert looks at after the run; text stays outside of the program."""
@@ -142,12 +135,3 @@ class CompiledPlan(Plan):
             return value
         self.labels[symbol.id] = value
         return None
-
-    def _apart(self, written: dict[str, Any], given: Sequence[Any]) -> dict[str, Any]:
-        """New values of variables, each in memory of its own: it will be given away."""
-        taken = {id(array) for array in given}
-        for key, value in written.items():
-            if id(value) in taken:
-                written[key] = JAX.xp.copy(value)
-            taken.add(id(value))
-        return written

@@ -11,15 +11,13 @@ import numpy as np
 import regrad as rg
 from regrad import containers, dims
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
-from regrad.graph import NO_RULE, Node, put_down
+from regrad.graph import NO_RULE, Node
 from regrad.inference import Spec
-from regrad.recording import rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import PerInput, Rule
-from regrad.state import current
 from regrad.v1 import dtypes, errors
-from regrad.v1.graphs import control_dependencies, current_graph
-from regrad.v1.regions import Region, cond_node, inside, new_graph, spec_of, while_node
+from regrad.v1.graphs import add_op, control_dependencies, current_graph
+from regrad.v1.regions import GraphRegion, cond_node, inside, new_graph, spec_of, while_node
 from regrad.v1.tensors import (
     Operation,
     Tensor,
@@ -28,6 +26,10 @@ from regrad.v1.tensors import (
     face,
     operation,
 )
+
+__all__ = [
+    "Assert", "Print", "case", "cond", "group", "no_op", "numpy_function", "py_func", "while_loop",
+]  # fmt: skip
 
 
 def _register(op: Op, rule: Rule) -> Op:
@@ -135,7 +137,7 @@ def cond(
     return one(found)
 
 
-def _branch(function: Callable[[], Any], name: str, strict: bool) -> tuple[Region, Any]:
+def _branch(function: Callable[[], Any], name: str, strict: bool) -> tuple[GraphRegion, Any]:
     with inside(new_graph(name)) as graph:
         answer = function()
         if isinstance(answer, list | tuple) and len(answer) == 1 and not strict:
@@ -146,7 +148,7 @@ def _branch(function: Callable[[], Any], name: str, strict: bool) -> tuple[Regio
         targets: list[Node] = []
         tensors = [_result(leaf, targets, name) for leaf in leaves]
         outputs = [graph.entering(t._read()) for t in tensors]
-    region = Region(graph, [], outputs, targets)
+    region = GraphRegion(graph, [], outputs, targets)
     return region, close
 
 
@@ -160,7 +162,7 @@ def _result(leaf: Any, targets: list[Node], name: str) -> Tensor:
     return convert_to_tensor(leaf)
 
 
-def _check_branches(first: Region, second: Region, one: Any, other: Any) -> None:
+def _check_branches(first: GraphRegion, second: GraphRegion, one: Any, other: Any) -> None:
     counts = len(first.outputs), len(second.outputs)
     shown = [close([*"x" * n]) for close, n in zip((one, other), counts, strict=True)]
     if shown[0] != shown[1]:
@@ -295,12 +297,12 @@ def _shapes(invariants: Any) -> list[TensorShape]:
     return [shape for item in invariants for shape in _shapes(item)]
 
 
-def _loop_region(label: str, specs: Sequence[Spec], function: Callable[..., Any]) -> Region:
+def _loop_region(label: str, specs: Sequence[Spec], function: Callable[..., Any]) -> GraphRegion:
     with inside(new_graph(label)) as graph:
         arguments = [graph.placeholder(spec) for spec in specs]
         answer = function([face(a) for a in arguments])
         outputs = [graph.entering(convert_to_tensor(y)._read()) for y in answer]
-    return Region(graph, arguments, outputs)
+    return GraphRegion(graph, arguments, outputs)
 
 
 def _results(body: Callable[..., Any], args: Any, count: int, structure: list[Any]) -> list[Any]:
@@ -325,7 +327,7 @@ def _check_condition(y: rg.Tensor) -> None:
         raise ShapeError(f"while_loop: cond must return a bool of rank 0, got {shown}")
 
 
-def _check_results(region: Region, specs: Sequence[Spec]) -> None:
+def _check_results(region: GraphRegion, specs: Sequence[Spec]) -> None:
     for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
         shown = face(y)
         if y._data.dtype != spec.dtype:
@@ -341,7 +343,7 @@ def _check_results(region: Region, specs: Sequence[Spec]) -> None:
             )
 
 
-def _at_the_end(region: Region, specs: Sequence[Spec]) -> list[Spec]:
+def _at_the_end(region: GraphRegion, specs: Sequence[Spec]) -> list[Spec]:
     """What is known of the loop variables after the loop: what every iteration preserves."""
     found = []
     for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
@@ -428,17 +430,10 @@ def py_func(
     """
     given = Tout if isinstance(Tout, list | tuple) else [Tout]
     out = tuple(dtypes.to_numpy(t) for t in given)
-    graph = current_graph()
-    xs = tuple([graph.entering(convert_to_tensor(x)._read()) for x in inp])
-    state, op = current(), PY_FUNC if stateful else PY_FUNC_STATELESS
-    rule = NO_RULE if state is None else rule_in_force(state, op, xs, graph.root)
-    with graph.naming(op.type, name):
-        found = put_down(
-            graph, op, rule, xs, {"func": func, "Tout": out}, (tuple(range(len(xs))),),
-            [Spec(None, t) for t in out],
-        )  # fmt: skip
+    xs, op = [convert_to_tensor(x)._read() for x in inp], PY_FUNC if stateful else PY_FUNC_STATELESS
+    found = add_op(op, name, xs, {"func": func, "Tout": out}, [Spec(None, t) for t in out])
     if not out:
-        return operation(graph.nodes[-1])
+        return operation(current_graph().nodes[-1])
     ys = list(face(found))
     return ys if isinstance(Tout, list | tuple) else ys[0]
 
@@ -485,20 +480,14 @@ def Print(
 
     Source: `tf.Print`.
     """
-    graph = current_graph()
-    given = [convert_to_tensor(v)._read() for v in (input_, *data)]
-    xs = tuple([graph.entering(x) for x in given])
+    xs = [convert_to_tensor(v)._read() for v in (input_, *data)]
     attrs = {
         "message": message or "",
         "first_n": -1 if first_n is None else first_n,
         "summarize": 3 if summarize is None else summarize,
         "printed": [0],
     }
-    state = current()
-    rule = PRINT.rule if state is None else rule_in_force(state, PRINT, xs, graph.root)
-    layout = 0, tuple(range(1, len(xs)))
-    with graph.naming("Print", name or "Print"):
-        return face(put_down(graph, PRINT, rule, xs, attrs, layout, [spec_of(xs[0])]))
+    return face(add_op(PRINT, name or "Print", xs, attrs, [spec_of(xs[0])]))
 
 
 def _assert(xp: Any, condition: Any, data: Sequence[Any], summarize: int) -> Any:
@@ -521,10 +510,6 @@ def Assert(
 
     Make what is to be checked depend on it: `with tf.control_dependencies([tf.Assert(...)])`.
     """
-    graph = current_graph()
-    given = [convert_to_tensor(v)._read() for v in (condition, *data)]
-    xs = tuple([graph.entering(x) for x in given])
-    layout = 0, tuple(range(1, len(xs)))
-    with graph.naming("Assert", name or "Assert"):
-        graph.add(ASSERT, NO_RULE, xs, {"summarize": summarize or 3}, layout, [])
-    return operation(graph.nodes[-1])
+    xs = [convert_to_tensor(v)._read() for v in (condition, *data)]
+    add_op(ASSERT, name or "Assert", xs, {"summarize": summarize or 3}, [], NO_RULE)
+    return operation(current_graph().nodes[-1])

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import regrad as rg
 from regrad.errors import GraphError
-from regrad.v1.forms import FLOATS, REALS, one_op, renamed, shape_of, tensor
+from regrad.opsheet import TensorLike
+from regrad.tensors import Tensor
+from regrad.v1.forms import FLOATS, REALS, TENSOR, define, one_op, plain_value, shape_of, tensor
 from regrad.v1.tensors import sizes, static_value
+
+__all__ = [
+    "atrous_conv2d", "avg_pool", "avg_pool3d", "conv1d", "conv2d", "conv2d_transpose", "conv3d",
+    "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
+    "max_pool3d", "separable_conv2d",
+]  # fmt: skip
 
 # By the number of spatial axes: channels last, channels first
 LAYOUTS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
@@ -69,73 +78,63 @@ def padding_of(padding: Any, n: int, last: bool) -> Any:
     return pairs[1:-1] if last else pairs[2:]
 
 
-def _turned(function: Callable[..., Any], n: int) -> Callable[..., Any]:
+def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
     """A function of data with the channels last as one of data with the channels first."""
 
-    def turned(x: Any, *others: Any, **attrs: Any) -> Any:
+    def transpose_around(x: Any, *others: Any, **attrs: Any) -> Any:
         y = function(rg.permute_dims(x, to_last(n)), *others, **attrs)
         return rg.permute_dims(y, to_first(n))
 
-    return turned
+    return transpose_around
 
 
 # -- convolutions --------------------------------------------------------------------------------
 
 
-def _convolved(
-    function: Callable[..., Any],
-    op_type: str,
-    name: str | None,
-    n: int,
-    tensors: Sequence[Any],
-    strides: Any,
-    padding: Any,
-    data_format: str | None,
-    dilations: Any,
-    **attrs: Any,
-) -> Any:
+def _convolve(
+    n: int, op_type: str, name: str, function: Callable[..., Any], *tensors: TensorLike,
+    strides: Any, padding: Any, data_format: str | None = None, dilations: Any = None, **attrs: Any,
+) -> Any:  # fmt: skip
+    """What stands behind the rows: `one_op` with TensorFlow's arguments for n spatial axes."""
     last = channels_last(data_format, n)
     windows = {
         "strides": spatial(strides, n, last, "strides"),
         "pad": padding_of(padding, n, last),
         "dilations": spatial(1 if dilations is None else dilations, n, last, "dilations"),
     }
-    function = function if last else _turned(function, n)
-    return one_op(op_type, name or op_type, function, *tensors, kinds=FLOATS, **windows, **attrs)
+    function = function if last else _channels_first(function, n)
+    return one_op(op_type, name, function, *tensors, **windows, **attrs)
 
 
-def conv1d(
-    value: Any = None,
-    filters: Any = None,
-    stride: Any = None,
-    padding: Any = None,
-    use_cudnn_on_gpu: bool | None = None,
-    data_format: str | None = None,
-    name: str | None = None,
-    input: Any = None,
-    dilations: Any = None,
+def _convolve_back(
+    n: int, *row: Any, output_shape: Any, data_format: str | None, **options: Any
 ) -> Any:
-    """Convolve sequences, (batch, width, in), with a filter (width, in, out). Op type: `Conv2D`."""
-
-    def convolve(x: Any, w: Any, strides: Any, pad: Any, dilations: Any) -> Any:
-        return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
-
-    tensors = renamed("value", value, "input", input), filters
-    name = name or "conv1d"
-    return _convolved(convolve, "Conv2D", name, 1, tensors, stride, padding, data_format, dilations)
+    """`_convolve` for the adjoints, which are told the shape of the result."""
+    shape = output_shape
+    if not channels_last(data_format, n):
+        shape = tuple([shape[axis] for axis in to_last(n)])
+    return _convolve(n, *row, output_shape=shape, data_format=data_format, **options)
 
 
-def conv2d(
-    input: Any,
-    filter: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    use_cudnn_on_gpu: bool = True,
-    data_format: str = "NHWC",
-    dilations: Any = (1, 1, 1, 1),
-    name: str | None = None,
-    filters: Any = None,
-) -> Any:
+def _convolve_rows(*row: Any, stride: Any, **options: Any) -> Any:
+    return _convolve(1, *row, strides=stride, **options)
+
+
+def _conv1d(x: Tensor, w: Tensor, strides: Any, pad: Any, dilations: Any) -> Tensor:
+    return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
+
+
+conv1d = define(
+    "tf.nn.conv1d(value=None, filters=None, stride=None, padding=None, use_cudnn_on_gpu=None, "
+    "data_format=None, name=None, input=None, dilations=None)", "Conv2D", _conv1d, FLOATS,
+    "Convolve sequences, (batch, width, in), with a filter (width, in, out).",
+    scope="conv1d", call=_convolve_rows,
+    filters=TENSOR, input="value",
+)  # fmt: skip
+conv2d = define(
+    "tf.nn.conv2d(input, filter=None, strides=None, padding=None, use_cudnn_on_gpu=True, "
+    "data_format='NHWC', dilations=(1, 1, 1, 1), name=None, filters=None)",
+    "Conv2D", rg.nn.conv2d, FLOATS,
     """Convolve images with a filter (height, width, in, out).
 
     Args:
@@ -143,226 +142,108 @@ def conv2d(
         filter: The filter, also called `filters`.
         strides: Four numbers in the order of `data_format`, 1 for batch and channels.
         padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
-        dilations: As `strides`.
-
-    Op type: `Conv2D`. Source: `tf.nn.conv2d`.
-    """
-    tensors = input, renamed("filter", filter, "filters", filters)
-    return _convolved(
-        rg.nn.conv2d, "Conv2D", name, 2, tensors, strides, padding, data_format, dilations
-    )
-
-
-def conv3d(
-    input: Any,
-    filter: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    data_format: str = "NDHWC",
-    dilations: Any = (1, 1, 1, 1, 1),
-    name: str | None = None,
-    filters: Any = None,
-) -> Any:
-    """Convolve volumes with a filter (depth, height, width, in, out). Op type: `Conv3D`."""
-    tensors = input, renamed("filter", filter, "filters", filters)
-    return _convolved(
-        rg.nn.conv3d, "Conv3D", name, 3, tensors, strides, padding, data_format, dilations
-    )
-
-
-def convolution(
-    input: Any,
-    filter: Any,
-    padding: Any,
-    strides: Any = None,
-    dilation_rate: Any = None,
-    name: str | None = None,
-    data_format: str | None = None,
-) -> Any:
-    """`conv1d`, `conv2d` or `conv3d`, by the rank of the filter."""
-    n = len(shape_of(tensor(filter))) - 2
-    name = name or "convolution"
-    strides = 1 if strides is None else strides
-    if n == 1:
-        return conv1d(
-            input, filter, strides, padding, None, data_format, name, dilations=dilation_rate
-        )
-    function, op_type = {2: (rg.nn.conv2d, "Conv2D"), 3: (rg.nn.conv3d, "Conv3D")}[n]
-    return _convolved(
-        function, op_type, name, n, (input, filter), strides, padding, data_format, dilation_rate
-    )
-
-
-def atrous_conv2d(
-    value: Any, filters: Any, rate: int, padding: Any, name: str | None = None
-) -> Any:
-    """`conv2d` with dilated filters, in one op (TensorFlow rearranges the image around it)."""
-    name = name or "atrous_conv2d"
-    return _convolved(rg.nn.conv2d, "Conv2D", name, 2, (value, filters), 1, padding, None, rate)
-
-
-def depthwise_conv2d(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
-    rate: Any = None,
-    name: str | None = None,
-    data_format: str | None = None,
-    dilations: Any = None,
-) -> Any:
-    """Convolve each channel with filters of its own. Op type: `DepthwiseConv2dNative`.
-
-    The filter is (height, width, in, multiplier).
-    """
-    dilations = renamed("rate", rate, "dilations", dilations)
-    return _convolved(
-        rg.nn.depthwise_conv2d, "DepthwiseConv2dNative", name or "depthwise", 2, (input, filter),
-        strides, padding, data_format, dilations,
-    )  # fmt: skip
-
-
-def depthwise_conv2d_native(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
-    data_format: str = "NHWC",
-    dilations: Any = (1, 1, 1, 1),
-    name: str | None = None,
-) -> Any:
-    """`depthwise_conv2d` under its op's name."""
-    name = name or "DepthwiseConv2dNative"
-    return depthwise_conv2d(input, filter, strides, padding, dilations, name, data_format)
-
-
-def separable_conv2d(
-    input: Any,
-    depthwise_filter: Any,
-    pointwise_filter: Any,
-    strides: Any,
-    padding: Any,
-    rate: Any = None,
-    name: str | None = None,
-    data_format: str | None = None,
-    dilations: Any = None,
-) -> Any:
-    """`depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`."""
-    dilations = renamed("rate", rate, "dilations", dilations)
-    tensors = input, depthwise_filter, pointwise_filter
-    return _convolved(
-        rg.nn.separable_conv2d, "Conv2D", name or "separable_conv2d", 2, tensors, strides, padding,
-        data_format, dilations,
-    )  # fmt: skip
-
-
-def _transposed(
-    function: Callable[..., Any],
-    op_type: str,
-    name: str | None,
-    n: int,
-    tensors: Sequence[Any],
-    output_shape: Any,
-    strides: Any,
-    padding: Any,
-    data_format: str | None,
-    dilations: Any,
-) -> Any:
-    shape = sizes(output_shape)
-    if not channels_last(data_format, n):
-        shape = tuple([shape[axis] for axis in to_last(n)])
-    return _convolved(
-        function, op_type, name, n, tensors, strides, padding, data_format, dilations,
-        output_shape=shape,
-    )  # fmt: skip
-
-
-def conv2d_transpose(
-    value: Any = None,
-    filter: Any = None,
-    output_shape: Any = None,
-    strides: Any = None,
-    padding: Any = "SAME",
-    data_format: str = "NHWC",
-    name: str | None = None,
-    input: Any = None,
-    filters: Any = None,
-    dilations: Any = None,
-) -> Any:
+        dilations: As `strides`.""",
+    call=partial(_convolve, 2), filters="filter",
+)  # fmt: skip
+conv3d = define(
+    "tf.nn.conv3d(input, filter=None, strides=None, padding=None, data_format='NDHWC', "
+    "dilations=(1, 1, 1, 1, 1), name=None, filters=None)", "Conv3D", rg.nn.conv3d, FLOATS,
+    "Convolve volumes with a filter (depth, height, width, in, out).",
+    call=partial(_convolve, 3), filters="filter",
+)  # fmt: skip
+atrous_conv2d = define(
+    "tf.nn.atrous_conv2d(value, filters, rate, padding)", "Conv2D", rg.nn.conv2d, FLOATS,
+    "`conv2d` with dilated filters, in one op (TensorFlow rearranges the image around it).",
+    scope="atrous_conv2d",
+    call=lambda *row, rate, **options: _convolve(2, *row, strides=1, dilations=rate, **options),
+    rate=plain_value,
+)  # fmt: skip
+depthwise_conv2d = define(
+    "tf.nn.depthwise_conv2d(input, filter, strides, padding, rate=None, name=None, "
+    "data_format=None, dilations=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS,
+    "Convolve each channel with filters of its own: (height, width, in, multiplier).",
+    scope="depthwise", call=partial(_convolve, 2),
+    rate="dilations",
+)  # fmt: skip
+depthwise_conv2d_native = define(
+    "tf.nn.depthwise_conv2d_native(input, filter, strides, padding, data_format='NHWC', "
+    "dilations=(1, 1, 1, 1), name=None)", "DepthwiseConv2dNative", rg.nn.depthwise_conv2d, FLOATS,
+    "`depthwise_conv2d` under its op's name.",
+    call=partial(_convolve, 2),
+)  # fmt: skip
+separable_conv2d = define(
+    "tf.nn.separable_conv2d(input, depthwise_filter, pointwise_filter, strides, padding, "
+    "rate=None, name=None, data_format=None, dilations=None)",
+    "Conv2D", rg.nn.separable_conv2d, FLOATS,
+    "`depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.",
+    scope="separable_conv2d", call=partial(_convolve, 2),
+    rate="dilations",
+)  # fmt: skip
+conv2d_transpose = define(
+    "tf.nn.conv2d_transpose(value=None, filter=None, output_shape=None, strides=None, "
+    "padding='SAME', data_format='NHWC', name=None, input=None, filters=None, dilations=None)",
+    "Conv2DBackpropInput", rg.nn.conv2d_transpose, FLOATS,
     """The adjoint of `conv2d`, with a filter (height, width, out, in).
 
     `output_shape` is the shape of the result, in the order of `data_format`; it may be a tensor,
-    or hold tensors. Op type: `Conv2DBackpropInput`. Source: `tf.nn.conv2d_transpose`.
-    """
-    tensors = (
-        renamed("value", value, "input", input),
-        renamed("filter", filter, "filters", filters),
-    )
-    return _transposed(
-        rg.nn.conv2d_transpose, "Conv2DBackpropInput", name or "conv2d_transpose", 2, tensors,
-        output_shape, strides, padding, data_format, dilations,
-    )  # fmt: skip
+    or hold tensors.""",
+    scope="conv2d_transpose", call=partial(_convolve_back, 2),
+    input="value", filters="filter", output_shape=sizes,
+)  # fmt: skip
+conv3d_transpose = define(
+    "tf.nn.conv3d_transpose(value, filter=None, output_shape=None, strides=None, "
+    "padding='SAME', data_format='NDHWC', name=None, input=None, filters=None, dilations=None)",
+    "Conv3DBackpropInputV2", rg.nn.conv3d_transpose, FLOATS,
+    "The adjoint of `conv3d`; see `conv2d_transpose`.",
+    scope="conv3d_transpose", call=partial(_convolve_back, 3),
+    input="value", filters="filter", output_shape=sizes,
+)  # fmt: skip
 
 
-def conv3d_transpose(
-    value: Any,
-    filter: Any = None,
-    output_shape: Any = None,
-    strides: Any = None,
-    padding: Any = "SAME",
-    data_format: str = "NDHWC",
-    name: str | None = None,
-    input: Any = None,
-    filters: Any = None,
-    dilations: Any = None,
-) -> Any:
-    """The adjoint of `conv3d`; see `conv2d_transpose`."""
-    tensors = (
-        renamed("value", value, "input", input),
-        renamed("filter", filter, "filters", filters),
-    )
-    return _transposed(
-        rg.nn.conv3d_transpose, "Conv3DBackpropInputV2", name or "conv3d_transpose", 3, tensors,
-        output_shape, strides, padding, data_format, dilations,
+def convolution(
+    input: TensorLike, filter: TensorLike, padding: Any, strides: Any = None,
+    dilation_rate: Any = None, name: str | None = None, data_format: str | None = None,
+) -> Any:  # fmt: skip
+    """`conv1d`, `conv2d` or `conv3d`, by the rank of the filter."""
+    n = len(shape_of(tensor(filter))) - 2
+    function, op_type = {
+        1: (_conv1d, "Conv2D"), 2: (rg.nn.conv2d, "Conv2D"), 3: (rg.nn.conv3d, "Conv3D"),
+    }[n]  # fmt: skip
+    return _convolve(
+        n, op_type, name or "convolution", function, input, filter, kinds=FLOATS, padding=padding,
+        strides=1 if strides is None else strides, data_format=data_format, dilations=dilation_rate,
     )  # fmt: skip
 
 
 # -- pools ---------------------------------------------------------------------------------------
 
 
-def _pool(op_type: str, name: str, function: Callable[..., Any], n: int) -> Callable[..., Any]:
-    default = LAYOUTS[n][0]
-    kinds = REALS if op_type.startswith("Max") else FLOATS
+def _pool(
+    n: int, op_type: str, name: str, function: Callable[..., Any], value: TensorLike, ksize: Any,
+    strides: Any, padding: Any, data_format: str, **kinds: str,
+) -> Any:  # fmt: skip
+    last = channels_last(data_format, n)
+    windows = {
+        "filter_size": spatial(ksize, n, last, "ksize"),
+        "strides": spatial(strides, n, last, "strides"),
+        "pad": padding_of(padding, n, last),
+    }
+    return one_op(
+        op_type, name, function if last else _channels_first(function, n), value, **kinds, **windows
+    )
 
-    def pool(
-        value: Any = None,
-        ksize: Any = None,
-        strides: Any = None,
-        padding: Any = None,
-        data_format: str = default,
-        name: str | None = None,
-        input: Any = None,
-    ) -> Any:
-        last = channels_last(data_format, n)
-        x = renamed("value", value, "input", input)
-        windows = {
-            "filter_size": spatial(ksize, n, last, "ksize"),
-            "strides": spatial(strides, n, last, "strides"),
-            "pad": padding_of(padding, n, last),
-        }
-        whole = function if last else _turned(function, n)
-        return one_op(op_type, name or op_type, whole, x, kinds=kinds, **windows)
 
-    pool.__name__ = pool.__qualname__ = name
-    pool.__doc__ = (
+def _pooling(name: str, op_type: str, n: int, function: Callable[..., Any], kinds: str) -> Any:
+    return define(
+        f"tf.nn.{name}(value=None, ksize=None, strides=None, padding=None, "
+        f"data_format='{LAYOUTS[n][0]}', name=None, input=None)", op_type, function, kinds,
         f"{(function.__doc__ or '').splitlines()[0]}\n\n"
         f"    `ksize` and `strides` are {n + 2} numbers in the order of `data_format`, 1 for batch "
-        f"and channels.\n    Op type: `{op_type}`. Source: `tf.nn.{name}`."
-    )
-    return pool
+        "and channels.", call=partial(_pool, n), input="value",
+    )  # fmt: skip
 
 
-max_pool = _pool("MaxPool", "max_pool", rg.nn.max_pool, 2)
-avg_pool = _pool("AvgPool", "avg_pool", rg.nn.avg_pool, 2)
-max_pool3d = _pool("MaxPool3D", "max_pool3d", rg.nn.max_pool3d, 3)
-avg_pool3d = _pool("AvgPool3D", "avg_pool3d", rg.nn.avg_pool3d, 3)
+max_pool = _pooling("max_pool", "MaxPool", 2, rg.nn.max_pool, REALS)
+avg_pool = _pooling("avg_pool", "AvgPool", 2, rg.nn.avg_pool, FLOATS)
+max_pool3d = _pooling("max_pool3d", "MaxPool3D", 3, rg.nn.max_pool3d, REALS)
+avg_pool3d = _pooling("avg_pool3d", "AvgPool3D", 3, rg.nn.avg_pool3d, FLOATS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,28 +13,28 @@ from regrad import numbers
 from regrad.dims import Dim, is_known
 from regrad.graph import CONST, NO_RULE, defer
 from regrad.inference import Spec
+from regrad.opsheet import TensorLike
 from regrad.registry import OPS, Input, Op
+from regrad.tensors import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.arrays import broadcast_to, dimension_tensor, expand_dims
-from regrad.v1.forms import (
-    FLOATS,
-    as_sizes,
-    dtype_of,
-    is_eager,
-    one_op,
-    scope,
-)
+from regrad.v1.forms import ANY, FLOATS, as_sizes, define, dtype_of, is_eager, one_op, scope
 from regrad.v1.forms import tensor as as_tensor
 from regrad.v1.math import cast, equal, less, where
 from regrad.v1.reductions import reduce_max
 from regrad.v1.tensors import as_array, constant, is_tensor
+
+__all__ = [
+    "eye", "fill", "lin_space", "linspace", "one_hot", "ones", "ones_like", "range",
+    "sequence_mask", "zeros", "zeros_like",
+]  # fmt: skip
 
 # -- one value -------------------------------------------------------------------------------------
 
 LARGE = 1000  # elements from which a constant is not written out
 
 
-def fill(dims: Any, value: Any, name: str | None = None) -> Any:
+def fill(dims: Any, value: TensorLike, name: str | None = None) -> Any:
     """A tensor with the value everywhere."""
     return broadcast_to(value, dims, name or "Fill")
 
@@ -64,29 +65,22 @@ def _asks_eager(sizes: Any) -> bool:
     return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
 
-def zeros_like(
-    tensor: Any, dtype: Any = None, name: str | None = None, optimize: bool = True
-) -> Any:
-    """Zeros of the shape of a tensor, and of its dtype unless one is given."""
-    return _like("ZerosLike", rg.zeros_like, tensor, dtype, name or "zeros_like")
+def _like(name: str, op_type: str, function: Any, values: str) -> Any:
+    return define(
+        f"tf.{name}(tensor, dtype=None, name=None, optimize=True)", op_type, function, ANY,
+        f"{values} of the shape of a tensor, and of its dtype unless one is given.", scope=name,
+        dtype=lambda dtype: None if dtype is None else dtypes.to_numpy(dtype), optimize=None,
+    )  # fmt: skip
 
 
-def ones_like(
-    tensor: Any, dtype: Any = None, name: str | None = None, optimize: bool = True
-) -> Any:
-    """Ones of the shape of a tensor, and of its dtype unless one is given."""
-    return _like("OnesLike", rg.ones_like, tensor, dtype, name or "ones_like")
-
-
-def _like(op_type: str, function: Any, tensor: Any, dtype: Any, name: str) -> Any:
-    due = None if dtype is None else dtypes.to_numpy(dtype)
-    return one_op(op_type, name, function, tensor, dtype=due)
+zeros_like = _like("zeros_like", "ZerosLike", rg.zeros_like, "Zeros")
+ones_like = _like("ones_like", "OnesLike", rg.ones_like, "Ones")
 
 
 # -- sequences -------------------------------------------------------------------------------------
 
 
-def _source(op_type: str, kernel: Any, inputs: str, attrs: tuple[str, ...] = ()) -> Op:
+def _source(op_type: str, kernel: Callable[..., Any], inputs: str, *attrs: str) -> Op:
     """An op that makes values of numbers, which have no gradient."""
     op = Op(op_type, op_type, kernel, [Input(n, "one") for n in inputs.split()], attrs)
     op.rule = NO_RULE
@@ -103,7 +97,7 @@ def _spread(xp: Any, start: Any, stop: Any, num: int) -> Any:
 
 
 RANGE = _source("Range", _count_up, "start limit delta")
-LIN_SPACE = _source("LinSpace", _spread, "start stop", ("num",))
+LIN_SPACE = _source("LinSpace", _spread, "start stop", "num")
 WIDTHS = [np.dtype(d) for d in (np.int32, np.int64, np.float32, np.float64)]
 
 
@@ -118,7 +112,7 @@ def range(
     """
     start, limit = (0, start) if limit is None else (start, limit)
     values = [dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)]
-    due = _widest(values) if dtype is None else dtypes.to_numpy(dtype)
+    due = _widest_dtype(values) if dtype is None else dtypes.to_numpy(dtype)
     if is_eager(*values):
         first, last, step = [v.item() if is_tensor(v) else v for v in values]
         return rg.arange(first, last, step, dtype=due)
@@ -131,13 +125,13 @@ def range(
         return one_op("Range", whole, _range, *xs)
 
 
-def _widest(values: list[Any]) -> np.dtype:
+def _widest_dtype(values: list[Any]) -> np.dtype:
     kinds = [dtype_of(v) if is_tensor(v) else as_array(v).dtype for v in values]
     return max(kinds, key=WIDTHS.index)
 
 
 def _range(start: Any, limit: Any, delta: Any) -> Any:
-    known = [_known(x) for x in (start, limit, delta)]
+    known = [_known_number(x) for x in (start, limit, delta)]
     content = None
     if any(n is None for n in known):
         count = None
@@ -152,7 +146,7 @@ def _range(start: Any, limit: Any, delta: Any) -> Any:
     return y
 
 
-def _known(x: Any) -> Any:
+def _known_number(x: Any) -> Any:
     """The number in a tensor of rank 0, a Dim, or None if nothing is known."""
     symbol = x._data
     content = symbol.content
@@ -161,34 +155,25 @@ def _known(x: Any) -> Any:
     return None if content is None else content.item()
 
 
-def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """`num` evenly spaced numbers from `start` to `stop`, both of them included.
-
-    Op type: `LinSpace`. Source: `tf.lin_space`.
-    """
-    attrs = {"num": as_sizes(num), "kinds": FLOATS}
-    return one_op("LinSpace", name or "LinSpace", _lin_space, start, stop, **attrs)
-
-
-linspace = lin_space
-
-
-def _lin_space(start: Any, stop: Any, num: Any) -> Any:
+def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
+    """`num` evenly spaced numbers from `start` to `stop`, both of them included."""
     if is_eager(start, stop):
         return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
+
+
+lin_space = linspace = define(
+    "tf.lin_space(start, stop, num)", "LinSpace", _lin_space, FLOATS, num=as_sizes
+)
 
 
 # -- matrices, masks -------------------------------------------------------------------------------
 
 
 def eye(
-    num_rows: Any,
-    num_columns: Any = None,
-    batch_shape: Any = None,
-    dtype: Any = dtypes.float32,
+    num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = dtypes.float32,
     name: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Ones on the diagonal of a matrix, or of as many as `batch_shape` says."""
     rows, columns = as_sizes(num_rows), as_sizes(num_rows if num_columns is None else num_columns)
     eager = is_eager(num_rows, num_columns)
@@ -205,7 +190,7 @@ def eye(
 
 
 def sequence_mask(
-    lengths: Any, maxlen: Any = None, dtype: Any = dtypes.bool, name: str | None = None
+    lengths: TensorLike, maxlen: Any = None, dtype: Any = dtypes.bool, name: str | None = None
 ) -> Any:
     """For each length a row of so many Trues, followed by Falses up to `maxlen`.
 
@@ -225,14 +210,9 @@ def sequence_mask(
 
 
 def one_hot(
-    indices: Any,
-    depth: Any,
-    on_value: Any = None,
-    off_value: Any = None,
-    axis: int | None = None,
-    dtype: Any = None,
-    name: str | None = None,
-) -> Any:
+    indices: TensorLike, depth: Any, on_value: TensorLike = None, off_value: TensorLike = None,
+    axis: int | None = None, dtype: Any = None, name: str | None = None,
+) -> Any:  # fmt: skip
     """`on_value` (1) where the index is, `off_value` (0) elsewhere, along a new axis.
 
     The dtype is float32, or that of the values if they are given.

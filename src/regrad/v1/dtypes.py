@@ -7,6 +7,17 @@ from typing import Any
 
 import numpy as np
 
+__all__ = [
+    "DType", "as_dtype", "bool", "complex64", "complex128", "double", "float16", "float32",
+    "float64", "half", "int8", "int16", "int32", "int64", "string", "uint8", "uint16", "uint32",
+    "uint64",
+]  # fmt: skip
+
+
+def _of_kind(kinds: str, doc: str) -> property:
+    """Make a property: whether a dtype is of one of NumPy's kinds."""
+    return property(lambda dtype: dtype._dtype.kind in kinds, doc=doc)
+
 
 class DType:
     """A dtype of TensorFlow 1, equal to NumPy's of the same name.
@@ -46,47 +57,17 @@ class DType:
         """Of complex numbers the dtype of their parts."""
         return of(np.real(np.zeros((), self._dtype)).dtype)
 
-    @property
-    def is_floating(self) -> builtins.bool:
-        """Whether it is a dtype of real floats."""
-        return self._dtype.kind == "f"
+    is_floating = _of_kind("f", "Whether it is a dtype of real floats.")
+    is_integer = _of_kind("iu", "Whether it is a dtype of integers (bool is not).")
+    is_unsigned = _of_kind("u", "Whether it is a dtype of unsigned integers.")
+    is_complex = _of_kind("c", "Whether it is a dtype of complex numbers.")
+    is_bool = _of_kind("b", "Whether it is bool.")
+    is_numpy_compatible = True  # the values are NumPy's
 
-    @property
-    def is_integer(self) -> builtins.bool:
-        """Whether it is a dtype of integers (bool is not)."""
-        return self._dtype.kind in "iu"
+    min = property(lambda self: self._limits().min, doc="The smallest number.")
+    max = property(lambda self: self._limits().max, doc="The largest number.")
 
-    @property
-    def is_unsigned(self) -> builtins.bool:
-        """Whether it is a dtype of unsigned integers."""
-        return self._dtype.kind == "u"
-
-    @property
-    def is_complex(self) -> builtins.bool:
-        """Whether it is a dtype of complex numbers."""
-        return self._dtype.kind == "c"
-
-    @property
-    def is_bool(self) -> builtins.bool:
-        """Whether it is bool."""
-        return self._dtype.kind == "b"
-
-    @property
-    def is_numpy_compatible(self) -> builtins.bool:
-        """Always: the values are NumPy's."""
-        return True
-
-    @property
-    def min(self) -> Any:
-        """The smallest number."""
-        return self._limits().min
-
-    @property
-    def max(self) -> Any:
-        """The largest number."""
-        return self._limits().max
-
-    def _limits(self) -> Any:
+    def _limits(self) -> np.finfo | np.iinfo:
         return np.finfo(self._dtype) if self.is_floating else np.iinfo(self._dtype)
 
     @property
@@ -95,7 +76,7 @@ class DType:
         return self._dtype.itemsize
 
     def is_compatible_with(self, other: Any) -> builtins.bool:
-        """Whether a tensor of `other` can stand where this one is due."""
+        """Return whether a tensor of `other` can stand where this one is due."""
         return self._dtype == as_dtype(other)._dtype
 
     def __eq__(self, other: object) -> builtins.bool:
@@ -128,22 +109,16 @@ half, double = float16, float64
 complex64, complex128 = DType("complex64"), DType("complex128")
 string = DType(object)
 
-_KNOWN = {
-    d._dtype: d
-    for d in (
-        bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, float32, float64,
-        complex64, complex128, string,
-    )
-}  # fmt: skip
+_KNOWN = {dtype._dtype: dtype for dtype in list(globals().values()) if isinstance(dtype, DType)}
 
 
 def of(dtype: np.dtype) -> DType:
-    """TensorFlow's dtype for NumPy's."""
+    """Return TensorFlow's dtype for NumPy's."""
     return _KNOWN.get(dtype) or DType(dtype)
 
 
 def as_dtype(value: Any) -> DType:
-    """Anything that names a dtype as a DType: `tf.float32`, `np.float32`, `"float32"`, `float`.
+    """Return the DType that a value names: `tf.float32`, `np.float32`, `"float32"`, `float`.
 
     Raises TypeError for what names none.
     """
@@ -163,5 +138,5 @@ def as_dtype(value: Any) -> DType:
 
 
 def to_numpy(value: Any) -> np.dtype:
-    """NumPy's dtype for anything that names one."""
+    """Return NumPy's dtype for anything that names one."""
     return as_dtype(value)._dtype

@@ -71,21 +71,18 @@ class ClosedError(RegradError, RuntimeError):
 
 
 def unfed(node: Node) -> InvalidArgumentError:
-    """A placeholder without a value."""
+    """Return the error for a placeholder without a value."""
     symbol = node.symbols[0]
     shape = symbol.shape
     known = dims.is_known(shape) and shape
     sizes = f" and shape [{','.join(map(str, shape))}]" if known else ""
     dtype = {"float32": "float", "float64": "double"}.get(symbol.dtype.name, symbol.dtype.name)
-    return InvalidArgumentError(
-        None,
-        node,
-        f"You must feed a value for placeholder tensor {node.name!r} with dtype {dtype}{sizes}",
-    )
+    text = f"You must feed a value for placeholder tensor {node.name!r} with dtype {dtype}{sizes}"
+    return InvalidArgumentError(None, node, text)
 
 
 def of_run(error: Exception) -> Exception:
-    """A failure of an op as TensorFlow classes it; errors of rules and of users stay."""
+    """Return a failure of an op as TensorFlow classes it; errors of rules and of users stay."""
     node = getattr(error, "node", None)
     if node is None or not isinstance(error, ShapeError | InvalidValueError | IndexError):
         return error

@@ -7,6 +7,8 @@ functions, a rule for example, works in eager mode too.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +20,9 @@ import regrad as rg
 from regrad import numbers
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, DTypeError
-from regrad.graph import SHAPE, is_symbolic
+from regrad.graph import is_symbolic
+from regrad.registry import Op
+from regrad.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.graphs import current_graph
 from regrad.v1.tensors import (
@@ -173,30 +177,117 @@ class BothNamesError(ArgumentError, ValueError):
     """An argument given twice, under its old and its new name."""
 
 
-# -- tables ----------------------------------------------------------------------------------------
+# -- rows of TensorFlow's index of functions -------------------------------------------------------
+
+TENSOR = object()  # the role of a parameter that is a tensor though it has a default
+Role = Callable[[Any], Any] | str | object | None
 
 
-def unary(op_type: str, name: str, function: Any, kinds: str, default: str | None = None) -> Any:
-    """One row of a table of functions `(x, name=None)`."""
-
-    def made(x: Any, name: str | None = None) -> Any:
-        return one_op(op_type, name or default or op_type, function, x, kinds=kinds)
-
-    return _dressed(made, op_type, name, function)
+def plain_value(value: Any) -> Any:
+    """The role of an attribute that is passed on as it is, though it has no default."""
+    return value
 
 
-def binary(op_type: str, name: str, function: Any, kinds: str, default: str | None = None) -> Any:
-    """One row of a table of functions `(x, y, name=None)`."""
+# What parameters of these names are in all of TensorFlow, deprecated ones among them.
+USUAL_ROLES: dict[str, Any] = {
+    "value": TENSOR, "filter": TENSOR, "axis": axes_of, "keepdims": bool, "shape": as_sizes,
+    "block_shape": as_sizes, "paddings": as_sizes, "crops": as_sizes, "num_segments": as_sizes,
+    "strides": plain_value, "padding": plain_value, "use_cudnn_on_gpu": None,
+    "reduction_indices": "axis", "dimension": "axis", "dim": "axis", "squeeze_dims": "axis",
+    "keep_dims": "keepdims",
+}  # fmt: skip
 
-    def made(x: Any, y: Any, name: str | None = None) -> Any:
-        return one_op(op_type, name or default or op_type, function, x, y, kinds=kinds)
 
-    return _dressed(made, op_type, name, function)
+def define(
+    declaration: str,
+    op_type: str | None,
+    function: Callable[..., Any] | Op,
+    kinds: str = ANY,
+    doc: str = "",
+    *,
+    scope: str = "",
+    same: bool = True,
+    call: Callable[..., Any] = one_op,
+    **roles: Role,
+) -> Callable[..., Any]:
+    """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
+
+        argmin = define(
+            "tf.argmin(input, axis=None, name=None, dimension=None)",
+            "ArgMin", rg.argmin, REALS,
+        )
+
+    Args:
+        declaration: The call as TensorFlow's index has it. Parameters without a default are the
+            tensors, in order; those with one are attributes, passed on by keyword. `name=None`
+            is the last unless it is written elsewhere.
+        op_type, function, kinds, same: See `one_op`.
+        doc: The docstring; by default the first line of the function's.
+        scope: The default name: otherwise the declared one, the op type or the function's name.
+        call: What takes the place of `one_op`.
+        roles: What a parameter is otherwise: a function that makes the attribute of what is
+            passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
+            one without effect. `USUAL_ROLES` need not be written.
+    """
+    path, signature = _parse(declaration)
+    name, parameters = path.rpartition(".")[2], signature.parameters
+    required = [n for n, p in parameters.items() if p.default is p.empty]
+    defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+    default = scope or defaults.get("name") or op_type or name
+    ordinary = {n: TENSOR if n in required else plain_value for n in parameters if n != "name"}
+    roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
+    tensors = [n for n in roles if roles[n] is TENSOR]
+    older = [(n, role) for n, role in roles.items() if isinstance(role, str)]
+    others = [(n, role) for n, role in roles.items() if callable(role)]
+    fixed = {**({"kinds": kinds} if kinds else {}), **({} if same else {"same": False})}
+
+    def attributes(values: dict[str, Any]) -> dict[str, Any]:
+        for old, new in older:
+            values[new] = renamed(new, values[new], old, values[old])
+        return {**fixed, **{n: role(values[n]) for n, role in others}}
+
+    usual = attributes(dict(defaults)) if tensors == required else None
+
+    def call_row(*args: Any, **options: Any) -> Any:
+        if usual is not None and not options and len(args) == len(required):
+            return call(op_type, default, function, *args, **usual)
+        passed = dict(zip(parameters, args, strict=False))
+        values = {**defaults, **passed, **options}
+        if (
+            values.keys() != parameters.keys()
+            or len(passed) < len(args)
+            or not passed.keys().isdisjoint(options)
+        ):
+            signature.bind(*args, **options)  # raises the TypeError
+        attrs = attributes(values)  # and the tensors that have old names
+        xs = [values[n] for n in tensors]
+        return call(op_type, values["name"] or default, function, *xs, **attrs)
+
+    first = doc or (function.__doc__ or "").partition("\n")[0]
+    notes = [f"`{old}` is the old name of `{new}`." for old, new in older]
+    kind = f"Op type: `{op_type}`." if op_type else "A composition."
+    call_row.__doc__ = "\n\n    ".join([first, *notes, f"{kind} Source: `{path}`."])
+    call_row.__name__ = call_row.__qualname__ = name
+    call_row.__module__ = sys._getframe(1).f_globals["__name__"]
+    call_row.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return call_row
 
 
-def _dressed(made: Any, op_type: str, name: str, function: Any) -> Any:
-    first = (function.__doc__ or "").partition("\n")[0]
-    made.__name__ = made.__qualname__ = name
-    made.__module__ = sys._getframe(2).f_globals["__name__"]
-    made.__doc__ = f"{first}\n\n    Op type: `{op_type}`. Source: `tf.{name}`."
-    return made
+def _parse(declaration: str) -> tuple[str, inspect.Signature]:
+    """Read `tf.f(x, axis=None, dtype=tf.int64)`."""
+    path, _, listed = declaration.removesuffix(")").partition("(")
+    listed = listed if "name=" in listed else f"{listed}, name=None"
+    expression = ast.parse(f"lambda {listed}: 0", mode="eval").body
+    assert isinstance(expression, ast.Lambda)
+    arguments = expression.args
+    empty = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
+    defaults = [
+        getattr(dtypes, node.attr) if isinstance(node, ast.Attribute) else ast.literal_eval(node)
+        for node in arguments.defaults
+    ]
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter(argument.arg, either, default=default)
+        for argument, default in zip(arguments.args, empty + defaults, strict=True)
+    ]
+    return path, inspect.Signature(parameters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,13 @@ import regrad as rg
 from regrad import containers, dims
 from regrad.custom_nodes import InGraph, custom_node
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
-from regrad.graph import Node, Symbol, tensor_of
+from regrad.graph import Graph, Node, Symbol, tensor_of
 from regrad.namespaces import is_inexact
-from regrad.recording import cuts
 from regrad.registry import OPS, RULES, name_is_taken
 from regrad.registry import RegisterGradient as register
 from regrad.ruleforms import NoGradient
 from regrad.state import current, next_id, run_held
+from regrad.tape import cuts
 from regrad.v1.graphs import current_graph
 from regrad.v1.tensors import (
     IndexedSlices,
@@ -31,6 +31,11 @@ from regrad.v1.tensors import (
     operation,
 )
 from regrad.walk import Grads, walk
+
+__all__ = [
+    "AggregationMethod", "NotDifferentiable", "RegisterGradient", "UnconnectedGradients",
+    "custom_gradient", "grad_pass_through", "gradients", "hessians",
+]  # fmt: skip
 
 
 class UnconnectedGradients:
@@ -137,14 +142,10 @@ def gradients(
     stopped = {_source(x).node for x in stops}
     graph = current_graph()
     with graph.name_scope(name or "gradients") as scope:
-        seeds: Grads = {}
-        for i, (y, dy) in enumerate(zip(targets, weights, strict=True)):
-            dy = _seed(y, dy, i)
-            old = seeds.get(y._data.id)
-            seeds[y._data.id] = dy if old is None else old + dy
-        path = _Path([y._data for y in targets], sources, stopped)
-        found = path.pull(seeds, scope)
-        return [_answer(found.get(s.id), s, unconnected_gradients) for s in sources]
+        dys = [_seed(y, dy, i) for i, (y, dy) in enumerate(zip(targets, weights, strict=True))]
+        found = pull_in_graph(targets, sources, dys, scope, stopped)
+        pairs = zip(found, sources, strict=True)
+        return [_answer(dx, x, unconnected_gradients) for dx, x in pairs]
 
 
 def _listed(values: Any) -> list[Any]:
@@ -238,45 +239,53 @@ def _answer(dx: Any, x: Symbol, unconnected: Any) -> Any:
     return face(OPS["ZerosLike"].function(face(tensor_of(x))._read()))
 
 
-class _Path:
-    """The nodes between ys and xs, and the walk back over them."""
+def pull_in_graph(
+    ys: Sequence[rg.Tensor], xs: Sequence[Symbol], dys: Sequence[rg.Tensor], scope: str,
+    stopped: Container[Node] = (),
+) -> list[rg.Tensor | None]:  # fmt: skip
+    """The gradients by xs, given those that arrive at ys, as ops under names in `scope`."""
+    ids = {x.id for x in xs}
+    nodes, watched = _path([y._data for y in ys], ids, stopped)
+    grads: Grads = {}
+    for y, dy in zip(ys, dys, strict=True):
+        key = y._data.id
+        if key in watched:
+            grads[key] = dy if key not in grads else grads[key] + dy  # pyright: ignore
+    found: Grads = {}
 
-    def __init__(self, ys: Sequence[Symbol], xs: Sequence[Symbol], stopped: set[Node]) -> None:
-        self.xs = {x.id for x in xs}
-        self.stopped = stopped
-        self.watched = set(self.xs)
-        self.nodes: list[Node] = []
-        for node in _reaching(ys):
-            if node not in stopped and self._leads_back(node):
-                self.nodes.append(node)
-                self.watched.update(_with_gradients(node))
+    def records() -> Iterator[Node]:
+        # what arrives at an x is complete when the walk comes to the op that made it
+        for node in reversed(nodes):
+            found.update((s.id, grads[s.id]) for s in node.symbols if s.id in ids and s.id in grads)
+            yield node
 
-    def _leads_back(self, node: Node) -> bool:
-        if isinstance(node.rule, InGraph):
-            node.rule.check_path(node, self.watched)
-        if self.watched.isdisjoint(node.inputs) or cuts(node.rule, node.attrs, node.xs):
-            return False
-        return not _is_cast_of_integers(node)
+    graph = current_graph()
+    before = graph.scope
+    try:
+        walk(records(), grads, watched, _OpNames(graph, scope))
+    finally:
+        graph.scope = before
+    return [found.get(x.id, grads.get(x.id)) for x in xs]
 
-    def pull(self, seeds: Grads, scope: str) -> Grads:
-        """The gradients that arrive at xs."""
-        found: Grads = {}
-        watch = _Names(scope)
 
-        def records() -> Iterator[Node]:
-            # what arrives at an x is complete when the walk comes to the op that made it
-            for node in reversed(self.nodes):
-                for symbol in node.symbols:
-                    if symbol.id in self.xs and symbol.id in grads:
-                        found[symbol.id] = grads[symbol.id]
-                yield node
+def _path(
+    ys: Sequence[Symbol], xs: set[int], stopped: Container[Node]
+) -> tuple[list[Node], set[int]]:
+    """The nodes between ys and xs, and the symbols by which gradients pass between them."""
+    watched, nodes = set(xs), []
+    for node in _reaching(ys):
+        if node not in stopped and _leads_back(node, watched):
+            nodes.append(node)
+            watched.update(_with_gradients(node))
+    return nodes, watched
 
-        grads = {key: dy for key, dy in seeds.items() if key in self.watched}
-        try:
-            walk(records(), grads, self.watched, watch)
-        finally:
-            watch.close()
-        return {**grads, **found}
+
+def _leads_back(node: Node, watched: set[int]) -> bool:
+    if isinstance(node.rule, InGraph):
+        node.rule.check_path(node, watched)
+    if watched.isdisjoint(node.inputs) or cuts(node.rule, node.attrs, node.xs):
+        return False
+    return not _is_cast_of_integers(node)
 
 
 def _with_gradients(node: Node) -> list[int]:
@@ -295,20 +304,6 @@ def _is_cast_of_integers(node: Node) -> bool:
     return own and not node.xs[0]._data.carries and is_inexact(node.symbols[0].dtype)
 
 
-def pull_within(
-    ys: Sequence[rg.Tensor], xs: Sequence[rg.Tensor], dys: Sequence[rg.Tensor]
-) -> list[Any]:
-    """The gradients by xs in the graph of a region, given those that arrive at ys."""
-    seeds: Grads = {}
-    for y, dy in zip(ys, dys, strict=True):
-        old = seeds.get(y._data.id)
-        seeds[y._data.id] = dy if old is None else old + dy
-    found = _Path([y._data for y in ys], [x._data for x in xs], set()).pull(
-        seeds, current_graph().scope
-    )
-    return [found.get(x._data.id) for x in xs]
-
-
 def _reaching(ys: Iterable[Symbol]) -> list[Node]:
     """The nodes from which a path leads to ys, in the order of their making."""
     seen: set[Node] = set()
@@ -323,20 +318,17 @@ def _reaching(ys: Iterable[Symbol]) -> list[Node]:
     return sorted(seen, key=lambda node: node.number)
 
 
-class _Names:
+class _OpNames:
     """Names the ops of a backward pass after the ops that they differentiate."""
 
-    def __init__(self, scope: str) -> None:
-        self.graph = current_graph()
+    def __init__(self, graph: Graph, scope: str) -> None:
+        self.graph = graph
         self.scope = scope
 
     def before(self, record: Any) -> None:
         self.graph.scope = f"{self.scope}{record.name}_grad/"
 
     def __call__(self, record: Any, dy: Any, leaf: int, dx: Any) -> None:
-        self.graph.scope = self.scope
-
-    def close(self) -> None:
         self.graph.scope = self.scope
 
 

@@ -9,12 +9,21 @@ from typing import Any, Self
 
 import regrad.graph as engine
 from regrad.blocks import block
+from regrad.dims import Words
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph import INNERMOST, Node
+from regrad.inference import Spec
 from regrad.overrides import gradient_override_map as OverrideScope
 from regrad.registry import OPS, RULES, Op, bind, canonical, resolve
 from regrad.ruleforms import NoGradient, Rule, called
-from regrad.tensors import Readable
+from regrad.state import current
+from regrad.tape import rule_in_force
+from regrad.tensors import Readable, Tensor
+
+__all__ = [
+    "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
+    "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
+]  # fmt: skip
 
 
 class Graph(engine.Graph):
@@ -28,6 +37,8 @@ class Graph(engine.Graph):
     >>> [op.name for op in g.get_operations()]
     ['Const', 'Sign']
     """
+
+    words = Words("tf.shape(x)[i]", "tf.cond or tf.where", "tf.constant")
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,6 +334,24 @@ def current_graph() -> engine.Graph:
     graph = get_default_graph()
     region = INNERMOST.get()
     return region if region is not None and region.root is graph else graph
+
+
+def add_op(
+    op: Op, name: str | None, inputs: Sequence[Tensor], attrs: dict[str, Any],
+    specs: Sequence[Spec], rule: Rule | None = None,
+) -> Any:  # fmt: skip
+    """Add an op whose last parameter is a list to the graph that is being built; its outputs.
+
+    Its rule is the one in force, if none is given.
+    """
+    graph, state = current_graph(), current()
+    xs = tuple([graph.entering(x) for x in inputs])
+    first = len(op.inputs) - 1
+    layout = *range(first), tuple(range(first, len(xs)))
+    if rule is None:
+        rule = op.rule if state is None else rule_in_force(state, op, xs, graph.root)
+    with graph.naming(op.type, name):
+        return engine.put_down(graph, op, rule, xs, attrs, layout, specs)
 
 
 def node_of(x: Any) -> Node:

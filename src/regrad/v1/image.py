@@ -7,7 +7,9 @@ from typing import Any
 
 import regrad as rg
 from regrad.errors import GraphError
-from regrad.v1.forms import one_op, scope
+from regrad.opsheet import TensorLike
+from regrad.tensors import Tensor
+from regrad.v1.forms import ANY, define, one_op, scope
 from regrad.v1.random_ops import random_uniform
 from regrad.v1.tensors import build, convert_to_tensor, sizes
 
@@ -21,69 +23,42 @@ class ResizeMethod:
     AREA = 3
 
 
-def _single(x: Any) -> Any:
+def _as_floats(x: Tensor) -> Tensor:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
 
 
-def _resized(x: Any, size: tuple[int, int], align: bool, half: bool) -> Any:
-    return rg.nn.resize_bilinear(_single(x), size, align, half)
+def _resize_bilinear(x: Tensor, size: Any, align_corners: bool, half_pixel_centers: bool) -> Tensor:
+    return rg.nn.resize_bilinear(_as_floats(x), size, align_corners, half_pixel_centers)
 
 
-def resize_bilinear(
-    images: Any,
-    size: Any,
-    align_corners: bool = False,
-    name: str | None = None,
-    half_pixel_centers: bool = False,
-) -> Any:
-    """Images of another (height, width), each pixel interpolated between four, as floats.
-
-    Op type: `ResizeBilinear`.
-    """
-    options = {"align": align_corners, "half": half_pixel_centers, "size": sizes(size)}
-    return one_op("ResizeBilinear", name or "ResizeBilinear", _resized, images, **options)
-
-
-def resize_nearest_neighbor(
-    images: Any,
-    size: Any,
-    align_corners: bool = False,
-    name: str | None = None,
-    half_pixel_centers: bool = False,
-) -> Any:
-    """Images of another (height, width), each pixel that of the nearest old one.
-
-    Op type: `ResizeNearestNeighbor`.
-    """
-    op_type, function = "ResizeNearestNeighbor", rg.nn.resize_nearest
-    options: dict[str, Any] = {
-        "size": sizes(size),
-        "align_corners": align_corners,
-        "half_pixel_centers": half_pixel_centers,
-    }
-    return one_op(op_type, name or op_type, function, images, **options)
+LISTED = "(images, size, align_corners=False, name=None, half_pixel_centers=False)"
+resize_bilinear = define(
+    f"tf.image.resize_bilinear{LISTED}", "ResizeBilinear", _resize_bilinear, ANY,
+    "Images of another (height, width), each pixel interpolated between four, as floats.",
+    size=sizes,
+)  # fmt: skip
+resize_nearest_neighbor = define(
+    f"tf.image.resize_nearest_neighbor{LISTED}", "ResizeNearestNeighbor", rg.nn.resize_nearest, ANY,
+    "Images of another (height, width), each pixel that of the nearest old one.", size=sizes,
+)  # fmt: skip
+RESIZE = {
+    ResizeMethod.BILINEAR: resize_bilinear,
+    ResizeMethod.NEAREST_NEIGHBOR: resize_nearest_neighbor,
+}
 
 
 def resize_images(
-    images: Any,
-    size: Any,
-    method: int = ResizeMethod.BILINEAR,
-    align_corners: bool = False,
-    preserve_aspect_ratio: bool = False,
-    name: str | None = None,
-) -> Any:
+    images: TensorLike, size: TensorLike, method: int = ResizeMethod.BILINEAR,
+    align_corners: bool = False, preserve_aspect_ratio: bool = False, name: str | None = None,
+) -> Any:  # fmt: skip
     """Images, or one image, of another (height, width). Source: `tf.image.resize_images`."""
-    known = {
-        ResizeMethod.BILINEAR: resize_bilinear,
-        ResizeMethod.NEAREST_NEIGHBOR: resize_nearest_neighbor,
-    }
-    if method not in known or preserve_aspect_ratio:
+    if method not in RESIZE or preserve_aspect_ratio:
         raise GraphError(
             "resize_images: the methods are BILINEAR and NEAREST_NEIGHBOR, without "
             f"preserve_aspect_ratio; got the method {method!r}"
         )
     with scope(name or "resize", images):
-        return known[method](images, size, align_corners)
+        return RESIZE[method](images, size, align_corners)
 
 
 def _flip(name: str, axis: int, direction: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -115,14 +90,13 @@ flip_left_right, random_flip_left_right = _flip("flip_left_right", -2, "left to 
 flip_up_down, random_flip_up_down = _flip("flip_up_down", -3, "upside down")
 
 
-def per_image_standardization(image: Any) -> Any:
+def per_image_standardization(image: TensorLike) -> Any:
     """Each image with mean 0 and variance 1; a flat image is divided by `1 / sqrt(size)`."""
+    return one_op("RealDiv", "per_image_standardization", _standardize, image)
 
-    return one_op("RealDiv", "per_image_standardization", _standardized, image)
 
-
-def _standardized(x: Any) -> Any:
-    x, axes = _single(x), (-3, -2, -1)
+def _standardize(x: Any) -> Any:
+    x, axes = _as_floats(x), (-3, -2, -1)
     count = rg.sum(rg.ones_like(x), axis=axes, keepdims=True)
     mean, variance = rg.nn.moments(x, axes, keepdims=True)
     return (x - mean) / rg.maximum(rg.sqrt(variance), rg.rsqrt(count))

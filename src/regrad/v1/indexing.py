@@ -10,34 +10,38 @@ import numpy as np
 import regrad as rg
 from regrad.dims import Dim, UnknownRank, is_known, size_of
 from regrad.errors import ArgumentError, GraphError, IndexRangeError
+from regrad.opsheet import TensorLike
+from regrad.tensors import Tensor
 from regrad.v1 import dtypes
-from regrad.v1.arrays import (
-    concat,
-    dimension_tensor,
-    reshape,
-    squeeze,
-    stack,
-    stop_gradient,
-)
+from regrad.v1.arrays import concat, dimension_tensor, reshape, squeeze, stack, stop_gradient
 from regrad.v1.creation import ones_like
-from regrad.v1.forms import as_sizes, axes_of, dtype_of, one_op, rank_of, scope, shape_of
+from regrad.v1.forms import (
+    ANY,
+    as_sizes,
+    axes_of,
+    define,
+    dtype_of,
+    one_op,
+    rank_of,
+    scope,
+    shape_of,
+)
 from regrad.v1.forms import tensor as as_tensor
 from regrad.v1.math import add, cast, maximum, not_equal, subtract, to_int64, where
-from regrad.v1.reductions import (
-    argsort,
-    cumsum,
-    invert_permutation,
-    reduce_max,
-    sort,
-)
+from regrad.v1.reductions import argsort, cumsum, invert_permutation, reduce_max, sort
 from regrad.v1.static_shapes import TensorShape
 from regrad.v1.tensors import is_tensor, rg_read
 from regrad.v1.values import indices_from_zero
 
+__all__ = [
+    "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
+    "slice", "strided_slice", "tensor_scatter_update", "unique",
+]  # fmt: skip
+
 # -- tensor[…] -------------------------------------------------------------------------------------
 
 
-def getitem(x: Any, index: Any, name: str = "strided_slice") -> Any:
+def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any:
     """`x[index]`: ints, slices, None, `...`, scalar tensors of ints, one mask of bools.
 
     Ints and slices make one op, `StridedSlice`; a scalar tensor makes a `GatherV2`, which is as
@@ -80,12 +84,6 @@ def _bound(b: Any) -> Any:
     return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
 
 
-def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """The block that begins at `begin` and has the shape `size`, where -1 means to the end."""
-    attrs = {"begin": as_sizes(begin), "size": as_sizes(size)}
-    return one_op("Slice", name or "Slice", _block, input_, **attrs)
-
-
 def _block(x: Any, begin: Any, size: Any) -> Any:
     shape = shape_of(x)
     if is_known(shape) and is_known((*begin, *size)):
@@ -112,19 +110,18 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
     return 0 <= begin <= begin + max(size, 0) <= n
 
 
+slice = define(
+    "tf.slice(input_, begin, size)", "Slice", _block, ANY,
+    "The block that begins at `begin` and has the shape `size`, where -1 means to the end.",
+    begin=as_sizes, size=as_sizes,
+)  # fmt: skip
+
+
 def strided_slice(
-    input_: Any,
-    begin: Any,
-    end: Any,
-    strides: Any = None,
-    begin_mask: int = 0,
-    end_mask: int = 0,
-    ellipsis_mask: int = 0,
-    new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0,
-    var: Any = None,
-    name: str | None = None,
-) -> Any:
+    input_: TensorLike, begin: TensorLike, end: TensorLike, strides: TensorLike = None,
+    begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0, var: Any = None, name: str | None = None,
+) -> Any:  # fmt: skip
     """The elements that `input_[begin:end:strides]` selects, axis by axis.
 
     Bit i of a mask is about the i-th entry: no beginning, no end, `...`, a new axis, an int.
@@ -149,27 +146,23 @@ def strided_slice(
 
 
 def gather(
-    params: Any,
-    indices: Any,
-    validate_indices: Any = None,
-    name: str | None = None,
-    axis: Any = None,
-    batch_dims: int = 0,
-) -> Any:
+    params: TensorLike, indices: TensorLike, validate_indices: Any = None, name: str | None = None,
+    axis: Any = None, batch_dims: int = 0,
+) -> Any:  # fmt: skip
     """Slices of `params` along an axis (by default the first, or the one after `batch_dims`)."""
     axis = batch_dims if axis is None else axes_of(axis)
     attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
-    return one_op("GatherV2", name or "GatherV2", _taken, params, indices, **attrs)
+    return one_op("GatherV2", name or "GatherV2", _take, params, indices, **attrs)
 
 
-def _taken(x: Any, indices: Any, axis: int, batch_dims: int) -> Any:
+def _take(x: Any, indices: Any, axis: int, batch_dims: int) -> Any:
     indices = indices_from_zero("gather", indices)
     unasked = axis >= 0 and not is_known(shape_of(x))
     take = rg.find_op("GatherV2").function if unasked else rg.take
     return take(x, indices, axis=axis, batch_dims=batch_dims)
 
 
-def batch_gather(params: Any, indices: Any, name: str | None = None) -> Any:
+def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any:
     """For each vector of indices, elements of the slice of `params` at its place."""
     batch = rank_of(as_tensor(indices))
     if not batch:
@@ -177,36 +170,30 @@ def batch_gather(params: Any, indices: Any, name: str | None = None) -> Any:
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
 
 
-def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
+def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
     """Slices of `params` at index vectors, which the last axis of `indices` holds."""
-    return one_op("GatherNd", name or "GatherNd", _taken_nd, params, indices, same=False)
-
-
-def _taken_nd(x: Any, indices: Any) -> Any:
     return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
 
 
-def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
+def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
     """Zeros of the given shape with `updates` added at index vectors."""
-    attrs = {"same": False, "shape": as_sizes(shape)}
-    return one_op("ScatterNd", name or "ScatterNd", _scattered, indices, updates, **attrs)
-
-
-def _scattered(indices: Any, updates: Any, shape: Any) -> Any:
     return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
 
 
-def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-    """The tensor with `updates` in the places that index vectors name."""
-    function, name = rg.find_op("TensorScatterUpdate").function, name or "TensorScatterUpdate"
-    return one_op("TensorScatterUpdate", name, function, tensor, indices, updates, same=False)
+gather_nd = define("tf.gather_nd(params, indices)", "GatherNd", _gather_nd, same=False)
+scatter_nd = define("tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, same=False)
+tensor_scatter_update = define(
+    "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
+    rg.find_op("TensorScatterUpdate").function, ANY,
+    "The tensor with `updates` in the places that index vectors name.", same=False,
+)  # fmt: skip
 
 
 # -- what depends on values ------------------------------------------------------------------------
 
 
 def boolean_mask(
-    tensor: Any, mask: Any, name: str = "boolean_mask", axis: int | None = None
+    tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None
 ) -> Any:
     """The slices of a tensor where the mask, which lies along axes from `axis` on, is true.
 
@@ -240,7 +227,7 @@ class Unique(NamedTuple):
     idx: Any
 
 
-def unique(x: Any, out_idx: Any = dtypes.int32, name: str | None = None) -> Unique:
+def unique(x: TensorLike, out_idx: Any = dtypes.int32, name: str | None = None) -> Unique:
     """The distinct values of a vector, in the order in which they come.
 
     Returns them, and for each element of x the index of its value among them. They have no
@@ -268,13 +255,9 @@ def unique(x: Any, out_idx: Any = dtypes.int32, name: str | None = None) -> Uniq
 
 
 def confusion_matrix(
-    labels: Any,
-    predictions: Any,
-    num_classes: Any = None,
-    dtype: Any = dtypes.int32,
-    name: str | None = None,
-    weights: Any = None,
-) -> Any:
+    labels: TensorLike, predictions: TensorLike, num_classes: Any = None, dtype: Any = dtypes.int32,
+    name: str | None = None, weights: TensorLike = None,
+) -> Any:  # fmt: skip
     """How often (or with which weight) each class, by row, was taken for each, by column.
 
     Without `num_classes` there are as many as the largest class says.

@@ -12,8 +12,17 @@ from regrad.errors import GraphError, ShapeError
 from regrad.v1 import dtypes, random_ops, tensors
 from regrad.v1.static_shapes import TensorShape
 
+__all__ = [
+    "constant_initializer", "glorot_normal_initializer", "glorot_uniform_initializer",
+    "ones_initializer", "orthogonal_initializer", "random_normal_initializer",
+    "random_uniform_initializer", "truncated_normal_initializer",
+    "uniform_unit_scaling_initializer", "variance_scaling_initializer", "zeros_initializer",
+]  # fmt: skip
+
 # The standard deviation of a standard normal variable that is cut off at -2 and 2
 TRUNCATED_STDDEV = 0.87962566103423978
+_Shape = tuple[int, ...]
+_FLOAT = dtypes.float32
 
 
 class Initializer:
@@ -22,34 +31,34 @@ class Initializer:
     `dtype` is that of the values, unless the call says otherwise.
     """
 
-    def __init__(self, dtype: Any = dtypes.float32) -> None:
+    def __init__(self, dtype: Any = _FLOAT) -> None:
         self.dtype = dtypes.as_dtype(dtype)
 
-    def __call__(self, shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
-        """The initial values, as a tensor."""
+    def __call__(self, shape: Any, dtype: Any = None, partition_info: Any = None) -> tensors.Tensor:
+        """Return the initial values as a tensor."""
         sizes: Any = TensorShape(shape)
         if not sizes.is_fully_defined():
             raise ShapeError(f"an initial value needs a fully defined shape, got {sizes}")
         dtype = self.dtype if dtype is None else dtypes.as_dtype(dtype)
         return self.values(tuple(sizes.as_list()), dtype)
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
-        """What subclasses compute."""
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        """Compute them; what subclasses define."""
         raise NotImplementedError
 
 
 class Zeros(Initializer):
     """Zeros. Source: `tf.zeros_initializer`."""
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
-        return tensors.constant(np.zeros(shape, dtypes.to_numpy(dtype)), name="zeros")
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        return tensors.constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
 
 
 class Ones(Initializer):
     """Ones. Source: `tf.ones_initializer`."""
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
-        return tensors.constant(np.ones(shape, dtypes.to_numpy(dtype)), name="ones")
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
+        return tensors.constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
 
 
 class Constant(Initializer):
@@ -58,13 +67,11 @@ class Constant(Initializer):
     Source: `tf.constant_initializer`.
     """
 
-    def __init__(
-        self, value: Any = 0, dtype: Any = dtypes.float32, verify_shape: bool = False
-    ) -> None:
+    def __init__(self, value: Any = 0, dtype: Any = _FLOAT, verify_shape: bool = False) -> None:
         super().__init__(dtype)
         self.value, self.verify_shape = value, verify_shape
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         return tensors.constant(self.value, dtype, shape, verify_shape=self.verify_shape)
 
 
@@ -72,12 +79,12 @@ class RandomUniform(Initializer):
     """Uniform numbers from `[minval, maxval)`. Source: `tf.random_uniform_initializer`."""
 
     def __init__(
-        self, minval: Any = 0, maxval: Any = None, seed: Any = None, dtype: Any = dtypes.float32
+        self, minval: Any = 0, maxval: Any = None, seed: int | None = None, dtype: Any = _FLOAT
     ) -> None:
         super().__init__(dtype)
         self.minval, self.maxval, self.seed = minval, maxval, seed
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, seed=self.seed)
 
 
@@ -87,12 +94,12 @@ class RandomNormal(Initializer):
     draw = staticmethod(random_ops.random_normal)
 
     def __init__(
-        self, mean: Any = 0.0, stddev: Any = 1.0, seed: Any = None, dtype: Any = dtypes.float32
+        self, mean: Any = 0.0, stddev: Any = 1.0, seed: int | None = None, dtype: Any = _FLOAT
     ) -> None:
         super().__init__(dtype)
         self.mean, self.stddev, self.seed = mean, stddev, seed
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         return self.draw(shape, self.mean, self.stddev, dtype, seed=self.seed)
 
 
@@ -124,13 +131,9 @@ class VarianceScaling(Initializer):
     """
 
     def __init__(
-        self,
-        scale: float = 1.0,
-        mode: str = "fan_in",
-        distribution: str = "truncated_normal",
-        seed: Any = None,
-        dtype: Any = dtypes.float32,
-    ) -> None:
+        self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal",
+        seed: int | None = None, dtype: Any = _FLOAT,
+    ) -> None:  # fmt: skip
         super().__init__(dtype)
         if scale <= 0:
             raise GraphError(f"`scale` must be positive float, got {scale!r}")
@@ -140,7 +143,7 @@ class VarianceScaling(Initializer):
             raise GraphError(f"Invalid `distribution` argument: {distribution!r}")
         self.scale, self.mode, self.distribution, self.seed = scale, mode, distribution, seed
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         fan_in, fan_out = fans(shape)
         units = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
         variance = self.scale / max(1.0, units[self.mode])
@@ -153,8 +156,8 @@ class VarianceScaling(Initializer):
         return random_ops.truncated_normal(shape, 0.0, stddev, dtype, seed=self.seed)
 
 
-def fans(shape: tuple[int, ...]) -> tuple[float, float]:
-    """How many inputs and outputs the units of a layer have whose kernel has this shape."""
+def fans(shape: _Shape) -> tuple[float, float]:
+    """Return how many inputs and outputs the units of a layer have whose kernel has this shape."""
     if len(shape) < 2:
         n = shape[0] if shape else 1
         return n, n
@@ -162,37 +165,33 @@ def fans(shape: tuple[int, ...]) -> tuple[float, float]:
     return receptive * shape[-2], receptive * shape[-1]
 
 
-def _scaling(name: str, scale: float, mode: str, distribution: str, doc: str) -> Any:
-    """A VarianceScaling with fixed settings, as a class of (seed, dtype)."""
+def _scaling(name: str, scale: float, mode: str, distribution: str, source: str) -> Any:
+    """Make a VarianceScaling with fixed settings, a class of (seed, dtype)."""
 
-    def __init__(self: Any, seed: Any = None, dtype: Any = dtypes.float32) -> None:
+    def __init__(self: Any, seed: int | None = None, dtype: Any = _FLOAT) -> None:
         VarianceScaling.__init__(self, scale, mode, distribution, seed, dtype)
 
+    doc = f"{source}, {distribution.removeprefix('truncated_')}."
     return type(name, (VarianceScaling,), {"__init__": __init__, "__doc__": doc})
 
 
-GlorotUniform = _scaling(
-    "GlorotUniform", 1.0, "fan_avg", "uniform", "Glorot and Bengio (2010), uniform: the default."
-)
-GlorotNormal = _scaling(
-    "GlorotNormal", 1.0, "fan_avg", "truncated_normal", "Glorot and Bengio (2010), normal."
-)
-HeUniform = _scaling("HeUniform", 2.0, "fan_in", "uniform", "He et al. (2015), uniform.")
-HeNormal = _scaling("HeNormal", 2.0, "fan_in", "truncated_normal", "He et al. (2015), normal.")
-LecunUniform = _scaling("LecunUniform", 1.0, "fan_in", "uniform", "LeCun et al. (1998), uniform.")
-LecunNormal = _scaling(
-    "LecunNormal", 1.0, "fan_in", "truncated_normal", "LeCun et al. (1998), normal."
-)
+_GLOROT, _HE, _LECUN = "Glorot and Bengio (2010)", "He et al. (2015)", "LeCun et al. (1998)"
+GlorotUniform = _scaling("GlorotUniform", 1.0, "fan_avg", "uniform", _GLOROT)  # the default
+GlorotNormal = _scaling("GlorotNormal", 1.0, "fan_avg", "truncated_normal", _GLOROT)
+HeUniform = _scaling("HeUniform", 2.0, "fan_in", "uniform", _HE)
+HeNormal = _scaling("HeNormal", 2.0, "fan_in", "truncated_normal", _HE)
+LecunUniform = _scaling("LecunUniform", 1.0, "fan_in", "uniform", _LECUN)
+LecunNormal = _scaling("LecunNormal", 1.0, "fan_in", "truncated_normal", _LECUN)
 
 
 class UniformUnitScaling(Initializer):
     """Uniform numbers that keep the scale of the input. Source: Sussillo and Abbott (2014)."""
 
-    def __init__(self, factor: float = 1.0, seed: Any = None, dtype: Any = dtypes.float32) -> None:
+    def __init__(self, factor: float = 1.0, seed: int | None = None, dtype: Any = _FLOAT) -> None:
         super().__init__(dtype)
         self.factor, self.seed = factor, seed
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         limit = math.sqrt(3 / max(1, math.prod(shape[:-1]))) * self.factor
         return random_ops.random_uniform(shape, -limit, limit, dtype, seed=self.seed)
 
@@ -203,11 +202,11 @@ class Orthogonal(Initializer):
     Source: Saxe et al. (2013).
     """
 
-    def __init__(self, gain: float = 1.0, seed: Any = None, dtype: Any = dtypes.float32) -> None:
+    def __init__(self, gain: float = 1.0, seed: int | None = None, dtype: Any = _FLOAT) -> None:
         super().__init__(dtype)
         self.gain, self.seed = gain, seed
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         if len(shape) < 2:
             raise ShapeError(f"an orthogonal matrix has two axes or more, got the shape {shape}")
         rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -226,16 +225,16 @@ def _orthonormal(noise: Any, *, shape: tuple[int, ...], turned: bool, gain: floa
 class Identity(Initializer):
     """The identity matrix, times `gain`."""
 
-    def __init__(self, gain: float = 1.0, dtype: Any = dtypes.float32) -> None:
+    def __init__(self, gain: float = 1.0, dtype: Any = _FLOAT) -> None:
         super().__init__(dtype)
         self.gain = gain
 
-    def values(self, shape: tuple[int, ...], dtype: dtypes.DType) -> Any:
+    def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         if len(shape) != 2:
             raise ShapeError(
                 f"Identity matrix initializer can only be used for 2D matrices, {shape}"
             )
-        return tensors.constant(self.gain * np.eye(*shape, dtype=dtypes.to_numpy(dtype)))
+        return tensors.constant(self.gain * np.eye(*shape, dtype=dtype.as_numpy_dtype))
 
 
 # Under the names of `tf`, and of `tf.initializers`.

@@ -16,20 +16,22 @@ from regrad.v1.graphs import GraphKeys, add_to_collection
 from regrad.v1.tensors import Tensor, build, convert_to_tensor, static_value
 from regrad.v1.values import constant_value, floats
 from regrad.v1.variable_scopes import get_variable, variable_scope
+from regrad.v1.variables import Variable
 
 Function = Callable[..., Any] | None
+Options = tuple[Any, Function, Function, bool] | None
 ZEROS, ONES = initializers.Zeros(), initializers.Ones()
 
 # -- what layers share ---------------------------------------------------------------------------
 
 
 def _input(what: str, inputs: Any) -> Tensor:
-    """The input as a tensor of floats."""
+    """Return the input as a tensor of floats."""
     return floats(what, convert_to_tensor(inputs))[0]
 
 
 def _size(x: Tensor, axis: int, layer: str) -> int:
-    """A size on which the shape of a variable depends."""
+    """Return a size on which the shape of a variable depends."""
     shape = x._symbol.shape
     size = None if isinstance(shape, UnknownRank) else shape[axis]
     if size is None or isinstance(size, Dim):
@@ -41,18 +43,22 @@ def _size(x: Tensor, axis: int, layer: str) -> int:
     return size
 
 
-def _finished(
-    y: Any,
-    units: int,
-    data_format: str | None,
-    bias: dict[str, Any] | None,
-    activation: Function,
+def _variable(name: str, shape: list[int], x: Tensor, *options: Any) -> Variable:
+    """Make, or find, a variable: options are initializer, regularizer, constraint, trainable."""
+    initializer, regularizer, constraint, trainable = options
+    dtype = x.dtype.base_dtype
+    return get_variable(
+        name, shape, dtype, initializer, regularizer, trainable, constraint=constraint
+    )
+
+
+def _finish(
+    y: Tensor, units: int, layout: str | None, bias: Options, activation: Function | str,
     activity_regularizer: Function,
-) -> Any:
-    """What comes after the linear part of a layer: bias, activation, regularizer."""
+) -> Tensor:  # fmt: skip
+    """Do what comes after the linear part of a layer: bias, activation, regularizer."""
     if bias is not None:
-        variable = get_variable("bias", [units], y.dtype.base_dtype, **bias)
-        y = nn.bias_add(y, variable, data_format)
+        y = nn.bias_add(y, _variable("bias", [units], y, *bias), layout)
     if activation is not None:
         y = (getattr(nn, activation) if isinstance(activation, str) else activation)(y)
     if activity_regularizer is not None:
@@ -60,53 +66,42 @@ def _finished(
     return y
 
 
-def _options(
-    initializer: Any, regularizer: Function, constraint: Function, trainable: bool
-) -> dict[str, Any]:
-    return {
-        "initializer": initializer,
-        "regularizer": regularizer,
-        "constraint": constraint,
-        "trainable": trainable,
-    }
-
-
-def _layout(data_format: str, n: int) -> str:
-    found = {"channels_last": LAYOUTS[n][0], "channels_first": LAYOUTS[n][1]}.get(data_format)
-    if found is None:
+def _layout(data_format: str, n: int) -> tuple[str, int]:
+    """Return TensorFlow's name of a data format with n spatial axes, and the axis of channels."""
+    if data_format not in ("channels_last", "channels_first"):
         raise GraphError(
             f"data_format must be 'channels_last' or 'channels_first', got {data_format!r}"
         )
-    return found
+    first = data_format == "channels_first"
+    return LAYOUTS[n][first], 1 if first else -1
 
 
-def _spread(value: Any, n: int, what: str) -> tuple[int, ...]:
+def _repeat(value: Any, n: int, what: str) -> list[int]:
+    """Return n integers, of which one stands for all if it is given alone."""
     found = static_value(value, what)
     found = found if isinstance(found, tuple) else (found,) * n
     if len(found) != n:
         raise GraphError(f"{what} is an integer or {n} of them, got {value!r}")
-    return found
+    return list(found)
+
+
+def _describe(function: Callable[..., Tensor], name: str, text: str) -> Callable[..., Tensor]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{text}\n\n    Source: `tf.layers.{name}`."
+    return function
 
 
 # -- layers with weights -------------------------------------------------------------------------
 
 
 def dense(
-    inputs: Any,
-    units: int,
-    activation: Function = None,
-    use_bias: bool = True,
-    kernel_initializer: Any = None,
-    bias_initializer: Any = ZEROS,
-    kernel_regularizer: Function = None,
-    bias_regularizer: Function = None,
-    activity_regularizer: Function = None,
-    kernel_constraint: Function = None,
-    bias_constraint: Function = None,
-    trainable: bool = True,
-    name: str | None = None,
+    inputs: Any, units: int, activation: Function | str = None, use_bias: bool = True,
+    kernel_initializer: Any = None, bias_initializer: Any = ZEROS,
+    kernel_regularizer: Function = None, bias_regularizer: Function = None,
+    activity_regularizer: Function = None, kernel_constraint: Function = None,
+    bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
     reuse: Any = None,
-) -> Any:
+) -> Tensor:  # fmt: skip
     """`activation(inputs @ kernel + bias)`, along the last axis.
 
     Makes, or with `reuse` finds, the variables `kernel` and `bias` in the scope `name` (`dense`,
@@ -121,87 +116,57 @@ def dense(
     Tensor("dense/Relu:0", shape=(?, 2), dtype=float32) ['dense/kernel:0', 'dense/bias:0']
     """
     x = _input("dense", inputs)
-    kernel = _options(kernel_initializer, kernel_regularizer, kernel_constraint, trainable)
-    bias = _options(bias_initializer, bias_regularizer, bias_constraint, trainable)
+    kernel = kernel_initializer, kernel_regularizer, kernel_constraint, trainable
+    bias = (bias_initializer, bias_regularizer, bias_constraint, trainable) if use_bias else None
     with variable_scope(name, "dense", reuse=reuse):
-        shape = [_size(x, -1, "dense"), units]
-        weights = get_variable("kernel", shape, x.dtype.base_dtype, **kernel)
+        weights = _variable("kernel", [_size(x, -1, "dense"), units], x, *kernel)
         y = build("MatMul", None, rg.matmul, x, weights)
-        bias = bias if use_bias else None
-        return _finished(y, units, None, bias, activation, activity_regularizer)
+        return _finish(y, units, None, bias, activation, activity_regularizer)
 
 
-def _conv_layer(name: str, n: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    layer_name = name
-
+def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
     def conv(
-        inputs: Any,
-        filters: int,
-        kernel_size: Any,
-        strides: Any = 1,
-        padding: str = "valid",
-        data_format: str = "channels_last",
-        dilation_rate: Any = 1,
-        activation: Function = None,
-        use_bias: bool = True,
-        kernel_initializer: Any = None,
-        bias_initializer: Any = ZEROS,
-        kernel_regularizer: Function = None,
-        bias_regularizer: Function = None,
-        activity_regularizer: Function = None,
-        kernel_constraint: Function = None,
-        bias_constraint: Function = None,
-        trainable: bool = True,
-        name: str | None = None,
-        reuse: Any = None,
-    ) -> Any:
+        inputs: Any, filters: int, kernel_size: Any, strides: Any = 1, padding: str = "valid",
+        data_format: str = "channels_last", dilation_rate: Any = 1,
+        activation: Function | str = None, use_bias: bool = True, kernel_initializer: Any = None,
+        bias_initializer: Any = ZEROS, kernel_regularizer: Function = None,
+        bias_regularizer: Function = None, activity_regularizer: Function = None,
+        kernel_constraint: Function = None, bias_constraint: Function = None,
+        trainable: bool = True, name: str | None = None, reuse: Any = None,
+    ) -> Tensor:  # fmt: skip
         x = _input(layer_name, inputs)
-        layout = _layout(data_format, n)
-        kernel = _options(kernel_initializer, kernel_regularizer, kernel_constraint, trainable)
-        bias = _options(bias_initializer, bias_regularizer, bias_constraint, trainable)
+        layout, axis = _layout(data_format, n)
+        kernel = kernel_initializer, kernel_regularizer, kernel_constraint, trainable
+        bias = bias_initializer, bias_regularizer, bias_constraint, trainable
         with variable_scope(name, layer_name, reuse=reuse):
-            channels = _size(x, -1 if data_format == "channels_last" else 1, layer_name)
-            shape = [*_spread(kernel_size, n, "kernel_size"), channels, filters]
-            weights = get_variable("kernel", shape, x.dtype.base_dtype, **kernel)
-            y = function(x, weights, padding.upper(), strides, dilation_rate, None, layout)
+            channels = _size(x, axis, layer_name)
+            shape = [*_repeat(kernel_size, n, "kernel_size"), channels, filters]
+            weights = _variable("kernel", shape, x, *kernel)
+            y = nn.convolution(x, weights, padding.upper(), strides, dilation_rate, None, layout)
             bias = bias if use_bias else None
-            return _finished(y, filters, layout, bias, activation, activity_regularizer)
+            return _finish(y, filters, layout, bias, activation, activity_regularizer)
 
-    conv.__name__ = conv.__qualname__ = name
-    conv.__doc__ = (
+    return _describe(
+        conv,
+        layer_name,
         f"A convolution with {n} spatial axes, then bias and activation.\n\n"
         "    Variables: `kernel` (window, in, filters) and `bias`; see `dense`. Data is\n"
-        '    `"channels_last"` or `"channels_first"`.\n\n'
-        f"    Source: `tf.layers.{name}`."
+        '    `"channels_last"` or `"channels_first"`.',
     )
-    return conv
 
 
-conv1d = _conv_layer("conv1d", 1, nn.convolution)
-conv2d = _conv_layer("conv2d", 2, nn.convolution)
-conv3d = _conv_layer("conv3d", 3, nn.convolution)
+conv1d, conv2d, conv3d = (_conv_layer(f"conv{n}d", n) for n in (1, 2, 3))
 
 
 def conv2d_transpose(
-    inputs: Any,
-    filters: int,
-    kernel_size: Any,
-    strides: Any = (1, 1),
-    padding: str = "valid",
-    data_format: str = "channels_last",
-    activation: Function = None,
-    use_bias: bool = True,
-    kernel_initializer: Any = None,
-    bias_initializer: Any = ZEROS,
-    kernel_regularizer: Function = None,
-    bias_regularizer: Function = None,
-    activity_regularizer: Function = None,
-    kernel_constraint: Function = None,
-    bias_constraint: Function = None,
-    trainable: bool = True,
-    name: str | None = None,
+    inputs: Any, filters: int, kernel_size: Any, strides: Any = (1, 1), padding: str = "valid",
+    data_format: str = "channels_last", activation: Function | str = None, use_bias: bool = True,
+    kernel_initializer: Any = None, bias_initializer: Any = ZEROS,
+    kernel_regularizer: Function = None, bias_regularizer: Function = None,
+    activity_regularizer: Function = None, kernel_constraint: Function = None,
+    bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
     reuse: Any = None,
-) -> Any:
+) -> Tensor:  # fmt: skip
     """The adjoint of a convolution, which makes images larger, then bias and activation.
 
     Variables: `kernel` (height, width, filters, in) and `bias`; see `dense`.
@@ -209,57 +174,34 @@ def conv2d_transpose(
     Source: `tf.layers.conv2d_transpose`.
     """
     x = _input("conv2d_transpose", inputs)
-    layout = _layout(data_format, 2)
-    size, steps = _spread(kernel_size, 2, "kernel_size"), _spread(strides, 2, "strides")
-    kernel = _options(kernel_initializer, kernel_regularizer, kernel_constraint, trainable)
-    bias = _options(bias_initializer, bias_regularizer, bias_constraint, trainable)
+    layout, axis = _layout(data_format, 2)
+    window, steps = _repeat(kernel_size, 2, "kernel_size"), _repeat(strides, 2, "strides")
+    kernel = kernel_initializer, kernel_regularizer, kernel_constraint, trainable
+    bias = (bias_initializer, bias_regularizer, bias_constraint, trainable) if use_bias else None
     with variable_scope(name, "conv2d_transpose", reuse=reuse):
-        channels = _size(x, -1 if data_format == "channels_last" else 1, "conv2d_transpose")
-        weights = get_variable("kernel", [*size, filters, channels], x.dtype.base_dtype, **kernel)
-        batch, *axes = x._symbol.shape
-        small = axes[:2] if data_format == "channels_last" else axes[1:]
-        large = [_enlarged(*each, padding) for each in zip(small, size, steps, strict=True)]
-        last = data_format == "channels_last"
-        shape = (batch, *large, filters) if last else (batch, filters, *large)
-        y = nn.conv2d_transpose(x, weights, shape, list(steps), padding.upper(), layout)
-        bias = bias if use_bias else None
-        return _finished(y, filters, layout, bias, activation, activity_regularizer)
-
-
-def _enlarged(n: Any, size: int, stride: int, padding: str) -> Any:
-    """The size of which a convolution would make n."""
-    return n * stride + (max(size - stride, 0) if padding.lower() == "valid" else 0)
+        channels = _size(x, axis, "conv2d_transpose")
+        weights = _variable("kernel", [*window, filters, channels], x, *kernel)
+        shape = list(x._symbol.shape)
+        shape[axis] = filters
+        for i, size, step in zip((2, 3) if axis == 1 else (1, 2), window, steps, strict=True):
+            shape[i] = shape[i] * step + (max(size - step, 0) if padding.lower() == "valid" else 0)
+        y = nn.conv2d_transpose(x, weights, tuple(shape), steps, padding.upper(), layout)
+        return _finish(y, filters, layout, bias, activation, activity_regularizer)
 
 
 # -- normalisation -------------------------------------------------------------------------------
 
 
 def batch_normalization(
-    inputs: Any,
-    axis: Any = -1,
-    momentum: Any = 0.99,
-    epsilon: float = 1e-3,
-    center: bool = True,
-    scale: bool = True,
-    beta_initializer: Any = ZEROS,
-    gamma_initializer: Any = ONES,
-    moving_mean_initializer: Any = ZEROS,
-    moving_variance_initializer: Any = ONES,
-    beta_regularizer: Function = None,
-    gamma_regularizer: Function = None,
-    beta_constraint: Function = None,
-    gamma_constraint: Function = None,
-    training: Any = False,
-    trainable: bool = True,
-    name: str | None = None,
-    reuse: Any = None,
-    renorm: bool = False,
-    renorm_clipping: Any = None,
-    renorm_momentum: float = 0.99,
-    fused: bool | None = None,
-    virtual_batch_size: int | None = None,
-    adjustment: Function = None,
-) -> Any:
+    inputs: Any, axis: Any = -1, momentum: Any = 0.99, epsilon: float = 1e-3, center: bool = True,
+    scale: bool = True, beta_initializer: Any = ZEROS, gamma_initializer: Any = ONES,
+    moving_mean_initializer: Any = ZEROS, moving_variance_initializer: Any = ONES,
+    beta_regularizer: Function = None, gamma_regularizer: Function = None,
+    beta_constraint: Function = None, gamma_constraint: Function = None, training: Any = False,
+    trainable: bool = True, name: str | None = None, reuse: Any = None, renorm: bool = False,
+    renorm_clipping: Any = None, renorm_momentum: float = 0.99, fused: bool | None = None,
+    virtual_batch_size: int | None = None, adjustment: Function = None,
+) -> Tensor:  # fmt: skip
     """Inputs with mean 0 and variance 1 along all axes but `axis`, times gamma, plus beta.
 
     While training the moments are those of the batch, else moving averages. Their updates are
@@ -284,28 +226,27 @@ def batch_normalization(
             "batch_normalization: renorm, virtual_batch_size and adjustment are not offered"
         )
     x = _input("batch_normalization", inputs)
-    beta = _options(beta_initializer, beta_regularizer, beta_constraint, trainable)
-    gamma = _options(gamma_initializer, gamma_regularizer, gamma_constraint, trainable)
-    averages = moving_mean_initializer, moving_variance_initializer
+    beta = beta_initializer, beta_regularizer, beta_constraint, trainable
+    gamma = gamma_initializer, gamma_regularizer, gamma_constraint, trainable
     with variable_scope(name, "batch_normalization", reuse=reuse):
         axis = _feature_axis(x, axis)
-        kind = [_size(x, axis, "batch_normalization")], x.dtype.base_dtype
-        factor = get_variable("gamma", *kind, **gamma) if scale else None
-        offset = get_variable("beta", *kind, **beta) if center else None
+        size = [_size(x, axis, "batch_normalization")]
+        factor = _variable("gamma", size, x, *gamma) if scale else None
+        offset = _variable("beta", size, x, *beta) if center else None
         moving = [
-            get_variable(what, *kind, initializer=initializer, trainable=False)
-            for what, initializer in zip(("moving_mean", "moving_variance"), averages, strict=True)
+            _variable("moving_mean", size, x, moving_mean_initializer, None, None, False),
+            _variable("moving_variance", size, x, moving_variance_initializer, None, None, False),
         ]
-        fused = x.shape.ndims == 4 if fused is None else fused
-        used = _moments(x, axis, moving, training, momentum, fused)
-        return _normalized(x, axis, [*used, offset, factor], epsilon)
-
-
-def _normalized(x: Tensor, axis: int, tensors: list[Any], epsilon: float) -> Any:
-    rank = len(x._symbol.shape)
-    shape = tuple([-1 if i == axis else 1 for i in range(rank)])
-    shaped = [_shaped(v, shape, axis == rank - 1) for v in tensors]
-    return nn.batch_normalization(x, *shaped, variance_epsilon=epsilon)
+        rank = len(x._symbol.shape)
+        fused = rank == 4 if fused is None else fused
+        vectors = [*_moments(x, axis, moving, training, momentum, fused), offset, factor]
+        if axis < rank - 1:
+            shape = tuple([-1 if i == axis else 1 for i in range(rank)])
+            vectors = [
+                v if v is None else build("Reshape", None, rg.reshape, v, shape=shape)
+                for v in vectors
+            ]
+        return nn.batch_normalization(x, *vectors, variance_epsilon=epsilon)
 
 
 def _feature_axis(x: Tensor, axis: Any) -> int:
@@ -320,17 +261,10 @@ def _feature_axis(x: Tensor, axis: Any) -> int:
     return axis % rank
 
 
-def _shaped(value: Any, shape: tuple[int, ...], last: bool) -> Any:
-    """A vector along the axis of the features."""
-    if value is None or last:
-        return value
-    return build("Reshape", None, rg.reshape, value, shape=shape)
-
-
 def _moments(
     x: Tensor, axis: int, averages: list[Any], training: Any, momentum: Any, unbiased: bool
 ) -> list[Any]:
-    """The mean and the variance to normalise by; the updates of the averages are collected."""
+    """Return mean and variance to normalise by, and collect the updates of their averages."""
     known = constant_value(training)
     if known is not None and not known:
         return averages
@@ -338,8 +272,10 @@ def _moments(
     found = list(nn.moments(x, axes))
     targets = [found[0], found[1] * nn.bessel(x, axes)] if unbiased else found
     if known is None:
-        found = [_chosen(training, new, old) for new, old in zip(found, averages, strict=True)]
-        targets = [_chosen(training, new, old) for new, old in zip(targets, averages, strict=True)]
+        found, targets = (
+            [_select(training, new, old) for new, old in zip(values, averages, strict=True)]
+            for values in (found, targets)
+        )
     for average, target in zip(averages, targets, strict=True):
         step = (average - target) * (1 - momentum)
         update = average.assign_sub(step, name="AssignMovingAvg")
@@ -347,7 +283,7 @@ def _moments(
     return found
 
 
-def _chosen(training: Any, yes: Any, no: Any) -> Any:
+def _select(training: Any, yes: Any, no: Any) -> Any:
     return build("SelectV2", None, rg.where, training, yes, no)
 
 
@@ -355,13 +291,9 @@ def _chosen(training: Any, yes: Any, no: Any) -> Any:
 
 
 def dropout(
-    inputs: Any,
-    rate: Any = 0.5,
-    noise_shape: Any = None,
-    seed: int | None = None,
-    training: Any = False,
-    name: str | None = None,
-) -> Any:
+    inputs: Any, rate: Any = 0.5, noise_shape: Any = None, seed: int | None = None,
+    training: Any = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
     """`tf.nn.dropout` while training (a bool or a tensor), the inputs otherwise.
 
     Source: `tf.layers.dropout`.
@@ -372,45 +304,33 @@ def dropout(
         if known is not None and not known:
             return build("Identity", None, rg.identity, x)
         y = nn.dropout(x, None, noise_shape, seed, rate=rate)
-        return y if known is not None else _chosen(training, y, x)
+        return y if known is not None else _select(training, y, x)
 
 
-def flatten(inputs: Any, name: str | None = None) -> Any:
+def flatten(inputs: Any, name: str | None = None) -> Tensor:
     """Each example as a vector: the shape (batch, everything else). Source: `tf.layers.flatten`."""
 
-    def flat(x: Any) -> Any:
+    def reshape(x: rg.Tensor) -> rg.Tensor:
         batch, *rest = x.shape
         known = not any(isinstance(n, Dim) for n in rest)
         return rg.reshape(x, (-1, math.prod(rest)) if known and 0 not in rest else (batch, -1))
 
     with variable_scope(name, "flatten"):
-        return build("Reshape", None, deferrable(flat), convert_to_tensor(inputs))
+        return build("Reshape", None, deferrable(reshape), convert_to_tensor(inputs))
 
 
-def _pooling_layer(name: str, n: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    layer_name = name
-
+def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Callable[..., Tensor]:
     def pooling(
-        inputs: Any,
-        pool_size: Any,
-        strides: Any,
-        padding: str = "valid",
-        data_format: str = "channels_last",
-        name: str | None = None,
-    ) -> Any:
-        layout = _layout(data_format, n)
-        sizes = [
-            list(_spread(v, n, w)) for v, w in ((pool_size, "pool_size"), (strides, "strides"))
-        ]
+        inputs: Any, pool_size: Any, strides: Any, padding: str = "valid",
+        data_format: str = "channels_last", name: str | None = None,
+    ) -> Tensor:  # fmt: skip
+        layout, _ = _layout(data_format, n)
+        window, steps = _repeat(pool_size, n, "pool_size"), _repeat(strides, n, "strides")
         with variable_scope(name, layer_name):
-            return function(inputs, *sizes, padding.upper(), layout)
+            return function(inputs, window, steps, padding.upper(), layout)
 
-    pooling.__name__ = pooling.__qualname__ = name
-    pooling.__doc__ = (
-        f"`tf.nn.{function.__name__}` with window and strides for the spatial axes.\n\n"
-        f"    Source: `tf.layers.{name}`."
-    )
-    return pooling
+    text = f"`tf.nn.{function.__name__}` with window and strides for the spatial axes."
+    return _describe(pooling, layer_name, text)
 
 
 max_pooling2d = _pooling_layer("max_pooling2d", 2, nn.max_pool)

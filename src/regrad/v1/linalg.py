@@ -13,13 +13,16 @@ import numpy as np
 import regrad as rg
 from regrad.deferral import deferrable
 from regrad.errors import GraphError, ShapeError
+from regrad.opsheet import TensorLike
 from regrad.tensors import Tensor
 from regrad.v1.creation import eye as eye
 from regrad.v1.forms import (
+    ANY,
     INEXACT,
     NUMBERS,
     as_sizes,
     axes_of,
+    define,
     dtype_of,
     one_op,
     rank_of,
@@ -30,20 +33,21 @@ from regrad.v1.forms import (
 from regrad.v1.math import cast
 from regrad.v1.tensors import is_tensor
 
+__all__ = [
+    "cholesky", "cholesky_solve", "cross", "einsum", "matmul", "matrix_band_part",
+    "matrix_determinant", "matrix_diag", "matrix_diag_part", "matrix_inverse", "matrix_set_diag",
+    "matrix_solve", "matrix_transpose", "matrix_triangular_solve", "norm", "qr", "self_adjoint_eig",
+    "self_adjoint_eigvals", "svd", "tensordot", "trace",
+]  # fmt: skip
+
 # -- products --------------------------------------------------------------------------------------
 
 
 def matmul(
-    a: Any,
-    b: Any,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    adjoint_a: bool = False,
-    adjoint_b: bool = False,
-    a_is_sparse: bool = False,
-    b_is_sparse: bool = False,
-    name: str | None = None,
-) -> Any:
+    a: TensorLike, b: TensorLike, transpose_a: bool = False, transpose_b: bool = False,
+    adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
+    b_is_sparse: bool = False, name: str | None = None,
+) -> Any:  # fmt: skip
     """The product of matrices, which may be transposed first; `adjoint_*` conjugates as well.
 
     Stacks of matrices broadcast (TensorFlow 1 wants them equal). Raises ValueError for vectors.
@@ -83,12 +87,16 @@ def _check_matrices(name: str, *xs: Any) -> None:
             )
 
 
-def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
-    """The sum of products over `axes`: the last of a with the first of b, or two lists of axes."""
+def _axes(axes: Any) -> Any:
     axes = axes_of(axes, "axes")
-    if not isinstance(axes, int):
-        axes = tuple([(axis,) if isinstance(axis, int) else axis for axis in axes])
-    return one_op(None, name or "Tensordot", rg.tensordot, a, b, kinds=NUMBERS, axes=axes)
+    return (
+        axes if isinstance(axes, int) else tuple([(a,) if isinstance(a, int) else a for a in axes])
+    )
+
+
+tensordot = define(
+    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS, scope="Tensordot", axes=_axes
+)
 
 
 def einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
@@ -100,21 +108,21 @@ def _einsum(*xs: Any, equation: str) -> Any:
     return rg.einsum(equation, *xs)
 
 
-def cross(a: Any, b: Any, name: str | None = None) -> Any:
-    """The cross product of vectors of three elements along the last axis."""
-    function, name = rg.find_op("Cross").function, name or "Cross"
-    return one_op("Cross", name, function, a, b, kinds=NUMBERS, axis=-1)
+cross = define(
+    "tf.cross(a, b)", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS,
+    "The cross product of vectors of three elements along the last axis.",
+)  # fmt: skip
 
 
 # -- diagonals and triangles -----------------------------------------------------------------------
 
 
-def matrix_transpose(a: Any, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
+def matrix_transpose(a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
     """The tensor with its last two axes exchanged; `conjugate` takes the conjugate as well."""
     return one_op("Transpose", name, _adjoint if conjugate else rg.matrix_transpose, a)
 
 
-def adjoint(matrix: Any, name: str | None = None) -> Any:
+def adjoint(matrix: TensorLike, name: str | None = None) -> Any:
     """The complex conjugate of the transpose."""
     return matrix_transpose(matrix, name or "adjoint", conjugate=True)
 
@@ -123,72 +131,57 @@ def _adjoint(x: Any) -> Any:
     return rg.conj(rg.matrix_transpose(x))
 
 
-def matrix_diag(diagonal: Any, name: str | None = None) -> Any:
-    """Matrices with the vectors of the last axis on their diagonals."""
-    return one_op("MatrixDiag", name or "MatrixDiag", rg.linalg.diag, diagonal)
-
-
-def matrix_diag_part(input: Any, name: str | None = None) -> Any:
-    """The diagonals of matrices."""
-    return one_op("MatrixDiagPart", name or "MatrixDiagPart", rg.linalg.diagonal, input)
-
-
-def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Matrices with other diagonals. A composition."""
-    return one_op(None, name or "MatrixSetDiag", _with_diagonal, input, diagonal)
+matrix_diag = diag = define("tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag)
+matrix_diag_part = diag_part = define(
+    "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY,
+    "The diagonals of matrices.",
+)  # fmt: skip
 
 
 @deferrable
-def _with_diagonal(x: Any, diagonal: Any) -> Tensor:
-    shape = x.shape[-2:]
+def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
+    """Matrices with other diagonals."""
+    shape: Any = x.shape[-2:]
     on = rg.linalg.diag(rg.ones_like(diagonal, dtype=np.bool_), shape=shape)
     return rg.where(on, rg.linalg.diag(diagonal, shape=shape), x)
 
 
-def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
-    """A tensor of twice the rank, with the values on its diagonal and zeros elsewhere.
-
-    Source: `tf.diag`.
-    """
-    return one_op("MatrixDiag", name or "Diag", _on_diagonal, diagonal)
-
-
 @deferrable
-def _on_diagonal(x: Any) -> Tensor:
+def _make_diagonal(x: Tensor) -> Tensor:
+    """A tensor of twice the rank, with the values on its diagonal and zeros elsewhere."""
     return rg.reshape(rg.linalg.diag(rg.reshape(x, (-1,))), (*x.shape, *x.shape))
 
 
-def tensor_diag_part(input: Any, name: str | None = None) -> Any:
-    """The diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
-
-    Source: `tf.diag_part`.
-    """
-    return one_op("MatrixDiagPart", name or "DiagPart", _diagonal_of, input)
-
-
 @deferrable
-def _diagonal_of(x: Any) -> Tensor:
+def _diagonal_of(x: Tensor) -> Tensor:
+    """The diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`."""
     half = x.shape[: x.ndim // 2]
     size = math.prod(half)
     return rg.reshape(rg.linalg.diagonal(rg.reshape(x, (size, size))), half)
 
 
-def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Matrices with zeros outside a band of so many diagonals below and above the main one.
-
-    A negative number keeps all of them.
-    """
-    attrs = {"lower": as_sizes(num_lower), "upper": as_sizes(num_upper)}
-    return one_op(None, name or "MatrixBandPart", _band, input, **attrs)
-
-
 @deferrable
-def _band(x: Any, lower: int, upper: int) -> Tensor:
-    x = x if lower < 0 else rg.triu(x, k=-lower)
-    return x if upper < 0 else rg.tril(x, k=upper)
+def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
+    """Matrices with zeros outside a band of so many diagonals below and above the main one."""
+    x = x if num_lower < 0 else rg.triu(x, k=-num_lower)
+    return x if num_upper < 0 else rg.tril(x, k=num_upper)
 
 
-def trace(x: Any, name: str | None = None) -> Any:
+matrix_set_diag = set_diag = define(
+    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag"
+)
+tensor_diag = define("tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag")
+tensor_diag_part = define(
+    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart"
+)
+matrix_band_part = band_part = define(
+    "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY,
+    f"{_band.__doc__}\n\n    A negative number keeps all of them.",
+    scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes,
+)  # fmt: skip
+
+
+def trace(x: TensorLike, name: str | None = None) -> Any:
     """The sums of the diagonals of matrices."""
     with scope(name or "trace", x):
         x = tensor(x)
@@ -199,13 +192,9 @@ def trace(x: Any, name: str | None = None) -> Any:
 
 
 def norm(
-    tensor: Any,
-    ord: Any = "euclidean",
-    axis: Any = None,
-    keepdims: bool | None = None,
-    name: str | None = None,
-    keep_dims: bool | None = None,
-) -> Any:
+    tensor: TensorLike, ord: Any = "euclidean", axis: Any = None, keepdims: bool | None = None,
+    name: str | None = None, keep_dims: bool | None = None,
+) -> Any:  # fmt: skip
     """The norm of vectors (along one axis, or of all elements) or of matrices (along two axes).
 
     `ord` is "euclidean" or "fro" (the root of the sum of squares), 1, 2, any positive number or
@@ -236,10 +225,9 @@ def _matrix_norm(x: Any, axis: tuple[int, int], keepdims: bool, ord: float) -> T
 # -- determinants, inverses, solvers ---------------------------------------------------------------
 
 
-def matrix_determinant(input: Any, name: str | None = None) -> Any:
-    """The determinants of matrices."""
-    name = name or "MatrixDeterminant"
-    return one_op("MatrixDeterminant", name, rg.linalg.det, input, kinds=INEXACT)
+matrix_determinant = det = define(
+    "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT
+)
 
 
 class SignAndLog(NamedTuple):
@@ -249,74 +237,57 @@ class SignAndLog(NamedTuple):
     log_abs_determinant: Any
 
 
-def slogdet(input: Any, name: str | None = None) -> SignAndLog:
-    """The signs of the determinants, and the logarithms of their sizes."""
-    name = name or "LogMatrixDeterminant"
-    return SignAndLog(
-        *one_op("LogMatrixDeterminant", name, rg.linalg.slogdet, input, kinds=INEXACT)
-    )
-
-
-def logdet(matrix: Any, name: str | None = None) -> Any:
+def _logdet(x: Tensor) -> Tensor:
     """The logarithms of the determinants of positive definite matrices."""
-    return one_op(None, name or "logdet", _logdet, matrix, kinds=INEXACT)
-
-
-def _logdet(x: Any) -> Any:
     return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(x)))), axis=-1)
 
 
-def matrix_inverse(input: Any, adjoint: bool = False, name: str | None = None) -> Any:
+def _inverse(x: Tensor, adjoint: bool) -> Tensor:
     """The inverses of matrices (of their adjoints)."""
-    name, of_adjoint = name or "MatrixInverse", bool(adjoint)
-    return one_op("MatrixInverse", name, _inverse, input, kinds=INEXACT, adjoint=of_adjoint)
-
-
-def _inverse(x: Any, adjoint: bool) -> Any:
     return rg.linalg.inv(_adjoint(x) if adjoint else x)
 
 
-def matrix_solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> Any:
+def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor:
     """The y with `matrix @ y = rhs` (or with the adjoint on the left)."""
-    attrs = {"kinds": INEXACT, "adjoint": bool(adjoint)}
-    return one_op("MatrixSolve", name or "MatrixSolve", _solution, matrix, rhs, **attrs)
-
-
-def _solution(a: Any, b: Any, adjoint: bool) -> Any:
     _check_matrices("matrix_solve", a, b)
     a = rg.conj(a) if adjoint else a
     return rg.find_op("MatrixSolve").function(a, b, transpose=adjoint)
 
 
-def matrix_triangular_solve(
-    matrix: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None
-) -> Any:
+def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
     """As `tf.matrix_solve`; only one triangle of the matrix is read."""
-    attrs: Any = {"kinds": INEXACT, "lower": bool(lower), "adjoint": bool(adjoint)}
-    name = name or "MatrixTriangularSolve"
-    return one_op("MatrixTriangularSolve", name, _triangular_solution, matrix, rhs, **attrs)
-
-
-def _triangular_solution(a: Any, b: Any, lower: bool, adjoint: bool) -> Any:
     _check_matrices("matrix_triangular_solve", a, b)
     a, op = rg.conj(a) if adjoint else a, rg.find_op("MatrixTriangularSolve")
     return op.function(a, b, lower=lower, transpose=adjoint)
 
 
-def cholesky(input: Any, name: str | None = None) -> Any:
-    """The lower triangular y with `y @ adjoint(y)` equal to the (symmetric) matrix."""
-    return one_op("Cholesky", name or "Cholesky", rg.linalg.cholesky, input, kinds=INEXACT)
+def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
+    """The y with `A @ y = rhs`, given the Cholesky factor of A."""
+    y = _triangular_solve(factor, b, lower=True, adjoint=False)
+    return _triangular_solve(factor, y, lower=True, adjoint=True)
 
 
-def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
-    """The y with `A @ y = rhs`, given the Cholesky factor of A. A composition."""
-    return one_op(None, name or "cholesky_solve", _two_solutions, chol, rhs, kinds=INEXACT)
-
-
-def _two_solutions(factor: Any, b: Any) -> Any:
-    y = _triangular_solution(factor, b, lower=True, adjoint=False)
-    return _triangular_solution(factor, y, lower=True, adjoint=True)
-
+slogdet = define(
+    "tf.linalg.slogdet(input)", "LogMatrixDeterminant",
+    lambda x: SignAndLog(*rg.linalg.slogdet(x)), INEXACT,
+    "The signs of the determinants, and the logarithms of their sizes.",
+)  # fmt: skip
+logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT)
+matrix_inverse = inv = define(
+    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool
+)
+matrix_solve = solve = define(
+    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool
+)
+matrix_triangular_solve = triangular_solve = define(
+    "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)",
+    "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool,
+)  # fmt: skip
+cholesky = define(
+    "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT,
+    "The lower triangular y with `y @ adjoint(y)` equal to the (symmetric) matrix.",
+)  # fmt: skip
+cholesky_solve = define("tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT)
 
 # -- decompositions --------------------------------------------------------------------------------
 
@@ -328,15 +299,20 @@ class Qr(NamedTuple):
     r: Any
 
 
-def qr(input: Any, full_matrices: bool = False, name: str | None = None) -> Qr:
+def _qr(x: Tensor, full_matrices: bool) -> Qr:
     """Q with orthonormal columns and an upper triangular R, with `Q @ R` equal to the input."""
-    attrs: Any = {"kinds": INEXACT, "mode": "complete" if full_matrices else "reduced"}
-    return Qr(*one_op("Qr", name or "Qr", rg.linalg.qr, input, **attrs))
+    return Qr(*rg.linalg.qr(x, mode="complete" if full_matrices else "reduced"))
+
+
+def _svd(x: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+    u, s, vh = rg.linalg.svd(x, full_matrices=full_matrices)
+    return s, u, _adjoint(vh)
 
 
 def svd(
-    tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
-) -> Any:
+    tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True,
+    name: str | None = None,
+) -> Any:  # fmt: skip
     """Singular values (descending), left and right vectors, both as columns: `(s, u, v)`.
 
     Without `compute_uv` the values alone.
@@ -347,33 +323,11 @@ def svd(
     return one_op("Svd", name or "Svd", _svd, tensor, **attrs)
 
 
-def _svd(x: Any, full_matrices: bool) -> Any:
-    u, s, vh = rg.linalg.svd(x, full_matrices=full_matrices)
-    return s, u, _adjoint(vh)
-
-
-def self_adjoint_eig(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
-    """Eigenvalues (ascending) and eigenvectors, as columns, of symmetric matrices."""
-    name = name or "SelfAdjointEigV2"
-    values, vectors = one_op("SelfAdjointEigV2", name, rg.linalg.eigh, tensor, kinds=INEXACT)
-    return values, vectors
-
-
-def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any:
-    """The eigenvalues, in ascending order, of symmetric matrices."""
-    name = name or "SelfAdjointEigvals"
-    return one_op("SelfAdjointEigvals", name, rg.linalg.eigvalsh, tensor, kinds=INEXACT)
-
-
-# -- the names in tf.linalg ------------------------------------------------------------------------
-
-band_part = matrix_band_part
-det = matrix_determinant
-diag = matrix_diag
-diag_part = matrix_diag_part
-eigh = self_adjoint_eig
-eigvalsh = self_adjoint_eigvals
-inv = matrix_inverse
-set_diag = matrix_set_diag
-solve = matrix_solve
-triangular_solve = matrix_triangular_solve
+qr = define("tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT)
+self_adjoint_eig = eigh = define(
+    "tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", lambda x: tuple(rg.linalg.eigh(x)), INEXACT,
+    "Eigenvalues (ascending) and eigenvectors, as columns, of symmetric matrices.",
+)  # fmt: skip
+self_adjoint_eigvals = eigvalsh = define(
+    "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT
+)

@@ -1,7 +1,7 @@
-"""`tf.losses`: weighted and reduced losses, which are collected in `GraphKeys.LOSSES`.
+"""`tf.losses`: the losses of `regrad.losses`, weighted, reduced and collected as TensorFlow 1 does.
 
-The formulas are those of `regrad.losses`. TensorFlow 1 computes losses of predictions in float32
-whatever their dtype, and so does this. Where nothing counts (all weights 0) a mean is 0.
+It computes losses of predictions in float32 whatever their dtype; where nothing counts (all
+weights are 0) a mean is 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reduction:
 
     @classmethod
     def all(cls) -> tuple[str, ...]:
-        """All values."""
+        """Return all values."""
         return cls.NONE, cls.SUM, cls.MEAN, cls.SUM_OVER_BATCH_SIZE, cls.SUM_BY_NONZERO_WEIGHTS
 
     @classmethod
@@ -47,19 +47,18 @@ class Reduction:
             raise GraphError(f"Invalid Reduction Key {key!r}.{near(str(key), cls.all())}")
 
 
-BY_NONZERO = Reduction.SUM_BY_NONZERO_WEIGHTS
+BY_NONZERO, LOSSES = Reduction.SUM_BY_NONZERO_WEIGHTS, GraphKeys.LOSSES
+Name = str | None
+Options = tuple[Any, Name, Name, str]  # weights, scope, collection, reduction
 
 # -- weights and reductions ----------------------------------------------------------------------
 
 
 def compute_weighted_loss(
-    losses: Any,
-    weights: Any = 1.0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
-    """Losses times weights, reduced, and added to a collection.
+    losses: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
+    """Multiply losses by weights, reduce them, and add the result to a collection.
 
     Args:
         losses: One loss per element.
@@ -72,12 +71,13 @@ def compute_weighted_loss(
     """
     Reduction.validate(reduction)
     with current_graph().name_scope(scope or "weighted_loss"):
-        return _weighted(convert_to_tensor(losses), weights, loss_collection, reduction)
+        return _reduce(convert_to_tensor(losses), weights, loss_collection, reduction)
 
 
-def _weighted(losses: Tensor, weights: Any, collection: Any, reduction: str) -> Tensor:
+def _reduce(losses: Tensor, weights: Any, collection: Name, reduction: str) -> Tensor:
     dtype = losses.dtype.base_dtype
-    single, weights = _single(losses), _single(convert_to_tensor(weights, name="weights"))
+    weights = convert_to_tensor(weights, name="weights")
+    single, weights = (build("Cast", None, _as_float32, x) for x in (losses, weights))
     _check_weights(weights._symbol.shape, single._symbol.shape)
     weighted = build("Mul", "Mul", rg.multiply, single, weights)
     loss = weighted
@@ -97,10 +97,8 @@ def _quotient(total: Any, count: Any, divisor: Any) -> Any:
     return rg.where(rg.equal(count, 0), 0, total / divisor)
 
 
-def _single(x: Any) -> Any:
-    return build(
-        "Cast", None, lambda x: x if x.dtype == rg.float32 else rg.astype(x, rg.float32), x
-    )
+def _as_float32(x: rg.Tensor) -> rg.Tensor:
+    return x if x.dtype == rg.float32 else rg.astype(x, rg.float32)
 
 
 def _check_weights(weights: Any, losses: Any) -> None:
@@ -114,57 +112,53 @@ def _check_weights(weights: Any, losses: Any) -> None:
         )
 
 
-def _by_nonzero(losses: Any, weights: Any) -> Any:
-    return rg.sum(rg.ones_like(losses) * rg.astype(rg.not_equal(weights, 0), rg.float32))
-
-
-COUNTS: dict[str, Callable[..., Any]] = {
+COUNTS: dict[str, Callable[..., rg.Tensor]] = {
     Reduction.MEAN: lambda losses, weights: rg.sum(rg.ones_like(losses) * weights),
     Reduction.SUM_OVER_BATCH_SIZE: lambda losses, weights: rg.sum(rg.ones_like(losses)),
-    BY_NONZERO: _by_nonzero,
+    BY_NONZERO: lambda losses, weights: rg.sum(
+        rg.ones_like(losses) * rg.astype(rg.not_equal(weights, 0), rg.float32)
+    ),
 }
 
 
 # -- collections ---------------------------------------------------------------------------------
 
 
-def add_loss(loss: Any, loss_collection: Any = GraphKeys.LOSSES) -> None:
+def add_loss(loss: Any, loss_collection: Name = LOSSES) -> None:
     """Put a loss in a collection (in none, if that is None)."""
     if loss_collection:
         add_to_collection(loss_collection, loss)
 
 
-def get_losses(scope: str | None = None, loss_collection: Any = GraphKeys.LOSSES) -> list[Any]:
-    """The losses that were added, in a scope if one is given."""
+def get_losses(scope: Name = None, loss_collection: str = LOSSES) -> list[Any]:
+    """Return the losses that were added, in a scope if one is given."""
     return get_collection(loss_collection, scope)
 
 
-def get_regularization_losses(scope: str | None = None) -> list[Any]:
-    """What the regularizers of variables and layers gave."""
+def get_regularization_losses(scope: Name = None) -> list[Any]:
+    """Return what the regularizers of variables and layers gave."""
     return get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
 
 
-def get_regularization_loss(
-    scope: str | None = None, name: str = "total_regularization_loss"
-) -> Tensor:
-    """The sum of the regularization losses; 0 if there are none."""
+def get_regularization_loss(scope: Name = None, name: str = "total_regularization_loss") -> Tensor:
+    """Return the sum of the regularization losses; 0 if there are none."""
     losses = get_regularization_losses(scope)
-    return _total(losses, name) if losses else constant(0.0)
+    return _sum(losses, name) if losses else constant(0.0)
 
 
 def get_total_loss(
-    add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
+    add_regularization_losses: bool = True, name: str = "total_loss", scope: Name = None
 ) -> Tensor:
-    """The sum of all losses that were added, those of regularizers by default among them."""
+    """Return the sum of all losses that were added, those of regularizers by default included."""
     losses = get_losses(scope)
     if add_regularization_losses:
         losses = [*losses, *get_regularization_losses(scope)]
     if not losses:
         raise GraphError("there is no loss yet: tf.losses and tf.losses.add_loss add them")
-    return _total(losses, name)
+    return _sum(losses, name)
 
 
-def _total(losses: list[Any], name: str) -> Tensor:
+def _sum(losses: list[Any], name: str) -> Tensor:
     if len(losses) == 1:
         return build("Identity", name, rg.identity, losses[0])
     return build("AddN", name, lambda *xs: rg.add_n(list(xs)), *losses)
@@ -173,69 +167,46 @@ def _total(losses: list[Any], name: str) -> Tensor:
 # -- losses of predictions -----------------------------------------------------------------------
 
 
-def _computed(
-    default: str,
-    function: Callable[..., Any],
-    tensors: tuple[Any, Any],
-    weights: Any,
-    scope: str | None,
-    collection: Any,
-    reduction: str,
-    **attrs: Any,
-) -> Tensor:
-    """A loss of two tensors, element by element, weighted and reduced in a scope."""
-    if tensors[0] is None or tensors[1] is None:
+def _compute(
+    default: str, formula: Callable[..., rg.Tensor], labels: Any, predictions: Any,
+    options: Options, **attrs: Any,
+) -> Tensor:  # fmt: skip
+    """Compute a loss of two tensors, element by element, then weigh and reduce it in a scope."""
+    weights, scope, collection, reduction = options
+    if labels is None or predictions is None:
         raise GraphError(f"{default}: labels and predictions (or logits) must not be None.")
     Reduction.validate(reduction)
     with current_graph().name_scope(scope or default):
-        losses = build("", None, deferrable(function), *tensors, **attrs)
-        return _weighted(losses, weights, collection, reduction)
+        losses = build("", None, deferrable(formula), labels, predictions, **attrs)
+        return _reduce(losses, weights, collection, reduction)
 
 
-def _elementwise(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
-    """One of regrad's losses, unreduced, of tensors as float32."""
+def _of_predictions(
+    loss: Callable[..., rg.Tensor], labels: Any, predictions: Any, options: Options,
+    scope_name: Name = None, **attrs: Any,
+) -> Tensor:  # fmt: skip
+    """Compute one of regrad's losses of tensors as float32."""
 
-    def losses(labels: Any, predictions: Any, **attrs: Any) -> Any:
-        labels, predictions = alike(name, labels, predictions)
-        labels, predictions = (
-            x if x.dtype == rg.float32 else rg.astype(x, rg.float32) for x in (labels, predictions)
-        )
-        return formula(labels, predictions, None, "none", **attrs)
+    def formula(labels: rg.Tensor, predictions: rg.Tensor, **attrs: Any) -> rg.Tensor:
+        pair = alike(loss.__name__, labels, predictions)
+        return loss(*map(_as_float32, pair), None, "none", **attrs)
 
-    return losses
-
-
-_absolute = _elementwise("absolute_difference", rg.losses.absolute_difference)
-_squared = _elementwise("mean_squared_error", rg.losses.mean_squared_error)
-_huber = _elementwise("huber_loss", rg.losses.huber_loss)
-_hinge = _elementwise("hinge_loss", rg.losses.hinge_loss)
-_log = _elementwise("log_loss", rg.losses.log_loss)
-_cosine = _elementwise("cosine_distance", rg.losses.cosine_distance)
+    return _compute(scope_name or loss.__name__, formula, labels, predictions, options, **attrs)
 
 
 def absolute_difference(
-    labels: Any,
-    predictions: Any,
-    weights: Any = 1.0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
+    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
     """`abs(predictions - labels)`."""
-    return _computed(
-        "absolute_difference", _absolute, (labels, predictions), weights, scope, loss_collection,
-        reduction,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.absolute_difference, labels, predictions, options)
 
 
 def mean_squared_error(
-    labels: Any,
-    predictions: Any,
-    weights: Any = 1.0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
+    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
     """`(predictions - labels) ** 2`.
 
     Source: `tf.losses.mean_squared_error`.
@@ -246,85 +217,55 @@ def mean_squared_error(
     ...     print(sess.run(loss), tf.losses.get_losses() == [loss])
     2.0 True
     """
-    return _computed(
-        "mean_squared_error", _squared, (labels, predictions), weights, scope, loss_collection,
-        reduction,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.mean_squared_error, labels, predictions, options)
 
 
 def huber_loss(
-    labels: Any,
-    predictions: Any,
-    weights: Any = 1.0,
-    delta: float = 1.0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
+    labels: Any, predictions: Any, weights: Any = 1.0, delta: float = 1.0,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
     """Half the squared error up to an error of `delta`, and linear beyond."""
-    return _computed(
-        "huber_loss", _huber, (labels, predictions), weights, scope, loss_collection, reduction,
-        delta=delta,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.huber_loss, labels, predictions, options, delta=delta)
 
 
 def hinge_loss(
-    labels: Any,
-    logits: Any,
-    weights: Any = 1.0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
+    labels: Any, logits: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
     """`relu(1 - s * logits)`, where s is -1 for the label 0 and 1 for the label 1."""
-    return _computed(
-        "hinge_loss", _hinge, (labels, logits), weights, scope, loss_collection, reduction
-    )
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.hinge_loss, labels, logits, options)
 
 
 def log_loss(
-    labels: Any,
-    predictions: Any,
-    weights: Any = 1.0,
-    epsilon: float = 1e-7,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
+    labels: Any, predictions: Any, weights: Any = 1.0, epsilon: float = 1e-7,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
     """`-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)` of probabilities p."""
-    return _computed(
-        "log_loss", _log, (labels, predictions), weights, scope, loss_collection, reduction,
-        epsilon=epsilon,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(rg.losses.log_loss, labels, predictions, options, epsilon=epsilon)
 
 
 def cosine_distance(
-    labels: Any,
-    predictions: Any,
-    axis: int | None = None,
-    weights: Any = 1.0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-    dim: int | None = None,
-) -> Tensor:
+    labels: Any, predictions: Any, axis: int | None = None, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO, dim: int | None = None,
+) -> Tensor:  # fmt: skip
     """`1 - sum(labels * predictions)` along `axis`, of vectors that have norm 1 already."""
     axis = renamed("axis", axis, "dim", dim)
     if axis is None:
         raise GraphError("You must specify 'axis'.")
-    return _computed(
-        "cosine_distance_loss", _cosine, (labels, predictions), weights, scope, loss_collection,
-        reduction, axis=axis,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_predictions(
+        rg.losses.cosine_distance, labels, predictions, options, "cosine_distance_loss", axis=axis
+    )
 
 
 def mean_pairwise_squared_error(
-    labels: Any,
-    predictions: Any,
-    weights: Any = 1.0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-) -> Tensor:
+    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES,
+) -> Tensor:  # fmt: skip
     """For each example, the mean squared error between differences of pairs of its elements.
 
     The weights are one per example: a number, or of the shape (batch,) or (batch, 1, …).
@@ -342,76 +283,60 @@ def mean_pairwise_squared_error(
     with current_graph().name_scope(scope or "mean_pairwise_squared_error"):
         losses = build("", None, deferrable(per_example), labels, predictions)
         per_row = build("", None, lambda w: rg.reshape(w, (-1,)) if w.ndim else w, weights)
-        return _weighted(losses, per_row, loss_collection, Reduction.SUM)
+        return _reduce(losses, per_row, loss_collection, Reduction.SUM)
 
 
 # -- losses of logits ----------------------------------------------------------------------------
 
 
-def _of_logits(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss of logits, with labels of their dtype."""
+def _of_logits(
+    loss: Callable[..., rg.Tensor], labels: Any, logits: Any, options: Options, smoothing: float
+) -> Tensor:
+    """Compute one of regrad's losses of logits, with labels of their dtype."""
 
-    def losses(labels: Any, logits: Any, **attrs: Any) -> Any:
+    def formula(labels: rg.Tensor, logits: rg.Tensor, **attrs: Any) -> rg.Tensor:
         labels = labels if labels.dtype == logits.dtype else rg.astype(labels, logits.dtype)
-        return formula(*alike(name, labels, logits), None, "none", **attrs)
+        return loss(*alike(loss.__name__, labels, logits), None, "none", **attrs)
 
-    return losses
-
-
-_sigmoid = _of_logits("sigmoid_cross_entropy", rg.losses.sigmoid_cross_entropy)
-_softmax = _of_logits("softmax_cross_entropy", rg.losses.softmax_cross_entropy)
+    (logits,) = floats("logits", logits)
+    name = f"{loss.__name__}_loss"
+    return _compute(name, formula, labels, logits, options, label_smoothing=smoothing)
 
 
 def sigmoid_cross_entropy(
-    multi_class_labels: Any,
-    logits: Any,
-    weights: Any = 1.0,
-    label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
+    multi_class_labels: Any, logits: Any, weights: Any = 1.0, label_smoothing: float = 0,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
     """The cross entropy of probabilities and `sigmoid(logits)`; smoothing moves labels to 1/2."""
-    return _computed(
-        "sigmoid_cross_entropy_loss", _sigmoid, (multi_class_labels, *floats("logits", logits)),
-        weights, scope, loss_collection, reduction, label_smoothing=label_smoothing,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_logits(
+        rg.losses.sigmoid_cross_entropy, multi_class_labels, logits, options, label_smoothing
+    )
 
 
 def softmax_cross_entropy(
-    onehot_labels: Any,
-    logits: Any,
-    weights: Any = 1.0,
-    label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
+    onehot_labels: Any, logits: Any, weights: Any = 1.0, label_smoothing: float = 0,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
     """The cross entropy of distributions and `softmax(logits)`, one loss and weight per example.
 
     There is no gradient by the labels. Smoothing moves them towards equal probabilities.
     """
     fixed = build("StopGradient", None, rg.stop_gradient, onehot_labels)
-    return _computed(
-        "softmax_cross_entropy_loss", _softmax, (fixed, *floats("logits", logits)), weights, scope,
-        loss_collection, reduction, label_smoothing=label_smoothing,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _of_logits(rg.losses.softmax_cross_entropy, fixed, logits, options, label_smoothing)
 
 
 def sparse_softmax_cross_entropy(
-    labels: Any,
-    logits: Any,
-    weights: Any = 1.0,
-    scope: str | None = None,
-    loss_collection: Any = GraphKeys.LOSSES,
-    reduction: str = BY_NONZERO,
-) -> Tensor:
+    labels: Any, logits: Any, weights: Any = 1.0, scope: Name = None,
+    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+) -> Tensor:  # fmt: skip
     """`softmax_cross_entropy` with the number of the right class for a label.
 
     Labels (and weights) may have a last axis of size 1 besides the axes of the examples.
     """
 
-    def losses(labels: Any, logits: Any) -> Any:
+    def formula(labels: rg.Tensor, logits: rg.Tensor) -> rg.Tensor:
         if labels.dtype.kind not in "iu":
             raise ArgumentError(f"labels are the numbers of classes (integers), got {labels.dtype}")
         column = labels.ndim == logits.ndim
@@ -423,7 +348,5 @@ def sparse_softmax_cross_entropy(
         weights = convert_to_tensor(weights)
         if weights.shape.ndims == examples:
             weights = build("Squeeze", None, rg.squeeze, weights, axis=-1)
-    return _computed(
-        "sparse_softmax_cross_entropy_loss", losses, (labels, logits), weights, scope,
-        loss_collection, reduction,
-    )  # fmt: skip
+    options = weights, scope, loss_collection, reduction
+    return _compute("sparse_softmax_cross_entropy_loss", formula, labels, logits, options)

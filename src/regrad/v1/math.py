@@ -6,7 +6,8 @@ the tensor beside them. What TensorFlow registers for floats alone refuses integ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 import regrad as rg
 from regrad.deferral import deferrable
 from regrad.errors import GraphError, ShapeError, UnknownShapeError
+from regrad.opsheet import TensorLike
 from regrad.tensors import Tensor
 from regrad.v1 import dtypes
 from regrad.v1.forms import (
@@ -23,101 +25,111 @@ from regrad.v1.forms import (
     INEXACT,
     NUMBERS,
     REALS,
-    binary,
     check_kinds,
+    define,
     dtype_of,
     is_eager,
     one_op,
     rank_of,
     scope,
     tensor,
-    unary,
 )
 from regrad.v1.tensors import build, is_tensor, same_dtype
 from regrad.v1.values import whole_divisor
 
+__all__ = [
+    "abs", "accumulate_n", "acos", "acosh", "add", "add_n", "angle", "asin", "asinh", "atan",
+    "atan2", "atanh", "cast", "ceil", "clip_by_value", "complex", "conj", "cos", "cosh", "digamma",
+    "div", "div_no_nan", "divide", "equal", "erf", "erfc", "exp", "expm1", "floor", "floor_div",
+    "floordiv", "floormod", "greater", "greater_equal", "imag", "is_finite", "is_inf", "is_nan",
+    "less", "less_equal", "lgamma", "log", "log1p", "log_sigmoid", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "negative", "not_equal",
+    "pow", "real", "realdiv", "reciprocal", "rint", "round", "rsqrt", "saturate_cast", "scalar_mul",
+    "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "squared_difference", "subtract", "tan",
+    "tanh", "to_complex64", "to_complex128", "to_double", "to_float", "to_int32", "to_int64",
+    "truediv", "truncatediv", "truncatemod", "where",
+]  # fmt: skip
+
 # -- one tensor ------------------------------------------------------------------------------------
 
-abs = unary("Abs", "abs", rg.abs, NUMBERS)
-negative = unary("Neg", "negative", rg.negative, NUMBERS)
-sign = unary("Sign", "sign", rg.sign, NUMBERS)
-square = unary("Square", "square", rg.square, NUMBERS)
-round = unary("Round", "round", rg.round, REALS)
-sqrt = unary("Sqrt", "sqrt", rg.sqrt, INEXACT)
-rsqrt = unary("Rsqrt", "rsqrt", rg.rsqrt, INEXACT)
-reciprocal = unary("Reciprocal", "reciprocal", rg.reciprocal, INEXACT)
-exp = unary("Exp", "exp", rg.exp, INEXACT)
-expm1 = unary("Expm1", "expm1", rg.expm1, INEXACT)
-log = unary("Log", "log", rg.log, INEXACT)
-log1p = unary("Log1p", "log1p", rg.log1p, INEXACT)
-sin = unary("Sin", "sin", rg.sin, INEXACT)
-cos = unary("Cos", "cos", rg.cos, INEXACT)
-tan = unary("Tan", "tan", rg.tan, INEXACT)
-asin = unary("Asin", "asin", rg.asin, INEXACT)
-acos = unary("Acos", "acos", rg.acos, INEXACT)
-atan = unary("Atan", "atan", rg.atan, INEXACT)
-sinh = unary("Sinh", "sinh", rg.sinh, INEXACT)
-cosh = unary("Cosh", "cosh", rg.cosh, INEXACT)
-tanh = unary("Tanh", "tanh", rg.tanh, INEXACT)
-asinh = unary("Asinh", "asinh", rg.asinh, INEXACT)
-acosh = unary("Acosh", "acosh", rg.acosh, INEXACT)
-atanh = unary("Atanh", "atanh", rg.atanh, INEXACT)
-sigmoid = unary("Sigmoid", "sigmoid", rg.nn.sigmoid, INEXACT)
-log_sigmoid = unary("LogSigmoid", "log_sigmoid", rg.nn.log_sigmoid, FLOATS)
-erf = unary("Erf", "erf", rg.erf, FLOATS)
-erfc = unary("Erfc", "erfc", rg.erfc, FLOATS)
-lgamma = unary("Lgamma", "lgamma", rg.lgamma, FLOATS)
-digamma = unary("Digamma", "digamma", rg.digamma, FLOATS)
-ceil = unary("Ceil", "ceil", rg.ceil, FLOATS)
-floor = unary("Floor", "floor", rg.floor, FLOATS)
-rint = unary("Round", "rint", rg.round, FLOATS, default="Rint")
-is_nan = unary("IsNan", "is_nan", rg.isnan, FLOATS)
-is_inf = unary("IsInf", "is_inf", rg.isinf, FLOATS)
-is_finite = unary("IsFinite", "is_finite", rg.isfinite, FLOATS)
-logical_not = unary("LogicalNot", "logical_not", rg.logical_not, BOOLS)
+abs = define("tf.abs(x)", "Abs", rg.abs, NUMBERS)
+negative = define("tf.negative(x)", "Neg", rg.negative, NUMBERS)
+sign = define("tf.sign(x)", "Sign", rg.sign, NUMBERS)
+square = define("tf.square(x)", "Square", rg.square, NUMBERS)
+round = define("tf.round(x)", "Round", rg.round, REALS)
+sqrt = define("tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT)
+rsqrt = define("tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT)
+reciprocal = define("tf.reciprocal(x)", "Reciprocal", rg.reciprocal, INEXACT)
+exp = define("tf.exp(x)", "Exp", rg.exp, INEXACT)
+expm1 = define("tf.expm1(x)", "Expm1", rg.expm1, INEXACT)
+log = define("tf.log(x)", "Log", rg.log, INEXACT)
+log1p = define("tf.log1p(x)", "Log1p", rg.log1p, INEXACT)
+sin = define("tf.sin(x)", "Sin", rg.sin, INEXACT)
+cos = define("tf.cos(x)", "Cos", rg.cos, INEXACT)
+tan = define("tf.tan(x)", "Tan", rg.tan, INEXACT)
+asin = define("tf.asin(x)", "Asin", rg.asin, INEXACT)
+acos = define("tf.acos(x)", "Acos", rg.acos, INEXACT)
+atan = define("tf.atan(x)", "Atan", rg.atan, INEXACT)
+sinh = define("tf.sinh(x)", "Sinh", rg.sinh, INEXACT)
+cosh = define("tf.cosh(x)", "Cosh", rg.cosh, INEXACT)
+tanh = define("tf.tanh(x)", "Tanh", rg.tanh, INEXACT)
+asinh = define("tf.asinh(x)", "Asinh", rg.asinh, INEXACT)
+acosh = define("tf.acosh(x)", "Acosh", rg.acosh, INEXACT)
+atanh = define("tf.atanh(x)", "Atanh", rg.atanh, INEXACT)
+sigmoid = define("tf.sigmoid(x)", "Sigmoid", rg.nn.sigmoid, INEXACT)
+log_sigmoid = define("tf.log_sigmoid(x)", "LogSigmoid", rg.nn.log_sigmoid, FLOATS)
+erf = define("tf.erf(x)", "Erf", rg.erf, FLOATS)
+erfc = define("tf.erfc(x)", "Erfc", rg.erfc, FLOATS)
+lgamma = define("tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS)
+digamma = define("tf.digamma(x)", "Digamma", rg.digamma, FLOATS)
+ceil = define("tf.ceil(x)", "Ceil", rg.ceil, FLOATS)
+floor = define("tf.floor(x)", "Floor", rg.floor, FLOATS)
+rint = define("tf.rint(x)", "Round", rg.round, FLOATS, scope="Rint")
+is_nan = define("tf.is_nan(x)", "IsNan", rg.isnan, FLOATS)
+is_inf = define("tf.is_inf(x)", "IsInf", rg.isinf, FLOATS)
+is_finite = define("tf.is_finite(x)", "IsFinite", rg.isfinite, FLOATS)
+logical_not = define("tf.logical_not(x)", "LogicalNot", rg.logical_not, BOOLS)
 
 # -- two tensors -----------------------------------------------------------------------------------
 
-add = binary("AddV2", "add", rg.add, NUMBERS, default="Add")
-subtract = binary("Sub", "subtract", rg.subtract, NUMBERS)
-multiply = binary("Mul", "multiply", rg.multiply, NUMBERS)
-realdiv = binary("RealDiv", "realdiv", rg.divide, INEXACT)
-floor_div = binary("FloorDiv", "floor_div", rg.floor_divide, REALS)
-floordiv = binary(
-    "FloorDiv", "floordiv", lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
-    default="floordiv",
+add = define("tf.add(x, y)", "AddV2", rg.add, NUMBERS, scope="Add")
+subtract = define("tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS)
+multiply = define("tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS)
+realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT)
+floor_div = define("tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS)
+floordiv = define(
+    "tf.floordiv(x, y)", "FloorDiv",
+    lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
+    "`x // y`. Of integers y must not be 0. Gradient: 0.", scope="floordiv",
 )  # fmt: skip
-floormod = binary(
-    "FloorMod", "floormod", lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS
+floormod = mod = define(
+    "tf.floormod(x, y)", "FloorMod",
+    lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS,
+    "`x % y`, with the sign of y. Of integers y must not be 0.",
+)  # fmt: skip
+pow = define("tf.pow(x, y)", "Pow", rg.pow, NUMBERS)
+maximum = define("tf.maximum(x, y)", "Maximum", rg.maximum, REALS)
+minimum = define("tf.minimum(x, y)", "Minimum", rg.minimum, REALS)
+squared_difference = define(
+    "tf.squared_difference(x, y)", "SquaredDifference", rg.squared_difference, NUMBERS
 )
-mod = floormod
-pow = binary("Pow", "pow", rg.pow, NUMBERS)
-maximum = binary("Maximum", "maximum", rg.maximum, REALS)
-minimum = binary("Minimum", "minimum", rg.minimum, REALS)
-squared_difference = binary(
-    "SquaredDifference", "squared_difference", rg.squared_difference, NUMBERS
-)
-equal = binary("Equal", "equal", rg.equal, ANY)
-not_equal = binary("NotEqual", "not_equal", rg.not_equal, ANY)
-less = binary("Less", "less", rg.less, REALS)
-less_equal = binary("LessEqual", "less_equal", rg.less_equal, REALS)
-greater = binary("Greater", "greater", rg.greater, REALS)
-greater_equal = binary("GreaterEqual", "greater_equal", rg.greater_equal, REALS)
-logical_and = binary("LogicalAnd", "logical_and", rg.logical_and, BOOLS)
-logical_or = binary("LogicalOr", "logical_or", rg.logical_or, BOOLS)
-logical_xor = binary("LogicalXor", "logical_xor", rg.logical_xor, BOOLS)
-
-
-def atan2(y: Any, x: Any, name: str | None = None) -> Any:
-    """The angle of the point (x, y)."""
-    return one_op("Atan2", name or "Atan2", rg.atan2, y, x, kinds=FLOATS)
+equal = define("tf.equal(x, y)", "Equal", rg.equal, ANY)
+not_equal = define("tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY)
+less = define("tf.less(x, y)", "Less", rg.less, REALS)
+less_equal = define("tf.less_equal(x, y)", "LessEqual", rg.less_equal, REALS)
+greater = define("tf.greater(x, y)", "Greater", rg.greater, REALS)
+greater_equal = define("tf.greater_equal(x, y)", "GreaterEqual", rg.greater_equal, REALS)
+logical_and = define("tf.logical_and(x, y)", "LogicalAnd", rg.logical_and, BOOLS)
+logical_or = define("tf.logical_or(x, y)", "LogicalOr", rg.logical_or, BOOLS)
+logical_xor = define("tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS)
+atan2 = define("tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS, "The angle of the point (x, y).")
 
 
 # What `truediv` makes of integers, by the number of their bits.
 QUOTIENTS = {1: dtypes.float32, 2: dtypes.float32, 4: dtypes.float64, 8: dtypes.float64}
 
 
-def truediv(x: Any, y: Any, name: str | None = None) -> Any:
+def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     """`x / y`. Integers are cast first: those of 8 and 16 bits to float32, others to float64.
 
     >>> import regrad.v1 as tf
@@ -138,41 +150,34 @@ def truediv(x: Any, y: Any, name: str | None = None) -> Any:
 divide = truediv
 
 
-def div(x: Any, y: Any, name: str | None = None) -> Any:
+def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
     """`x / y` as Python 2 has it: of integers the quotient rounded down."""
     known = x if is_tensor(x) else tensor(y) if is_tensor(y) else tensor(x)
     return (floor_div if dtype_of(known).kind in "iu" else realdiv)(x, y, name=name or "div")
 
 
-def div_no_nan(x: Any, y: Any, name: str | None = None) -> Any:
+def _quotient_or_zero(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     """`x / y`, and 0 where y is 0, with the gradient 0 there."""
-    return one_op(None, name or "div_no_nan", _quotient_or_zero, x, y, kinds=INEXACT)
-
-
-def _quotient_or_zero(x: Any, y: Any) -> Any:
     zero = y == 0
     return rg.where(zero, 0, x / rg.where(zero, 1, y))
 
 
-def truncatediv(x: Any, y: Any, name: str | None = None) -> Any:
-    """`x / y` rounded towards zero, as C divides integers. A composition."""
-    return one_op(None, name or "TruncateDiv", _truncated, x, y, kinds=REALS)
-
-
-def truncatemod(x: Any, y: Any, name: str | None = None) -> Any:
-    """What `truncatediv` leaves: it has the sign of x. A composition."""
-    return one_op(None, name or "TruncateMod", _remaining, x, y, kinds=REALS)
-
-
-def _truncated(x: Any, y: Any) -> Any:
+def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+    """`x / y` rounded towards zero, as C divides integers."""
     return rg.sign(x) * rg.sign(y) * (rg.abs(x) // rg.abs(y))
 
 
-def _remaining(x: Any, y: Any) -> Any:
-    return x - _truncated(x, y) * y
+def _truncate_remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
+    """What `truncatediv` leaves: it has the sign of x."""
+    return x - _truncate_divide(x, y) * y
 
 
-def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Any:
+div_no_nan = define("tf.div_no_nan(x, y)", None, _quotient_or_zero, INEXACT)
+truncatediv = define("tf.truncatediv(x, y)", None, _truncate_divide, REALS, scope="TruncateDiv")
+truncatemod = define("tf.truncatemod(x, y)", None, _truncate_remainder, REALS, scope="TruncateMod")
+
+
+def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any:
     """`scalar * x` for a number or a tensor of rank 0; ValueError for a tensor of another rank."""
     if rank_of(scalar) if is_tensor(scalar) else np.ndim(scalar):
         raise ShapeError(f"Only scalar multiply works, got {scalar}")
@@ -194,32 +199,28 @@ def add_n(inputs: Any, name: str | None = None) -> Any:
     if len(inputs) == 1:
         x = tensor(inputs[0])
         return one_op("Identity", name, rg.identity, x) if name else x
-    return one_op("AddN", name or "AddN", _total, *inputs, kinds=NUMBERS)
-
-
-def _total(*xs: Any) -> Any:
-    return rg.add_n(xs)
+    total = lambda *xs: rg.add_n(xs)  # noqa: E731
+    return one_op("AddN", name or "AddN", total, *inputs, kinds=NUMBERS)
 
 
 def accumulate_n(
-    inputs: Any, shape: Any = None, tensor_dtype: Any = None, name: str | None = None
-) -> Any:
+    inputs: Sequence[TensorLike], shape: Any = None, tensor_dtype: Any = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
     """As `add_n`."""
     return add_n(inputs, name or "AccumulateNV2")
 
 
-def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
-    """t, brought into the range; the gradient passes at both bounds.
-
-    One op, as in TensorFlow 1.8. (Later versions make a Minimum and a Maximum.)
-
-    Op type: `ClipByValue`. Source: `tf.clip_by_value`.
-    """
-    bounds = clip_value_min, clip_value_max
-    return one_op("ClipByValue", name or "clip_by_value", rg.clip, t, *bounds, kinds=REALS)
+# One op, as in TensorFlow 1.8. (Later versions make a Minimum and a Maximum.)
+clip_by_value = define(
+    "tf.clip_by_value(t, clip_value_min, clip_value_max)", "ClipByValue", rg.clip, REALS,
+    "t, brought into the range; the gradient passes at both bounds.", scope="clip_by_value",
+)  # fmt: skip
 
 
-def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+def where(
+    condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
+) -> Any:
     """x where the condition holds, y elsewhere. A condition of rank 1 selects rows.
 
     Without x and y: the places where it holds, as index vectors of int64. x, y and the condition
@@ -259,7 +260,7 @@ def _for_rows(condition: Any, x: Any, y: Any) -> Tensor:
 # -- casts -----------------------------------------------------------------------------------------
 
 
-def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+def cast(x: TensorLike, dtype: Any, name: str | None = None) -> Any:
     """x under another dtype; a tensor that has it already comes back as it is.
 
     Source: `tf.cast`.
@@ -270,20 +271,19 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
     return one_op("Cast", name or "Cast", _astype, x, dtype=due)
 
 
-def _astype(x: Any, dtype: np.dtype) -> Any:
-    # (regrad takes the dtype by position)
-    return rg.astype(x, dtype)
+def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:
+    return rg.astype(x, dtype)  # (which takes the dtype by position)
 
 
 def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
-    title = name.title().replace("_", "")
+    declaration = f"tf.{name}(x, name='{name.title().replace('_', '')}')"
+    return define(
+        declaration, "Cast", _astype, doc=f"x as {dtype.name}.", call=partial(_cast_to, dtype)
+    )
 
-    def convert(x: Any, name: str = title) -> Any:
-        return cast(x, dtype, name=name)
 
-    convert.__name__ = convert.__qualname__ = name
-    convert.__doc__ = f"x as {dtype.name}.\n\n    Source: `tf.{name}`."
-    return convert
+def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: Any) -> Any:
+    return cast(x, dtype, name=name)
 
 
 to_float = _caster("to_float", dtypes.float32)
@@ -294,7 +294,7 @@ to_complex64 = _caster("to_complex64", dtypes.complex64)
 to_complex128 = _caster("to_complex128", dtypes.complex128)
 
 
-def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
+def saturate_cast(value: TensorLike, dtype: Any, name: str | None = None) -> Any:
     """A value under another dtype, of which it takes the limits where it exceeds them."""
     with scope(name or "saturate_cast", value) as whole:
         value = tensor(value, name="value")
@@ -321,16 +321,25 @@ def _inside(limit: Any, dtype: np.dtype) -> np.ndarray:
 # -- complex numbers -------------------------------------------------------------------------------
 
 
-def real(input: Any, name: str | None = None) -> Any:
-    """The real part; a real tensor comes back as it is."""
-    x = tensor(input)
+def _if_complex(op_type: str, name: str, function: Callable[..., Any], x: TensorLike) -> Any:
+    """Call `one_op` for a complex tensor; a real one comes back as it is."""
+    x = tensor(x)
     if dtype_of(x).kind == "c":
-        return one_op("Real", name or "Real", rg.real, x)
-    check_kinds("Real", NUMBERS, x)
+        return one_op(op_type, name, function, x)
+    check_kinds(op_type, NUMBERS, x)
     return x
 
 
-def imag(input: Any, name: str | None = None) -> Any:
+real = define(
+    "tf.real(input)",
+    "Real",
+    rg.real,
+    doc="The real part; a real tensor comes back as it is.",
+    call=_if_complex,
+)
+
+
+def imag(input: TensorLike, name: str | None = None) -> Any:
     """The imaginary part; zeros for a real tensor."""
     x = tensor(input)
     if dtype_of(x).kind == "c":
@@ -338,33 +347,23 @@ def imag(input: Any, name: str | None = None) -> Any:
     return one_op("ZerosLike", name or "Imag", rg.zeros_like, x, kinds=NUMBERS)
 
 
-def conj(x: Any, name: str | None = None) -> Any:
-    """The complex conjugate; a real tensor comes back as it is.
-
-    Raises TypeError for what is no number.
-    """
-    x = tensor(x)
-    if dtype_of(x).kind == "c":
-        return one_op("Conj", name or "Conj", rg.conj, x)
-    check_kinds("Conj", NUMBERS, x)
-    return x
+conj = define(
+    "tf.conj(x)", "Conj", rg.conj, doc="The complex conjugate of numbers; a real tensor "
+    "comes back as it is.", call=_if_complex,
+)  # fmt: skip
 
 
-def complex(real: Any, imag: Any, name: str | None = None) -> Any:
-    """Complex numbers from their parts, two tensors of float32 or float64. A composition."""
-    return one_op(None, name or "Complex", _of_parts, real, imag, kinds=FLOATS)
-
-
-def _of_parts(real: Any, imag: Any) -> Any:
+def _complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
+    """Complex numbers from their parts, two tensors of float32 or float64."""
     kind = np.result_type(dtype_of(rg.asarray(real)), np.complex64)
     return rg.astype(real, kind) + 1j * rg.astype(imag, kind)
 
 
-def angle(input: Any, name: str | None = None) -> Any:
-    """The angle of complex numbers, from -π to π. A composition."""
-    return one_op(None, name or "Angle", _angle, input, kinds=INEXACT)
-
-
-def _angle(x: Any) -> Any:
+def _angle(x: rg.Tensor) -> rg.Tensor:
+    """The angle of complex numbers, from -π to π."""
     parts = (rg.imag(x), rg.real(x)) if dtype_of(x).kind == "c" else (rg.zeros_like(x), x)
     return rg.atan2(*parts)
+
+
+complex = define("tf.complex(real, imag)", None, _complex, FLOATS, scope="Complex")
+angle = define("tf.angle(input)", None, _angle, INEXACT, scope="Angle")

@@ -1,6 +1,6 @@
 """TensorFlow's `math_grad`: gradient functions such as `_SquareGrad(op, grad)`, by name."""
 
-from regrad.v1.rule_functions import listed as __dir__
+from regrad.v1.rule_functions import list_names as __dir__
 from regrad.v1.rule_functions import rule_function as __getattr__
 
 __all__ = ["__dir__", "__getattr__"]

@@ -21,6 +21,11 @@ from regrad.v1.graphs import current_graph
 from regrad.v1.static_shapes import TensorShape
 from regrad.v1.tensors import Tensor, convert_to_tensor, face
 
+__all__ = [
+    "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "get_static_value",
+    "linalg", "logging", "math", "placeholder", "placeholder_with_default", "random",
+]  # fmt: skip
+
 
 def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Tensor:
     """A tensor that is fed in each run.
@@ -83,32 +88,20 @@ def _is_own(module: ModuleType, name: str, value: Any) -> bool:
 
 
 math = Namespace(
-    "math",
-    _math,
-    reductions,
-    clipping,
-    confusion_matrix=_indexing.confusion_matrix,
-    l2_normalize=_nn.l2_normalize,
-    softplus=_nn.softplus,
-    softsign=_nn.softsign,
-    top_k=_nn.top_k,
-    in_top_k=_nn.in_top_k,
-    zero_fraction=_nn.zero_fraction,
-)
+    "math", _math, reductions, clipping, confusion_matrix=_indexing.confusion_matrix,
+    l2_normalize=_nn.l2_normalize, softplus=_nn.softplus, softsign=_nn.softsign,
+    top_k=_nn.top_k, in_top_k=_nn.in_top_k, zero_fraction=_nn.zero_fraction,
+)  # fmt: skip
 linalg = Namespace(
     "linalg", _linalg, eye=creation.eye,
     l2_normalize=_nn.l2_normalize, global_norm=clipping.global_norm,
 )  # fmt: skip
 random = Namespace(
-    "random",
-    normal=random_ops.random_normal,
-    uniform=random_ops.random_uniform,
-    truncated_normal=random_ops.truncated_normal,
-    shuffle=random_ops.random_shuffle,
-    multinomial=random_ops.multinomial,
-    categorical=random_ops.categorical,
+    "random", normal=random_ops.random_normal, uniform=random_ops.random_uniform,
+    truncated_normal=random_ops.truncated_normal, shuffle=random_ops.random_shuffle,
+    multinomial=random_ops.multinomial, categorical=random_ops.categorical,
     set_random_seed=random_ops.set_random_seed,
-)
+)  # fmt: skip
 
 _LOG = python_logging.getLogger("regrad.v1")
 logging = SimpleNamespace(

@@ -7,7 +7,6 @@ composition of public ops elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,26 +20,15 @@ from regrad.registry import gradient
 from regrad.shapeforms.sizes import differ
 from regrad.shapeforms.table import shape_of as shape_form
 from regrad.v1 import random_ops
-from regrad.v1.convolution import atrous_conv2d as atrous_conv2d
-from regrad.v1.convolution import avg_pool as avg_pool
-from regrad.v1.convolution import avg_pool3d as avg_pool3d
+from regrad.v1.convolution import *
 from regrad.v1.convolution import channels_last, to_first, to_last
-from regrad.v1.convolution import conv1d as conv1d
-from regrad.v1.convolution import conv2d as conv2d
-from regrad.v1.convolution import conv2d_transpose as conv2d_transpose
-from regrad.v1.convolution import conv3d as conv3d
-from regrad.v1.convolution import conv3d_transpose as conv3d_transpose
-from regrad.v1.convolution import convolution as convolution
-from regrad.v1.convolution import depthwise_conv2d as depthwise_conv2d
-from regrad.v1.convolution import depthwise_conv2d_native as depthwise_conv2d_native
-from regrad.v1.convolution import max_pool as max_pool
-from regrad.v1.convolution import max_pool3d as max_pool3d
-from regrad.v1.convolution import separable_conv2d as separable_conv2d
 from regrad.v1.forms import (
     FLOATS,
     INEXACT,
     REALS,
+    TENSOR,
     axes_of,
+    define,
     one_op,
     renamed,
     scope,
@@ -55,29 +43,16 @@ from regrad.v1.values import alike, constant_value, ensure, floats, indices_from
 
 # -- activations ---------------------------------------------------------------------------------
 
-
-def _activation(
-    op_type: str, name: str, function: Callable[..., Any], kinds: str = FLOATS
-) -> Callable[..., Any]:
-    def activation(features: Any, name: str | None = None) -> Any:
-        return one_op(op_type, name or op_type, function, features, kinds=kinds)
-
-    activation.__name__ = activation.__qualname__ = name
-    first = (function.__doc__ or "").partition("\n")[0]
-    activation.__doc__ = f"{first}\n\n    Op type: `{op_type}`. Source: `tf.nn.{name}`."
-    return activation
+relu = define("tf.nn.relu(features)", "Relu", rg.nn.relu, REALS)
+relu6 = define("tf.nn.relu6(features)", "Relu6", rg.nn.relu6, REALS)
+elu = define("tf.nn.elu(features)", "Elu", rg.nn.elu, FLOATS)
+selu = define("tf.nn.selu(features)", "Selu", rg.nn.selu, FLOATS)
+swish = define("tf.nn.swish(features)", "Silu", rg.nn.silu, FLOATS)
+softplus = define("tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS)
+softsign = define("tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS)
 
 
-relu = _activation("Relu", "relu", rg.nn.relu, REALS)
-relu6 = _activation("Relu6", "relu6", rg.nn.relu6, REALS)
-elu = _activation("Elu", "elu", rg.nn.elu)
-selu = _activation("Selu", "selu", rg.nn.selu)
-swish = _activation("Silu", "swish", rg.nn.silu)
-softplus = _activation("Softplus", "softplus", rg.nn.softplus)
-softsign = _activation("Softsign", "softsign", rg.nn.softsign)
-
-
-def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
+def leaky_relu(features: TensorLike, alpha: Any = 0.2, name: str | None = None) -> Any:
     """x where x > 0, `alpha * x` elsewhere. Op type: `LeakyRelu` (`Prelu` if alpha is a tensor)."""
     name = name or "LeakyRelu"
     if is_tensor(alpha):
@@ -85,37 +60,28 @@ def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
     return one_op("LeakyRelu", name, rg.nn.leaky_relu, features, kinds=FLOATS, alpha=alpha)
 
 
-def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
+def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor:
     """`relu` of x and of -x, side by side along `axis`."""
-
-    def both_signs(x: Any, axis: int) -> Any:
-        return rg.nn.relu(rg.concat([x, -x], axis=axis))
-
-    axis = axes_of(axis)
-    return one_op("ConcatV2", name or "CRelu", both_signs, features, kinds=FLOATS, axis=axis)
+    return rg.nn.relu(rg.concat([x, -x], axis=axis))
 
 
-def _along(op_type: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def along(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
-        axis = _last_by_default(axis, dim)
-        return one_op(op_type, name or op_type, function, logits, kinds=FLOATS, axis=axis)
-
-    along.__name__ = along.__qualname__ = name
-    first = (function.__doc__ or "").partition("\n")[0]
-    along.__doc__ = (
-        f"{first}\n\n    The axis (or `dim`) is the last by default.\n\n"
-        f"    Op type: `{op_type}`. Source: `tf.nn.{name}`."
-    )
-    return along
+def _last_by_default(axis: Any) -> int:
+    return -1 if axis is None else axes_of(axis)
 
 
-def _last_by_default(axis: Any, dim: Any) -> int:
-    found = axes_of(renamed("axis", axis, "dim", dim))
-    return -1 if found is None else found
-
-
-softmax = _along("Softmax", "softmax", rg.nn.softmax)
-log_softmax = _along("LogSoftmax", "log_softmax", rg.nn.log_softmax)
+crelu = define(
+    "tf.nn.crelu(features, name=None, axis=-1)", "ConcatV2", _crelu, FLOATS, scope="CRelu"
+)
+softmax = define(
+    "tf.nn.softmax(logits, axis=None, name=None, dim=None)", "Softmax", rg.nn.softmax, FLOATS,
+    "`exp(x) / sum(exp(x))` along `axis`, the last by default.", axis=_last_by_default,
+)  # fmt: skip
+log_softmax = define(
+    "tf.nn.log_softmax(logits, axis=None, name=None, dim=None)",
+    "LogSoftmax", rg.nn.log_softmax, FLOATS,
+    "`log(softmax(x))` along `axis`, the last by default, accurate also where the softmax is 0 or "
+    "1 to the last digit.", axis=_last_by_default,
+)  # fmt: skip
 
 
 # -- losses of logits ----------------------------------------------------------------------------
@@ -132,25 +98,22 @@ def _check_named(function: str, sentinel: Any, labels: Any, logits: Any) -> None
 
 
 def softmax_cross_entropy_with_logits(
-    _sentinel: Any = None,
-    labels: Any = None,
-    logits: Any = None,
-    dim: Any = -1,
-    name: str | None = None,
-    axis: Any = None,
-) -> Any:
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None, dim: Any = -1,
+    name: str | None = None, axis: Any = None,
+) -> Any:  # fmt: skip
     """`-sum(labels * log_softmax(logits))` along an axis, without a gradient by the labels.
 
     The arguments are given by name. Op types: `StopGradient`, `LogSoftmax`, `Mul`, `Sum`, `Neg`.
     """
     _check_named("softmax_cross_entropy_with_logits", _sentinel, labels, logits)
     name = name or "softmax_cross_entropy_with_logits_sg"
-    return _of_distributions(name, labels, logits, dim if axis is None else axis, fixed=True)
+    return _distribution_loss(name, labels, logits, dim if axis is None else axis, fixed=True)
 
 
 def softmax_cross_entropy_with_logits_v2(
-    labels: Any, logits: Any, axis: Any = None, name: str | None = None, dim: Any = None
-) -> Any:
+    labels: TensorLike, logits: TensorLike, axis: Any = None, name: str | None = None,
+    dim: Any = None,
+) -> Any:  # fmt: skip
     """`-sum(labels * log_softmax(logits))` along `axis`, with a gradient by the labels, too.
 
     Source: `tf.nn.softmax_cross_entropy_with_logits_v2`.
@@ -163,10 +126,11 @@ def softmax_cross_entropy_with_logits_v2(
     """
     _check_named("softmax_cross_entropy_with_logits_v2", None, labels, logits)
     name = name or "softmax_cross_entropy_with_logits"
-    return _of_distributions(name, labels, logits, _last_by_default(axis, dim), fixed=False)
+    axis = _last_by_default(renamed("axis", axis, "dim", dim))
+    return _distribution_loss(name, labels, logits, axis, fixed=False)
 
 
-def _of_distributions(name: str, labels: Any, logits: Any, axis: Any, fixed: bool) -> Any:
+def _distribution_loss(name: str, labels: Any, logits: Any, axis: Any, fixed: bool) -> Any:
     (logits,) = floats("softmax_cross_entropy_with_logits", logits)
     attrs = {"axis": axes_of(axis), "fixed": fixed}
     return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
@@ -185,8 +149,9 @@ def _cross_entropy(labels: Any, logits: Any, axis: int, fixed: bool) -> Any:
 
 
 def sparse_softmax_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
-) -> Any:
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
     """`-log_softmax(logits)` at the class of each example, whose number is its label.
 
     The arguments are given by name. A label out of range is an InvalidArgumentError of the run.
@@ -199,7 +164,7 @@ def sparse_softmax_cross_entropy_with_logits(
 
 
 @deferrable
-def sparse_cross_entropy(labels: Any, logits: Any) -> Any:
+def sparse_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
     """`-log_softmax(logits)` at the labels, which must have the shape of the examples."""
     what = "sparse_softmax_cross_entropy_with_logits"
     labels = indices_from_zero(what, ensure(what, labels, logits.shape[:-1]))
@@ -207,8 +172,9 @@ def sparse_cross_entropy(labels: Any, logits: Any) -> Any:
 
 
 def sigmoid_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
-) -> Any:
+    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
     """The cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
 
     The arguments are given by name.
@@ -223,39 +189,27 @@ def sigmoid_cross_entropy_with_logits(
     return one_op(None, name or "logistic_loss", cross_entropy, labels, logits, kinds=FLOATS)
 
 
-def weighted_cross_entropy_with_logits(
-    labels: Any = None,
-    logits: Any = None,
-    pos_weight: Any = None,
-    name: str | None = None,
-    targets: Any = None,
-) -> Any:
+@deferrable
+def _weighted_cross_entropy(labels: rg.Tensor, logits: rg.Tensor, weight: rg.Tensor) -> rg.Tensor:
     """`sigmoid_cross_entropy_with_logits` with the positive examples weighted by `pos_weight`."""
-    labels = renamed("labels", labels, "targets", targets)
-
-    @deferrable
-    def cross_entropy(labels: Any, logits: Any, weight: Any) -> Any:
-        labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
-        yes = weight * labels * rg.nn.log_sigmoid(logits)
-        return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
-
-    tensors = labels, logits, pos_weight
-    return one_op(None, name or "logistic_loss", cross_entropy, *tensors, kinds=FLOATS)
+    labels, logits = alike("weighted_cross_entropy_with_logits", labels, logits)
+    yes = weight * labels * rg.nn.log_sigmoid(logits)
+    return (labels - 1) * rg.nn.log_sigmoid(-logits) - yes
 
 
-def log_poisson_loss(
-    targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None
-) -> Any:
-    """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss."""
-    name = name or "log_poisson_loss"
-    return one_op(None, name, _poisson, targets, log_input, kinds=FLOATS, full=compute_full_loss)
+weighted_cross_entropy_with_logits = define(
+    "tf.nn.weighted_cross_entropy_with_logits(labels=None, logits=None, pos_weight=None, "
+    "name=None, targets=None)", None, _weighted_cross_entropy, FLOATS,
+    scope="logistic_loss", labels=TENSOR, logits=TENSOR, pos_weight=TENSOR, targets="labels",
+)  # fmt: skip
 
 
 @deferrable
-def _poisson(z: Any, c: Any, full: bool) -> Any:
+def _log_poisson_loss(z: rg.Tensor, c: rg.Tensor, compute_full_loss: bool) -> rg.Tensor:
+    """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss."""
     z, c = alike("log_poisson_loss", z, c)
     y = rg.exp(c) - z * c
-    if not full:
+    if not compute_full_loss:
         return y
     some = rg.greater(z, 1)
     n = rg.where(some, z, 1)
@@ -263,58 +217,46 @@ def _poisson(z: Any, c: Any, full: bool) -> Any:
     return y + rg.where(some, stirling, 0)
 
 
-def l2_loss(t: Any, name: str | None = None) -> Any:
-    """`sum(t ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow)."""
-    return one_op("RealDiv", name or "L2Loss", _half_square, t, kinds=FLOATS)
-
-
-def _half_square(x: Any) -> Any:
+def _l2_loss(x: rg.Tensor) -> rg.Tensor:
+    """`sum(x ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow)."""
     return rg.sum(rg.square(x)) / 2
+
+
+log_poisson_loss = define(
+    "tf.nn.log_poisson_loss(targets, log_input, compute_full_loss=False)",
+    None, _log_poisson_loss, FLOATS,
+)  # fmt: skip
+l2_loss = define("tf.nn.l2_loss(t)", "RealDiv", _l2_loss, FLOATS, scope="L2Loss")
 
 
 # -- normalisation -------------------------------------------------------------------------------
 
 
-def l2_normalize(
-    x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None, dim: Any = None
-) -> Any:
-    """`x / sqrt(max(sum(x ** 2), epsilon))`: x with norm 1 along `axis`."""
-    attrs = {"axis": axes_of(renamed("axis", axis, "dim", dim)), "epsilon": epsilon}
-    return one_op("Mul", name or "l2_normalize", rg.nn.l2_normalize, x, kinds=FLOATS, **attrs)
-
-
-def moments(
-    x: Any,
-    axes: Any,
-    shift: Any = None,
-    name: str | None = None,
-    keep_dims: bool | None = None,
-    keepdims: bool | None = None,
-) -> tuple[Any, Any]:
-    """The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)"""
-    keep = bool(renamed("keepdims", keepdims, "keep_dims", keep_dims))
-    attrs = {"axis": axes_of(axes), "keepdims": keep}
-    return one_op(None, name or "moments", rg.nn.moments, x, kinds=INEXACT, **attrs)
+l2_normalize = define(
+    "tf.nn.l2_normalize(x, axis=None, epsilon=1e-12, name=None, dim=None)",
+    "Mul", rg.nn.l2_normalize, FLOATS, scope="l2_normalize",
+)  # fmt: skip
+moments = define(
+    "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None,
+    lambda x, axes, keepdims: rg.nn.moments(x, axes, keepdims), INEXACT,
+    "The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)",
+    axes=axes_of, shift=None,
+)  # fmt: skip
 
 
 def batch_normalization(
-    x: Any,
-    mean: Any,
-    variance: Any,
-    offset: Any,
-    scale: Any,
-    variance_epsilon: float,
-    name: str | None = None,
-) -> Any:
+    x: TensorLike, mean: TensorLike, variance: TensorLike, offset: TensorLike, scale: TensorLike,
+    variance_epsilon: float, name: str | None = None,
+) -> Any:  # fmt: skip
     """`(x - mean) / sqrt(variance + variance_epsilon) * scale + offset` (both may be None)."""
     given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
     present = {k: v for k, v in given.items() if v is not None}
 
-    def normalized(x: Any, *values: Any) -> Any:
+    def normalize(x: Any, *values: Any) -> Any:
         tensors = dict(zip(present, values, strict=True))
         return rg.nn.batch_norm(x, **tensors, epsilon=variance_epsilon)
 
-    return one_op(None, name or "batchnorm", normalized, x, *present.values(), kinds=FLOATS)
+    return one_op(None, name or "batchnorm", normalize, x, *present.values(), kinds=FLOATS)
 
 
 class FusedBatchNorm(NamedTuple):
@@ -326,16 +268,10 @@ class FusedBatchNorm(NamedTuple):
 
 
 def fused_batch_norm(
-    x: Any,
-    scale: Any,
-    offset: Any,
-    mean: Any = None,
-    variance: Any = None,
-    epsilon: float = 0.001,
-    data_format: str = "NHWC",
-    is_training: bool = True,
-    name: str | None = None,
-) -> FusedBatchNorm:
+    x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike = None,
+    variance: TensorLike = None, epsilon: float = 0.001, data_format: str = "NHWC",
+    is_training: bool = True, name: str | None = None,
+) -> FusedBatchNorm:  # fmt: skip
     """Images normalised by their own moments, or by given ones, and these moments.
 
     In training the variance that comes back is the unbiased estimate (of n - 1), as in TensorFlow.
@@ -352,7 +288,7 @@ def fused_batch_norm(
     return FusedBatchNorm(y, mean, unbiased)
 
 
-def bessel(x: Any, axes: tuple[int, ...]) -> Any:
+def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
     """n / (n - 1) for the n elements along the axes: the factor of an unbiased variance."""
 
     def factor(x: Any) -> Any:
@@ -362,104 +298,81 @@ def bessel(x: Any, axes: tuple[int, ...]) -> Any:
     return one_op(None, "bessel", factor, x)
 
 
-def local_response_normalization(
-    input: Any,
-    depth_radius: int = 5,
-    bias: float = 1,
-    alpha: float = 1,
-    beta: float = 0.5,
-    name: str | None = None,
-) -> Any:
-    """x over `(bias + alpha * s) ** beta`, s summing `x²` over neighbouring channels.
-
-    Op type: `LRN`.
-    """
-    settings = {"depth_radius": depth_radius, "bias": bias, "alpha": alpha, "beta": beta}
-    function = rg.nn.local_response_normalization
-    return one_op("LRN", name or "LRN", function, input, kinds=FLOATS, **settings)
+local_response_normalization = lrn = define(
+    "tf.nn.local_response_normalization(input, depth_radius=5, bias=1, alpha=1, beta=0.5)",
+    "LRN", rg.nn.local_response_normalization, FLOATS,
+)  # fmt: skip
 
 
-lrn = local_response_normalization
-
-
-def zero_fraction(value: Any, name: str | None = None) -> Any:
+def _zero_fraction(x: rg.Tensor) -> rg.Tensor:
     """The fraction of elements that are 0."""
-    return one_op(None, name or "zero_fraction", _zero_fraction, value)
-
-
-def _zero_fraction(x: Any) -> Any:
     return rg.mean(rg.astype(rg.equal(x, 0), rg.float32))
+
+
+zero_fraction = define("tf.nn.zero_fraction(value)", None, _zero_fraction)
 
 
 # -- affine --------------------------------------------------------------------------------------
 
 
-def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
+def bias_add(
+    value: TensorLike, bias: TensorLike, data_format: str | None = None, name: str | None = None
+) -> Any:
     """`value + bias`, with one number per channel. Op type: `BiasAdd`."""
     if data_format is not None and not data_format.startswith("N"):
         raise GraphError(f"data_format must be 'NHWC' or 'NCHW' (N…C or NC…), got {data_format!r}")
     first = (data_format or "").startswith("NC")
-    return one_op("BiasAdd", name or "BiasAdd", _with_bias, value, bias, first=first)
+    return one_op("BiasAdd", name or "BiasAdd", _add_bias, value, bias, first=first)
 
 
 @op("BiasAdd", broadcasts=True)
-def _bias_added(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
+def _bias_add(xp, a: TensorLike, b: TensorLike, /) -> rg.Tensor:
     return a + b
 
 
 shape_form("BiasAdd")(lambda arguments, attrs: arguments[0].shape)
 
 
-@gradient("BiasAdd", "a")
-def _(dy: Any) -> Any:
-    return dy
-
-
-@gradient("BiasAdd", "b")
-def _(dy: Any) -> Any:
-    return dy
+gradient("BiasAdd", "a")(lambda dy: dy)
+gradient("BiasAdd", "b")(lambda dy: dy)
 
 
 @deferrable
-def _with_bias(value: Any, bias: Any, first: bool) -> Any:
+def _add_bias(value: Any, bias: Any, first: bool) -> Any:
     shape, biases = value._data.shape, bias._data.shape  # `value.shape` would ask for the rank
     if not isinstance(biases, UnknownRank):
         if len(biases) != 1:
             raise ShapeError(f"bias_add: Shape must be rank 1 but is rank {bias.ndim}: {biases}")
         if not isinstance(shape, UnknownRank) and differ(shape[1 if first else -1], biases[0]):
             raise ShapeError(f"bias_add: {biases[0]} biases for the channels of {shape}")
-    return _bias_added(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
+    return _bias_add(value, rg.reshape(bias, (-1, *[1] * (value.ndim - 2))) if first else bias)
 
 
-def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+def _affine(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """`matmul(x, weights) + biases`."""
-
-    def affine(x: Any, weights: Any, biases: Any) -> Any:
-        return _with_bias(rg.matmul(x, weights), biases, False)
-
-    return one_op("BiasAdd", name or "xw_plus_b", affine, x, weights, biases, kinds=FLOATS)
+    return _add_bias(rg.matmul(x, weights), biases, False)
 
 
-def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tensor:
     """`relu(matmul(x, weights) + biases)`."""
+    return rg.nn.relu(_affine(x, weights, biases))
 
-    def layer(x: Any, weights: Any, biases: Any) -> Any:
-        return rg.nn.relu(_with_bias(rg.matmul(x, weights), biases, False))
 
-    return one_op("Relu", name or "relu_layer", layer, x, weights, biases, kinds=FLOATS)
+xw_plus_b = define(
+    "tf.nn.xw_plus_b(x, weights, biases)", "BiasAdd", _affine, FLOATS, scope="xw_plus_b"
+)
+relu_layer = define(
+    "tf.nn.relu_layer(x, weights, biases)", "Relu", _relu_layer, FLOATS, scope="relu_layer"
+)
 
 
 # -- dropout, lookups ----------------------------------------------------------------------------
 
 
 def dropout(
-    x: Any,
-    keep_prob: Any = None,
-    noise_shape: Any = None,
-    seed: int | None = None,
-    name: str | None = None,
-    rate: Any = None,
-) -> Any:
+    x: TensorLike, keep_prob: TensorLike = None, noise_shape: TensorLike = None,
+    seed: int | None = None, name: str | None = None, rate: TensorLike = None,
+) -> Any:  # fmt: skip
     """x with elements set to 0 at random in each run, and the others scaled up by `1 / keep_prob`.
 
     Args:
@@ -489,12 +402,12 @@ def dropout(
         inner = current_graph().entering(x._read())  # the branch that is being built knows this one
         shape = _noise_shape(inner._data.shape, noise_shape)
         noise = random_ops.noise(random_ops.UNIFORM, None, shape, x.dtype.base_dtype, seed)
-        y = build("SelectV2", None, _dropped, x, keep, noise)
+        y = build("SelectV2", None, _drop, x, keep, noise)
         y.set_shape(x.shape)
         return y
 
 
-def _dropped(x: Any, keep: Any, noise: Any) -> Any:
+def _drop(x: Any, keep: Any, noise: Any) -> Any:
     return rg.where(rg.less(noise, keep), x / keep, 0)
 
 
@@ -521,13 +434,9 @@ def _noise_shape(shape: Any, noise_shape: Any) -> Any:
 
 
 def embedding_lookup(
-    params: Any,
-    ids: Any,
-    partition_strategy: str = "mod",
-    name: str | None = None,
-    validate_indices: bool = True,
-    max_norm: float | None = None,
-) -> Any:
+    params: TensorLike, ids: TensorLike, partition_strategy: str = "mod", name: str | None = None,
+    validate_indices: bool = True, max_norm: float | None = None,
+) -> Any:  # fmt: skip
     """The rows of a table with the numbers `ids`. Op type: `GatherV2`.
 
     A list of tables is one table, whose rows are dealt out in turns (`"mod"`) or lie one after
@@ -538,29 +447,29 @@ def embedding_lookup(
     tables = list(params) if isinstance(params, list | tuple) else [params]
     name = name or "embedding_lookup"
     if len(tables) == 1:
-        return one_op("GatherV2", name, _embedded, tables[0], ids, same=False)
+        return one_op("GatherV2", name, _embed, tables[0], ids, same=False)
     counts = [static_value(shape_of(t)[0], "a table's size") for t in map(tensor, tables)]
     starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
-    strategy = {"mod": _dealt, "div": _in_order}[partition_strategy]
+    strategy = {"mod": _deal, "div": _keep_order}[partition_strategy]
 
-    def looked_up(ids: Any, *tables: Any) -> Any:
+    def look_up(ids: Any, *tables: Any) -> Any:
         return rg.nn.embedding(rg.concat(tables), strategy(ids, starts))
 
-    return one_op(None, name, looked_up, ids, *tables, same=False)
+    return one_op(None, name, look_up, ids, *tables, same=False)
 
 
-def _embedded(table: Any, ids: Any) -> Any:
+def _embed(table: Any, ids: Any) -> Any:
     return rg.nn.embedding(table, indices_from_zero("embedding_lookup", ids))
 
 
-def _dealt(ids: Any, starts: np.ndarray) -> Any:
+def _deal(ids: Any, starts: np.ndarray) -> Any:
     """The row numbers in the joined tables of rows that were dealt out in turns."""
     n = len(starts)
     first = rg.astype(rg.take(rg.asarray(starts), ids % n), ids.dtype)
     return first + rg.floor_divide(ids, n)
 
 
-def _in_order(ids: Any, starts: np.ndarray) -> Any:
+def _keep_order(ids: Any, starts: np.ndarray) -> Any:
     return ids
 
 
@@ -571,23 +480,19 @@ class TopKV2(NamedTuple):
     indices: Any
 
 
-def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopKV2:
-    """The k largest elements of each row, largest first, and their places (int32).
-
-    Op type: `TopKV2`. Source: `tf.nn.top_k`.
-    """
-
-    return one_op("TopKV2", name or "TopKV2", _largest, input, kinds=REALS, k=sizes(k))
-
-
-def _largest(x: Any, k: Any) -> TopKV2:
+def _top_k(x: rg.Tensor, k: Any) -> TopKV2:
+    """The k largest elements of each row, largest first, and their places (int32)."""
     values, indices = rg.top_k(x, k)
     return TopKV2(values, rg.astype(indices, rg.int32))
 
 
-def in_top_k(predictions: Any, targets: Any, k: Any, name: str | None = None) -> Any:
-    """For each row, whether fewer than k classes are predicted above the target's class."""
+top_k = define(
+    "tf.nn.top_k(input, k=1, sorted=True)", "TopKV2", _top_k, REALS, k=sizes, sorted=None
+)
 
+
+def in_top_k(predictions: TensorLike, targets: TensorLike, k: Any, name: str | None = None) -> Any:
+    """For each row, whether fewer than k classes are predicted above the target's class."""
     (predictions,) = floats("in_top_k", predictions)
     return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
 

@@ -20,10 +20,10 @@ def _pair(function: Operator, name: str) -> tuple[Operator, Operator]:
     def operator(self: Any, other: Any) -> Any:
         return function(self, other, name=name)
 
-    def reflected(self: Any, other: Any) -> Any:
+    def reflection(self: Any, other: Any) -> Any:
         return function(other, self, name=name)
 
-    return operator, reflected
+    return operator, reflection
 
 
 def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
@@ -49,19 +49,6 @@ TWO_SIDED = {
     "or": (_logical(math.logical_or, bitwise.bitwise_or), "or"),
     "xor": (_logical(math.logical_xor, bitwise.bitwise_xor), "xor"),
 }
-COMPARISONS = {
-    "lt": math.less,
-    "le": math.less_equal,
-    "gt": math.greater,
-    "ge": math.greater_equal,
-}
-
-
-def _compared(function: Operator) -> Operator:
-    def operator(self: Any, other: Any) -> Any:
-        return function(self, other)
-
-    return operator
 
 
 def _equal(self: Any, other: Any) -> Any:
@@ -72,21 +59,16 @@ def _not_equal(self: Any, other: Any) -> Any:
     return True if other is None else math.not_equal(self, other)
 
 
-def _inverted(self: Any) -> Any:
+def _invert(self: Any) -> Any:
     x = tensor(self)
     return math.logical_not(x) if dtype_of(x).kind == "b" else bitwise.invert(x)
 
 
-def _item(self: Any, index: Any) -> Any:
-    return getitem(self, index)
-
-
-def _absolute(self: Any) -> Any:
-    return math.abs(self)
-
-
-def _negated(self: Any) -> Any:
-    return math.negative(self)
+OTHERS = {
+    "lt": math.less, "le": math.less_equal, "gt": math.greater, "ge": math.greater_equal,
+    "eq": _equal, "ne": _not_equal, "invert": _invert, "getitem": getitem, "abs": math.abs,
+    "neg": math.negative,
+}  # fmt: skip
 
 
 def install_operators(cls: type) -> None:
@@ -95,16 +77,10 @@ def install_operators(cls: type) -> None:
     `==` and `!=` compare element by element; no tensor equals None.
     """
     for name, (function, op_name) in TWO_SIDED.items():
-        operator, reflected = _pair(function, op_name)
+        operator, reflection = _pair(function, op_name)
         setattr(cls, f"__{name}__", operator)
-        setattr(cls, f"__r{name}__", reflected)
-    for name, function in COMPARISONS.items():
-        setattr(cls, f"__{name}__", _compared(function))
-    others = {
-        "eq": _equal, "ne": _not_equal, "invert": _inverted, "getitem": _item, "abs": _absolute,
-        "neg": _negated,
-    }  # fmt: skip
-    for name, function in others.items():
+        setattr(cls, f"__r{name}__", reflection)
+    for name, function in OTHERS.items():
         setattr(cls, f"__{name}__", function)
 
 

@@ -6,7 +6,7 @@ variables as they were, for ops run in the order of their making.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.registry import Op
 from regrad.tensors import Readable
 from regrad.v1.control import group
+from regrad.v1.dtypes import DType
 from regrad.v1.gradients import gradients
 from regrad.v1.graphs import GraphKeys, control_dependencies, current_graph, get_default_graph
 from regrad.v1.math import cast
@@ -27,19 +28,10 @@ from regrad.v1.tensors import (
     convert_to_tensor,
     is_tensor,
 )
-from regrad.v1.updates import (
-    ADADELTA,
-    ADAGRAD,
-    ADAM,
-    CENTERED_RMSPROP,
-    FTRL,
-    GRADIENT_DESCENT,
-    MOMENTUM,
-    RMSPROP,
-    apply,
-    touched,
-)
+from regrad.v1.updates import add_update, find_rows, update_op
 from regrad.v1.variables import Variable, assign_add, trainable_variables, variable_of
+
+Hyperparameter = float | np.ndarray | Readable | Callable[[], Any]
 
 # -- Optimizer -----------------------------------------------------------------------------------
 
@@ -64,21 +56,15 @@ class Optimizer:
         self._non_slots: dict[tuple[str, Any], Variable] = {}
 
     def get_name(self) -> str:
-        """The name."""
+        """Return the name."""
         return self._name
 
     def minimize(
-        self,
-        loss: Any,
-        global_step: Any = None,
-        var_list: Any = None,
-        gate_gradients: int = GATE_OP,
-        aggregation_method: Any = None,
-        colocate_gradients_with_ops: bool = False,
-        name: str | None = None,
-        grad_loss: Any = None,
-    ) -> Operation:
-        """An op that changes the variables so as to make `loss` smaller: both parts in one.
+        self, loss: Any, global_step: Readable | None = None, var_list: Any = None,
+        gate_gradients: int = GATE_OP, aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False, name: str | None = None, grad_loss: Any = None,
+    ) -> Operation:  # fmt: skip
+        """Return an op that changes the variables so as to make `loss` smaller.
 
         Args:
             loss: A tensor of floats; of a vector the sum is minimized.
@@ -102,15 +88,11 @@ class Optimizer:
         return self.apply_gradients(pairs, global_step, name)
 
     def compute_gradients(
-        self,
-        loss: Any,
-        var_list: Any = None,
-        gate_gradients: int = GATE_OP,
-        aggregation_method: Any = None,
-        colocate_gradients_with_ops: bool = False,
+        self, loss: Any, var_list: Any = None, gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None, colocate_gradients_with_ops: bool = False,
         grad_loss: Any = None,
-    ) -> list[tuple[Any, Variable]]:
-        """Pairs of a gradient and its variable; None for variables that the loss ignores."""
+    ) -> list[tuple[Any, Variable]]:  # fmt: skip
+        """Return pairs of a gradient and its variable; None for variables that the loss ignores."""
         if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
             raise GraphError(
                 "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP, "
@@ -118,7 +100,7 @@ class Optimizer:
             )
         loss = convert_to_tensor(loss)
         self._assert_floats([loss])
-        variables = _listed(trainable_variables() if var_list is None else var_list)
+        variables = _variables_in(trainable_variables() if var_list is None else var_list)
         if not variables:
             raise GraphError("No variables to optimize.")
         if grad_loss is not None:
@@ -130,26 +112,26 @@ class Optimizer:
         return pairs
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
-    ) -> Operation:
-        """An op that changes variables by their gradients; pairs whose gradient is None do nothing.
+        self, grads_and_vars: Iterable[tuple[Any, Readable]],
+        global_step: Readable | None = None, name: str | None = None,
+    ) -> Operation:  # fmt: skip
+        """Return an op that changes variables by their gradients, unless these are None.
 
         The gradients may have been changed since `compute_gradients` gave them. With
         `global_step` the op adds 1 to it, after the other changes.
         """
-        pairs = [_checked_pair(*pair) for pair in grads_and_vars]
+        pairs = [_check_pair(*pair) for pair in grads_and_vars]
         if not pairs:
             raise GraphError("No variables provided.")
         wanted = [(grad, v) for grad, v in pairs if grad is not None]
         if not wanted:
-            raise GraphError(
-                f"No gradients provided for any variable: {[str(v) for _, v in pairs]}."
-            )
+            names = [str(v) for _, v in pairs]
+            raise GraphError(f"No gradients provided for any variable: {names}.")
         self._create_slots([v for _, v in wanted])
         graph = current_graph()
         with graph.name_scope(name or self._name) as scope:
             self._prepare()
-            updates = [self._updated(grad, v) for grad, v in wanted]
+            updates = [self._update(grad, v) for grad, v in wanted]
             if global_step is None:
                 step = self._finish(updates, scope)
             else:
@@ -159,8 +141,8 @@ class Optimizer:
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, step)
         return step
 
-    def _updated(self, grad: Any, var: Variable) -> Any:
-        """The op that changes a variable, and applies its constraint."""
+    def _update(self, grad: Tensor, var: Variable) -> Operation | Tensor:
+        """Return the op that changes a variable, and applies its constraint."""
         with current_graph().name_scope(f"update_{var.op.name}"):
             update = self._apply_rows(grad, var)
             if update is None:
@@ -188,45 +170,45 @@ class Optimizer:
         """Make the tensors that the updates share."""
 
     def _apply_dense(self, grad: Any, var: Variable) -> Any:
-        """An op that changes `var` by its gradient."""
+        """Return an op that changes `var` by its gradient."""
         raise NotImplementedError(
             f"{type(self).__name__} must define _apply_dense(grad, var), which returns an op"
         )
 
     def _apply_rows(self, grad: Any, var: Variable) -> Any:
-        """An op that changes only the rows of `var` that were gathered; None if that is no use."""
+        """Return an op that changes only the rows of `var` that were gathered, if there can be."""
         return None
 
     def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Operation:
-        """The op that stands for the whole step."""
+        """Return the op that stands for the whole step."""
         return group(*update_ops, name=name_scope)
 
     # -- slots -----------------------------------------------------------------------------------
 
     def get_slot(self, var: Any, name: str) -> Variable | None:
-        """The variable kept for another under this name, None if there is none."""
+        """Return the variable kept for another under this name, None if there is none."""
         return self._slots.get(name, {}).get(variable_of(var))
 
     def get_slot_names(self) -> list[str]:
-        """The names of the slots."""
+        """Return the names of the slots."""
         return sorted(self._slots)
 
     def variables(self) -> list[Variable]:
-        """The variables of the optimizer in the default graph, sorted by name."""
+        """Return the variables of the optimizer in the default graph, sorted by name."""
         slots = [v for slots in self._slots.values() for v in slots.values()]
         graph = get_default_graph()
         found = [v for v in [*slots, *self._non_slots.values()] if v.graph is graph]
         return sorted(found, key=lambda v: v.name)
 
     def _zeros_slot(self, var: Variable, slot_name: str, op_name: str) -> Variable:
-        """The slot of a variable, made of zeros if it is new."""
+        """Return the slot of a variable, made of zeros if it is new."""
         return self._slot(var, 0.0, slot_name, op_name)
 
     def _get_or_make_slot(self, var: Variable, val: Any, slot_name: str, op_name: str) -> Variable:
-        """The slot of a variable, made with this value if it is new."""
+        """Return the slot of a variable, made with this value if it is new."""
         slots = self._slots.setdefault(slot_name, {})
         if var not in slots:
-            slots[var] = _state(val, f"{var.op.name}/{op_name}")
+            slots[var] = _make_state(val, f"{var.op.name}/{op_name}")
         return slots[var]
 
     def _slot(self, var: Variable, fill: float, slot_name: str, op_name: str) -> Variable:
@@ -242,30 +224,30 @@ class Optimizer:
     def _create_non_slot_variable(
         self, initial_value: Any, name: str, colocate_with: Any = None
     ) -> Variable:
-        """A variable of the optimizer that belongs to no other, made if it is new."""
+        """Return a variable of the optimizer that belongs to no other, made if it is new."""
         key = name, get_default_graph()
         if key not in self._non_slots:
-            self._non_slots[key] = _state(initial_value, name)
+            self._non_slots[key] = _make_state(initial_value, name)
         return self._non_slots[key]
 
     def _get_non_slot_variable(self, name: str, graph: Any = None) -> Variable | None:
-        """The variable that `_create_non_slot_variable` made."""
+        """Return the variable that `_create_non_slot_variable` made."""
         return self._non_slots.get((name, graph or get_default_graph()))
 
     def _call_if_callable(self, param: Any) -> Any:
-        """A parameter, or what the function that was given for it returns."""
+        """Return a parameter, or what the function that was given for it returns."""
         return param() if callable(param) else param
 
 
-def _state(value: Any, name: str) -> Variable:
-    """A variable of an optimizer; its name begins at the root of the graph."""
+def _make_state(value: Any, name: str) -> Variable:
+    """Make a variable of an optimizer, whose name begins at the root of the graph."""
     graph = get_default_graph()
     with graph.name_scope(None), graph.control_dependencies(None):
         return Variable(value, trainable=False, name=name)
 
 
-def _listed(var_list: Any) -> list[Variable]:
-    """The variables in a nest or an iterable; one alone will do."""
+def _variables_in(var_list: Any) -> list[Variable]:
+    """Return the variables in a nest or an iterable, which may be one variable."""
     if isinstance(var_list, Iterable) and not isinstance(var_list, Readable):
         var_list = var_list if isinstance(var_list, Mapping) else list(var_list)
         if not var_list:
@@ -273,8 +255,8 @@ def _listed(var_list: Any) -> list[Variable]:
     return [variable_of(v) for v in containers.flatten(var_list)[0]]
 
 
-def _checked_pair(grad: Any, var: Any) -> tuple[Any, Variable]:
-    """A gradient as a tensor of its variable's dtype."""
+def _check_pair(grad: Any, var: Readable) -> tuple[Any, Variable]:
+    """Convert a gradient to a tensor of its variable's dtype, and check its shape."""
     var = variable_of(var)
     if grad is None:
         return None, var
@@ -289,34 +271,28 @@ def _checked_pair(grad: Any, var: Any) -> tuple[Any, Variable]:
     return grad, var
 
 
-# -- the optimizers ------------------------------------------------------------------------------
+# -- optimizers given by a formula -----------------------------------------------------------------
 
 
-class _ByFormula(Optimizer):
+class _FormulaOptimizer(Optimizer):
     """An optimizer whose updates are one op each.
 
-    `slots` are the names of the slots and what they are filled with, in the order in which the
-    op takes them; `numbers` its other inputs, `options` its attributes. `by_rows` says whether
-    it leaves alone the rows of a variable that were not gathered.
+    `slots` are what the slots are filled with by name, in the order in which the op takes them;
+    `numbers` are its other inputs, `options` its attributes. Unless `dense_only`, the rows of a
+    variable that were not gathered are left alone.
     """
 
     op: Op
-    by_rows = False
+    dense_only = False
 
     def __init__(
-        self,
-        use_locking: bool,
-        name: str,
-        slots: dict[str, float] | None = None,
-        options: dict[str, Any] | None = None,
-        **numbers: Any,
-    ) -> None:
+        self, use_locking: bool, name: str, slots: Mapping[str, float],
+        numbers: dict[str, Hyperparameter], options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(use_locking, name)
-        self._fills = slots or {}
-        self._options = options or {}
-        self._numbers = numbers
-        self._dtypes: dict[Any, None] = {}
-        self._tensors: dict[Any, Tensor] = {}
+        self._fills, self._numbers, self._options = slots, numbers, options or {}
+        self._dtypes: dict[DType, None] = {}
+        self._tensors: dict[tuple[str, DType], Tensor] = {}
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         self._dtypes = dict.fromkeys(var.dtype.base_dtype for var in var_list)
@@ -330,36 +306,35 @@ class _ByFormula(Optimizer):
             for name in self._numbers:
                 self._number(name, dtype)
 
-    def _number(self, name: str, dtype: Any) -> Tensor:
-        """A number as a tensor of a variable's dtype."""
+    def _number(self, name: str, dtype: DType) -> Tensor:
+        """Return a number as a tensor of a variable's dtype."""
         if (name, dtype) not in self._tensors:
-            value = self._call_if_callable(self._numbers[name])
-            if is_tensor(value):
-                value = cast(value, dtype)
-            else:
-                value = constant(value, dtype, name=_LONG.get(name, name))
-            self._tensors[name, dtype] = value
+            self._tensors[name, dtype] = self._as_tensor(name, dtype, _LONG.get(name, name))
         return self._tensors[name, dtype]
 
-    def _apply_dense(self, grad: Any, var: Variable) -> Tensor:
-        return self._applied(grad, var, [])
+    def _as_tensor(self, name: str, dtype: Any, tensor_name: str) -> Tensor:
+        value = self._call_if_callable(self._numbers[name])
+        return cast(value, dtype) if is_tensor(value) else constant(value, dtype, name=tensor_name)
 
-    def _apply_rows(self, grad: Any, var: Variable) -> Tensor | None:
-        indices = touched(grad) if self.by_rows else []
-        return self._applied(grad, var, indices) if indices else None
+    def _apply_dense(self, grad: Tensor, var: Variable) -> Tensor:
+        return self._apply_op(grad, var, [])
 
-    def _applied(self, grad: Tensor, var: Variable, indices: list[Tensor]) -> Tensor:
+    def _apply_rows(self, grad: Tensor, var: Variable) -> Tensor | None:
+        indices = [] if self.dense_only else find_rows(grad)
+        return self._apply_op(grad, var, indices) if indices else None
+
+    def _apply_op(self, grad: Tensor, var: Variable, indices: list[Tensor]) -> Tensor:
         dtype = var.dtype.base_dtype
         states = [var, *[self._slots[name][var] for name in self._fills]]
         names = [i.name for i in self.op.inputs[len(states) : -1]]
         values = [grad if n == "grad" else self._number(n, dtype) for n in names]
-        return apply(self.op, states, [*values, *indices], len(indices), self._options)
+        return add_update(self.op, states, [*values, *indices], len(indices), self._options)
 
 
 _LONG = {"lr": "learning_rate", "alpha": "learning_rate"}
 
 
-class GradientDescentOptimizer(_ByFormula):
+class GradientDescentOptimizer(_FormulaOptimizer):
     """`var -= learning_rate * grad`.
 
     `learning_rate` is a number or a tensor (a placeholder, a decaying one).
@@ -376,15 +351,20 @@ class GradientDescentOptimizer(_ByFormula):
     GradientDescent [ 2. -1.]
     """
 
-    op = GRADIENT_DESCENT
+    dense_only = True  # without state, so that rows of zeros do nothing
 
     def __init__(
-        self, learning_rate: Any, use_locking: bool = False, name: str = "GradientDescent"
-    ) -> None:
-        super().__init__(use_locking, name, alpha=learning_rate)
+        self, learning_rate: Hyperparameter, use_locking: bool = False,
+        name: str = "GradientDescent",
+    ) -> None:  # fmt: skip
+        super().__init__(use_locking, name, {}, {"alpha": learning_rate})
+
+    @update_op("ApplyGradientDescent", states=1)
+    def op(xp: Any, var, alpha, grad):
+        return (var - alpha * grad,)
 
 
-class MomentumOptimizer(_ByFormula):
+class MomentumOptimizer(_FormulaOptimizer):
     """`accum = momentum * accum + grad; var -= learning_rate * accum`.
 
     With `use_nesterov`, `var -= learning_rate * (grad + momentum * accum)`.
@@ -393,22 +373,21 @@ class MomentumOptimizer(_ByFormula):
     and momentum in deep learning", ICML 2013.
     """
 
-    op = MOMENTUM
-    by_rows = True
-
     def __init__(
-        self,
-        learning_rate: Any,
-        momentum: Any,
-        use_locking: bool = False,
-        name: str = "Momentum",
-        use_nesterov: bool = False,
-    ) -> None:
-        slots, options = {"momentum": 0.0}, {"use_nesterov": use_nesterov}
-        super().__init__(use_locking, name, slots, options, lr=learning_rate, momentum=momentum)
+        self, learning_rate: Hyperparameter, momentum: Hyperparameter, use_locking: bool = False,
+        name: str = "Momentum", use_nesterov: bool = False,
+    ) -> None:  # fmt: skip
+        numbers = {"lr": learning_rate, "momentum": momentum}
+        options = {"use_nesterov": use_nesterov}
+        super().__init__(use_locking, name, {"momentum": 0.0}, numbers, options)
+
+    @update_op("ApplyMomentum", states=2)
+    def op(xp: Any, var, accum, lr, grad, momentum, *, use_nesterov):
+        accum = accum * momentum + grad
+        return var - lr * (grad + momentum * accum if use_nesterov else accum), accum
 
 
-class AdamOptimizer(_ByFormula):
+class AdamOptimizer(_FormulaOptimizer):
     """Adam, with TensorFlow's epsilon ("epsilon hat" in the paper).
 
         rate = learning_rate * sqrt(1 - beta2**t) / (1 - beta1**t)
@@ -420,46 +399,41 @@ class AdamOptimizer(_ByFormula):
     2014 (arXiv:1412.6980).
     """
 
-    op = ADAM
+    dense_only = True
 
     def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta1: Any = 0.9,
-        beta2: Any = 0.999,
-        epsilon: Any = 1e-8,
-        use_locking: bool = False,
+        self, learning_rate: Hyperparameter = 0.001, beta1: Hyperparameter = 0.9,
+        beta2: Hyperparameter = 0.999, epsilon: Hyperparameter = 1e-8, use_locking: bool = False,
         name: str = "Adam",
-    ) -> None:
-        super().__init__(
-            use_locking, name, {"m": 0.0, "v": 0.0}, None,
-            lr=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon,
-        )  # fmt: skip
+    ) -> None:  # fmt: skip
+        numbers = {"lr": learning_rate, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        super().__init__(use_locking, name, {"m": 0.0, "v": 0.0}, numbers)
+
+    @update_op("ApplyAdam", states=3)
+    def op(xp: Any, var, m, v, beta1_power, beta2_power, lr, beta1, beta2, epsilon, grad):
+        rate = lr * xp.sqrt(1 - beta2_power) / (1 - beta1_power)
+        m = m + (grad - m) * (1 - beta1)
+        v = v + (grad * grad - v) * (1 - beta2)
+        return var - rate * m / (xp.sqrt(v) + epsilon), m, v
 
     def _create_slots(self, var_list: Sequence[Variable]) -> None:
         # in the widest of the dtypes: 1 - beta2_power loses digits
         dtype = np.result_type(*[v.dtype.base_dtype.as_numpy_dtype for v in var_list], np.float32)
         for name in ("beta1", "beta2"):
-            power = self._create_non_slot_variable(
-                lambda name=name: self._as_state(self._numbers[name], dtype), f"{name}_power"
+            self._numbers[f"{name}_power"] = self._create_non_slot_variable(
+                lambda name=name: self._as_tensor(name, dtype, "Const"), f"{name}_power"
             )
-            self._numbers[f"{name}_power"] = power
         super()._create_slots(var_list)
-
-    def _as_state(self, value: Any, dtype: Any) -> Tensor:
-        value = self._call_if_callable(value)
-        return cast(value, dtype) if is_tensor(value) else constant(value, dtype)
 
     def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Operation:
         powers = []
         for name in ("beta1", "beta2"):
             power: Any = self._numbers[f"{name}_power"]
-            beta = self._number(name, power.dtype.base_dtype)
-            powers.append(power.assign(power * beta))
+            powers.append(power.assign(power * self._number(name, power.dtype.base_dtype)))
         return group(*update_ops, *powers, name=name_scope)
 
 
-class RMSPropOptimizer(_ByFormula):
+class RMSPropOptimizer(_FormulaOptimizer):
     """The gradient over the root of its mean square, with momentum.
 
         mean_square = decay * mean_square + (1 - decay) * grad**2
@@ -473,52 +447,58 @@ class RMSPropOptimizer(_ByFormula):
     machine learning", 2012; for `centered`, Graves, 2013 (arXiv:1308.0850).
     """
 
-    by_rows = True
-
     def __init__(
-        self,
-        learning_rate: Any,
-        decay: Any = 0.9,
-        momentum: Any = 0.0,
-        epsilon: Any = 1e-10,
-        use_locking: bool = False,
-        centered: bool = False,
-        name: str = "RMSProp",
-    ) -> None:
+        self, learning_rate: Hyperparameter, decay: Hyperparameter = 0.9,
+        momentum: Hyperparameter = 0.0, epsilon: Hyperparameter = 1e-10, use_locking: bool = False,
+        centered: bool = False, name: str = "RMSProp",
+    ) -> None:  # fmt: skip
         slots = {"rms": 1.0, "momentum": 0.0}
-        self.op = CENTERED_RMSPROP if centered else RMSPROP
-        super().__init__(
-            use_locking, name, {"mg": 0.0, **slots} if centered else slots, None,
-            lr=learning_rate, rho=decay, momentum=momentum, epsilon=epsilon,
-        )  # fmt: skip
+        if centered:
+            slots, self.op = {"mg": 0.0, **slots}, self.centered_op
+        numbers = {"lr": learning_rate, "rho": decay, "momentum": momentum, "epsilon": epsilon}
+        super().__init__(use_locking, name, slots, numbers)
+
+    @update_op("ApplyRMSProp", states=3)
+    def op(xp: Any, var, ms, mom, lr, rho, momentum, epsilon, grad):
+        ms = ms + (grad * grad - ms) * (1 - rho)
+        mom = momentum * mom + lr * grad / xp.sqrt(ms + epsilon)
+        return var - mom, ms, mom
+
+    @update_op("ApplyCenteredRMSProp", states=4)
+    def centered_op(xp: Any, var, mg, ms, mom, lr, rho, momentum, epsilon, grad):
+        ms = ms + (grad * grad - ms) * (1 - rho)
+        mg = mg + (grad - mg) * (1 - rho)
+        mom = momentum * mom + lr * grad / xp.sqrt(ms - mg * mg + epsilon)
+        return var - mom, mg, ms, mom
 
 
-class AdagradOptimizer(_ByFormula):
+class AdagradOptimizer(_FormulaOptimizer):
     """`accum += grad**2; var -= learning_rate * grad / sqrt(accum)`.
 
     Source: `tf.train.AdagradOptimizer`; Duchi, Hazan and Singer, "Adaptive subgradient methods
     for online learning and stochastic optimization", JMLR 12, 2011.
     """
 
-    op = ADAGRAD
+    dense_only = True  # rows of zeros do nothing
 
     def __init__(
-        self,
-        learning_rate: Any,
-        initial_accumulator_value: float = 0.1,
-        use_locking: bool = False,
-        name: str = "Adagrad",
-    ) -> None:
+        self, learning_rate: Hyperparameter, initial_accumulator_value: float = 0.1,
+        use_locking: bool = False, name: str = "Adagrad",
+    ) -> None:  # fmt: skip
         if initial_accumulator_value <= 0.0:
             raise GraphError(
                 f"initial_accumulator_value must be positive: {initial_accumulator_value}"
             )
-        super().__init__(
-            use_locking, name, {"accumulator": initial_accumulator_value}, lr=learning_rate
-        )
+        slots = {"accumulator": initial_accumulator_value}
+        super().__init__(use_locking, name, slots, {"lr": learning_rate})
+
+    @update_op("ApplyAdagrad", states=2)
+    def op(xp: Any, var, accum, lr, grad):
+        accum = accum + grad * grad
+        return var - lr * grad / xp.sqrt(accum), accum
 
 
-class AdadeltaOptimizer(_ByFormula):
+class AdadeltaOptimizer(_FormulaOptimizer):
     """Steps as large as the steps before, relative to the gradients.
 
         accum = rho * accum + (1 - rho) * grad**2
@@ -530,22 +510,22 @@ class AdadeltaOptimizer(_ByFormula):
     2012 (arXiv:1212.5701), whose learning rate is 1.
     """
 
-    op = ADADELTA
-    by_rows = True
-
     def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        rho: Any = 0.95,
-        epsilon: Any = 1e-8,
-        use_locking: bool = False,
-        name: str = "Adadelta",
-    ) -> None:
+        self, learning_rate: Hyperparameter = 0.001, rho: Hyperparameter = 0.95,
+        epsilon: Hyperparameter = 1e-8, use_locking: bool = False, name: str = "Adadelta",
+    ) -> None:  # fmt: skip
         slots = {"accum": 0.0, "accum_update": 0.0}
-        super().__init__(use_locking, name, slots, None, lr=learning_rate, rho=rho, epsilon=epsilon)
+        numbers = {"lr": learning_rate, "rho": rho, "epsilon": epsilon}
+        super().__init__(use_locking, name, slots, numbers)
+
+    @update_op("ApplyAdadelta", states=3)
+    def op(xp: Any, var, accum, accum_update, lr, rho, epsilon, grad):
+        accum = rho * accum + (1 - rho) * grad * grad
+        step = xp.sqrt(accum_update + epsilon) / xp.sqrt(accum + epsilon) * grad
+        return var - lr * step, accum, rho * accum_update + (1 - rho) * step * step
 
 
-class FtrlOptimizer(_ByFormula):
+class FtrlOptimizer(_FormulaOptimizer):
     """Follow the regularized leader, with L1 and L2 regularization ("FTRL-proximal").
 
         grown = accum + grad**2
@@ -559,34 +539,34 @@ class FtrlOptimizer(_ByFormula):
     trenches", KDD 2013.
     """
 
-    op = FTRL
-    by_rows = True
-
     def __init__(
-        self,
-        learning_rate: Any,
-        learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        use_locking: bool = False,
-        name: str = "Ftrl",
-        accum_name: str | None = None,
-        linear_name: str | None = None,
+        self, learning_rate: Hyperparameter, learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1, l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0, use_locking: bool = False, name: str = "Ftrl",
+        accum_name: str | None = None, linear_name: str | None = None,
         l2_shrinkage_regularization_strength: float = 0.0,
-    ) -> None:
-        strengths = {
-            "initial_accumulator_value": initial_accumulator_value,
-            "l1_regularization_strength": l1_regularization_strength,
-            "l2_regularization_strength": l2_regularization_strength,
-            "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
-            "the negative of learning_rate_power": -learning_rate_power,
-        }
-        for what, value in strengths.items():
+    ) -> None:  # fmt: skip
+        for what, value in (
+            ("initial_accumulator_value", initial_accumulator_value),
+            ("l1_regularization_strength", l1_regularization_strength),
+            ("l2_regularization_strength", l2_regularization_strength),
+            ("l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength),
+            ("the negative of learning_rate_power", -learning_rate_power),
+        ):
             if value < 0.0:
                 raise GraphError(f"{what} must not be negative: {value}")
-        super().__init__(
-            use_locking, name, {"accum": initial_accumulator_value, "linear": 0.0}, None,
-            lr=learning_rate, l1=l1_regularization_strength, l2=l2_regularization_strength,
-            l2_shrinkage=l2_shrinkage_regularization_strength, lr_power=learning_rate_power,
-        )  # fmt: skip
+        numbers = {
+            "lr": learning_rate,
+            "l1": l1_regularization_strength, "l2": l2_regularization_strength,
+            "l2_shrinkage": l2_shrinkage_regularization_strength, "lr_power": learning_rate_power,
+        }  # fmt: skip
+        slots = {"accum": initial_accumulator_value, "linear": 0.0}
+        super().__init__(use_locking, name, slots, numbers)
+
+    @update_op("ApplyFtrlV2", states=3)
+    def op(xp: Any, var, accum, linear, grad, lr, l1, l2, l2_shrinkage, lr_power):
+        grown = accum + grad * grad
+        old_rate, rate = accum**-lr_power / lr, grown**-lr_power / lr
+        linear = linear + grad + 2 * l2_shrinkage * var - (rate - old_rate) * var
+        shrunk = (xp.sign(linear) * l1 - linear) / (rate + 2 * l2)
+        return xp.where(xp.abs(linear) > l1, shrunk, 0).astype(var.dtype), grown, linear

@@ -15,17 +15,24 @@ import numpy as np
 import regrad as rg
 from regrad.dims import UnknownRank
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
-from regrad.graph import NO_RULE, SHAPE, chain, defer
+from regrad.graph import NO_RULE, chain, defer
 from regrad.inference import Spec
 from regrad.namespaces import BACKENDS
 from regrad.random import JaxSource, NumpySource
 from regrad.registry import OPS, Input, Op, bind
 from regrad.shapes import as_count
+from regrad.size_ops import SHAPE
 from regrad.state import next_id
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
+from regrad.v1.forms import define, plain_value
 from regrad.v1.graphs import current_graph, get_default_graph
 from regrad.v1.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
+
+__all__ = [
+    "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
+    "set_random_seed", "truncated_normal",
+]  # fmt: skip
 
 # -- seeds ---------------------------------------------------------------------------------------
 
@@ -45,12 +52,12 @@ def set_random_seed(seed: int | None) -> None:
     >>> draw() == draw()
     True
     """
-    get_default_graph().seed = _checked(seed)
+    get_default_graph().seed = _as_seed(seed)
 
 
 def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
     """The graph's seed and the op's for an op made now: both None if there is no seed at all."""
-    graph_seed, op_seed = get_default_graph().seed, _checked(op_seed)
+    graph_seed, op_seed = get_default_graph().seed, _as_seed(op_seed)
     if graph_seed is None:
         return (None, None) if op_seed is None else (DEFAULT_GRAPH_SEED, op_seed)
     if op_seed is None:  # the number of ops tells ops of one graph apart
@@ -58,7 +65,7 @@ def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
     return graph_seed, op_seed
 
 
-def _checked(seed: Any) -> int | None:
+def _as_seed(seed: Any) -> int | None:
     try:
         return None if seed is None else operator.index(seed)
     except TypeError:
@@ -128,7 +135,7 @@ def _integers(source: Any, low: Any, high: Any, shape: Any, dtype: np.dtype) -> 
     return source.integers(shape, low, high, dtype)
 
 
-def _shuffled(source: Any, value: np.ndarray) -> np.ndarray:
+def _shuffle(source: Any, value: np.ndarray) -> np.ndarray:
     order = source.permutation(len(value))
     return BACKENDS[type(order)].xp.take(value, order, axis=0)
 
@@ -143,7 +150,7 @@ NORMAL = _noise("RandomStandardNormal", "normal")
 TRUNCATED = _noise("TruncatedNormal", "truncated_normal")
 UNIFORM = _noise("RandomUniform", "uniform")
 INTEGERS = _random_op("RandomUniformInt", _integers, ["minval", "maxval"], "shape", "dtype")
-SHUFFLE = _random_op("RandomShuffle", _shuffled, ["value"])
+SHUFFLE = _random_op("RandomShuffle", _shuffle, ["value"])
 MULTINOMIAL = _random_op("Multinomial", _classes, ["logits"], "count", "dtype")
 for _op in (NORMAL, TRUNCATED, UNIFORM, INTEGERS, MULTINOMIAL):
     _op.rule = NO_RULE
@@ -203,54 +210,37 @@ def shape_attribute(shape: Any) -> Any:
 
 
 def _normal(
-    op: Op, default: str, shape: Any, mean: Any, stddev: Any, dtype: Any, seed: Any, name: Any
-) -> Tensor:
-    with current_graph().name_scope(name or default) as scope:
+    op_type: str, name: str, op: Op, shape: Any, mean: Any, stddev: Any, dtype: Any,
+    seed: int | None,
+) -> Tensor:  # fmt: skip
+    with current_graph().name_scope(name) as scope:
         mean = convert_to_tensor(mean, dtype, name="mean")
         stddev = convert_to_tensor(stddev, dtype, name="stddev")
-        return _moved(scope, noise(op, None, shape, dtype, seed), stddev, mean)
+        return _scale_and_shift(scope, noise(op, None, shape, dtype, seed), stddev, mean)
 
 
-def _moved(scope: str, y: Tensor, scale: Any, offset: Any) -> Tensor:
+def _scale_and_shift(scope: str, y: Tensor, scale: Any, offset: Any) -> Tensor:
     scaled = build("Mul", "mul", rg.multiply, y, scale)
     return build("AddV2", scope, rg.add, scaled, offset)
 
 
-def random_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = dtypes.float32,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
-    """Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.
-
-    Source: `tf.random_normal`.
-    """
-    return _normal(NORMAL, "random_normal", shape, mean, stddev, dtype, seed, name)
-
-
-def truncated_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = dtypes.float32,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
-    """Normal numbers that are at most two standard deviations away from the mean."""
-    return _normal(TRUNCATED, "truncated_normal", shape, mean, stddev, dtype, seed, name)
+random_normal = define(
+    "tf.random_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)", "AddV2", NORMAL,
+    doc="Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.",
+    scope="random_normal", call=_normal, shape=plain_value,
+)  # fmt: skip
+truncated_normal = define(
+    "tf.truncated_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)",
+    "AddV2", TRUNCATED,
+    doc="Normal numbers that are at most two standard deviations away from the mean.",
+    scope="truncated_normal", call=_normal, shape=plain_value,
+)  # fmt: skip
 
 
 def random_uniform(
-    shape: Any,
-    minval: Any = 0,
-    maxval: Any = None,
-    dtype: Any = dtypes.float32,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
+    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32,
+    seed: int | None = None, name: str | None = None,
+) -> Tensor:  # fmt: skip
     """Numbers from `[minval, maxval)`, all equally likely: floats, or integers of an int dtype.
 
     `maxval` is 1 by default for floats, and must be given for integers (else ValueError).
@@ -267,7 +257,7 @@ def random_uniform(
             attrs = {"shape": shape_attribute(shape), "dtype": dtypes.to_numpy(dtype)}
             return draw(INTEGERS, scope, _spec(*attrs.values()), seed, low, high, **attrs)
         y = noise(UNIFORM, None, shape, dtype, seed)
-        return _moved(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
+        return _scale_and_shift(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
 
 
 def random_shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
@@ -279,39 +269,30 @@ def random_shuffle(value: Any, seed: int | None = None, name: str | None = None)
     return draw(SHUFFLE, name, _spec(value._symbol.shape, value._symbol.dtype), seed, value)
 
 
-def multinomial(
-    logits: Any,
-    num_samples: Any,
-    seed: int | None = None,
-    name: str | None = None,
-    output_dtype: Any = None,
-) -> Tensor:
-    """For each row of logits, `num_samples` classes drawn from `softmax(logits)`."""
-    return _categorical("multinomial", logits, num_samples, output_dtype, seed, name)
-
-
-def categorical(
-    logits: Any,
-    num_samples: Any,
-    dtype: Any = None,
-    seed: int | None = None,
-    name: str | None = None,
-) -> Tensor:
-    """`multinomial`. Source: `tf.random.categorical`."""
-    return _categorical("categorical", logits, num_samples, dtype, seed, name)
-
-
 def _categorical(
-    default: str, logits: Any, count: Any, dtype: Any, seed: Any, name: str | None
-) -> Tensor:
-    with current_graph().name_scope(name or default):
+    op_type: str, name: str, op: Op, logits: Any, num_samples: Any, seed: int | None,
+    dtype: Any = None, output_dtype: Any = None,
+) -> Tensor:  # fmt: skip
+    with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
-        count = as_count(sizes(count), "num_samples")
-        attrs = {"count": count, "dtype": dtypes.to_numpy(dtype or dtypes.int64)}
+        count = as_count(sizes(num_samples), "num_samples")
+        attrs = {"count": count, "dtype": dtypes.to_numpy(dtype or output_dtype or dtypes.int64)}
         shape = logits._symbol.shape
         batch = None if isinstance(shape, UnknownRank) else shape[0]
         spec = Spec((batch, attrs["count"]), attrs["dtype"])
-        return draw(MULTINOMIAL, None, spec, seed, logits, **attrs)
+        return draw(op, None, spec, seed, logits, **attrs)
+
+
+multinomial = define(
+    "tf.multinomial(logits, num_samples, seed=None, name=None, output_dtype=None)",
+    "Multinomial", MULTINOMIAL,
+    doc="For each row of logits, `num_samples` classes drawn from `softmax(logits)`.",
+    scope="multinomial", call=_categorical,
+)  # fmt: skip
+categorical = define(
+    "tf.random.categorical(logits, num_samples, dtype=None, seed=None)",
+    "Multinomial", MULTINOMIAL, doc="`multinomial`.", scope="categorical", call=_categorical,
+)  # fmt: skip
 
 
 def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Tensor:
@@ -324,9 +305,9 @@ def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None
         size = convert_to_tensor(size, dtypes.int32, name="size")
         rank = [len(value._symbol.shape)]
         anywhere = random_uniform(rank, maxval=dtypes.int32.max, dtype=dtypes.int32, seed=seed)
-        offset = build("FloorMod", "mod", _inside, anywhere, shape(value), size)
+        offset = build("FloorMod", "mod", _wrap, anywhere, shape(value), size)
         return slice(value, offset, size)
 
 
-def _inside(anywhere: Any, shape: Any, size: Any) -> Any:
+def _wrap(anywhere: Any, shape: Any, size: Any) -> Any:
     return rg.remainder(anywhere, shape - size + 1)

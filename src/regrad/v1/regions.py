@@ -3,6 +3,12 @@
 A region is built once, in a graph of its own, under the overrides in force around it. Tensors of
 the outer graph that it uses become its inputs. Its gradient is built in the same inner graph, so
 what that needs of the forward pass is computed again, where it is used.
+
+Such a region is no `regrad.regions.Region`. That is a run: Python that is recorded or traced, whose
+gradient is the gradient of what it did. This one is a graph that runs in NumPy by a plan, node by
+node where JAX traces it or a tape records it (see `Interpreter`), and its gradient is put down as
+nodes before any run, which can be fetched, named and overridden. They share the step back of a loop
+(`step_back`), and the walk, rules and kernels.
 """
 
 from __future__ import annotations
@@ -12,25 +18,27 @@ from functools import cached_property
 from typing import Any
 
 import regrad as rg
-from regrad import dims, recording
+from regrad import dims
 from regrad.blocks import block
-from regrad.deferral import later, spec_of_record
+from regrad.deferral import pull_call, spec_of_record
 from regrad.dispatch import alias_of, computed
 from regrad.errors import GradientError, GraphError
-from regrad.executor import Plan, needed
-from regrad.graph import CONST, INNERMOST, Graph, Node, put_down
+from regrad.executor import Plan, Run, needed
+from regrad.graph import CONST, INNERMOST, Graph, Node
 from regrad.inference import Spec
 from regrad.namespaces import backend_of, is_inexact
+from regrad.pullback import StepBack, or_zeros, step_back
 from regrad.registry import OPS, Input, Op
 from regrad.ruleforms import Rule
 from regrad.state import current, in_state
-from regrad.v1.gradients import pull_within
-from regrad.v1.graphs import current_graph
+from regrad.tape import placed, put
+from regrad.v1.gradients import pull_in_graph
+from regrad.v1.graphs import add_op, current_graph
 
 Values = Sequence[Any]
 
 
-class Region:
+class GraphRegion:
     """A part of a graph that runs as a whole: `outputs`, given values for the `inputs`.
 
     The inputs are its own arguments (placeholders) and, after them, what stands inside for
@@ -62,9 +70,9 @@ class Region:
         for node in self.graph.nodes:
             node.carry()
 
-    def again(self) -> Region:
+    def copy(self) -> GraphRegion:
         """The same part of the graph, for an op that gives it more captured inputs."""
-        return Region(self.graph, self.arguments, self.outputs, self.targets)
+        return GraphRegion(self.graph, self.arguments, self.outputs, self.targets)
 
     @cached_property
     def plan(self) -> Plan:
@@ -78,40 +86,67 @@ class Region:
         wanted = [*[y._data.node for y in self.outputs], *self.targets]
         return needed(wanted, {x._data.id for x in self.inputs})
 
-    def at_once(self, values: Sequence[rg.Tensor]) -> list[rg.Tensor]:
-        """The outputs op by op in eager mode; open tapes record under the rules of the graph."""
-        known = {x._data.id: v for x, v in zip(self.inputs, values, strict=True)}
-        for node in needed([y._data.node for y in self.outputs], set(known)):
-            if not all(s.id in known for s in node.symbols):
-                ys = _at_once(node, known)
-                known.update(zip((s.id for s in node.symbols), ys, strict=True))
-        return [known[y._data.id] for y in self.outputs]
+
+class Interpreter(Run):
+    """A run that takes the nodes of regions one by one, as no plan does that NumPy runs."""
+
+    __slots__ = ()
+
+    def compute(self, nodes: Iterable[Node], known: dict[int, Any]) -> None:
+        """Compute nodes in order; `known` are the values by symbol, and gets the new ones."""
+        for node in nodes:
+            if not node.symbols or not all(s.id in known for s in node.symbols):
+                ys = self.outputs(node, [known[s.id] for s in node.sources()], known)
+                for symbol, y in zip(node.symbols, ys, strict=True):
+                    known.setdefault(symbol.id, y)
+
+    def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
+        """The outputs of a node, given its inputs."""
+        raise NotImplementedError
+
+    def call_kernel(self, node: Node, values: Values, attrs: dict[str, Any]) -> Values:
+        """The outputs of an op whose kernel is given the run."""
+        arguments = [placed(list(values), place) for place in node.layout]
+        y = node.op.kernels.kernel(self, *arguments, **attrs)  # pyright: ignore
+        return y if node.op.several else [y]
 
 
-def _at_once(node: Node, known: dict[int, rg.Tensor]) -> Sequence[rg.Tensor]:
-    if node.op is CONST:
-        return [rg.asarray(node.attrs["value"])]
-    if node.op.type in AT_ONCE:
-        return AT_ONCE[node.op.type](node, [known[s.id] for s in node.sources()])
-    if node.op.stateful:
-        raise GraphError(
-            f"a second derivative of tf.while_loop cannot pass {node.name!r}: an op of type "
-            f"{node.op.type}, which has state. Read variables and draw random numbers before "
-            "the loop."
-        )
-    xs = tuple([known[s.id] for s in node.sources()])
-    attrs = {k: dims.resolved(v, lambda s: known[s.id]._data) for k, v in node.attrs.items()}
-    with in_state(None):
-        y = computed(node.op, xs, attrs, node.layout)
-    y = tuple(map(alias_of, y)) if isinstance(y, tuple) else alias_of(y)
-    state = current()
-    if state is not None and state.tapes:
-        recording.put(state, node.op, node.rule, xs, attrs, y, node.layout)
-    return y if isinstance(y, tuple) else [y]
+class EagerRun(Interpreter):
+    """A run in eager mode: open tapes record, under the rules of the graph."""
 
+    __slots__ = ()
 
-# How branches and loops inside a loop run in eager mode: by op type, from the node and its inputs.
-AT_ONCE: dict[str, Callable[[Node, list[rg.Tensor]], Sequence[rg.Tensor]]] = {}
+    def __init__(self) -> None:
+        super().__init__({}, {})
+
+    def through(self, region: GraphRegion, values: Values) -> list[rg.Tensor]:
+        known = {x._data.id: v for x, v in zip(region.inputs, values, strict=True)}
+        self.compute(needed([y._data.node for y in region.outputs], set(known)), known)
+        return [known[y._data.id] for y in region.outputs]
+
+    def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
+        op, layout = node.op, node.layout
+        if not node.symbols:  # what only has to run first, or may stop the run, did so forward
+            return []
+        if op is CONST:
+            return [rg.asarray(node.attrs["value"])]
+        if op in (IF, WHILE, WHILE_GRAD):
+            return self.call_kernel(node, values, node.attrs)
+        if op.stateful:
+            raise GraphError(
+                f"a second derivative of tf.while_loop cannot pass {node.name!r}: an op of type "
+                f"{op.type}, which has state. Read variables and draw random numbers before "
+                "the loop."
+            )
+        xs = tuple(values)
+        attrs = {k: dims.resolved(v, lambda s: known[s.id]._data) for k, v in node.attrs.items()}
+        with in_state(None):
+            y = computed(op, xs, attrs, layout)
+        y = tuple(map(alias_of, y)) if isinstance(y, tuple) else alias_of(y)
+        state = current()
+        if state is not None and state.tapes:
+            put(state, op, node.rule, xs, attrs, y, layout)
+        return y if isinstance(y, tuple) else [y]
 
 
 @block
@@ -133,7 +168,7 @@ def new_graph(name: str) -> Graph:
     return made
 
 
-def share_captures(*regions: Region) -> list[rg.Tensor]:
+def share_captures(*regions: GraphRegion) -> list[rg.Tensor]:
     """Give the regions the same captured inputs; the outer tensors for them."""
     outer = {
         key: tensor for region in regions for key, (tensor, _) in region.graph.captures.items()
@@ -143,6 +178,13 @@ def share_captures(*regions: Region) -> list[rg.Tensor]:
     return list(outer.values())
 
 
+def waiting_for(*regions: GraphRegion) -> Any:
+    """Ops made in the block run after what the regions' ops are to run after."""
+    graph = current_graph()
+    nodes = [node for region in regions for node in region.graph.waits_for]
+    return Graph.control_dependencies(graph, nodes)
+
+
 def spec_of(x: rg.Tensor) -> Spec:
     """The static shape and dtype of a symbolic Tensor."""
     return spec_of_record(x._data.shape, x._data.dtype)
@@ -150,11 +192,6 @@ def spec_of(x: rg.Tensor) -> Spec:
 
 def _is_float(x: rg.Tensor) -> bool:
     return is_inexact(x._data.dtype)
-
-
-def _zeros_for_none(wrt: Sequence[rg.Tensor], found: Sequence[Any]) -> list[rg.Tensor]:
-    zeros = OPS["ZerosLike"].function
-    return [zeros(x) if dx is None else dx for x, dx in zip(wrt, found, strict=True)]
 
 
 def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[Any]) -> list[Any]:
@@ -173,7 +210,7 @@ def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[Any]) -> list[Any]:
     return [dx for x, dx in zip(xs, dxs, strict=True) if _is_float(x)]
 
 
-def gradient_region(region: Region) -> Region:
+def gradient_region(region: GraphRegion) -> GraphRegion:
     """The gradients by the float inputs, given the arguments and the gradients that arrive.
 
     Only float outputs have one arriving.
@@ -182,14 +219,14 @@ def gradient_region(region: Region) -> Region:
     with inside(region.graph) as graph:
         ys = [y for y in region.outputs if _is_float(y)]
         arriving = [graph.placeholder(spec_of(y), "grad_ys") for y in ys]
-        found = _of_floats(wrt, pull_within(ys, wrt, arriving))
-        dxs = _zeros_for_none(list(filter(_is_float, wrt)), found)
-    made = Region(graph, [*region.arguments, *arriving], dxs)
+        found = _of_floats(wrt, pull_in_graph(ys, [x._data for x in wrt], arriving, graph.scope))
+        dxs = [or_zeros(dx, x) for dx, x in zip(found, filter(_is_float, wrt), strict=True)]
+    made = GraphRegion(graph, [*region.arguments, *arriving], dxs)
     _refuse_writers(made)
     return made
 
 
-def _refuse_writers(region: Region) -> None:
+def _refuse_writers(region: GraphRegion) -> None:
     """The gradient computes again what it needs; it must not write again."""
     known = {x._data.id for x in region.arguments}
     for node in needed([y._data.node for y in region.outputs], known):
@@ -218,7 +255,7 @@ def _op(type: str, name: str, kernel: Callable[..., Any], attrs: str, *first: In
 # -- cond ----------------------------------------------------------------------------------------
 
 
-def _if(run: Any, pred: Any, xs: Values, branches: Sequence[Region]) -> Any:
+def _if(run: Run, pred: Any, xs: Values, branches: Sequence[GraphRegion]) -> Any:
     return tuple(run.through(branches[0 if bool(pred) else 1], xs))
 
 
@@ -226,17 +263,13 @@ IF = _op("If", "cond", _if, "branches", Input("pred", "one"))
 
 
 def cond_node(
-    pred: rg.Tensor, branches: tuple[Region, Region], given: Sequence[rg.Tensor]
+    pred: rg.Tensor, branches: tuple[GraphRegion, GraphRegion], given: Sequence[rg.Tensor]
 ) -> tuple[rg.Tensor, ...]:
     """A node that runs one of two regions on the arguments given and on what both capture."""
     captured = share_captures(*branches)
-    graph = current_graph()
-    xs = [graph.entering(x) for x in (pred, *given, *captured)]
     specs = [_merged(a, b) for a, b in zip(*[b.outputs for b in branches], strict=True)]
-    layout = 0, tuple(range(1, len(xs)))
-    waits = [n for b in branches for n in b.graph.waits_for]
-    with Graph.control_dependencies(graph, waits), graph.naming("If", "cond"):
-        return put_down(graph, IF, IF.rule, tuple(xs), {"branches": branches}, layout, specs)
+    with waiting_for(*branches):
+        return add_op(IF, "cond", [pred, *given, *captured], {"branches": branches}, specs, IF.rule)
 
 
 def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
@@ -249,10 +282,7 @@ def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
                        for p, q in pairs]), m.dtype)  # fmt: skip
 
 
-AT_ONCE["If"] = lambda node, xs: node.attrs["branches"][0 if bool(xs[0]) else 1].at_once(xs[1:])
-
-
-class RegionRule(Rule):
+class WholeRule(Rule):
     """A rule that needs all that its op read and made."""
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
@@ -262,7 +292,7 @@ class RegionRule(Rule):
         return False  # nobody can know before the run
 
 
-class CondRule(RegionRule):
+class CondRule(WholeRule):
     """The gradient is a choice between the gradients of the branches."""
 
     name = "cond"
@@ -291,19 +321,19 @@ OPS[IF.type] = IF
 
 # -- while_loop ----------------------------------------------------------------------------------
 
-Call = Callable[[Region, Values, int], Sequence[Any]]  # with the number of the iteration
+Call = Callable[[GraphRegion, Values, int], Sequence[Any]]  # with the number of the iteration
 
 
 class Loop:
     """A loop: regions for the condition and the body, and for the body's gradient."""
 
-    def __init__(self, cond: Region, body: Region, limit: int | None) -> None:
+    def __init__(self, cond: GraphRegion, body: GraphRegion, limit: int | None) -> None:
         self.cond = cond
         self.body = body
         self.limit = limit
         self.count = len(body.arguments)
         self.wrt = [_is_float(x) for x in body.captured]  # whether a capture has a gradient
-        self.gradient: Region | None = None
+        self.gradient: GraphRegion | None = None
 
     def steps(self, call: Call, values: Values, captured: Values) -> Iterator[Values]:
         """The loop variables at the beginning of each iteration, and at the end."""
@@ -329,23 +359,30 @@ class Loop:
 
         `xs` are the variables, the gradients that arrive at their final values, the captures.
         """
-        assert self.gradient is not None
         values, dys, captured = (
             xs[: self.count], xs[self.count : self.count + floats], xs[self.count + floats :]
         )  # fmt: skip
         *steps, _ = self.steps(call, values, captured)
+        back = self.step_back(call, captured)
         dvars, dcaptured = list(dys), None
         for number in reversed(range(len(steps))):
-            found = call(self.gradient, [*steps[number], *dvars, *captured], number)
-            dvars, more = list(found[:floats]), found[floats:]
-            dcaptured = (
-                more if dcaptured is None
-                else [a + b for a, b in zip(dcaptured, more, strict=True)]
-            )  # fmt: skip
-        if dcaptured is None:  # no iteration
-            known = zip(captured, self.wrt, strict=False)
-            dcaptured = [_blank(x) for x, is_float in known if is_float]
-        return [*dvars, *dcaptured]
+            (dvars, dcaptured), _ = back((dvars, dcaptured), (steps[number], number))
+        return [*dvars, *(self.zeros(captured) if dcaptured is None else dcaptured)]
+
+    def step_back(self, call: Call, captured: Values) -> StepBack:
+        """Return one step of the backward pass; its entry: the variables, and the iteration."""
+        assert self.gradient is not None
+        gradient = self.gradient
+
+        def pull(dvars: Values, entry: tuple[Values, Any]) -> Values:
+            values, number = entry
+            return call(gradient, [*values, *dvars, *captured], number)
+
+        return step_back(pull, sum(self.wrt))
+
+    def zeros(self, captured: Values) -> list[Any]:
+        """The gradients by the float captures before any iteration."""
+        return [_blank(x) for x, is_float in zip(captured, self.wrt, strict=False) if is_float]
 
 
 def _blank(x: Any) -> Any:
@@ -355,16 +392,16 @@ def _blank(x: Any) -> Any:
     return None if x is None else backend_of(x).xp.zeros_like(x)
 
 
-def _while(run: Any, xs: Values, loop: Loop) -> Any:
+def _while(run: Run, xs: Values, loop: Loop) -> Any:
     *_, values = loop.steps(_calls(run), xs[: loop.count], xs[loop.count :])
     return tuple(values)
 
 
-def _calls(run: Any) -> Call:
+def _calls(run: Run) -> Call:
     """Calls of regions in the iterations of one loop."""
     outside = run.path
 
-    def call(region: Region, values: Values, number: int) -> Sequence[Any]:
+    def call(region: GraphRegion, values: Values, number: int) -> Sequence[Any]:
         run.path = (*outside, number)
         try:
             return run.through(region, values)
@@ -378,34 +415,19 @@ WHILE = _op("While", "while", _while, "loop")
 
 
 def while_node(
-    cond: Region, body: Region, start: Sequence[rg.Tensor], specs: Sequence[Spec], limit: int | None
+    cond: GraphRegion,
+    body: GraphRegion,
+    start: Sequence[rg.Tensor],
+    specs: Sequence[Spec],
+    limit: int | None,
 ) -> tuple[rg.Tensor, ...]:
     """A node that repeats the body, on its own results, as long as the condition holds."""
-    captured = share_captures(cond, body)
-    graph = current_graph()
-    xs = [graph.entering(x) for x in (*start, *captured)]
-    attrs = {"loop": Loop(cond, body, limit)}
-    waits = [*cond.graph.waits_for, *body.graph.waits_for]
-    with Graph.control_dependencies(graph, waits), graph.naming("While", "while"):
-        places = (tuple(range(len(xs))),)
-        return put_down(graph, WHILE, WHILE.rule, tuple(xs), attrs, places, specs)
+    xs = [*start, *share_captures(cond, body)]
+    with waiting_for(cond, body):
+        return add_op(WHILE, "while", xs, {"loop": Loop(cond, body, limit)}, specs, WHILE.rule)
 
 
-def _while_at_once(node: Node, xs: list[rg.Tensor]) -> Sequence[rg.Tensor]:
-    loop = node.attrs["loop"]
-    *_, last = loop.steps(
-        lambda region, v, number: region.at_once(v), xs[: loop.count], xs[loop.count :]
-    )
-    return last
-
-
-AT_ONCE["While"] = _while_at_once
-AT_ONCE["WhileGrad"] = lambda node, xs: node.attrs["loop"].pull(
-    lambda region, v, number: region.at_once(v), xs, node.attrs["floats"]
-)
-
-
-class WhileRule(RegionRule):
+class WhileRule(WholeRule):
     """The gradient runs the loop again, and then back over its iterations."""
 
     name = "while_loop"
@@ -418,20 +440,16 @@ class WhileRule(RegionRule):
     def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         old: Loop = record.attrs["loop"]
         start, xs = list(record.xs[: old.count]), list(record.xs)
-        loop = Loop(old.cond.again(), old.body.again(), old.limit)
+        loop = Loop(old.cond.copy(), old.body.copy(), old.limit)
         loop.wrt = old.wrt
         arriving = _of_floats(record.y, dy)
         old.spread(start)
         loop.gradient = gradient_region(old.body)
         captured = share_captures(loop.cond, loop.body, loop.gradient)
-        graph = current_graph()
-        given = tuple([graph.entering(x) for x in (*start, *arriving, *captured)])
-        with graph.naming("WhileGrad", "while_grad"):
-            found = put_down(
-                graph,
-                WHILE_GRAD, WHILE_GRAD.rule, given, {"loop": loop, "floats": len(arriving)},
-                (tuple(range(len(given))),), [spec_of(x) for x in xs if _is_float(x)],
-            )  # fmt: skip
+        given = [*start, *arriving, *captured]
+        attrs = {"loop": loop, "floats": len(arriving)}
+        specs = [spec_of(x) for x in xs if _is_float(x)]
+        found = add_op(WHILE_GRAD, "while_grad", given, attrs, specs, WHILE_GRAD.rule)
         return [(0, _placed(xs, found))]
 
 
@@ -439,14 +457,14 @@ WHILE.rule = WhileRule()
 OPS[WHILE.type] = WHILE
 
 
-def _while_grad(run: Any, xs: Values, loop: Loop, floats: int) -> Any:
+def _while_grad(run: Run, xs: Values, loop: Loop, floats: int) -> Any:
     return tuple(loop.pull(_calls(run), xs, floats))
 
 
 WHILE_GRAD = _op("WhileGrad", "while_grad", _while_grad, "loop floats")
 
 
-class WhileGradRule(RegionRule):
+class WhileGradRule(WholeRule):
     """Higher orders: the run differentiates the passes over the loop, op by op."""
 
     name = "while_loop"
@@ -455,21 +473,11 @@ class WhileGradRule(RegionRule):
         loop, floats = record.attrs["loop"], record.attrs["floats"]
 
         def call(tensors: Sequence[rg.Tensor], sizes: Any) -> Sequence[rg.Tensor]:
-            return loop.pull(lambda region, v, number: region.at_once(v), tensors, floats)
+            return loop.pull(_calls(EagerRun()), tensors, floats)
 
-        return later_gradients(call, record, dy)
+        floats_in = [i for i, x in enumerate(record.xs) if _is_float(x)]
+        return pull_call(call, record, dy, floats_in)
 
 
 WHILE_GRAD.rule = WhileGradRule()
 OPS[WHILE_GRAD.type] = WHILE_GRAD
-
-
-def later_gradients(call: Any, record: Any, dy: Any) -> list[tuple[int, Any]]:
-    """The gradients of a call, which the run makes in eager mode."""
-    from regrad.deferral import differentiated
-
-    xs = list(record.xs)
-    places = [i for i, x in enumerate(xs) if _is_float(x)]
-    specs = [spec_of(xs[i]) for i in places]
-    found = later(differentiated(call, len(xs), places), [*xs, *dy], None, None, specs)
-    return [(0, _placed(xs, found))]

@@ -60,6 +60,6 @@ def _rule(op_type: str) -> Rule:
     return OPS[canonical(op_type)].shipped
 
 
-def listed() -> list[str]:
+def list_names() -> list[str]:
     """What a module of these functions shows."""
     return sorted(names())

@@ -14,6 +14,7 @@ import re
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,13 +22,14 @@ import numpy as np
 
 from regrad.errors import ArgumentError, GraphError
 from regrad.files import reading, replace_file
-from regrad.v1 import errors
+from regrad.v1 import dtypes, errors
 from regrad.v1.archives import Archive, Entry, write_arrays
 from regrad.v1.session import Session
 from regrad.v1.tensors import is_tensor
 from regrad.v1.variables import Variable, global_variables, variable_of
 
 SUFFIX = ".npz"
+PathLike = str | os.PathLike[str]
 
 
 class MissingCheckpointError(errors.NotFoundError, GraphError):
@@ -37,25 +39,22 @@ class MissingCheckpointError(errors.NotFoundError, GraphError):
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _opened(path: Any) -> Archive:
+def _open(path: PathLike) -> Archive:
     path = os.fspath(path)
-    missing = MissingCheckpointError(
+    with contextlib.suppress(FileNotFoundError):  # it may be deleted just now
+        if checkpoint_exists(path):
+            return Archive(path + SUFFIX)
+    raise MissingCheckpointError(
         f"The passed save_path is not a valid checkpoint: {path} (there is no file {path}{SUFFIX})"
     )
-    if not checkpoint_exists(path):
-        raise missing
-    try:
-        return Archive(path + SUFFIX)
-    except FileNotFoundError as error:  # deleted just now
-        raise missing from error
 
 
-def checkpoint_exists(checkpoint_prefix: Any) -> bool:
-    """Whether there is a checkpoint of this path (as `save` returned it)."""
+def checkpoint_exists(checkpoint_prefix: PathLike) -> bool:
+    """Return whether there is a checkpoint of this path (as `save` returned it)."""
     return os.path.exists(os.fspath(checkpoint_prefix) + SUFFIX)
 
 
-def remove_checkpoint(checkpoint_prefix: Any) -> None:
+def remove_checkpoint(checkpoint_prefix: PathLike) -> None:
     """Delete a checkpoint, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.fspath(checkpoint_prefix) + SUFFIX)
@@ -75,11 +74,10 @@ class CheckpointState(NamedTuple):
 
 
 def update_checkpoint_state(
-    save_dir: Any,
-    model_checkpoint_path: Any,
-    all_model_checkpoint_paths: Sequence[Any] | None = None,
+    save_dir: PathLike, model_checkpoint_path: PathLike,
+    all_model_checkpoint_paths: Sequence[PathLike] | None = None,
     latest_filename: str | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write the file that names the latest checkpoint of a folder; paths in it are relative.
 
     Raises ValueError for a path outside the folder: no program that reads the file may be led
@@ -89,14 +87,13 @@ def update_checkpoint_state(
     folder = os.fspath(save_dir)
     if latest not in paths:
         paths.append(latest)
-    outside = [os.fspath(path) for path in paths if not _is_within(path, folder)]
-    if outside:
+    if outside := [os.fspath(path) for path in paths if not _is_within(path, folder)]:
         raise GraphError(
             f"update_checkpoint_state: {outside[0]!r} is not in the folder {folder!r}; give the "
             "folder that holds the checkpoints"
         )
-    lines = [f"model_checkpoint_path: {_quoted(latest, folder)}"]
-    lines += [f"all_model_checkpoint_paths: {_quoted(path, folder)}" for path in paths]
+    lines = [f"model_checkpoint_path: {_quote(latest, folder)}"]
+    lines += [f"all_model_checkpoint_paths: {_quote(path, folder)}" for path in paths]
     text = "\n".join(lines) + "\n"
     text = f"{_seal(text)}\n{text}"
     state = os.path.join(folder, latest_filename or "checkpoint")
@@ -104,16 +101,16 @@ def update_checkpoint_state(
 
 
 def _seal(text: str) -> str:
-    """The first line of a state file, a comment: the checksum of what follows."""
+    """Return the first line of a state file, a comment: the checksum of what follows."""
     return f"# crc32: {zlib.crc32(text.encode()):08x}"
 
 
-def _quoted(path: Any, folder: str) -> str:
+def _quote(path: PathLike, folder: str) -> str:
     return json.dumps(os.path.relpath(os.fspath(path), folder or "."))
 
 
-def _is_within(path: Any, folder: str) -> bool:
-    """Whether a checkpoint lies in a folder or below it, once links are followed."""
+def _is_within(path: PathLike, folder: str) -> bool:
+    """Return whether a checkpoint lies in a folder or below it, once links are followed."""
     inner, outer = os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)
     return os.path.basename(path) not in ("", ".", "..") and (
         os.path.commonpath([inner, outer]) == outer
@@ -121,9 +118,9 @@ def _is_within(path: Any, folder: str) -> bool:
 
 
 def get_checkpoint_state(
-    checkpoint_dir: Any, latest_filename: str | None = None
+    checkpoint_dir: PathLike, latest_filename: str | None = None
 ) -> CheckpointState | None:
-    """The checkpoints of a folder; None if none was saved there.
+    """Return the checkpoints of a folder; None if none was saved there.
 
     Raises `tf.errors.DataLossError` for a file that is damaged, or that names a checkpoint
     outside the folder.
@@ -159,8 +156,8 @@ def _entries(text: str, folder: str) -> Iterator[tuple[str, str]]:
             yield match[1], path
 
 
-def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
-    """The path of the latest checkpoint in a folder, None if there is none.
+def latest_checkpoint(checkpoint_dir: PathLike, latest_filename: str | None = None) -> str | None:
+    """Return the path of the latest checkpoint in a folder, None if there is none.
 
     Source: `tf.train.latest_checkpoint`.
     """
@@ -182,16 +179,16 @@ class CheckpointReader:
     Source: `tf.train.NewCheckpointReader`.
     """
 
-    def __init__(self, filepattern: Any) -> None:
-        self._archive = _opened(filepattern)
+    def __init__(self, filepattern: PathLike) -> None:
+        self._archive = _open(filepattern)
         self._entries = self._archive.entries()
 
     def has_tensor(self, tensor_name: str) -> bool:
-        """Whether it has a variable of this name."""
+        """Return whether it has a variable of this name."""
         return tensor_name in self._entries
 
     def get_tensor(self, tensor_name: str) -> np.ndarray:
-        """The value of a variable; `tf.errors.NotFoundError` if there is none of this name."""
+        """Return the value of a variable; `tf.errors.NotFoundError` if there is none such."""
         if tensor_name not in self._entries:
             raise errors.NotFoundError(
                 f"Key {tensor_name!r} not found in checkpoint; it has {_names(self._entries)}"
@@ -199,37 +196,34 @@ class CheckpointReader:
         return self._archive.arrays({tensor_name: self._entries[tensor_name]})[tensor_name]
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """The shapes by name."""
+        """Return the shapes by name."""
         return {name: list(entry.shape) for name, entry in self._entries.items()}
 
-    def get_variable_to_dtype_map(self) -> dict[str, Any]:
-        """The dtypes by name."""
-        from regrad.v1 import dtypes
-
+    def get_variable_to_dtype_map(self) -> dict[str, dtypes.DType]:
+        """Return the dtypes by name."""
         return {name: dtypes.of(entry.dtype) for name, entry in self._entries.items()}
 
 
 NewCheckpointReader = CheckpointReader
 
 
-def load_checkpoint(ckpt_dir_or_file: Any) -> CheckpointReader:
-    """A reader of a checkpoint, or of the latest one in a folder."""
-    path = os.fspath(ckpt_dir_or_file)
+def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
+    """Return a reader of a checkpoint, or of the latest one in a folder."""
+    path: str | None = os.fspath(ckpt_dir_or_file)
     if os.path.isdir(path):
-        latest = latest_checkpoint(path)
-        if latest is None:
-            raise MissingCheckpointError(f"no checkpoint was saved in the folder {path!r}")
-        path = latest
+        path = latest_checkpoint(folder := path)
+        if path is None:
+            raise MissingCheckpointError(f"no checkpoint was saved in the folder {folder!r}")
     return CheckpointReader(path)
 
 
-def list_variables(ckpt_dir_or_file: Any) -> list[tuple[str, list[int]]]:
-    """The names and shapes of the variables in a checkpoint, sorted."""
+def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
+    """Return the names and shapes of the variables in a checkpoint, sorted."""
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
-def load_variable(ckpt_dir_or_file: Any, name: str) -> np.ndarray:
-    """The value of a variable in a checkpoint."""
+def load_variable(ckpt_dir_or_file: PathLike, name: str) -> np.ndarray:
+    """Return the value of a variable in a checkpoint."""
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
 
 
@@ -268,26 +262,14 @@ class Saver:
     """
 
     def __init__(
-        self,
-        var_list: Any = None,
-        reshape: bool = False,
-        sharded: bool = False,
-        max_to_keep: int | None = 5,
-        keep_checkpoint_every_n_hours: float = 10000.0,
-        name: str | None = None,
-        restore_sequentially: bool = False,
-        saver_def: Any = None,
-        builder: Any = None,
-        defer_build: bool = False,
-        allow_empty: bool = False,
-        write_version: Any = None,
-        pad_step_number: bool = False,
-        save_relative_paths: bool = False,
-        filename: str | None = None,
-    ) -> None:
-        self._var_list = var_list
-        self._allow_empty = allow_empty
-        self._reshape = reshape
+        self, var_list: Any = None, reshape: bool = False, sharded: bool = False,
+        max_to_keep: int | None = 5, keep_checkpoint_every_n_hours: float = 10000.0,
+        name: str | None = None, restore_sequentially: bool = False, saver_def: Any = None,
+        builder: Any = None, defer_build: bool = False, allow_empty: bool = False,
+        write_version: Any = None, pad_step_number: bool = False,
+        save_relative_paths: bool = False, filename: str | None = None,
+    ) -> None:  # fmt: skip
+        self._var_list, self._allow_empty, self._reshape = var_list, allow_empty, reshape
         self._keep = max_to_keep or 0
         self._interval = keep_checkpoint_every_n_hours * 3600
         self._next_kept = time.time() + self._interval
@@ -310,18 +292,12 @@ class Saver:
     # -- saving ----------------------------------------------------------------------------------
 
     def save(
-        self,
-        sess: Session,
-        save_path: Any,
-        global_step: Any = None,
-        latest_filename: str | None = None,
-        meta_graph_suffix: str = "meta",
-        write_meta_graph: bool = True,
-        write_state: bool = True,
-        strip_default_attrs: bool = False,
+        self, sess: Session, save_path: PathLike, global_step: Any = None,
+        latest_filename: str | None = None, meta_graph_suffix: str = "meta",
+        write_meta_graph: bool = True, write_state: bool = True, strip_default_attrs: bool = False,
         save_debug_info: bool = False,
-    ) -> str:
-        """Save the variables; the path to give to `restore`, which is `save_path-global_step`.
+    ) -> str:  # fmt: skip
+        """Save the variables; return the path to restore from, `save_path-global_step`.
 
         The file appears whole or not at all, with the mode of the one that it replaces; where
         there is a symbolic link, what it points to is replaced. Checkpoints beyond `max_to_keep`
@@ -332,9 +308,10 @@ class Saver:
         """
         path = os.fspath(save_path)
         state = latest_filename or "checkpoint"
-        folder = _checked_folder(path, state)
+        folder = _check_folder(path, state)
         if global_step is not None:
-            path = f"{path}-{self._step(sess, global_step)}"
+            step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
+            path = f"{path}-{step:08d}" if self._pad else f"{path}-{step}"
         values = self._values(sess)
         replace_file(path + SUFFIX, lambda file: write_arrays(file, values))
         with self._lock:  # threads may share a Saver
@@ -344,32 +321,25 @@ class Saver:
                 update_checkpoint_state(folder, path, here, state)
         return path
 
-    def _step(self, sess: Session, global_step: Any) -> str:
-        step = int(sess.run(global_step) if is_tensor(global_step) else global_step)
-        return f"{step:08d}" if self._pad else str(step)
-
     def _values(self, sess: Session) -> dict[str, np.ndarray]:
-        variables = self._of(sess)
-        unset = [v for v in variables.values() if v.op.name not in sess._variables]
-        if unset:
-            names = [v.op.name for v in unset]
+        variables = self._check_session(sess)
+        names = [v.op.name for v in variables.values()]
+        if unset := [name for name in names if name not in sess._variables]:
             raise errors.FailedPreconditionError(
-                f"Attempting to use uninitialized value {', '.join(names)}: run "
+                f"Attempting to use uninitialized value {', '.join(unset)}: run "
                 "tf.global_variables_initializer() in this session before it is saved"
             )
-        values = sess._snapshot([v.op.name for v in variables.values()])
-        return dict(zip(variables, values, strict=True))
+        return dict(zip(variables, sess._snapshot(names), strict=True))
 
-    def _of(self, sess: Session) -> dict[str, Variable]:
-        """The variables by name, in a session that can be used."""
+    def _check_session(self, sess: Session) -> dict[str, Variable]:
+        """Return the variables by name, if they can be used in a session."""
         if not isinstance(sess, Session):
             raise ArgumentError(f"'sess' must be a Session; {sess!r:.60}")
         if sess._closed:
             raise errors.ClosedError("Attempted to use a closed Session.")
         if self._variables is None:
             raise GraphError("the Saver was made with defer_build=True: call build() first")
-        strange = [v.name for v in self._variables.values() if v.graph is not sess.graph]
-        if strange:
+        if strange := [v.name for v in self._variables.values() if v.graph is not sess.graph]:
             raise GraphError(
                 f"the Saver's variables {', '.join(strange)} are of another graph than the session"
             )
@@ -402,7 +372,7 @@ class Saver:
 
     # -- restoring -------------------------------------------------------------------------------
 
-    def restore(self, sess: Session, save_path: Any) -> None:
+    def restore(self, sess: Session, save_path: PathLike) -> None:
         """Give the variables the values that were saved; they need not be initialized.
 
         Nothing is changed unless all names, shapes and dtypes fit. Raises
@@ -412,10 +382,9 @@ class Saver:
         """
         if save_path is None:
             raise GraphError("Can't load save_path when it is None.")
-        variables = self._of(sess)
-        with _opened(save_path) as archive:
-            missing = [name for name in variables if name not in archive]
-            if missing:
+        variables = self._check_session(sess)
+        with _open(save_path) as archive:
+            if missing := [name for name in variables if name not in archive]:
                 present = archive.entries()  # raises if it is their names that are damaged
                 raise errors.NotFoundError(
                     f"Key {_names(missing)} not found in checkpoint {os.fspath(save_path)}, which "
@@ -425,12 +394,11 @@ class Saver:
             entries = archive.entries(variables)
             shapes = {name: self._shape(name, v, entries[name]) for name, v in variables.items()}
             arrays = archive.arrays(entries)  # none is larger than its variable
-        sess._variables.update(
-            {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
-        )
+        values = {v.op.name: arrays[name].reshape(shapes[name]) for name, v in variables.items()}
+        sess._variables.update(values)
 
     def _shape(self, name: str, variable: Variable, entry: Entry) -> tuple[int, ...]:
-        """The shape in which a variable takes an array of a file, if it does."""
+        """Return the shape in which a variable takes an array of a file, if it does."""
         expected = variable.dtype.base_dtype
         if expected != entry.dtype:
             raise errors.InvalidArgumentError(
@@ -449,22 +417,20 @@ class Saver:
 
 
 def _by_name(listed: Any) -> dict[str, Variable]:
-    """Variables by the names under which they are saved."""
+    """Return variables by the names under which they are saved."""
     if isinstance(listed, Mapping):
         return {str(name): variable_of(v) for name, v in listed.items()}
     if isinstance(listed, Variable) or not isinstance(listed, Iterable):
         raise ArgumentError(f"var_list is a list of variables or a dict, got {listed!r:.60}")
     variables = [variable_of(v) for v in listed]
-    found = {v.op.name: v for v in variables}
-    if len(found) < len(variables):
-        names = [v.op.name for v in variables]
-        twice = sorted({n for n in names if names.count(n) > 1})
+    names = [v.op.name for v in variables]
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise GraphError(f"At least two variables have the same name: {', '.join(twice)}")
-    return found
+    return dict(zip(names, variables, strict=True))
 
 
-def _checked_folder(path: str, state: str) -> str:
-    """The folder of a path, which must exist, beside a state file of another name."""
+def _check_folder(path: str, state: str) -> str:
+    """Return the folder of a path, which must exist, beside a state file of another name."""
     folder, file = os.path.split(path)
     if os.path.split(state)[0]:
         raise GraphError(f"'latest_filename' must not contain path components: {state!r}")

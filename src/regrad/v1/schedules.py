@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 import regrad as rg
 from regrad.errors import ArgumentError, DTypeError, GraphError
+from regrad.tensors import Readable
 from regrad.v1 import dtypes
 from regrad.v1.control import group
 from regrad.v1.creation import zeros
@@ -29,6 +33,8 @@ from regrad.v1.reductions import reduce_sum
 from regrad.v1.tensors import Operation, Tensor, build, constant, convert_to_tensor, is_tensor
 from regrad.v1.variable_scopes import get_variable
 from regrad.v1.variables import Variable, global_variables, trainable_variables
+
+Number = float | np.ndarray | Readable
 
 # -- the global step ------------------------------------------------------------------------------
 
@@ -100,13 +106,11 @@ def assert_global_step(global_step_tensor: Any) -> None:
 # -- learning rates that change with the step -----------------------------------------------------
 
 
-def _scheduled(
-    default: str, name: str | None, formula: Callable[..., Tensor], rate: Any, step: Any, *rest: Any
-) -> Tensor:
-    """A formula of the rate, the step and other numbers, all of the rate's dtype, in a scope.
-
-    Its first argument is the name that its last op is to have, which is the scope's.
-    """
+@contextmanager
+def _as_tensors(
+    default: str, name: str | None, rate: Number, step: Number | None, *rest: Number
+) -> Iterator[tuple[Any, ...]]:
+    """Open a scope, and give its name, then the numbers as tensors of the rate's dtype."""
     if step is None:
         raise GraphError(f"global_step is required for {default}.")
     with current_graph().name_scope(name or default) as scope:
@@ -114,94 +118,69 @@ def _scheduled(
         dtype = rate.dtype.base_dtype
         if not dtype.is_floating:
             raise DTypeError(f"{default}: the learning rate is a float, got {rate}")
-        return formula(scope, rate, *[_as(value, dtype) for value in (step, *rest)])
+        yield scope, rate, *[_as_number(value, dtype) for value in (step, *rest)]
 
 
-def _as(value: Any, dtype: Any) -> Any:
+def _as_number(value: Number, dtype: dtypes.DType) -> Any:
     return cast(value, dtype) if is_tensor(value) else constant(value, dtype)
 
 
+def _periods(step: Any, steps: Any, staircase: bool) -> Any:
+    return floor(step / steps) if staircase else step / steps
+
+
 def exponential_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    decay_rate: Any,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Tensor:
+    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
+    staircase: bool = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
     """`learning_rate * decay_rate ** (global_step / decay_steps)`.
 
     With `staircase` the quotient is rounded down, so that the rate falls every `decay_steps`.
 
     Source: `tf.train.exponential_decay`.
     """
-
-    def formula(name: str, rate: Any, step: Any, steps: Any, factor: Any) -> Tensor:
-        periods = floor(step / steps) if staircase else step / steps
-        return multiply(rate, factor**periods, name=name)
-
-    return _scheduled(
-        "ExponentialDecay", name, formula, learning_rate, global_step, decay_steps, decay_rate
-    )
+    numbers = learning_rate, global_step, decay_steps, decay_rate
+    with _as_tensors("ExponentialDecay", name, *numbers) as (scope, rate, step, steps, factor):
+        return multiply(rate, factor ** _periods(step, steps, staircase), name=scope)
 
 
 def natural_exp_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    decay_rate: Any,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Tensor:
+    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
+    staircase: bool = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
     """`learning_rate * exp(-decay_rate * global_step / decay_steps)`.
 
     With `staircase` the quotient of the steps is rounded down.
 
     Source: `tf.train.natural_exp_decay`.
     """
-
-    def formula(name: str, rate: Any, step: Any, steps: Any, factor: Any) -> Tensor:
-        periods = floor(step / steps) if staircase else step / steps
-        return multiply(rate, exp(-factor * periods), name=name)
-
-    return _scheduled(
-        "NaturalExpDecay", name, formula, learning_rate, global_step, decay_steps, decay_rate
-    )
+    numbers = learning_rate, global_step, decay_steps, decay_rate
+    with _as_tensors("NaturalExpDecay", name, *numbers) as (scope, rate, step, steps, factor):
+        periods = _periods(step, steps, staircase)
+        return multiply(rate, exp(-factor * periods), name=scope)
 
 
 def inverse_time_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    decay_rate: Any,
-    staircase: bool = False,
-    name: str | None = None,
-) -> Tensor:
+    learning_rate: Number, global_step: Number, decay_steps: Number, decay_rate: Number,
+    staircase: bool = False, name: str | None = None,
+) -> Tensor:  # fmt: skip
     """`learning_rate / (1 + decay_rate * global_step / decay_steps)`.
 
     With `staircase` the quotient of the steps is rounded down.
 
     Source: `tf.train.inverse_time_decay`.
     """
-
-    def formula(name: str, rate: Any, step: Any, steps: Any, factor: Any) -> Tensor:
-        periods = floor(step / steps) if staircase else step / steps
-        return divide(rate, 1.0 + factor * periods, name=name)
-
-    return _scheduled(
-        "InverseTimeDecay", name, formula, learning_rate, global_step, decay_steps, decay_rate
-    )
+    numbers = learning_rate, global_step, decay_steps, decay_rate
+    with _as_tensors("InverseTimeDecay", name, *numbers) as (scope, rate, step, steps, factor):
+        periods = _periods(step, steps, staircase)
+        return divide(rate, 1.0 + factor * periods, name=scope)
 
 
 def polynomial_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    end_learning_rate: Any = 0.0001,
-    power: Any = 1.0,
-    cycle: bool = False,
+    learning_rate: Number, global_step: Number, decay_steps: Number,
+    end_learning_rate: Number = 0.0001, power: Number = 1.0, cycle: bool = False,
     name: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """From `learning_rate` to `end_learning_rate` in `decay_steps`, as a power of what is left.
 
     `(learning_rate - end) * (1 - global_step / decay_steps) ** power + end`, and `end` after
@@ -209,38 +188,28 @@ def polynomial_decay(
 
     Source: `tf.train.polynomial_decay`.
     """
-
-    def formula(name: str, rate: Any, step: Any, steps: Any, end: Any, power: Any) -> Tensor:
+    numbers = learning_rate, global_step, decay_steps, end_learning_rate, power
+    with _as_tensors("PolynomialDecay", name, *numbers) as (scope, rate, step, steps, end, power):
         if cycle:  # at step 0 the first cycle has begun, though 0 / steps is no whole one
             steps = steps * maximum(ceil(step / steps), 1.0)
         else:
             step = minimum(step, steps)
-        return add((rate - end) * (1.0 - step / steps) ** power, end, name=name)
-
-    return _scheduled(
-        "PolynomialDecay", name, formula, learning_rate, global_step, decay_steps,
-        end_learning_rate, power,
-    )  # fmt: skip
+        return add((rate - end) * (1.0 - step / steps) ** power, end, name=scope)
 
 
 def cosine_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    alpha: Any = 0.0,
+    learning_rate: Number, global_step: Number, decay_steps: Number, alpha: Number = 0.0,
     name: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Half a cosine wave from `learning_rate` to `alpha * learning_rate` in `decay_steps`.
 
     Source: `tf.train.cosine_decay`; Loshchilov and Hutter, "SGDR: stochastic gradient descent
     with warm restarts", 2016 (arXiv:1608.03983).
     """
-
-    def formula(name: str, rate: Any, step: Any, steps: Any, alpha: Any) -> Tensor:
+    numbers = learning_rate, global_step, decay_steps, alpha
+    with _as_tensors("CosineDecay", name, *numbers) as (scope, rate, step, steps, least):
         wave = 0.5 * (1.0 + cos(math.pi * minimum(step, steps) / steps))
-        return multiply(rate, (1.0 - alpha) * wave + alpha, name=name)
-
-    return _scheduled("CosineDecay", name, formula, learning_rate, global_step, decay_steps, alpha)
+        return multiply(rate, (1.0 - least) * wave + least, name=scope)
 
 
 def piecewise_constant(
@@ -355,9 +324,9 @@ class ExponentialMovingAverage:
         average: Any = self._averages[v]
         now: Any = convert_to_tensor(v)
         dtype = now.dtype.base_dtype
-        decay = _as(self._decay, dtype)
+        decay = _as_number(self._decay, dtype)
         if self._num_updates is not None:
-            n = _as(self._num_updates, dtype)
+            n = _as_number(self._num_updates, dtype)
             decay = minimum(decay, (1.0 + n) / (10.0 + n))
         return average.assign_sub((average - now) * (1.0 - decay))
 

@@ -24,6 +24,11 @@ from regrad.v1 import dtypes, errors
 from regrad.v1.graphs import Graph, MissingNameError, get_default_graph
 from regrad.v1.tensors import Operation, Tensor, TensorShape, face
 
+__all__ = [
+    "ConfigProto", "GPUOptions", "InteractiveSession", "RunMetadata", "RunOptions", "Session",
+    "get_default_session",
+]  # fmt: skip
+
 
 class ConfigProto:
     """Settings of a session; any are taken, and none has an effect (NumPy runs the ops).

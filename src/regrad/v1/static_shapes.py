@@ -10,6 +10,8 @@ from typing import Any
 from regrad.dims import Dim, UnknownRank
 from regrad.errors import ArgumentError, ShapeError
 
+__all__ = ["Dimension", "TensorShape"]
+
 
 class Dimension(int):
     """A known size: an int with TensorFlow's `value`. (An unknown one is a `Dim`.)"""
@@ -54,27 +56,27 @@ class TensorShape:
 
     @property
     def dims(self) -> list[Any] | None:
-        """The sizes as Dimensions."""
+        """The sizes as Dimensions, None if the rank is unknown."""
         return None if self._sizes is None else [_dimension(n) for n in self._sizes]
 
     def as_list(self) -> list[int | None]:
-        """The sizes, None for unknown ones; ValueError if the rank is unknown."""
+        """Return the sizes, None for unknown ones; ValueError if the rank is unknown."""
         if self._sizes is None:
             raise ShapeError("as_list() is not defined on an unknown TensorShape.")
         return [_number(n) for n in self._sizes]
 
     def is_fully_defined(self) -> bool:
-        """Whether rank and all sizes are known."""
+        """Return whether rank and all sizes are known."""
         return self._sizes is not None and None not in self.as_list()
 
     def num_elements(self) -> int | None:
-        """The number of elements, None if it is not known."""
+        """Return the number of elements, None if it is not known."""
         sizes = self.as_list() if self._sizes is not None else [None]
         known = [n for n in sizes if n is not None]
         return math.prod(known) if len(known) == len(sizes) else None
 
     def is_compatible_with(self, other: Any) -> bool:
-        """Whether one tensor can have both shapes."""
+        """Return whether one tensor can have both shapes."""
         a, b = self._sizes, TensorShape(other)._sizes
         if a is None or b is None:
             return True
@@ -87,7 +89,7 @@ class TensorShape:
             raise ShapeError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
     def merge_with(self, other: Any) -> TensorShape:
-        """What both shapes together say; ValueError if they contradict each other."""
+        """Return what both shapes together say; ValueError if they contradict each other."""
         other = TensorShape(other)
         self.assert_is_compatible_with(other)
         if self._sizes is None or other._sizes is None:
@@ -97,14 +99,14 @@ class TensorShape:
         )
 
     def concatenate(self, other: Any) -> TensorShape:
-        """This shape followed by another."""
+        """Return this shape followed by another."""
         other = TensorShape(other)
         if self._sizes is None or other._sizes is None:
             return TensorShape(None)
         return TensorShape(self._sizes + other._sizes)
 
     def with_rank(self, rank: int) -> TensorShape:
-        """The shape, known to have this rank; ValueError if it has another."""
+        """Return the shape, known to have this rank; ValueError if it has another."""
         return self.merge_with([None] * rank)
 
     def __iter__(self) -> Iterator[Any]:
@@ -126,8 +128,7 @@ class TensorShape:
         found = self._sizes[key]
         return TensorShape(found) if isinstance(key, slice) else _dimension(found)
 
-    def __add__(self, other: Any) -> TensorShape:
-        return self.concatenate(other)
+    __add__ = concatenate
 
     def __radd__(self, other: Any) -> TensorShape:
         return TensorShape(other).concatenate(self)
@@ -157,9 +158,9 @@ class TensorShape:
 
 
 def _size(n: Any) -> Any:
-    """A size as an int; None, and what only the run can tell, stay."""
+    """Return a size as an int; None, and what only the run can tell, stay."""
     if n is None or isinstance(n, Dim | UnknownDimension):
-        return getattr(n, "value", n) if isinstance(n, UnknownDimension) else n
+        return None if isinstance(n, UnknownDimension) else n
     try:
         size = operator.index(n)
     except TypeError:

@@ -21,6 +21,8 @@ from regrad.v1.graphs import current_graph
 from regrad.v1.node_defs import NodeDef
 from regrad.v1.static_shapes import TensorShape
 
+__all__ = ["IndexedSlices", "Operation", "Tensor", "constant", "convert_to_tensor"]
+
 # -- operations ----------------------------------------------------------------------------------
 
 

@@ -122,20 +122,25 @@ def text(name: str) -> Getter:
     return lambda node: node.attrs[name].upper().encode()
 
 
-def ints(name: str) -> Getter:
-    """An attribute of integers as a tensor's value."""
-    return lambda node: as_ints(node.attrs[name])
+def ints(name: str, attr: str = "") -> tuple[str, Getter]:
+    """An input that is an attribute of integers (of that name, if no other is given)."""
+    return name, lambda node: as_ints(node.attrs[attr or name])
+
+
+def number(name: str, attr: str = "") -> tuple[str, Getter]:
+    """An input that is an attribute of the dtype of the output."""
+    return name, lambda node: np.asarray(node.attrs[attr or name], result(node))
 
 
 def as_ints(value: Any) -> Any:
-    """Integers as an array of int32; lists, where there are Dims among them."""
+    """Convert integers to an array of int32, or to lists where there are Dims among them."""
     if value is None or isinstance(value, UnknownRank):
         return None
-    return _listed(value) if _has_dims(value) else np.asarray(value, INT32)
+    return _as_lists(value) if _has_dims(value) else np.asarray(value, INT32)
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(v) for v in value] if isinstance(value, list | tuple) else value
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _has_dims(value: Any) -> bool:
@@ -152,20 +157,16 @@ def _rank(node: Node) -> int | None:
 def axes(node: Node) -> Any:
     """The axes of a reduction; all of them listed, if none are given."""
     axis, rank = node.attrs["axis"], _rank(node)
-    if axis is None and rank is not None:
-        axis = range(rank)
-    return as_ints(axis if not isinstance(axis, range) else tuple(axis))
+    return as_ints(tuple(range(rank)) if axis is None and rank is not None else axis)
 
 
 def permutation(node: Node) -> Any:
     """The order of axes that a transposition makes."""
-    given, rank = node.attrs["axes"], _rank(node)
-    if given is None and rank is not None:
-        given = tuple(range(rank))[::-1]
-    return as_ints(given)
+    axes, rank = node.attrs["axes"], _rank(node)
+    return as_ints(tuple(range(rank))[::-1] if axes is None and rank is not None else axes)
 
 
-def squeezed(node: Node) -> list[int]:
+def squeezed_axes(node: Node) -> list[int]:
     """The axes that are left out by name."""
     axis = node.attrs["axis"]
     return [] if axis is None else [axis] if isinstance(axis, int) else list(axis)
@@ -227,10 +228,9 @@ def _is_whole(node: Node, i: int, entry: Any) -> bool:
     shape = node.specs[0][0]
     if not isinstance(entry, tuple) or isinstance(shape, UnknownRank):
         return False
-    before = node.attrs["index"][:i]
     first, length, step = entry
-    starts = _same(first, 0) and _same(step, 1)
-    return starts and _same(length, shape[i - before.count(None)])
+    size = shape[i - node.attrs["index"][:i].count(None)]
+    return _same(first, 0) and _same(step, 1) and _same(length, size)
 
 
 def _same(m: Any, n: Any) -> bool:
@@ -261,7 +261,7 @@ def padding(node: Node) -> bytes:
     return pad.upper().encode() if isinstance(pad, str) else b"EXPLICIT"
 
 
-def explicit(node: Node) -> list[int]:
+def explicit_paddings(node: Node) -> list[int]:
     """The paddings of all axes in a row, if they are given as numbers."""
     pad = node.attrs["pad"]
     return [] if isinstance(pad, str) else [0, 0, *(n for pair in pad for n in pair), 0, 0]
@@ -273,7 +273,7 @@ def data_format(node: Node) -> bytes:
 
 
 WINDOWS = {"T": T, "strides": window("strides"), "padding": padding, "data_format": data_format}
-CONV = {**WINDOWS, "dilations": window("dilations"), "explicit_paddings": explicit}
+CONV = {**WINDOWS, "dilations": window("dilations"), "explicit_paddings": explicit_paddings}
 CONV2D = {**CONV, "use_cudnn_on_gpu": True}
 POOL = {**WINDOWS, "ksize": window("filter_size")}
 RESIZE = {"T": T, "align_corners": at("align"), "half_pixel_centers": at("half")}
@@ -284,17 +284,18 @@ RESIZE = {"T": T, "align_corners": at("align"), "half_pixel_centers": at("half")
 def _split(node: Node) -> View:
     """`Split` into equal parts, else `SplitV`."""
     parts, attrs = node.attrs["sizes"], {"num_split": lambda node: len(node.symbols), "T": T}
-    axis = ("split_dim", ints("axis"))
+    axis = ints("split_dim", "axis")
     if all(_same(part, parts[0]) for part in parts[1:]):
         return View((axis, XS), attrs)
-    return View((XS, ("size_splits", ints("sizes")), axis), {**attrs, "Tlen": INT32})
+    return View((XS, ints("size_splits", "sizes"), axis), {**attrs, "Tlen": INT32})
 
 
 def _pad(node: Node) -> View:
     """`Pad` with zeros, else `PadV2`."""
-    value = node.attrs["constant_value"]
-    filled = () if value == 0 else (("constant_values", lambda node: np.asarray(value, T(node))),)
-    return View((XS, ("paddings", ints("paddings")), *filled), {"T": T, "Tpaddings": INT32})
+    filled = (
+        () if node.attrs["constant_value"] == 0 else (number("constant_values", "constant_value"),)
+    )
+    return View((XS, ints("paddings"), *filled), {"T": T, "Tpaddings": INT32})
 
 
 def _matmul(node: Node) -> View:
@@ -319,27 +320,23 @@ def typed(*inputs: Any, **attrs: Any) -> View:
     return View(inputs or (XS,), attrs)
 
 
+def each(op_types: str, view: View) -> dict[str, View]:
+    """The same row for several op types."""
+    return dict.fromkeys(op_types.split(), view)
+
+
 REDUCED = (XS, ("reduction_indices", axes))
 REDUCTION = {"keep_dims": at("keepdims"), "Tidx": INT32}
-BEST = (XS, ("dimension", ints("axis")))
-BEST_OF = {"Tidx": INT32, "output_type": result}
-SCAN = row(XS, ("axis", ints("axis")), exclusive=at("exclusive"), reverse=at("reverse"), Tidx=INT32)
-RANDOM_SHAPE = ("shape", ints("shape"))
 SEEDS = {"seed": at("seed"), "seed2": at("seed2")}
-PLAIN = row()
 
 VIEWS: dict[str, View | Callable[[Node], View]] = {
     # sources and state
     "Const": typed(value=at("value"), dtype=result),
     "Placeholder": typed(dtype=result, shape=sizes),
     "VariableV2": typed(dtype=result, shape=sizes, container=b"", shared_name=b""),
-    "Assign": row(
-        validate_shape=lambda node: node.attrs["shape"] is not None, use_locking=False
-    ),
-    "AssignAdd": row(use_locking=False),
-    "AssignSub": row(use_locking=False),
+    "Assign": row(validate_shape=lambda node: node.attrs["shape"] is not None, use_locking=False),
     "IsVariableInitialized": typed(dtype=T),
-    "Identity": PLAIN,
+    **each("Identity ZerosLike OnesLike Softmax LogSoftmax", row()),
     "IdentityN": typed(T=dtypes),
     "PyFunc": typed(token=b"", Tin=dtypes, Tout=results),
     "Print": row(
@@ -352,15 +349,10 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     "Shape": row(out_type=result),
     "EnsureShape": row(shape=sizes),
     "Range": typed(Tidx=T),
-    "LinSpace": row(XS, ("num", ints("num")), Tidx=INT32),
-    "ZerosLike": PLAIN,
-    "OnesLike": PLAIN,
-    **dict.fromkeys(
-        (
-            "ApplyGradientDescent", "ApplyAdagrad", "ApplyAdadelta", "ApplyAdam", "ApplyRMSProp",
-            "ApplyCenteredRMSProp", "ApplyFtrlV2",
-        ),
-        row(use_locking=False),
+    "LinSpace": row(XS, ints("num"), Tidx=INT32),
+    **each(
+        "AssignAdd AssignSub ApplyGradientDescent ApplyAdagrad ApplyAdadelta ApplyAdam "
+        "ApplyRMSProp ApplyCenteredRMSProp ApplyFtrlV2", row(use_locking=False),
     ),
     "ApplyMomentum": row(use_locking=False, use_nesterov=at("use_nesterov")),
     # dtypes and lists
@@ -368,70 +360,61 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     "AddN": row(N=count),
     "Pack": row(N=count, axis=at("axis")),
     "Unpack": row(num=lambda node: len(node.symbols), axis=at("axis")),
-    "ConcatV2": row(XS, ("axis", ints("axis")), N=count, Tidx=INT32),
+    "ConcatV2": row(XS, ints("axis"), N=count, Tidx=INT32),
     "Split": _split,
     "Einsum": row(N=count, equation=lambda node: node.attrs["equation"].encode()),
     # shapes
-    "Reshape": row(XS, ("shape", ints("shape")), Tshape=INT32),
-    "ExpandDims": row(XS, ("dim", ints("axis")), Tdim=INT32),
-    "Squeeze": row(squeeze_dims=squeezed),
+    "Reshape": row(XS, ints("shape"), Tshape=INT32),
+    "ExpandDims": row(XS, ints("dim", "axis"), Tdim=INT32),
+    "Squeeze": row(squeeze_dims=squeezed_axes),
     "Transpose": row(XS, ("perm", permutation), Tperm=INT32),
-    "Tile": row(XS, ("multiples", ints("repetitions")), Tmultiples=INT32),
-    "BroadcastTo": row(XS, ("shape", ints("shape")), Tidx=INT32),
+    "Tile": row(XS, ints("multiples", "repetitions"), Tmultiples=INT32),
+    "BroadcastTo": row(XS, ints("shape"), Tidx=INT32),
     "ReverseV2": row(XS, ("axis", axes), Tidx=INT32),
-    "Roll": row(
-        XS, ("shift", ints("shift")), ("axis", ints("axis")), Tshift=INT32, Taxis=INT32
-    ),
+    "Roll": row(XS, ints("shift"), ints("axis"), Tshift=INT32, Taxis=INT32),
     "PadV2": _pad,
-    "MirrorPad": row(
-        XS, ("paddings", ints("paddings")), mode=text("mode"), Tpaddings=INT32
-    ),
+    "MirrorPad": row(XS, ints("paddings"), mode=text("mode"), Tpaddings=INT32),
     "SpaceToBatchND": row(
-        XS, ("block_shape", ints("block_shape")), ("paddings", ints("paddings")),
-        Tblock_shape=INT32, Tpaddings=INT32,
+        XS, ints("block_shape"), ints("paddings"), Tblock_shape=INT32, Tpaddings=INT32
     ),
-    "BatchToSpaceND": row(
-        XS, ("block_shape", ints("block_shape")), ("crops", ints("crops")),
-        Tblock_shape=INT32, Tcrops=INT32,
-    ),
+    "BatchToSpaceND": row(XS, ints("block_shape"), ints("crops"), Tblock_shape=INT32, Tcrops=INT32),
     # slices and rows
-    "Slice": row(XS, ("begin", ints("begin")), ("size", ints("size")), Index=INT32),
+    "Slice": row(XS, ints("begin"), ints("size"), Index=INT32),
     "StridedSlice": row(
         XS, ("begin", bound(0)), ("end", bound(1)), ("strides", bound(2)),
         Index=INT32, begin_mask=mask(_is_whole), end_mask=mask(_runs_out), ellipsis_mask=0,
         new_axis_mask=mask(_is_new), shrink_axis_mask=mask(_is_index),
     ),
     "GatherV2": typed(
-        XS, ("axis", ints("axis")),
-        batch_dims=at("batch_dims"), Tparams=T, Tindices=dtype_of(1), Taxis=INT32,
+        XS, ints("axis"), batch_dims=at("batch_dims"), Tparams=T, Tindices=dtype_of(1), Taxis=INT32
     ),
     "GatherNd": typed(Tparams=T, Tindices=dtype_of(1)),
-    "ScatterNd": typed(XS, ("shape", ints("shape")), T=dtype_of(1), Tindices=T),
+    "ScatterNd": typed(XS, ints("shape"), T=dtype_of(1), Tindices=T),
     "TensorScatterUpdate": row(Tindices=dtype_of(1)),
-    "UnsortedSegmentSum": row(
-        XS, ("num_segments", ints("num_segments")), Tindices=dtype_of(1), Tnumsegments=INT32
-    ),
+    "UnsortedSegmentSum": row(XS, ints("num_segments"), Tindices=dtype_of(1), Tnumsegments=INT32),
     "OneHot": typed(
-        XS, ("depth", ints("depth")),
-        ("on_value", lambda node: np.asarray(node.attrs["on_value"], result(node))),
-        ("off_value", lambda node: np.asarray(node.attrs["off_value"], result(node))),
-        axis=at("axis"), T=result, TI=T,
+        XS, ints("depth"), number("on_value"), number("off_value"), axis=at("axis"), T=result, TI=T
     ),
-    "TopKV2": row(XS, ("k", ints("k")), sorted=True),
+    "TopKV2": row(XS, ints("k"), sorted=True),
     "SelectV2": row(T=dtype_of(1)),
     # random numbers
-    **dict.fromkeys(
-        ("RandomStandardNormal", "TruncatedNormal", "RandomUniform"),
-        typed(RANDOM_SHAPE, dtype=result, T=INT32, **SEEDS),
+    **each(
+        "RandomStandardNormal TruncatedNormal RandomUniform",
+        typed(ints("shape"), dtype=result, T=INT32, **SEEDS),
     ),
-    "RandomUniformInt": typed(RANDOM_SHAPE, XS, Tout=result, T=INT32, **SEEDS),
+    "RandomUniformInt": typed(ints("shape"), XS, Tout=result, T=INT32, **SEEDS),
     "RandomShuffle": row(**SEEDS),
-    "Multinomial": row(XS, ("num_samples", ints("count")), output_dtype=result, **SEEDS),
+    "Multinomial": row(XS, ints("num_samples", "count"), output_dtype=result, **SEEDS),
     # reductions and scans
-    **dict.fromkeys(("Sum", "Mean", "Prod", "Max", "Min"), row(*REDUCED, **REDUCTION)),
-    **dict.fromkeys(("Any", "All"), typed(*REDUCED, **REDUCTION)),
-    **dict.fromkeys(("ArgMax", "ArgMin"), row(*BEST, **BEST_OF)),
-    **dict.fromkeys(("Cumsum", "Cumprod"), SCAN),
+    **each("Sum Mean Prod Max Min", row(*REDUCED, **REDUCTION)),
+    **each("Any All", typed(*REDUCED, **REDUCTION)),
+    **each(
+        "ArgMax ArgMin", row(XS, ints("dimension", "axis"), Tidx=INT32, output_type=result)
+    ),
+    **each(
+        "Cumsum Cumprod",
+        row(XS, ints("axis"), exclusive=at("exclusive"), reverse=at("reverse"), Tidx=INT32),
+    ),
     # matrices
     "MatMul": _matmul,
     "MatrixInverse": row(adjoint=False),
@@ -442,23 +425,19 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     "SelfAdjointEigV2": row(compute_v=True),
     # images
     "Conv2D": row(**CONV2D),
-    "Conv2DBackpropInput": row(("input_sizes", ints("shape")), 1, 0, **CONV2D),
-    "Conv2DBackpropFilter": row(0, ("filter_sizes", ints("shape")), 1, **CONV2D),
-    "Conv3D": row(**CONV),
-    "Conv3DBackpropInputV2": row(("input_sizes", ints("shape")), 1, 0, **CONV),
-    "Conv3DBackpropFilterV2": row(0, ("filter_sizes", ints("shape")), 1, **CONV),
-    "DepthwiseConv2dNative": row(**CONV),
-    "DepthwiseConv2dNativeBackpropInput": row(("input_sizes", ints("shape")), 1, 0, **CONV),
-    "DepthwiseConv2dNativeBackpropFilter": row(0, ("filter_sizes", ints("shape")), 1, **CONV),
-    "Dilation2D": row(
-        strides=window("strides"), rates=window("dilations"), padding=padding
+    "Conv2DBackpropInput": row(ints("input_sizes", "shape"), 1, 0, **CONV2D),
+    "Conv2DBackpropFilter": row(0, ints("filter_sizes", "shape"), 1, **CONV2D),
+    **each(
+        "Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
+        row(ints("input_sizes", "shape"), 1, 0, **CONV),
     ),
-    **dict.fromkeys(("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"), row(**POOL)),
-    "MaxPoolGrad": row(**POOL),
-    "AvgPoolGrad": row(("orig_input_shape", ints("shape")), 0, **POOL),
-    "ResizeBilinear": row(XS, ("size", ints("size")), **RESIZE),
-    "ResizeNearestNeighbor": row(XS, ("size", ints("size")), **RESIZE),
-    # activations
-    "Softmax": PLAIN,
-    "LogSoftmax": PLAIN,
+    **each(
+        "Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter",
+        row(0, ints("filter_sizes", "shape"), 1, **CONV),
+    ),
+    **each("Conv3D DepthwiseConv2dNative", row(**CONV)),
+    "Dilation2D": row(strides=window("strides"), rates=window("dilations"), padding=padding),
+    **each("MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolGrad", row(**POOL)),
+    "AvgPoolGrad": row(ints("orig_input_shape", "shape"), 0, **POOL),
+    **each("ResizeBilinear ResizeNearestNeighbor", row(XS, ints("size"), **RESIZE)),
 }  # fmt: skip

@@ -11,35 +11,35 @@ from regrad.compiled import find_jax
 from regrad.executor import Plan, Run, needed
 from regrad.graph import PLACEHOLDER, Node
 from regrad.v1.errors import UnimplementedError
-from regrad.v1.regions import Loop, Region
+from regrad.v1.regions import GraphRegion, Loop
 from regrad.v1.tracing import (
-    Trace,
+    TraceRun,
     Values,
+    find_touched,
     is_known,
-    refused,
-    settled,
-    settled_all,
-    touched,
-    traced,
+    refusal,
+    settle,
+    settle_all,
+    traces,
 )
-from regrad.v1.variables import _read
+from regrad.v1.variables import read_state
 
 UNROLLED = 256  # iterations of a loop that are written out one by one, if XLA's loop will not do
 COUNTED = 100_000  # iterations that are counted while tracing
 
 
-@traced("If")
-def _if(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+@traces("If")
+def _if(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     pred, *xs = values
     if is_known(pred):
-        return trace.plainly(node, values, attrs)
+        return trace.call_kernel(node, values, attrs)
     keys = _written(*attrs["branches"])
 
-    def branch(region: Region) -> Callable[[], Any]:
+    def branch(region: GraphRegion) -> Callable[[], Any]:
         def run() -> Any:
             inner = trace.inside({})
             ys = inner.through(region, xs)
-            return settled_all(ys, _symbols(region.outputs)), _state(inner, keys)
+            return settle_all(ys, _symbols(region.outputs)), _state(inner, keys)
 
         return run
 
@@ -49,8 +49,8 @@ def _if(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> V
     return ys
 
 
-@traced("While")
-def _while(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+@traces("While")
+def _while(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     loop: Loop = attrs["loop"]
     start, captured = values[: loop.count], values[loop.count :]
     keys = _written(loop.body)
@@ -59,10 +59,10 @@ def _while(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -
         number, xs, state = carry
         inner = trace.inside(state, number)
         ys = inner.through(loop.body, [*xs, *captured])
-        return number + 1, settled_all(ys, _symbols(loop.body.arguments)), _state(inner, keys)
+        return number + 1, settle_all(ys, _symbols(loop.body.arguments)), _state(inner, keys)
 
     def compiled() -> Values:
-        first = settled_all(start, _symbols(loop.body.arguments))
+        first = settle_all(start, _symbols(loop.body.arguments))
         _, ys, written = find_jax().lax.while_loop(
             _test(trace, loop, captured), advance, (np.int32(0), first, _state(trace, keys))
         )
@@ -72,8 +72,8 @@ def _while(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -
     return _or_unrolled(trace, node, values, attrs, compiled, _count(loop, start, captured))
 
 
-@traced("WhileGrad")
-def _while_grad(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+@traces("WhileGrad")
+def _while_grad(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     """The loop again, its variables kept for each iteration, and then back over them."""
     loop, floats = attrs["loop"], attrs["floats"]
     start, dys = values[: loop.count], values[loop.count : loop.count + floats]
@@ -81,13 +81,13 @@ def _while_grad(trace: Trace, node: Node, values: list[Any], attrs: dict[str, An
     count = _count(loop, start, captured)
     most = loop.limit if count is None else count
     if most is None:
-        raise refused(
+        raise refusal(
             node,
             "the gradient of a loop keeps each iteration, and nothing says how many there can be. "
             "Give tf.while_loop maximum_iterations, or a condition that follows from constants.",
         )
     if _written(loop.body):
-        raise refused(node, "it would write to variables again. Assign after the loop.")
+        raise refusal(node, "it would write to variables again. Assign after the loop.")
 
     def compiled() -> Values:
         number, stacks = _kept(trace, loop, start, captured, most)
@@ -97,11 +97,11 @@ def _while_grad(trace: Trace, node: Node, values: list[Any], attrs: dict[str, An
 
 
 def _kept(
-    trace: Trace, loop: Loop, start: Values, captured: Values, most: int
+    trace: TraceRun, loop: Loop, start: Values, captured: Values, most: int
 ) -> tuple[Any, list[Any]]:
     """How many iterations a loop makes, and its variables at the beginning of each."""
     jax, symbols = find_jax(), _symbols(loop.body.arguments)
-    first = settled_all(start, symbols)
+    first = settle_all(start, symbols)
     blank = [jax.numpy.zeros((max(most, 1), *x.shape), x.dtype) for x in first]
     test = _test(trace, loop, captured)
 
@@ -109,7 +109,7 @@ def _kept(
         number, xs, stacks = carry
         stacks = [s.at[number].set(x) for s, x in zip(stacks, xs, strict=True)]
         ys = trace.inside({}, number).through(loop.body, [*xs, *captured])
-        return number + 1, settled_all(ys, symbols), stacks
+        return number + 1, settle_all(ys, symbols), stacks
 
     number, _, stacks = jax.lax.while_loop(
         lambda carry: test((carry[0], carry[1], {})), advance, (np.int32(0), first, blank)
@@ -118,27 +118,27 @@ def _kept(
 
 
 def _back(
-    trace: Trace, loop: Loop, dys: Values, captured: Values, number: Any, stacks: Values
+    trace: TraceRun, loop: Loop, dys: Values, captured: Values, number: Any, stacks: Values
 ) -> Values:
     """The gradients by the float variables at the start, and by the float captures."""
     jax, region = find_jax(), loop.gradient
     assert region is not None
     symbols = _symbols(region.outputs)
-    wanted = [x for x, is_float in zip(captured, loop.wrt, strict=False) if is_float]
-    zeros = [None if x is None else jax.numpy.zeros_like(x) for x in wanted]
+
+    def call(region: GraphRegion, values: Values, number: Any) -> Values:
+        return settle_all(trace.inside({}, number).through(region, values), symbols)
+
+    back = loop.step_back(call, captured)
 
     def retreat(carry: Any) -> Any:
-        number, dxs, dcaptured = carry
-        xs = [s[number] for s in stacks]
-        found = trace.inside({}, number).through(region, [*xs, *dxs, *captured])
-        found = settled_all(found, symbols)
-        more = zip(dcaptured, found[len(dys) :], strict=True)
-        summed = [None if a is None else a + b for a, b in more]
-        return number - 1, found[: len(dys)], summed
+        number, state = carry
+        state, _ = back(state, ([s[number] for s in stacks], number))
+        return number - 1, state
 
-    first = settled_all(dys, symbols[: len(dys)]), settled_all(zeros, symbols[len(dys) :])
-    _, dxs, dcaptured = jax.lax.while_loop(
-        lambda carry: carry[0] >= 0, retreat, (number - 1, *first)
+    first = settle_all([*dys, *loop.zeros(captured)], symbols)
+    state = first[: len(dys)], first[len(dys) :]
+    _, (dxs, dcaptured) = jax.lax.while_loop(
+        lambda carry: carry[0] >= 0, retreat, (number - 1, state)
     )
     return [*dxs, *dcaptured]
 
@@ -146,20 +146,20 @@ def _back(
 # -- parts ---------------------------------------------------------------------------------------
 
 
-def _test(trace: Trace, loop: Loop, captured: Values) -> Callable[[Any], Any]:
+def _test(trace: TraceRun, loop: Loop, captured: Values) -> Callable[[Any], Any]:
     """The condition of a loop on what it carries: the iteration, the variables, the state."""
 
     def test(carry: Any) -> Any:
         number, xs, state = carry
         (go,) = trace.inside(state, number).through(loop.cond, [*xs, *captured])
-        go = settled(go, np.dtype(bool))
+        go = settle(go, np.dtype(bool))
         return go if loop.limit is None else (number < loop.limit) & go
 
     return test
 
 
 def _or_unrolled(
-    trace: Trace, node: Node, values: Values, attrs: dict[str, Any],
+    trace: TraceRun, node: Node, values: Values, attrs: dict[str, Any],
     compiled: Callable[[], Values], count: int | None,
 ) -> Values:  # fmt: skip
     """XLA's loop; or, where shapes or sizes change on the way, its iterations one by one."""
@@ -168,7 +168,7 @@ def _or_unrolled(
     except UnimplementedError:
         if count is None or count > UNROLLED:
             raise
-        return trace.plainly(node, values, attrs)
+        return trace.call_kernel(node, values, attrs)
 
 
 def _fitted(node: Node, call: Callable[[], Any]) -> Any:
@@ -178,7 +178,7 @@ def _fitted(node: Node, call: Callable[[], Any]) -> Any:
     except TypeError as error:
         if hasattr(error, "node"):  # an op inside
             raise
-        raise refused(
+        raise refusal(
             node,
             "in a compiled program the branches of a tf.cond give equal shapes, and the variables "
             f"of a loop keep theirs ({str(error).splitlines()[0].rstrip('.:')}).",
@@ -189,15 +189,15 @@ def _symbols(tensors: Sequence[Any]) -> list[Any]:
     return [t._data for t in tensors]
 
 
-def _written(*regions: Region) -> list[str]:
+def _written(*regions: GraphRegion) -> list[str]:
     """The variables to which regions write."""
-    return sorted({key for region in regions for key in touched(region.nodes).written})
+    return sorted({key for region in regions for key in find_touched(region.nodes).written})
 
 
-def _state(trace: Trace, keys: Sequence[str]) -> dict[str, Any]:
+def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
     """Variables as a branch or an iteration leaves them."""
-    values = {key: _read(trace, None, key) for key in keys}
-    return {key: settled(value, value.dtype) for key, value in values.items()}
+    values = {key: read_state(trace, None, key) for key in keys}
+    return {key: settle(value, value.dtype) for key, value in values.items()}
 
 
 # -- counting ------------------------------------------------------------------------------------
@@ -237,6 +237,6 @@ def _steering(loop: Loop) -> tuple[list[int], list[Node]]:
     return sorted(found), nodes
 
 
-def _places(region: Region, nodes: Sequence[Node]) -> set[int]:
+def _places(region: GraphRegion, nodes: Sequence[Node]) -> set[int]:
     read = {node.symbols[0].id for node in nodes if node.op is PLACEHOLDER}
     return {i for i, x in enumerate(region.inputs) if x._data.id in read}

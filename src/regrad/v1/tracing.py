@@ -15,19 +15,19 @@ import numpy as np
 from regrad import dims
 from regrad.compiled import find_jax
 from regrad.errors import TraceError
-from regrad.executor import Run, at_node
+from regrad.executor import at_node
 from regrad.graph import CONST, Node
 from regrad.namespaces import JAX, NUMPY, backend_of
 from regrad.placement import to_jax
 from regrad.tape import placed
 from regrad.v1.control import ASSERT, PRINT
 from regrad.v1.errors import UnimplementedError
-from regrad.v1.regions import Region
+from regrad.v1.regions import GraphRegion, Interpreter
 
 Values = Sequence[Any]
 
 
-class Trace(Run):
+class TraceRun(Interpreter):
     """The state of a traced run: variables and random keys are tracers."""
 
     __slots__ = ("keys",)
@@ -52,30 +52,23 @@ class Trace(Run):
             key = find_jax().random.fold_in(key, number)
         return key
 
-    def inside(self, written: dict[str, Any], *number: Any) -> Trace:
+    def inside(self, written: dict[str, Any], *number: Any) -> TraceRun:
         """The state in a part that the program may skip or repeat."""
-        made = Trace(self.variables, self.keys)
+        made = TraceRun(self.variables, self.keys)
         made.written = {**self.written, **written}
         made.path = (*self.path, *number)
         return made
 
-    def through(self, region: Region, values: Values) -> list[Any]:
+    def through(self, region: GraphRegion, values: Values) -> list[Any]:
         known = {x._data.id: v for x, v in zip(region.inputs, values, strict=True)}
         self.compute(region.nodes, known)
         return [known[y._data.id] for y in region.outputs]
 
-    def compute(self, nodes: Iterable[Node], known: dict[int, Any]) -> None:
-        """Compute nodes in order; `known` are the values by symbol, and gets the new ones."""
-        for node in nodes:
-            if node.symbols and all(s.id in known for s in node.symbols):
-                continue
-            values = [known[s.id] for s in node.sources()]
-            try:
-                ys = self._outputs(node, values, known)
-            except Exception as error:
-                raise _explained(error, node, values) from error.__cause__
-            for symbol, y in zip(node.symbols, ys, strict=True):
-                known.setdefault(symbol.id, y)
+    def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
+        try:
+            return self._outputs(node, values, known)
+        except Exception as error:
+            raise _explained(error, node, values) from error.__cause__
 
     def _outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
         op, attrs = node.op, node.attrs
@@ -86,19 +79,13 @@ class Trace(Run):
         if op.type in TRACED:
             return TRACED[op.type](self, node, values, attrs)
         if op.stateful:
-            return self.plainly(node, values, attrs)
+            return self.call_kernel(node, values, attrs)
         if any(v is None for v in values):  # variables stand as None; so does what is made of them
             return [None] * len(node.symbols)
         backend, arrays = one_library(values)
         kernel = op.kernels[np.ndarray if backend is NUMPY else type(arrays[0])]
         y = kernel(*[placed(arrays, place) for place in node.layout], **attrs)
         return y if op.several else [y]
-
-    def plainly(self, node: Node, values: Values, attrs: dict[str, Any]) -> Values:
-        """The outputs of a stateful op by its own kernel."""
-        arguments = [placed(list(values), place) for place in node.layout]
-        y = node.op.kernels.kernel(self, *arguments, **attrs)  # pyright: ignore
-        return y if node.op.several else [y]
 
 
 def one_library(values: Values) -> tuple[Any, list[Any]]:
@@ -114,7 +101,7 @@ def is_known(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic)
 
 
-def settled(value: Any, dtype: Any) -> Any:
+def settle(value: Any, dtype: Any) -> Any:
     """A value as an output of the program, or as what a loop carries: JAX's, of this dtype."""
     if value is None:
         return None
@@ -123,15 +110,15 @@ def settled(value: Any, dtype: Any) -> Any:
     return find_jax().lax.convert_element_type(value, dtype)
 
 
-def settled_all(values: Values, symbols: Iterable[Any]) -> list[Any]:
+def settle_all(values: Values, symbols: Iterable[Any]) -> list[Any]:
     """Each value settled to the dtype of its symbol."""
-    return [settled(v, s.dtype) for v, s in zip(values, symbols, strict=True)]
+    return [settle(v, s.dtype) for v, s in zip(values, symbols, strict=True)]
 
 
 # -- what cannot be compiled ---------------------------------------------------------------------
 
 
-def refused(node: Node, why: str) -> UnimplementedError:
+def refusal(node: Node, why: str) -> UnimplementedError:
     """An op of the graph cannot be compiled."""
     return UnimplementedError(
         None,
@@ -144,7 +131,7 @@ def refused(node: Node, why: str) -> UnimplementedError:
 def _explained(error: Exception, node: Node, values: Values) -> Exception:
     errors = find_jax().errors
     if isinstance(error, (errors.JAXTypeError, errors.JAXIndexError, TraceError)):
-        error = refused(
+        error = refusal(
             node,
             "it asks for values, for the sizes of its result or to choose what to do, and values "
             "exist only when the compiled program runs. Make these of constants and static shapes.",
@@ -155,11 +142,11 @@ def _explained(error: Exception, node: Node, values: Values) -> Exception:
 # -- ops with a form of their own ----------------------------------------------------------------
 
 # How an op is traced that is no kernel of arrays: by op type, from its inputs and attributes.
-Form = Callable[[Trace, Node, list[Any], dict[str, Any]], Values]
+Form = Callable[[TraceRun, Node, list[Any], dict[str, Any]], Values]
 TRACED: dict[str, Form] = {}
 
 
-def traced(*types: str) -> Callable[[Form], Form]:
+def traces(*types: str) -> Callable[[Form], Form]:
     """The decorated function traces ops of these types."""
 
     def register(function: Form) -> Form:
@@ -170,13 +157,13 @@ def traced(*types: str) -> Callable[[Form], Form]:
     return register
 
 
-@traced("PyFunc", "PyFuncStateless")
-def _python(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
-    raise refused(node, "it calls a Python function. Write it with ops of the graph.")
+@traces("PyFunc", "PyFuncStateless")
+def _python(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+    raise refusal(node, "it calls a Python function. Write it with ops of the graph.")
 
 
-@traced("Print")
-def _print(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+@traces("Print")
+def _print(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     kernel: Any = PRINT.kernels[np.ndarray]
 
     def show(*data: Any) -> None:
@@ -186,11 +173,11 @@ def _print(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -
     return values[:1]
 
 
-@traced("Assert")
-def _assert(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+@traces("Assert")
+def _assert(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     """Nothing: the plan looks at the inputs of its asserts when the program has run."""
     if node.graph.outer is not None:
-        raise refused(node, "an assertion in a branch or loop cannot stop it. Assert outside.")
+        raise refusal(node, "an assertion in a branch or loop cannot stop it. Assert outside.")
     return []
 
 
@@ -203,16 +190,16 @@ def check(node: Node, values: Values) -> None:
         raise at_node(error, node, [condition, *data]) from None
 
 
-@traced("_Indices", "_Divisor")
-def _value_check(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+@traces("_Indices", "_Divisor")
+def _value_check(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     """Compiled programs do not look at values; what is known is checked while tracing."""
     if is_known(values[0]):
         node.op.kernels[np.ndarray](*values, **attrs)
     return values
 
 
-@traced("_Deferred")
-def _deferred(trace: Trace, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
+@traces("_Deferred")
+def _deferred(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, Any]) -> Values:
     """Eager mode on tracers; what is known stays known, so that sizes and loops can ask."""
     xp = backend_of(*values).xp
     return node.op.kernels.kernel(xp, values, **attrs)  # pyright: ignore[reportCallIssue]
@@ -230,10 +217,10 @@ class Touched(NamedTuple):
     streams: dict[int, tuple[int, int]]  # of random numbers, with their seeds
 
 
-def touched(nodes: Iterable[Node]) -> Touched:
+def find_touched(nodes: Iterable[Node]) -> Touched:
     """The variables and random streams of nodes and of all that is inside them."""
     found = Touched(set(), set(), set(), {})
-    for node in everything(nodes):
+    for node in all_nodes(nodes):
         attrs = node.attrs
         if node.op.stateful and ("key" in attrs or "keys" in attrs):
             keys = attrs["keys"] if "keys" in attrs else [attrs["key"]]
@@ -246,15 +233,15 @@ def touched(nodes: Iterable[Node]) -> Touched:
     return found
 
 
-def everything(nodes: Iterable[Node]) -> Iterator[Node]:
+def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
     """Nodes, and those of the branches and loops in them."""
     for node in nodes:
         yield node
         for region in regions(node):
-            yield from everything(region.nodes)
+            yield from all_nodes(region.nodes)
 
 
-def regions(node: Node) -> list[Region]:
+def regions(node: Node) -> list[GraphRegion]:
     """The regions of a branch or loop."""
     loop = node.attrs.get("loop")
     parts = [loop.cond, loop.body, loop.gradient] if loop is not None else []

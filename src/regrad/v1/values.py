@@ -34,14 +34,14 @@ def constant_value(value: Any) -> Any:
 # -- shapes that must agree ------------------------------------------------------------------------
 
 
-def _of_shape(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
+def _check_shape(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
     if tuple(x.shape) != tuple(shape):
         raise ShapeError(f"the shape {tuple(shape)} is due, got {tuple(x.shape)}")
     return x
 
 
 ENSURE_SHAPE = OPS.setdefault(
-    "EnsureShape", Op("EnsureShape", "ensure_shape", _of_shape, [Input("x", "one")], ["shape"])
+    "EnsureShape", Op("EnsureShape", "ensure_shape", _check_shape, [Input("x", "one")], ["shape"])
 )
 ENSURE_SHAPE.rule = PerInput(ENSURE_SHAPE, "EnsureShape")
 ENSURE_SHAPE.rule.add("x", lambda dy: dy)
@@ -59,13 +59,13 @@ def ensure(what: str, x: Tensor, shape: Any) -> Tensor:
     return defer(ENSURE_SHAPE, (x,), {"shape": shape}, specs=[Spec(known, x.dtype)])
 
 
-def _counted(xp: Any, x: Any, what: str) -> Any:
+def _check_indices(xp: Any, x: Any, what: str) -> Any:
     if x.size and x.min() < 0:
         raise IndexRangeError(f"{what}: the index {x.min()} is negative")
     return x
 
 
-def _divisor(xp: Any, x: Any, what: str) -> Any:
+def _check_divisor(xp: Any, x: Any, what: str) -> Any:
     if not x.all():
         raise ShapeError(f"{what}: Integer division by zero")
     return x
@@ -78,7 +78,7 @@ def _check(type: str, kernel: Any) -> Op:
     return op
 
 
-INDICES, DIVISOR = _check("_Indices", _counted), _check("_Divisor", _divisor)
+INDICES, DIVISOR = _check("_Indices", _check_indices), _check("_Divisor", _check_divisor)
 
 
 def indices_from_zero(what: str, x: Any) -> Any:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Generator
+import itertools
+from collections.abc import Callable, Generator
 from typing import Any
 
 from regrad.blocks import block
 from regrad.errors import ArgumentError, GraphError
 from regrad.signatures import public
 from regrad.v1 import dtypes
-from regrad.v1.graphs import GraphKeys, get_default_graph
+from regrad.v1.graphs import Graph, GraphKeys, get_default_graph
 from regrad.v1.tensors import TensorShape, convert_to_tensor
 from regrad.v1.variables import Variable, global_variables, trainable_variables
+
+__all__ = [
+    "AUTO_REUSE", "VariableScope", "get_variable", "get_variable_scope", "no_regularizer",
+    "variable_op_scope", "variable_scope",
+]  # fmt: skip
+
+Regularizer = Callable[[Any], Any] | None
 
 
 class AutoReuse:
@@ -70,20 +78,12 @@ def get_variable_scope() -> VariableScope:
 @public
 @block
 def variable_scope(
-    name_or_scope: Any,
-    default_name: str | None = None,
-    values: Any = None,
-    initializer: Any = None,
-    regularizer: Any = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
-    custom_getter: Any = None,
-    reuse: Any = None,
-    dtype: Any = None,
-    use_resource: Any = None,
-    constraint: Any = None,
-    auxiliary_name_scope: bool = True,
-) -> Generator[VariableScope]:
+    name_or_scope: str | VariableScope | None, default_name: str | None = None, values: Any = None,
+    initializer: Any = None, regularizer: Regularizer = None, caching_device: Any = None,
+    partitioner: Any = None, custom_getter: Callable[..., Any] | None = None,
+    reuse: bool | AutoReuse | None = None, dtype: Any = None, use_resource: bool | None = None,
+    constraint: Callable[..., Any] | None = None, auxiliary_name_scope: bool = True,
+) -> Generator[VariableScope]:  # fmt: skip
     """Variables that get_variable makes in the block are named under the scope, and shared by it.
 
     `reuse=True` finds variables that exist, `tf.AUTO_REUSE` makes those that do not.
@@ -100,26 +100,22 @@ def variable_scope(
     True net/w:0
     """
     graph = get_default_graph()
-    outer = get_variable_scope()
+    outer = around = get_variable_scope()
     if isinstance(name_or_scope, VariableScope):
-        name = name_or_scope.name
-        around, short = name_or_scope, name.rpartition("/")[2]
+        around, name = name_or_scope, name_or_scope.name
+        short = name.rpartition("/")[2]
     else:
         if name_or_scope is None and default_name is None:
             raise ArgumentError("variable_scope needs a name_or_scope or a default_name")
-        short = name_or_scope or _unused_scope(graph, outer.name, str(default_name))
-        if name_or_scope == "":
-            short = ""
+        short = name_or_scope
+        if short is None:
+            short = _unused_scope(graph, outer.name, str(default_name))
         name = f"{outer.name}/{short}" if outer.name and short else outer.name or short
-        around = outer
-    given = {
-        "use_resource": use_resource,
-        "initializer": initializer,
-        "regularizer": regularizer,
-        "dtype": dtype,
-        "custom_getter": custom_getter,
-    }
-    defaults = {**around.defaults, **{k: v for k, v in given.items() if v is not None}}
+    own = {
+        "use_resource": use_resource, "initializer": initializer, "regularizer": regularizer,
+        "dtype": dtype, "custom_getter": custom_getter,
+    }  # fmt: skip
+    defaults = {**around.defaults, **{k: v for k, v in own.items() if v is not None}}
     reuse = around.reuse if reuse is None else reuse or outer.reuse
     opened = graph.name_scope(short) if auxiliary_name_scope and short else None
     with opened or contextlib.nullcontext(graph.scope) as name_scope:
@@ -138,32 +134,21 @@ def variable_scope(
             counts.update(before)
 
 
-def _unused_scope(graph: Any, outer: str, name: str) -> str:
-    """`conv`, `conv_1`, …: the first that has not been opened in this scope."""
+def _unused_scope(graph: Graph, outer: str, name: str) -> str:
+    """Return `conv`, `conv_1`, …: the first that has not been opened in this scope."""
     prefix = f"{outer}/" if outer else ""
-    count, found = 0, name
-    while graph.scope_counts.get(prefix + found):
-        count += 1
-        found = f"{name}_{count}"
-    return found
+    names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+    return next(found for found in names if not graph.scope_counts.get(prefix + found))
 
 
 def get_variable(
-    name: str,
-    shape: Any = None,
-    dtype: Any = None,
-    initializer: Any = None,
-    regularizer: Any = None,
-    trainable: bool | None = None,
-    collections: Any = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
-    validate_shape: bool = True,
-    use_resource: Any = None,
-    custom_getter: Any = None,
-    constraint: Any = None,
-) -> Variable:
-    """The variable of a name in the current scope: made, or found where the scope says reuse.
+    name: str, shape: Any = None, dtype: Any = None, initializer: Any = None,
+    regularizer: Regularizer = None, trainable: bool | None = None, collections: Any = None,
+    caching_device: Any = None, partitioner: Any = None, validate_shape: bool = True,
+    use_resource: bool | None = None, custom_getter: Callable[..., Any] | None = None,
+    constraint: Callable[..., Any] | None = None,
+) -> Variable:  # fmt: skip
+    """Return the variable of a name in the current scope: a new one, or an old one if it reuses.
 
     Args:
         name: The name, under that of the variable scope.
@@ -192,26 +177,21 @@ def get_variable(
     return getter(lambda name, **changed: _get(name, **{**options, **changed}), full, **options)
 
 
-def _get(full: str, **options: Any) -> Variable:
-    scope = get_variable_scope()
-    graph = get_default_graph()
+def _get(full: str, shape: Any, dtype: Any, **options: Any) -> Variable:
+    scope, graph = get_variable_scope(), get_default_graph()
     found = graph.variables_by_name.get(full)
-    if found is not None:
-        if not scope.reuse:
-            raise GraphError(
-                f"Variable {full} already exists, disallowed. Did you mean to set reuse=True or "
-                "reuse=tf.AUTO_REUSE in variable_scope?"
-            )
-        return _checked(found, full, options["shape"], options["dtype"])
-    if scope.reuse is True:
+    if found is None and scope.reuse is True:
         raise GraphError(
             f"Variable {full} does not exist, or was not created with tf.get_variable(). Did you "
             "mean to set reuse=tf.AUTO_REUSE in variable_scope?"
         )
-    return _made(graph, scope, full, **options)
-
-
-def _checked(found: Variable, full: str, shape: Any, dtype: Any) -> Variable:
+    if found is None:
+        return _make(graph, scope, full, shape, dtype, **options)
+    if not scope.reuse:
+        raise GraphError(
+            f"Variable {full} already exists, disallowed. Did you mean to set reuse=True or "
+            "reuse=tf.AUTO_REUSE in variable_scope?"
+        )
     if shape is not None and not found.shape.is_compatible_with(shape):
         raise GraphError(
             f"Trying to share variable {full}, but specified shape {TensorShape(shape)} and found "
@@ -225,29 +205,16 @@ def _checked(found: Variable, full: str, shape: Any, dtype: Any) -> Variable:
     return found
 
 
-def _made(
-    graph: Any,
-    scope: VariableScope,
-    full: str,
-    shape: Any,
-    dtype: Any,
-    initializer: Any,
-    regularizer: Any,
-    trainable: bool | None,
-    collections: Any,
-    validate_shape: bool,
-    constraint: Any,
-    use_resource: Any,
-) -> Variable:
+def _make(
+    graph: Graph, scope: VariableScope, full: str, shape: Any, dtype: Any, *, initializer: Any,
+    regularizer: Regularizer, trainable: bool | None, **options: Any,
+) -> Variable:  # fmt: skip
     initializer = initializer if initializer is not None else scope.initializer
     regularizer = regularizer or scope.regularizer
-    value = _initial(full, shape, dtype or scope.dtype, initializer, dtype is not None)
+    value = _initial_value(full, shape, dtype or scope.dtype, initializer, dtype is not None)
     before, graph.scope = graph.scope, ""  # the variable's scope is in its name already
     try:
-        variable = Variable(
-            value, trainable is not False, collections, validate_shape, name=full,
-            constraint=constraint, use_resource=use_resource,
-        )  # fmt: skip
+        variable = Variable(value, trainable is not False, name=full, **options)
     finally:
         graph.scope = before
     graph.variables_by_name[full] = variable
@@ -259,9 +226,9 @@ def _made(
     return variable
 
 
-def _initial(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -> Any:
-    """The initial value, or a function that makes it."""
-    from regrad.v1 import initializers
+def _initial_value(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -> Any:
+    """Return the initial value, or a function that makes it."""
+    from regrad.v1.initializers import glorot_uniform_initializer, zeros_initializer
 
     dtype = dtypes.as_dtype(dtype)
     if initializer is not None and not callable(initializer):
@@ -272,29 +239,21 @@ def _initial(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -
         return lambda: convert_to_tensor(initializer, dtype if fixed else None)
     if shape is None and _takes_nothing(initializer):
         return initializer
-    if shape is None:
-        raise GraphError(
-            f"Shape of a new variable ({full}) must be fully defined, but instead was <unknown>."
-        )
     sizes = TensorShape(shape)
     if not sizes.is_fully_defined():
         raise GraphError(
             f"Shape of a new variable ({full}) must be fully defined, but instead was {sizes}."
         )
-    if isinstance(initializer, type):
-        initializer = initializer(dtype=dtype)
     if initializer is None:
         floats = dtype.is_floating or dtype.is_complex
-        initializer = (
-            initializers.glorot_uniform_initializer()
-            if floats
-            else initializers.zeros_initializer()
-        )
+        initializer = glorot_uniform_initializer if floats else zeros_initializer
+    if isinstance(initializer, type):
+        initializer = initializer(dtype=dtype)
     return lambda: initializer(sizes.as_list(), dtype=dtype)
 
 
 def _takes_nothing(function: Any) -> bool:
-    """Whether a function is called without arguments (an initializer may be)."""
+    """Return whether a function is called without arguments (an initializer may be)."""
     if function is None or isinstance(function, type):
         return False
     parameters = inspect.signature(function).parameters.values()

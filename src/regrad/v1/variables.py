@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,35 +12,34 @@ from regrad.dims import is_known
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph import INNERMOST, NO_RULE, chain
 from regrad.inference import Spec
-from regrad.recording import effective, rule_in_force
 from regrad.registry import OPS, Input, Op
 from regrad.state import current
+from regrad.tape import effective, rule_in_force
 from regrad.tensors import Readable
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType
-from regrad.v1.graphs import GraphKeys, current_graph, get_default_graph
+from regrad.v1.graphs import GraphKeys, current_graph, get_collection, get_default_graph
 from regrad.v1.operators import install_operators
-from regrad.v1.tensors import (
-    Operation,
-    Tensor,
-    TensorShape,
-    convert_to_tensor,
-    face,
-    operation,
-)
+from regrad.v1.tensors import Operation, Tensor, TensorShape, convert_to_tensor, face, operation
+
+__all__ = [
+    "Variable", "all_variables", "assign", "assign_add", "assign_sub", "global_variables",
+    "global_variables_initializer", "initialize_all_variables", "is_variable_initialized",
+    "local_variables", "local_variables_initializer", "model_variables", "trainable_variables",
+    "variables_initializer",
+]  # fmt: skip
 
 # -- the ops: what they read and write is the state of the run -----------------------------------
 
 
-def _read(run: Any, ref: Any, key: str) -> Any:
+def read_state(run: Any, ref: Any, key: str) -> Any:
+    """Return the value of a variable in a run; the kernel of reads."""
     try:
         return run.read(key)
     except KeyError:
         raise errors.FailedPreconditionError(
-            None,
-            None,
             f"Attempting to use uninitialized value {key}. Run tf.global_variables_initializer() "
-            "in this session first.",
+            "in this session first."
         ) from None
 
 
@@ -49,34 +49,39 @@ def _write(run: Any, ref: Any, value: Any, key: str, shape: Any) -> Any:
     return run.write(key, value)
 
 
-def _add(run: Any, ref: Any, value: Any, key: str) -> Any:
-    old = _read(run, ref, key)
-    return _write(run, ref, old + value, key, old.shape)
+def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def kernel(run: Any, ref: Any, value: Any, key: str) -> Any:
+        old = read_state(run, ref, key)
+        return _write(run, ref, combine(old, value), key, old.shape)
+
+    return kernel
 
 
-def _subtract(run: Any, ref: Any, value: Any, key: str) -> Any:
-    old = _read(run, ref, key)
-    return _write(run, ref, old - value, key, old.shape)
-
-
-def _state_op(type: str, kernel: Callable[..., Any], inputs: list[str], attrs: list[str]) -> Op:
-    op = Op(type, type, kernel, [Input(n, "one") for n in inputs], attrs, stateful=True)
+def state_op(
+    type: str,
+    kernel: Callable[..., Any],
+    inputs: Iterable[str],
+    attrs: Sequence[str],
+    lists: Sequence[Input] = (),
+) -> Op:
+    """Make an op on the state of a run, without a gradient; `lists` are inputs after the others."""
+    op = Op(type, type, kernel, [*[Input(n, "one") for n in inputs], *lists], attrs, stateful=True)
     op.rule = NO_RULE
     return OPS.setdefault(type, op)
 
 
-VARIABLE = _state_op("VariableV2", lambda run, dtype, shape: None, [], ["dtype", "shape"])
-ASSIGN = _state_op("Assign", _write, ["ref", "value"], ["key", "shape"])
-ASSIGN_ADD = _state_op("AssignAdd", _add, ["ref", "value"], ["key"])
-ASSIGN_SUB = _state_op("AssignSub", _subtract, ["ref", "value"], ["key"])
-IS_INITIALIZED = _state_op(
+VARIABLE = state_op("VariableV2", lambda run, dtype, shape: None, [], ["dtype", "shape"])
+ASSIGN = state_op("Assign", _write, ["ref", "value"], ["key", "shape"])
+ASSIGN_ADD = state_op("AssignAdd", _update_kernel(operator.add), ["ref", "value"], ["key"])
+ASSIGN_SUB = state_op("AssignSub", _update_kernel(operator.sub), ["ref", "value"], ["key"])
+IS_INITIALIZED = state_op(
     "IsVariableInitialized",
     lambda run, ref, key: np.asarray(key in run.written or key in run.variables),
     ["ref"],
     ["key"],
 )
 # A read is an Identity to rules and overrides, as in TensorFlow; only its kernel is another.
-READ = Op("Identity", "identity", _read, [Input("x", "one")], ["key"], stateful=True)
+READ = Op("Identity", "identity", read_state, [Input("x", "one")], ["key"], stateful=True)
 READ.rule = OPS["Identity"].rule
 
 
@@ -113,23 +118,13 @@ class Variable(Readable):
     __array_priority__ = 100
 
     def __init__(
-        self,
-        initial_value: Any = None,
-        trainable: bool = True,
-        collections: Any = None,
-        validate_shape: bool = True,
-        caching_device: Any = None,
-        name: str | None = None,
-        variable_def: Any = None,
-        dtype: Any = None,
-        expected_shape: Any = None,
-        import_scope: Any = None,
-        constraint: Any = None,
-        use_resource: Any = None,
-        synchronization: Any = None,
-        aggregation: Any = None,
-        shape: Any = None,
-    ) -> None:
+        self, initial_value: Any = None, trainable: bool = True,
+        collections: Sequence[str] | None = None, validate_shape: bool = True,
+        caching_device: Any = None, name: str | None = None, variable_def: Any = None,
+        dtype: Any = None, expected_shape: Any = None, import_scope: Any = None,
+        constraint: Callable[..., Any] | None = None, use_resource: bool | None = None,
+        synchronization: Any = None, aggregation: Any = None, shape: Any = None,
+    ) -> None:  # fmt: skip
         if initial_value is None:
             raise GraphError("initial_value must be specified.")
         if INNERMOST.get() is not None:
@@ -183,22 +178,22 @@ class Variable(Readable):
         return face(y)
 
     def value(self) -> Tensor:
-        """The value as a tensor: as it is at this point, if control dependencies are open."""
+        """Return the value as a tensor: as of this point, if control dependencies are open."""
         for graph in chain(current_graph()):
             if graph.controls and graph.controls != self._controls:
                 return self._new_read("read", graph)
         return self._snapshot
 
     def read_value(self) -> Tensor:
-        """A new op that reads the value, after the control dependencies that are open."""
+        """Return a new op that reads the value, after the control dependencies that are open."""
         return self._new_read("read")
 
     def initialized_value(self) -> Tensor:
-        """The initial value, for the initial values of other variables."""
+        """Return the initial value, for the initial values of other variables."""
         return self.initial_value
 
     def eval(self, session: Any = None) -> Any:
-        """The value in a session (the default one)."""
+        """Return the value in a session (the default one)."""
         return self.value().eval(session=session)
 
     def load(self, value: Any, session: Any = None) -> None:
@@ -211,48 +206,51 @@ class Variable(Readable):
     # -- writing ---------------------------------------------------------------------------------
 
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
-        """An op that gives the variable a value; fetched, it is the new value."""
+        """Return an op that gives the variable a value; fetched, it is the new value."""
         return self._assign(value, name or "Assign")
 
     def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
-        """An op that adds to the variable; fetched, it is the new value."""
+        """Return an op that adds to the variable; fetched, it is the new value."""
         return self._update(ASSIGN_ADD, delta, name)
 
     def assign_sub(self, delta: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
-        """An op that subtracts from the variable; fetched, it is the new value."""
+        """Return an op that subtracts from the variable; fetched, it is the new value."""
         return self._update(ASSIGN_SUB, delta, name)
 
     def _assign(self, value: Any, name: str) -> Tensor:
-        value = self._converted(value, "assign")
+        value = self._convert(value, "assign")
         if self._validate and not self.shape.is_compatible_with(value.shape):
             raise ShapeError(
                 f"assign to {self.name!r}: its shape is {self.shape}, got {value.shape}. Pass "
                 "validate_shape=False when making the variable if its shape may change."
             )
-        known = is_known(self._variable._symbol.shape) and self._validate
-        shape = self._variable._symbol.shape if known else None
-        return self._write(ASSIGN, value, {"key": self._key, "shape": shape}, name)
+        shape = self._variable._symbol.shape
+        attrs = {"shape": shape if self._validate and is_known(shape) else None}
+        return self._add_write(ASSIGN, value, name, attrs)
 
     def _update(self, op: Op, delta: Any, name: str | None) -> Tensor:
-        delta = self._converted(delta, op.type)
+        delta = self._convert(delta, op.type)
         if not self.shape.is_compatible_with(delta.shape):
             raise ShapeError(
                 f"{op.type} to {self.name!r}: its shape is {self.shape}, got {delta.shape}"
             )
-        return self._write(op, delta, {"key": self._key}, name or op.type)
+        return self._add_write(op, delta, name or op.type)
 
-    def _converted(self, value: Any, what: str) -> Tensor:
+    def _convert(self, value: Any, what: str) -> Tensor:
         try:
             return convert_to_tensor(value, self.dtype.base_dtype)
         except DTypeError as error:
             raise DTypeError(f"{what} to {self.name!r}: {error}") from None
 
-    def _write(self, op: Op, value: Tensor, attrs: dict[str, Any], name: str) -> Tensor:
+    def _add_write(
+        self, op: Op, value: Tensor, name: str, attrs: Mapping[str, Any] | None = None
+    ) -> Tensor:
         graph = current_graph()
         xs = graph.entering(self._variable._tensor), graph.entering(value._tensor)
-        spec = value._symbol.spec if not self._validate else self._variable._symbol.spec
+        spec = (self._variable if self._validate else value)._symbol.spec
         with graph.naming(op.type, name):
-            return face(graph.add(op, NO_RULE, xs, attrs, specs=[spec]))
+            y = graph.add(op, NO_RULE, xs, {"key": self._key, **(attrs or {})}, specs=[spec])
+        return face(y)
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -277,7 +275,7 @@ class Variable(Readable):
         return self._variable.shape
 
     def get_shape(self) -> TensorShape:
-        """The static shape."""
+        """Return the static shape."""
         return self.shape
 
     def set_shape(self, shape: Any) -> None:
@@ -306,7 +304,7 @@ Variable.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def variable_of(x: Any) -> Variable:
-    """The Variable that x is, or whose op's output x is; TypeError for anything else."""
+    """Return the Variable that x is, or whose op's output x is; TypeError for anything else."""
     if isinstance(x, Variable):
         return x
     if isinstance(x, Tensor) and x.op.variable is not None:
@@ -315,27 +313,31 @@ def variable_of(x: Any) -> Variable:
 
 
 def assign(
-    ref: Any, value: Any, validate_shape: Any = None, use_locking: Any = None, name: Any = None
-) -> Tensor:
-    """An op that gives a variable a value; fetched, it is the new value, its `.op` None.
+    ref: Readable, value: Any, validate_shape: bool | None = None, use_locking: bool | None = None,
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Return an op that gives a variable a value; fetched, it is the new value, its `.op` None.
 
     Raises TypeError for another dtype, ValueError for a shape that cannot be the variable's.
     """
     variable = variable_of(ref)
     if validate_shape is False:
-        value = variable._converted(value, "assign")
-        attrs = {"key": variable._key, "shape": None}
-        return variable._write(ASSIGN, value, attrs, name or "Assign")
+        value = variable._convert(value, "assign")
+        return variable._add_write(ASSIGN, value, name or "Assign", {"shape": None})
     return variable.assign(value, name=name)
 
 
-def assign_add(ref: Any, value: Any, use_locking: Any = None, name: Any = None) -> Tensor:
-    """An op that adds to a variable; fetched, it is the new value."""
+def assign_add(
+    ref: Readable, value: Any, use_locking: bool | None = None, name: str | None = None
+) -> Tensor:
+    """Return an op that adds to a variable; fetched, it is the new value."""
     return variable_of(ref).assign_add(value, name=name)
 
 
-def assign_sub(ref: Any, value: Any, use_locking: Any = None, name: Any = None) -> Tensor:
-    """An op that subtracts from a variable; fetched, it is the new value."""
+def assign_sub(
+    ref: Readable, value: Any, use_locking: bool | None = None, name: str | None = None
+) -> Tensor:
+    """Return an op that subtracts from a variable; fetched, it is the new value."""
     return variable_of(ref).assign_sub(value, name=name)
 
 
@@ -343,37 +345,37 @@ def assign_sub(ref: Any, value: Any, use_locking: Any = None, name: Any = None) 
 
 
 def global_variables(scope: str | None = None) -> list[Any]:
-    """The variables of the default graph, in the order of their making."""
-    return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
+    """Return the variables of the default graph, in the order of their making."""
+    return get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
 
 
 def trainable_variables(scope: str | None = None) -> list[Any]:
-    """The variables that optimizers change."""
-    return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
+    """Return the variables that optimizers change."""
+    return get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
 
 
 def local_variables(scope: str | None = None) -> list[Any]:
-    """The variables in the collection LOCAL_VARIABLES."""
-    return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES, scope)
+    """Return the variables in the collection LOCAL_VARIABLES."""
+    return get_collection(GraphKeys.LOCAL_VARIABLES, scope)
 
 
 def model_variables(scope: str | None = None) -> list[Any]:
-    """The variables in the collection MODEL_VARIABLES."""
-    return get_default_graph().get_collection(GraphKeys.MODEL_VARIABLES, scope)
+    """Return the variables in the collection MODEL_VARIABLES."""
+    return get_collection(GraphKeys.MODEL_VARIABLES, scope)
 
 
 all_variables = global_variables
 
 
-def variables_initializer(var_list: Any, name: str = "init") -> Operation:
-    """An op that gives these variables their initial values."""
+def variables_initializer(var_list: Iterable[Variable], name: str = "init") -> Operation:
+    """Return an op that gives these variables their initial values."""
     from regrad.v1.control import group
 
     return group(*[v.initializer for v in var_list], name=name)
 
 
 def global_variables_initializer() -> Operation:
-    """An op that gives all variables their initial values.
+    """Return an op that gives all variables their initial values.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default():
@@ -387,14 +389,13 @@ initialize_all_variables = global_variables_initializer
 
 
 def local_variables_initializer() -> Operation:
-    """An op that gives the local variables their initial values."""
+    """Return an op that gives the local variables their initial values."""
     return variables_initializer(local_variables(), name="init")
 
 
-def is_variable_initialized(variable: Any) -> Tensor:
-    """Whether a variable has a value in the session."""
-    variable = variable_of(variable)
+def is_variable_initialized(variable: Readable) -> Tensor:
+    """Return whether a variable has a value in the session."""
+    found = variable_of(variable)
     graph = current_graph()
-    xs = (graph.entering(variable._variable._tensor),)
-    spec = Spec((), np.dtype(bool))
-    return face(graph.add(IS_INITIALIZED, NO_RULE, xs, {"key": variable._key}, specs=[spec]))
+    xs, attrs = (graph.entering(found._variable._tensor),), {"key": found._key}
+    return face(graph.add(IS_INITIALIZED, NO_RULE, xs, attrs, specs=[Spec((), np.dtype(bool))]))

@@ -9,7 +9,7 @@ from regrad.errors import ArgumentError, RegradError, printable
 from regrad.executor import needed
 from regrad.files import replace_file
 from regrad.graph import CONST, Graph, Node, Symbol
-from regrad.overrides import Counted
+from regrad.overrides import CountedRule
 from regrad.ruleforms import Missing, NoGradient
 from regrad.v1.graphs import node_of
 from regrad.v1.static_shapes import TensorShape
@@ -17,13 +17,13 @@ from regrad.v1.static_shapes import TensorShape
 # -- what there is to tell -----------------------------------------------------------------------
 
 
-def overridden(node: Node) -> bool:
-    """Whether a `gradient_override_map` put an op's rule in force."""
-    return isinstance(node.rule, Counted)
+def is_overridden(node: Node) -> bool:
+    """Return whether a `gradient_override_map` put an op's rule in force."""
+    return isinstance(node.rule, CountedRule)
 
 
 def rule_name(node: Node) -> str:
-    """The rule in force: its name, `built in`, or `none` for ops without a gradient."""
+    """Return the name of the rule in force, `built in`, or `none` for ops without a gradient."""
     rule = node.rule
     if isinstance(rule, NoGradient):
         return "none"
@@ -46,8 +46,8 @@ def _outputs(node: Node) -> str:
     return ", ".join(f"{_dtype(s)} {_shape(s)}" for s in node.symbols)
 
 
-def _chosen(graph: Graph, of: Any) -> list[Node]:
-    """All ops of a graph, or only those that some tensors and ops need."""
+def _select(graph: Graph, of: Any) -> list[Node]:
+    """Return all ops of a graph, or only those that some tensors and ops need."""
     if of is None:
         return graph.nodes
     return needed([node_of(x) for x in (of if isinstance(of, list | tuple) else [of])], set())
@@ -79,20 +79,20 @@ def summary(graph: Graph, limit: int | None = None, of: Any = None) -> str:
     Sign  Sign         float32 (?, 2)  * Identity
     2 ops, 1 overridden (*)
     """
-    nodes = _chosen(graph, of)
+    nodes = _select(graph, of)
     listed = nodes if limit is None else nodes[:limit]
     rows = [HEADER, *map(_row, listed)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     if len(nodes) > len(listed):
         lines.append(f"… {len(nodes) - len(listed)} more")
-    count = sum(map(overridden, nodes))
+    count = sum(map(is_overridden, nodes))
     lines.append(f"{len(nodes)} ops, {count} overridden (*)")
     return "\n".join(lines)
 
 
 def _row(node: Node) -> tuple[str, str, str, str]:
-    mark = "* " if overridden(node) else ""
+    mark = "* " if is_overridden(node) else ""
     return node.name, printable(_type(node)), _outputs(node), mark + printable(rule_name(node))
 
 
@@ -133,7 +133,7 @@ def to_dot(graph: Graph, of: Any = None, rankdir: str = "TB") -> str:
         raise ArgumentError(
             f"to_dot: rankdir is one of {', '.join(DIRECTIONS)}, got {rankdir!r:.60}"
         )
-    nodes = _chosen(graph, of)
+    nodes = _select(graph, of)
     lines = [
         "digraph {",
         f"  rankdir={rankdir};",
@@ -145,8 +145,8 @@ def to_dot(graph: Graph, of: Any = None, rankdir: str = "TB") -> str:
     return "\n".join(lines) + "\n"
 
 
-def quoted(text: str) -> str:
-    """A string of Graphviz's language; its line breaks stay, other control characters are shown."""
+def quote(text: str) -> str:
+    """Return a string of Graphviz's language; line breaks stay, control characters show."""
     lines = [printable(line).replace("\\", "\\\\") for line in text.split("\n")]
     escaped = "\\n".join(lines).replace('"', '\\"')
     return f'"{escaped}"'
@@ -154,7 +154,7 @@ def quoted(text: str) -> str:
 
 def _clusters(nodes: Sequence[Node]) -> Iterator[str]:
     """The ops, in boxes within boxes for their name scopes."""
-    scopes = {scope for node in nodes for scope in _around(node.name)}
+    scopes = {scope for node in nodes for scope in _scopes_of(node.name)}
     tree: dict[str, list[Any]] = {"": []}
     for scope in sorted(scopes):
         tree[scope] = []
@@ -163,34 +163,34 @@ def _clusters(nodes: Sequence[Node]) -> Iterator[str]:
         # a variable's op belongs to the scope that has its name
         scope = node.name if node.name in scopes else node.name.rpartition("/")[0]
         tree[scope].append(node)
-    return _inside(tree, "", "  ")
+    return _scope_lines(tree, "", "  ")
 
 
-def _around(name: str) -> Iterator[str]:
+def _scopes_of(name: str) -> Iterator[str]:
     """The scopes of an op's name: `a` and `a/b` for `a/b/c`."""
     parts = name.split("/")
     return ("/".join(parts[:i]) for i in range(1, len(parts)))
 
 
-def _inside(tree: dict[str, list[Any]], scope: str, indent: str) -> Iterator[str]:
+def _scope_lines(tree: dict[str, list[Any]], scope: str, indent: str) -> Iterator[str]:
     for item in tree[scope]:
         if isinstance(item, Node):
-            yield f"{indent}{_drawn(item)}"
+            yield f"{indent}{_node_line(item)}"
             continue
-        yield f"{indent}subgraph {quoted('cluster_' + item)} {{"
-        yield f"{indent}  label={quoted(item.rpartition('/')[2])}; {CLUSTER};"
-        yield from _inside(tree, item, indent + "  ")
+        yield f"{indent}subgraph {quote('cluster_' + item)} {{"
+        yield f"{indent}  label={quote(item.rpartition('/')[2])}; {CLUSTER};"
+        yield from _scope_lines(tree, item, indent + "  ")
         yield f"{indent}}}"
 
 
-def _drawn(node: Node) -> str:
+def _node_line(node: Node) -> str:
     lines = dict.fromkeys([node.name.rpartition("/")[2], _type(node), _outputs(node), _value(node)])
     look = TYPES.get(node.op.type, "")
-    if overridden(node):
+    if is_overridden(node):
         lines[f"rule: {rule_name(node)}"] = None
         look = OVERRIDDEN
-    label = quoted("\n".join(line for line in lines if line))
-    return f"{quoted(node.name)} [label={label}, tooltip={quoted(node.name)}{look}];"
+    label = quote("\n".join(line for line in lines if line))
+    return f"{quote(node.name)} [label={label}, tooltip={quote(node.name)}{look}];"
 
 
 def _value(node: Node) -> str:
@@ -202,12 +202,12 @@ def _value(node: Node) -> str:
 
 def _edges(nodes: Iterable[Node]) -> Iterator[str]:
     for node in nodes:
-        target = quoted(node.name)
+        target = quote(node.name)
         for symbol in node.sources():
-            label = quoted(f" {_shape(symbol)} ")
-            yield f"  {quoted(symbol.node.name)} -> {target} [label={label}];"
+            label = quote(f" {_shape(symbol)} ")
+            yield f"  {quote(symbol.node.name)} -> {target} [label={label}];"
         for before in node.control:
-            yield f"  {quoted(before.name)} -> {target} [style=dashed];"
+            yield f"  {quote(before.name)} -> {target} [style=dashed];"
 
 
 class MissingProgramError(RegradError, ImportError):

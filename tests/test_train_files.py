@@ -16,7 +16,7 @@ import regrad as rg
 from regrad import train
 from regrad.errors import ArgumentError, CheckpointError, GradientError, StateError
 from regrad.tensors import wrap
-from tests.test_train import WAYS, as_torch, loss_of, model, same_bits, values
+from tests.helpers.fitted_line import WAYS, as_torch, loss_of, model, same_bits, values
 
 DTYPES = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",

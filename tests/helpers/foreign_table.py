@@ -1,6 +1,4 @@
-"""The tables of docs/foreign.md, from the code: `python tests/foreign_table.py` writes them."""
-
-from pathlib import Path
+"""The tables of docs/foreign.md; `python -m tests.helpers.foreign_table` writes them."""
 
 import torch
 import torch.nn.functional as F
@@ -8,8 +6,9 @@ import torch.overrides
 
 from regrad.torch.composites import fused
 from regrad.torch.optypes import DUNDERS, families, spellings
+from tests.helpers.paths import DOCS
 
-PAGE = Path(__file__).parent.parent / "docs" / "foreign.md"
+PAGE = DOCS / "foreign.md"
 PLACES = {"torch.": torch, "x.": torch.Tensor, "F.": F, "torch.special.": torch.special,
           "torch.linalg.": torch.linalg}  # fmt: skip
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "truediv": "/", "matmul": "@",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -55,3 +56,20 @@ def nothing_is_left_open():
     assert current() is None
     gc.collect()
     assert not LIVE
+
+
+class Counting:
+    """f, and how often it ran."""
+
+    def __init__(self, f):
+        self.f = f
+        self.__wrapped__ = f
+        self.counter = itertools.count()
+
+    def __call__(self, *args, **kwargs):
+        next(self.counter)
+        return self.f(*args, **kwargs)
+
+    @property
+    def runs(self):
+        return int(repr(self.counter)[len("count(") : -1])

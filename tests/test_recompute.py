@@ -11,7 +11,7 @@ import pytest
 import regrad as rg
 from regrad.errors import GradientError
 from regrad.state import current
-from tests.quick import MODES, nothing_is_left_open
+from tests.helpers.quick import MODES, nothing_is_left_open
 
 pytestmark = pytest.mark.usefixtures(nothing_is_left_open.__name__)
 

@@ -1,7 +1,7 @@
 """Checks that need several devices: `test_sharding.py` runs this file in processes of its own.
 
-    python tests/sharded_checks.py REPORT one                8 devices in one process
-    python tests/sharded_checks.py REPORT two RANK PORT      4 devices in each of two processes
+    python -m tests.helpers.sharded_checks REPORT one           8 devices in one process
+    python -m tests.helpers.sharded_checks REPORT two RANK PORT 4 devices in each of two processes
 
 REPORT gets a JSON object: the name of each check, and its traceback or null.
 """

@@ -1,7 +1,7 @@
 """Runs of bodies in regions, and bodies as functions of all that they took from outside.
 
-`Once` is a run that becomes one record outside. Its gradient asks for the body again: a traced one
-is replayed (`Captured`), an eager checkpoint's Python runs again (`Rerun`).
+`BodyRun` is a run that becomes one record outside. Its gradient asks for the body as a function: a
+traced one is replayed (`Captured`), an eager checkpoint's Python runs again (`Rerun`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from regrad.trails import Trail, capturing
 from regrad.variables import Variable
 
 
-class Once:
+class BodyRun:
     """One run of a body, with what it took from outside and what leads where.
 
     `xs` are its arguments as Tensors outside. `run` may be called for several bodies of which
-    one will count (branches). `done` puts the record on the tapes.
+    one will count (branches). `finish` puts the record on the tapes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Once:
         self.overrides = None if self.state is None else self.state.overrides
         self.tapes = inner_tapes(tape, self.state)
         self.region = Region(kind, tapes=self.tapes, traced=traced)
-        self.inner = [self.region.given(x) for x in self.xs]
+        self.inner = [self.region.make_stand_in(x) for x in self.xs]
         self.watched = set() if not self.tapes else self.tapes[0].watched
         self.outputs: list[list[int]] = []  # ids by place, one list for each run
 
@@ -85,22 +85,22 @@ class Once:
         """What the body took from outside."""
         return self.region.captured
 
-    def again(self, flat: Flat, assigned: Sequence[Variable] = ()) -> Again:
+    def as_function(self, flat: Flat, assigned: Sequence[Variable] = ()) -> BodyFunction:
         """The body as a function of all that it used; it also gives what it assigned."""
-        return Again(
+        return BodyFunction(
             with_assigned(flat, assigned), len(self.xs), self.sources, self.overrides, self.kind
         )
 
-    def done(
+    def finish(
         self,
         ys: Sequence[Any],
         answer: Answer,
-        again: Flat,
+        repeat: Flat,
         loops: Sequence[tuple[int, int]] = (),
     ) -> list[Tensor]:
         """The results as Tensors outside, recorded.
 
-        `answer` is that of `RegionRule`. `again` runs the region on other inputs. `loops` are
+        `answer` is that of `RegionRule`. `repeat` runs the region on other inputs. `loops` are
         (result, argument): what comes round again.
         """
         results = [wrap(y) for y in ys]
@@ -109,7 +109,7 @@ class Once:
         rule = self._rule(inputs, results, answer, loops)
         capture = capturing()
         if capture is not None:
-            capture.region(self.kind, inputs, results, again, rule)
+            capture.region(self.kind, inputs, results, repeat, rule)
         if rule is not None:
             record_region(rule, results)
         return results
@@ -157,22 +157,22 @@ def leads(links: Sequence[tuple[Any, Any]], seeds: set[Any]) -> set[Any]:
 def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:
     """A body whose results are followed by what it leaves in these Variables."""
 
-    def more(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def with_values(xs: Sequence[Tensor]) -> Sequence[Tensor]:
         ys = list(flat(xs))
         region = current().region  # pyright: ignore[reportOptionalMemberAccess]
         return [*ys, *[region.read(v) for v in assigned]]
 
-    return more if assigned else flat
+    return with_values if assigned else flat
 
 
-def until_all_are_known(assigned: list[Variable], run: Callable[[], tuple[Once, Any]]) -> Any:
+def until_all_are_known(assigned: list[Variable], run: Callable[[], tuple[BodyRun, Any]]) -> Any:
     """Run a body until it assigns no Variable but these, to which the others are added.
 
     A loop or branch carries the Variables that its body assigns, and only the body can tell which.
     """
     while True:
-        once, result = run()
-        news = [v for v in once.region.assigned if v not in assigned]
+        body_run, result = run()
+        news = [v for v in body_run.region.assigned if v not in assigned]
         if not news:
             return result
         assigned += news
@@ -181,8 +181,8 @@ def until_all_are_known(assigned: list[Variable], run: Callable[[], tuple[Once, 
 # -- running again ---------------------------------------------------------------------------------
 
 
-class Again:
-    """A body that ran once, as a function of all that it used: `again([*xs, *captured])`.
+class BodyFunction:
+    """A body that ran once, as a function of all that it used: `f([*xs, *captured])`.
 
     It runs under the overrides that were in force at first. What it assigns to Variables is
     left alone: that has been done.
@@ -194,7 +194,7 @@ class Again:
         self.f = f
         self.count = count
         self.captured = list(captured)
-        self.overrides = again_in_force(overrides)
+        self.overrides = overrides_for_replay(overrides)
         self.kind = kind
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -251,9 +251,9 @@ def drawn_again(drawn: Sequence[tuple[Any, Any]]) -> Generator[None]:
             generator.bit_generator.state = state
 
 
-def again_in_force(overrides: Overrides) -> Overrides:
+def overrides_for_replay(overrides: Overrides) -> Overrides:
     """The same overrides for ops that are created again, which are no new hits."""
-    return overrides and {key: binding.again() for key, binding in overrides.items()}
+    return overrides and {key: binding.repeat() for key, binding in overrides.items()}
 
 
 def pullback(f: Flat, count: int, passage: Passage) -> Flat:

@@ -1,0 +1,39 @@
+"""Programs of XLA that write over what they are given: Variables are updated where they lie.
+
+An array that a program is given for good is *donated*: XLA may use its memory for a result. So no
+Variable's array may be anybody else's as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from regrad.interrupts import at_once
+from regrad.namespaces import JAX
+from regrad.placement import searches_nan
+
+
+def compile_donating(jax: Any, f: Callable[[Any, Any], Any]) -> Any:
+    """Return `f(kept, donated)` compiled; what it compiles lives as long as what is returned."""
+
+    def trace(kept: Any, donated: Any) -> Any:
+        with at_once():  # signals do not wait for a trace: nothing has been given away yet
+            return f(kept, donated)
+
+    return jax.jit(trace, donate_argnums=1)
+
+
+def may_donate(jax: Any) -> bool:
+    """Whether programs may write over arrays: not if JAX may call them twice."""
+    return not searches_nan(jax)
+
+
+def set_apart(values: Sequence[Any], others: Iterable[Any]) -> list[Any]:
+    """Return traced arrays, each in memory of its own: those that are others as well are copied."""
+    seen = {id(array) for array in others}
+    made = []
+    for value in values:
+        made.append(JAX.xp.copy(value) if id(value) in seen else value)
+        seen.add(id(value))
+    return made

@@ -1,0 +1,133 @@
+"""Public functions of ops of one or two tensors, with a fast path to their kernels.
+
+The fast path is `dispatch.call` with the branches taken out that few calls need: Tensors of one
+library and dtype, no attributes, and at most one tape and nothing else in force. Everything else
+goes by `call`. Each function is one frame, because a call of Python is what its time is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from regrad.dispatch import WEAK, array_of, call, constant, wrap_results
+from regrad.errors import NumberRangeError, prefixed
+from regrad.kernel_errors import explain
+from regrad.registry import Op
+from regrad.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
+from regrad.tape import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, record
+from regrad.tensors import Tensor
+
+ndarray = np.ndarray
+
+
+def unary(op: Op) -> Callable[..., Any]:
+    """The public function of an op of one tensor and no attributes."""
+    kernels = op.kernels
+    kinds = op.kinds
+
+    def function(x, /):
+        if type(x) is Tensor:
+            p = x._data
+            state = current() if LIVE else None
+            if (kinds is None or (type(p) is ndarray and p.dtype.kind in kinds)) and (
+                state is None or state.region is None
+            ):
+                try:
+                    result = kernels[type(p)](p)
+                except Exception as error:
+                    raise explain(error, op, (x,)) from error.__cause__
+                if type(result) is not ndarray:
+                    if isinstance(result, tuple):
+                        return _record(op, x, result)
+                    result = array_of(result)
+                y = Tensor()
+                y._data = result
+                if not LIVE:
+                    y._id = 0
+                    return y
+                y._id = n = next_id()
+                if state is None:
+                    refuse_elsewhere(op.type, (x,))
+                else:
+                    tape = state.tape
+                    if tape is None or BESIDE or p.dtype not in REAL:
+                        record(op, (x,), NO_ATTRS, y)
+                    elif (i := x._id) in tape.watched and (rule := op.rule).watches:
+                        kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
+                        xs = (x,) if kept else ()
+                        spec = ((p.shape, p.dtype),)
+                        tape.write(op, rule, NO_ATTRS, (i,), spec, xs, n, y if keeps_y else None)
+                return y
+        return call(op, (x,), NO_ATTRS)
+
+    return function
+
+
+def binary(op: Op) -> Callable[..., Any]:
+    """The public function of an op of two tensors that promote, and no attributes."""
+    kernels = op.kernels
+    kinds = op.kinds
+
+    def function(a: Any, b: Any, /):
+        if type(a) is Tensor is type(b):
+            p = a._data
+            q = b._data
+            state = current() if LIVE else None
+            if (
+                type(p) is type(q)
+                and p.dtype is q.dtype
+                and (kinds is None or (type(p) is ndarray and p.dtype.kind in kinds))
+                and (state is None or state.region is None)
+            ):
+                try:
+                    result = kernels[type(p)](p, q)
+                except Exception as error:
+                    raise explain(error, op, (a, b)) from error.__cause__
+                y = Tensor()
+                y._data = result if type(result) is ndarray else array_of(result)
+                if not LIVE:
+                    y._id = 0
+                    return y
+                y._id = n = next_id()
+                if state is None:
+                    refuse_elsewhere(op.type, (a, b))
+                else:
+                    tape = state.tape
+                    if tape is None or BESIDE or p.dtype not in REAL:
+                        record(op, (a, b), NO_ATTRS, y)
+                        return y
+                    i, j, watched = a._id, b._id, tape.watched
+                    if (i in watched or j in watched) and (rule := op.rule).watches:
+                        wanted = (BOTH if i in watched else SECOND) if j in watched else ONLY
+                        kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
+                        xs = kept_of((a, b), kept)
+                        specs = ((p.shape, p.dtype), (q.shape, q.dtype))
+                        saved = y if keeps_y else None
+                        tape.write(op, rule, NO_ATTRS, (i, j), specs, xs, n, saved)
+                return y
+        elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
+            try:
+                b = constant(b, d)  # pyright: ignore[reportArgumentType] (a number)
+            except NumberRangeError as error:
+                raise prefixed(error, op.name) from None
+            return function(a, b)
+        elif type(b) is Tensor and type(a) in WEAK and (d := b._data.dtype) in REAL:
+            try:
+                a = constant(a, d)  # pyright: ignore[reportArgumentType] (a number)
+            except NumberRangeError as error:
+                raise prefixed(error, op.name) from None
+            return function(a, b)
+        return call(op, (a, b), NO_ATTRS)
+
+    return function
+
+
+def _record(op: Op, x: Tensor, data: Any) -> Any:
+    """Wrap the results of a kernel that gives several, and record them."""
+    y = wrap_results(data)
+    if LIVE:
+        record(op, (x,), NO_ATTRS, y)
+    return y

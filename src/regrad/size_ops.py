@@ -1,0 +1,68 @@
+"""Ops of a graph about sizes that only the run can tell: as tensors, and checked against others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regrad import dims
+from regrad.dims import Dim
+from regrad.errors import RuleError, UnknownShapeError
+from regrad.graph import INNERMOST, NO_RULE, chain, defer, home, is_symbolic
+from regrad.inference import Spec
+from regrad.registry import OPS, Input, Op
+from regrad.ruleforms import PerInput
+from regrad.tensors import Tensor
+
+SHAPE = Op("Shape", "shape", lambda xp, x: np.asarray(x.shape, np.int32), [Input("x", "one")])
+SHAPE.rule = NO_RULE
+OPS["Shape"] = SHAPE
+
+
+def shape_tensor(x: Tensor) -> Tensor:
+    """The shape of a symbolic Tensor as a vector of int32; sizes known now stay known."""
+    x = home([x]).entering(x)
+    shape: Any = x._data.shape
+    rank = len(shape) if isinstance(shape, tuple) else None
+    y = defer(SHAPE, (x,), {}, specs=(Spec((rank,), np.dtype(np.int32)),))
+    if isinstance(shape, tuple):
+        y._data.content = np.array([*shape, None], object)[:-1]
+    return y
+
+
+def _checked_shape(xp: Any, x: Any, shape: tuple[int, ...], what: str) -> Any:
+    if tuple(x.shape) != shape:
+        raise RuleError(f"{what} got the shape {tuple(x.shape)}, expected {shape}")
+    return x
+
+
+ENSURE = Op("_Checked", "checked", _checked_shape, [Input("x", "one")], ["shape", "what"])
+ENSURE.rule = PerInput(ENSURE, "checked")
+ENSURE.rule.add("x", lambda dy: dy)
+
+
+def of_shape(x: Tensor, shape: Any, what: str) -> Tensor:
+    """x, whose shape the run compares with what is due; `what` begins the message if it differs."""
+    known = dims.merged(x._data.shape, shape)
+    if not is_symbolic(x):
+        x = dims.sources([shape])[0].node.graph.entering(x)
+    return defer(ENSURE, (x,), {"shape": shape, "what": what}, specs=(Spec(known, x._data.dtype),))
+
+
+SIZE = Op("Size", "size", lambda xp, value: np.asarray(value, np.int32), [], ["value"])
+SIZE.rule = NO_RULE
+
+
+def size_tensor(size: Dim) -> Tensor:
+    """A size that only the run can tell as a Tensor (int32, rank 0)."""
+    graph = dims.sources([size])[0].node.graph
+    region = INNERMOST.get()
+    if region is not None and region is not graph and graph in chain(region):
+        raise UnknownShapeError(
+            "a size of an outer tensor is used inside a branch or loop; compute it before, with "
+            f"{graph.root.words.size}"
+        )
+    y = graph.add(SIZE, NO_RULE, (), {"value": size}, specs=(Spec((), np.dtype(np.int32)),))
+    y._data.content = np.full((), size, object)
+    return y

@@ -1,0 +1,1 @@
+"""Modules that several tests share; none of them holds a test."""

@@ -1,0 +1,78 @@
+"""A sample run in a library: its inputs there, its results as arrays, and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import regrad as rg
+from tests.samples import Sample, all_samples
+
+ROWS = all_samples()
+
+
+def inputs_of(row: Sample, backend: str, *, single: bool = False) -> list[Any]:
+    """The inputs in a library, floats in double or single precision."""
+    return [arrays_of(backend, a.astype(float_dtype(a, single))) for a in row.inputs]
+
+
+def float_dtype(array: np.ndarray, single: bool) -> Any:
+    names = {"f": ("float64", "float32"), "c": ("complex128", "complex64")}
+    return names[array.dtype.kind][single] if is_float(array) else array.dtype
+
+
+def arrays_of(backend: str, array: np.ndarray) -> Any:
+    if backend == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(array)
+    if backend == "torch":
+        import torch
+
+        return torch.asarray(array.copy())
+    return array
+
+
+def is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind in "fc"
+
+
+def outputs(y: Any) -> list[Any]:
+    return list(y) if isinstance(y, tuple | list) else [y]
+
+
+def numbers(tensors: Any) -> list[np.ndarray]:
+    return [np.asarray(t._values()) for t in outputs(tensors)]
+
+
+def gradients(row: Sample, xs: list[Any], order: int) -> list[np.ndarray]:
+    """The gradients of a weighted_sum sum by every float input, differentiated `order` times."""
+    places = [i for i, a in enumerate(row.inputs) if is_float(a)]
+
+    def scalar(*floats: Any) -> Any:
+        full = [rg.asarray(x) for x in xs]
+        for i, x in zip(places, floats, strict=True):
+            full[i] = x
+        return weighted_sum(outputs(row.f(*full)))
+
+    f = scalar
+    for _ in range(order - 1):
+        f = next_order(f)
+    found = rg.grads(f, unconnected="zero")([xs[i] for i in places])
+    return numbers(found)
+
+
+def next_order(f: Any) -> Any:
+    return lambda *xs: weighted_sum(rg.grads(f, unconnected="zero")(list(xs)))
+
+
+def weighted_sum(tensors: list[Any]) -> Any:
+    total = rg.scalar(0.0)
+    for t in tensors:
+        if t.dtype.kind == "f":
+            weights = np.cos(np.arange(t.size, dtype=t.dtype)).reshape(t.shape)
+            total = total + (t * weights).sum()
+        elif t.dtype.kind == "c":
+            total = total + (rg.real(t) * 0.7).sum() + (rg.imag(t) * 0.3).sum()
+    return total

@@ -1,0 +1,40 @@
+"""What tests of graph mode share beside the fixtures of `conftest`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import regrad.v1 as tf
+
+
+def initialized(session: tf.Session) -> tf.Session:
+    """The session, in which every Variable of the graph has its first value."""
+    session.run(tf.global_variables_initializer())
+    return session
+
+
+def run(fetches: Any, feed: Any = None) -> Any:
+    """The fetches in a session of their own, whose Variables have their first values."""
+    with tf.Session() as session:
+        return initialized(session).run(fetches, feed)
+
+
+def values(tensors: Sequence[Any], feed: Any = None) -> list[Any]:
+    """The value of each, in a session of its own; None stays None."""
+    return [None if t is None else run(t, feed).tolist() for t in tensors]
+
+
+@pytest.fixture
+def jit_session(graph: tf.Graph) -> Iterator[tf.Session]:
+    """A compiled session of the test's graph."""
+    with tf.Session(jit=True) as session:
+        yield session
+
+
+def powers(x: Any, turns: Any, **options: Any) -> Any:
+    """`x` to the power of `turns`, in a loop."""
+    start = tf.constant(0), tf.ones_like(x)
+    return tf.while_loop(lambda i, y: i < turns, lambda i, y: (i + 1, y * x), start, **options)[1]
