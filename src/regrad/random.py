@@ -33,7 +33,8 @@ from regrad.ops.elementwise import astype, less
 from regrad.ops.indexing import take
 from regrad.transforms.program import find_jax
 
-Key: TypeAlias = int | np.random.Generator | Array  # an array: a key of JAX
+# An array is a key of JAX. (As text: NumPy loads its random numbers when they are first named.)
+Key: TypeAlias = "int | np.random.Generator | Array"
 
 # -- distributions -------------------------------------------------------------------------------
 
