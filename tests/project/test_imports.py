@@ -68,6 +68,7 @@ KNOTS = {
     ("core.tensor", ""),  # the namespace that the Array API standard asks a Tensor for
     ("ops.numpy_protocol", ""),  # NumPy's functions are those of the package of that name
     ("jax.override", "jax.vmaps"),  # stands on JAX's insides
+    ("v1.run.session", "v1.run.compiled_plans"),  # needs JAX
 }
 
 

@@ -36,7 +36,13 @@ from regrad.v1.graph.forms import (
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import TensorShape
-from regrad.v1.graph.tensors import IndexedSlices, constant, is_tensor
+from regrad.v1.graph.tensors import (
+    CONVERSIONS,
+    IndexedSlices,
+    constant,
+    convert_to_tensor,
+    is_tensor,
+)
 
 __all__ = [
     "batch_to_space", "batch_to_space_nd", "broadcast_static_shape", "broadcast_to", "concat",
@@ -320,3 +326,20 @@ def batch_to_space(
 ) -> Any:
     """As `batch_to_space_nd`, for images and square blocks."""
     return batch_to_space_nd(input, [block_size] * 2, crops, name or "BatchToSpace")
+
+
+# -- values that take ops to become tensors ------------------------------------------------------
+
+
+def _pack(values: Sequence[Any], dtype: Any, name: str | None) -> Any:
+    """A list that holds tensors."""
+    known = [v for v in values if is_tensor(v)]
+    if dtype is None and known:
+        dtype = convert_to_tensor(known[0]).dtype.base_dtype
+    parts = [
+        dimension_tensor(v) if isinstance(v, Dim) else convert_to_tensor(v, dtype) for v in values
+    ]
+    return stack(parts, name=name or "packed")
+
+
+CONVERSIONS[Sequence] = _pack

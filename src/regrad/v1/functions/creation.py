@@ -17,12 +17,12 @@ from regrad.core.tensor import Tensor
 from regrad.graph.graph import CONST, NO_RULE, defer
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
-from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_dims
+from regrad.v1.functions.arrays import broadcast_to, dimension_tensor, expand_dims, rank
 from regrad.v1.functions.math import cast, equal, less, where
 from regrad.v1.functions.reductions import reduce_max
 from regrad.v1.graph.forms import ANY, FLOATS, as_sizes, define, dtype_of, is_eager, one_op, scope
 from regrad.v1.graph.forms import tensor as as_tensor
-from regrad.v1.graph.tensors import as_array, constant, is_tensor
+from regrad.v1.graph.tensors import CONVERSIONS, AllAxes, as_array, constant, is_tensor
 
 __all__ = [
     "eye", "fill", "lin_space", "linspace", "one_hot", "ones", "ones_like", "range",
@@ -237,3 +237,11 @@ def _dtype_of_values(*values: Any) -> np.dtype:
         if value is not None:
             return dtype_of(value) if is_tensor(value) else as_array(value).dtype
     return np.dtype(np.float32)
+
+
+def _count_axes(axes: AllAxes, dtype: Any, name: str | None) -> Any:
+    """The numbers of all axes."""
+    return range(0, rank(axes.x), name=name or "range")
+
+
+CONVERSIONS[AllAxes] = _count_axes

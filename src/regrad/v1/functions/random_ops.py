@@ -25,6 +25,7 @@ from regrad.random import JaxSource, NumpySource
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes
 from regrad.v1.errors import InvalidArgumentError
+from regrad.v1.functions import arrays, indexing
 from regrad.v1.graph.forms import define, plain_value
 from regrad.v1.graph.graphs import current_graph, get_default_graph
 from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
@@ -297,16 +298,13 @@ categorical = define(
 
 def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Tensor:
     """A block of this size from a random place of a tensor."""
-    from regrad.v1.functions.arrays import shape
-    from regrad.v1.functions.indexing import slice
-
     with current_graph().name_scope(name or "random_crop"):
         value = convert_to_tensor(value, name="value")
         size = convert_to_tensor(size, dtypes.int32, name="size")
         rank = [len(value._symbol.shape)]
         anywhere = random_uniform(rank, maxval=dtypes.int32.max, dtype=dtypes.int32, seed=seed)
-        offset = build("FloorMod", "mod", _wrap, anywhere, shape(value), size)
-        return slice(value, offset, size)
+        offset = build("FloorMod", "mod", _wrap, anywhere, arrays.shape(value), size)
+        return indexing.slice(value, offset, size)
 
 
 def _wrap(anywhere: Any, shape: Any, size: Any) -> Any:

@@ -17,7 +17,7 @@ import regrad as rg
 from regrad.core.dims import Dim
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError
+from regrad.errors import ArgumentError, GraphError
 from regrad.graph.constants import static_content
 from regrad.graph.deferred import deferrable
 from regrad.v1 import dtypes
@@ -36,7 +36,7 @@ from regrad.v1.graph.forms import (
     scope,
     tensor,
 )
-from regrad.v1.graph.tensors import rg_read
+from regrad.v1.graph.tensors import CONVERSIONS, IndexedSlices, convert_to_tensor, rg_read
 
 __all__ = [
     "argmax", "argmin", "argsort", "count_nonzero", "cumprod", "cumsum", "invert_permutation",
@@ -240,3 +240,14 @@ def _segments(ids: Any) -> Any:
     if known is None or any(isinstance(n, Dim) for n in known.flat):
         return add(reduce_max(ids), 1)
     return int(max(known.flat, default=-1)) + 1
+
+
+def _add_rows(slices: IndexedSlices, dtype: Any, name: str | None) -> Any:
+    """The rows in a tensor of zeros."""
+    if slices.dense_shape is None:
+        raise GraphError("IndexedSlices without a dense_shape cannot be made a tensor")
+    rows = convert_to_tensor(slices.dense_shape)[0]  # pyright: ignore[reportIndexIssue]
+    return convert_to_tensor(unsorted_segment_sum(slices.values, slices.indices, rows), dtype)
+
+
+CONVERSIONS[IndexedSlices] = _add_rows

@@ -16,6 +16,7 @@ from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.graph import NO_RULE, Node
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, errors
+from regrad.v1.functions.arrays import identity
 from regrad.v1.graph.graphs import add_op, control_dependencies, current_graph
 from regrad.v1.graph.regions import GraphRegion, cond_node, inside, new_graph, spec_of, while_node
 from regrad.v1.graph.tensors import (
@@ -71,8 +72,6 @@ def tuple_(
 
     Source: `tf.tuple`.
     """
-    from regrad.v1.functions.arrays import identity
-
     if not any(t is not None for t in tensors):
         raise GraphError("tuple: at least one tensor is due")
     made = [None if t is None else convert_to_tensor(t) for t in tensors]
@@ -83,8 +82,6 @@ def tuple_(
 
 def with_dependencies(dependencies: Sequence[Any], output_tensor: Any, name: Any = None) -> Tensor:
     """The tensor, ready only when the dependencies have run."""
-    from regrad.v1.functions.arrays import identity
-
     with control_dependencies(dependencies):
         return identity(output_tensor, name=name)
 

@@ -11,7 +11,6 @@ from regrad.core.rule import Missing, NoGradient
 from regrad.errors import ArgumentError, RegradError, printable
 from regrad.graph.graph import CONST, Graph, Node, Symbol
 from regrad.graph.plan import needed
-from regrad.v1.graph.graphs import node_of
 from regrad.v1.graph.static_shapes import TensorShape
 
 # -- what there is to tell -----------------------------------------------------------------------
@@ -46,11 +45,9 @@ def _outputs(node: Node) -> str:
     return ", ".join(f"{_dtype(s)} {_shape(s)}" for s in node.symbols)
 
 
-def _select(graph: Graph, of: Any) -> list[Node]:
-    """Return all ops of a graph, or only those that some tensors and ops need."""
-    if of is None:
-        return graph.nodes
-    return needed([node_of(x) for x in (of if isinstance(of, list | tuple) else [of])], set())
+def _select(graph: Graph, of: Sequence[Node] | None) -> list[Node]:
+    """Return all ops of a graph, or only those that some of them need."""
+    return graph.nodes if of is None else needed(of, set())
 
 
 # -- the table -----------------------------------------------------------------------------------
@@ -58,7 +55,7 @@ def _select(graph: Graph, of: Any) -> list[Node]:
 HEADER = ("name", "type", "output", "rule")
 
 
-def summary(graph: Graph, limit: int | None = None, of: Any = None) -> str:
+def summary(graph: Graph, limit: int | None = None, of: Sequence[Node] | None = None) -> str:
     """A table of the ops: name, type, dtype and shape of the output, and the rule in force.
 
     Args:
@@ -117,7 +114,7 @@ TYPES = {
 DIRECTIONS = ("TB", "BT", "LR", "RL")
 
 
-def to_dot(graph: Graph, of: Any = None, rankdir: str = "TB") -> str:
+def to_dot(graph: Graph, of: Sequence[Node] | None = None, rankdir: str = "TB") -> str:
     """The source of a picture of the graph, for the program `dot`.
 
     Args:
@@ -214,7 +211,9 @@ class MissingProgramError(RegradError, ImportError):
     """Something that is not installed."""
 
 
-def to_svg(graph: Graph, path: Any = None, of: Any = None, rankdir: str = "TB") -> str:
+def to_svg(
+    graph: Graph, path: Any = None, of: Sequence[Node] | None = None, rankdir: str = "TB"
+) -> str:
     """The picture of `to_dot` as SVG, written to `path`, whole or not at all, if one is given.
 
     Raises ImportError, with what to install, if the package `graphviz` or the program `dot` is

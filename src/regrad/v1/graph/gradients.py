@@ -21,6 +21,7 @@ from regrad.core.tape import cuts
 from regrad.core.walk import Grads, walk
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
 from regrad.graph.graph import Graph, Node, Symbol, tensor_of
+from regrad.v1.functions.arrays import reshape, stack
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.tensors import (
     IndexedSlices,
@@ -348,8 +349,6 @@ def hessians(ys: Any, xs: Any, name: str = "hessians", **options: Any) -> list[T
 
 
 def _hessian(ys: Any, x: Any, options: dict[str, Any]) -> Tensor:
-    from regrad.v1.functions.arrays import reshape, stack
-
     (first,) = gradients(ys, x, **options)
     shape = x.shape.as_list()
     if first is None:
@@ -520,7 +519,7 @@ def _plain(answer: Any, count: int) -> list[Any]:
     made = []
     for g in given:
         if isinstance(g, IndexedSlices):
-            g = g.dense()
+            g = convert_to_tensor(g)
         made.append(g._read() if isinstance(g, Tensor) else g)
     return made
 

@@ -19,11 +19,15 @@ from regrad.core.tensor import Readable, Tensor
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph.graph import INNERMOST, Node
 from regrad.shapes.infer import Spec
+from regrad.v1.graph import draw
 
 __all__ = [
     "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
     "get_collection_ref", "get_default_graph", "name_scope", "reset_default_graph",
 ]  # fmt: skip
+
+# How TensorFlow shows nodes and symbolic Tensors, by type; `tensors` fills it.
+FACES: dict[type, Callable[[Any], Any]] = {}
 
 
 class Graph(engine.Graph):
@@ -59,9 +63,7 @@ class Graph(engine.Graph):
             _DEFAULT.set(before)
 
     def view_of(self, node: Node) -> Any:
-        from regrad.v1.graph.tensors import operation
-
-        return operation(node)
+        return FACES[Node](node)
 
     # -- what is in it ---------------------------------------------------------------------------
 
@@ -75,8 +77,6 @@ class Graph(engine.Graph):
 
     def get_tensor_by_name(self, name: str) -> Any:
         """The tensor of a name such as `"x:0"`; KeyError if there is none."""
-        from regrad.v1.graph.tensors import face
-
         if not isinstance(name, str):
             raise ArgumentError(f"Tensor names are strings, not {type(name).__name__}.")
         op_name, colon, index = name.rpartition(":")
@@ -91,7 +91,7 @@ class Graph(engine.Graph):
                 f"The name {name!r} refers to a Tensor which does not exist. The operation, "
                 f"{op_name!r}, has only {len(node.symbols)} outputs."
             )
-        return face(engine.tensor_of(node.symbols[int(index)]))
+        return FACES[engine.Symbolic](engine.tensor_of(node.symbols[int(index)]))
 
     def as_graph_element(
         self, obj: Any, allow_tensor: bool = True, allow_operation: bool = True
@@ -153,21 +153,15 @@ class Graph(engine.Graph):
 
     def summary(self, limit: int | None = None, of: Any = None) -> str:
         """A table of the ops, with the rules in force; see `regrad.v1.graph.draw.summary`."""
-        from regrad.v1.graph import draw
-
-        return draw.summary(self, limit, of)
+        return draw.summary(self, limit, nodes_of(of))
 
     def to_dot(self, of: Any = None, rankdir: str = "TB") -> str:
         """The graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
-        from regrad.v1.graph import draw
-
-        return draw.to_dot(self, of, rankdir)
+        return draw.to_dot(self, nodes_of(of), rankdir)
 
     def to_svg(self, path: Any = None, of: Any = None, rankdir: str = "TB") -> str:
         """The graph as a picture, drawn by Graphviz; see `regrad.v1.graph.draw.to_svg`."""
-        from regrad.v1.graph import draw
-
-        return draw.to_svg(self, path, of, rankdir)
+        return draw.to_svg(self, path, nodes_of(of), rankdir)
 
     # -- collections -----------------------------------------------------------------------------
 
@@ -365,6 +359,13 @@ def node_of(x: Any) -> Node:
             raise ArgumentError(f"a tensor or an op is due, got {x!r:.60}")
         node = symbol.node
     return node
+
+
+def nodes_of(xs: Any) -> list[Node] | None:
+    """Return the nodes of some tensors and ops; None for None."""
+    if xs is None:
+        return None
+    return [node_of(x) for x in (xs if isinstance(xs, list | tuple) else [xs])]
 
 
 def name_scope(name: str | None, default_name: str | None = None, values: Any = None) -> Any:

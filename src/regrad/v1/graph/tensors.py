@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,12 +14,13 @@ from regrad.core.rule import OpView, Rule, as_many
 from regrad.core.tensor import Readable, TensorView
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, near
 from regrad.graph.constants import as_attribute, rely
-from regrad.graph.graph import Node, Symbol, is_symbolic, tensor_of
+from regrad.graph.graph import Node, Symbol, Symbolic, is_symbolic, tensor_of
 from regrad.v1 import dtypes
 from regrad.v1.dtypes import DType
 from regrad.v1.graph import tf_names
-from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.graphs import FACES, current_graph
 from regrad.v1.graph.node_defs import NodeDef
+from regrad.v1.graph.open_sessions import default_session
 from regrad.v1.graph.static_shapes import TensorShape
 
 __all__ = ["IndexedSlices", "Operation", "Tensor", "constant", "convert_to_tensor"]
@@ -63,10 +64,7 @@ class Operation(OpView):
         graph = self._node.graph
         with graph.name_scope(self.name + "/"):
             if value is None:  # all axes of a tensor of unknown rank
-                from regrad.v1.functions.arrays import rank
-                from regrad.v1.functions.creation import range
-
-                return range(0, rank(face(self._node.xs[0])), name=name)
+                value = AllAxes(face(self._node.xs[0]))
             return convert_to_tensor(value, name=name)
 
     @property
@@ -93,8 +91,6 @@ class Operation(OpView):
 
     def run(self, feed_dict: Any = None, session: Any = None) -> None:
         """Run the op in a session (the default one)."""
-        from regrad.v1.run.session import default_session
-
         (session or default_session("run")).run(self, feed_dict)
 
     def get_attr(self, name: str) -> Any:
@@ -231,8 +227,6 @@ class Tensor(TensorView):
 
     def eval(self, feed_dict: Any = None, session: Any = None) -> Any:
         """Its value in a session (the default one)."""
-        from regrad.v1.run.session import default_session
-
         return (session or default_session("eval")).run(self, feed_dict)
 
     def __repr__(self) -> str:
@@ -409,6 +403,11 @@ def _filled(array: np.ndarray, shape: tuple[Any, ...], verify: bool) -> np.ndarr
     return np.concatenate([flat, np.repeat(flat[-1:], size - flat.size)]).reshape(shape)
 
 
+# How values of some types become tensors, where that takes ops: the modules that make those fill
+# it. (TensorFlow: `tf.register_tensor_conversion_function`.)
+CONVERSIONS: dict[type, Callable[[Any, DType | None, str | None], Tensor]] = {}
+
+
 def convert_to_tensor(
     value: Any, dtype: Any = None, name: str | None = None, preferred_dtype: Any = None
 ) -> Tensor:
@@ -418,8 +417,8 @@ def convert_to_tensor(
     one asked for.
     """
     due = None if dtype is None else dtypes.as_dtype(dtype).base_dtype
-    if isinstance(value, IndexedSlices):
-        value = value.dense()
+    if type(value) in CONVERSIONS:
+        return CONVERSIONS[type(value)](value, due, name)
     if isinstance(value, TensorShape):
         value = value.as_list()
     if is_tensor(value):
@@ -437,7 +436,7 @@ def convert_to_tensor(
     if isinstance(value, Operation):
         raise ArgumentError(f"Can't convert Operation {value.name!r} to Tensor: it has no value")
     if isinstance(value, list | tuple) and _holds_tensors(value):
-        return _packed(value, due, name)
+        return CONVERSIONS[Sequence](value, due, name)
     if callable(value):
         raise ArgumentError(f"a tensor or a value is due, got the function {value!r}")
     if value is None:
@@ -463,18 +462,6 @@ def _holds_tensors(values: Any) -> bool:
     )
 
 
-def _packed(values: Any, due: DType | None, name: str | None) -> Tensor:
-    from regrad.v1.functions.arrays import dimension_tensor, stack
-
-    known = [v for v in values if is_tensor(v)]
-    if due is None and known:
-        due = convert_to_tensor(known[0]).dtype.base_dtype
-    parts = [
-        dimension_tensor(v) if isinstance(v, Dim) else convert_to_tensor(v, due) for v in values
-    ]
-    return stack(parts, name=name or "packed")
-
-
 class IndexedSlices:
     """Rows of a tensor: `values[i]` belongs to row `indices[i]`. A rule may return one.
 
@@ -484,14 +471,11 @@ class IndexedSlices:
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
         self.values, self.indices, self.dense_shape = values, indices, dense_shape
 
-    def dense(self) -> Tensor:
-        """The rows in a tensor of zeros."""
-        from regrad.v1.functions.reductions import unsorted_segment_sum
 
-        if self.dense_shape is None:
-            raise GraphError("IndexedSlices without a dense_shape cannot be made a tensor")
-        rows = convert_to_tensor(self.dense_shape)[0]  # pyright: ignore[reportIndexIssue]
-        return unsorted_segment_sum(self.values, self.indices, rows)
+class AllAxes(NamedTuple):
+    """The axes of a tensor, of which only the run knows how many there are."""
+
+    x: Tensor
 
 
 # -- building ops --------------------------------------------------------------------------------
@@ -576,3 +560,6 @@ def sizes(value: Any) -> Any:
     if value is None:
         raise GraphError("a size is None here; give a number, -1 or tf.shape(x)[i]")
     return int(value)
+
+
+FACES.update({Node: operation, Symbolic: face})

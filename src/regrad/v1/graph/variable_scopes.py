@@ -15,6 +15,7 @@ from regrad.v1 import dtypes
 from regrad.v1.graph.graphs import Graph, GraphKeys, get_default_graph
 from regrad.v1.graph.tensors import TensorShape, convert_to_tensor
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
+from regrad.v1.training.initializers import glorot_uniform_initializer, zeros_initializer
 
 __all__ = [
     "AUTO_REUSE", "VariableScope", "get_variable", "get_variable_scope", "no_regularizer",
@@ -228,8 +229,6 @@ def _make(
 
 def _initial_value(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -> Any:
     """Return the initial value, or a function that makes it."""
-    from regrad.v1.training.initializers import glorot_uniform_initializer, zeros_initializer
-
     dtype = dtypes.as_dtype(dtype)
     if initializer is not None and not callable(initializer):
         if shape is not None:

@@ -18,7 +18,9 @@ from regrad.graph.graph import INNERMOST, NO_RULE, chain
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
 from regrad.v1.dtypes import DType
+from regrad.v1.graph.control import group
 from regrad.v1.graph.graphs import GraphKeys, current_graph, get_collection, get_default_graph
+from regrad.v1.graph.open_sessions import default_session
 from regrad.v1.graph.operators import install_operators
 from regrad.v1.graph.tensors import (
     Operation,
@@ -205,8 +207,6 @@ class Variable(Readable):
 
     def load(self, value: Any, session: Any = None) -> None:
         """Give the variable a value in a session."""
-        from regrad.v1.run.session import default_session
-
         session = session or default_session("load")
         session.run(self.initializer, {self.initializer.inputs[1]: value})
 
@@ -376,8 +376,6 @@ all_variables = global_variables
 
 def variables_initializer(var_list: Iterable[Variable], name: str = "init") -> Operation:
     """Return an op that gives these variables their initial values."""
-    from regrad.v1.graph.control import group
-
     return group(*[v.initializer for v in var_list], name=name)
 
 

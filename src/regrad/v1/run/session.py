@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -22,7 +21,8 @@ from regrad.graph.plan import Plan, Run
 from regrad.transforms.program import find_jax
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.graphs import Graph, MissingNameError, get_default_graph
-from regrad.v1.graph.tensors import Operation, Tensor, TensorShape, face
+from regrad.v1.graph.open_sessions import SESSIONS, get_default_session
+from regrad.v1.graph.tensors import Operation, Tensor, TensorShape, as_array, face
 
 __all__ = [
     "ConfigProto", "GPUOptions", "InteractiveSession", "RunMetadata", "RunOptions", "Session",
@@ -350,8 +350,6 @@ def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
     if value is None:  # NumPy takes it for NaN
         raise ArgumentError(f"feed_dict: {symbol.name} is fed with None, expected a value")
     if symbol.dtype.kind == "O":
-        from regrad.v1.graph.tensors import as_array
-
         return as_array(value, dtypes.string)
     try:
         return np.asarray(value, dtype=symbol.dtype)
@@ -374,12 +372,12 @@ def _compiled_plans() -> type[Plan]:
 
 @block
 def _as_default(session: Session) -> Generator[Session]:
-    before = _DEFAULT.get()
+    before = SESSIONS.get()
     try:
-        _DEFAULT.set((*before, session))
+        SESSIONS.set((*before, session))
         yield session
     finally:
-        _DEFAULT.set(before)
+        SESSIONS.set(before)
 
 
 class InteractiveSession(Session):
@@ -392,37 +390,14 @@ class InteractiveSession(Session):
         self, target: str = "", graph: Graph | None = None, config: Any = None, jit: bool = False
     ) -> None:
         super().__init__(target, graph, config, jit)
-        _DEFAULT.set((*_DEFAULT.get(), self))
+        SESSIONS.set((*SESSIONS.get(), self))
 
     def close(self) -> None:
         super().close()
-        _DEFAULT.set(tuple(s for s in _DEFAULT.get() if s is not self))
+        SESSIONS.set(tuple(s for s in SESSIONS.get() if s is not self))
 
     def _steps(self) -> Generator[Self]:
         try:
             yield self
         finally:
             self.close()
-
-
-_DEFAULT: ContextVar[tuple[Session, ...]] = ContextVar("regrad_default_session", default=())
-
-
-def get_default_session() -> Session | None:
-    """The innermost session whose block is open, or None.
-
-    Source: `tf.get_default_session`.
-    """
-    open_sessions = _DEFAULT.get()
-    return open_sessions[-1] if open_sessions else None
-
-
-def default_session(what: str) -> Session:
-    """The default session; ValueError if there is none."""
-    session = get_default_session()
-    if session is None:
-        raise GraphError(
-            f"Cannot {what}: No default session is registered. Use `with sess.as_default()` or "
-            f"pass an explicit session to `{what}(session=sess)`"
-        )
-    return session

@@ -75,10 +75,10 @@ def test_a_long_graph_is_cut(graph):
 
 
 def test_only_what_a_tensor_needs(graph, net):
-    names = {row[0] for row in rows(draw.summary(graph, of=net))}
+    names = {row[0] for row in rows(graph.summary(of=net))}
     assert "logits/Sign" in names
     assert "hidden/w/Assign" not in names
-    assert "hidden/w/Assign" not in draw.to_dot(graph, of=[net])
+    assert "hidden/w/Assign" not in graph.to_dot(of=[net])
 
 
 def test_an_empty_graph(graph):
