@@ -179,6 +179,7 @@ class BothNamesError(ArgumentError, ValueError):
 
 # -- rows of TensorFlow's index of functions -------------------------------------------------------
 
+MISSING = inspect.Parameter.empty
 TENSOR = object()  # the role of a parameter that is a tensor though it has a default
 Role = Callable[[Any], Any] | str | object | None
 
@@ -230,38 +231,51 @@ def define(
             one without effect. `USUAL_ROLES` need not be written.
     """
     path, signature = _parse(declaration)
-    name, parameters = path.rpartition(".")[2], signature.parameters
-    required = [n for n, p in parameters.items() if p.default is p.empty]
-    defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-    default = scope or defaults.get("name") or op_type or name
-    ordinary = {n: TENSOR if n in required else plain_value for n in parameters if n != "name"}
-    roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
-    tensors = [n for n in roles if roles[n] is TENSOR]
+    name, parameters = path.rpartition(".")[2], list(signature.parameters.values())
+    places = {p.name: i for i, p in enumerate(parameters)}
+    blank = [p.default for p in parameters]
+    required, total, last = sum(value is MISSING for value in blank), len(places), places["name"]
+    default = scope or blank[last] or op_type or name
+    roles = {
+        n: roles.get(n, USUAL_ROLES.get(n, TENSOR if i < required else plain_value))
+        for n, i in places.items()
+        if n != "name"
+    }
+    tensors = [places[n] for n, role in roles.items() if role is TENSOR]
     older = [(n, role) for n, role in roles.items() if isinstance(role, str)]
-    others = [(n, role) for n, role in roles.items() if callable(role)]
+    attrs = [(n, places[n], role) for n, role in roles.items() if callable(role)]
     fixed = {**({"kinds": kinds} if kinds else {}), **({} if same else {"same": False})}
 
-    def attributes(values: dict[str, Any]) -> dict[str, Any]:
+    def attributes(values: list[Any]) -> dict[str, Any]:
         for old, new in older:
-            values[new] = renamed(new, values[new], old, values[old])
-        return {**fixed, **{n: role(values[n]) for n, role in others}}
+            if (value := values[places[old]]) is not None:
+                values[places[new]] = renamed(new, values[places[new]], old, value)
+        made = fixed.copy()
+        for n, i, role in attrs:
+            made[n] = role(values[i])
+        return made
 
-    usual = attributes(dict(defaults)) if tensors == required else None
+    usual = attributes(blank.copy()) if tensors == list(range(required)) else None
 
     def call_row(*args: Any, **options: Any) -> Any:
-        if usual is not None and not options and len(args) == len(required):
-            return call(op_type, default, function, *args, **usual)
-        passed = dict(zip(parameters, args, strict=False))
-        values = {**defaults, **passed, **options}
-        if (
-            values.keys() != parameters.keys()
-            or len(passed) < len(args)
-            or not passed.keys().isdisjoint(options)
+        count = len(args)
+        if usual is not None and count == required:
+            if not options:
+                return call(op_type, default, function, *args, **usual)
+            if len(options) == 1 and "name" in options:
+                return call(op_type, options["name"] or default, function, *args, **usual)
+        values = [*args, *blank[count:]]
+        for n, value in options.items():
+            if places.get(n, -1) < count:  # unknown, or passed by position as well
+                signature.bind(*args, **options)  # raises the TypeError
+            values[places[n]] = value
+        if len(values) > total or (
+            count < required and any(value is MISSING for value in values[count:required])
         ):
-            signature.bind(*args, **options)  # raises the TypeError
-        attrs = attributes(values)  # and the tensors that have old names
-        xs = [values[n] for n in tensors]
-        return call(op_type, values["name"] or default, function, *xs, **attrs)
+            signature.bind(*args, **options)
+        made = attributes(values)  # and the tensors that have old names
+        xs = [values[i] for i in tensors]
+        return call(op_type, values[last] or default, function, *xs, **made)
 
     first = doc or (function.__doc__ or "").partition("\n")[0]
     notes = [f"`{old}` is the old name of `{new}`." for old, new in older]
@@ -280,7 +294,7 @@ def _parse(declaration: str) -> tuple[str, inspect.Signature]:
     expression = ast.parse(f"lambda {listed}: 0", mode="eval").body
     assert isinstance(expression, ast.Lambda)
     arguments = expression.args
-    empty = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
+    empty = [MISSING] * (len(arguments.args) - len(arguments.defaults))
     defaults = [
         getattr(dtypes, node.attr) if isinstance(node, ast.Attribute) else ast.literal_eval(node)
         for node in arguments.defaults
