@@ -16,7 +16,10 @@ os.environ["JAX_ENABLE_X64"] = "1"
 # Without these passes XLA takes a quarter of the time. `helpers.quick.full_effort` puts them back.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if version("jaxlib").startswith("0.10."):  # (XLA ends the process over a flag it does not know)
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    )
 
 # What needs a GPU is for machines that have one.
 collect_ignore = [] if shutil.which("nvidia-smi") else ["torch/test_cuda.py"]

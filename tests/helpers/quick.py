@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
     "xla_llvm_disable_expensive_passes": False,
 }
 if version("jaxlib").startswith("0.10."):
-    OPTIONS["xla_cpu_use_fusion_emitters"] = True
+    OPTIONS |= {"xla_cpu_use_fusion_emitters": True, "xla_cpu_parallel_codegen_split_count": 32}
 
 
 class FullEffort:

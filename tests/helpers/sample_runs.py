@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,26 @@ import regrad as rg
 from tests.samples import Sample, all_samples
 
 ROWS = all_samples()
+
+
+# Samples in which a value decides a shape. Only eager mode has it; compiled, they are refused.
+NEEDS_VALUES = {
+    "indexing: x[a mask]": "the values of the mask decide how many there are",
+    "indexing: at_set, a mask, a tensor": "what is set has as many entries as the mask says",
+    "indexing: at_add, a mask, a tensor": "what is added has as many entries as the mask says",
+    "indexing: nonzero": "the values decide how many there are",
+    "indexing: unique_values": "the values decide how many there are",
+}
+
+
+@contextmanager
+def case_named(name: object) -> Iterator[None]:
+    """A test of many cases, which says in which of them it failed."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case {str(name)!r}")
+        raise
 
 
 def inputs_of(row: Sample, backend: str, *, single: bool = False) -> list[Any]:
@@ -47,7 +69,12 @@ def numbers(tensors: Any) -> list[np.ndarray]:
 
 
 def gradients(row: Sample, xs: list[Any], order: int) -> list[np.ndarray]:
-    """The gradients of a weighted_sum sum by every float input, differentiated `order` times."""
+    """The gradients of a weighted sum by every float input, differentiated `order` times."""
+    return numbers(gradient_tensors(row, xs, order))
+
+
+def gradient_tensors(row: Sample, xs: list[Any], order: int) -> list[Any]:
+    """The same as Tensors, which compiled functions return."""
     places = [i for i, a in enumerate(row.inputs) if is_float(a)]
 
     def scalar(*floats: Any) -> Any:
@@ -59,8 +86,7 @@ def gradients(row: Sample, xs: list[Any], order: int) -> list[np.ndarray]:
     f = scalar
     for _ in range(order - 1):
         f = next_order(f)
-    found = rg.grads(f, unconnected="zero")([xs[i] for i in places])
-    return numbers(found)
+    return rg.grads(f, unconnected="zero")([xs[i] for i in places])
 
 
 def next_order(f: Any) -> Any:

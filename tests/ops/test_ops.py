@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -10,34 +11,52 @@ import pytest
 import regrad as rg
 from regrad.core.registry import not_yet
 from regrad.testing import check_gradients
-from tests.helpers.sample_runs import ROWS, arrays_of, gradients, inputs_of, numbers, outputs
+from tests.helpers.sample_runs import (
+    NEEDS_VALUES,
+    ROWS,
+    arrays_of,
+    case_named,
+    gradient_tensors,
+    gradients,
+    inputs_of,
+    numbers,
+    outputs,
+)
 from tests.samples import Sample
 
 # On JAX each shape of each op is compiled when it runs alone, which takes most of the time of all
-# tests. Gradients of these rows are computed op by op there: the first of each op type, and every
-# third. `test_jit_samples` has every row on JAX, compiled as a whole, to its full order.
-FIRST = {op_type: row for row in reversed(ROWS) for op_type in row.covers}
-OP_BY_OP = {*map(str, FIRST.values()), *map(str, ROWS[::3])}
+# tests. Op by op JAX has the first row of each op type, and those that cannot be compiled; values
+# are computed so in every third row, too. `test_jit_samples` has every row on JAX, compiled as a
+# whole, to its full order.
+FIRST = {str(row) for row in {t: row for row in reversed(ROWS) for t in row.covers}.values()}
+FIRST |= NEEDS_VALUES.keys()
+THIRD = {*map(str, ROWS[::3])}
+TOGETHER = 10  # rows in one compiled program: its own time is that of two or three rows
 
 
 def over(rows: list[Sample]) -> Any:
     return pytest.mark.parametrize("row", rows, ids=str)
 
 
-def pairs(rows: list[Sample], *backends: str) -> Any:
-    chosen = [(r, b) for r in rows for b in backends if b in r.backends]
-    return pytest.mark.parametrize(("row", "backend"), chosen, ids=str)
+def libraries(row: Sample, on_jax: Container[str]) -> list[str]:
+    """NumPy first, and the others in which a row runs op by op."""
+    return [b for b in row.backends if b != "jax" or str(row) in on_jax]
 
 
-@pairs(ROWS, "numpy", "jax", "torch")
-def test_values(row: Sample, backend: str) -> None:
-    xs = inputs_of(row, backend)
-    ys = outputs(row.f(*[rg.asarray(x) for x in xs]))
+@over(ROWS)
+def test_values(row: Sample) -> None:
     if row.reference is not None:
         due = row.reference(*row.inputs)
         due = [np.asarray(d) for d in (due if isinstance(due, tuple | list) else [due])]
     else:
         due = numbers(row.f(*[rg.asarray(a) for a in inputs_of(row, "numpy")]))
+    for backend in libraries(row, {*FIRST, *THIRD}):
+        with case_named(backend):
+            check_values(row, inputs_of(row, backend), due)
+
+
+def check_values(row: Sample, xs: list[Any], due: list[np.ndarray]) -> None:
+    ys = outputs(row.f(*[rg.asarray(x) for x in xs]))
     assert len(ys) == len(due)
     for y, expected in zip(ys, due, strict=True):
         assert isinstance(y, rg.Tensor)
@@ -52,35 +71,65 @@ def test_gradients_against_differences(row: Sample) -> None:
     check_gradients(row.f, [rg.asarray(a) for a in row.inputs], order=row.order, rtol=row.rtol)
 
 
-@pytest.mark.parametrize(
-    ("row", "backend"),
-    [
-        (r, b)
-        for r in ROWS
-        for b in ("jax", "torch")
-        if r.order and b in r.backends and (b == "torch" or str(r) in OP_BY_OP)
-    ],
-    ids=str,
-)
-def test_gradients_agree_between_libraries(row: Sample, backend: str) -> None:
-    for order in range(1, min(row.order, 2 if backend == "torch" else 1) + 1):
+@over([r for r in ROWS if r.order])
+def test_gradients_agree_between_libraries(row: Sample) -> None:
+    for order in range(1, min(row.order, 2) + 1):
         due = gradients(row, inputs_of(row, "numpy"), order)
-        got = gradients(row, inputs_of(row, backend), order)
-        for a, b in zip(got, due, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * (1 + np.abs(b).max(initial=0)))
+        for backend in libraries(row, FIRST if order == 1 else ())[1:]:
+            with case_named(f"{backend}, order {order}"):
+                got = gradients(row, inputs_of(row, backend), order)
+                for a, b in zip(got, due, strict=True):
+                    atol = 1e-7 * (1 + np.abs(b).max(initial=0))
+                    np.testing.assert_allclose(a, b, rtol=1e-7, atol=atol)
 
 
-@pairs(ROWS, "numpy", "jax", "torch")
-def test_float32_stays_float32(row: Sample, backend: str) -> None:
-    xs = inputs_of(row, backend, single=True)
-    for y in outputs(row.f(*[rg.asarray(x) for x in xs])):
+def check_float32(row: Sample, ys: list[Any], dxs: list[Any] | None = None) -> None:
+    """Neither values nor gradients have become float64, and the gradients are right."""
+    for y in ys:
         assert y.dtype not in (np.float64, np.complex128), y.dtype
-    if row.order and (backend != "jax" or str(row) in OP_BY_OP):
-        due = gradients(row, inputs_of(row, "numpy"), 1)
-        for dx, expected in zip(gradients(row, xs, 1), due, strict=True):
-            assert dx.dtype in (np.float32, np.complex64)
-            scale = 1 + np.abs(expected).max(initial=0)
-            np.testing.assert_allclose(dx, expected, rtol=2e-3, atol=2e-3 * scale)
+    if dxs is None:
+        return
+    due = gradients(row, inputs_of(row, "numpy"), 1)
+    for dx, expected in zip(numbers(dxs), due, strict=True):
+        assert dx.dtype in (np.float32, np.complex64)
+        scale = 1 + np.abs(expected).max(initial=0)
+        np.testing.assert_allclose(dx, expected, rtol=2e-3, atol=2e-3 * scale)
+
+
+def run_in_float32(row: Sample, xs: list[Any]) -> tuple[list[Any], list[Any] | None]:
+    """Results and, if there are any, gradients."""
+    ys = outputs(row.f(*[rg.asarray(x) for x in xs]))
+    return ys, gradient_tensors(row, xs, 1) if row.order else None
+
+
+@over(ROWS)
+def test_float32_stays_float32(row: Sample) -> None:
+    for backend in libraries(row, NEEDS_VALUES):
+        with case_named(backend):
+            check_float32(row, *run_in_float32(row, inputs_of(row, backend, single=True)))
+
+
+@over([r for r in ROWS if str(r) in FIRST])
+def test_values_of_float32_stay_so_on_jax_op_by_op(row: Sample) -> None:
+    xs = inputs_of(row, "jax", single=True)
+    check_float32(row, outputs(row.f(*[rg.asarray(x) for x in xs])))
+
+
+COMPILED = [r for r in ROWS if "jax" in r.backends and str(r) not in NEEDS_VALUES]
+
+
+@pytest.mark.parametrize("first", range(0, len(COMPILED), TOGETHER), ids=lambda i: str(COMPILED[i]))
+def test_float32_stays_float32_on_jax(first: int) -> None:
+    rows = COMPILED[first : first + TOGETHER]
+
+    @rg.jit
+    def program(*inputs: Any) -> list[Any]:
+        return [run_in_float32(row, list(xs)) for row, xs in zip(rows, inputs, strict=True)]
+
+    found = program(*[tuple(inputs_of(row, "jax", single=True)) for row in rows])
+    for row, (ys, dxs) in zip(rows, found, strict=True):
+        with case_named(row):
+            check_float32(row, ys, dxs)
 
 
 @over([r for r in ROWS if r.covers])

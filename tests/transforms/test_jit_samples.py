@@ -11,18 +11,11 @@ import pytest
 import regrad as rg
 from regrad.errors import RegradError
 from tests.helpers import sample_runs as runs
+from tests.helpers.sample_runs import NEEDS_VALUES, case_named
 from tests.samples import Sample
 
 Function = Callable[..., Any]
 
-# Samples in which a value decides a shape. Only eager mode has it; compiled, they are refused.
-NEEDS_VALUES = {
-    "indexing: x[a mask]": "the values of the mask decide how many there are",
-    "indexing: at_set, a mask, a tensor": "what is set has as many entries as the mask says",
-    "indexing: at_add, a mask, a tensor": "what is added has as many entries as the mask says",
-    "indexing: nonzero": "the values decide how many there are",
-    "indexing: unique_values": "the values decide how many there are",
-}
 COMPILED = [r for r in runs.ROWS if "jax" in r.backends and str(r) not in NEEDS_VALUES]
 
 
@@ -61,8 +54,27 @@ def ladder(row: Sample, f: Function, xs: Sequence[rg.Tensor], order: int) -> lis
     return rungs
 
 
-def compiled(f: Function, xs: Sequence[rg.Tensor]) -> Any:
-    return rg.jit(f)(*xs)
+TOGETHER = 10  # rows in one program: compiled alone, each would take a third longer
+
+
+def over_groups(rows: Sequence[Sample]) -> Any:
+    groups = [rows[i : i + TOGETHER] for i in range(0, len(rows), TOGETHER)]
+    return pytest.mark.parametrize("rows", groups, ids=lambda rows: f"{rows[0]} and others")
+
+
+def compiled(functions: Sequence[Function], inputs: Sequence[Sequence[rg.Tensor]]) -> list[Any]:
+    """What functions of such inputs give, all in one program."""
+    return rg.jit(lambda *xss: [f(*xs) for f, xs in zip(functions, xss, strict=True)])(*inputs)
+
+
+def climbing(row: Sample, f: Function, order: int) -> Function:
+    """The ladder of a row, whose errors say that it is this row's."""
+
+    def run(*xs: Any) -> list[list[Any]]:
+        with case_named(row):
+            return ladder(row, f, xs, order)
+
+    return run
 
 
 RTOL = 1e-9  # XLA fuses and reorders, so the last bits differ
@@ -80,25 +92,30 @@ def assert_same(got: Sequence[Sequence[Any]], due: Sequence[Sequence[Any]], what
             )
 
 
-@over(COMPILED)
-def test_compiled(row: Sample) -> None:
-    xs = tensors(row)
-    got = compiled(lambda *xs: ladder(row, row.f, xs, row.order), xs)
-    assert_same(got, ladder(row, row.f, xs, row.order), "jit")
+@over_groups(COMPILED)
+def test_compiled(rows: Sequence[Sample]) -> None:
+    inputs = [tensors(row) for row in rows]
+    found = compiled([climbing(row, row.f, row.order) for row in rows], inputs)
+    for row, xs, got in zip(rows, inputs, found, strict=True):
+        assert_same(got, ladder(row, row.f, xs, row.order), f"{row} under jit")
 
 
-THIRD = {str(row) for row in COMPILED[::3]}  # for what is done to all in eager mode, and is slow
+THIRD = COMPILED[::3]  # for what is done to all in eager mode, and is slow
 
 
 @over(COMPILED)
 def test_recomputed(row: Sample) -> None:
-    xs, f = tensors(row), rg.checkpoint(row.f)
+    xs = tensors(row)
     due = ladder(row, row.f, xs, row.order)
-    assert_same(ladder(row, f, xs, row.order), due, "checkpoint")
-    if str(row) in THIRD:
-        order = min(row.order, 1)
-        got = compiled(lambda *xs: ladder(row, f, xs, order), xs)
-        assert_same(got, due[: order + 1], "checkpoint under jit")
+    assert_same(ladder(row, rg.checkpoint(row.f), xs, row.order), due, "checkpoint")
+
+
+@over_groups(THIRD)
+def test_recomputed_and_compiled(rows: Sequence[Sample]) -> None:
+    inputs, orders = [tensors(row) for row in rows], [min(row.order, 1) for row in rows]
+    climbs = [climbing(r, rg.checkpoint(r.f), n) for r, n in zip(rows, orders, strict=True)]
+    for row, n, xs, got in zip(rows, orders, inputs, compiled(climbs, inputs), strict=True):
+        assert_same(got, ladder(row, row.f, xs, n), f"{row}, checkpoint under jit")
 
 
 def batches(row: Sample) -> list[rg.Tensor]:
@@ -117,21 +134,29 @@ def looped(f: Function) -> Function:
     return batched
 
 
+def vmapped(row: Sample) -> Function:
+    return rg.vmap(lambda *xs: runs.outputs(row.f(*xs)))
+
+
 @over([row for row in COMPILED if row.inputs])
 def test_batched(row: Sample) -> None:
     xs, order = batches(row), min(row.order, 1)
-    f = rg.vmap(lambda *xs: runs.outputs(row.f(*xs)))
     due = ladder(row, looped(row.f), xs, order)
-    assert_same(ladder(row, f, xs, order), due, "vmap")
-    if str(row) in THIRD:
-        got = compiled(lambda *xs: ladder(row, f, xs, order), xs)
-        assert_same(got, due, "vmap under jit")
+    assert_same(ladder(row, vmapped(row), xs, order), due, "vmap")
+
+
+@over_groups([row for row in THIRD if row.inputs])
+def test_batched_and_compiled(rows: Sequence[Sample]) -> None:
+    inputs, orders = [batches(row) for row in rows], [min(row.order, 1) for row in rows]
+    climbs = [climbing(r, vmapped(r), n) for r, n in zip(rows, orders, strict=True)]
+    for row, n, xs, got in zip(rows, orders, inputs, compiled(climbs, inputs), strict=True):
+        assert_same(got, ladder(row, looped(row.f), xs, n), f"{row}, vmap under jit")
 
 
 @over([row for row in runs.ROWS if str(row) in NEEDS_VALUES])
 def test_what_a_value_decides_is_refused(row: Sample) -> None:
     with pytest.raises(RegradError):
-        compiled(row.f, tensors(row))
+        rg.jit(row.f)(*tensors(row))
 
 
 def test_every_exception_is_a_sample() -> None:
