@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-# ## 1. A Tensor is a value with an id (in regrad: `tensors.py`)
+# ## 1. A Tensor is a value with an id (in regrad: `core/tensor.py`)
 #
 # A Tensor never changes. Its id comes from a counter, and lets a record speak *about* a
 # Tensor without holding it, so that its array can be freed. Python's own `id()` would not
@@ -40,7 +40,7 @@ class Tensor:
 
 assert Tensor(2.0).id != Tensor(2.0).id
 
-# ## 2. An op is a kernel and a rule (`opsheet.py`, `registry.py`)
+# ## 2. An op is a kernel and a rule (`core/op.py`, `core/registry.py`)
 #
 # This is how we want to write an op down; a page of such entries is an *op sheet*:
 #
@@ -114,7 +114,7 @@ def public(op):
     return lambda *arguments: call(op, arguments)
 
 
-# ## 3. Every call takes one road: compute, then record (`dispatch.py`, `tape.py`)
+# ## 3. Every call takes one road: compute, then record (`core/dispatch.py`, `core/tape.py`)
 #
 # Two things are in force at any moment: the tapes that are open, outermost first, and the
 # overrides of section 8. They live in context variables, so that no thread and no asyncio
@@ -242,7 +242,7 @@ with using(TAPES, (tape,)):
 assert [r.op.type for r in tape.records] == ["Sin", "AddV2", "AddV2"]
 assert [list(r.saved) for r in tape.records] == [["x"], [], []]
 
-# ## 4. The walk (`walk.py`)
+# ## 4. The walk (`core/walk.py`)
 #
 # Gradients travel in a dict, by id. At each record, newest first, the gradient of the output
 # leaves the dict and the gradients of the inputs come in; where two paths meet, they add.
@@ -288,7 +288,7 @@ def fitted(record, dx, shape):
 dx = walk(tape, {y.id: Tensor([1.0, 1.0])})[x.id]  # of y = sin(x) + x + 10, recorded above
 assert np.allclose(dx.value, np.cos([1.0, 2.0]) + 1)
 
-# ## 5. grad, and why it differentiates by an alias (`gradients.py`)
+# ## 5. grad, and why it differentiates by an alias (`autodiff/gradients.py`)
 #
 # `vjp` runs a function under a tape and gives its value together with the way back, as a
 # function of `dy`. `grad` takes that way from dy = 1.
@@ -346,7 +346,7 @@ assert np.allclose(grad(grad(grad(sin)))(x).value, -np.cos(0.5))
 assert np.allclose(grad(grad(lambda x: exp(x * x)))(x).value, 3 * np.exp(0.25))
 assert grad(lambda x: x * grad(lambda z: x + z)(1.0))(x).value == 1
 
-# ## 7. custom_grad: a function with a gradient of your own (`custom.py`)
+# ## 7. custom_grad: a function with a gradient of your own (`autodiff/custom.py`)
 #
 # `f(*xs, save)` returns its value and a `grad_func`, and puts aside by `save` what `grad_func`
 # will need. One call becomes one record, whose rule is that `grad_func`.
@@ -393,7 +393,7 @@ assert np.array_equal(square(x).value, [9.0, 4.0])
 assert np.array_equal(grad(square)(x).value, [3.0, 2.0])
 assert np.array_equal(grad(grad(square))(x).value, [-1.0, 1.0])  # through what was saved
 
-# ## 8. Overrides: another rule for an op type, within a scope (`overrides.py`)
+# ## 8. Overrides: another rule for an op type, within a scope (`core/overrides.py`)
 #
 # `call` has looked rules up in `OVERRIDES` all along, so there is little left to do. Note
 # *when* it looks: as the op is created. The record carries that rule from then on, and it
@@ -442,7 +442,7 @@ for f in straight_through, by_surrogate, by_custom_grad:  # three ways to say th
     assert np.array_equal(f(x).value, [-1.0, 1.0])
     assert np.array_equal(grad(f)(x).value, [1.0, 1.0])
 
-# ## 10. Forward mode, by transposing (`transforms.py`)
+# ## 10. Forward mode, by transposing (`transforms/derivatives.py`)
 #
 # `jvp` asks how `y` moves when `x` moves along `dx`. That is J dx, where J is the Jacobian,
 # and the walk computes something else: pull(dy) is J transposed times dy. But this is linear

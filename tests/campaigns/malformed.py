@@ -244,10 +244,11 @@ def is_ours(f: Function) -> bool:
 
 
 HELPERS = {
-    *[f"regrad.{name}" for name in ("errors", "namespaces", "dispatch", "signatures", "dims")],
-    *[f"regrad.{name}" for name in ("deferral", "opsheet", "shapes", "tensor", "graph", "numbers")],
-    *[f"regrad.v1.{name}" for name in ("forms", "tensors", "values", "namespaces", "tfview")],
-    "regrad.shapes.sizes", "regrad.shapes.table", "regrad.ops.creation.as_numpy_dtype",
+    *[f"regrad.core.{name}" for name in ("backends", "dispatch", "signatures", "dims", "op")],
+    *[f"regrad.core.{name}" for name in ("shapes", "tensor", "numbers")],
+    "regrad.errors", "regrad.graph.deferred", "regrad.graph.graph", "regrad.graph.size_ops",
+    "regrad.shapes.sizes", "regrad.shapes.table", "regrad.v1.namespaces",
+    *[f"regrad.v1.graph.{name}" for name in ("forms", "tensors", "values", "tf_names")],
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import regrad.ops.elementwise as family
 import regrad.torch
 import torch
 from regrad.core.registry import OPS
+from regrad.errors import UnknownOpError
 from regrad.extend import Spec, elementwise, gradient, op
 from regrad.jax.optypes import TABLE
 from regrad.ops.numpy_protocol import UFUNCS
@@ -105,6 +106,35 @@ def test_overrides_find_torchs_function_of_its_name(degrees):
     used.assert_fired()
     assert x.grad is not None and (x.grad == 7).all()
     assert types_of("Rad2DegBackward") == ("ContributedDegrees",)  # so it is seen inside others
+
+
+@pytest.fixture
+def another_sign():
+    """An op of a user whose function has the name of one of the library's."""
+
+    @op("ContributedSign", elementwise=True)
+    def sign(xp, x: rg.Tensor, /) -> rg.Tensor:
+        return 10 * xp.sign(x)
+
+    gradient("ContributedSign")(lambda dy: dy)
+    clear()
+    yield sign
+    del OPS["ContributedSign"]
+    clear()
+
+
+def test_a_name_stays_with_the_op_type_that_had_it_first(another_sign):
+    assert np.sign(rg.tensor([-2.0])).item() == -1
+    x = torch.tensor([-2.0], requires_grad=True)
+    with rg.torch.gradient_override_map({"Sign": lambda dy: 7 * dy}):
+        x.sign().sum().backward()
+    assert x.grad is not None and x.grad.item() == 7
+    ours = rg.jax.override(jnp.sign, {"Sign": lambda dy: 7 * dy})
+    assert jax.grad(ours)(-2.0) == 7
+    with pytest.raises(UnknownOpError), rg.torch.gradient_override_map({"ContributedSign": "Sign"}):
+        pass
+    with pytest.raises(UnknownOpError):
+        rg.jax.override(jnp.sign, {"ContributedSign": "Sign"})(-2.0)
 
 
 def test_overrides_find_jaxs_function_of_its_name(cube_root):

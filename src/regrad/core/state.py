@@ -41,8 +41,8 @@ next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on 
 class State:
     """The tapes that record (outermost first), the overrides in force, the guard, the region.
 
-    The guard watches over what a custom function closes over; the region (see `regions`) knows
-    what a compiled or repeated body takes from outside. In a gradient function, whose ops no
+    The guard watches over what a custom function closes over; the region, of `regrad.transforms`,
+    knows what a compiled or repeated body takes from outside. In a gradient function, whose ops no
     override concerns, the overrides for the functions that it differentiates are held back, under
     keys of their own (see `held`).
     `tape` is the common case in one word: the only tape, where nothing else is in force.

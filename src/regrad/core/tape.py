@@ -245,7 +245,8 @@ def record(
 ) -> None:
     """Put the op on each tape that watches one of its inputs, under the rule in force now.
 
-    An op that is run again (see `capture`) brings the `rule` that was in force the first time.
+    An op that is run again, by `regrad.transforms.replay`, brings the `rule` that was in force the
+    first time.
     """
     state = current()
     if state is None:

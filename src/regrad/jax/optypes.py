@@ -301,7 +301,8 @@ def _named_alike(op: Op) -> list[Target]:
     names = [op.name, op.type.lower()]
     found = [Target(p.name) for name in names if (p := getattr(jax.lax, f"{name}_p", None))]
     found += [Target(f"jax.nn.{name}") for name in names if _is_call(getattr(jax.nn, name, None))]
-    return found[:1]
+    taken = {target.name for targets in TABLE.values() for target in targets}
+    return [target for target in found[:1] if target.name not in taken]  # it is another op's
 
 
 def _is_call(function: Any) -> bool:

@@ -1,6 +1,6 @@
 """Shapes and dtypes of what an op will return, while a graph is built.
 
-For most op types a form knows: the modules of `regrad.shapeforms` fill a table of them. Elsewhere
+For most op types a form knows: the modules of `regrad.shapes` fill a table of them. Elsewhere
 the kernel itself is tried on small arrays, in which numbers stand for the sizes that are unknown.
 """
 

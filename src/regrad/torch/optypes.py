@@ -185,20 +185,26 @@ def clear() -> None:
 @following
 def families() -> Mapping[str, Family]:
     """Return the op types that torch has, by type."""
-    found = {t: (names, INPUTS[len(op.inputs)]) for t, op in OPS.items() if (names := _names(op))}
-    rows = {**found, **OTHERS}
-    return {t: Family(OPS[t], tuple(n.split()), _parameters(p)) for t, (n, p) in rows.items()}
+    others = {t: (names.split(), parameters) for t, (names, parameters) in OTHERS.items()}
+    taken = {name for names, _ in others.values() for name in names}
+    found: dict[str, tuple[list[str], str]] = {}
+    for op in OPS.values():  # the library's own first: a name is that of one op type
+        if op.type not in others and (names := [n for n in _names(op) if n not in taken]):
+            found[op.type] = names, INPUTS[len(op.inputs)]
+            taken.update(names)
+    rows = {**found, **others}
+    return {t: Family(OPS[t], tuple(names), _parameters(p)) for t, (names, p) in rows.items()}
 
 
-def _names(op: Op) -> str:
+def _names(op: Op) -> list[str]:
     """Return what torch calls an elementwise op; nothing where it has none, or no gradient."""
     if not op.elementwise or op.attrs or len(op.inputs) not in INPUTS:
-        return ""
+        return []
     if op.type in APART or isinstance(op.rule, NoGradient):
-        return ""
+        return []
     names = dict.fromkeys((op.name, op.type.lower()))
     found = [n for n in names if any(callable(getattr(place, n, None)) for place in FUNCTIONS)]
-    return " ".join([*found, *SYNONYMS_OF.get(op.type, "").split()])
+    return [*found, *SYNONYMS_OF.get(op.type, "").split()]
 
 
 def _parameters(text: str) -> tuple[tuple[str, str | None], ...]:

@@ -2,7 +2,7 @@
 
 The body is traced by this very engine, with JAX's tracers inside the Tensors. What it takes from
 outside is found on the way and becomes inputs, for which a first call may trace twice; the Python
-runs once all the same (see `capture`). For gradients the forward program gives, beside its results,
+runs once all the same (see `replay`). For gradients the forward program gives, beside its results,
 what the rules keep, and the backward program takes it.
 """
 

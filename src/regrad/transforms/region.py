@@ -4,7 +4,7 @@ Inside a region the tapes outside are suspended. Tensors and Variables that the 
 being given them are found as it runs and become inputs, and so do those that it returns as they
 are; what it assigns to Variables becomes outputs. Outside, the region is one record. Its gradient
 is the gradient of the body under the overrides that were in force at first: a traced body is
-replayed (see `capture`), that of an eager `checkpoint` runs again.
+replayed (see `replay`), that of an eager `checkpoint` runs again.
 """
 
 from __future__ import annotations
