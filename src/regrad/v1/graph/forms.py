@@ -236,11 +236,8 @@ def define(
     blank = [p.default for p in parameters]
     required, total, last = sum(value is MISSING for value in blank), len(places), places["name"]
     default = scope or blank[last] or op_type or name
-    roles = {
-        n: roles.get(n, USUAL_ROLES.get(n, TENSOR if i < required else plain_value))
-        for n, i in places.items()
-        if n != "name"
-    }
+    ordinary = {n: TENSOR if i < required else plain_value for n, i in places.items() if i != last}
+    roles = {n: roles.get(n, USUAL_ROLES.get(n, role)) for n, role in ordinary.items()}
     tensors = [places[n] for n, role in roles.items() if role is TENSOR]
     older = [(n, role) for n, role in roles.items() if isinstance(role, str)]
     attrs = [(n, places[n], role) for n, role in roles.items() if callable(role)]
@@ -269,9 +266,7 @@ def define(
             if places.get(n, -1) < count:  # unknown, or passed by position as well
                 signature.bind(*args, **options)  # raises the TypeError
             values[places[n]] = value
-        if len(values) > total or (
-            count < required and any(value is MISSING for value in values[count:required])
-        ):
+        if len(values) > total or (count < required and _lacks_any(values[count:required])):
             signature.bind(*args, **options)
         made = attributes(values)  # and the tensors that have old names
         xs = [values[i] for i in tensors]
@@ -280,11 +275,21 @@ def define(
     first = doc or (function.__doc__ or "").partition("\n")[0]
     notes = [f"`{old}` is the old name of `{new}`." for old, new in older]
     kind = f"Op type: `{op_type}`." if op_type else "A composition."
-    call_row.__doc__ = "\n\n    ".join([first, *notes, f"{kind} Source: `{path}`."])
-    call_row.__name__ = call_row.__qualname__ = name
-    call_row.__module__ = sys._getframe(1).f_globals["__name__"]
-    call_row.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    return call_row
+    shown = "\n\n    ".join([first, *notes, f"{kind} Source: `{path}`."])
+    return _dress(call_row, name, signature, shown, sys._getframe(1).f_globals["__name__"])
+
+
+def _lacks_any(values: list[Any]) -> bool:
+    return any(value is MISSING for value in values)  # (`in` would compare tensors)
+
+
+def _dress(
+    function: Any, name: str, signature: inspect.Signature, doc: str, module: str
+) -> Callable[..., Any]:
+    """Show a function under a name, as one of a module, with a signature and a docstring."""
+    function.__name__ = function.__qualname__ = name
+    function.__signature__, function.__doc__, function.__module__ = signature, doc, module
+    return function
 
 
 def _parse(declaration: str) -> tuple[str, inspect.Signature]:
