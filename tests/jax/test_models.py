@@ -86,7 +86,7 @@ def test_linen():
     compare(weights(jax.grad(lambda p: loss(ours(p, X)))(p)), due)
     compare(weights(jax.jit(jax.grad(lambda p: loss(ours(p, X))))(p)), due)
     np.testing.assert_array_equal(ours(p, X), model.apply(p, X))
-    assert "test_jax_models.py" in ours.hits[0].where
+    assert "test_models.py" in ours.hits[0].where
 
 
 def test_linen_scan_and_remat():

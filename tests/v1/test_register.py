@@ -97,7 +97,7 @@ def test_a_name_is_taken_once_and_the_error_says_by_what():
         tf.RegisterGradient(name)(lambda op, grad: grad)
     assert name in str(caught.value)
     assert "the_first_rule" in str(caught.value)
-    assert "test_v1_register.py" in str(caught.value)
+    assert "test_register.py" in str(caught.value)
 
 
 @pytest.mark.parametrize("op_type", ["Identity", "Relu", "MatMul", "AddV2"])
@@ -388,7 +388,7 @@ def test_the_scope_tells_what_it_bound(graph):
         ys = [tf.sign(x) for _ in range(3)]
     (hit,) = used.hits
     assert (hit.op_type, hit.rule, hit.count, hit.ran) == ("Sign", name, 3, 0)
-    assert "test_v1_register.py:" in hit.where
+    assert "test_register.py:" in hit.where
     tf.gradients(ys, x)
     assert hit.ran == 3
 
