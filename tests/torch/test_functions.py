@@ -113,7 +113,7 @@ def test_a_function_as_a_key(key, call, rule):
     y.sum().backward()
     assert torch.equal(x.grad, EXPECTED)
     used.assert_fired(key)
-    assert [hit.count for hit in used.hits if "test_torch_functions" in hit.where]
+    assert [hit.count for hit in used.hits if "test_functions" in hit.where]
     value.sum().backward()  # which was made outside
     assert not torch.equal(own.grad, EXPECTED)
 
