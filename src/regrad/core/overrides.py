@@ -99,6 +99,7 @@ class RepeatedBinding(OpBinding):
     def __init__(self, first: OpBinding) -> None:
         super().__init__(first.op, first.rule, first.depth)
         self.counted_at = first.counted_at
+        self.hit_at = first.hit_at
 
     def bind(self, xs: Sequence[Tensor]) -> CountedRule:
         counted = super().bind(xs)
