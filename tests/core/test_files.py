@@ -117,7 +117,7 @@ def test_a_reader_keeps_the_checkpoint_that_it_opened(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from regrad.files import replace_file
+from regrad.core.files import replace_file
 def write(file):
     file.write(b"half"); file.flush()
     print("writing", flush=True)
