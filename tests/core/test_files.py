@@ -58,6 +58,7 @@ def test_two_threads_save_and_a_third_reads(path, save, read):
 
     def reader():
         with gathered(failures):
+            seen.append(read(path))
             while not running.is_set():
                 seen.append(read(path))
 
