@@ -424,7 +424,7 @@ class Variant:
         self.traces: list[Trace] = []  # those that compiled programs belong to
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
-        self.verifying = False
+        self.verifying: list[Trace] | None = None  # the trace that is compared with the program
         self.compiled = compile_donating(program.jax, self._results)
 
     def __call__(self, inputs: Sequence[Tensor]) -> _Results:
@@ -458,12 +458,12 @@ class Variant:
     def _verify(self, kept: list[Any], given: tuple[Any, ...]) -> None:
         """Trace once more, and compare with the program; nothing else comes of the trace."""
         known = self.compiled.trace(kept, given)
-        self.verifying = True
+        self.verifying = []
         try:
             second = compile_donating(self.program.jax, self._results).trace(kept, given)
+            verification.compare(self.program.name, known, second)
         finally:
-            self.verifying = False
-        verification.compare(self.program.name, known, second)
+            self.verifying = None
 
     def _convert(self, i: int, x: Tensor) -> Any:
         """A source as JAX's; what stays the same from call to call is converted once."""
@@ -511,8 +511,9 @@ class Variant:
         if tapes:
             linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, trace)
             run_inside(linearize, region, trace.bindings)
-        if self.verifying:
+        if self.verifying is not None:
             program.check_sources(region)
+            self.verifying.append(trace)  # which JAX refers to weakly (see `_opened`)
             return _Results(outputs, trace)
         self.news = program.find(region)
         if self.news:
