@@ -156,9 +156,9 @@ def wrong_shape(form="native"):
 
 def test_an_answer_that_is_not_checked_is_found(monkeypatch):
     assert wrong_shape() == REFUSED
-    monkeypatch.setattr(walk, "checked", lambda record, leaf, dx, dy: rg.zeros(3, dtype=dx.dtype))
+    monkeypatch.setattr(walk, "check_gradient", lambda record, leaf, dx, dy: rg.zeros(3, dtype=dx.dtype))
     assert wrong_shape() == SILENT
-    monkeypatch.setattr(walk, "checked", lambda record, leaf, dx, dy: {}[leaf])
+    monkeypatch.setattr(walk, "check_gradient", lambda record, leaf, dx, dy: {}[leaf])
     assert wrong_shape() == BROKEN
 
 

@@ -33,7 +33,7 @@ def test_programs_print_what_the_page_says(page):
             assert printed == text
 
 
-NAMED = re.compile(r"`(test_\w+)\.py::(test_\w+)`")
+NAMED = re.compile(r"`(\w+/test_\w+)\.py::(test_\w+)`")
 
 
 def test_promises_of_reliability_have_their_tests():
