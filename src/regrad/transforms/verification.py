@@ -35,7 +35,7 @@ class Difference(NamedTuple):
 
 def compare(name: str, known: Any, again: Any) -> None:
     """Raise StaleError if two stages (`jax.jit(f).trace(…)`) of one function differ."""
-    pair = known.out_info.traced, again.out_info.traced
+    pair = known.out_info.trace, again.out_info.trace
     for difference in (
         *_programs(known.jaxpr, again.jaxpr),
         *_backward(*pair),
