@@ -71,12 +71,12 @@ def or_zeros(dx: Tensor | None, x: Tensor, dtype: Any = None) -> Tensor:
     return dx if dtype is None or dx.dtype == dtype else as_dtype(dx, dtype)
 
 
-BackState = tuple[list[Any], list[Any]]  # the gradients by the carry, and those summed so far
-StepBack = Callable[[tuple[Sequence[Any], Sequence[Any] | None], Any], tuple[BackState, list[Any]]]
+Parts = Sequence[Any]  # Tensors, or arrays
+StepBack = Callable[[tuple[Parts, Parts | None], Any], tuple[tuple[Parts, Parts], Parts]]
 
 
 def step_back(
-    pull: Callable[[Sequence[Any], Any], Sequence[Any]],
+    pull: Callable[[Parts, Any], Parts],
     captured: int,
     add: Callable[[Any, Any], Any] = operator.add,
 ) -> StepBack:
@@ -88,16 +88,13 @@ def step_back(
     this function, whatever repeats it: JAX, the engine, Python, or a session's program.
     """
 
-    def back(
-        state: tuple[Sequence[Any], Sequence[Any] | None], entry: Any
-    ) -> tuple[BackState, list[Any]]:
+    def back(state: tuple[Parts, Parts | None], entry: Any) -> tuple[tuple[Parts, Parts], Parts]:
         dcarry, sums = state
         found = pull(dcarry, entry)
         n, k = len(dcarry), len(found) - captured
-        more = list(found[k:])
-        if sums is not None:  # (a value that stands as None has no gradient)
-            pairs = zip(sums, more, strict=True)
-            more = [None if total is None else add(total, dx) for total, dx in pairs]
-        return (list(found[:n]), more), list(found[n:k])
+        more = found[k:]
+        if sums is not None:
+            more = list(map(add, sums, more))
+        return (found[:n], more), found[n:k]
 
     return back

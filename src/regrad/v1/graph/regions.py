@@ -13,6 +13,7 @@ share the step back of a loop (`step_back`), the walk, the rules and the kernels
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -95,9 +96,10 @@ class Interpreter(Run):
     def compute(self, nodes: Iterable[Node], known: dict[int, Any]) -> None:
         """Compute nodes in order; `known` are the values by symbol, and gets the new ones."""
         for node in nodes:
-            if not node.symbols or not all(s.id in known for s in node.symbols):
+            made = node.symbols
+            if not made or made[0].id not in known or not all(s.id in known for s in made):
                 ys = self.outputs(node, [known[s.id] for s in node.sources()], known)
-                for symbol, y in zip(node.symbols, ys, strict=True):
+                for symbol, y in zip(made, ys, strict=True):
                     known.setdefault(symbol.id, y)
 
     def outputs(self, node: Node, values: list[Any], known: dict[int, Any]) -> Values:
@@ -139,7 +141,9 @@ class EagerRun(Interpreter):
                 "the loop."
             )
         xs = tuple(values)
-        attrs = {k: dims.resolved(v, lambda s: known[s.id]._data) for k, v in node.attrs.items()}
+        attrs = node.attrs
+        if node.sized:
+            attrs = {k: dims.resolved(v, lambda s: known[s.id]._data) for k, v in attrs.items()}
         with in_state(None):
             y = computed(op, xs, attrs, layout)
         y = tuple(map(alias_of, y)) if isinstance(y, tuple) else alias_of(y)
@@ -364,12 +368,15 @@ class Loop:
         )  # fmt: skip
         *steps, _ = self.steps(call, values, captured)
         back = self.step_back(call, captured)
-        dvars, dcaptured = list(dys), None
+        dvars: Values = dys
+        dcaptured: Values | None = None
         for number in reversed(range(len(steps))):
             (dvars, dcaptured), _ = back((dvars, dcaptured), (steps[number], number))
         return [*dvars, *(self.zeros(captured) if dcaptured is None else dcaptured)]
 
-    def step_back(self, call: Call, captured: Values) -> StepBack:
+    def step_back(
+        self, call: Call, captured: Values, add: Callable[[Any, Any], Any] = operator.add
+    ) -> StepBack:
         """Return one step of the backward pass; its entry: the variables, and the iteration."""
         assert self.gradient is not None
         gradient = self.gradient
@@ -378,7 +385,7 @@ class Loop:
             values, number = entry
             return call(gradient, [*values, *dvars, *captured], number)
 
-        return step_back(pull, sum(self.wrt))
+        return step_back(pull, sum(self.wrt), add)
 
     def zeros(self, captured: Values) -> list[Any]:
         """The gradients by the float captures before any iteration."""
@@ -399,12 +406,12 @@ def _while(run: Run, xs: Values, loop: Loop) -> Any:
 
 def _calls(run: Run) -> Call:
     """Calls of regions in the iterations of one loop."""
-    outside = run.path
+    outside, through = run.path, run.through
 
     def call(region: GraphRegion, values: Values, number: int) -> Sequence[Any]:
         run.path = (*outside, number)
         try:
-            return run.through(region, values)
+            return through(region, values)
         finally:
             run.path = outside
 

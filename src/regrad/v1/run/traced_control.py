@@ -128,7 +128,7 @@ def _back(
     def call(region: GraphRegion, values: Values, number: Any) -> Values:
         return settle_all(trace.inside({}, number).through(region, values), symbols)
 
-    back = loop.step_back(call, captured)
+    back = loop.step_back(call, captured, _add)
 
     def retreat(carry: Any) -> Any:
         number, state = carry
@@ -141,6 +141,11 @@ def _back(
         lambda carry: carry[0] >= 0, retreat, (number - 1, state)
     )
     return [*dxs, *dcaptured]
+
+
+def _add(a: Any, b: Any) -> Any:
+    """A sum of gradients; of a variable itself, which stands as None, there is none."""
+    return None if a is None else a + b
 
 
 # -- parts ---------------------------------------------------------------------------------------
