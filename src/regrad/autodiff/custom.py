@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from inspect import CO_VARARGS
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.custom_nodes import custom_node
 from regrad.autodiff.gradients import callable_or_raise
@@ -22,6 +22,11 @@ from regrad.core.tape import NO_ATTRS, Tape, put
 from regrad.core.tensor import Tensor, TensorView, id_of, twin
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.graph.graph import is_symbolic
+
+if TYPE_CHECKING:
+    from regrad.core.rule import Cotangent
+    from regrad.core.tape import Record
+    from regrad.transforms.region import Region
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
 NOTHING: tuple[frozenset[int], bool] = frozenset(), False
@@ -125,14 +130,14 @@ class Saving(dict[int, str]):
 def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...], list[Any]]:
     """The tensors among the arguments, the arguments with these in their places, and their form.
 
-    The form tells of each argument where it holds tensors: a Slot, or a structure of optree's and
-    the Slots among its leaves; None if it holds none.
+    The form tells of each argument where it holds tensors: a Hole, or a structure of optree's and
+    the Holes among its leaves; None if it holds none.
     """
     inputs: list[Tensor] = []
     given, form = [], []
     for arg in args:
         if type(arg) is Tensor:
-            form.append(containers.Slot(len(inputs)))
+            form.append(containers.Hole(len(inputs)))
             inputs.append(arg)
         elif type(arg) in dispatch.NUMBERS:
             form.append(None)
@@ -149,7 +154,7 @@ def _opened(arg: Any, inputs: list[Tensor]) -> tuple[Any, Any]:
     slots: list[Any] = [None] * len(leaves)
     for i, leaf in enumerate(leaves):
         if dispatch.is_tensor(leaf) or is_array(leaf):
-            slots[i] = containers.Slot(len(inputs))
+            slots[i] = containers.Hole(len(inputs))
             leaves[i] = dispatch.lift(leaf)
             inputs.append(leaves[i])
     if not any(slots):
@@ -163,7 +168,7 @@ def _unfolded(entry: Any) -> Any:
 
 
 def _inside(
-    region: Any, inputs: tuple[Tensor, ...], args: tuple[Any, ...]
+    region: Region, inputs: tuple[Tensor, ...], args: tuple[Any, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """Inputs and arguments as they are in a region: outer Tensors by their stand-ins."""
     entered = tuple(map(region.enter, inputs))
@@ -192,7 +197,7 @@ def _check_options(options: Mapping[str, Any], name: str) -> None:
                 )
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     """A value to be saved; arrays are copied, because their owner may change them."""
     return dispatch.lift(value) if type(value) is not Tensor and is_array(value) else value
 
@@ -437,7 +442,7 @@ class CustomCall(Saves, Rule):
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return False  # nobody can know
 
-    def answer(self, dy: Any, holding: bool = True) -> Any:
+    def answer(self, dy: Cotangent, holding: bool = True) -> Any:
         """What grad_func says, by ops that no override concerns (the walk, which asks, is masked).
 
         It may take what was saved beside dy, or leave it. A function that it differentiates in its
@@ -464,14 +469,16 @@ class CustomCall(Saves, Rule):
     def pulls(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride] (read only)
         return (self.pull_only,) if self.count == 1 else None
 
-    def pull_only(self, record: Any, dy: Any) -> Any:
+    def pull_only(self, record: Record, dy: Cotangent) -> Any:
         """The gradient by the only input."""
         answer = self.answer(dy)
         if isinstance(answer, Tensor) and not self.nests:
             return answer
         return self.per_input(answer)[0]
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         answer = self.answer(dy if isinstance(dy, Tensor) else self.rebuild(dy))
         return enumerate(self.per_input(answer))
 
@@ -487,7 +494,7 @@ class CustomCall(Saves, Rule):
 
     def arguments(self) -> containers.Arguments:
         """The structure that the answer must have."""
-        form = map(containers.Slot, range(self.count)) if self.form is None else self.form
+        form = map(containers.Hole, range(self.count)) if self.form is None else self.form
         return containers.Arguments(self.f, self.name, self.count, lambda: map(_unfolded, form))
 
     def input_name(self, leaf: int) -> str:
@@ -497,7 +504,7 @@ class CustomCall(Saves, Rule):
 # -- in a graph ----------------------------------------------------------------------------------
 
 
-def _is_in_graph(value: Any) -> bool:
+def _is_in_graph(value: object) -> bool:
     if isinstance(value, Tensor):
         return is_symbolic(value)
     return any(is_symbolic(leaf) for leaf in containers.flatten(value)[0])

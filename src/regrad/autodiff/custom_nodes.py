@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError
 from regrad.graph.graph import PLACEHOLDER, Symbol, home, put_down
+
+if TYPE_CHECKING:
+    from regrad.core.tape import Record
 
 # The values go in beside the inputs, so that the op runs after what computes them; the gradient
 # goes by the inputs alone.
@@ -28,7 +31,7 @@ class InGraph(Rule):
     def __init__(
         self,
         name: str,
-        answer: Callable[[tuple[Tensor, ...]], Sequence[Any]],
+        answer: Callable[[tuple[Tensor, ...]], Sequence[Tensor | None]],
         closed: list[Symbol],
         input_name: Callable[[int], str],
     ) -> None:
@@ -59,7 +62,7 @@ class InGraph(Rule):
                     "gradient too, or use stop_gradient on it."
                 )
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
         return [(0, None), (1, list(self.answer(dy)))]
 
 
@@ -67,7 +70,7 @@ def custom_node(
     name: str,
     ys: Sequence[Tensor],
     xs: Sequence[Tensor],
-    answer: Callable[[tuple[Tensor, ...]], Sequence[Any]],
+    answer: Callable[[tuple[Tensor, ...]], Sequence[Tensor | None]],
     mark: int,
     input_name: Callable[[int], str],
     *,

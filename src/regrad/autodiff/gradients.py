@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regrad.autodiff.variables import Variable, VariableTape
 from regrad.core import containers, dispatch
@@ -15,6 +15,9 @@ from regrad.core.tape import Tape
 from regrad.core.tensor import Readable, Tensor, id_of
 from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, kind
+
+if TYPE_CHECKING:
+    from regrad.core.tensor import TensorLike
 
 Unconnected = Literal["raise", "zero", "none"]
 
@@ -74,7 +77,7 @@ def grad(f: Callable[[Any], Any], *, unconnected: Unconnected = "raise") -> Call
     """
     _check(f, "grad", unconnected)
 
-    def g(x: Any, dy: Any = None) -> Any:
+    def g(x: Any, dy: TensorLike | None = None) -> Any:
         return _gradients(f, [x], dy, "grad", unconnected)[1][0]
 
     return _like(f, g, "grad(f)")
@@ -100,7 +103,7 @@ def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Calla
     """
     _check(f, "grads", unconnected)
 
-    def g(args: Sequence[Any], dy: Any = None) -> list[Any]:
+    def g(args: Sequence[Any], dy: TensorLike | None = None) -> list[Any]:
         args = _arguments(args, "grads")
         return _gradients(f, args, dy, "grads", unconnected)[1]
 
@@ -122,7 +125,7 @@ def value_and_grad(
     """
     _check(f, "value_and_grad", unconnected)
 
-    def g(x: Any, dy: Any = None) -> ValueAndGrad:
+    def g(x: Any, dy: TensorLike | None = None) -> ValueAndGrad:
         value, (dx,) = _gradients(f, [x], dy, "value_and_grad", unconnected)
         return ValueAndGrad(value, dx)
 
@@ -144,7 +147,7 @@ def value_and_grads(
     """
     _check(f, "value_and_grads", unconnected)
 
-    def g(args: Sequence[Any], dy: Any = None) -> ValueAndGrads:
+    def g(args: Sequence[Any], dy: TensorLike | None = None) -> ValueAndGrads:
         args = _arguments(args, "value_and_grads")
         return ValueAndGrads(*_gradients(f, args, dy, "value_and_grads", unconnected))
 
@@ -160,13 +163,13 @@ def _like(f: Callable[..., Any], g: Callable[..., Any], api: str) -> Callable[..
     return call
 
 
-def callable_or_raise(f: Any, api: str) -> None:
+def callable_or_raise(f: object, api: str) -> None:
     """The f passed to a gradient function must be callable; say so when it is passed."""
     if not callable(f):
         raise ArgumentError(f"the f passed in {api}(f) must be a function, got {kind(f)}")
 
 
-def _arguments(args: Any, api: str) -> Sequence[Any]:
+def _arguments(args: object, api: str) -> Sequence[Any]:
     if not isinstance(args, list | tuple):
         raise ArgumentError(
             f"{api}(f)(args): args must be a list, one entry per argument of f, got {kind(args)}. "
@@ -177,14 +180,18 @@ def _arguments(args: Any, api: str) -> Sequence[Any]:
     return args
 
 
-def _check(f: Any, api: str, unconnected: Unconnected) -> None:
+def _check(f: object, api: str, unconnected: Unconnected) -> None:
     callable_or_raise(f, api)
     if unconnected not in ("raise", "zero", "none"):
         raise ArgumentError(f"unconnected is 'raise', 'zero' or 'none', got {unconnected!r}")
 
 
 def _gradients(
-    f: Callable[..., Any], args: Sequence[Any], dy: Any, api: str, unconnected: Unconnected
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    dy: TensorLike | None,
+    api: str,
+    unconnected: Unconnected,
 ) -> tuple[Tensor, Any]:
     """The value of f, and its gradients by these arguments."""
     inputs, aliases, close = watched_inputs(args, api)
@@ -223,7 +230,7 @@ def watched_inputs(
     return aliases if rebuild is None else rebuild(aliases), aliases, rebuild
 
 
-def watchable(leaf: Any, api: str) -> Tensor:
+def watchable(leaf: TensorLike, api: str) -> Tensor:
     """A fresh alias of an input that can be differentiated."""
     if type(leaf) is not Tensor:
         try:
@@ -235,7 +242,7 @@ def watchable(leaf: Any, api: str) -> Tensor:
     return dispatch.alias(leaf)
 
 
-def _no_tensor(leaf: Any, api: str) -> ArgumentError:
+def _no_tensor(leaf: object, api: str) -> ArgumentError:
     name = api.partition("(")[0]
     if containers.is_closed(leaf):
         return ArgumentError(f"{name}: the input is {kind(leaf)}, {containers.CLOSED}")
@@ -268,7 +275,7 @@ def result(y: Any, api: str) -> Tensor:
     return y
 
 
-def checked_dy(dy: Any, y: Tensor, api: str) -> Tensor | None:
+def checked_dy(dy: TensorLike | None, y: Tensor, api: str) -> Tensor | None:
     """`dy` as a Tensor of y's shape and a dtype that fits."""
     if dy is None:
         return None
@@ -288,7 +295,7 @@ def checked_dy(dy: Any, y: Tensor, api: str) -> Tensor | None:
 
 
 def without(
-    dx: Any, x: Tensor, unconnected: Unconnected, api: str, args: Any, i: int
+    dx: Tensor | None, x: Tensor, unconnected: Unconnected, api: str, args: Sequence[Any], i: int
 ) -> Tensor | None:
     """What is due for an input that got no gradient: from a rule (None), or for lack of a path."""
     if dx is UNUSED:
@@ -389,7 +396,7 @@ def _read(y: Any) -> Any:
     return y._read() if isinstance(y, Readable) else y
 
 
-def _if_used(dx: Any, x: Tensor) -> Any:
+def _if_used(dx: Tensor | None, x: Tensor) -> Any:
     return dx if dx is UNUSED else or_zeros(dx, x)
 
 

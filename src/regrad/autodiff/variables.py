@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterable
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core import dispatch
 from regrad.core.sharding import kept_in_place, moved
@@ -24,6 +24,12 @@ from regrad.errors import (
 )
 from regrad.ops.creation import tensor
 from regrad.ops.methods import Methods
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from regrad.core.backends import DTypeLike
+    from regrad.core.tensor import TensorLike
 
 _serial = itertools.count(1).__next__
 
@@ -66,10 +72,10 @@ class Variable(Methods, Readable):
 
     def __init__(
         self,
-        initial: Any,
+        initial: TensorLike,
         trainable: bool = True,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
         state = current()
         if state is not None and state.region is not None:
@@ -88,10 +94,10 @@ class Variable(Methods, Readable):
 
     # Two Variables are equal if they are one, so that they can be keys of dicts and found in
     # lists; with anything else the values are compared.
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: TensorLike) -> Any:
         return self is other if isinstance(other, Variable) else Methods.__eq__(self, other)
 
-    def __ne__(self, other: Any) -> Any:
+    def __ne__(self, other: TensorLike) -> Any:
         return self is not other if isinstance(other, Variable) else Methods.__ne__(self, other)
 
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (a Tensor has none)
@@ -166,7 +172,7 @@ class Variable(Methods, Readable):
         """The number of elements."""
         return self._tensor.size
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: TensorLike) -> None:
         """Set the value; its dtype and shape must be the variable's.
 
         Inside `variable_grads`, later reads see the assigned tensor with its history. A Variable
@@ -175,7 +181,7 @@ class Variable(Methods, Readable):
         with UPDATES:
             self._assign(value)
 
-    def _assign(self, value: Any) -> None:
+    def _assign(self, value: TensorLike) -> None:
         before = self._read()  # so that open tapes know what the variable was
         if type(value) is Tensor:
             new = value
@@ -214,17 +220,17 @@ class Variable(Methods, Readable):
             new = moved(self._tensor, sharding, f"placing the Variable {self.name!r}")
             self._set(new, lent=True)
 
-    def assign_add(self, value: Any) -> None:
+    def assign_add(self, value: TensorLike) -> None:
         """`v = v + value`, of which no other thread's update is lost."""
         with UPDATES:
             self._assign(self.add(value))
 
-    def assign_sub(self, value: Any) -> None:
+    def assign_sub(self, value: TensorLike) -> None:
         """`v = v - value`, of which no other thread's update is lost."""
         with UPDATES:
             self._assign(self.sub(value))
 
-    def _no_augmented(self, other: Any) -> Any:
+    def _no_augmented(self, other: object) -> Any:
         raise ArgumentError(
             f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it "
             "is; write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
@@ -236,7 +242,7 @@ class Variable(Methods, Readable):
         """The current value as a read-only NumPy view."""
         return self._read().numpy()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> Any:
         return self._read().__array__(dtype, copy)
 
     def __getattr__(self, name: str) -> Any:
@@ -260,7 +266,7 @@ class Variable(Methods, Readable):
     def __len__(self) -> int:
         return len(self._read())
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         raise ArgumentError(
             "v[index] = value is not possible; write v.assign(at_set(v, index, value))"
         )

@@ -12,11 +12,14 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from regrad.errors import ArgumentError, DeviceError, DTypeError, TraceError
+
+if TYPE_CHECKING:
+    from regrad.core.tensor import Tensor
 
 
 class DType(Protocol):
@@ -92,7 +95,7 @@ class Backend:
             **{name: _of_scipy(getattr(scipy, name)) for name in names},
         )
 
-    def check(self, array: Any) -> None:
+    def check(self, array: Array) -> None:
         """Refuse an array that a Tensor cannot hold."""
         if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
             raise ArgumentError(
@@ -103,21 +106,21 @@ class Backend:
         if array.dtype not in HELD:
             check_dtype(array.dtype)
 
-    def own(self, array: Any) -> Any:
+    def own(self, array: Array) -> Any:
         """A copy that nobody else can change."""
         self.check(array)
         dtype = array.dtype
         return np.array(array, dtype=dtype if dtype.isnative else dtype.newbyteorder("="))
 
-    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
+    def from_numpy(self, array: np.ndarray, like: Array = None) -> Any:
         """The same values in this library, where an array of it lies."""
         return array
 
-    def to_numpy(self, array: Any) -> np.ndarray:
+    def to_numpy(self, array: Array) -> np.ndarray:
         """The same values in NumPy, shared where that can be had."""
         return np.asarray(array)
 
-    def dtype(self, array: Any) -> np.dtype:
+    def dtype(self, array: Array) -> np.dtype:
         """The dtype under its NumPy name."""
         return array.dtype
 
@@ -125,19 +128,19 @@ class Backend:
         """The library's own object for a dtype."""
         return np.dtype(dtype)
 
-    def astype(self, array: Any, dtype: Any) -> Any:
+    def astype(self, array: Array, dtype: Any) -> Any:
         """Convert values; a complex number loses its imaginary part silently in a cast to real."""
         if array.dtype.kind == "c" and np.dtype(dtype).kind != "c":
             array = _real_of(array, dtype)
         return array.astype(dtype, copy=False)
 
 
-def _real_of(array: Any, dtype: Any) -> Any:
+def _real_of(array: Array, dtype: Any) -> Any:
     """Complex numbers on their way to a real dtype: their real parts, or whether they are not 0."""
     return array != 0 if np.dtype(dtype).kind == "b" else array.real
 
 
-def _of_scipy(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _of_scipy(function: Callable[[Array], Array]) -> Callable[[Any], Any]:
     """A function of SciPy's, which answers halves in a wider dtype, under the dtype of x."""
     return lambda x: function(x) if x.itemsize > 2 else function(x).astype(x.dtype)
 
@@ -160,13 +163,13 @@ class JaxBackend(Backend):
 
         return jax.scipy.special
 
-    def check(self, array: Any) -> None:
+    def check(self, array: Array) -> None:
         """JAX has no arrays but of numbers."""
 
-    def own(self, array: Any) -> Any:
+    def own(self, array: Array) -> Any:
         return array  # immutable already
 
-    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
+    def from_numpy(self, array: np.ndarray, like: Array = None) -> Any:
         if array.dtype not in HELD:
             check_dtype(array.dtype)
         self.native_dtype(array.dtype)
@@ -184,7 +187,7 @@ class JaxBackend(Backend):
                 "jax.config.update('jax_enable_x64', True)."
             )
 
-    def to_numpy(self, array: Any) -> np.ndarray:
+    def to_numpy(self, array: Array) -> np.ndarray:
         if is_traced(array):
             raise TraceError(
                 f"the value of a traced Tensor ({array.dtype}, shape {tuple(array.shape)}) was "
@@ -220,7 +223,7 @@ class JaxBackend(Backend):
             )
         return dtype
 
-    def astype(self, array: Any, dtype: Any) -> Any:
+    def astype(self, array: Array, dtype: Any) -> Any:
         dtype = self.native_dtype(dtype)
         if array.dtype.kind == "c" and dtype.kind != "c":
             array = _real_of(array, dtype)
@@ -254,7 +257,7 @@ class TorchBackend(Backend):
 
         return Special
 
-    def check(self, array: Any) -> None:
+    def check(self, array: Array) -> None:
         import torch
 
         if self.dtype(array).kind == "V":  # (ml_dtypes lends NumPy the name bfloat16)
@@ -265,11 +268,11 @@ class TorchBackend(Backend):
                 f"{array.layout}. Convert it: x.to_dense()."
             )
 
-    def own(self, array: Any) -> Any:
+    def own(self, array: Array) -> Any:
         self.check(array)
         return array.detach().clone()
 
-    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
+    def from_numpy(self, array: np.ndarray, like: Array = None) -> Any:
         import torch
 
         if like is None or like.device.type == "cpu":
@@ -280,29 +283,29 @@ class TorchBackend(Backend):
         dtype = self.native_dtype(array.dtype)
         return torch.full((), array.item(), dtype=dtype, device=like.device)
 
-    def to_numpy(self, array: Any) -> np.ndarray:
+    def to_numpy(self, array: Array) -> np.ndarray:
         return array.detach().cpu().resolve_conj().numpy()
 
-    def dtype(self, array: Any) -> np.dtype:
+    def dtype(self, array: Array) -> np.dtype:
         return numpy_dtype(array.dtype)
 
     def native_dtype(self, dtype: Any) -> Any:
         return getattr(self.xp, numpy_dtype(dtype).name)
 
-    def astype(self, array: Any, dtype: Any) -> Any:
+    def astype(self, array: Array, dtype: Any) -> Any:
         if array.is_complex() and numpy_dtype(dtype).kind != "c":
             array = _real_of(array, numpy_dtype(dtype))
         return array.to(self.native_dtype(dtype))
 
 
-def _torch_sign(x: Any) -> Any:
+def _torch_sign(x: Array) -> Any:
     """The standard's sign: NaN stays. (array-api-compat writes in place, which vmap refuses.)"""
     import torch
 
     return torch.where(torch.isnan(x), x, torch.sgn(x))
 
 
-def numpy_dtype(dtype: Any) -> np.dtype:
+def numpy_dtype(dtype: DTypeLike) -> np.dtype:
     """A dtype of any library as NumPy's."""
     if isinstance(dtype, np.dtype):
         return dtype
@@ -310,14 +313,14 @@ def numpy_dtype(dtype: Any) -> np.dtype:
 
 
 @cache
-def _numpy_dtype(dtype: Any) -> np.dtype:
+def _numpy_dtype(dtype: DTypeLike) -> np.dtype:
     try:
         return np.dtype(dtype if isinstance(dtype, type) else str(dtype).removeprefix("torch."))
     except TypeError:
         raise _no_counterpart(dtype) from None
 
 
-def _no_counterpart(dtype: Any) -> DTypeError:
+def _no_counterpart(dtype: DTypeLike) -> DTypeError:
     if not str(dtype).startswith("torch."):
         return DTypeError(f"expected a dtype such as regrad.float32 or 'float32', got {dtype!r}")
     return DTypeError(
@@ -329,7 +332,7 @@ def _no_counterpart(dtype: Any) -> DTypeError:
 NUMPY = Backend()
 
 
-def beside(like: Any) -> dict[str, Any]:
+def beside(like: Array) -> dict[str, Any]:
     """Return the options that make a new array where another one lies: torch must be told."""
     return {"device": like.device} if hasattr(like, "new_zeros") else {}
 
@@ -366,13 +369,13 @@ def is_array(value: object) -> bool:
     return type(value) in BACKENDS or _find(type(value)) is not None
 
 
-def is_traced(array: Any) -> bool:
+def is_traced(array: Array) -> bool:
     """Whether JAX is tracing an array, so that it has no values yet."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(array, jax.core.Tracer)
 
 
-def has_values(array: Any) -> bool:
+def has_values(array: Array) -> bool:
     """Whether the values of an array can be read now: no transformation of its library is at work.
 
     (torch.func and torch.compile, like JAX, run functions on stand-ins.)
@@ -384,38 +387,38 @@ def has_values(array: Any) -> bool:
     return type(array) in (torch.Tensor, torch.nn.Parameter) and not wrapped
 
 
-def is_here(array: Any) -> bool:
+def is_here(array: Array) -> bool:
     """Whether this process has all the values; other processes may hold parts of JAX arrays."""
     return getattr(array, "is_fully_addressable", True) or array.is_fully_replicated
 
 
-def backend_of(*arrays: Any) -> Backend:
+def backend_of(*arrays: Array) -> Backend:
     """The backend that a computation on these arrays belongs to."""
     return max((BACKENDS[type(a)] for a in arrays), key=lambda b: b.rank, default=NUMPY)
 
 
-def special(xp: Any) -> Any:
+def special(xp: Namespace) -> Any:
     """The special functions that go with a kernel's namespace."""
     return (NUMPY if xp is np else _by_namespace(xp)).special
 
 
-def cast(xp: Any, array: Any, dtype: Any) -> Any:
+def cast(xp: Namespace, array: Array, dtype: DTypeLike) -> Any:
     """`astype` for kernels, by NumPy's dtype names in every namespace."""
     return _by_namespace(xp).astype(array, dtype)
 
 
-def native_dtype(xp: Any, dtype: Any) -> Any:
+def native_dtype(xp: Namespace, dtype: Any) -> Any:
     """The dtype object that the namespace's own functions take."""
     return _by_namespace(xp).native_dtype(dtype)
 
 
-def _by_namespace(xp: Any) -> Backend:
+def _by_namespace(xp: Namespace) -> Backend:
     if xp is np:
         return NUMPY
     return _ALL["jax" if xp.__name__.startswith("jax") else "torch"]
 
 
-def is_complex(array: Any) -> bool:
+def is_complex(array: Array) -> bool:
     """Whether an array of any library is of complex numbers."""
     return numpy_dtype(array.dtype).kind == "c"
 
@@ -437,13 +440,13 @@ def promote(dtypes: list[np.dtype]) -> np.dtype:
     return first
 
 
-def widest(xs: Iterable[Any]) -> np.dtype:
+def widest(xs: Iterable[Tensor | Array]) -> np.dtype:
     """The widest dtype of the real floats among these: float32 if there are none."""
     dtypes = [x.dtype for x in xs]
     return promote([d for d in dtypes if getattr(d, "kind", "") in ("f", "V")] or [FLOAT])
 
 
-def gradient_dtype(x: Any, wide: np.dtype) -> np.dtype:
+def gradient_dtype(x: Array, wide: np.dtype) -> np.dtype:
     """The dtype of a gradient by x: its own; by integers, the one given.
 
     An integer has a gradient where a rule gave it one, of any float dtype. A program must know

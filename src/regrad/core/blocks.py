@@ -55,7 +55,7 @@ def _not_open() -> None:
 class _Exit:
     """`__exit__` of a `Block`: that of its generator's own context manager."""
 
-    def __get__(self, block: Any, owner: Any = None) -> Callable[..., Any]:
+    def __get__(self, block: Any, owner: type | None = None) -> Callable[..., Any]:
         return _leave if block is None else _ended(block).__exit__
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core.dispatch import lift
 from regrad.core.registry import OPS, Input, Op, borrowed, find_op
@@ -14,6 +14,12 @@ from regrad.core.tape import cuts, effective
 from regrad.core.tensor import Tensor
 from regrad.core.walk import check_gradient, open_groups
 from regrad.errors import MissingRuleError, RuleError
+
+if TYPE_CHECKING:
+    from regrad.core.registry import Attrs
+    from regrad.core.rule import Cotangent
+    from regrad.core.tape import Record
+    from regrad.core.tensor import TensorLike
 
 UNSAID = object()
 
@@ -93,13 +99,13 @@ class Builtin:
             )
         return self.rule.functions
 
-    def __call__(self, dy: Any, /, **names: Any) -> Any:
+    def __call__(self, dy: Cotangent, /, **names: Any) -> Any:
         self._check(names)
         with masked():
             gradients = [self._by(entry, dy, names) for entry in self.op.inputs]
         return gradients[0] if len(gradients) == 1 else gradients
 
-    def _by(self, entry: Input, dy: Any, names: dict[str, Any]) -> Any:
+    def _by(self, entry: Input, dy: Cotangent, names: Attrs) -> Any:
         """The gradient by one input."""
         function = self._functions().get(entry.name)
         absent = entry.kind == "optional" and names.get(entry.name, UNSAID) is None
@@ -112,17 +118,17 @@ class Builtin:
         is_zero = self._is_cut(names) or (dx is None and self.rule.flat)
         return OPS["ZerosLike"].function(dy if dx is None else dx) if is_zero else dx
 
-    def _is_cut(self, names: dict[str, Any]) -> bool:
+    def _is_cut(self, names: Attrs) -> bool:
         """Whether the op has no gradient for what it was given."""
         unless = self.rule.unless
         return unless is not None and unless(names, [names[i.name] for i in self.op.inputs])
 
-    def _conjugates(self, dy: Any) -> bool:
+    def _conjugates(self, dy: Cotangent) -> bool:
         """Whether the rule is that of a holomorphic op, for complex numbers."""
         first = dy[0] if isinstance(dy, tuple) else dy
         return self.op.holomorphic and lift(first).dtype.kind == "c"
 
-    def _check(self, names: dict[str, Any]) -> None:
+    def _check(self, names: Attrs) -> None:
         missing = [n for n in self.names if n not in names]
         if missing:
             needed = ", ".join(f"{n}={n}" for n in self.names)
@@ -131,7 +137,7 @@ class Builtin:
                 f"rule that gets all names: lambda dy, **names: {self!r}(dy, **names)."
             )
 
-    def of(self, op: OpView, *grads: Any) -> Any:
+    def of(self, op: OpView, *grads: TensorLike | None) -> Any:
         """The gradients for an op in TensorFlow's form: one, or a list with one per input."""
         record = op.record
         dys = tuple([g if g is None else lift(g) for g in grads])
@@ -141,7 +147,7 @@ class Builtin:
         shown = [dx if dx is None else op.shown(dx) for dx in dxs]
         return shown[0] if len(shown) == 1 else shown
 
-    def _pulled(self, record: Any, dy: Any) -> dict[int, Tensor | None]:
+    def _pulled(self, record: Record, dy: Any) -> dict[int, Tensor | None]:
         """The gradients that the rule gives, by leaf, in the shapes of the inputs."""
         rule = self.bound_to(record.op)
         if cuts(rule, record.attrs, record.xs):

@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from functools import cached_property
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regrad.core.backends import is_array
 from regrad.core.dispatch import NUMBERS, is_tensor
@@ -29,10 +29,15 @@ from regrad.core.rule import place
 from regrad.core.tensor import Tensor
 from regrad.errors import NESTED, ArgumentError, RuleError, kind
 
+if TYPE_CHECKING:
+    from types import CellType
+
+    from optree import PyTreeSpec
+
 Rebuild = Callable[[Sequence[Any]], Any]
 
 
-def is_number_list(value: Any) -> bool:
+def is_number_list(value: object) -> bool:
     """Whether `value` is a (nested) list of plain numbers; an empty list is an empty container."""
     if not isinstance(value, list) or not value:
         return False
@@ -83,7 +88,7 @@ CLOSED = (
 LATER = Iterator | AsyncIterator | Awaitable | KeysView | ValuesView | ItemsView
 
 
-def is_closed(value: Any, depth: int = 3) -> bool:
+def is_closed(value: object, depth: int = 3) -> bool:
     """Whether Tensors or arrays lie in an object that is no container here, or may come from it."""
     if is_tensor(value) or is_array(value) or isinstance(value, type | FunctionType | ModuleType):
         return False
@@ -103,7 +108,7 @@ def is_closed(value: Any, depth: int = 3) -> bool:
     )
 
 
-def refuse_hidden(leaf: Any) -> None:
+def refuse_hidden(leaf: object) -> None:
     """Refuse a part of what a body returned if Tensors lie in it, or may come from it."""
     cells = getattr(leaf, "__closure__", None) or ()
     if is_closed(leaf) or any(map(_holds_tensors, cells)):
@@ -115,7 +120,7 @@ def refuse_hidden(leaf: Any) -> None:
         )
 
 
-def _holds_tensors(cell: Any) -> bool:
+def _holds_tensors(cell: CellType) -> bool:
     """Whether a function closes over Tensors by this cell."""
     try:
         return is_closed((cell.cell_contents,))
@@ -147,7 +152,7 @@ def matched(values: Any, like: Any) -> list[Any]:
 # -- answers: gradients in the structure of the arguments ------------------------------------------
 
 
-class Node(NamedTuple):
+class Container(NamedTuple):
     """One level of a container: what it is, its parts by key, and its type's name."""
 
     what: Any
@@ -155,7 +160,7 @@ class Node(NamedTuple):
     name: str = ""
 
 
-class Slot(NamedTuple):
+class Hole(NamedTuple):
     """Where the arguments of a call hold a tensor: its number among the inputs."""
 
     number: int
@@ -165,24 +170,24 @@ class Slot(NamedTuple):
 KINDS = {list: list, tuple: list, dict: dict, OrderedDict: dict, defaultdict: dict}
 
 
-def node(type: Any, keys: Iterable[Any], what: Any, parts: Iterable[Any]) -> Node:
+def container(type: Any, keys: Iterable[Any], what: Any, parts: Iterable[Any]) -> Container:
     """One level of a container."""
     keys = getattr(type, "_fields", keys)
-    return Node(what, dict(zip(keys, parts, strict=True)), type.__name__)
+    return Container(what, dict(zip(keys, parts, strict=True)), type.__name__)
 
 
-def nested(spec: Any, leaves: Iterator[Any]) -> Any:
-    """A structure of optree's around some leaves, as Nodes; None stays None."""
+def nested(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
+    """A structure of optree's around some leaves, as Containers; None stays None."""
     if spec.type is type(None):
         return None
     if spec.is_leaf():
         return next(leaves)
     parts = [nested(child, leaves) for child in spec.children()]
-    return node(spec.type, spec.entries(), KINDS.get(spec.type) or spec.one_level(), parts)
+    return container(spec.type, spec.entries(), KINDS.get(spec.type) or spec.one_level(), parts)
 
 
 def read(value: Any) -> Any:
-    """A container as Nodes."""
+    """A container as Containers."""
     import optree
 
     leaves, spec = optree.tree_flatten(value, namespace=NAMESPACE)
@@ -196,8 +201,8 @@ class Arguments:
         function: What was called; errors name its parameters.
         name: What it is called.
         count: How many tensors the arguments hold.
-        make: Gives the arguments as Nodes, with a Slot for each tensor and None for anything else.
-        read: Gives an answer as Nodes.
+        make: Gives the arguments as Containers, with a Hole for each tensor and None elsewhere.
+        read: Gives an answer as Containers.
 
     No tensor is held, and nothing is computed before an answer or a name is asked for.
     """
@@ -219,13 +224,13 @@ class Arguments:
     @cached_property
     def holders(self) -> dict[int, Any]:
         """The arguments that hold tensors, by position."""
-        return {i: arg for i, arg in enumerate(self.make()) if any(_slots(arg))}
+        return {i: arg for i, arg in enumerate(self.make()) if any(_holes(arg))}
 
     @property
     def names(self) -> list[str]:
         """What each tensor is called: `x`, `params['w']`."""
         named = self._named().items()
-        return [path for name, arg in named for _, path in _slots(arg, name)]
+        return [path for name, arg in named for _, path in _holes(arg, name)]
 
     def _named(self) -> dict[str, Any]:
         return {parameter(self.function, i): arg for i, arg in self.holders.items()}
@@ -234,7 +239,7 @@ class Arguments:
         """An answer as one gradient per tensor; RuleError if it has another structure."""
         given, holders = self.read(answer), list(self.holders.values())
         alone = holders if len(holders) == 1 else []
-        for due in (*alone, Node(list, dict(enumerate(holders)))):
+        for due in (*alone, Container(list, dict(enumerate(holders)))):
             gradients = [None] * self.count
             if (alone or given is not None) and _fits(due, given, gradients):
                 return gradients
@@ -252,17 +257,17 @@ class Arguments:
 
 def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
     """Arguments of which each is a tensor."""
-    return Arguments(function, name, count, lambda: map(Slot, range(count)))
+    return Arguments(function, name, count, lambda: map(Hole, range(count)))
 
 
 def _fits(due: Any, given: Any, gradients: list[Any]) -> bool:
     """Whether an answer has the structure that is due; its gradients are put in their places."""
     if given is None:
         return True
-    if type(due) is Slot:
+    if type(due) is Hole:
         gradients[due.number] = given
-        return type(given) is not Node
-    if type(given) is not Node:
+        return type(given) is not Container
+    if type(given) is not Container:
         return False
     if due is None:  # nothing that has a gradient
         return all(_fits(None, part, gradients) for part in given.parts.values())
@@ -272,29 +277,29 @@ def _fits(due: Any, given: Any, gradients: list[Any]) -> bool:
         return False
     # what holds no tensor may be left out of a dict
     return all(
-        _fits(part, given.parts[key], gradients) if key in given.parts else not any(_slots(part))
+        _fits(part, given.parts[key], gradients) if key in given.parts else not any(_holes(part))
         for key, part in due.parts.items()
     )
 
 
-def _slots(value: Any, path: str = "") -> Iterator[tuple[int, str]]:
+def _holes(value: object, path: str = "") -> Iterator[tuple[int, str]]:
     """The places of tensors in an argument, each with its path."""
-    if type(value) is Slot:
+    if type(value) is Hole:
         yield value.number, path
-    elif type(value) is Node:
+    elif type(value) is Container:
         for key, part in value.parts.items():
-            yield from _slots(part, path + _step(value, key))
+            yield from _holes(part, path + _step(value, key))
 
 
-def _step(value: Node, key: Any) -> str:
+def _step(value: Container, key: object) -> str:
     is_field = value.what not in (list, dict) and isinstance(key, str)
     return f".{key}" if is_field else f"[{key!r}]"
 
 
-def _shown(value: Any, path: str = "") -> str:
+def _shown(value: object, path: str = "") -> str:
     """A structure for a message: tensors by their paths, or what came in their places."""
-    if type(value) is not Node:
-        return path if type(value) is Slot else kind(value)
+    if type(value) is not Container:
+        return path if type(value) is Hole else kind(value)
     parts = {k: _shown(part, path + _step(value, k)) for k, part in value.parts.items()}
     if value.what is list:
         return f"[{', '.join(parts.values())}]"

@@ -11,9 +11,12 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from regrad.errors import ArgumentError, RegradError, UnknownShapeError, brief
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
 
 
 class Words(NamedTuple):
@@ -37,7 +40,7 @@ class Source:
 
 
 @lru_cache(maxsize=1 << 16)
-def _numbered(key: Any) -> int:
+def _numbered(key: tuple[object, ...]) -> int:
     """One number for each key (a key that was forgotten gets a new one, which does no harm)."""
     return next(_numbers)
 
@@ -50,7 +53,9 @@ class Dim:
 
     __slots__ = ("args", "compute", "key")
 
-    def __init__(self, compute: Callable[..., int], args: tuple[Any, ...], key: Any) -> None:
+    def __init__(
+        self, compute: Callable[..., int], args: tuple[Any, ...], key: tuple[object, ...]
+    ) -> None:
         self.compute = compute
         self.args = args  # Dims, ints, and (in a leaf) the symbol
         # Two Dims with one key are equal whatever the run will be. The key of arithmetic is its
@@ -83,42 +88,42 @@ class Dim:
 
     __int__ = __index__ = __float__ = __bool__  # pyright: ignore[reportAssignmentType]
 
-    def _compare(self, other: Any) -> bool:
+    def _compare(self, other: object) -> bool:
         self._ask(f"how it compares to {other}")
 
     __lt__ = __le__ = __gt__ = __ge__ = _compare
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.add, "+", self, other)
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.add, "+", other, self)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.sub, "-", self, other)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.sub, "-", other, self)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.mul, "*", self, other)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.mul, "*", other, self)
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.floordiv, "//", self, other)
 
-    def __rfloordiv__(self, other: Any) -> Any:
+    def __rfloordiv__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.floordiv, "//", other, self)
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: Dim | float) -> Any:
         return _fraction("/", self, other)
 
-    def __rtruediv__(self, other: Any) -> Any:
+    def __rtruediv__(self, other: Dim | float) -> Any:
         return _fraction("/", other, self)
 
-    def __mod__(self, other: Any) -> Any:
+    def __mod__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.mod, "%", self, other)
 
     def __neg__(self) -> Any:
@@ -137,7 +142,9 @@ SIGNS = ("+", "-", "*", "//", "%")
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
-def _arithmetic(compute: Callable[[int, int], int], sign: str, a: Any, b: Any) -> Any:
+def _arithmetic(
+    compute: Callable[[int, int], int], sign: str, a: Dim | float, b: Dim | float
+) -> Any:
     """`a sign b`; neutral elements vanish, so that equal sizes stay recognisable."""
     if not isinstance(a, Dim | int) or not isinstance(b, Dim | int):
         return _fraction(sign, a, b)
@@ -156,14 +163,14 @@ def _arithmetic(compute: Callable[[int, int], int], sign: str, a: Any, b: Any) -
     return Dim(compute, (a, b), (sign, _key(a), _key(b)))
 
 
-def _fraction(sign: str, a: Any, b: Any) -> Any:
+def _fraction(sign: str, a: Dim | float, b: Dim | float) -> Any:
     """What is no arithmetic of sizes: an error for numbers, another's business for the rest."""
     if isinstance(a, Dim | int | float) and isinstance(b, Dim | int | float):
         raise UnknownShapeError(f"a fraction of a size that only the run can tell: {a} {sign} {b}")
     return NotImplemented
 
 
-def _key(x: Any) -> Any:
+def _key(x: Dim | int | None) -> Any:
     return x.key if isinstance(x, Dim) else x
 
 
@@ -175,7 +182,7 @@ class UnknownRank:
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def _ask(self, *args: Any) -> NoReturn:
+    def _ask(self, *args: object) -> NoReturn:
         raise UnknownShapeError(
             f"the rank of {self.source} is known only when the graph runs. Give the placeholder a "
             "shape (None for the sizes that vary), or call set_shape."
@@ -209,7 +216,7 @@ def size_of(source: Source, axis: int) -> Dim:
 def entry_of(source: Source, place: int | None) -> Dim:
     """An element of a symbol of integers (of rank 1, or of rank 0 if `place` is None)."""
 
-    def compute(array: Any) -> int:
+    def compute(array: Array) -> int:
         return int(array if place is None else array[place])
 
     return Dim(compute, (source,), ("entry", source.id, place))
@@ -239,7 +246,7 @@ def differ(a: Any, b: Any) -> bool:
     return same(*pair) is False
 
 
-def at_least(size: Any, low: int) -> Any:
+def at_least(size: Dim | int, low: int) -> Any:
     """The larger of a size and a number."""
     if isinstance(size, Dim):
         return Dim(max, (size, low), ("max", size.key, low))
@@ -288,7 +295,7 @@ def _leaves_of(dim: Dim) -> Iterator[Source]:
             yield here
 
 
-def _computed(dim: Dim, arrays: Callable[[Source], Any]) -> int:
+def _computed(dim: Dim, arrays: Callable[[Source], Array]) -> int:
     """The size in a run; each part of the arithmetic is computed once."""
     known: dict[int, int] = {}
     stack = [dim]
@@ -305,11 +312,11 @@ def _computed(dim: Dim, arrays: Callable[[Source], Any]) -> int:
     return known[id(dim)]
 
 
-def _given(arg: Any, arrays: Callable[[Source], Any]) -> Any:
+def _given(arg: Source | int, arrays: Callable[[Source], Array]) -> Any:
     return arg if isinstance(arg, int) else arrays(arg)
 
 
-def resolved(value: Any, arrays: Callable[[Source], Any]) -> Any:
+def resolved(value: Any, arrays: Callable[[Source], Array]) -> Any:
     """An attribute with each Dim and unknown shape replaced by what it is in this run."""
     if isinstance(value, UnknownRank):
         return tuple(arrays(value.source).shape)
@@ -350,7 +357,7 @@ def sources(values: Iterable[Any]) -> list[Any]:
 KINDS = frozenset({int, Dim, type(None)})  # of the sizes in a foreseen shape
 
 
-def as_sizes(shape: Any, what: str) -> tuple[Any, ...]:
+def as_sizes(shape: Iterable[Dim | int | None], what: str) -> tuple[Any, ...]:
     """Sizes as Python's integers; those not known, Dim and None, stay. `what` is for the error."""
     try:
         return tuple([n if isinstance(n, Dim | None) else operator.index(n) for n in shape])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from regrad.core.dims import Dim, Shape
 from regrad.core.hints import of_value
 from regrad.core.kernel_errors import explain
 from regrad.core.numbers import is_tensor
-from regrad.core.registry import Input, Op
+from regrad.core.registry import Attrs, Input, Op
 from regrad.core.rule import PerInput, Rule
 from regrad.core.signatures import is_of_caller
 from regrad.core.state import LIVE, current, next_id
@@ -31,6 +31,12 @@ from regrad.errors import (
     kind,
     refusal,
 )
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array, Namespace
+    from regrad.core.registry import Kernel
+    from regrad.core.rule import RuleFunction
+    from regrad.core.tensor import TensorLike
 
 ndarray = np.ndarray
 TWO = (True, True)
@@ -49,7 +55,7 @@ class Deferral(NamedTuple):
     pull: Callable[[Record, Any, set[int]], dict[int, Any]]  # gradients by a rule, in the run
 
 
-Call = Callable[[Op, tuple[Tensor, ...], dict[str, Any], tuple[Place, ...] | None], Any]
+Call = Callable[[Op, tuple[Tensor, ...], Attrs, tuple[Place, ...] | None], Any]
 DEFERRALS: dict[type, Deferral] = {}  # by the type of a tensor's data
 
 
@@ -90,7 +96,7 @@ def _constant(value: complex, dtype: np.dtype, key: str = "") -> Tensor:
     return shared
 
 
-def _is_complex(x: Any) -> bool:
+def _is_complex(x: object) -> bool:
     return isinstance(x, Tensor) and x.dtype.kind == "c"
 
 
@@ -99,7 +105,7 @@ def constant(value: complex, dtype: np.dtype) -> Tensor:
     return _constant(value, dtype) if value else _constant(value, dtype, repr(value))  # -0.0 == 0.0
 
 
-def lift(value: Any, integers: bool = False) -> Tensor:
+def lift(value: TensorLike, integers: bool = False) -> Tensor:
     """Anything that an op accepts for a tensor, as a Tensor; arrays are copied."""
     if isinstance(value, Tensor):
         return value.alone() if type(value) is Number else value
@@ -126,14 +132,14 @@ def lift(value: Any, integers: bool = False) -> Tensor:
     )
 
 
-def differentiable(value: Any) -> Tensor:
+def differentiable(value: TensorLike) -> Tensor:
     """As `lift`; a traced Python integer is a float, as Python integers are."""
     if type(value) is Number:
         return as_dtype(value.alone(), number_dtype(value.example))
     return lift(value)
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Whether a value is a Python number or a list of them, which has no dtype of its own."""
     return type(value) in NUMBERS or isinstance(value, list | tuple)
 
@@ -159,12 +165,12 @@ def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
     return numbers.under(values, dtype) if found.dtype.kind == "O" else found.astype(dtype)
 
 
-def lift_as(value: Any, dtype: np.dtype) -> Tensor:
+def lift_as(value: TensorLike, dtype: np.dtype) -> Tensor:
     """As `lift`, under a dtype; Python numbers take it at once, not by way of float32."""
     return wrap(numbers.under(value, dtype)) if is_plain(value) else as_dtype(lift(value), dtype)
 
 
-def prepare(op: Op, leaves: Sequence[Any], parameters: Sequence[int]) -> tuple[Tensor, ...]:
+def prepare(op: Op, leaves: Sequence[TensorLike], parameters: Sequence[int]) -> tuple[Tensor, ...]:
     """The leaves of a call as Tensors, those that the op promotes under their common dtype."""
     promoted = [op.promotes[p] for p in parameters]
     xs: list[Any] = []
@@ -191,7 +197,7 @@ def _blame(error: Exception, op: Op, left: list[str]) -> Exception:
     return error if is_of_caller(error) else refusal(error, name, {})
 
 
-def _check_dtypes(op: Op, xs: Sequence[Any], parameters: Sequence[int]) -> None:
+def _check_dtypes(op: Op, xs: Sequence[TensorLike], parameters: Sequence[int]) -> None:
     if op.real and any(type(x) is complex or _is_complex(x) for x in xs):
         raise DTypeError(
             f"{op.name}: complex numbers have no order; take the real part, real(x), or the size, "
@@ -222,7 +228,7 @@ def common(dtypes: list[np.dtype], plain: Sequence[complex]) -> np.dtype:
     return dtype
 
 
-def as_dtype(x: Any, dtype: np.dtype) -> Tensor:
+def as_dtype(x: Tensor | complex, dtype: np.dtype) -> Tensor:
     """A number or Tensor under `dtype`; a real conversion is a record of its own."""
     if not isinstance(x, Tensor):
         return constant(x, dtype)
@@ -235,7 +241,7 @@ WEAKEST = (*NUMBERS, Number)
 # -- call ----------------------------------------------------------------------------------
 
 
-def call(op: Op, arguments: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+def call(op: Op, arguments: tuple[Any, ...], attrs: Attrs) -> Any:
     """Run an op on whatever the user gave."""
     for name, value in attrs.items():
         if type(value) not in PLAIN:
@@ -267,7 +273,7 @@ def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _is_deferred(x: Any) -> bool:
+def _is_deferred(x: object) -> bool:
     return isinstance(x, Tensor) and type(x._data) in DEFERRALS
 
 
@@ -327,7 +333,7 @@ def _sequence(op: Op, name: str, value: Any) -> list[Any]:
 def run(
     op: Op,
     xs: tuple[Tensor, ...],
-    attrs: dict[str, Any],
+    attrs: Attrs,
     layout: tuple[Place, ...] | None = None,
 ) -> Any:
     """Compute an op on Tensors, and record it where a tape watches."""
@@ -343,7 +349,7 @@ def run(
 
 
 def computed(
-    op: Op, xs: tuple[Tensor, ...], attrs: dict[str, Any], layout: tuple[Place, ...] | None = None
+    op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: tuple[Place, ...] | None = None
 ) -> Any:
     """What an op's kernel makes of Tensors, without a record."""
     arrays: Any = [x._data for x in xs]
@@ -364,7 +370,7 @@ def computed(
 
 
 def rerun(
-    op: Op, xs: tuple[Tensor, ...], attrs: dict[str, Any], layout: tuple[Place, ...] | None,
+    op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: tuple[Place, ...] | None,
     rule: Rule,
 ) -> Any:  # fmt: skip
     """Run an op that ran before, under the rule that was in force then."""
@@ -373,12 +379,12 @@ def rerun(
     return y
 
 
-def stand_in(x: Tensor, data: Any) -> Tensor:
+def stand_in(x: Tensor, data: Array) -> Tensor:
     """A Tensor (or number) like x around another array."""
     return Number.of(wrap(data), x.example) if isinstance(x, Number) else wrap(data)
 
 
-def _one_library(arrays: Sequence[Any]) -> list[Any]:
+def _one_library(arrays: Sequence[Array]) -> list[Any]:
     """NumPy data taken over to the library of the rest."""
     backend = backend_of(*arrays)
     names = {BACKENDS[type(a)].name for a in arrays} - {"numpy"}
@@ -390,14 +396,14 @@ def _one_library(arrays: Sequence[Any]) -> list[Any]:
     return [a if BACKENDS[type(a)] is backend else backend.from_numpy(a, like) for a in arrays]
 
 
-def wrap_results(data: Any) -> Any:
+def wrap_results(data: Array) -> Any:
     """Wrap what a kernel returned: one array, or several."""
     if isinstance(data, tuple | list):
         return tuple(wrap(array_of(d)) for d in data)
     return wrap(array_of(data))
 
 
-def array_of(data: Any) -> Any:
+def array_of(data: Array) -> Any:
     """NumPy turns results of rank 0 into scalars; a Tensor holds arrays."""
     if type(data) in NUMBERS:
         raise ArgumentError(
@@ -409,14 +415,14 @@ def array_of(data: Any) -> Any:
 # -- two private ops, which no override can name ---------------------------------------------
 
 
-def _private(name: str, kernel: Callable[..., Any], rule: Callable[..., Any], *attrs: str) -> Op:
+def _private(name: str, kernel: Kernel, rule: RuleFunction, *attrs: str) -> Op:
     op = Op(name, name, kernel, [Input("x", "one")], attrs)
     op.rule = PerInput(op, name)
     op.rule.add("x", rule)
     return op
 
 
-def _promote_kernel(xp: Any, x: Any, dtype: np.dtype) -> Any:
+def _promote_kernel(xp: Namespace, x: Array, dtype: np.dtype) -> Any:
     return backends.cast(xp, x, dtype)
 
 

@@ -8,7 +8,7 @@ goes by `call`. Each function is one frame, because a call of Python is what its
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from regrad.core.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.core.tape import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, record
 from regrad.core.tensor import Tensor
 from regrad.errors import NumberRangeError, prefixed
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
 
 ndarray = np.ndarray
 
@@ -125,7 +128,7 @@ def binary(op: Op) -> Callable[..., Any]:
     return function
 
 
-def _record(op: Op, x: Tensor, data: Any) -> Any:
+def _record(op: Op, x: Tensor, data: Array) -> Any:
     """Wrap the results of a kernel that gives several, and record them."""
     y = wrap_results(data)
     if LIVE:

@@ -7,9 +7,9 @@ for an op of our own, so rules take the same forms and answers get the same chec
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core.backends import BACKENDS, is_array, numpy_dtype
 from regrad.core.builtin import Builtin
@@ -17,11 +17,14 @@ from regrad.core.registry import RULES, Op, canonical, resolve
 from regrad.core.rule import Rule
 from regrad.core.signatures import plain_code
 from regrad.core.state import current, in_state, masked
-from regrad.core.tape import Place, Record, effective, positions, record_of
+from regrad.core.tape import Place, Record, Spec, effective, positions, record_of
 from regrad.core.tensor import Tensor, wrap
 from regrad.core.walk import check_gradient, leaf_gradients
 
-Spec = tuple[Any, Any]  # a shape and a dtype, as the array has them
+if TYPE_CHECKING:
+    from regrad.core.backends import Array, DTypeLike
+    from regrad.core.registry import Attrs
+    from regrad.core.rule import RuleFunction
 
 
 class ForeignRule:
@@ -32,7 +35,7 @@ class ForeignRule:
     differentiated by its own library, any other by regrad.
     """
 
-    def __init__(self, value: str | Callable[..., Any], op: Op) -> None:
+    def __init__(self, value: str | RuleFunction, op: Op) -> None:
         self.op = op
         self.rule: Rule = resolve(value, op)
         self.name = self.rule.name
@@ -102,7 +105,7 @@ class ForeignCall:
         self,
         rule: ForeignRule,
         specs: Sequence[Spec],
-        attrs: dict[str, Any],
+        attrs: Attrs,
         layout: tuple[Place, ...] | None = None,
         outputs: Sequence[Spec] | None = None,
     ) -> None:
@@ -168,7 +171,7 @@ class ForeignCall:
 
 
 @cache
-def _is_complex(dtype: Any) -> bool:
+def _is_complex(dtype: DTypeLike) -> bool:
     """Whether a dtype of any library is complex.
 
     (NumPy compares dtypes with torch's by trying to convert them, and swallows what is raised
@@ -177,5 +180,5 @@ def _is_complex(dtype: Any) -> bool:
     return "complex" in str(dtype)
 
 
-def _same_library(a: Any, b: Any) -> bool:
+def _same_library(a: Array, b: Array) -> bool:
     return is_array(a) and BACKENDS[type(a)] is BACKENDS[type(b)]

@@ -12,7 +12,10 @@ import os
 import signal
 import threading
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 try:  # the functions in C; those of `signal` make enums of everything, in twelve times the time
     from _signal import getsignal  # pyright: ignore[reportMissingImports]
@@ -52,7 +55,7 @@ class Deferred:
             self.defer()
             _open.append(self)
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(self, *raised: object) -> None:
         if get_ident() in _main:
             _open.pop()
             self.restore()
@@ -68,7 +71,7 @@ class Deferred:
             self.restore()
             raise
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         self.due = [*(self.due or ()), (number, frame)]
 
     def restore(self) -> None:
@@ -102,6 +105,6 @@ class at_once:
             self.waiting = _open[-1]
             self.waiting.restore()
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self.waiting is not None:
             self.waiting.defer()

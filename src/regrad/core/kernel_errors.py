@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from regrad.errors import (
     refusal,
 )
 
+if TYPE_CHECKING:
+    from regrad.core.registry import Attrs
+
 LEAKED = (
     "a Tensor that was made while a function was traced is used after the trace has ended; it "
     "never had a value. Return it from the compiled function, or assign it to a Variable, and do "
@@ -38,9 +41,7 @@ NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
 )
 
 
-def explain(
-    error: Exception, op: Op, xs: Sequence[Tensor], attrs: Mapping[str, Any] = NO_ATTRS
-) -> Exception:
+def explain(error: Exception, op: Op, xs: Sequence[Tensor], attrs: Attrs = NO_ATTRS) -> Exception:
     """A kernel's error, with the op, its inputs and its attributes."""
     inputs = " and ".join(f"{x.dtype} {x.shape}" for x in xs)
     if isinstance(error, RegradError):

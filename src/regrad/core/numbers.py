@@ -12,7 +12,7 @@ from regrad.errors import ArgumentError, DTypeError, NumberRangeError, RegradErr
 PLAIN = frozenset({bool, int, float, complex, list, tuple})
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Return whether a value is a Tensor, or stands for one."""
     return isinstance(value, Tensor | Readable)
 

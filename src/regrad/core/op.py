@@ -19,7 +19,7 @@ import keyword
 import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad.core import dispatch
 from regrad.core.callers import PACKAGE
@@ -29,6 +29,11 @@ from regrad.core.rule import Entwined
 from regrad.core.signatures import check_call
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, RegistrationError, kind
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
+    from regrad.core.registry import Attrs, Kernel
+    from regrad.core.rule import RuleFunction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,7 +118,7 @@ def op(
     return decorate
 
 
-def _check_function(kernel: Any, type: str) -> None:
+def _check_function(kernel: object, type: str) -> None:
     if not inspect.isfunction(kernel):
         raise ArgumentError(f"op: the kernel of {type!r} must be a function, got {kind(kernel)}")
 
@@ -135,7 +140,7 @@ def _check_free(type: str) -> None:
         )
 
 
-def _parameters(kernel: Callable[..., Any], type: str) -> tuple[list[Input], list[str]]:
+def _parameters(kernel: Callable[..., Array], type: str) -> tuple[list[Input], list[str]]:
     names = list(kernel.__code__.co_varnames)[: _count(kernel)]
     if names[:1] != ["xp"]:
         raise ArgumentError(
@@ -171,7 +176,7 @@ def _annotation(annotation: Any) -> str:
     return str(annotation)
 
 
-def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _public(entry: Op, kernel: Callable[..., Array]) -> Callable[..., Any]:
     """The function that users call: the kernel's signature without `xp`, and the one road.
 
     Ops of one or two plain tensors take a short road. For the others the function is written
@@ -187,7 +192,7 @@ def _public(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
     return _dress(function, entry, kernel)
 
 
-def _write_function(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _write_function(entry: Op, kernel: Callable[..., Array]) -> Callable[..., Any]:
     scope: dict[str, Any] = {
         "__name__": __name__, "call_": dispatch.call, "op_": entry, "misfit_": _misfit,
         "missing_": MISSING,
@@ -227,7 +232,7 @@ def _write_function(entry: Op, kernel: Callable[..., Any]) -> Callable[..., Any]
 MISSING = object()  # stands for an argument that was not given
 
 
-def _defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
+def _defaults(kernel: Callable[..., Array]) -> dict[str, Any]:
     """The defaults of a kernel's parameters, by name."""
     values = kernel.__defaults__ or ()
     positional = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
@@ -235,9 +240,7 @@ def _defaults(kernel: Callable[..., Any]) -> dict[str, Any]:
     return {**dict(zip(last, values, strict=True)), **(kernel.__kwdefaults__ or {})}
 
 
-def _misfit(
-    op: Op, args: Sequence[Any], options: dict[str, Any], unknown: dict[str, Any]
-) -> Exception:
+def _misfit(op: Op, args: Sequence[Any], options: Attrs, unknown: Attrs) -> Exception:
     """The error for a call that an op's signature does not fit."""
     args = list(itertools.takewhile(lambda x: x is not MISSING, args))
     options = {name: x for name, x in {**options, **unknown}.items() if x is not MISSING}
@@ -277,9 +280,9 @@ def _dress(function: Callable[..., Any], entry: Op, like: Callable[..., Any]) ->
 def elementwise(
     type: str,
     name: str,
-    kernel: Callable[..., Any] | str,
+    kernel: Kernel,
     doc: str,
-    *rules: Callable[..., Any],
+    *rules: RuleFunction,
     to_float: bool = False,
     holomorphic: bool = True,
     real: bool = False,
@@ -315,7 +318,7 @@ def elementwise(
     return function
 
 
-def piecewise_constant(type: str, rule: Callable[..., Any]) -> None:
+def piecewise_constant(type: str, rule: RuleFunction) -> None:
     """Give an op a rule that is zero (or None) wherever the op is differentiable.
 
     Such a rule ignores its inputs as a linear op's does, but the op is not linear; forward
@@ -327,7 +330,7 @@ def piecewise_constant(type: str, rule: Callable[..., Any]) -> None:
     entry.rule.flat = True
 
 
-def entwined(type: str, *rules: Callable[..., Any], together: Callable[..., Any]) -> None:
+def entwined(type: str, *rules: RuleFunction, together: RuleFunction) -> None:
     """Give an op one rule per input, and one for the first beside others, see `Entwined`."""
     entry = find_op(type)
     rule = entry.rule = Entwined(entry, type)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from regrad.core.callers import find_caller
 from regrad.core.registry import Op, find_op, resolve
@@ -14,6 +14,10 @@ from regrad.core.scopes import Scope, left_out_of_turn
 from regrad.core.state import STATE, State, current
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regrad.core.rule import Cotangent, RuleFunction
+    from regrad.core.tape import Record
 
 
 class WrappedRule(Rule):
@@ -50,7 +54,9 @@ class CountedRule(WrappedRule):
             return self
         return binding.counted_at(self.hit.where)
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         self.hit.ran += 1
         return self.rule.pull(record, dy, wanted)
 
@@ -91,6 +97,9 @@ class OpBinding(Binding):
     def repeat(self) -> OpBinding:
         """Return the same rule for ops that are created again: only its runs are counted."""
         return RepeatedBinding(self)
+
+
+Overrides = Mapping[Any, OpBinding] | None  # by op type; see `State` for other keys
 
 
 class RepeatedBinding(OpBinding):
@@ -147,7 +156,7 @@ class gradient_override_map(Scope[OpBinding]):
     >>> used.assert_fired()
     """
 
-    def __init__(self, rules: Mapping[str, str | Callable[..., Any]]) -> None:
+    def __init__(self, rules: Mapping[str, str | RuleFunction]) -> None:
         if not isinstance(rules, Mapping):
             raise ArgumentError(
                 "gradient_override_map takes a dict of op types to rules, as in "
@@ -191,10 +200,10 @@ class gradient_override_map(Scope[OpBinding]):
         inside = {**around, **{self._key(op_type): b for op_type, b in new.items()}}
         return before.overriding(inside) if before is not None else State(overrides=inside)
 
-    def _fresh(self, rules: Any) -> gradient_override_map:
+    def _fresh(self, rules: Mapping[str, str | RuleFunction]) -> gradient_override_map:
         return gradient_override_map(rules)
 
-    def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
+    def _resolve(self, value: str | RuleFunction, op: Op) -> Rule:
         """The rule that an entry of the map stands for."""
         return resolve(value, op)
 
@@ -210,6 +219,6 @@ class gradient_override_map(Scope[OpBinding]):
         return find_op(op_type).type
 
 
-def _identity(rule: str | Callable[..., Any]) -> Any:
+def _identity(rule: str | RuleFunction) -> Any:
     """What tells two rules of a map apart; callable objects need no hash."""
     return rule if isinstance(rule, str) else id(rule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core.dispatch import alias, as_dtype
 from regrad.core.registry import OPS
@@ -12,6 +12,11 @@ from regrad.core.state import BESIDE, OPEN, STATE, State, current, note_beside
 from regrad.core.tape import Tape
 from regrad.core.tensor import Tensor
 from regrad.core.walk import Grads, drain, seed, walk, walk_from
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from regrad.core.backends import Array
 
 
 def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
@@ -32,7 +37,9 @@ def run_taped(tape: Tape, f: Callable[..., Any], args: Sequence[Any] = ()) -> An
         STATE.set(state)
 
 
-def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool = False) -> Grads:
+def pull_back(
+    tape: Tape, y: Tensor, dy: Tensor | None, watched: set[int], *, again: bool = False
+) -> Grads:
     """The gradients of `sum(y * dy)` by everything that the tape watches, by id."""
     if y._id not in watched:
         return {}
@@ -40,7 +47,7 @@ def pull_back(tape: Tape, y: Tensor, dy: Any, watched: set[int], *, again: bool 
     return walk(records, {y._id: seed(y, dy)}, watched)
 
 
-def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Any]) -> Grads:
+def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Tensor]) -> Grads:
     """The gradients of `sum(y * dy)` over all ys by what the tape watches."""
     watched = tape.close()
     return walk_from(reversed(tape.records), [y._id for y in ys], dys, watched)
@@ -48,7 +55,7 @@ def pull_through(tape: Tape, ys: Sequence[Tensor], dys: Sequence[Any]) -> Grads:
 
 def pulled(
     f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
-    dys: Sequence[Any], reached: Sequence[int] | None = None,
+    dys: Sequence[Tensor], reached: Sequence[int] | None = None,
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
     """Return what f returns, and its gradients by the inputs at the places `wanted`.
 
@@ -64,7 +71,7 @@ def pulled(
     return ys, [found.get(xs[i]._id) for i in wanted]
 
 
-def or_zeros(dx: Tensor | None, x: Tensor, dtype: Any = None) -> Tensor:
+def or_zeros(dx: Tensor | None, x: Tensor, dtype: np.dtype | None = None) -> Tensor:
     """A gradient that was found, or zeros of x's shape; in x's dtype, or another."""
     if dx is None:
         return OPS["ZerosLike"].function(x, dtype=dtype)
@@ -78,7 +85,7 @@ StepBack = Callable[[tuple[Parts, Parts | None], Any], tuple[tuple[Parts, Parts]
 def step_back(
     pull: Callable[[Parts, Any], Parts],
     captured: int,
-    add: Callable[[Any, Any], Any] = operator.add,
+    add: Callable[[Array, Array], Array] = operator.add,
 ) -> StepBack:
     """Return one step of the backward pass of a loop: `(dcarry, sums), entry` to the same, and dxs.
 

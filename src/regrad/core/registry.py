@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from regrad.core import backends
 from regrad.core.rule import (
@@ -17,6 +17,7 @@ from regrad.core.rule import (
     NoGradient,
     PerInput,
     Rule,
+    RuleFunction,
     TensorFlowForm,
     called,
     parameters,
@@ -34,9 +35,11 @@ from regrad.errors import (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+Attrs: TypeAlias = dict[str, Any]  # the attributes of one op, by name
+Kernel: TypeAlias = Callable[..., backends.Array] | str  # or the name that the standard gives it
 
 OPS: dict[str, Op] = {}
-RULES: dict[str, Callable[..., Any] | Rule] = {}  # registered under a free name, for maps
+RULES: dict[str, RuleFunction | Rule] = {}  # registered under a free name, for maps
 
 CACHED = type(cache(id))
 version = 0  # counts the changes of rules, which compiled programs have built in
@@ -69,7 +72,7 @@ class Input(NamedTuple):
 class Kernels(dict[type, Callable[..., Any]]):
     """Array type → the kernel bound to that array's namespace, filled on first use."""
 
-    def __init__(self, kernel: Callable[..., Any] | str) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
 
     def __missing__(self, array_type: type) -> Callable[..., Any]:
@@ -82,7 +85,7 @@ class Kernels(dict[type, Callable[..., Any]]):
         return bound
 
 
-def not_yet(*args: Any, **attrs: Any) -> Any:
+def not_yet(*args: object, **attrs: object) -> Any:
     """Stands for the public function until it is made."""
     raise AssertionError("an op was called before its definition ended")
 
@@ -116,7 +119,7 @@ class Op:
         self,
         type: str,
         name: str,
-        kernel: Callable[..., Any] | str,
+        kernel: Kernel,
         inputs: Sequence[Input],
         attrs: Sequence[str] = (),
         *,
@@ -179,7 +182,7 @@ def canonical(op_type: str) -> str:
     return ALIASES.get(op_type, op_type)
 
 
-def check_op_type(op_type: Any) -> None:
+def check_op_type(op_type: object) -> None:
     """Refuse what cannot be the name of an op type."""
     if not isinstance(op_type, str) or not op_type:
         raise ArgumentError(f"an op type is a string such as 'Relu', got {op_type!r:.80}")
@@ -259,7 +262,7 @@ def _lacks(rule: Rule, wrt: str) -> bool:
     return isinstance(rule, PerInput) and wrt not in rule.functions
 
 
-def _extend(op: Op, wrt: str, function: Callable[..., Any]) -> PerInput:
+def _extend(op: Op, wrt: str, function: RuleFunction) -> PerInput:
     names = [i.name for i in op.inputs]
     if wrt not in names:
         raise RuleError(
@@ -342,7 +345,7 @@ def op_types() -> list[str]:
 # -- putting a rule in force ---------------------------------------------------------------
 
 
-def resolve(value: str | Callable[..., Any], op: Op) -> Rule:
+def resolve(value: str | RuleFunction, op: Op) -> Rule:
     """The rule that a map's value stands for, bound to `op`."""
     bound_to = getattr(type(value), "bound_to", None)  # a builtin
     if bound_to is not None:
@@ -389,7 +392,7 @@ def borrowed(lender: Op, rule: Rule, op: Op) -> Rule:
     return borrowed
 
 
-def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
+def bind(function: RuleFunction, op: Op, name: str) -> Rule:
     """A rule function as a rule of `op`; the first parameter's name decides its form."""
     if isinstance(function, CACHED):
         raise ArgumentError(
@@ -410,7 +413,7 @@ def bind(function: Callable[..., Any], op: Op, name: str) -> Rule:
     return TensorFlowForm(op, name, function)
 
 
-def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> None:
+def _check_tensorflow_form(function: RuleFunction, op: Op, name: str) -> None:
     names = parameters(function)
     ours = {"dy", "y", *op.attrs, *[i.name for i in op.inputs]}  # the native form was meant
     meant = names[:1] != ["op"] and not ours.isdisjoint(names)
@@ -429,6 +432,6 @@ def _check_tensorflow_form(function: Callable[..., Any], op: Op, name: str) -> N
         )
 
 
-def _takes_several(function: Callable[..., Any]) -> bool:
+def _takes_several(function: RuleFunction) -> bool:
     kinds = [p.kind for p in inspect.signature(function).parameters.values()]
     return sum(k in (k.POSITIONAL_ONLY, k.POSITIONAL_OR_KEYWORD) for k in kinds) > 2

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, printable
+
+if TYPE_CHECKING:
+    from regrad.core.dims import Shape
 
 INTEGERS = frozenset({int})
 SHAPES = 3  # so many different shapes are shown for a line
@@ -30,7 +33,7 @@ class Hit:
         self.ran = 0
         self.sizes: dict[Any, None] = {}  # the shapes, in the order in which they came
 
-    def add(self, shape: Any) -> None:
+    def add(self, shape: Shape) -> None:
         """Count one more op, whose first input has this shape."""
         self.count += 1
         known = isinstance(shape, tuple) and INTEGERS.issuperset(map(type, shape))
@@ -48,7 +51,7 @@ class Hit:
         )
 
 
-def _shown(shape: Any) -> str:
+def _shown(shape: Shape) -> str:
     """A shape as text; a size that only the run of a graph can tell does not keep the graph."""
     return "×".join(map(str, shape)) or "scalar" if isinstance(shape, tuple) else "?"
 
@@ -100,7 +103,7 @@ class Report(Generic[B]):
             ],
         )
 
-    def assert_fired(self, *op_types: Any) -> None:
+    def assert_fired(self, *op_types: str) -> None:
         """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
         for op_type in [self._key_of(t) for t in op_types] or list(self._bindings):
             if op_type not in self._bindings:
@@ -112,7 +115,7 @@ class Report(Generic[B]):
                     f"{self._why_not(binding)}"
                 )
 
-    def _key_of(self, op_type: Any) -> str:
+    def _key_of(self, op_type: str) -> str:
         """Under what name a binding is found."""
         return op_type
 

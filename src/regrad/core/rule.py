@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from regrad.core.registry import Op
     from regrad.core.tape import Record
     from regrad.core.tensor import Tensor
+    from regrad.graph.graph import Node
 
 # What arrives at an op: one gradient, or for several outputs one each, None where none arrives.
 Cotangent: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
+
+# A rule as it was written: `(dy, …)` with names, or `(op, grad, …)`; it answers gradients or None.
+RuleFunction: TypeAlias = Callable[..., Any]
 
 
 STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
@@ -41,7 +45,7 @@ class Rule:
     holomorphic = False  # whether an op's own rule, borrowed by another, is to be conjugated
     whole = False  # for all inputs of an op of one: its answer may be a list, of one gradient
     name = ""
-    function: Callable[..., Any] | None = None
+    function: RuleFunction | None = None
     plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = NO_PLANS  # what `keeps` said
     pulls: Sequence[Callable[[Any, Any], Any]] | None = None  # one per input, if it is so simple
 
@@ -67,7 +71,7 @@ class Rule:
         """`(parameter, gradient)` for each wanted parameter."""
         return ()
 
-    def carries(self, node: Any, index: int) -> bool:
+    def carries(self, node: Node, index: int) -> bool:
         """Whether an output of integers in a graph carries a gradient: as inputs of integers do."""
         return any(s.carries and s.dtype.kind in "biu" for s in node.sources())
 
@@ -87,7 +91,7 @@ class Conjugated(Rule):
     TensorFlow's convention for y = f(x) is dy * conj(f'(x)), which is conj(conj(dy) * f'(x)).
     """
 
-    def __init__(self, rule: Rule, conj: Callable[[Any], Any]) -> None:
+    def __init__(self, rule: Rule, conj: Callable[[Tensor], Tensor]) -> None:
         self.rule = rule
         self.conj = conj
         self.name = rule.name
@@ -102,7 +106,7 @@ class Conjugated(Rule):
         return [(i, _each(self.conj, dx)) for i, dx in pulled]
 
 
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
+def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([_each(function, v) for v in value])
     return value if value is None else function(value)
@@ -134,7 +138,7 @@ class Part:
 
     __slots__ = ("inputs", "output", "pull")
 
-    def __init__(self, function: Callable[..., Any], op: Op, rule_name: str) -> None:
+    def __init__(self, function: RuleFunction, op: Op, rule_name: str) -> None:
         names, by_place = asked(function, op)
         inputs = [i.name for i in op.inputs]
         self.inputs = frozenset([inputs.index(n) for n in names if n in inputs])
@@ -146,7 +150,7 @@ class Part:
 
 
 def _call_with(
-    function: Callable[..., Any], getters: Sequence[Callable[[Any], Any]]
+    function: RuleFunction, getters: Sequence[Callable[[Record], Any]]
 ) -> Callable[[Any, Any], Any]:
     """`function(dy, …)` with what its names stand for in a record; the usual cases unrolled."""
     if not getters:
@@ -161,15 +165,15 @@ def _call_with(
 
 
 def _call_by_keyword(
-    function: Callable[..., Any],
-    getters: dict[str, Callable[[Any], Any]],
+    function: RuleFunction,
+    getters: dict[str, Callable[[Record], Any]],
     record: Record,
     dy: Cotangent,
 ) -> Any:
     return function(dy, **{name: get(record) for name, get in getters.items()})
 
 
-def asked(function: Callable[..., Any], op: Op) -> tuple[list[str], bool]:
+def asked(function: RuleFunction, op: Op) -> tuple[list[str], bool]:
     """The names that a rule asks for, and whether it takes them by place.
 
     It asks for all after `dy`, but for unknown ones that have a default. (`lambda dy, k=k: dy * k`
@@ -191,7 +195,7 @@ def asked(function: Callable[..., Any], op: Op) -> tuple[list[str], bool]:
     return named, named == parameters(function)[1 : len(named) + 1]
 
 
-def getter(op: Op, name: str, function: Callable[..., Any], rule_name: str) -> Callable[[Any], Any]:
+def getter(op: Op, name: str, function: RuleFunction, rule_name: str) -> Callable[[Any], Any]:
     """How a rule's parameter `name` is read from a record."""
     if name == "y":
         return lambda record: record.y
@@ -230,11 +234,11 @@ class PerInput(Rule):
         self.op = op
         self.name = name
         self.parts: dict[int, Part] = {}
-        self.functions: dict[str, Callable[..., Any]] = {}
+        self.functions: dict[str, RuleFunction] = {}
         self.made: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
         self.plans = self.made
 
-    def add(self, wrt: str, function: Callable[..., Any]) -> None:
+    def add(self, wrt: str, function: RuleFunction) -> None:
         index = [i.name for i in self.op.inputs].index(wrt)
         self.parts[index] = Part(function, self.op, self.name)
         self.functions[wrt] = function
@@ -277,7 +281,7 @@ class Entwined(PerInput):
 
     together: Part
 
-    def add_together(self, function: Callable[..., Any]) -> None:
+    def add_together(self, function: RuleFunction) -> None:
         self.together = Part(function, self.op, self.name)
         self.pulls = None  # the walk asks `pull`, and says what is wanted
 
@@ -291,7 +295,7 @@ class Entwined(PerInput):
 class Joint(Rule):
     """One function for all inputs, in order."""
 
-    def __init__(self, op: Op, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, op: Op, name: str, function: RuleFunction) -> None:
         self.op = op
         self.name = name
         self.function = function
@@ -311,7 +315,7 @@ class Joint(Rule):
 class TensorFlowForm(Rule):
     """A rule `(op, grad, ...)`, which sees the whole record."""
 
-    def __init__(self, op: Op, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, op: Op, name: str, function: RuleFunction) -> None:
         self.op = op
         self.name = name
         self.function = self.call = function
@@ -361,7 +365,7 @@ class OpView:
         """Which leaf of the record each input is; None for what is an attribute there."""
         return range(len(self.inputs))
 
-    def shown(self, tensor: Any) -> Any:
+    def shown(self, tensor: Tensor | None) -> Any:
         """A gradient as the rule is to see it."""
         return tensor
 
@@ -417,20 +421,20 @@ def parameters(function: Callable[..., Any]) -> list[str]:
         return []
 
 
-def first_is_any(function: Callable[..., Any]) -> bool:
+def first_is_any(function: RuleFunction) -> bool:
     """Whether a function's first parameter is `*args`."""
     found = inspect.signature(function).parameters.values()
     return any(p.kind is p.VAR_POSITIONAL for p in list(found)[:1])
 
 
-def called(function: Callable[..., Any]) -> str:
+def called(function: RuleFunction) -> str:
     """A function's name, for a message."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 
-def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def named(function: RuleFunction, name: str) -> Callable[..., Any]:
     """The rule, called `dSquare` in tracebacks if its author called it `_`."""
     if type(function) is FunctionType and function.__name__ == "_":
         function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
@@ -443,7 +447,7 @@ def label(rule: Rule) -> str:
     return f"the rule {rule.name!r}" if rule.name else "the rule"
 
 
-def describe(function: Callable[..., Any], name: str) -> str:
+def describe(function: RuleFunction, name: str) -> str:
     """A rule in a message, with its place."""
     where = place(function)
     return f"the rule {name!r}" + (f" ({where})" if where else "")

@@ -69,7 +69,7 @@ class Scope(Block, Report[B]):
         for key, binding in scope._bindings.items():
             binding.by_line = self._bindings.setdefault(key, binding).by_line
 
-    def assert_fired(self, *op_types: Any) -> None:
+    def assert_fired(self, *op_types: str) -> None:
         """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
         if self._rules and not self._bindings:
             raise NotFiredError(
@@ -87,7 +87,7 @@ def left_out_of_turn() -> ArgumentError:
     )
 
 
-def _check_decorated(f: Any) -> None:
+def _check_decorated(f: object) -> None:
     """Refuse what does not run while it is called."""
     if isinstance(f, type):
         what = f"the class {f.__name__}. Decorate its methods."

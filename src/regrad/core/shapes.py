@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from regrad.errors import (
     UnknownShapeError,
     brief,
 )
+
+if TYPE_CHECKING:
+    from regrad.core.dims import Dim
 
 Axis = int | tuple[int, ...] | None
 Shape = int | tuple[int, ...]
@@ -62,7 +65,7 @@ def as_shape(shape: int | Sequence[int], *, rest: bool = False) -> tuple[int, ..
     return sizes
 
 
-def _is_possible(sizes: Sequence[Any], least: int) -> bool:
+def _is_possible(sizes: Sequence[Dim | int], least: int) -> bool:
     """Whether a Tensor could have these sizes, as far as they are known."""
     elements = 1
     for n in sizes:
@@ -142,7 +145,7 @@ def _from_the_end(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]
     return zip_longest(*[shape[::-1] for shape in shapes], fillvalue=1)
 
 
-def _common_size(sizes: Sequence[Any]) -> Any:
+def _common_size(sizes: Sequence[Dim | int]) -> Any:
     """The size to which sizes broadcast; UnknownShapeError if only the run can tell."""
     found: Any = 1
     for n in sizes:
@@ -205,7 +208,7 @@ def window(entry: slice, length: int) -> Window:
     return (first, count, step) if count else (0, 0, 1)
 
 
-def _window_in_run(entry: slice, length: Any) -> Any:
+def _window_in_run(entry: slice, length: Dim | int) -> Any:
     """The window where only the run can tell the length of the axis, or a bound."""
     step = 1 if entry.step is None else index(entry.step)
     given = {"start": entry.start, "stop": entry.stop, "length": length}

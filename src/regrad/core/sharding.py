@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regrad.core.backends import JAX
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, DeviceError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from regrad.core.backends import Array, DTypeLike
 
 ndarray = np.ndarray
 AUTO = (
@@ -20,7 +25,7 @@ AUTO = (
 )
 
 
-def layout(array: Any) -> Any:
+def layout(array: Array) -> Any:
     """How an array lies on a mesh, as JAX's NamedSharding; None if it lies on no mesh."""
     if type(array) is ndarray:
         return None
@@ -119,12 +124,12 @@ def _where(x: Tensor) -> str:
     return f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
 
 
-def searches_nan(jax: Any) -> bool:
+def searches_nan(jax: ModuleType) -> bool:
     """Whether JAX looks for NaN or infinities, and if it finds one calls the program once more."""
     return jax.config.jax_debug_nans or jax.config.jax_debug_infs
 
 
-def to_jax(data: Any) -> Any:
+def to_jax(data: Array) -> Any:
     """An array of NumPy or JAX as JAX's."""
     if type(data) is ndarray:
         return JAX.from_numpy(data)
@@ -136,7 +141,7 @@ def to_jax(data: Any) -> Any:
     return data
 
 
-def to_jax_as(data: Any, dtype: Any) -> Any:
+def to_jax_as(data: Array, dtype: DTypeLike) -> Any:
     """An array as JAX's, in a dtype."""
     data = to_jax(data)
     return data if data.dtype == dtype else data.astype(dtype)

@@ -131,7 +131,7 @@ def misfit(
     return None
 
 
-def plain_code(function: Any) -> CodeType | None:
+def plain_code(function: object) -> CodeType | None:
     """Return the code of a function that says itself what it takes.
 
     None for other callables, and where a decorator has another signature shown (`__wrapped__`,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,8 +22,12 @@ from regrad.core.blocks import block
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
-    from regrad.core.overrides import OpBinding
+    from regrad.autodiff.custom import CustomCall
+    from regrad.core.overrides import Overrides
     from regrad.core.tape import Tape
+    from regrad.core.tensor import Tensor
+    from regrad.transforms.region import Region
+    from regrad.transforms.replay import Renamed
 
 T = TypeVar("T")
 
@@ -56,14 +60,14 @@ class State:
     def __init__(
         self,
         tapes: tuple[Tape, ...] = (),
-        overrides: Mapping[Any, OpBinding] | None = None,
-        guard: Any = None,
-        region: Any = None,
+        overrides: Overrides = None,
+        guard: CustomCall | None = None,
+        region: Region | Renamed | None = None,
     ) -> None:
         self.tapes = tapes
         self.overrides = overrides
-        self.guard = guard
-        self.region = region
+        self.guard: Any = guard
+        self.region: Any = region
         self.spare: list[State] | None = None
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
         if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
@@ -78,12 +82,12 @@ class State:
         """The state for a function that is differentiated: more tapes, which are the innermost."""
         return State((*self.tapes, *tapes), self.scopes, self.guard, self.region)
 
-    def overriding(self, overrides: Mapping[Any, OpBinding] | None) -> State:
+    def overriding(self, overrides: Overrides) -> State:
         """The same state with other overrides."""
         return State(self.tapes, overrides, self.guard, self.region)
 
     @property
-    def scopes(self) -> Mapping[Any, OpBinding] | None:
+    def scopes(self) -> Overrides:
         """The overrides for a function that is differentiated here."""
         if not self.overrides:
             return self.overrides
@@ -92,7 +96,7 @@ class State:
             return self.overrides
         return {key[1]: b for key, b in self.overrides.items() if is_held(key)} | own
 
-    def guarded(self, outer: tuple[Tape, ...], guard: Any) -> State:
+    def guarded(self, outer: tuple[Tape, ...], guard: CustomCall | None) -> State:
         """The state in which a custom function runs: fewer tapes, and a guard.
 
         It is taken from the spare ones, and goes back to them after the call: a copied context
@@ -131,7 +135,7 @@ def in_state(state: State | None) -> Generator[None]:
 HELD = "held"
 
 
-def held(overrides: Mapping[Any, OpBinding] | None) -> Mapping[Any, OpBinding] | None:
+def held(overrides: Overrides) -> Overrides:
     """Overrides for a gradient function that was made under them.
 
     They concern no op of its own, only the functions that it differentiates: no op is looked
@@ -140,7 +144,7 @@ def held(overrides: Mapping[Any, OpBinding] | None) -> Mapping[Any, OpBinding] |
     return overrides and {(HELD, key): binding for key, binding in overrides.items()}
 
 
-def run_held(scopes: Mapping[Any, OpBinding] | None, f: Callable[..., T], *args: Any) -> T:
+def run_held(scopes: Overrides, f: Callable[..., T], *args: Any) -> T:
     """Run a gradient function that was made under these overrides, which are held back."""
     state = current()
     if scopes is None and (state is None or state.overrides is None):
@@ -149,7 +153,7 @@ def run_held(scopes: Mapping[Any, OpBinding] | None, f: Callable[..., T], *args:
         return f(*args)
 
 
-def is_held(key: Any) -> bool:
+def is_held(key: object) -> bool:
     """Whether this is the key of an override that is held back."""
     return type(key) is tuple and key[0] is HELD
 
@@ -202,7 +206,7 @@ def _own_tapes(state: State | None) -> Iterator[Tape]:
         state = None if state.region is None else state.region.around
 
 
-def refuse_elsewhere(op_type: str, xs: Iterable[Any]) -> None:
+def refuse_elsewhere(op_type: str, xs: Iterable[Tensor]) -> None:
     """Raise GradientError if another context is differentiating an input of an op."""
     if any(elsewhere(x._id) for x in xs):
         raise GradientError(

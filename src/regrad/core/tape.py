@@ -7,23 +7,29 @@ any other, and by `record_of` for a rule that is pulled through without a tape.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from regrad.core.backends import is_inexact
-from regrad.core.registry import OPS, Op
+from regrad.core.registry import OPS, Attrs, Op
 from regrad.core.rule import Conjugated, NoGradient, OpView, Rule
 from regrad.core.state import BESIDE, OPEN, State, current, refuse_elsewhere
 from regrad.core.tensor import Tensor, wrap
 
-NO_ATTRS: dict[str, Any] = {}  # shared, never written to
+if TYPE_CHECKING:
+    from regrad.autodiff.variables import Variable
+    from regrad.graph.graph import Graph
+
+NO_ATTRS: Attrs = {}  # shared, never written to
 ONLY, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
 CUT = NoGradient()
 
 # Where a parameter's tensors lie among the leaves: one index, several, or nowhere (None).
 Place = int | tuple[int, ...] | None
+Spec: TypeAlias = tuple[Any, Any]  # a shape and a dtype, as the array has them
+Result: TypeAlias = Tensor | tuple[Tensor, ...]  # of an op: one output, or several
 
 
 _blank = object.__new__
@@ -45,21 +51,21 @@ class Record:
         self,
         op: Op,
         rule: Rule,
-        attrs: dict[str, Any],
+        attrs: Attrs,
         inputs: tuple[int, ...],
-        specs: Sequence[tuple[Any, Any]],
-        xs: Sequence[Any],
-        outputs: Any,
-        y: Any,
+        specs: Sequence[Spec],
+        xs: Sequence[Tensor | None],
+        outputs: int | tuple[int, ...],
+        y: Result | None,
     ) -> None:
         self.op = op
         self.rule = rule
         self.attrs = attrs
         self.inputs = inputs
         self.specs = specs
-        self.xs = xs
-        self.outputs = outputs
-        self.y = y
+        self.xs: Sequence[Any] = xs
+        self.outputs: Any = outputs
+        self.y: Any = y
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         """What belongs to a parameter among `leaves`: one item, a list, or None."""
@@ -85,7 +91,7 @@ class Record:
         """The parameters through which a watched input is reached."""
         return [p for p, i in enumerate(self.inputs) if i in watched]
 
-    def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+    def by_parameter(self, gradients: Sequence[Tensor | None]) -> Iterable[tuple[int, Any]]:
         """One gradient per leaf, regrouped as `(parameter, gradient)`."""
         return enumerate(gradients)
 
@@ -101,15 +107,15 @@ class GroupedRecord(Record):
         self,
         op: Op,
         rule: Rule,
-        attrs: dict[str, Any],
+        attrs: Attrs,
         inputs: tuple[int, ...],
-        specs: Sequence[tuple[Any, Any]],
-        xs: Sequence[Any],
-        outputs: Any,
-        y: Any,
+        specs: Sequence[Spec],
+        xs: Sequence[Tensor | None],
+        outputs: int | tuple[int, ...],
+        y: Result | None,
         layout: tuple[Place, ...] | None = None,
-        output_specs: Sequence[tuple[Any, Any]] = (),
-        symbolic: Sequence[Any] | None = None,
+        output_specs: Sequence[Spec] = (),
+        symbolic: Sequence[Tensor] | None = None,
     ) -> None:
         super().__init__(op, rule, attrs, inputs, specs, xs, outputs, y)
         self.layout = layout or tuple(range(len(inputs)))
@@ -136,7 +142,7 @@ class GroupedRecord(Record):
             if any(self.inputs[i] in watched for i in positions(place))
         ]
 
-    def by_parameter(self, gradients: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+    def by_parameter(self, gradients: Sequence[Tensor | None]) -> Iterable[tuple[int, Any]]:
         return [(p, self.argument(gradients, p)) for p in range(len(self.layout))]
 
 
@@ -157,14 +163,14 @@ def placed(leaves: Sequence[Any], place: Place) -> Any:
 def record_of(
     op: Op,
     rule: Rule,
-    attrs: dict[str, Any],
+    attrs: Attrs,
     inputs: tuple[int, ...],
-    specs: Sequence[tuple[Any, Any]],
-    xs: Sequence[Any],
-    outputs: Any,
-    y: Any,
+    specs: Sequence[Spec],
+    xs: Sequence[Tensor | None],
+    outputs: int | tuple[int, ...],
+    y: Result | None,
     layout: tuple[Place, ...] | None = None,
-    output_specs: Sequence[tuple[Any, Any]] | None = None,
+    output_specs: Sequence[Spec] | None = None,
 ) -> Record:
     """Return a record that is on no tape; a plain one, unless a layout or outputs are given."""
     if layout is None and output_specs is None:
@@ -191,12 +197,12 @@ class Tape:
         self,
         op: Op,
         rule: Rule,
-        attrs: dict[str, Any],
+        attrs: Attrs,
         inputs: tuple[int, ...],
-        specs: Sequence[tuple[Any, Any]],
-        xs: Sequence[Any],
+        specs: Sequence[Spec],
+        xs: Sequence[Tensor | None],
         output: int,
-        y: Any,
+        y: Result | None,
     ) -> Record:
         """Write the record of an op of plain inputs and one output, and watch the output."""
         record = _blank(Record)  # not by its constructor: a second call, at every op that is taped
@@ -227,7 +233,7 @@ class Tape:
     def read_plainly(self) -> None:
         """A watched tensor was read as a plain number (`float(x)`, `x.item()`, `bool(x)`)."""
 
-    def wants(self, variable: Any) -> bool:
+    def wants(self, variable: Variable) -> bool:
         """Whether reads of this Variable are watched (only `variable_grads` does)."""
         return False
 
@@ -238,8 +244,8 @@ class Tape:
 def record(
     op: Op,
     xs: tuple[Tensor, ...],
-    attrs: dict[str, Any],
-    y: Any,
+    attrs: Attrs,
+    y: Result,
     layout: tuple[Place, ...] | None = None,
     rule: Rule | None = None,
 ) -> None:
@@ -263,7 +269,7 @@ def record(
         put(state, op, rule, xs, attrs, y, layout)
 
 
-def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Any = None) -> Rule:
+def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Graph | None = None) -> Rule:
     """The rule for an op that is being created (in a graph, or at once), which counts the hit."""
     if state.guard is not None:
         state.guard.check(op, xs)
@@ -277,12 +283,12 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Any = None)
     return op.rule if binding is None else binding.bind(xs)
 
 
-def cuts(rule: Rule, attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool:
+def cuts(rule: Rule, attrs: Attrs, xs: Sequence[Tensor]) -> bool:
     """Whether no gradient passes an op under this rule."""
     return not rule.watches or (rule.unless is not None and rule.unless(attrs, xs))
 
 
-def effective(op: Op, rule: Rule, specs: Sequence[tuple[Any, Any]], y: Any) -> Rule:
+def effective(op: Op, rule: Rule, specs: Sequence[Spec], y: Result) -> Rule:
     """The rule itself, or for complex numbers the conjugated rule of a holomorphic op.
 
     Rules that an override gives are used as they are, but for those of other ops.
@@ -298,7 +304,7 @@ def put(
     op: Op,
     rule: Rule,
     xs: tuple[Tensor, ...],
-    attrs: dict[str, Any],
+    attrs: Attrs,
     y: Any,
     layout: tuple[Place, ...] | None = None,
 ) -> None:
@@ -342,12 +348,12 @@ def put(
 def _grouped(
     op: Op,
     rule: Rule,
-    attrs: dict[str, Any],
+    attrs: Attrs,
     ids: tuple[int, ...],
-    specs: Sequence[tuple[Any, Any]],
+    specs: Sequence[Spec],
     xs: tuple[Tensor, ...],
     kept: frozenset[int],
-    y: Any,
+    y: Result,
     keeps_y: bool,
     layout: tuple[Place, ...] | None,
 ) -> tuple[GroupedRecord, list[int]]:
@@ -368,7 +374,7 @@ def _grouped(
     return entry, carrying if carrying and several and op.owns(rule) else list(ids_out)
 
 
-def _is_complex(y: Any) -> bool:
+def _is_complex(y: Result) -> bool:
     return any(t.dtype.kind == "c" for t in (y if isinstance(y, tuple) else (y,)))
 
 

@@ -12,6 +12,7 @@ from regrad.core.state import LIVE, current, next_id, watchers
 from regrad.errors import ArgumentError, GradientError
 
 if TYPE_CHECKING:
+    from regrad.core.backends import Array
     from regrad.ops.methods import Methods
 else:
     Methods = object  # regrad.ops.methods puts the methods on Tensor when it is imported
@@ -121,7 +122,7 @@ class Tensor(Methods):
                 f"regrad's own functions, or stop_gradient(x).{how} if that is meant."
             )
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         self._leave("numpy()")
         values = self._values()
         if copy or (dtype is not None and values.dtype != dtype):
@@ -169,7 +170,7 @@ class Tensor(Methods):
             raise ArgumentError("a Tensor of rank 0 has no length")
         return self.shape[0]
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         raise ArgumentError(
             "Tensors do not change: t[index] = value is not possible. "
             "Make a new one with t = at_set(t, index, value), or at_add to add."
@@ -182,11 +183,11 @@ class Tensor(Methods):
     def __copy__(self) -> Tensor:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         return self
 
 
-def read_only(array: Any) -> Any:
+def read_only(array: Array) -> Any:
     """A view of a NumPy array that nobody can write to; other libraries' arrays as they are."""
     if isinstance(array, np.ndarray):
         array = array.view()
@@ -194,7 +195,7 @@ def read_only(array: Any) -> Any:
     return array
 
 
-def wrap(data: Any) -> Tensor:
+def wrap(data: Array) -> Tensor:
     """A Tensor around an array that nobody else will change."""
     y = Tensor()
     y._data = data

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,12 @@ from regrad.core.state import current, in_state, masked
 from regrad.core.tape import GroupedRecord, Record, positions
 from regrad.core.tensor import OURS, Tensor, TensorView, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
+
+if TYPE_CHECKING:
+    from regrad.core.backends import DTypeLike
+    from regrad.core.dims import Shape
+    from regrad.core.rule import Cotangent
+    from regrad.core.tensor import TensorLike
 
 # Gradients by id. None says that a path leads here, but a rule on it answered None.
 Grads = dict[int, Tensor | None]
@@ -40,7 +46,7 @@ class Inspector(Protocol):
     def before(self, record: Record) -> None:
         """The record's rule is about to run."""
 
-    def __call__(self, record: Record, dy: Any, leaf: int, dx: Any) -> None:
+    def __call__(self, record: Record, dy: Cotangent, leaf: int, dx: Tensor | None) -> None:
         """The rule gave `dx` for an input, and it fits."""
 
 
@@ -154,7 +160,7 @@ def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
         raise
 
 
-def _deferral_of(record: Record, dy: Any) -> Deferral | None:
+def _deferral_of(record: Record, dy: Cotangent) -> Deferral | None:
     """Who runs the rule in the run of the graph, if it is given tensors of one."""
     dys = dy if isinstance(dy, tuple) else (dy,)
     ys = record.y if isinstance(record.y, tuple) else (record.y,)
@@ -199,7 +205,7 @@ def open_groups(record: Record, pulled: Iterable[tuple[int, Any]]) -> Iterator[t
             )
 
 
-def check_gradient(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None:
+def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor | None:
     """The gradient, if it is a Tensor of the input's dtype and shape; else an error."""
     if record.rule.whole and isinstance(dx, list | tuple) and len(dx) == 1:
         (only,) = dx
@@ -229,13 +235,13 @@ def check_gradient(record: Record, leaf: int, dx: Any, dy: Any) -> Tensor | None
     return dx
 
 
-def wrong_dtype(dx: Tensor, dtype: Any) -> bool:
+def wrong_dtype(dx: Tensor, dtype: DTypeLike) -> bool:
     """Whether a gradient's dtype is not its input's (an integer input takes any)."""
     dtype = numpy_dtype(dtype)
     return is_inexact(dtype) and dx.dtype != dtype
 
 
-def fit(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor:
+def fit(record: Record, leaf: int, dx: Tensor, shape: Shape, dy: Any) -> Tensor:
     """A gradient of another shape: summed down where the op broadcasts, an error elsewhere.
 
     Where only the run of a graph can tell, the run sums, or checks.
@@ -253,12 +259,12 @@ def fit(record: Record, leaf: int, dx: Tensor, shape: Any, dy: Any) -> Tensor:
     return deferral.fit(dx, shape, where(record, leaf) + " whose gradient has its shape,")
 
 
-def tuple_of(shape: Any) -> Any:
+def tuple_of(shape: Shape) -> Any:
     """A shape as messages show it (torch has a class of its own)."""
     return shape if isinstance(shape, dims.UnknownRank) else tuple(shape)
 
 
-def _was_spread(small: Any, large: Any, y: Any) -> bool:
+def _was_spread(small: Shape, large: Shape, y: Shape) -> bool:
     """Whether `large` may be `small`, spread along axes along which the op spread it to make y."""
     if len(small) > len(large):
         return False
@@ -293,7 +299,7 @@ def name_of(record: Record, leaf: int) -> str:
     return str(leaf)
 
 
-def seed(y: Tensor, dy: Any = None) -> Tensor:
+def seed(y: Tensor, dy: TensorLike | None = None) -> Tensor:
     """The first gradient: `dy` under y's dtype, or ones."""
     if dy is None:
         data = y._data

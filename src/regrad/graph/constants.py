@@ -40,7 +40,7 @@ def fold(node: Node) -> None:
             _fold_from(node, contents)
 
 
-def _fold_from(node: Node, contents: Sequence[Any]) -> None:
+def _fold_from(node: Node, contents: Sequence[object]) -> None:
     """Run the kernel on the known integers and Dims, as an array of objects."""
     try:
         if node.op.type == "Cast":

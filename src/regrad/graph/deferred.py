@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,14 @@ from regrad.graph.graph import Symbol, defer, home, in_innermost, is_symbolic
 from regrad.graph.size_ops import of_shape, size_tensor
 from regrad.shapes.infer import Spec, probe
 
+if TYPE_CHECKING:
+    from regrad.core.backends import Array, Namespace
+    from regrad.core.dims import Shape
+    from regrad.core.overrides import OpBinding
+    from regrad.core.registry import Attrs
+    from regrad.core.rule import Cotangent
+    from regrad.graph.graph import Node
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -36,7 +44,13 @@ R = TypeVar("R")
 Later = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 
 
-def _kernel(xp: Any, xs: Sequence[Any], call: Later, sizes: Any, overrides: Any) -> Any:
+def _kernel(
+    xp: Namespace,
+    xs: Sequence[Array],
+    call: Later,
+    sizes: Any,
+    overrides: dict[str, OpBinding] | None,
+) -> Any:
     with in_state(State((), overrides) if overrides else None):
         ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
     for y in filter(is_symbolic, ys):
@@ -55,7 +69,11 @@ LATER = Op(
 
 
 def later(
-    call: Later, xs: Sequence[Tensor], sizes: Any, overrides: Any, specs: Sequence[Spec] | None
+    call: Later,
+    xs: Sequence[Tensor],
+    sizes: Any,
+    overrides: dict[str, OpBinding] | None,
+    specs: Sequence[Spec] | None,
 ) -> tuple[Tensor, ...]:
     """A node that makes the call when the graph runs."""
     if not any(is_symbolic(x) for x in xs):  # the run has come
@@ -77,10 +95,12 @@ class LaterRule(Rule):
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return False  # nobody can know before the run
 
-    def carries(self, node: Any, index: int) -> bool:
+    def carries(self, node: Node, index: int) -> bool:
         return bool(node.attrs["overrides"]) or super().carries(node, index)
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         attrs = record.attrs
         places = [i for i, x in enumerate(record.xs) if x._data.carries]
         return pull_call(attrs["call"], record, dy, places, attrs["sizes"], attrs["overrides"])
@@ -88,7 +108,7 @@ class LaterRule(Rule):
 
 def pull_call(
     call: Later, record: Any, dy: Any, places: Sequence[int],
-    sizes: Any = None, overrides: Any = None,
+    sizes: Any = None, overrides: dict[str, OpBinding] | None = None,
 ) -> list[tuple[int, Any]]:  # fmt: skip
     """Pull gradients, in the run, through a call on the inputs of a record, those at `places`."""
     xs = list(record.xs)
@@ -119,19 +139,19 @@ def differentiated(call: Later, count: int, places: Sequence[int]) -> Later:
     return gradients
 
 
-def dtype_due(dtype: np.dtype, dys: Sequence[Any]) -> np.dtype:
+def dtype_due(dtype: np.dtype, dys: Sequence[Tensor | None]) -> np.dtype:
     """The dtype of a gradient: that of the input, or for integers that of what arrives."""
     arriving = [dy.dtype for dy in dys if dy is not None]
     return dtype if is_inexact(dtype) else next(filter(is_inexact, arriving), arriving[0])
 
 
-def _spec_due(record: Record, leaf: int, dys: Sequence[Any]) -> Spec:
+def _spec_due(record: Record, leaf: int, dys: Sequence[Tensor | None]) -> Spec:
     """What is known of the gradient by an input."""
     shape, dtype = record.specs[leaf]
     return spec_of_record(shape, dtype_due(dtype, dys))
 
 
-def spec_of_record(shape: Any, dtype: Any) -> Spec:
+def spec_of_record(shape: Shape, dtype: np.dtype) -> Spec:
     """A shape and dtype as records hold them, as a Spec."""
     return Spec(None if isinstance(shape, UnknownRank) else tuple(shape), dtype)
 
@@ -139,7 +159,7 @@ def spec_of_record(shape: Any, dtype: Any) -> Spec:
 # -- rules ---------------------------------------------------------------------------------------
 
 
-def pull_later(record: Record, dy: Any, watched: set[int]) -> dict[int, Any]:
+def pull_later(record: Record, dy: Cotangent, watched: set[int]) -> dict[int, Any]:
     """The gradients by leaf of a record whose rule must wait for the run."""
     leaves = [i for i, key in enumerate(record.inputs) if key in watched]
     dys = dy if isinstance(dy, tuple) else (dy,)
@@ -183,7 +203,7 @@ class _Pull:
         dx = wrap(np.zeros(*record.specs[leaf])) if dx is None else dx
         return as_dtype(dx, dtype_due(self.dtypes[leaf], dy if isinstance(dy, tuple) else (dy,)))
 
-    def _record(self, sizes: Any, xs: Sequence[Any], ys: Sequence[Any]) -> Record:
+    def _record(self, sizes: Any, xs: Sequence[Tensor | None], ys: Sequence[Any]) -> Record:
         shapes, values = sizes
         attrs = dict(zip(self.attrs, values, strict=True))
         specs = list(zip(shapes, self.dtypes, strict=True))
@@ -219,7 +239,7 @@ def deferrable(f: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-def _call_later(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _call_later(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves, rebuild = containers.flatten((args, kwargs))
     read = [_as_tensor(leaf) for leaf in leaves]
     places = [i for i, x in enumerate(read) if x is not None]
@@ -260,7 +280,7 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
     return {b.op.type: b for _, b in mine}
 
 
-def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: dict[str, Any]) -> list[Spec]:
+def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[Spec]:
     """How many results a call has, of which dtypes and ranks: as it answers to small inputs."""
     places = [i for i, x in enumerate(xs) if is_symbolic(x)]
 
@@ -282,6 +302,6 @@ def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: dict[str, Any])
     return [Spec(x.shape and (None,) * len(x.shape), x.dtype) for x in found]
 
 
-def _as_tensor(leaf: Any) -> Tensor | None:
+def _as_tensor(leaf: object) -> Tensor | None:
     """A leaf that is a tensor: those go in as inputs, all else as it is."""
     return lift(leaf) if is_tensor(leaf) or is_array(leaf) else None

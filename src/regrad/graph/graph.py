@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,10 @@ from regrad.errors import (
 )
 from regrad.graph.constants import fold
 from regrad.shapes.infer import Spec, infer
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Namespace
+    from regrad.core.registry import Attrs, Kernel
 
 PLACES = [tuple(range(n)) for n in range(16)]  # of ops whose parameters are single tensors
 VALID_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
@@ -121,7 +125,7 @@ class SymbolBackend(Backend):
     name = "graph"
     rank = 3
 
-    def own(self, array: Any) -> Any:
+    def own(self, array: Symbol) -> Any:
         return array
 
     def to_numpy(self, array: Symbol) -> np.ndarray:
@@ -130,7 +134,7 @@ class SymbolBackend(Backend):
             f"session.run(x). To choose by a value inside the graph use {array.words.choice}."
         )
 
-    def from_numpy(self, array: np.ndarray, like: Any = None) -> Any:
+    def from_numpy(self, array: np.ndarray, like: Symbol | None = None) -> Any:
         raise GraphError("an array enters a graph as a constant")
 
 
@@ -215,7 +219,7 @@ def tensor_of(symbol: Symbol) -> Tensor:
 # -- ops that only graphs have -------------------------------------------------------------------
 
 
-def source_op(type: str, attrs: Sequence[str], kernel: Callable[..., Any]) -> Op:
+def source_op(type: str, attrs: Sequence[str], kernel: Kernel) -> Op:
     """An op type without inputs, and so without a gradient."""
     op = Op(type, type, kernel, [], attrs)
     op.rule = NO_RULE
@@ -226,7 +230,7 @@ def source_op(type: str, attrs: Sequence[str], kernel: Callable[..., Any]) -> Op
 CONST = source_op("Const", ["value"], lambda xp, value: value)
 
 
-def _unfed(xp: Any, spec: Spec) -> Any:
+def _unfed(xp: Namespace, spec: Spec) -> Any:
     raise GraphError("a placeholder must be fed")
 
 
@@ -294,7 +298,7 @@ class Graph:
         op: Op,
         rule: Rule,
         xs: Sequence[Tensor],
-        attrs: dict[str, Any],
+        attrs: Attrs,
         layout: tuple[Place, ...] | None = None,
         specs: Sequence[Spec] | None = None,
     ) -> Any:
@@ -370,7 +374,7 @@ class Graph:
             self.captures[key] = outer, inner
         return self.captures[key][1]
 
-    def _is_foreign(self, size: Any) -> bool:
+    def _is_foreign(self, size: object) -> bool:
         return any(s.node.graph is not self for s in dims.leaves(size))
 
     def _own_symbol(self, symbol: Symbol) -> Symbol:
@@ -480,7 +484,7 @@ def chain(graph: Graph | None) -> Iterator[Graph]:
 # -- the way in ----------------------------------------------------------------------------------
 
 
-def is_symbolic(x: Any) -> bool:
+def is_symbolic(x: object) -> bool:
     """Whether a Tensor stands for a value that a graph will compute."""
     return isinstance(x, Symbolic)
 
@@ -518,7 +522,7 @@ def made_inside(symbol: Symbol) -> GraphError:
 def defer(
     op: Op,
     xs: tuple[Tensor, ...],
-    attrs: dict[str, Any],
+    attrs: Attrs,
     layout: tuple[Place, ...] | None = None,
     specs: Sequence[Spec] | None = None,
 ) -> Any:
@@ -538,7 +542,7 @@ def put_down(
     op: Op,
     rule: Rule,
     xs: tuple[Tensor, ...],
-    attrs: dict[str, Any],
+    attrs: Attrs,
     layout: tuple[Place, ...] | None = None,
     specs: Sequence[Spec] | None = None,
 ) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from regrad.core import dims
 from regrad.core.callers import PACKAGE
 from regrad.core.kernel_errors import explain
 from regrad.graph.graph import CONST, PLACEHOLDER, Node, Symbol
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
+    from regrad.core.registry import Attrs
 
 FETCHED = "fetched"  # the last reader of a value that the caller gets
 LARGE = 4096  # elements from which it pays to write over an operand
@@ -64,14 +68,14 @@ class Shaped:
 
     __slots__ = ("shape",)
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Array) -> None:
         self.shape = array.shape
 
 
 class Arena(dict[int, Any]):
     """Memory for large results within a plan: fresh pages cost more than arithmetic on them."""
 
-    def __call__(self, slot: int, like: Any, dtype: np.dtype) -> Any:
+    def __call__(self, slot: int, like: Array, dtype: np.dtype) -> Any:
         """An array of the shape of another, whose contents nobody needs."""
         array = self.get(slot)
         if array is None or array.shape != like.shape:
@@ -353,7 +357,7 @@ def _written(value: Any) -> str | None:
     return None
 
 
-def _resolved(attrs: dict[str, Any], ids: Sequence[int], *values: Any) -> dict[str, Any]:
+def _resolved(attrs: Attrs, ids: Sequence[int], *values: Any) -> dict[str, Any]:
     by_id = dict(zip(ids, values, strict=True))
     return {k: dims.resolved(v, lambda source: by_id[source.id]) for k, v in attrs.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from regrad.core.tensor import Tensor
 from regrad.errors import RuleError, UnknownShapeError
 from regrad.graph.graph import INNERMOST, NO_RULE, chain, defer, home, is_symbolic
 from regrad.shapes.infer import Spec
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array, Namespace
+    from regrad.core.dims import Shape
 
 SHAPE = Op("Shape", "shape", lambda xp, x: np.asarray(x.shape, np.int32), [Input("x", "one")])
 SHAPE.rule = NO_RULE
@@ -31,7 +35,7 @@ def shape_tensor(x: Tensor) -> Tensor:
     return y
 
 
-def _checked_shape(xp: Any, x: Any, shape: tuple[int, ...], what: str) -> Any:
+def _checked_shape(xp: Namespace, x: Array, shape: tuple[int, ...], what: str) -> Any:
     if tuple(x.shape) != shape:
         raise RuleError(f"{what} got the shape {tuple(x.shape)}, expected {shape}")
     return x
@@ -42,7 +46,7 @@ ENSURE.rule = PerInput(ENSURE, "checked")
 ENSURE.rule.add("x", lambda dy: dy)
 
 
-def of_shape(x: Tensor, shape: Any, what: str) -> Tensor:
+def of_shape(x: Tensor, shape: Shape, what: str) -> Tensor:
     """x, whose shape the run compares with what is due; `what` begins the message if it differs."""
     known = dims.merged(x._data.shape, shape)
     if not is_symbolic(x):

@@ -101,10 +101,10 @@ class CustomJaxCall(custom.Saves):
         return tree_unflatten(self.result, ys)
 
     def slots(self) -> Any:
-        """The arguments, with Slots for the arrays."""
+        """The arguments, with Holes for the arrays."""
         slots: list[Any] = [None] * len(self.leaves)
         for i, position in enumerate(self.places):
-            slots[position] = containers.Slot(i)
+            slots[position] = containers.Hole(i)
         return nest(self.structure, iter(slots)).parts.values()
 
     def _array(self, leaf: Any) -> Any:
@@ -199,7 +199,7 @@ class CustomJaxCall(custom.Saves):
 
 
 def nest(structure: Any, leaves: Iterator[Any]) -> Any:
-    """A structure of JAX's around some leaves, as `containers.Node`s; None stays None."""
+    """A structure of JAX's around some leaves, as `containers.Container`s; None stays None."""
     known = structure.node_data()
     if known is None:
         return next(leaves)
@@ -210,7 +210,7 @@ def nest(structure: Any, leaves: Iterator[Any]) -> Any:
     keys = range(len(parts))
     if issubclass(type, dict):
         keys = detail[1] if type is defaultdict else detail
-    return containers.node(type, keys, containers.KINDS.get(type, known), parts)
+    return containers.container(type, keys, containers.KINDS.get(type, known), parts)
 
 
 def read(value: Any) -> Any:

@@ -172,7 +172,7 @@ def _try(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     return list(try_(op, specs, items))
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether a value may be kept: it is compared by what it is, and holds nothing alive."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
@@ -252,7 +252,7 @@ def _dims_of(value: Any) -> Iterator[Dim]:
         yield from _dims_of((value.start, value.stop, value.step))
 
 
-def _holds_dims(value: Any) -> bool:
+def _holds_dims(value: object) -> bool:
     return next(_dims_of(value), None) is not None
 
 
@@ -341,7 +341,7 @@ def _is_unranked(arguments: Arguments, attrs: Attrs) -> bool:
     return any(x.shape is None for x in _leaves(arguments)) or _holds_unranked([*attrs.values()])
 
 
-def _holds_unranked(value: Any) -> bool:
+def _holds_unranked(value: object) -> bool:
     if isinstance(value, tuple | list):
         return any(map(_holds_unranked, value))
     return isinstance(value, UnknownRank)

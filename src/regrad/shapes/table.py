@@ -14,18 +14,20 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from regrad.core import dims
 from regrad.core.backends import FLOAT
-from regrad.core.registry import Op, find_op
+from regrad.core.registry import Attrs, Op, find_op
 from regrad.errors import RegistrationError
 from regrad.shapes.sizes import Shape, StandIn, broadcast
 
+if TYPE_CHECKING:
+    from regrad.core.backends import DTypeLike
+
 Arguments = Sequence[Any]  # a Spec, a list of them or None for each parameter
-Attrs = dict[str, Any]
 F = TypeVar("F", bound=Callable[[Arguments, Attrs], Any])
 
 ResultDType = np.dtype | Callable[[Op, Arguments, Attrs], np.dtype] | None
@@ -172,7 +174,7 @@ def dtype_attribute_or_float(op: Op, arguments: Arguments, attrs: Attrs) -> np.d
     return FLOAT if dtype is None else _dtype_named(dtype)
 
 
-def _dtype_named(dtype: Any) -> np.dtype:
+def _dtype_named(dtype: DTypeLike | None) -> np.dtype:
     """A dtype from what users write."""
     if isinstance(dtype, np.dtype):
         return dtype

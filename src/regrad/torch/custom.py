@@ -80,13 +80,13 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_arguments(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
-    """The tensors among the arguments, and what gives the arguments with Slots for them."""
+    """The tensors among the arguments, and what gives the arguments with Holes for them."""
     inputs: list[torch.Tensor] = []
     slots: list[Any] = []
     leaves, _, spec = containers.opened(args)
     for leaf in leaves:
         is_input = isinstance(leaf, torch.Tensor)
-        slots.append(containers.Slot(len(inputs)) if is_input else None)
+        slots.append(containers.Hole(len(inputs)) if is_input else None)
         inputs += [leaf] if is_input else []
     return inputs, lambda: containers.nested(spec, iter(slots)).parts.values()
 

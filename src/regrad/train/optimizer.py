@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from regrad.core.walk import UNUSED
 from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, StateError, kind
 from regrad.train.arrays import as_held, is_jax, needed, to_jax
 from regrad.transforms.replay import foreign
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
 
 Pairs = Sequence[tuple[Any, Variable]]
 
@@ -175,7 +178,7 @@ class Optimizer:
 
     def apply_gradients(
         self,
-        grads: Mapping[str, Any] | Iterable[tuple[Any, Variable]],
+        grads: Mapping[str, TensorLike | None] | Iterable[tuple[TensorLike | None, Variable]],
         var_list: Iterable[Variable] | None = None,
         **extra: Any,
     ) -> None:
@@ -221,7 +224,7 @@ class Optimizer:
                     self._check_known(v)
             self._run(given, extra)
 
-    def _run(self, given: dict[str, Tensor], extra: dict[str, Any]) -> None:
+    def _run(self, given: dict[str, Tensor], extra: dict[str, object]) -> None:
         import jax
 
         params = {n: v.value for n, v in self._trained.items()}
@@ -229,7 +232,7 @@ class Optimizer:
         tensors, structure = jax.tree.flatten((given, leaves, params, extra))
         numbers = {i: x for i, x in enumerate(tensors) if not isinstance(x, Tensor)}
 
-        def update(arrays: Sequence[Any]) -> list[Any]:
+        def update(arrays: Sequence[Array]) -> list[Any]:
             """optax's part, by which no gradient passes."""
             rest = iter(arrays)
             whole = [numbers[i] if i in numbers else next(rest) for i in range(len(tensors))]
@@ -248,7 +251,13 @@ class Optimizer:
             if slot.owner is None or slot.owner in given:
                 slot.variable.assign(y)
 
-    def _step(self, grads: Any, leaves: Any, params: Any, extra: Any) -> tuple[Any, list[Any]]:
+    def _step(
+        self,
+        grads: dict[Name, Array],
+        leaves: Sequence[Array],
+        params: dict[Name, Array],
+        extra: dict[str, Any],
+    ) -> tuple[Any, list[Any]]:
         """The pure function: new parameters and state from old ones."""
         import optax
 
@@ -277,7 +286,9 @@ class Optimizer:
             )
         return pairs
 
-    def _pairs_by_name(self, grads: Mapping[str, Any], var_list: Any) -> Pairs:
+    def _pairs_by_name(
+        self, grads: Mapping[str, Any], var_list: Iterable[Variable] | None
+    ) -> Pairs:
         if var_list is None and self._structure is None:
             raise ArgumentError(
                 "apply_gradients: a dict of gradients goes by names. Give the variables, "
@@ -319,13 +330,13 @@ def _back(new: Tensor, old: Tensor) -> Tensor:
 # -- the state's variables -------------------------------------------------------------------------
 
 
-def _slot(name: str, path: Sequence[Any], leaf: Any) -> Slot:
+def _slot(name: str, path: Sequence[Any], leaf: Array) -> Slot:
     owner = next((str(k.key) for k in path if isinstance(getattr(k, "key", None), Name)), None)
     variable = Variable(wrap(_plain(leaf)), trainable=False, name=name)
     return Slot(variable, owner, _key_type(leaf))
 
 
-def _key_type(leaf: Any) -> Any:
+def _key_type(leaf: Array) -> Any:
     """Which of JAX's random generators a key is for; None for numbers."""
     import jax
 
@@ -333,13 +344,13 @@ def _key_type(leaf: Any) -> Any:
     return jax.random.key_impl(leaf) if typed else None
 
 
-def _wrap_key(leaf: Any, key_type: Any) -> Any:
+def _wrap_key(leaf: Array, key_type: str | None) -> Any:
     import jax
 
     return leaf if key_type is None else jax.random.wrap_key_data(leaf, impl=key_type)
 
 
-def _plain(leaf: Any) -> Any:
+def _plain(leaf: Array) -> Any:
     """An array without JAX's weak type, which no file keeps; of a random key, its integers."""
     import jax
 
@@ -366,7 +377,7 @@ def _part(key: Any) -> str:
 # -- checks ----------------------------------------------------------------------------------------
 
 
-def _no_transformation(got: Any) -> ArgumentError:
+def _no_transformation(got: object) -> ArgumentError:
     name = getattr(got, "__name__", None)
     hint = f" Call it: Optimizer(optax.{name}(…))." if callable(got) and name else ""
     return ArgumentError(

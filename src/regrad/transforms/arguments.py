@@ -51,7 +51,7 @@ class _Traced(NamedTuple):
     type: type
 
 
-def _placed(leaf: Any, given: Iterator[Tensor]) -> Any:
+def _placed(leaf: object, given: Iterator[Tensor]) -> Any:
     if leaf is TENSOR:
         return next(given)
     if leaf is ARRAY:
@@ -129,7 +129,7 @@ class Given:
             else:
                 self._static(leaf)
 
-    def _static(self, leaf: Any) -> None:
+    def _static(self, leaf: object) -> None:
         """Note a leaf that is no Tensor."""
         self.plain.append(len(self.leaves))
         if type(leaf) is Static:
@@ -210,7 +210,7 @@ def is_key(leaf: Any) -> bool:
     return is_array(leaf) and not isinstance(leaf, np.generic) and "key<" in str(leaf.dtype)
 
 
-def traceable(leaf: Any) -> Tensor | None:
+def traceable(leaf: object) -> Tensor | None:
     """A leaf among the arguments as a Tensor, or None."""
     if isinstance(leaf, Tensor):
         return leaf
@@ -235,7 +235,7 @@ def _x64() -> bool:
     return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def is_place(leaf: Any) -> bool:
+def is_place(leaf: object) -> bool:
     """Whether what is noted of a leaf says that a Tensor stands there."""
     return leaf is TENSOR or leaf is ARRAY or type(leaf) is _Traced
 
@@ -259,7 +259,7 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-def is_static(value: Any) -> bool:
+def is_static(value: object) -> bool:
     """Whether an argument is static by itself."""
     return (
         value is None
@@ -269,7 +269,7 @@ def is_static(value: Any) -> bool:
     )
 
 
-def _has_a_value(value: Any) -> bool:
+def _has_a_value(value: object) -> bool:
     """Whether a static argument is told by `==`: it is what its class says that it is equal to."""
     if isinstance(value, tuple | frozenset):
         return all(map(_has_a_value, value))
@@ -281,7 +281,7 @@ def _has_a_value(value: Any) -> bool:
 class Static:
     """An argument that is static although it could be traced."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 

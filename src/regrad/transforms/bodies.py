@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import gradient_dtype, widest
@@ -40,6 +40,9 @@ from regrad.transforms.region import (
 from regrad.transforms.replay import distinct
 from regrad.transforms.trail import Trail, capturing
 
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
+
 
 class BodyRun:
     """One run of a body, with what it took from outside and what leads where.
@@ -61,7 +64,7 @@ class BodyRun:
         self.watched = set() if not self.tapes else self.tapes[0].watched
         self.outputs: list[list[int]] = []  # ids by place, one list for each run
 
-    def stand_ins(self, arrays: Sequence[Any]) -> list[Tensor]:
+    def stand_ins(self, arrays: Sequence[Array]) -> list[Tensor]:
         """The arguments inside, with these arrays in them (what stands in keeps its id)."""
         made = [wrap(array) for array in arrays]
         for y, x in zip(made, self.inner, strict=True):
@@ -93,7 +96,7 @@ class BodyRun:
 
     def finish(
         self,
-        ys: Sequence[Any],
+        ys: Sequence[Array],
         answer: Answer,
         repeat: Flat,
         loops: Sequence[tuple[int, int]] = (),

@@ -7,7 +7,7 @@ In eager mode a branch may return Python numbers as well; here those that differ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_array
@@ -25,11 +25,16 @@ from regrad.transforms.arguments import (
 from regrad.transforms.loops import conditional
 from regrad.transforms.replay import Captured
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from regrad.core.tensor import TensorLike
+
 
 def branched(pred: Tensor, functions: Sequence[Callable[..., Any]], operands: Any) -> Any:
     """What the first function returns where `pred` holds, else what the second returns."""
     given = Given(operands, {})
-    form = Form()
+    form = CommonForm()
     bodies = [Branch(f, given, form, k) for k, f in enumerate(functions)]
     while True:
         try:
@@ -47,7 +52,9 @@ class Branch:
 
     note: Any = None
 
-    def __init__(self, function: Callable[..., Any], given: Given, form: Form, k: int) -> None:
+    def __init__(
+        self, function: Callable[..., Any], given: Given, form: CommonForm, k: int
+    ) -> None:
         self.function = function
         self.given = given
         self.form = form
@@ -64,7 +71,7 @@ class Branch:
         return self.form.tensors(self.k, self.note(ys))
 
 
-class Form:
+class CommonForm:
     """The form of the results: which are Tensors, of which dtype, and what is the same in both."""
 
     def __init__(self) -> None:
@@ -128,11 +135,11 @@ class _Words(str):
     __repr__ = str.__str__
 
 
-def _has_dtype(leaf: Any) -> bool:
+def _has_dtype(leaf: object) -> bool:
     return is_array(leaf) or (dispatch.is_tensor(leaf) and type(leaf) is not dispatch.Number)
 
 
-def _is_same(x: Any, y: Any) -> bool:
+def _is_same(x: object, y: object) -> bool:
     """Whether two leaves are one value, which no program needs to choose (0.0 is not -0.0)."""
     if isinstance(x, Tensor) or type(x) is not type(y):
         return False
@@ -146,7 +153,7 @@ def _number(leaf: Any) -> complex | None:
     return leaf if type(leaf) in dispatch.NUMBERS else None
 
 
-def _tensor(leaf: Any, dtype: Any) -> Tensor:
+def _tensor(leaf: TensorLike, dtype: np.dtype | None) -> Tensor:
     """A Tensor, array or number as a Tensor, of this dtype if there is one to be."""
     if is_array(leaf):
         leaf = wrap(leaf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import assign_all
@@ -20,6 +20,11 @@ from regrad.transforms.arguments import Body, Given, is_key
 from regrad.transforms.bodies import BodyRun, Rerun, pullback
 from regrad.transforms.region import Flat, Passage
 from regrad.transforms.replay import Captured
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array, Namespace
+    from regrad.core.rule import Cotangent
+    from regrad.core.tape import Record
 
 
 @public
@@ -75,7 +80,9 @@ def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
     body_run.outputs[-1] = [y._id for y in outputs]
     function = body_run.as_function(flat, assigned)
 
-    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+    def answer(
+        inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         return pullback(function, len(inputs), passage)(apart([*inputs, *dys]))
 
     results = body_run.finish(
@@ -98,7 +105,7 @@ def apart(xs: Sequence[Tensor]) -> Sequence[Tensor]:
     return ys
 
 
-def _barrier(xp: Any, xs: Sequence[Any]) -> tuple[Any, ...]:
+def _barrier(xp: Namespace, xs: Sequence[Array]) -> tuple[Any, ...]:
     import jax
 
     return tuple(jax.lax.optimization_barrier(list(xs)))
@@ -112,7 +119,9 @@ class _Through(Rule):
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return True
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Iterable[tuple[int, Any]]:
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
         return [(0, list(dy))]
 
 

@@ -22,7 +22,7 @@ from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from regrad.core.pytrees import exactly
 from regrad.core.registry import RULES
 from regrad.core.tensor import OURS, Tensor
 from regrad.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
 
 _LIBRARIES = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
@@ -64,7 +67,7 @@ class Closure:
     `names` say what each entry of the key is, for messages.
     """
 
-    def __init__(self, *functions: Any) -> None:
+    def __init__(self, *functions: object) -> None:
         self.places: list[tuple[Read, Any]] = []
         self.key: tuple[Any, ...] = ()
         self.names: list[str] = []
@@ -137,7 +140,7 @@ class _Walk:
         self.watched: set[tuple[int, Any]] = set()
         self.weak: Callable[[], Any] = object  # what a Method is bound to
 
-    def value(self, value: Any, name: str, read: Any) -> None:
+    def value(self, value: Any, name: str, read: Read) -> None:
         """Note a value; `read` reads its place again, if that is more than a name."""
         if type(value) in PLAIN or isinstance(value, np.generic):
             self.entry(name, exactly(value))
@@ -149,19 +152,19 @@ class _Walk:
             self.kept.append(value)
             self.open(value, name, read)
 
-    def rule(self, name: Any) -> None:
+    def rule(self, name: object) -> None:
         """What may be the name of a rule, in an override."""
         if isinstance(name, str) and name in RULES:
             rule = RULES[name]
             self.value(getattr(rule, "function", None) or rule, name, MISSING)
 
-    def place(self, namespace: Any, key: Any, name: str) -> None:
+    def place(self, namespace: Mapping[str, object], key: str, name: str) -> None:
         """What a namespace says of a name, now and whenever it is looked at again."""
         read = functools.partial(namespace.get, key, MISSING)
         self.watch(namespace, key, read)
         self.value(namespace[key], name, read)
 
-    def watch(self, where: Any, key: Any, read: Read) -> None:
+    def watch(self, where: object, key: object, read: Read) -> None:
         """From now on the place must hold what it holds."""
         if (id(where), key) in self.watched:
             return
@@ -173,11 +176,11 @@ class _Walk:
         else:
             self.closure.places.append((read, value))
 
-    def entry(self, name: str, value: Any) -> None:
+    def entry(self, name: str, value: object) -> None:
         self.entries.append(value)
         self.closure.names.append(name)
 
-    def open(self, value: Any, name: str, read: Any) -> None:
+    def open(self, value: Any, name: str, read: Read) -> None:
         """What is no plain value."""
         if isinstance(value, Tensor) or (is_array(value) and not isinstance(value, Variable)):
             self.tensor(value, name, read)
@@ -210,7 +213,7 @@ class _Walk:
             if not _is_closed(value):
                 self.object(value, name)
 
-    def tensor(self, value: Any, name: str, read: Any) -> None:
+    def tensor(self, value: Tensor | Array, name: str, read: Read) -> None:
         """A Tensor or an array: an input of the program, if it holds numbers."""
         if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
             self.entry(name, IdentityKey(value))
@@ -291,7 +294,7 @@ class _Walk:
         self.object(function, name)
         self.ask(names, tried)
 
-    def watch_cell(self, cell: Any, read: Read) -> None:
+    def watch_cell(self, cell: types.CellType, read: Read) -> None:
         try:
             self.watch(cell, "cell_contents", read)
         except ValueError:  # not yet filled
@@ -305,7 +308,7 @@ class _Walk:
         for value, path in list(self.objects) if new else ():
             self.attributes(value, path, new)
 
-    def object(self, value: Any, name: str) -> None:
+    def object(self, value: object, name: str) -> None:
         """An object, a class, a module or a function: the attributes that code asks for."""
         self.objects.append((value, name))
         special = {s for c in _own_classes(type(value)) for s in _specials(c) - CONSTRUCTORS}
@@ -313,7 +316,7 @@ class _Walk:
             special |= {s for c in _own_classes(value) for s in _specials(c)}
         self.attributes(value, name, self.asked | special)
 
-    def attributes(self, value: Any, name: str, asked: set[str]) -> None:
+    def attributes(self, value: object, name: str, asked: set[str]) -> None:
         """These attributes, wherever Python looks for them: in the object, and in its classes."""
         spaces = _namespaces(value)
         lenient = any("__getattr__" in space for space in spaces)
@@ -325,7 +328,7 @@ class _Walk:
                 elif there or lenient or attribute in self.tried:  # it may come to stand here
                     self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
 
-    def member(self, space: Any, attribute: str, owner: Any, name: str) -> None:
+    def member(self, space: Mapping[str, object], attribute: str, owner: object, name: str) -> None:
         """What a namespace has of a name: a value, or a descriptor, with the code behind it."""
         found = space[attribute]
         self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
@@ -350,7 +353,7 @@ class IdentityKey:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -370,26 +373,26 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _holds(read: Read, reference: Callable[[], Any]) -> bool:
+def _holds(read: Read, reference: Read) -> bool:
     return read() is reference()
 
 
-def _is_empty(cell: Any) -> bool:
+def _is_empty(cell: types.CellType) -> bool:
     return _cell_content(cell) is MISSING
 
 
-def _cell_content(cell: Any) -> Any:
+def _cell_content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not yet filled
         return MISSING
 
 
-def _keys_and_values(mapping: Mapping[Any, Any]) -> list[Any]:
+def _keys_and_values(mapping: Mapping[object, object]) -> list[Any]:
     return [*mapping, *mapping.values()]
 
 
-def _is_unchanged(read: Read, parts: list[Any]) -> bool:
+def _is_unchanged(read: Read, parts: Sequence[object]) -> bool:
     """Whether a container has the entries that it had: the same objects, or equal plain values."""
     now = read()
     if len(now) != len(parts):
@@ -399,11 +402,11 @@ def _is_unchanged(read: Read, parts: list[Any]) -> bool:
     return all(a is b or _same_plain(a, b) for a, b in zip(now, parts, strict=True))
 
 
-def _same_plain(a: Any, b: Any) -> bool:
+def _same_plain(a: object, b: object) -> bool:
     return type(a) is type(b) and type(a) in PLAIN and exactly(a) == exactly(b)
 
 
-def content(value: Any) -> Any:
+def content(value: Tensor | Array) -> Any:
     """What an array holds, as part of a key; one that nobody can write to is told by identity."""
     if isinstance(value, Tensor) or BACKENDS[type(value)].name == "jax":
         return IdentityKey(value)
@@ -443,7 +446,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _namespaces(value: Any) -> list[Any]:
+def _namespaces(value: object) -> list[Any]:
     """Where Python looks for an attribute: the object itself, its class, the bases of that."""
     classes = _own_classes(type(value))
     if isinstance(value, type):
@@ -466,7 +469,7 @@ def _specials(kind: type) -> set[str]:
     }
 
 
-def _is_made(kind: type, method: Any) -> bool:
+def _is_made(kind: type, method: object) -> bool:
     """Whether what stands under a special name is no code of the user's."""
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     if code is None:
@@ -475,7 +478,7 @@ def _is_made(kind: type, method: Any) -> bool:
     return made or code.co_filename.startswith("<attrs generated")
 
 
-def _is_closed(value: Any) -> bool:
+def _is_closed(value: object) -> bool:
     """Whether an object is told apart by identity only: regrad's own, and modules of libraries."""
     if isinstance(value, types.ModuleType):
         return _is_library_file(getattr(value, "__file__", None) or PACKAGE)

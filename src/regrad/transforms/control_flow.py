@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,10 +26,13 @@ from regrad.transforms.loops import as_jax, conditional, repeated, scanned
 from regrad.transforms.region import in_trace
 from regrad.transforms.replay import Captured
 
+if TYPE_CHECKING:
+    from regrad.core.tensor import TensorLike
+
 
 @helpful("cond")
 def cond(
-    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
+    pred: TensorLike, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
     """`true_fn(*operands)` where `pred` holds, else `false_fn(*operands)`.
 
@@ -171,7 +174,9 @@ def while_loop(
 
 
 @helpful("fori_loop")
-def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: Any) -> Any:
+def fori_loop(
+    lower: TensorLike, upper: TensorLike, body_fn: Callable[[Any, Any], Any], init: Any
+) -> Any:
     """`carry = body_fn(i, carry)` for i from `lower` to `upper - 1`.
 
     With Python integers for the bounds this is a `scan`, and can be differentiated under jit.
@@ -259,7 +264,7 @@ class _Step:
                 )
 
 
-def _check_bound(n: Any, what: str) -> None:
+def _check_bound(n: object, what: str) -> None:
     if not (dispatch.is_tensor(n) or is_array(n)) and not hasattr(n, "__index__"):
         raise ArgumentError(f"fori_loop: expected an integer for {what}, got {kind(n)}")
 

@@ -6,7 +6,7 @@ Where nothing is connected they give zeros: a linear function has a Hessian.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,11 @@ from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import logical_and, where
 from regrad.ops.reduction import any as any_of
 from regrad.transforms.vmap import at_once
+
+if TYPE_CHECKING:
+    from regrad.core.rule import Cotangent
+    from regrad.core.tensor import TensorLike
+    from regrad.core.walk import Inspector
 
 VjpFunction = Callable[..., tuple[Any, ...]]
 
@@ -64,7 +69,7 @@ class Linearized:
         """What f returned, by Tensors that a custom function may make its own outputs."""
         return self.rebuild([dispatch.alias(y) for y in self.ys])
 
-    def pull(self, dys: Sequence[Tensor], inspect: Any = None) -> list[list[Tensor]]:
+    def pull(self, dys: Sequence[Tensor], inspect: Inspector | None = None) -> list[list[Tensor]]:
         """The gradients by all inputs of `sum(y * dy)` over all outputs."""
         floats = [i for i, y in enumerate(self.ys) if is_inexact(y.dtype)]
         ids, dys = [self.ys[i]._id for i in floats], [dys[i] for i in floats]
@@ -122,7 +127,7 @@ def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
     """
     run = Linearized(f, xs, "vjp(f, *xs)")
 
-    def vjp_function(dy: Any) -> tuple[Any, ...]:
+    def vjp_function(dy: TensorLike) -> tuple[Any, ...]:
         with masked():
             return run.close_inputs(run.pull(_like(dy, run.value, "the dy of a vjp function")))
 
@@ -221,7 +226,7 @@ class LinearTape(Tape):
             )
         return True
 
-    def __call__(self, record: Record, dy: Any, leaf: int, dx: Any) -> None:
+    def __call__(self, record: Record, dy: Cotangent, leaf: int, dx: Tensor | None) -> None:
         if not isinstance(dx, Tensor):
             return
         if not has_values(dx._data):

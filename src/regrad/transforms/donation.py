@@ -7,29 +7,34 @@ Variable's array may be anybody else's as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core.backends import JAX
 from regrad.core.interrupts import at_once
 from regrad.core.sharding import searches_nan
 
+if TYPE_CHECKING:
+    from types import ModuleType
 
-def compile_donating(jax: Any, f: Callable[[Any, Any], Any]) -> Any:
+    from regrad.core.backends import Array
+
+
+def compile_donating(jax: ModuleType, f: Callable[[Any, Any], Any]) -> Any:
     """Return `f(kept, donated)` compiled; what it compiles lives as long as what is returned."""
 
-    def trace(kept: Any, donated: Any) -> Any:
+    def trace(kept: Sequence[Array], donated: Sequence[Array]) -> Any:
         with at_once():  # signals do not wait for a trace: nothing has been given away yet
             return f(kept, donated)
 
     return jax.jit(trace, donate_argnums=1)
 
 
-def may_donate(jax: Any) -> bool:
+def may_donate(jax: ModuleType) -> bool:
     """Whether programs may write over arrays: not if JAX may call them twice."""
     return not searches_nan(jax)
 
 
-def set_apart(values: Sequence[Any], others: Iterable[Any]) -> list[Any]:
+def set_apart(values: Sequence[Array], others: Iterable[Array]) -> list[Any]:
     """Return traced arrays, each in memory of its own: those that are others as well are copied."""
     seen = {id(array) for array in others}
     made = []

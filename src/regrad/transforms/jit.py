@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,13 @@ from regrad.graph.graph import Symbol
 from regrad.transforms.arguments import Given, Static, returned
 from regrad.transforms.closures import Closure, Method
 from regrad.transforms.program import Body, Program, find_jax
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regrad.core.backends import Array
+    from regrad.core.overrides import OpBinding, Overrides
+    from regrad.core.rule import Rule
 
 ndarray = np.ndarray
 VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
@@ -217,7 +224,7 @@ class Jitted:
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method is compiled for each object that it is called on."""
         if instance is None:
             return self
@@ -273,7 +280,7 @@ class Jitted:
             self.plain[len(args)] = program
         return note(ys)
 
-    def _closure(self, overrides: Any, reaching: Sequence[Any]) -> Closure:
+    def _closure(self, overrides: Overrides, reaching: Sequence[object]) -> Closure:
         """What the function reaches now, and the rules in force, and functions among arguments."""
         stamp = registry.version, len(registry.OPS)
         if not overrides and not reaching:
@@ -290,7 +297,7 @@ class Jitted:
             known = self.under = overrides, reaching, stamp, closure
         return known[3]
 
-    def _program(self, given: Given, closure: Closure, overrides: Any) -> Program:
+    def _program(self, given: Given, closure: Closure, overrides: Overrides) -> Program:
         rules = tuple(k for k, _ in in_order(overrides)) if overrides else ()
         self.version = registry.version
         known = given.key, closure.key, rules, self.version
@@ -344,7 +351,7 @@ class Jitted:
         donated = [i for i, n in enumerate(names) if re.match(r"\w*", n)[0] in self.donate]  # pyright: ignore
         seen = known, closure.names, names
 
-        def traced(arrays: Sequence[Any], plainly: Sequence[int]) -> None:
+        def traced(arrays: Sequence[Array], plainly: Sequence[int]) -> None:
             """Find the program by the content of the arrays that the trace read."""
             if plainly:
                 self.plain.clear()
@@ -375,7 +382,7 @@ class Jitted:
         programs = len(self._distinct())
         return CacheInfo(self.calls - self.traces, self.traces, programs, self.dropped)
 
-    def _traced(self, seen: tuple[Any, ...], arrays: Sequence[Any]) -> None:
+    def _traced(self, seen: tuple[Any, ...], arrays: Sequence[Array]) -> None:
         shapes = [f"{a.dtype}{tuple(a.shape)}" for a in arrays]
         self.last = [*self.last[-1:], (*seen, shapes)]
         self.traces = n = self.traces + 1
@@ -424,17 +431,17 @@ def registered(version: int, ops: int) -> list[Any]:
     return [f for f in code if callable(f) and not (f.__module__ or "").startswith("regrad.")]
 
 
-def _plain(entry: Any) -> Any:
+def _plain(entry: object) -> Any:
     return entry[1] if isinstance(entry, tuple) and len(entry) == 2 else "another object"
 
 
-def in_order(overrides: Any) -> list[tuple[Any, Any]]:
+def in_order(overrides: Mapping[object, OpBinding]) -> list[tuple[Any, Any]]:
     """The overrides of ops outside graphs, sorted by op type."""
     found = [(k, b) for k, b in overrides.items() if isinstance(k, str) or is_held(k)]
     return sorted(found, key=lambda pair: str(pair[0]))
 
 
-def _source(rule: Any) -> Any:
+def _source(rule: Rule) -> Any:
     """The function behind a rule, or the functions, or the rule itself."""
     return rule.function or tuple(getattr(rule, "functions", {}).values()) or rule
 

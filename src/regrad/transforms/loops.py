@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,11 @@ from regrad.transforms.bodies import (
 from regrad.transforms.region import Flat, Links, Passage, RegionTape, run_inside, watched_places
 from regrad.transforms.replay import Captured, evaluate
 from regrad.transforms.trail import capturing
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
+    from regrad.core.backends import Array
 
 
 def as_jax(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -127,7 +132,7 @@ class Scan:
             if not self.grown:
                 return self._run(closed, arrays[:m], arrays[m:])
 
-    def _run(self, closed: Any, first: list[Any], along: list[Any]) -> list[Any]:
+    def _run(self, closed: ClosedJaxpr, first: list[Array], along: list[Array]) -> list[Any]:
         """The loop over the traced step; what is the same in every step is kept once."""
         import jax
 
@@ -140,7 +145,7 @@ class Scan:
             elif pool == "step":
                 self.kept[place] = "same", same[i]
 
-        def body(carry: Any, x: Any) -> Any:
+        def body(carry: list[Array], x: list[Array]) -> Any:
             ys = evaluate(closed.jaxpr, closed.consts, [*carry, *x])
             return ys[: len(first)], ys[len(first) : n] + [ys[n + i] for i in steps]
 
@@ -156,7 +161,7 @@ class Scan:
             grown = grown or bool(now)
         return grown
 
-    def _body(self, carry: list[Any], x: list[Any]) -> list[Any]:
+    def _body(self, carry: list[Array], x: list[Array]) -> list[Any]:
         self.body_run = body_run = BodyRun(self.kind, self.body_run.xs, traced=True, tape=self.tape)
         inner = body_run.stand_ins([*carry, *x])
         for tape, watched in zip(body_run.tapes, self.watched, strict=True):
@@ -172,7 +177,7 @@ class Scan:
         return arrays
 
     def _linearized(
-        self, inner: Sequence[Tensor], ys: Sequence[Tensor], results: Sequence[Any]
+        self, inner: Sequence[Tensor], ys: Sequence[Tensor], results: Sequence[Array]
     ) -> list[Any]:
         """Trace the backward step; what it takes from the forward one is given out."""
         import jax
@@ -191,7 +196,7 @@ class Scan:
         step = BodyFunction(self.step, len(inner), body_run.sources, body_run.overrides, self.kind)
         recompute = pullback(step, len(given), Passage(self.wanted, self.active))
 
-        def back(*dys: Any) -> list[Any]:
+        def back(*dys: Array) -> list[Any]:
             arriving = [wrap(dy) for dy in dys]
             if self.checkpoint:
                 dxs = recompute([*given, *arriving])
@@ -215,8 +220,8 @@ class Scan:
         return self._sorted(closed.consts, inner, stand_ins, results[m:])
 
     def _sorted(
-        self, consts: Sequence[Any], inner: Sequence[Tensor], stand_ins: Sequence[Tensor],
-        ys: Sequence[Any],
+        self, consts: Sequence[Array], inner: Sequence[Tensor], stand_ins: Sequence[Tensor],
+        ys: Sequence[Array],
     ) -> list[Any]:  # fmt: skip
         """What the backward step takes: entries of xs or ys, what stays the same, and the rest.
 
@@ -243,12 +248,14 @@ class Scan:
 
     # -- backward --------------------------------------------------------------------------------
 
-    def recorded(self, results: Sequence[Any]) -> list[Tensor]:
+    def recorded(self, results: Sequence[Array]) -> list[Tensor]:
         """The results as Tensors, on the tapes."""
         m, n = len(self.carry), self.outputs
         ys, stacked = results[m:n], results[n:]
 
-        def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Any]:
+        def answer(
+            inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+        ) -> Sequence[Any]:
             capture = capturing()
             inside = capture is None or passage in capture.passages
             if watched_places([*inputs, *dys]) or not inside:
@@ -276,7 +283,7 @@ class Scan:
         return repeated
 
     def _back(
-        self, stacked: Sequence[Any], ys: Sequence[Any], passage: Passage, dys: Sequence[Tensor]
+        self, stacked: Sequence[Array], ys: Sequence[Array], passage: Passage, dys: Sequence[Tensor]
     ) -> list[Tensor]:
         """The backward loop over what the forward loop kept."""
         import jax
@@ -293,7 +300,7 @@ class Scan:
             _zeros(v) for v, is_shared in zip(self.jaxpr.outvars, shared, strict=True) if is_shared
         ]
 
-        def pull(dcarry: Sequence[Any], entry: Any) -> Sequence[Any]:
+        def pull(dcarry: Sequence[Array], entry: Any) -> Sequence[Any]:
             pools, dys = entry
             given = dict(zip([*self.carried, *along], [*dcarry, *dys], strict=True))
             consts = [i if pool == "same" else pools[pool][i] for pool, i in self.kept]
@@ -364,7 +371,7 @@ def stepped(
     return [*ys[:n], *[region.read(v) for v in assigned], *ys[n:]]
 
 
-def invariant(closed: Any, first: int) -> list[Any]:
+def invariant(closed: ClosedJaxpr, first: int) -> list[Any]:
     """The results of a traced step, from `first` on, that are the same in every step; else None."""
     from jax.extend.core import Literal
 
@@ -409,7 +416,9 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
     body_run, ys = until_all_are_known(assigned, run)
     functions = [body_run.as_function(body, assigned) for body in bodies]
 
-    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+    def answer(
+        inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         pulls = [pullback(f, len(inputs), passage) for f in functions]
         return conditional(inputs[0], pulls, [*inputs, *dys])
 
@@ -436,7 +445,7 @@ def _branches(body_run: BodyRun, flats: Sequence[Flat]) -> Sequence[Any]:
     specs: dict[int, list[Any]] = {}
 
     def branch(k: int) -> Callable[..., list[Any]]:
-        def run(*arrays: Any) -> list[Any]:
+        def run(*arrays: Array) -> list[Any]:
             region = body_run.region
             variables = [s for s in body_run.sources if isinstance(s, Variable)]
             region.values = {v: region.stand_in_for(v) for v in variables}
@@ -456,7 +465,9 @@ def _branches(body_run: BodyRun, flats: Sequence[Flat]) -> Sequence[Any]:
     return ys
 
 
-def _check_alike(a: list[Any], b: list[Any]) -> None:
+def _check_alike(
+    a: Sequence[tuple[str, tuple[int, ...]]], b: Sequence[tuple[str, tuple[int, ...]]]
+) -> None:
     if len(a) != len(b):
         raise ShapeError(f"cond: the two functions return {len(a)} and {len(b)} Tensors")
     for (dtype, shape), (other, other_shape) in zip(a, b, strict=True):
@@ -509,17 +520,17 @@ def _assigned_first(flat: Flat, n: int, assigned: Sequence[Variable]) -> Flat:
 def _repeat(body_run: BodyRun, test: Flat, step: Flat) -> Sequence[Any]:
     import jax
 
-    def run(flat: Flat, arrays: Sequence[Any]) -> list[Any]:
+    def run(flat: Flat, arrays: Array) -> list[Any]:
         inner = body_run.stand_ins(arrays)
         body_run.watched.update(x._id for x in inner)
         return [to_jax(y._data) for y in body_run.run(flat, inner)]
 
-    def goes_on(arrays: Any) -> Any:
+    def goes_on(arrays: Sequence[Array]) -> Any:
         (y,) = run(test, arrays)
         body_run.outputs.pop()
         return y.reshape(())
 
-    def body(arrays: Any) -> Any:
+    def body(arrays: Sequence[Array]) -> Any:
         ys = run(step, arrays)
         del body_run.outputs[:-1]
         return ys
@@ -527,7 +538,7 @@ def _repeat(body_run: BodyRun, test: Flat, step: Flat) -> Sequence[Any]:
     return jax.lax.while_loop(goes_on, body, [to_jax(x._data) for x in body_run.xs])
 
 
-def _refuse(*given: Any) -> Any:
+def _refuse(*given: object) -> Any:
     raise GradientError(
         "while_loop: under jit the gradient of a loop of unknown length cannot be had, because XLA "
         "must know how much to keep. Give the most steps there can be, while_loop(…, max_steps=n), "

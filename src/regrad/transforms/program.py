@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,12 @@ from regrad.transforms.region import (
 )
 from regrad.transforms.replay import Captured, evaluate
 
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
+    from regrad.core.tape import Tape
+    from regrad.transforms.region import Source
+    from regrad.transforms.trail import Trail
+
 Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
 ndarray = np.ndarray
 
@@ -72,7 +78,9 @@ class Trace:
     dtypes: Sequence[Any] = ()  # of what arrives at the backward program
     jaxpr: Any = None  # the backward program, as JAX writes it
 
-    def __init__(self, body: Body, name: str, bindings: Overrides, expected: Any = None) -> None:
+    def __init__(
+        self, body: Body, name: str, bindings: Overrides, expected: Trail | None = None
+    ) -> None:
         self.body = body
         self.bindings = bindings
         self.flat = Captured(self._values, name, expected)
@@ -128,7 +136,7 @@ def find_jax() -> Any:
 _KNOWN: list[bool] = []
 
 
-def _listed(sources: Sequence[Any]) -> str:
+def _listed(sources: Sequence[Source]) -> str:
     names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
     return ", ".join(names) or "a Tensor of its closure"
 
@@ -138,11 +146,11 @@ def _opened(results: _Results) -> tuple[list[Any], Any]:
     return results.arrays, weakref.ref(results.trace)
 
 
-def _closed(trace: Any, arrays: Any) -> _Results:
+def _closed(trace: Callable[[], Trace], arrays: list[Array]) -> _Results:
     return _Results(arrays, trace())
 
 
-def _can_go_in(array: Any) -> bool:
+def _can_go_in(array: Array) -> bool:
     """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
     library = BACKENDS[type(array)]
     try:
@@ -173,7 +181,7 @@ class Program:
         name: str,
         *,
         donated: Sequence[int] = (),
-        traces: Callable[[Sequence[Any], Sequence[int]], None] = lambda arrays, plainly: None,
+        traces: Callable[[Sequence[Array], Sequence[int]], None] = lambda arrays, plainly: None,
         derived: bool = False,
         verify: bool = False,
     ) -> None:
@@ -300,21 +308,21 @@ class Program:
         if (where := trouble(error, inputs, names)) is not None:
             raise DeviceError(f"{self.name}: {where}") from None
 
-    def source(self, source: Any) -> Any:
+    def source(self, source: Source | int) -> Any:
         """What stands at a place of the closure, or the source itself."""
         if type(source) is not int:
             return source
         assert self.closure is not None
         return self.closure.tensors[source]()
 
-    def _read(self, source: Any) -> Tensor:
+    def _read(self, source: Source | int) -> Tensor:
         """A source as the open tapes see it."""
         value = self.source(source)
         if isinstance(value, Variable):
             return value._read()
         return value if isinstance(value, Tensor) else wrap(np.asarray(value))
 
-    def _value(self, source: Any) -> Tensor:
+    def _value(self, source: Source | int) -> Tensor:
         """A source where no tape is open: a Variable's Tensor is not lent to anybody."""
         return source._tensor if isinstance(source, Variable) else self._read(source)
 
@@ -361,7 +369,7 @@ class Program:
 
     def _record(
         self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], ys: list[Tensor],
-        results: Sequence[Any], trace: Trace,
+        results: Sequence[Array], trace: Trace,
     ) -> None:  # fmt: skip
         """Put the program on the tapes; it is differentiated by its own backward program."""
         closure, overrides = self.closure, self.overrides
@@ -445,7 +453,7 @@ class Variant:
         finally:
             self.given = ()
 
-    def _find(self, kept: list[Any], given: tuple[Any, ...]) -> None:
+    def _find(self, kept: list[Array], given: tuple[Array, ...]) -> None:
         """Trace to the end, and only then say that the trace came upon news.
 
         JAX never lets go of a trace that an exception ends, nor of the arrays that it took in.
@@ -455,7 +463,7 @@ class Variant:
             raise SourceFound
         self.complete = True
 
-    def _verify(self, kept: list[Any], given: tuple[Any, ...]) -> None:
+    def _verify(self, kept: list[Array], given: tuple[Array, ...]) -> None:
         """Trace once more, and compare with the program; nothing else comes of the trace."""
         known = self.compiled.trace(kept, given)
         self.verifying = []
@@ -485,7 +493,7 @@ class Variant:
 
     # -- tracing -----------------------------------------------------------------------------
 
-    def _results(self, kept: list[Any], given: tuple[Any, ...]) -> _Results:
+    def _results(self, kept: list[Array], given: tuple[Array, ...]) -> _Results:
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
         tapes = inner_tapes(RegionTape, current()) if self.wanted else ()
@@ -535,7 +543,7 @@ class Variant:
                 outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
         return _Results(outputs, trace)
 
-    def _stand_in(self, region: Region, source: Any, x: Tensor) -> None:
+    def _stand_in(self, region: Region, source: Source | Array, x: Tensor) -> None:
         if isinstance(source, Variable):
             region.values[source] = x
         else:
@@ -543,8 +551,8 @@ class Variant:
             region.alive.append(source)
 
     def _linearized(
-        self, tape: Any, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: list[Any],
-        arrays: dict[int, Any], trace: Trace,
+        self, tape: Tape, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: list[Array],
+        arrays: dict[int, Array], trace: Trace,
     ) -> None:  # fmt: skip
         """Trace the backward program; what it takes from the forward one becomes results."""
         jax = self.program.jax
@@ -552,7 +560,7 @@ class Variant:
         reached = [i for i, y in enumerate(ys) if y._id in tape.watched]
         found: list[int] = []
 
-        def back(*dys: Any) -> list[Any]:
+        def back(*dys: Array) -> list[Any]:
             found.clear()
             grads = pull_through(tape, [ys[i] for i in reached], [wrap(dy) for dy in dys])
             found.extend(i for i, key in enumerate(keys) if key in grads)

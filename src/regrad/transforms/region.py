@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regrad.autodiff.variables import Variable
 from regrad.core.backends import BACKENDS, JAX, is_traced
 from regrad.core.dispatch import in_region
-from regrad.core.overrides import OpBinding
+from regrad.core.overrides import Overrides
 from regrad.core.registry import Input, Op
 from regrad.core.rule import Rule
 from regrad.core.state import OPEN, State, current, in_state, next_id
@@ -28,9 +28,15 @@ from regrad.errors import ArgumentError, GraphError, TraceError
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.trail import capturing
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from regrad.core.backends import Array, Namespace
+    from regrad.core.tape import Record
+    from regrad.transforms.trail import Reached, Trail
+
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
 Source = Tensor | Variable  # what a body takes from outside
-Overrides = Mapping[Any, OpBinding] | None
 
 STEP = 2.0**-20
 
@@ -71,7 +77,7 @@ class Region:
         self.lasting = False  # whether a program is made of this run, for many calls
         self.operands: set[int] = set()  # arrays that ops have taken, by id()
 
-    def swap(self, capture: Any) -> Any:
+    def swap(self, capture: Trail | None) -> Any:
         """Put a capture to work, or none, in the place of the one that is returned."""
         self.capture, before = capture, self.capture
         return before
@@ -81,7 +87,7 @@ class Region:
         if self.capture is not None:
             self.capture.did(*step)
 
-    def _reached(self, source: Any, inner: Tensor) -> Tensor:
+    def _reached(self, source: Reached, inner: Tensor) -> Tensor:
         """Tell the capture about something from outside."""
         if self.capture is not None:
             self.capture.source(source, inner)
@@ -103,7 +109,7 @@ class Region:
             self.captured.append(x)
         return self._reached(x, inner)
 
-    def first(self, source: Any, number: float) -> Any:
+    def first(self, source: Reached, number: float) -> Any:
         """Where a body that is replayed looks for something outside (see `Renamed`)."""
         return source
 
@@ -131,7 +137,7 @@ class Region:
         if self.capture is not None:
             self.capture.assign(variable, value)
 
-    def array(self, value: Any) -> Tensor:
+    def array(self, value: Array) -> Tensor:
         """An array that the body uses: what stands for it, or a copy of what it holds now."""
         inner = self.stand_ins.get(id(value))
         if inner is not None:
@@ -141,7 +147,7 @@ class Region:
             return self._reached_if_traced(value, self.outer.array(value))
         return self._reached_if_traced(value, wrap(BACKENDS[type(value)].own(value)))
 
-    def _reached_if_traced(self, value: Any, inner: Tensor) -> Tensor:
+    def _reached_if_traced(self, value: Array, inner: Tensor) -> Tensor:
         """Tell the capture about an array without values; any other is a constant."""
         return self._reached(value, inner) if is_traced(inner._data) else inner
 
@@ -162,7 +168,7 @@ class Region:
                 "seen. Compute with regrad's functions, or keep a Python number there instead."
             )
 
-    def generator(self, generator: Any) -> None:
+    def generator(self, generator: np.random.Generator) -> None:
         """A NumPy Generator is about to be used, which will have moved on when this runs again."""
         if self.traced or not self.draws:
             raise ArgumentError(
@@ -242,7 +248,7 @@ class RegionTape(Tape):
         super().__init__()
         self.outer = outer
 
-    def wants(self, variable: Any) -> bool:
+    def wants(self, variable: Variable) -> bool:
         return any(tape.wants(variable) for tape in self.outer)
 
     def watch(self, stand_in: Tensor, x: Tensor) -> None:
@@ -288,7 +294,7 @@ class Link(NamedTuple):
 
 
 class _Pairs(list[Any]):
-    def append(self, record: Any) -> None:
+    def append(self, record: Record) -> None:
         super().append(Link(record.inputs, record.outputs))
 
 
@@ -320,7 +326,7 @@ def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:
 # -- the record outside ----------------------------------------------------------------------------
 
 
-def _no_kernel(xp: Any, xs: Sequence[Any]) -> Any:
+def _no_kernel(xp: Namespace, xs: Sequence[Array]) -> Any:
     raise AssertionError("a region runs its own body")
 
 
@@ -356,7 +362,7 @@ class RegionRule(Rule):
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return True  # its body was checked op by op, see RegionTape
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+    def pull(self, record: Record, dy: Any, wanted: Sequence[int]) -> Any:
         dxs: list[Any] = [None] * len(self.inputs)
         given = self.answer(self.inputs, self.passage, [dy[i] for i in self.passage.reached])
         for i, dx in zip(self.passage.wanted, given, strict=True):

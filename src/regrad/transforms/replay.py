@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regrad.autodiff.custom import CustomCall
 from regrad.core import containers, dispatch
@@ -30,6 +30,16 @@ from regrad.core.tape import Place, Tape
 from regrad.core.tensor import Readable, Tensor, twin, wrap
 from regrad.transforms.arguments import is_key, noted
 from regrad.transforms.trail import Trail, capturing, resolved
+
+if TYPE_CHECKING:
+    from jax.extend.core import Jaxpr
+
+    from regrad.core.backends import Array
+    from regrad.core.registry import Attrs
+    from regrad.core.rule import Cotangent
+    from regrad.core.tape import Record, Result
+    from regrad.transforms.region import Passage, Region, RegionRule
+    from regrad.transforms.trail import Reached
 
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # a body once its containers are open
 
@@ -68,7 +78,7 @@ class Capture(Trail):
         return self.strangers.setdefault(id(x._data), (next_id(), x._data))[0]
 
     def did(
-        self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: dict[str, Any], y: Any,
+        self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: Attrs, y: Result,
         layout: tuple[Place, ...] | None = None,
     ) -> None:  # fmt: skip
         refs = [self.ref(x) for x in xs]
@@ -97,7 +107,12 @@ class Capture(Trail):
         return outputs
 
     def region(
-        self, kind: str, xs: Sequence[Tensor], ys: Sequence[Tensor], again: Any, rule: Any
+        self,
+        kind: str,
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        again: Flat,
+        rule: RegionRule | None,
     ) -> None:
         passage = None if rule is None else rule.passage
         self.passages.add(passage)
@@ -105,7 +120,7 @@ class Capture(Trail):
         self.steps.append(RegionStep(again, passage, refs, _ids(ys), self.pulls))
         super().region(kind, xs, ys, again, rule)
 
-    def pulled(self, passage: Any, dys: Sequence[Tensor], dxs: Sequence[Tensor]) -> None:
+    def pulled(self, passage: Passage, dys: Sequence[Tensor], dxs: Sequence[Tensor]) -> None:
         """The backward pass of a region that was run in here, where it is no region itself."""
         self.pulls.add(passage)
         self.steps.append(PullStep(passage, [self.ref(dy) for dy in dys], _ids(dxs)))
@@ -113,7 +128,13 @@ class Capture(Trail):
         for i, dx in zip(passage.wanted, dxs, strict=True):
             self.places[dx._id] = "gradient", len(self.pulls), i
 
-    def foreign(self, function: Any, read: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+    def foreign(
+        self,
+        function: Callable[[Sequence[Array]], Sequence[Array]],
+        read: Callable[[Tensor], Array],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+    ) -> None:
         self.steps.append(ForeignStep(function, read, [self.ref(x) for x in xs], _ids(ys)))
         super().foreign(function, read, xs, ys)
 
@@ -289,9 +310,9 @@ class ForeignStep(NamedTuple):
 
 
 def foreign(
-    function: Callable[[Sequence[Any]], Sequence[Any]],
+    function: Callable[[Sequence[Array]], Sequence[Array]],
     xs: Sequence[Tensor],
-    read: Callable[[Tensor], Any],
+    read: Callable[[Tensor], Array],
 ) -> list[Tensor]:
     """What a function of another library makes of Tensors' arrays, by which no gradient passes.
 
@@ -386,7 +407,7 @@ class Captured:
             _note_patch(state.region)
         return ys
 
-    def _captured(self, xs: Sequence[Tensor], capture: Capture, region: Any) -> Sequence[Tensor]:
+    def _captured(self, xs: Sequence[Tensor], capture: Capture, region: Region) -> Sequence[Tensor]:
         """Run the Python, and keep what it did."""
         around = region.swap(capture)
         try:
@@ -409,7 +430,7 @@ class Captured:
 
         region, values = state.region, dict(state.region.values)
 
-        def body(*arrays: Any) -> list[Any]:
+        def body(*arrays: Array) -> list[Any]:
             inner = [dispatch.stand_in(x, array) for x, array in zip(xs, arrays, strict=True)]
             capture = Capture(self.kind, inner)
             floats = [x for x in inner if not is_key(x._data) and is_inexact(x.dtype)]
@@ -446,7 +467,7 @@ class Captured:
         return [at(env, ref) for ref in self.ys]
 
 
-def _note_patch(region: Any) -> None:
+def _note_patch(region: Region | None) -> None:
     """Tell the captures around that a body inside them cannot be replayed."""
     while region is not None:
         if region.capture is not None:
@@ -463,7 +484,7 @@ class Back:
         self.call = call.on(())  # with the gradient function as the user wrote it
         self.flat = Captured(self._run, f"the gradient function of {call.name}")
 
-    def __call__(self, dy: Any) -> Any:
+    def __call__(self, dy: Cotangent) -> Any:
         dys, self.close = containers.flatten(dy)
         ys = self.flat(dys)
         return self.note(ys)
@@ -479,7 +500,7 @@ class Back:
 class Renamed:
     """A region in which Tensors of a first run stand for those of its replay."""
 
-    def __init__(self, region: Any, env: Env) -> None:
+    def __init__(self, region: Region, env: Env) -> None:
         self.region = region
         self.env = env
         self.outside = region.capture
@@ -500,7 +521,7 @@ class Renamed:
             capture.source(x, inner)
         return inner
 
-    def first(self, source: Any, number: float) -> Any:
+    def first(self, source: Reached, number: float) -> Any:
         """Where a body looks for something outside: the Tensor with this id, if this run has it."""
         if number not in self.env or not isinstance(source, Tensor):
             return self.region.first(source, number)
@@ -529,21 +550,21 @@ class Within(WrappedRule):
         super().__init__(rule)
         self.env = env
 
-    def pull(self, record: Any, dy: Any, wanted: Sequence[int]) -> Any:
+    def pull(self, record: Record, dy: Cotangent, wanted: Sequence[int]) -> Any:
         return inside(self.env, lambda: self.rule.pull(record, dy, wanted))
 
 
 # -- of JAX ----------------------------------------------------------------------------------------
 
 
-def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+def evaluate(jaxpr: Jaxpr, consts: Sequence[Array], arrays: Sequence[Array]) -> list[Any]:
     """The results of a traced function, given what it had closed over."""
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
     return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
 
 
-def sliced(jaxpr: Any) -> Any:
+def sliced(jaxpr: Jaxpr) -> Any:
     """A traced function without what its results do not need."""
     from jax.extend.core import Literal
 

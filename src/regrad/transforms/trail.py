@@ -7,7 +7,7 @@ second time for the gradient. A trail, of bounded size, tells whether it did wha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,18 @@ from regrad.errors import GradientError
 
 if TYPE_CHECKING:
     from regrad.autodiff.custom import CustomCall
+    from regrad.autodiff.variables import Variable
+    from regrad.core.backends import Array
+    from regrad.core.registry import Attrs
+    from regrad.core.tape import Result
+    from regrad.transforms.region import RegionRule
+    from regrad.transforms.replay import Captured, Flat
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, slice, type(...))
 LIMIT = 4096  # digests that a trail keeps
+
+# What a body found outside, by its closure.
+Reached: TypeAlias = "Tensor | Variable | Array"
 
 
 class Trail:
@@ -56,7 +65,7 @@ class Trail:
         self.digests: list[int] = []
 
     def did(
-        self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: dict[str, Any], y: Any,
+        self, op: Op, rule: Rule, xs: Sequence[Tensor], attrs: Attrs, y: Result,
         layout: tuple[Place, ...] | None = None,
     ) -> None:  # fmt: skip
         """An op was run."""
@@ -70,34 +79,45 @@ class Trail:
         return outputs
 
     def region(
-        self, kind: str, xs: Sequence[Tensor], ys: Sequence[Tensor], again: Any, rule: Any
+        self,
+        kind: str,
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        again: Flat,
+        rule: RegionRule | None,
     ) -> None:
         """A region was run."""
         self.went(kind, xs, ys)
 
-    def foreign(self, function: Any, read: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+    def foreign(
+        self,
+        function: Callable[[Sequence[Array]], Sequence[Array]],
+        read: Callable[[Tensor], Array],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+    ) -> None:
         """Another library computed something."""
         self.went("a function of another library", xs, ys)
 
-    def body(self, captured: Any, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+    def body(self, captured: Captured, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         """A smaller body ran for the first time, and was captured."""
         self.went("a body", xs, ys)
 
-    def assign(self, variable: Any, value: Tensor) -> None:
+    def assign(self, variable: Variable, value: Tensor) -> None:
         """The body assigned to a Variable."""
         self.assigned[variable] = value
 
-    def read(self, variable: Any, value: Tensor) -> None:
+    def read(self, variable: Variable, value: Tensor) -> None:
         """The body read a Variable: something from outside, unless it has assigned to it."""
         if variable not in self.assigned:
             self.source(variable, value)
 
-    def source(self, source: Any, inner: Tensor) -> None:
+    def source(self, source: Reached, inner: Tensor) -> None:
         """The body reached something outside, for which `inner` stands inside."""
         self.inner[inner._id] = inner
         self.reach(source, inner._id)
 
-    def reach(self, source: Any, number: float) -> None:
+    def reach(self, source: Reached, number: float) -> None:
         """Note the id of what stands for something outside."""
         if number > 0 and number not in self.places:
             self.places[number] = "outside", len(self.sources)
@@ -110,7 +130,7 @@ class Trail:
 
     def went(
         self, label: str, xs: Sequence[Tensor], ys: Sequence[Tensor],
-        attrs: dict[str, Any] | None = None,
+        attrs: Attrs | None = None,
     ) -> None:  # fmt: skip
         """Note one step from xs to ys."""
         shown = [(k, _shown(v)) for k, v in (attrs or {}).items()]
@@ -165,7 +185,7 @@ class Trail:
         )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """An attribute as it is compared; of an object that is no plain value, only its type."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
@@ -178,7 +198,7 @@ def capturing() -> Any:
     return None if state is None or state.region is None else state.region.capture
 
 
-def resolved(source: Any) -> Tensor:
+def resolved(source: Reached) -> Tensor:
     """What stands, in the region that is open, for something that a body reached outside."""
     state = current()
     assert state is not None

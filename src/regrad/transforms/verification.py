@@ -13,7 +13,7 @@ import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,8 +21,16 @@ from regrad.core.callers import PACKAGE
 from regrad.core.pytrees import exactly
 from regrad.errors import StaleError
 
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+    from regrad.core.backends import Array
+    from regrad.transforms.program import Trace
+
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NOT_THEIRS = (PACKAGE, sysconfig.get_path("purelib") + os.sep)
+
+Constant: TypeAlias = tuple[Any, ...]  # what tells a constant apart: see `_content`
 
 
 class Difference(NamedTuple):
@@ -49,7 +57,7 @@ def compare(name: str, known: Any, again: Any) -> None:
         )
 
 
-def _around(a: Any, b: Any) -> Iterator[Difference]:
+def _around(a: Trace, b: Trace) -> Iterator[Difference]:
     """Differences in what is no Tensor: plain results, and the Variables assigned to."""
     if not a.note.is_like(b.note) or _exact(a.note.leaves) != _exact(b.note.leaves):
         yield Difference(f"the results {a.note}", str(b.note))
@@ -62,14 +70,14 @@ def _exact(leaves: Sequence[Any]) -> list[Any]:
     return [exactly(leaf) for leaf in leaves]
 
 
-def _backward(a: Any, b: Any) -> Iterator[Difference]:
+def _backward(a: Trace, b: Trace) -> Iterator[Difference]:
     if a.jaxpr is None or b.jaxpr is None:
         return
     kept = [_constants([k[1] for k in x.kept], [k[0] for k in x.kept]) for x in (a, b)]
     yield from _parts(a.jaxpr.jaxpr, b.jaxpr.jaxpr, *kept)
 
 
-def _constants(values: Sequence[Any], kinds: Sequence[str] | None = None) -> list[Any]:
+def _constants(values: Sequence[Array], kinds: Sequence[str] | None = None) -> list[Any]:
     """What tells constants apart: their values, or the places where they come from."""
     kinds = kinds or ["constant"] * len(values)
     return [
@@ -78,7 +86,7 @@ def _constants(values: Sequence[Any], kinds: Sequence[str] | None = None) -> lis
     ]
 
 
-def _content(value: Any) -> Any:
+def _content(value: Array) -> Any:
     try:
         array = np.asarray(value)
     except Exception:  # a tracer, a key of JAX's
@@ -89,13 +97,13 @@ def _content(value: Any) -> Any:
 # -- programs --------------------------------------------------------------------------------------
 
 
-def _programs(a: Any, b: Any) -> Iterator[Difference]:
+def _programs(a: ClosedJaxpr, b: ClosedJaxpr) -> Iterator[Difference]:
     """Differences of two closed jaxprs."""
     yield from _parts(a.jaxpr, b.jaxpr, _constants(a.consts), _constants(b.consts))
 
 
 def _parts(
-    a: Any, b: Any, a_consts: Sequence[Any], b_consts: Sequence[Any]
+    a: Jaxpr, b: Jaxpr, a_consts: Sequence[Constant], b_consts: Sequence[Constant]
 ) -> Iterator[Difference]:
     """The first difference of two jaxprs with these constants; equations come in order."""
     known, new = _Names(a, a_consts), _Names(b, b_consts)
@@ -115,18 +123,18 @@ def _parts(
 class _Names:
     """What the variables of a jaxpr stand for: inputs and results by place, constants by value."""
 
-    def __init__(self, jaxpr: Any, consts: Sequence[Any]) -> None:
+    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Constant]) -> None:
         self.of = dict(zip(jaxpr.constvars, consts, strict=True))
         self.add(jaxpr.invars, "input")
 
-    def add(self, variables: Sequence[Any], where: Any) -> None:
+    def add(self, variables: Sequence[Var], where: int | str) -> None:
         for i, v in enumerate(variables):
             self.of[v] = where, i, str(v.aval)
 
     def __getitem__(self, v: Any) -> Any:
         return _content(v.val) if hasattr(v, "val") else self.of[v]
 
-    def key(self, equation: Any) -> Any:
+    def key(self, equation: JaxprEqn) -> Any:
         """What an equation does, without the jaxprs inside it."""
         inputs = [self[v][:4] for v in equation.invars]
         outputs = [str(v.aval) for v in equation.outvars]
@@ -134,7 +142,7 @@ class _Names:
         return equation.primitive.name, inputs, outputs, options
 
 
-def _option(value: Any) -> Any:
+def _option(value: object) -> Any:
     """A parameter of an equation, for comparing."""
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         return "jaxpr"
@@ -145,7 +153,7 @@ def _option(value: Any) -> Any:
     return "function" if callable(value) else _ADDRESS.sub("", repr(value))
 
 
-def _inner(equation: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+def _inner(equation: JaxprEqn) -> Iterator[tuple[Any, Sequence[Any]]]:
     """The jaxprs in an equation, with their constants."""
     for value in equation.params.values():
         for part in value if isinstance(value, list | tuple) else [value]:
@@ -158,7 +166,7 @@ def _inner(equation: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def _shown(names: _Names, equation: Any) -> str:
+def _shown(names: _Names, equation: JaxprEqn | None) -> str:
     if equation is None:
         return "nothing more"
     inputs = [names[v] for v in equation.invars]
@@ -171,7 +179,7 @@ def _shown(names: _Names, equation: Any) -> str:
     return f"{equation.primitive.name}({', '.join([*shown, *more])})"
 
 
-def _where(equation: Any) -> str:
+def _where(equation: JaxprEqn | None) -> str:
     """`, at model.py:12 (loss)`: the line of the user's that an equation comes from."""
     traceback = None if equation is None else equation.source_info.traceback
     for frame in () if traceback is None else traceback.frames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
@@ -33,6 +33,9 @@ from regrad.transforms.region import (
     run_inside,
 )
 from regrad.transforms.replay import Captured
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Array
 
 Axes = Any  # an int, None, or containers of these
 
@@ -201,7 +204,7 @@ def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) 
     body_run = BodyRun(kind, xs, traced=True)
     flat = Captured(flat, kind)
 
-    def body(*arrays: Any) -> list[Any]:
+    def body(*arrays: Array) -> list[Any]:
         body_run.outputs.clear()
         ys = body_run.run(flat, body_run.stand_ins(arrays))
         return [to_jax(y._data) for y in ys]
@@ -211,7 +214,9 @@ def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) 
     _refuse_assignments(body_run.region, kind)
     function, along = body_run.as_function(flat), [*along, *[False] * len(body_run.sources)]
 
-    def answer(inputs: Any, passage: Passage, dys: Any) -> Sequence[Tensor]:
+    def answer(
+        inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         batched = [*along, *[True] * len(dys)]
         pull = pullback(function, len(inputs), passage)
         dxs = at_once(pull, [*inputs, *dys], batched, f"the gradient of {kind}")
