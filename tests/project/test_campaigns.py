@@ -156,7 +156,8 @@ def wrong_shape(form="native"):
 
 def test_an_answer_that_is_not_checked_is_found(monkeypatch):
     assert wrong_shape() == REFUSED
-    monkeypatch.setattr(walk, "check_gradient", lambda record, leaf, dx, dy: rg.zeros(3, dtype=dx.dtype))
+    long = lambda record, leaf, dx, dy: rg.zeros(3, dtype=dx.dtype)  # noqa: E731
+    monkeypatch.setattr(walk, "check_gradient", long)
     assert wrong_shape() == SILENT
     monkeypatch.setattr(walk, "check_gradient", lambda record, leaf, dx, dy: {}[leaf])
     assert wrong_shape() == BROKEN
