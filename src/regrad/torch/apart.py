@@ -142,7 +142,7 @@ class Linked(torch.autograd.Function):
         ctx.mark_non_differentiable(*[y for y in ys if not is_differentiable(y)])
 
     @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
+    def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
         return None, *[dys[i] for i in ctx.places], *[None] * ctx.rest
 
     @staticmethod

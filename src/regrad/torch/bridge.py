@@ -161,7 +161,7 @@ class Bridge(torch.autograd.Function):
         ctx.save_for_forward(*xs)
 
     @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
+    def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
         wanted = [i for i in range(ctx.count) if ctx.needs_input_grad[i + 1]]
         pull = pullback(ctx.flat, ctx.count, Passage(wanted, ctx.reached))
         given = [*ctx.saved_tensors, *[dys[i] for i in ctx.reached]]
@@ -170,7 +170,7 @@ class Bridge(torch.autograd.Function):
         return spread(dict(zip(wanted, found, strict=True)), ctx.count)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         return push_forward(ctx.flat, ctx.saved_tensors, tangents[1:])
 
 

@@ -118,7 +118,7 @@ class Overridden(torch.autograd.Function):
         ctx.known = call, [(tuple(x.shape), x.dtype) for x in xs], outputs, kept
 
     @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
+    def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
         call, specs, outputs, kept = ctx.known
         at, needs = call.at or range(1, len(specs) + 1), ctx.needs_input_grad
         wanted = [n for n, i in enumerate(at) if needs[i]]
@@ -135,7 +135,7 @@ class Overridden(torch.autograd.Function):
         return tuple(dxs)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         call, specs, outputs, _ = ctx.known
         call.count_run()
         try:

@@ -214,7 +214,7 @@ class Custom(torch.autograd.Function):
         ctx.mark_non_differentiable(*[y for y in output if not is_differentiable(y)])
 
     @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
+    def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
         call = ctx.call
         saved = ctx.saved_tensors
         with shield(dys):
@@ -225,7 +225,7 @@ class Custom(torch.autograd.Function):
         return None, *spread(found, ctx.total)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         raise GradientError(
             f"forward mode: {ctx.call.name} has a custom gradient written with torch's functions, "
             "of which nobody can know whether it is linear in dy. Use reverse mode (grad, jacrev, "

@@ -129,5 +129,5 @@ class Ruled(torch.autograd.Function):
     """The backward pass of a Function under a rule."""
 
     @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
+    def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
         return Overridden.backward(ctx, *dys)

@@ -9,7 +9,7 @@ of torch's kernel where every op has its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -151,7 +151,7 @@ def bce_of_each(
     return bce_with_logits(op, input, target, weight, pos_weight, reduction)
 
 
-def with_value(y: Tensor, value: Any) -> Any:
+def with_value(y: Tensor, value: complex | Tensor) -> Any:
     """A gradient with a value of its own, which what it is multiplied by gets for a gradient."""
     return y + (value - y).detach()
 
@@ -240,7 +240,9 @@ def adjoint(op: Lookup, input: Tensor) -> Any:
 def scaled_sum(function: Callable[..., Any], reverse: bool) -> Callable[..., Any]:
     """`a + alpha * b`, or `b - alpha * a`."""
 
-    def parts(op: Lookup, input: Any, other: Any, alpha: Any = 1) -> Any:
+    def parts(
+        op: Lookup, input: Tensor, other: Tensor | complex, alpha: Tensor | complex = 1
+    ) -> Any:
         if isinstance(alpha, Tensor):
             other, alpha = alpha, other
         if reverse:
@@ -259,8 +261,8 @@ def reduction(function: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.max(x)`, or `torch.max(x, dim)`, whose indices have no gradient."""
 
     def parts(
-        op: Lookup, input: Any, dim: Any = None, keepdim: bool = False, *, axis: int | None = None,
-        keepdims: bool = False,
+        op: Lookup, input: Tensor, dim: int | None = None, keepdim: bool = False, *,
+        axis: int | None = None, keepdims: bool = False,
     ) -> Any:  # fmt: skip
         dim = axis if dim is None else dim
         if dim is None:
@@ -279,7 +281,7 @@ def aminmax(op: Lookup, input: Tensor, *, dim: int | None = None, keepdim: bool 
 def stack(axis: int, ready: Callable[..., Any]) -> Callable[..., Any]:
     """`hstack` and the like: cat, of tensors made ready."""
 
-    def parts(op: Lookup, tensors: Any) -> Any:
+    def parts(op: Lookup, tensors: Sequence[Tensor]) -> Any:
         xs = [ready(x) for x in tensors]
         return op(torch.cat)(xs, min(axis, xs[0].dim() - 1))
 
@@ -298,7 +300,7 @@ def flatten(op: Lookup, input: Tensor, start_dim: int = 0, end_dim: int = -1) ->
     return op(torch.reshape)(input, shape)
 
 
-def unflatten(op: Lookup, input: Any, dim: Any, sizes: Any) -> Any:
+def unflatten(op: Lookup, input: Tensor, dim: int, sizes: Sequence[int]) -> Any:
     """A reshape of one axis into some."""
     with torch.no_grad():
         shape = input.detach().unflatten(dim, sizes).shape
@@ -313,7 +315,9 @@ def reshape_as(op: Lookup, input: Tensor, other: Tensor) -> Any:
 def convolution(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
     """A convolution, and then its bias."""
 
-    def parts(op: Lookup, input: Any, weight: Tensor, bias: Any, *args: Any, **options: Any) -> Any:
+    def parts(
+        op: Lookup, input: Tensor, weight: Tensor, bias: Tensor, *args: Any, **options: Any
+    ) -> Any:
         y = op(function)(input, weight, None, *args, **options)
         return y + bias.reshape(-1, *[1] * axes)
 
@@ -349,7 +353,7 @@ def by_channel(function: Callable[..., Any]) -> Callable[..., Any]:
 def from_the_front(function: Any) -> Callable[..., Any]:
     """Along an axis that is counted from the front; a number as a vector."""
 
-    def parts(op: Lookup, input: Any, dim: Any, *args: Any, **options: Any) -> Any:
+    def parts(op: Lookup, input: Tensor, dim: int, *args: Any, **options: Any) -> Any:
         if input.dim():
             return op(function)(input, dim % input.dim(), *args, **options)
         return op(function)(input[None], 0, *args, **options)[0]
@@ -360,7 +364,7 @@ def from_the_front(function: Any) -> Callable[..., Any]:
 def over_all(function: Callable[..., Any]) -> Callable[..., Any]:
     """Over all axes, by name."""
 
-    def parts(op: Lookup, input: Any, dim: Any = None, *args: Any, **options: Any) -> Any:
+    def parts(op: Lookup, input: Tensor, dim: int | None = None, *args: Any, **options: Any) -> Any:
         options = {k: v for k, v in options.items() if k != "axis"}
         return op(function)(input, tuple(range(input.dim())) or None, *args, **options)
 
@@ -372,8 +376,8 @@ def along_some_axis(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def parts(
         op: Lookup,
-        input: Any,
-        dim: Any = None,
+        input: Tensor,
+        dim: int | None = None,
         _stacklevel: int = 3,
         dtype: torch.dtype | None = None,
     ) -> Any:

@@ -269,7 +269,9 @@ def _arrange(x: Tensor, labels: Labels, order: Labels) -> Any:
     return x.permute([labels.index(n) for n in order])
 
 
-def tensordot(op: Lookup, a: Any, b: Any, dims: Any = 2, *more: Any, **named: Any) -> Any:
+def tensordot(
+    op: Lookup, a: torch.Tensor, b: torch.Tensor, dims: Any = 2, *more: Any, **named: Any
+) -> Any:
     """`tensordot` as a sum of products over some axes."""
     if isinstance(dims, Tensor):
         dims = dims.tolist()

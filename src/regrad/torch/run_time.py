@@ -133,7 +133,7 @@ class AtRunTime(torch.autograd.Function):
         ctx.save_for_backward(*given)
 
     @staticmethod
-    def backward(ctx: Any, *dys: Any) -> Any:
+    def backward(ctx: Any, *dys: torch.Tensor) -> Any:
         given = ctx.saved_tensors
         again = PullsBackward(_PULLS[ctx.number], len(given))
         return None, None, *pull_at_run_time(again, [*given, *dys], ctx.sizes)

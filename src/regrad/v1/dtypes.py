@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -75,11 +75,11 @@ class DType:
         """Bytes per element."""
         return self._dtype.itemsize
 
-    def is_compatible_with(self, other: Any) -> builtins.bool:
+    def is_compatible_with(self, other: DTypeLike) -> builtins.bool:
         """Return whether a tensor of `other` can stand where this one is due."""
         return self._dtype == as_dtype(other)._dtype
 
-    def __eq__(self, other: object) -> builtins.bool:
+    def __eq__(self, other: Any) -> builtins.bool:
         if other is None:
             return False
         try:
@@ -101,6 +101,9 @@ class DType:
         return DType, (self._dtype, self._ref)
 
 
+# What names a dtype: `tf.float32`, `np.dtype("float32")`, `np.float32` or `float`, `"float32"`.
+DTypeLike: TypeAlias = DType | np.dtype | type | str
+
 bool = DType(np.bool_)
 int8, int16, int32, int64 = (DType(f"int{n}") for n in (8, 16, 32, 64))
 uint8, uint16, uint32, uint64 = (DType(f"uint{n}") for n in (8, 16, 32, 64))
@@ -117,7 +120,7 @@ def of(dtype: np.dtype) -> DType:
     return _KNOWN.get(dtype) or DType(dtype)
 
 
-def as_dtype(value: Any) -> DType:
+def as_dtype(value: DTypeLike) -> DType:
     """Return the DType that a value names: `tf.float32`, `np.float32`, `"float32"`, `float`.
 
     Raises TypeError for what names none.
@@ -137,6 +140,6 @@ def as_dtype(value: Any) -> DType:
     return string if dtype.kind in "OSU" else of(dtype)
 
 
-def to_numpy(value: Any) -> np.dtype:
+def to_numpy(value: DTypeLike) -> np.dtype:
     """Return NumPy's dtype for anything that names one."""
     return as_dtype(value)._dtype

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core import dims
 from regrad.errors import CheckpointError, InvalidValueError, RegradError, ShapeError
 from regrad.graph.graph import Node
+
+if TYPE_CHECKING:
+    from regrad.v1.graph.node_defs import NodeDef
+    from regrad.v1.graph.tensors import Operation
 
 
 class OpError(RegradError):
@@ -14,7 +18,9 @@ class OpError(RegradError):
 
     op: Any = None
 
-    def __init__(self, node_def: Any, op: Any = None, message: str = "") -> None:
+    def __init__(
+        self, node_def: NodeDef | str | None, op: Operation | Node | None = None, message: str = ""
+    ) -> None:
         # TensorFlow's argument order; a message alone will do
         self.message = message or str(node_def)
         self.node_def = node_def if message else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regrad.core.dims import Dim
-from regrad.core.tensor import Readable
+from regrad.core.tensor import Readable, TensorLike
 from regrad.shapes.infer import Spec
 from regrad.v1 import dtypes, uncovered
 from regrad.v1.functions import clipping, creation, random_ops, reductions
@@ -19,7 +19,7 @@ from regrad.v1.functions import math as _math
 from regrad.v1.functions import nn as _nn
 from regrad.v1.functions.arrays import identity
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import Tensor, convert_to_tensor, face
 
 __all__ = [
@@ -28,7 +28,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Tensor:
+def placeholder(
+    dtype: dtypes.DTypeLike, shape: ShapeLike = None, name: str | None = None
+) -> Tensor:
     """A tensor that is fed in each run.
 
     Args:
@@ -43,7 +45,9 @@ def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Tenso
     return face(current_graph().placeholder(spec, name or "Placeholder"))
 
 
-def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> Tensor:
+def placeholder_with_default(
+    input: TensorLike, shape: ShapeLike, name: str | None = None
+) -> Tensor:
     """A tensor that may be fed in a run; otherwise it is `input`.
 
     Source: `tf.placeholder_with_default`.
@@ -56,7 +60,7 @@ def placeholder_with_default(input: Any, shape: Any, name: str | None = None) ->
     return made
 
 
-def get_static_value(tensor: Any, partial: bool = False) -> np.ndarray | None:
+def get_static_value(tensor: TensorLike, partial: bool = False) -> np.ndarray | None:
     """The value of a tensor if it is known while the graph is built, else None.
 
     Source: `tf.get_static_value` (`tf.contrib.util.constant_value`).

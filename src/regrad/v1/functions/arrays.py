@@ -35,7 +35,7 @@ from regrad.v1.graph.forms import (
 )
 from regrad.v1.graph.forms import tensor as as_tensor
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import (
     CONVERSIONS,
     IndexedSlices,
@@ -72,22 +72,22 @@ rg.gradient("IdentityN", "xs")(lambda dy: list(dy))
 
 
 @shape_form("IdentityN")
-def _same_shapes(arguments: Any, attrs: Any) -> Any:
+def _same_shapes(arguments: TensorLike, attrs: Any) -> Any:
     return list(arguments[0])
 
 
-def identity_n(input: Sequence[Any], name: str | None = None) -> list[Any]:
+def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any]:
     """A list of tensors as it is, as the outputs of one op."""
     name = name or "IdentityN"
     return list(one_op("IdentityN", name, _all_identities, *input, same=False))
 
 
-def _all_identities(*xs: Any) -> Any:
+def _all_identities(*xs: TensorLike) -> Any:
     return _identities(xs)
 
 
 def convert_to_tensor_or_indexed_slices(
-    value: TensorLike, dtype: Any = None, name: str | None = None
+    value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None
 ) -> Any:
     """A value as a tensor; IndexedSlices come back as they are."""
     return value if isinstance(value, IndexedSlices) else as_tensor(value, dtype, name)
@@ -96,7 +96,9 @@ def convert_to_tensor_or_indexed_slices(
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def shape(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+def shape(
+    input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = dtypes.int32
+) -> Any:
     """The shape as a vector of integers: a constant where it is known when the graph is built.
 
     >>> import regrad.v1 as tf
@@ -115,7 +117,7 @@ def shape(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int
         return cast(one_op("Shape", "Shape", shape_tensor, x), due, name=whole)
 
 
-def _constant(value: np.ndarray, name: str, like: Any) -> Any:
+def _constant(value: np.ndarray, name: str, like: TensorLike) -> Any:
     """A value as a constant of the graph, or at once if `like` is of eager mode."""
     return rg.asarray(value) if is_eager(like) else constant(value, name=name)
 
@@ -129,7 +131,9 @@ def rank(input: TensorLike, name: str | None = None) -> Any:
         return reshape(shape(shape(x)), [], name=whole)
 
 
-def size(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int32) -> Any:
+def size(
+    input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = dtypes.int32
+) -> Any:
     """The number of elements."""
     x, name = as_tensor(input), name or "Size"
     if is_known(known := shape_of(x)):
@@ -138,7 +142,7 @@ def size(input: TensorLike, name: str | None = None, out_type: Any = dtypes.int3
         return reduce_prod(shape(x, out_type=out_type), name=whole)
 
 
-def dimension_tensor(size: Any, name: str = "dimension") -> Any:
+def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any:
     """A size, also one that is known only in the run, as an int32 tensor of rank 0."""
     if not isinstance(size, Dim):
         return constant(int(size), dtypes.int32, name=name)
@@ -147,7 +151,7 @@ def dimension_tensor(size: Any, name: str = "dimension") -> Any:
         return reshape(shape(lined), [], name=whole)
 
 
-def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
+def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape:
     """The static shape to which two broadcast; ValueError if they do not."""
     return TensorShape(broadcast(TensorShape(shape_x)._sizes, TensorShape(shape_y)._sizes))
 
@@ -159,7 +163,7 @@ reshape = define("tf.reshape(tensor, shape)", "Reshape", rg.reshape)
 
 
 def expand_dims(
-    input: TensorLike, axis: Any = None, name: str | None = None, dim: Any = None
+    input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
 ) -> Any:
     """The input with a new axis of size 1. `dim` is the old name of `axis`."""
     axis = axes_of(renamed("axis", axis, "dim", dim))
@@ -207,8 +211,8 @@ roll = define("tf.roll(input, shift, axis)", "Roll", rg.roll, shift=as_sizes)
 
 
 def pad(
-    tensor: TensorLike, paddings: Any, mode: str = "CONSTANT", name: str | None = None,
-    constant_values: Any = 0,
+    tensor: TensorLike, paddings: TensorLike, mode: str = "CONSTANT", name: str | None = None,
+    constant_values: TensorLike = 0,
 ) -> Any:  # fmt: skip
     """The tensor with `(before, after)` elements more along each axis.
 
@@ -224,7 +228,7 @@ def pad(
     return one_op(op_type, name or op_type.removesuffix("V2"), _pad, x, **attrs)
 
 
-def _pad(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
+def _pad(x: TensorLike, paddings: Any, mode: str, constant_value: Any) -> Any:
     if is_known(shape_of(x)):
         return rg.pad(x, paddings, mode, constant_value)
     if mode == "constant":
@@ -235,7 +239,7 @@ def _pad(x: Any, paddings: Any, mode: str, constant_value: Any) -> Any:
 # -- joining and splitting -------------------------------------------------------------------------
 
 
-def concat(values: Any, axis: Any, name: str = "concat") -> Any:
+def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any:
     """Tensors of one dtype joined along an axis that they have."""
     if isinstance(axis, list | tuple):
         raise ShapeError("concat takes the tensors first and then the axis: tf.concat([a, b], 1)")
@@ -245,22 +249,22 @@ def concat(values: Any, axis: Any, name: str = "concat") -> Any:
     return one_op("ConcatV2", name, _concat, *values, axis=axes_of(axis))
 
 
-def _concat(*xs: Any, axis: int) -> Any:
+def _concat(*xs: TensorLike, axis: int) -> Any:
     join = rg.find_op("ConcatV2").function if axis >= 0 and _has_unknown_rank(*xs) else rg.concat
     return join(xs, axis=axis)
 
 
-def _has_unknown_rank(*xs: Any) -> bool:
+def _has_unknown_rank(*xs: TensorLike) -> bool:
     """Whether the rank of one is unknown: then regrad's function would ask for it in vain."""
     return any(is_tensor(x) and rank_of(x) is None for x in xs)
 
 
-def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
+def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
     """Tensors of one shape and dtype joined along a new axis."""
     return one_op("Pack", name, _stack, *values, axis=axes_of(axis))
 
 
-def _stack(*xs: Any, axis: int) -> Any:
+def _stack(*xs: TensorLike, axis: int) -> Any:
     join = rg.find_op("Pack").function if _has_unknown_rank(*xs) else rg.stack
     return join(xs, axis=axis)
 
@@ -299,7 +303,7 @@ split = define(
 )  # fmt: skip
 
 
-def meshgrid(*args: Any, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
+def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
     """Coordinate tensors of the grid that vectors span."""
     return list(one_op(None, name, rg.meshgrid, *args, indexing=indexing))
 
@@ -331,7 +335,7 @@ def batch_to_space(
 # -- values that take ops to become tensors ------------------------------------------------------
 
 
-def _pack(values: Sequence[Any], dtype: Any, name: str | None) -> Any:
+def _pack(values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
     """A list that holds tensors."""
     known = [v for v in values if is_tensor(v)]
     if dtype is None and known:

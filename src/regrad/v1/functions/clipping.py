@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import regrad as rg
 from regrad.core.op import TensorLike
@@ -22,11 +23,15 @@ from regrad.v1.functions.math import (
 from regrad.v1.functions.reductions import reduce_sum
 from regrad.v1.graph.forms import axes_of, one_op, scope, tensor
 
+if TYPE_CHECKING:
+    from regrad.v1.graph.tensors import Tensor
+
+
 __all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "global_norm"]
 
 
 def clip_by_norm(
-    t: TensorLike, clip_norm: TensorLike, axes: Any = None, name: str | None = None
+    t: TensorLike, clip_norm: TensorLike, axes: TensorLike = None, name: str | None = None
 ) -> Any:
     """t, scaled down where its length (over `axes`, by default all) is more than `clip_norm`.
 
@@ -41,7 +46,7 @@ def clip_by_norm(
         return divide(multiply(t, clip_norm), maximum(length, clip_norm), name=whole)
 
 
-def _length(x: Any, axis: Any) -> Any:
+def _length(x: Tensor, axis: int | tuple[int, ...] | None) -> Any:
     return rg.linalg.vector_norm(x, axis=axis, keepdims=True)
 
 
@@ -54,7 +59,7 @@ def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None 
         return divide(multiply(t, clip_norm), maximum(average, clip_norm), name=whole)
 
 
-def global_norm(t_list: Any, name: str | None = None) -> Any:
+def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
     """The length of all tensors together; Nones among them count nothing."""
     known = [t for t in _check_list(t_list) if t is not None]
     with scope(name or "global_norm", *known) as whole:
@@ -62,8 +67,9 @@ def global_norm(t_list: Any, name: str | None = None) -> Any:
 
 
 def clip_by_global_norm(
-    t_list: Any, clip_norm: TensorLike, use_norm: TensorLike = None, name: str | None = None
-) -> tuple[list[Any], Any]:
+    t_list: Sequence[TensorLike], clip_norm: TensorLike, use_norm: TensorLike = None,
+    name: str | None = None,
+) -> tuple[list[Any], Any]:  # fmt: skip
     """The tensors, scaled down together if their `global_norm` is more than `clip_norm`.
 
     Returns the list (with Nones where they were) and the norm, which `use_norm` may give. If
@@ -79,7 +85,7 @@ def clip_by_global_norm(
         return [None if t is None else multiply(t, factor) for t in t_list], length
 
 
-def _check_list(tensors: Any) -> Any:
+def _check_list(tensors: Sequence[TensorLike]) -> Any:
     if not isinstance(tensors, list | tuple):
         raise ArgumentError(f"t_list should be a sequence, got {tensors!r:.60}")
     return tensors

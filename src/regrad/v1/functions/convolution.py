@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,9 @@ __all__ = [
     "conv3d_transpose", "convolution", "depthwise_conv2d", "depthwise_conv2d_native", "max_pool",
     "max_pool3d", "separable_conv2d",
 ]  # fmt: skip
+
+# "SAME", "VALID", or for every axis a pair of what is added before and after.
+Padding = str | bytes | Sequence[Sequence[int]]
 
 # By the number of spatial axes: channels last, channels first
 LAYOUTS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
@@ -55,7 +58,7 @@ def to_first(n: int) -> tuple[int, ...]:
     return (0, n + 1, *range(1, n + 1))
 
 
-def spatial(values: Any, n: int, last: bool, what: str) -> tuple[int, ...]:
+def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...]:
     """The entries of the spatial axes among those for all axes; ValueError unless the rest is 1."""
     found = static_value(values, what)
     found = found if isinstance(found, tuple) else (found,)
@@ -73,7 +76,7 @@ def spatial(values: Any, n: int, last: bool, what: str) -> tuple[int, ...]:
     return tuple(rest[:-1])
 
 
-def padding_of(padding: Any, n: int, last: bool) -> Any:
+def padding_of(padding: Padding, n: int, last: bool) -> Any:
     """`"SAME"`, `"VALID"`, or pairs for the spatial axes from pairs for all axes."""
     if isinstance(padding, bytes):  # as op.get_attr gives it
         padding = padding.decode()
@@ -90,7 +93,7 @@ def padding_of(padding: Any, n: int, last: bool) -> Any:
 def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
     """A function of data with the channels last as one of data with the channels first."""
 
-    def transpose_around(x: Any, *others: Any, **attrs: Any) -> Any:
+    def transpose_around(x: Tensor, *others: Tensor, **attrs: Any) -> Any:
         y = function(rg.permute_dims(x, to_last(n)), *others, **attrs)
         return rg.permute_dims(y, to_first(n))
 
@@ -102,7 +105,8 @@ def _channels_first(function: Callable[..., Any], n: int) -> Callable[..., Any]:
 
 def _convolve(
     n: int, op_type: str, name: str, function: Callable[..., Any], *tensors: TensorLike,
-    strides: Any, padding: Any, data_format: str | None = None, dilations: Any = None, **attrs: Any,
+    strides: TensorLike, padding: Padding, data_format: str | None = None,
+    dilations: TensorLike = None, **attrs: Any,
 ) -> Any:  # fmt: skip
     """What stands behind the rows: `one_op` with TensorFlow's arguments for n spatial axes."""
     last = channels_last(data_format, n)
@@ -116,7 +120,7 @@ def _convolve(
 
 
 def _convolve_back(
-    n: int, *row: Any, output_shape: Any, data_format: str | None, **options: Any
+    n: int, *row: Any, output_shape: tuple[Any, ...], data_format: str | None, **options: Any
 ) -> Any:
     """`_convolve` for the adjoints, which are told the shape of the result."""
     shape = output_shape
@@ -125,11 +129,13 @@ def _convolve_back(
     return _convolve(n, *row, output_shape=shape, data_format=data_format, **options)
 
 
-def _convolve_rows(*row: Any, stride: Any, **options: Any) -> Any:
+def _convolve_rows(*row: Any, stride: TensorLike, **options: Any) -> Any:
     return _convolve(1, *row, strides=stride, **options)
 
 
-def _conv1d(x: Tensor, w: Tensor, strides: Any, pad: Any, dilations: Any) -> Tensor:
+def _conv1d(
+    x: Tensor, w: Tensor, strides: Sequence[int], pad: str | Sequence[Any], dilations: Sequence[int]
+) -> Tensor:
     return rg.nn.conv1d(x, w, strides[0], pad, dilations[0])
 
 
@@ -210,8 +216,8 @@ conv3d_transpose = define(
 
 
 def convolution(
-    input: TensorLike, filter: TensorLike, padding: Any, strides: Any = None,
-    dilation_rate: Any = None, name: str | None = None, data_format: str | None = None,
+    input: TensorLike, filter: TensorLike, padding: Padding, strides: TensorLike = None,
+    dilation_rate: TensorLike = None, name: str | None = None, data_format: str | None = None,
 ) -> Any:  # fmt: skip
     """`conv1d`, `conv2d` or `conv3d`, by the rank of the filter."""
     n = len(shape_of(tensor(filter))) - 2
@@ -228,8 +234,8 @@ def convolution(
 
 
 def _pool(
-    n: int, op_type: str, name: str, function: Callable[..., Any], value: TensorLike, ksize: Any,
-    strides: Any, padding: Any, data_format: str, **kinds: str,
+    n: int, op_type: str, name: str, function: Callable[..., Any], value: TensorLike,
+    ksize: TensorLike, strides: TensorLike, padding: Padding, data_format: str, **kinds: str,
 ) -> Any:  # fmt: skip
     last = channels_last(data_format, n)
     windows = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,33 +34,37 @@ __all__ = [
 LARGE = 1000  # elements from which a constant is not written out
 
 
-def fill(dims: Any, value: TensorLike, name: str | None = None) -> Any:
+def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any:
     """A tensor with the value everywhere."""
     return broadcast_to(value, dims, name or "Fill")
 
 
-def zeros(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> Any:
+def zeros(
+    shape: TensorLike, dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None
+) -> Any:
     """Zeros."""
     return _full(0, shape, dtype, name or "zeros")
 
 
-def ones(shape: Any, dtype: Any = dtypes.float32, name: str | None = None) -> Any:
+def ones(
+    shape: TensorLike, dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None
+) -> Any:
     """Ones."""
     return _full(1, shape, dtype, name or "ones")
 
 
-def _full(value: int, shape: Any, dtype: Any, name: str) -> Any:
+def _full(value: int, shape: TensorLike, dtype: dtypes.DTypeLike, name: str) -> Any:
     eager, number = _asks_eager(shape), np.asarray(value, dtypes.to_numpy(dtype))
-    shape = as_sizes(shape)
-    shape = (shape,) if isinstance(shape, int | Dim) else shape
+    found = as_sizes(shape)
+    sizes = (found,) if isinstance(found, int | Dim) else found
     if eager:
-        return rg.asarray(np.full(shape, number))
-    if is_known(shape) and math.prod(shape) < LARGE:
-        return constant(np.full(shape, number), name=name)
-    return broadcast_to(number, shape, name)
+        return rg.asarray(np.full(sizes, number))
+    if is_known(sizes) and math.prod(sizes) < LARGE:
+        return constant(np.full(sizes, number), name=name)
+    return broadcast_to(number, sizes, name)
 
 
-def _asks_eager(sizes: Any) -> bool:
+def _asks_eager(sizes: TensorLike) -> bool:
     """Whether sizes come from tensors of eager mode."""
     return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
@@ -102,8 +106,9 @@ WIDTHS = [np.dtype(d) for d in (np.int32, np.int64, np.float32, np.float64)]
 
 
 def range(
-    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range"
-) -> Any:
+    start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1,
+    dtype: dtypes.DTypeLike | None = None, name: str = "range",
+) -> Any:  # fmt: skip
     """The numbers from `start` (0 if it is the only one) up to, without, `limit`.
 
     The dtype is the widest of int32, int64, float32 and float64 among the arguments.
@@ -111,7 +116,9 @@ def range(
     Op type: `Range`. Source: `tf.range`.
     """
     start, limit = (0, start) if limit is None else (start, limit)
-    values = [dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)]
+    values: list[Any] = [
+        dimension_tensor(v) if isinstance(v, Dim) else v for v in (start, limit, delta)
+    ]
     due = _widest_dtype(values) if dtype is None else dtypes.to_numpy(dtype)
     if is_eager(*values):
         first, last, step = [v.item() if is_tensor(v) else v for v in values]
@@ -125,12 +132,12 @@ def range(
         return one_op("Range", whole, _range, *xs)
 
 
-def _widest_dtype(values: list[Any]) -> np.dtype:
+def _widest_dtype(values: Sequence[TensorLike]) -> np.dtype:
     kinds = [dtype_of(v) if is_tensor(v) else as_array(v).dtype for v in values]
     return max(kinds, key=WIDTHS.index)
 
 
-def _range(start: Any, limit: Any, delta: Any) -> Any:
+def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
     known = [_known_number(x) for x in (start, limit, delta)]
     content = None
     if any(n is None for n in known):
@@ -146,7 +153,7 @@ def _range(start: Any, limit: Any, delta: Any) -> Any:
     return y
 
 
-def _known_number(x: Any) -> Any:
+def _known_number(x: Tensor) -> Any:
     """The number in a tensor of rank 0, a Dim, or None if nothing is known."""
     symbol = x._data
     content = symbol.content
@@ -171,8 +178,8 @@ lin_space = linspace = define(
 
 
 def eye(
-    num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = dtypes.float32,
-    name: str | None = None,
+    num_rows: TensorLike, num_columns: TensorLike = None, batch_shape: TensorLike = None,
+    dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None,
 ) -> Any:  # fmt: skip
     """Ones on the diagonal of a matrix, or of as many as `batch_shape` says."""
     rows, columns = as_sizes(num_rows), as_sizes(num_rows if num_columns is None else num_columns)
@@ -190,8 +197,9 @@ def eye(
 
 
 def sequence_mask(
-    lengths: TensorLike, maxlen: Any = None, dtype: Any = dtypes.bool, name: str | None = None
-) -> Any:
+    lengths: TensorLike, maxlen: TensorLike = None, dtype: dtypes.DTypeLike = dtypes.bool,
+    name: str | None = None,
+) -> Any:  # fmt: skip
     """For each length a row of so many Trues, followed by Falses up to `maxlen`.
 
     `maxlen` is the largest length by default.
@@ -210,8 +218,9 @@ def sequence_mask(
 
 
 def one_hot(
-    indices: TensorLike, depth: Any, on_value: TensorLike = None, off_value: TensorLike = None,
-    axis: int | None = None, dtype: Any = None, name: str | None = None,
+    indices: TensorLike, depth: TensorLike, on_value: TensorLike = None,
+    off_value: TensorLike = None, axis: int | None = None, dtype: dtypes.DTypeLike | None = None,
+    name: str | None = None,
 ) -> Any:  # fmt: skip
     """`on_value` (1) where the index is, `off_value` (0) elsewhere, along a new axis.
 
@@ -231,7 +240,7 @@ def one_hot(
         return where(hot, on, off, name=whole)
 
 
-def _dtype_of_values(*values: Any) -> np.dtype:
+def _dtype_of_values(*values: TensorLike) -> np.dtype:
     """The dtype of the first value that is given; float32 if there is none."""
     for value in values:
         if value is not None:
@@ -239,7 +248,7 @@ def _dtype_of_values(*values: Any) -> np.dtype:
     return np.dtype(np.float32)
 
 
-def _count_axes(axes: AllAxes, dtype: Any, name: str | None) -> Any:
+def _count_axes(axes: AllAxes, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
     """The numbers of all axes."""
     return range(0, rank(axes.x), name=name or "range")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import regrad as rg
@@ -27,7 +27,9 @@ def _as_floats(x: Tensor) -> Tensor:
     return x if x.dtype.kind == "f" and x.dtype.itemsize >= 4 else rg.astype(x, rg.float32)
 
 
-def _resize_bilinear(x: Tensor, size: Any, align_corners: bool, half_pixel_centers: bool) -> Tensor:
+def _resize_bilinear(
+    x: Tensor, size: Sequence[int], align_corners: bool, half_pixel_centers: bool
+) -> Tensor:
     return rg.nn.resize_bilinear(_as_floats(x), size, align_corners, half_pixel_centers)
 
 
@@ -64,10 +66,10 @@ def resize_images(
 def _flip(name: str, axis: int, direction: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A flip along an axis, counted from the end, and the flip by chance."""
 
-    def flip(image: Any) -> Any:
+    def flip(image: TensorLike) -> Any:
         return one_op(None, name, rg.flip, image, axis=axis)
 
-    def random_flip(image: Any, seed: int | None = None) -> Any:
+    def random_flip(image: TensorLike, seed: int | None = None) -> Any:
         image = convert_to_tensor(image)
         shape = image._symbol.shape
         with scope(f"random_{name}"):
@@ -82,7 +84,7 @@ def _flip(name: str, axis: int, direction: str) -> tuple[Callable[..., Any], Cal
     return flip, random_flip
 
 
-def _where_less(noise: Any, yes: Any, no: Any) -> Any:
+def _where_less(noise: Tensor, yes: Tensor, no: Tensor) -> Any:
     return rg.where(rg.less(noise, 0.5), yes, no)
 
 
@@ -95,7 +97,7 @@ def per_image_standardization(image: TensorLike) -> Any:
     return one_op("RealDiv", "per_image_standardization", _standardize, image)
 
 
-def _standardize(x: Any) -> Any:
+def _standardize(x: Tensor) -> Any:
     x, axes = _as_floats(x), (-3, -2, -1)
     count = rg.sum(rg.ones_like(x), axis=axes, keepdims=True)
     mean, variance = rg.nn.moments(x, axes, keepdims=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,10 @@ from regrad.v1.graph.static_shapes import TensorShape
 from regrad.v1.graph.tensors import is_tensor, rg_read
 from regrad.v1.graph.values import indices_from_zero
 
+if TYPE_CHECKING:
+    from regrad.v1.graph.variables import Variable
+
+
 __all__ = [
     "batch_gather", "boolean_mask", "confusion_matrix", "gather", "gather_nd", "scatter_nd",
     "slice", "strided_slice", "tensor_scatter_update", "unique",
@@ -60,7 +64,7 @@ def getitem(x: TensorLike, index: Any, name: str = "strided_slice") -> Any:
     return one_op("StridedSlice", name, _item, x, index=entries)
 
 
-def _item(x: Any, index: Any) -> Any:
+def _item(x: Tensor, index: Any) -> Any:
     return x[index]
 
 
@@ -91,7 +95,7 @@ def _bound(b: Any) -> Any:
     return as_sizes(reshape(b, []) if is_tensor(b) and rank_of(b) is None else b)
 
 
-def _block(x: Any, begin: Any, size: Any) -> Any:
+def _block(x: Tensor, begin: Any, size: Any) -> Any:
     shape = shape_of(x)
     if is_known(shape) and is_known((*begin, *size)):
         return rg.slice(x, begin, size)
@@ -108,7 +112,7 @@ def _block(x: Any, begin: Any, size: Any) -> Any:
     return y if checked else rg.reshape(y, sizes)  # an error in the run if it is too large
 
 
-def _is_open(size: Any) -> bool:
+def _is_open(size: int | Dim) -> bool:
     """Whether a block goes to the end of the axis."""
     return isinstance(size, int) and size == -1
 
@@ -127,7 +131,7 @@ slice = define(
 def strided_slice(
     input_: TensorLike, begin: TensorLike, end: TensorLike, strides: TensorLike = None,
     begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0, var: Any = None, name: str | None = None,
+    shrink_axis_mask: int = 0, var: Variable | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
     """The elements that `input_[begin:end:strides]` selects, axis by axis.
 
@@ -153,8 +157,8 @@ def strided_slice(
 
 
 def gather(
-    params: TensorLike, indices: TensorLike, validate_indices: Any = None, name: str | None = None,
-    axis: Any = None, batch_dims: int = 0,
+    params: TensorLike, indices: TensorLike, validate_indices: bool | None = None,
+    name: str | None = None, axis: TensorLike = None, batch_dims: int = 0,
 ) -> Any:  # fmt: skip
     """Slices of `params` along an axis (by default the first, or the one after `batch_dims`)."""
     axis = batch_dims if axis is None else axes_of(axis)
@@ -162,7 +166,7 @@ def gather(
     return one_op("GatherV2", name or "GatherV2", _take, params, indices, **attrs)
 
 
-def _take(x: Any, indices: Any, axis: int, batch_dims: int) -> Any:
+def _take(x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> Any:
     indices = indices_from_zero("gather", indices)
     unasked = axis >= 0 and not is_known(shape_of(x))
     take = rg.find_op("GatherV2").function if unasked else rg.take
@@ -234,7 +238,9 @@ class Unique(NamedTuple):
     idx: Any
 
 
-def unique(x: TensorLike, out_idx: Any = dtypes.int32, name: str | None = None) -> Unique:
+def unique(
+    x: TensorLike, out_idx: dtypes.DTypeLike = dtypes.int32, name: str | None = None
+) -> Unique:
     """The distinct values of a vector, in the order in which they come.
 
     Returns them, and for each element of x the index of its value among them. They have no
@@ -262,8 +268,8 @@ def unique(x: TensorLike, out_idx: Any = dtypes.int32, name: str | None = None) 
 
 
 def confusion_matrix(
-    labels: TensorLike, predictions: TensorLike, num_classes: Any = None, dtype: Any = dtypes.int32,
-    name: str | None = None, weights: TensorLike = None,
+    labels: TensorLike, predictions: TensorLike, num_classes: TensorLike = None,
+    dtype: dtypes.DTypeLike = dtypes.int32, name: str | None = None, weights: TensorLike = None,
 ) -> Any:  # fmt: skip
     """How often (or with which weight) each class, by row, was taken for each, by column.
 

@@ -70,14 +70,14 @@ def matmul(
 
 
 def _product(
-    a: Any, b: Any, transpose_a: bool, transpose_b: bool, conjugate_a: bool, conjugate_b: bool
+    a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, conjugate_a: bool, conjugate_b: bool
 ) -> Any:
     _check_matrices("matmul", a, b)
     a, b = rg.conj(a) if conjugate_a else a, rg.conj(b) if conjugate_b else b
     return rg.find_op("MatMul").function(a, b, transpose_a, transpose_b)
 
 
-def _check_matrices(name: str, *xs: Any) -> None:
+def _check_matrices(name: str, *xs: TensorLike) -> None:
     """Refuse vectors, where regrad's functions take them and TensorFlow's do not."""
     for x in xs:
         if is_tensor(x) and rank_of(x) in (0, 1):
@@ -87,7 +87,7 @@ def _check_matrices(name: str, *xs: Any) -> None:
             )
 
 
-def _axes(axes: Any) -> Any:
+def _axes(axes: TensorLike) -> Any:
     axes = axes_of(axes, "axes")
     return (
         axes if isinstance(axes, int) else tuple([(a,) if isinstance(a, int) else a for a in axes])
@@ -99,12 +99,12 @@ tensordot = define(
 )
 
 
-def einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
+def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any:
     """Einstein's sum: products of tensors, their axes named by letters, summed over the rest."""
     return one_op("Einsum", name or "einsum", _einsum, *inputs, equation=equation)
 
 
-def _einsum(*xs: Any, equation: str) -> Any:
+def _einsum(*xs: Tensor, equation: str) -> Any:
     return rg.einsum(equation, *xs)
 
 
@@ -127,7 +127,7 @@ def adjoint(matrix: TensorLike, name: str | None = None) -> Any:
     return matrix_transpose(matrix, name or "adjoint", conjugate=True)
 
 
-def _adjoint(x: Any) -> Any:
+def _adjoint(x: Tensor) -> Any:
     return rg.conj(rg.matrix_transpose(x))
 
 
@@ -192,8 +192,8 @@ def trace(x: TensorLike, name: str | None = None) -> Any:
 
 
 def norm(
-    tensor: TensorLike, ord: Any = "euclidean", axis: Any = None, keepdims: bool | None = None,
-    name: str | None = None, keep_dims: bool | None = None,
+    tensor: TensorLike, ord: str | float = "euclidean", axis: TensorLike = None,
+    keepdims: bool | None = None, name: str | None = None, keep_dims: bool | None = None,
 ) -> Any:  # fmt: skip
     """The norm of vectors (along one axis, or of all elements) or of matrices (along two axes).
 
@@ -216,7 +216,7 @@ def norm(
 
 
 @deferrable
-def _matrix_norm(x: Any, axis: tuple[int, int], keepdims: bool, ord: float) -> Tensor:
+def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -> Tensor:
     axes = tuple([a % x.ndim for a in axis])
     y = rg.linalg.matrix_norm(rg.moveaxis(x, axes, (-2, -1)), ord=ord)
     return rg.expand_dims(y, axes) if keepdims else y

@@ -6,11 +6,12 @@ weights are 0) a mean is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import regrad as rg
-from regrad.core.dims import UnknownRank
+from regrad.core.dims import Shape, UnknownRank
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError, near
 from regrad.graph.deferred import deferrable
 from regrad.shapes.sizes import differ
@@ -55,7 +56,7 @@ Options = tuple[Any, Name, Name, str]  # weights, scope, collection, reduction
 
 
 def compute_weighted_loss(
-    losses: Any, weights: Any = 1.0, scope: Name = None,
+    losses: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """Multiply losses by weights, reduce them, and add the result to a collection.
@@ -93,7 +94,7 @@ def _reduce(losses: Tensor, weights: Any, collection: Name, reduction: str) -> T
     return loss
 
 
-def _quotient(total: Any, count: Any, divisor: Any) -> Any:
+def _quotient(total: rg.Tensor, count: rg.Tensor, divisor: rg.Tensor) -> Any:
     return rg.where(rg.equal(count, 0), 0, total / divisor)
 
 
@@ -101,7 +102,7 @@ def _as_float32(x: rg.Tensor) -> rg.Tensor:
     return x if x.dtype == rg.float32 else rg.astype(x, rg.float32)
 
 
-def _check_weights(weights: Any, losses: Any) -> None:
+def _check_weights(weights: Shape, losses: Shape) -> None:
     if isinstance(weights, UnknownRank) or isinstance(losses, UnknownRank) or not weights:
         return
     pairs = zip(weights, losses, strict=False)
@@ -124,7 +125,7 @@ COUNTS: dict[str, Callable[..., rg.Tensor]] = {
 # -- collections ---------------------------------------------------------------------------------
 
 
-def add_loss(loss: Any, loss_collection: Name = LOSSES) -> None:
+def add_loss(loss: TensorLike, loss_collection: Name = LOSSES) -> None:
     """Put a loss in a collection (in none, if that is None)."""
     if loss_collection:
         add_to_collection(loss_collection, loss)
@@ -158,7 +159,7 @@ def get_total_loss(
     return _sum(losses, name)
 
 
-def _sum(losses: list[Any], name: str) -> Tensor:
+def _sum(losses: Sequence[Tensor], name: str) -> Tensor:
     if len(losses) == 1:
         return build("Identity", name, rg.identity, losses[0])
     return build("AddN", name, lambda *xs: rg.add_n(list(xs)), *losses)
@@ -168,7 +169,7 @@ def _sum(losses: list[Any], name: str) -> Tensor:
 
 
 def _compute(
-    default: str, formula: Callable[..., rg.Tensor], labels: Any, predictions: Any,
+    default: str, formula: Callable[..., rg.Tensor], labels: TensorLike, predictions: TensorLike,
     options: Options, **attrs: Any,
 ) -> Tensor:  # fmt: skip
     """Compute a loss of two tensors, element by element, then weigh and reduce it in a scope."""
@@ -182,7 +183,7 @@ def _compute(
 
 
 def _of_predictions(
-    loss: Callable[..., rg.Tensor], labels: Any, predictions: Any, options: Options,
+    loss: Callable[..., rg.Tensor], labels: TensorLike, predictions: TensorLike, options: Options,
     scope_name: Name = None, **attrs: Any,
 ) -> Tensor:  # fmt: skip
     """Compute one of regrad's losses of tensors as float32."""
@@ -195,7 +196,7 @@ def _of_predictions(
 
 
 def absolute_difference(
-    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """`abs(predictions - labels)`."""
@@ -204,7 +205,7 @@ def absolute_difference(
 
 
 def mean_squared_error(
-    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """`(predictions - labels) ** 2`.
@@ -222,7 +223,7 @@ def mean_squared_error(
 
 
 def huber_loss(
-    labels: Any, predictions: Any, weights: Any = 1.0, delta: float = 1.0,
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, delta: float = 1.0,
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """Half the squared error up to an error of `delta`, and linear beyond."""
@@ -231,7 +232,7 @@ def huber_loss(
 
 
 def hinge_loss(
-    labels: Any, logits: Any, weights: Any = 1.0, scope: Name = None,
+    labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """`relu(1 - s * logits)`, where s is -1 for the label 0 and 1 for the label 1."""
@@ -240,7 +241,7 @@ def hinge_loss(
 
 
 def log_loss(
-    labels: Any, predictions: Any, weights: Any = 1.0, epsilon: float = 1e-7,
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, epsilon: float = 1e-7,
     scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """`-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)` of probabilities p."""
@@ -249,8 +250,9 @@ def log_loss(
 
 
 def cosine_distance(
-    labels: Any, predictions: Any, axis: int | None = None, weights: Any = 1.0, scope: Name = None,
-    loss_collection: Name = LOSSES, reduction: str = BY_NONZERO, dim: int | None = None,
+    labels: TensorLike, predictions: TensorLike, axis: int | None = None, weights: TensorLike = 1.0,
+    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+    dim: int | None = None,
 ) -> Tensor:  # fmt: skip
     """`1 - sum(labels * predictions)` along `axis`, of vectors that have norm 1 already."""
     axis = renamed("axis", axis, "dim", dim)
@@ -263,7 +265,7 @@ def cosine_distance(
 
 
 def mean_pairwise_squared_error(
-    labels: Any, predictions: Any, weights: Any = 1.0, scope: Name = None,
+    labels: TensorLike, predictions: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES,
 ) -> Tensor:  # fmt: skip
     """For each example, the mean squared error between differences of pairs of its elements.
@@ -271,7 +273,7 @@ def mean_pairwise_squared_error(
     The weights are one per example: a number, or of the shape (batch,) or (batch, 1, …).
     """
 
-    def per_example(labels: Any, predictions: Any) -> Any:
+    def per_example(labels: rg.Tensor, predictions: rg.Tensor) -> Any:
         labels, predictions = alike("mean_pairwise_squared_error", labels, predictions)
         labels, predictions = rg.astype(labels, rg.float32), rg.astype(predictions, rg.float32)
         error = rg.reshape(predictions - labels, (labels.shape[0], -1))
@@ -290,8 +292,9 @@ def mean_pairwise_squared_error(
 
 
 def _of_logits(
-    loss: Callable[..., rg.Tensor], labels: Any, logits: Any, options: Options, smoothing: float
-) -> Tensor:
+    loss: Callable[..., rg.Tensor], labels: TensorLike, logits: TensorLike, options: Options,
+    smoothing: float,
+) -> Tensor:  # fmt: skip
     """Compute one of regrad's losses of logits, with labels of their dtype."""
 
     def formula(labels: rg.Tensor, logits: rg.Tensor, **attrs: Any) -> rg.Tensor:
@@ -304,8 +307,9 @@ def _of_logits(
 
 
 def sigmoid_cross_entropy(
-    multi_class_labels: Any, logits: Any, weights: Any = 1.0, label_smoothing: float = 0,
-    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+    multi_class_labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0,
+    label_smoothing: float = 0, scope: Name = None, loss_collection: Name = LOSSES,
+    reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """The cross entropy of probabilities and `sigmoid(logits)`; smoothing moves labels to 1/2."""
     options = weights, scope, loss_collection, reduction
@@ -315,8 +319,9 @@ def sigmoid_cross_entropy(
 
 
 def softmax_cross_entropy(
-    onehot_labels: Any, logits: Any, weights: Any = 1.0, label_smoothing: float = 0,
-    scope: Name = None, loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
+    onehot_labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0,
+    label_smoothing: float = 0, scope: Name = None, loss_collection: Name = LOSSES,
+    reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """The cross entropy of distributions and `softmax(logits)`, one loss and weight per example.
 
@@ -328,7 +333,7 @@ def softmax_cross_entropy(
 
 
 def sparse_softmax_cross_entropy(
-    labels: Any, logits: Any, weights: Any = 1.0, scope: Name = None,
+    labels: TensorLike, logits: TensorLike, weights: TensorLike = 1.0, scope: Name = None,
     loss_collection: Name = LOSSES, reduction: str = BY_NONZERO,
 ) -> Tensor:  # fmt: skip
     """`softmax_cross_entropy` with the number of the right class for a label.
@@ -342,11 +347,11 @@ def sparse_softmax_cross_entropy(
         column = labels.ndim == logits.ndim
         return sparse_cross_entropy(rg.squeeze(labels, axis=-1) if column else labels, logits)
 
-    (logits,) = floats("logits", logits)
-    examples = logits.shape.ndims
+    (scores,) = floats("logits", logits)
+    examples = scores.shape.ndims
     if examples is not None:
         weights = convert_to_tensor(weights)
         if weights.shape.ndims == examples:
             weights = build("Squeeze", None, rg.squeeze, weights, axis=-1)
     options = weights, scope, loss_collection, reduction
-    return _compute("sparse_softmax_cross_entropy_loss", formula, labels, logits, options)
+    return _compute("sparse_softmax_cross_entropy_loss", formula, labels, scores, options)

@@ -34,6 +34,7 @@ from regrad.v1.graph.forms import (
     scope,
     tensor,
 )
+from regrad.v1.graph.static_shapes import ShapeLike
 from regrad.v1.graph.tensors import build, is_tensor, same_dtype
 from regrad.v1.graph.values import whole_divisor
 
@@ -187,7 +188,7 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
 # -- many tensors ----------------------------------------------------------------------------------
 
 
-def add_n(inputs: Any, name: str | None = None) -> Any:
+def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any:
     """The sum of a list of tensors of one shape and dtype.
 
     Raises ValueError for an empty list.
@@ -204,8 +205,8 @@ def add_n(inputs: Any, name: str | None = None) -> Any:
 
 
 def accumulate_n(
-    inputs: Sequence[TensorLike], shape: Any = None, tensor_dtype: Any = None,
-    name: str | None = None,
+    inputs: Sequence[TensorLike], shape: ShapeLike = None,
+    tensor_dtype: dtypes.DTypeLike | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
     """As `add_n`."""
     return add_n(inputs, name or "AccumulateNV2")
@@ -241,7 +242,7 @@ def where(
         return build("SelectV2", whole, _select, condition, x, y)
 
 
-def _select(condition: Any, x: Any, y: Any) -> Any:
+def _select(condition: Tensor, x: Tensor, y: Tensor) -> Any:
     try:
         condition = _for_rows(condition, x, y)
     except UnknownShapeError:  # no gradient passes by what is asked for its rank
@@ -250,7 +251,7 @@ def _select(condition: Any, x: Any, y: Any) -> Any:
     return rg.where(condition, x, y)
 
 
-def _for_rows(condition: Any, x: Any, y: Any) -> Tensor:
+def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """A condition of rank 1 beside tensors of higher rank, with an axis for each of theirs."""
     if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
         return rg.expand_dims(condition, tuple(range(1, rank)))
@@ -260,7 +261,7 @@ def _for_rows(condition: Any, x: Any, y: Any) -> Tensor:
 # -- casts -----------------------------------------------------------------------------------------
 
 
-def cast(x: TensorLike, dtype: Any, name: str | None = None) -> Any:
+def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any:
     """x under another dtype; a tensor that has it already comes back as it is.
 
     Source: `tf.cast`.
@@ -282,7 +283,7 @@ def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
     )
 
 
-def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: Any) -> Any:
+def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: TensorLike) -> Any:
     return cast(x, dtype, name=name)
 
 
@@ -294,7 +295,7 @@ to_complex64 = _caster("to_complex64", dtypes.complex64)
 to_complex128 = _caster("to_complex128", dtypes.complex128)
 
 
-def saturate_cast(value: TensorLike, dtype: Any, name: str | None = None) -> Any:
+def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any:
     """A value under another dtype, of which it takes the limits where it exceeds them."""
     with scope(name or "saturate_cast", value) as whole:
         value = tensor(value, name="value")
@@ -311,7 +312,7 @@ def _limits(dtype: np.dtype) -> tuple[Any, Any]:
     return info.min, info.max
 
 
-def _inside(limit: Any, dtype: np.dtype) -> np.ndarray:
+def _inside(limit: float, dtype: np.dtype) -> np.ndarray:
     """A limit, or the next number towards zero where this dtype cannot have it exactly."""
     found = np.asarray(limit).astype(dtype)
     exact = dtype.kind != "f" or not isinstance(limit, int) or int(found) == limit

@@ -52,7 +52,7 @@ softplus = define("tf.nn.softplus(features)", "Softplus", rg.nn.softplus, FLOATS
 softsign = define("tf.nn.softsign(features)", "Softsign", rg.nn.softsign, FLOATS)
 
 
-def leaky_relu(features: TensorLike, alpha: Any = 0.2, name: str | None = None) -> Any:
+def leaky_relu(features: TensorLike, alpha: TensorLike = 0.2, name: str | None = None) -> Any:
     """x where x > 0, `alpha * x` elsewhere. Op type: `LeakyRelu` (`Prelu` if alpha is a tensor)."""
     name = name or "LeakyRelu"
     if is_tensor(alpha):
@@ -65,7 +65,7 @@ def _crelu(x: rg.Tensor, axis: int) -> rg.Tensor:
     return rg.nn.relu(rg.concat([x, -x], axis=axis))
 
 
-def _last_by_default(axis: Any) -> int:
+def _last_by_default(axis: TensorLike) -> int:
     return -1 if axis is None else axes_of(axis)
 
 
@@ -87,7 +87,7 @@ log_softmax = define(
 # -- losses of logits ----------------------------------------------------------------------------
 
 
-def _check_named(function: str, sentinel: Any, labels: Any, logits: Any) -> None:
+def _check_named(function: str, sentinel: None, labels: TensorLike, logits: TensorLike) -> None:
     """The order of labels and logits is easily mistaken, so TensorFlow wants them by name."""
     if sentinel is not None:
         raise GraphError(
@@ -98,8 +98,8 @@ def _check_named(function: str, sentinel: Any, labels: Any, logits: Any) -> None
 
 
 def softmax_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None, dim: Any = -1,
-    name: str | None = None, axis: Any = None,
+    _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None, dim: int = -1,
+    name: str | None = None, axis: int | None = None,
 ) -> Any:  # fmt: skip
     """`-sum(labels * log_softmax(logits))` along an axis, without a gradient by the labels.
 
@@ -111,8 +111,8 @@ def softmax_cross_entropy_with_logits(
 
 
 def softmax_cross_entropy_with_logits_v2(
-    labels: TensorLike, logits: TensorLike, axis: Any = None, name: str | None = None,
-    dim: Any = None,
+    labels: TensorLike, logits: TensorLike, axis: int | None = None, name: str | None = None,
+    dim: int | None = None,
 ) -> Any:  # fmt: skip
     """`-sum(labels * log_softmax(logits))` along `axis`, with a gradient by the labels, too.
 
@@ -130,14 +130,16 @@ def softmax_cross_entropy_with_logits_v2(
     return _distribution_loss(name, labels, logits, axis, fixed=False)
 
 
-def _distribution_loss(name: str, labels: Any, logits: Any, axis: Any, fixed: bool) -> Any:
+def _distribution_loss(
+    name: str, labels: TensorLike, logits: TensorLike, axis: int, fixed: bool
+) -> Any:
     (logits,) = floats("softmax_cross_entropy_with_logits", logits)
     attrs = {"axis": axes_of(axis), "fixed": fixed}
     return one_op(None, name, _cross_entropy, labels, logits, same=False, **attrs)
 
 
 @deferrable
-def _cross_entropy(labels: Any, logits: Any, axis: int, fixed: bool) -> Any:
+def _cross_entropy(labels: rg.Tensor, logits: rg.Tensor, axis: int, fixed: bool) -> Any:
     if labels.dtype != logits.dtype:
         labels = rg.astype(labels, logits.dtype)
     if fixed:
@@ -149,7 +151,7 @@ def _cross_entropy(labels: Any, logits: Any, axis: int, fixed: bool) -> Any:
 
 
 def sparse_softmax_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None,
+    _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
     """`-log_softmax(logits)` at the class of each example, whose number is its label.
@@ -172,7 +174,7 @@ def sparse_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
 
 
 def sigmoid_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: TensorLike = None, logits: TensorLike = None,
+    _sentinel: None = None, labels: TensorLike = None, logits: TensorLike = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
     """The cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
@@ -183,7 +185,7 @@ def sigmoid_cross_entropy_with_logits(
     _check_named(what, _sentinel, labels, logits)
 
     @deferrable
-    def cross_entropy(labels: Any, logits: Any) -> Any:
+    def cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
         return rg.losses.sigmoid_cross_entropy(*alike(what, labels, logits), None, "none")
 
     return one_op(None, name or "logistic_loss", cross_entropy, labels, logits, kinds=FLOATS)
@@ -252,7 +254,7 @@ def batch_normalization(
     given = {"mean": mean, "variance": variance, "offset": offset, "scale": scale}
     present = {k: v for k, v in given.items() if v is not None}
 
-    def normalize(x: Any, *values: Any) -> Any:
+    def normalize(x: rg.Tensor, *values: rg.Tensor) -> Any:
         tensors = dict(zip(present, values, strict=True))
         return rg.nn.batch_norm(x, **tensors, epsilon=variance_epsilon)
 
@@ -291,7 +293,7 @@ def fused_batch_norm(
 def bessel(x: TensorLike, axes: tuple[int, ...]) -> Any:
     """n / (n - 1) for the n elements along the axes: the factor of an unbiased variance."""
 
-    def factor(x: Any) -> Any:
+    def factor(x: rg.Tensor) -> Any:
         n = rg.sum(rg.ones_like(x), axis=axes)
         return n / rg.maximum(n - 1, 1)
 
@@ -338,7 +340,7 @@ gradient("BiasAdd", "b")(lambda dy: dy)
 
 
 @deferrable
-def _add_bias(value: Any, bias: Any, first: bool) -> Any:
+def _add_bias(value: rg.Tensor, bias: rg.Tensor, first: bool) -> Any:
     shape, biases = value._data.shape, bias._data.shape  # `value.shape` would ask for the rank
     if not isinstance(biases, UnknownRank):
         if len(biases) != 1:
@@ -407,11 +409,11 @@ def dropout(
         return y
 
 
-def _drop(x: Any, keep: Any, noise: Any) -> Any:
+def _drop(x: rg.Tensor, keep: rg.Tensor, noise: rg.Tensor) -> Any:
     return rg.where(rg.less(noise, keep), x / keep, 0)
 
 
-def _keep_probability(keep_prob: Any, rate: Any) -> Any:
+def _keep_probability(keep_prob: TensorLike, rate: TensorLike) -> Any:
     if rate is not None and keep_prob is None:
         known = constant_value(rate)
         keep_prob = 1 - (rate if known is None else known)
@@ -425,7 +427,7 @@ def _keep_probability(keep_prob: Any, rate: Any) -> Any:
     return keep_prob
 
 
-def _noise_shape(shape: Any, noise_shape: Any) -> Any:
+def _noise_shape(shape: TensorLike, noise_shape: TensorLike) -> Any:
     if noise_shape is None:
         return shape
     if not isinstance(noise_shape, list | tuple):
@@ -452,24 +454,24 @@ def embedding_lookup(
     starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
     strategy = {"mod": _deal, "div": _keep_order}[partition_strategy]
 
-    def look_up(ids: Any, *tables: Any) -> Any:
+    def look_up(ids: rg.Tensor, *tables: rg.Tensor) -> Any:
         return rg.nn.embedding(rg.concat(tables), strategy(ids, starts))
 
     return one_op(None, name, look_up, ids, *tables, same=False)
 
 
-def _embed(table: Any, ids: Any) -> Any:
+def _embed(table: rg.Tensor, ids: rg.Tensor) -> Any:
     return rg.nn.embedding(table, indices_from_zero("embedding_lookup", ids))
 
 
-def _deal(ids: Any, starts: np.ndarray) -> Any:
+def _deal(ids: rg.Tensor, starts: np.ndarray) -> Any:
     """The row numbers in the joined tables of rows that were dealt out in turns."""
     n = len(starts)
     first = rg.astype(rg.take(rg.asarray(starts), ids % n), ids.dtype)
     return first + rg.floor_divide(ids, n)
 
 
-def _keep_order(ids: Any, starts: np.ndarray) -> Any:
+def _keep_order(ids: rg.Tensor, starts: np.ndarray) -> Any:
     return ids
 
 
@@ -480,7 +482,7 @@ class TopKV2(NamedTuple):
     indices: Any
 
 
-def _top_k(x: rg.Tensor, k: Any) -> TopKV2:
+def _top_k(x: rg.Tensor, k: int) -> TopKV2:
     """The k largest elements of each row, largest first, and their places (int32)."""
     values, indices = rg.top_k(x, k)
     return TopKV2(values, rg.astype(indices, rg.int32))
@@ -491,14 +493,16 @@ top_k = define(
 )
 
 
-def in_top_k(predictions: TensorLike, targets: TensorLike, k: Any, name: str | None = None) -> Any:
+def in_top_k(
+    predictions: TensorLike, targets: TensorLike, k: TensorLike, name: str | None = None
+) -> Any:
     """For each row, whether fewer than k classes are predicted above the target's class."""
     (predictions,) = floats("in_top_k", predictions)
     return one_op(None, name or "in_top_k", _is_in, predictions, targets, k, same=False)
 
 
 @deferrable
-def _is_in(predictions: Any, targets: Any, k: Any) -> Any:
+def _is_in(predictions: rg.Tensor, targets: rg.Tensor, k: int) -> Any:
     targets = ensure("in_top_k", targets, predictions.shape[:-1])
     chosen = rg.take_along_axis(predictions, rg.expand_dims(targets, -1), axis=-1)
     above = rg.sum(rg.astype(rg.greater(predictions, chosen), rg.int32), axis=-1)

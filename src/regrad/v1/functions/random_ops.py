@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from regrad.core.dims import UnknownRank
 from regrad.core.registry import OPS, Input, Op, bind
 from regrad.core.shapes import as_count
 from regrad.core.state import next_id
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, MissingRuleError, brief
 from regrad.graph.graph import NO_RULE, chain, defer
 from regrad.graph.size_ops import SHAPE
@@ -29,6 +30,10 @@ from regrad.v1.functions import arrays, indexing
 from regrad.v1.graph.forms import define, plain_value
 from regrad.v1.graph.graphs import current_graph, get_default_graph
 from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, face, is_tensor, sizes
+
+if TYPE_CHECKING:
+    from regrad.graph.plan import Run
+
 
 __all__ = [
     "multinomial", "random_crop", "random_normal", "random_shuffle", "random_uniform",
@@ -66,7 +71,7 @@ def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
     return graph_seed, op_seed
 
 
-def _as_seed(seed: Any) -> int | None:
+def _as_seed(seed: int | None) -> int | None:
     try:
         return None if seed is None else operator.index(seed)
     except TypeError:
@@ -112,7 +117,7 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *at
     """An op type whose kernel is given the session's generator first."""
 
     def draw(
-        run: Any, *arrays: Any, seed: int, seed2: int, stream: int, region: bool, **attributes: Any
+        run: Run, *arrays: Any, seed: int, seed2: int, stream: int, region: bool, **attributes: Any
     ) -> np.ndarray:
         return kernel(_source(run, seed, seed2, stream, region), *arrays, **attributes)
 
@@ -122,13 +127,17 @@ def _random_op(type: str, kernel: Callable[..., Any], inputs: Sequence[str], *at
 
 
 def _noise(type: str, distribution: str) -> Op:
-    def kernel(source: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
+    def kernel(
+        source: NumpySource | JaxSource, shape: tuple[int, ...], dtype: np.dtype
+    ) -> np.ndarray:
         return source.draw(distribution, shape, dtype)
 
     return _random_op(type, kernel, [], "shape", "dtype")
 
 
-def _integers(source: Any, low: Any, high: Any, shape: Any, dtype: np.dtype) -> np.ndarray:
+def _integers(
+    source: Any, low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
     if isinstance(low, KNOWN) and isinstance(high, KNOWN):
         if bool(np.greater_equal(low, high)):
             raise InvalidArgumentError(None, None, f"Need minval < maxval, got {low} >= {high}")
@@ -136,12 +145,14 @@ def _integers(source: Any, low: Any, high: Any, shape: Any, dtype: np.dtype) -> 
     return source.integers(shape, low, high, dtype)
 
 
-def _shuffle(source: Any, value: np.ndarray) -> np.ndarray:
+def _shuffle(source: NumpySource | JaxSource, value: np.ndarray) -> np.ndarray:
     order = source.permutation(len(value))
     return BACKENDS[type(order)].xp.take(value, order, axis=0)
 
 
-def _classes(source: Any, logits: np.ndarray, count: int, dtype: np.dtype) -> np.ndarray:
+def _classes(
+    source: NumpySource | JaxSource, logits: np.ndarray, count: int, dtype: np.dtype
+) -> np.ndarray:
     batch, classes = logits.shape
     noise = source.draw("gumbel", (batch, count, classes), logits.dtype)
     return (logits[:, None, :] + noise).argmax(axis=-1).astype(dtype)
@@ -157,7 +168,7 @@ for _op in (NORMAL, TRUNCATED, UNIFORM, INTEGERS, MULTINOMIAL):
     _op.rule = NO_RULE
 
 
-def _not_through_a_shuffle(dy: Any) -> Any:
+def _not_through_a_shuffle(dy: rg.Tensor) -> Any:
     raise MissingRuleError(
         "tf.random_shuffle has no gradient, as in TensorFlow; shuffle the row numbers: "
         "tf.gather(x, tf.random_shuffle(tf.range(n)))"
@@ -182,7 +193,9 @@ def draw(
         return face(graph.add(op, op.rule, (), attrs, specs=[spec]))
 
 
-def noise(op: Op, name: str | None, shape: Any, dtype: Any, seed: int | None) -> Tensor:
+def noise(
+    op: Op, name: str | None, shape: TensorLike, dtype: dtypes.DTypeLike, seed: int | None
+) -> Tensor:
     """Numbers of a standard distribution; the shape may be a tensor."""
     dtype = dtypes.to_numpy(dtype)
     if dtype.kind != "f":
@@ -195,7 +208,7 @@ def _spec(shape: Any, dtype: np.dtype) -> Spec:
     return Spec(None if isinstance(shape, UnknownRank) else shape, dtype)
 
 
-def shape_attribute(shape: Any) -> Any:
+def shape_attribute(shape: TensorLike) -> Any:
     """A shape, or a tensor of sizes, as an attribute; ValueError for a single number."""
     if is_tensor(shape):
         node = convert_to_tensor(shape)._symbol.node
@@ -211,8 +224,8 @@ def shape_attribute(shape: Any) -> Any:
 
 
 def _normal(
-    op_type: str, name: str, op: Op, shape: Any, mean: Any, stddev: Any, dtype: Any,
-    seed: int | None,
+    op_type: str, name: str, op: Op, shape: TensorLike, mean: TensorLike, stddev: TensorLike,
+    dtype: dtypes.DTypeLike, seed: int | None,
 ) -> Tensor:  # fmt: skip
     with current_graph().name_scope(name) as scope:
         mean = convert_to_tensor(mean, dtype, name="mean")
@@ -220,7 +233,7 @@ def _normal(
         return _scale_and_shift(scope, noise(op, None, shape, dtype, seed), stddev, mean)
 
 
-def _scale_and_shift(scope: str, y: Tensor, scale: Any, offset: Any) -> Tensor:
+def _scale_and_shift(scope: str, y: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
     scaled = build("Mul", "mul", rg.multiply, y, scale)
     return build("AddV2", scope, rg.add, scaled, offset)
 
@@ -239,8 +252,8 @@ truncated_normal = define(
 
 
 def random_uniform(
-    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32,
-    seed: int | None = None, name: str | None = None,
+    shape: TensorLike, minval: TensorLike = 0, maxval: TensorLike = None,
+    dtype: dtypes.DTypeLike = dtypes.float32, seed: int | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Numbers from `[minval, maxval)`, all equally likely: floats, or integers of an int dtype.
 
@@ -261,7 +274,7 @@ def random_uniform(
         return _scale_and_shift(scope, y, build("Sub", "sub", rg.subtract, high, low), low)
 
 
-def random_shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
+def random_shuffle(value: TensorLike, seed: int | None = None, name: str | None = None) -> Tensor:
     """The rows of a tensor in random order. It has no gradient, as in TensorFlow.
 
     To differentiate, shuffle the row numbers: `tf.gather(x, tf.random_shuffle(tf.range(n)))`.
@@ -271,8 +284,8 @@ def random_shuffle(value: Any, seed: int | None = None, name: str | None = None)
 
 
 def _categorical(
-    op_type: str, name: str, op: Op, logits: Any, num_samples: Any, seed: int | None,
-    dtype: Any = None, output_dtype: Any = None,
+    op_type: str, name: str, op: Op, logits: TensorLike, num_samples: TensorLike, seed: int | None,
+    dtype: dtypes.DTypeLike | None = None, output_dtype: dtypes.DTypeLike | None = None,
 ) -> Tensor:  # fmt: skip
     with current_graph().name_scope(name):
         logits = convert_to_tensor(logits, name="logits")
@@ -296,7 +309,9 @@ categorical = define(
 )  # fmt: skip
 
 
-def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Tensor:
+def random_crop(
+    value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None
+) -> Tensor:
     """A block of this size from a random place of a tensor."""
     with current_graph().name_scope(name or "random_crop"):
         value = convert_to_tensor(value, name="value")
@@ -307,5 +322,5 @@ def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None
         return indexing.slice(value, offset, size)
 
 
-def _wrap(anywhere: Any, shape: Any, size: Any) -> Any:
+def _wrap(anywhere: rg.Tensor, shape: rg.Tensor, size: rg.Tensor) -> Any:
     return rg.remainder(anywhere, shape - size + 1)

@@ -68,7 +68,7 @@ AXES = "axis=None, keepdims=None, {}name=None, reduction_indices=None, keep_dims
 
 
 def _reduction(
-    name: str, op_type: str | None, function: Any, kinds: str, **settings: Any
+    name: str, op_type: str | None, function: Callable[..., Any], kinds: str, **settings: Any
 ) -> Callable[..., Any]:
     declaration = f"tf.{name}(input_tensor, {AXES.format('')})"
     return define(declaration, op_type, function, kinds, **settings)
@@ -90,7 +90,10 @@ reduce_variance = _reduction("reduce_variance", None, rg.var, INEXACT)
 reduce_std = _reduction("reduce_std", None, rg.std, INEXACT)
 
 
-def _count(op_type: str, name: str, function: Any, x: TensorLike, dtype: Any, **axes: Any) -> Any:
+def _count(
+    op_type: str, name: str, function: Callable[..., Any], x: TensorLike, dtype: dtypes.DTypeLike,
+    **axes: Any,
+) -> Any:  # fmt: skip
     with scope(name, x):
         return cast(one_op(op_type, "Sum", function, tensor(x), **axes), dtype)
 
@@ -102,8 +105,9 @@ count_nonzero = define(
 
 
 def _position(
-    op_type: str, name: str, function: Any, x: TensorLike, output_type: Any, **options: Any
-) -> Any:
+    op_type: str, name: str, function: Callable[..., Any], x: TensorLike,
+    output_type: dtypes.DTypeLike, **options: Any,
+) -> Any:  # fmt: skip
     due = dtypes.to_numpy(output_type)
     if due == np.int64:
         return one_op(op_type, name, function, x, **options)
@@ -111,7 +115,9 @@ def _position(
         return cast(one_op(op_type, op_type, function, x, **options), due, name=whole)
 
 
-def _extreme(name: str, op_type: str, function: Any, extreme: str) -> Callable[..., Any]:
+def _extreme(
+    name: str, op_type: str, function: Callable[..., Any], extreme: str
+) -> Callable[..., Any]:
     return define(
         f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)",
         op_type, function, REALS,
@@ -154,14 +160,16 @@ def _descends(direction: str) -> bool:
 
 
 def _sort(
-    op_type: str, name: str, function: Any, x: TensorLike, direction: bool, **options: Any
-) -> Any:
+    op_type: str, name: str, function: Callable[..., Any], x: TensorLike, direction: bool,
+    **options: Any,
+) -> Any:  # fmt: skip
     return one_op(op_type, name, function, x, descending=direction, **options)
 
 
 def _argsort(
-    op_type: str, name: str, function: Any, x: TensorLike, direction: bool, **options: Any
-) -> Any:
+    op_type: str, name: str, function: Callable[..., Any], x: TensorLike, direction: bool,
+    **options: Any,
+) -> Any:  # fmt: skip
     with scope(name, x) as whole:
         places = _sort(op_type, "places", function, x, direction, **options)
         return cast(places, dtypes.int32, name=whole)
@@ -214,7 +222,7 @@ unsorted_segment_mean = define(
 
 
 def _sum_all_segments(
-    op_type: str, name: str, function: Any, data: TensorLike, segment_ids: TensorLike
+    op_type: str, name: str, function: Callable[..., Any], data: TensorLike, segment_ids: TensorLike
 ) -> Any:
     with scope(name, data) as whole:
         ids = tensor(segment_ids, name="segment_ids")
@@ -234,7 +242,7 @@ segment_mean = define(
 )  # fmt: skip
 
 
-def _segments(ids: Any) -> Any:
+def _segments(ids: TensorLike) -> Any:
     """One more than the largest id."""
     known = ids.numpy() if is_eager(ids) else static_content(rg_read(ids))
     if known is None or any(isinstance(n, Dim) for n in known.flat):
@@ -242,7 +250,7 @@ def _segments(ids: Any) -> Any:
     return int(max(known.flat, default=-1)) + 1
 
 
-def _add_rows(slices: IndexedSlices, dtype: Any, name: str | None) -> Any:
+def _add_rows(slices: IndexedSlices, dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
     """The rows in a tensor of zeros."""
     if slices.dense_shape is None:
         raise GraphError("IndexedSlices without a dense_shape cannot be made a tensor")

@@ -7,12 +7,17 @@ the modules has all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core.builtin import builtin
 from regrad.core.registry import ALIASES, OPS, canonical
 from regrad.core.rule import Missing, NoGradient, Rule
 from regrad.errors import near
+
+if TYPE_CHECKING:
+    from regrad.core.rule import OpView
+    from regrad.v1.graph.tensors import Tensor
+
 
 # names that are not made of the op type, as `_ReluGrad` is of Relu
 IRREGULAR = {
@@ -41,7 +46,7 @@ def rule_function(name: str) -> Callable[..., Any]:
         raise AttributeError(f"there is no gradient function {name!r}.{near(name, known)}")
     rule = builtin(known[name])
 
-    def function(op: Any, *grads: Any) -> Any:
+    def function(op: OpView, *grads: Tensor | None) -> Any:
         return rule.of(op, *grads)
 
     function.__name__ = function.__qualname__ = name

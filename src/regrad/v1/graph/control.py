@@ -12,6 +12,7 @@ import regrad as rg
 from regrad.core import containers, dims
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.rule import PerInput, Rule
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.graph import NO_RULE, Node
 from regrad.shapes.infer import Spec
@@ -52,7 +53,11 @@ def no_op(name: str | None = None) -> Operation:
     return operation(graph.nodes[-1])
 
 
-def group(*inputs: Any, name: str | None = None, **options: Any) -> Operation:
+# The dtype of one result, or those of several.
+DTypes = dtypes.DTypeLike | list[dtypes.DTypeLike] | tuple[dtypes.DTypeLike, ...]
+
+
+def group(*inputs: TensorLike, name: str | None = None, **options: Any) -> Operation:
     """An op that has run when all of these ops and tensors have.
 
     Source: `tf.group`.
@@ -66,8 +71,9 @@ def group(*inputs: Any, name: str | None = None, **options: Any) -> Operation:
 
 
 def tuple_(
-    tensors: Sequence[Any], name: str | None = None, control_inputs: Sequence[Any] | None = None
-) -> list[Any]:
+    tensors: Sequence[TensorLike | None], name: str | None = None,
+    control_inputs: Sequence[TensorLike] | None = None,
+) -> list[Any]:  # fmt: skip
     """The tensors, each of them ready only when all of them are (and `control_inputs`).
 
     Source: `tf.tuple`.
@@ -80,7 +86,9 @@ def tuple_(
         return [None if t is None else identity(t, name="control_dependency") for t in made]
 
 
-def with_dependencies(dependencies: Sequence[Any], output_tensor: Any, name: Any = None) -> Tensor:
+def with_dependencies(
+    dependencies: Sequence[TensorLike], output_tensor: TensorLike, name: str | None = None
+) -> Tensor:
     """The tensor, ready only when the dependencies have run."""
     with control_dependencies(dependencies):
         return identity(output_tensor, name=name)
@@ -90,13 +98,13 @@ def with_dependencies(dependencies: Sequence[Any], output_tensor: Any, name: Any
 
 
 def cond(
-    pred: Any,
+    pred: TensorLike,
     true_fn: Callable[[], Any] | None = None,
     false_fn: Callable[[], Any] | None = None,
     strict: bool = False,
     name: str | None = None,
-    fn1: Any = None,
-    fn2: Any = None,
+    fn1: Callable[[], Any] | None = None,
+    fn2: Callable[[], Any] | None = None,
 ) -> Any:
     """What `true_fn()` or `false_fn()` gives: the run computes the branch that `pred` chooses.
 
@@ -149,7 +157,7 @@ def _branch(function: Callable[[], Any], name: str, strict: bool) -> tuple[Graph
     return region, close
 
 
-def _result(leaf: Any, targets: list[Node], name: str) -> Tensor:
+def _result(leaf: TensorLike, targets: list[Node], name: str) -> Tensor:
     """A result of a branch; an op is run, and stands for nothing."""
     if isinstance(leaf, Operation):
         targets.append(leaf._node)
@@ -159,7 +167,10 @@ def _result(leaf: Any, targets: list[Node], name: str) -> Tensor:
     return convert_to_tensor(leaf)
 
 
-def _check_branches(first: GraphRegion, second: GraphRegion, one: Any, other: Any) -> None:
+def _check_branches(
+    first: GraphRegion, second: GraphRegion, one: Callable[[list[Any]], Any],
+    other: Callable[[list[Any]], Any],
+) -> None:  # fmt: skip
     counts = len(first.outputs), len(second.outputs)
     shown = [close([*"x" * n]) for close, n in zip((one, other), counts, strict=True)]
     if shown[0] != shown[1]:
@@ -211,7 +222,7 @@ def while_loop(
     back_prop: bool = True,
     swap_memory: bool = False,
     name: str | None = None,
-    maximum_iterations: Any = None,
+    maximum_iterations: TensorLike = None,
     return_same_structure: bool = False,
 ) -> Any:
     """`body(*loop_vars)` again and again, on its own results, while `cond(*loop_vars)` holds.
@@ -403,8 +414,8 @@ PY_FUNC, PY_FUNC_STATELESS = (
 
 def py_func(
     func: Callable[..., Any],
-    inp: Sequence[Any],
-    Tout: Any,
+    inp: Sequence[TensorLike],
+    Tout: DTypes,
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
@@ -435,7 +446,9 @@ def py_func(
     return ys if isinstance(Tout, list | tuple) else ys[0]
 
 
-def numpy_function(func: Callable[..., Any], inp: Any, Tout: Any, name: Any = None) -> Any:
+def numpy_function(
+    func: Callable[..., Any], inp: Sequence[TensorLike], Tout: DTypes, name: str | None = None
+) -> Any:
     """`py_func` under its later name."""
     return py_func(func, inp, Tout, name=name)
 
@@ -466,8 +479,8 @@ PRINT_RULE.add("data", lambda dy: None)
 
 
 def Print(
-    input_: Any,
-    data: Sequence[Any],
+    input_: TensorLike,
+    data: Sequence[TensorLike],
     message: str | None = None,
     first_n: int | None = None,
     summarize: int | None = None,
@@ -501,8 +514,9 @@ ASSERT = _register(
 
 
 def Assert(
-    condition: Any, data: Sequence[Any], summarize: int | None = None, name: str | None = None
-) -> Operation:
+    condition: TensorLike, data: Sequence[TensorLike], summarize: int | None = None,
+    name: str | None = None,
+) -> Operation:  # fmt: skip
     """An op that raises InvalidArgumentError in the run, with `data`, unless the condition holds.
 
     Make what is to be checked depend on it: `with tf.control_dependencies([tf.Assert(...)])`.

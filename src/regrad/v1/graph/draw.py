@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrad.core.files import replace_file
 from regrad.core.overrides import CountedRule
@@ -12,6 +12,10 @@ from regrad.errors import ArgumentError, RegradError, printable
 from regrad.graph.graph import CONST, Graph, Node, Symbol
 from regrad.graph.plan import needed
 from regrad.v1.graph.static_shapes import TensorShape
+
+if TYPE_CHECKING:
+    import os
+
 
 # -- what there is to tell -----------------------------------------------------------------------
 
@@ -169,7 +173,7 @@ def _scopes_of(name: str) -> Iterator[str]:
     return ("/".join(parts[:i]) for i in range(1, len(parts)))
 
 
-def _scope_lines(tree: dict[str, list[Any]], scope: str, indent: str) -> Iterator[str]:
+def _scope_lines(tree: dict[str, list[Node | str]], scope: str, indent: str) -> Iterator[str]:
     for item in tree[scope]:
         if isinstance(item, Node):
             yield f"{indent}{_node_line(item)}"
@@ -212,8 +216,9 @@ class MissingProgramError(RegradError, ImportError):
 
 
 def to_svg(
-    graph: Graph, path: Any = None, of: Sequence[Node] | None = None, rankdir: str = "TB"
-) -> str:
+    graph: Graph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None,
+    rankdir: str = "TB",
+) -> str:  # fmt: skip
     """The picture of `to_dot` as SVG, written to `path`, whole or not at all, if one is given.
 
     Raises ImportError, with what to install, if the package `graphviz` or the program `dot` is

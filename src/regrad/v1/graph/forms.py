@@ -20,6 +20,7 @@ import regrad as rg
 from regrad.core import numbers
 from regrad.core.dims import UnknownRank
 from regrad.core.registry import Op
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, DTypeError
 from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
@@ -43,18 +44,21 @@ REALS, INEXACT, NUMBERS = "iuf", "fc", "iufc"
 SPELT = {"b": "bools", "iu": "integers", "f": "real floats", "iuf": "real numbers", "fc": "floats"}
 
 
-def is_eager(*values: Any) -> bool:
+def is_eager(*values: TensorLike) -> bool:
     """Whether there are tensors among the values, all of them regrad's eager ones."""
     known = [v for v in values if is_tensor(v)]
     return bool(known) and all(isinstance(v, rg.Tensor) and not is_symbolic(v) for v in known)
 
 
-def scope(name: str, *values: Any) -> Any:
+def scope(name: str, *values: TensorLike) -> Any:
     """A name scope for an op of these values; `as` binds the name that the op itself shall have."""
     return nullcontext(name) if is_eager(*values) else current_graph().name_scope(name)
 
 
-def tensor(value: Any, dtype: Any = None, name: str | None = None, beside: Any = None) -> Any:
+def tensor(
+    value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
+    beside: TensorLike = None,
+) -> Any:  # fmt: skip
     """A value as a tensor; one of regrad's eager ones stays what it is.
 
     What is no tensor becomes an eager one too if that is what it shall stand beside.
@@ -65,23 +69,23 @@ def tensor(value: Any, dtype: Any = None, name: str | None = None, beside: Any =
     return rg.asarray(array if dtype is None else numbers.under(array, dtypes.to_numpy(dtype)))
 
 
-def dtype_of(x: Any) -> np.dtype:
+def dtype_of(x: TensorLike) -> np.dtype:
     """NumPy's dtype of a tensor of either kind."""
     return rg_read(x).dtype
 
 
-def shape_of(x: Any) -> Any:
+def shape_of(x: TensorLike) -> Any:
     """The shape of a tensor of either kind: ints and Dims, or an UnknownRank."""
     return rg_read(x)._data.shape
 
 
-def rank_of(x: Any) -> int | None:
+def rank_of(x: TensorLike) -> int | None:
     """The rank of a tensor, if it is known."""
     shape = shape_of(x)
     return None if isinstance(shape, UnknownRank) else len(shape)
 
 
-def check_kinds(op_type: str, kinds: str, *xs: Any) -> None:
+def check_kinds(op_type: str, kinds: str, *xs: TensorLike) -> None:
     """Refuse tensors of dtypes that TensorFlow's op does not take."""
     for x in xs:
         dtype = dtype_of(x)
@@ -96,7 +100,7 @@ def one_op(
     op_type: str | None,
     name: str,
     function: Callable[..., Any],
-    *values: Any,
+    *values: TensorLike,
     kinds: str = ANY,
     same: bool = True,
     **attrs: Any,
@@ -146,12 +150,12 @@ def _agree(values: Any) -> bool:
     return all(v._symbol.dtype == first for v in values)
 
 
-def axes_of(axis: Any, what: str = "axis") -> Any:
+def axes_of(axis: TensorLike, what: str = "axis") -> Any:
     """An axis, or a tuple of them, from what TensorFlow takes; None stays None."""
     return static_value(list(axis) if isinstance(axis, range) else axis, what)
 
 
-def as_sizes(value: Any) -> Any:
+def as_sizes(value: TensorLike) -> Any:
     """Sizes, from numbers and tensors, as an attribute: what only the run can tell is a Dim."""
     if is_eager(value):
         value = value.tolist()

@@ -18,6 +18,7 @@ from regrad.core.registry import RegisterGradient as register
 from regrad.core.rule import NoGradient
 from regrad.core.state import current, next_id, run_held
 from regrad.core.tape import cuts
+from regrad.core.tensor import TensorLike
 from regrad.core.walk import Grads, walk
 from regrad.errors import ArgumentError, DTypeError, GradientError, GraphError, RuleError
 from regrad.graph.graph import Graph, Node, Symbol, tensor_of
@@ -100,15 +101,15 @@ def NotDifferentiable(op_type: str) -> None:
 
 
 def gradients(
-    ys: Any,
-    xs: Any,
-    grad_ys: Any = None,
+    ys: TensorLike,
+    xs: TensorLike,
+    grad_ys: TensorLike = None,
     name: str = "gradients",
     colocate_gradients_with_ops: bool = False,
-    gate_gradients: Any = False,
-    aggregation_method: Any = None,
-    stop_gradients: Any = None,
-    unconnected_gradients: Any = UnconnectedGradients.NONE,
+    gate_gradients: int | bool = False,
+    aggregation_method: int | None = None,
+    stop_gradients: TensorLike = None,
+    unconnected_gradients: str = UnconnectedGradients.NONE,
 ) -> list[Any]:
     """Ops that compute the gradients of the sum of `ys` by each of `xs`.
 
@@ -149,11 +150,11 @@ def gradients(
         return [_answer(dx, x, unconnected_gradients) for dx, x in pairs]
 
 
-def _listed(values: Any) -> list[Any]:
+def _listed(values: TensorLike) -> list[Any]:
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
-def _target(y: Any) -> rg.Tensor:
+def _target(y: TensorLike) -> rg.Tensor:
     t = convert_to_tensor(y)._read()
     if t._data.dtype.kind == "O":
         raise DTypeError(f"a gradient of strings was asked for: {face(t)}")
@@ -178,14 +179,14 @@ def _inside(symbol: Symbol, x: Any) -> Symbol:
     return graph.entering(own._read())._data
 
 
-def _check_options(unconnected: Any, aggregation: Any) -> None:
+def _check_options(unconnected: str, aggregation: int | None) -> None:
     if unconnected not in ("none", "zero"):
         raise GraphError(f"Unknown value for unconnected_gradients: {unconnected!r}")
     if aggregation not in (None, 0, 1, 2):
         raise GraphError(f"Invalid aggregation_method specified {aggregation!r}.")
 
 
-def _weights(targets: Sequence[rg.Tensor], grad_ys: Any) -> list[Any]:
+def _weights(targets: Sequence[rg.Tensor], grad_ys: TensorLike) -> list[Any]:
     if grad_ys is None:
         return [None] * len(targets)
     given = _listed(grad_ys)
@@ -197,7 +198,7 @@ def _weights(targets: Sequence[rg.Tensor], grad_ys: Any) -> list[Any]:
     return given
 
 
-def _seed(y: rg.Tensor, dy: Any, index: int) -> rg.Tensor:
+def _seed(y: rg.Tensor, dy: TensorLike, index: int) -> rg.Tensor:
     """The first gradient of a target: ones, or what was given for it."""
     if dy is None:
         if y._data.dtype.kind == "c":
@@ -224,14 +225,14 @@ def _seed(y: rg.Tensor, dy: Any, index: int) -> rg.Tensor:
     return dy._read()
 
 
-def _constant_like(dy: Any, y: rg.Tensor) -> Tensor:
+def _constant_like(dy: TensorLike, y: rg.Tensor) -> Tensor:
     try:
         return constant(dy, y._data.dtype)
     except DTypeError:
         return constant(dy)
 
 
-def _answer(dx: Any, x: Symbol, unconnected: Any) -> Any:
+def _answer(dx: rg.Tensor | None, x: Symbol, unconnected: str) -> Any:
     if dx is not None:
         whole = not is_inexact(x.dtype)  # integers have integer gradients, as in TensorFlow 1.8
         return face(rg.astype(dx, x.dtype) if whole else dx)
@@ -329,11 +330,13 @@ class _OpNames:
     def before(self, record: Any) -> None:
         self.graph.scope = f"{self.scope}{record.name}_grad/"
 
-    def __call__(self, record: Any, dy: Any, leaf: int, dx: Any) -> None:
+    def __call__(self, record: Any, dy: rg.Tensor | None, leaf: int, dx: rg.Tensor | None) -> None:
         self.graph.scope = self.scope
 
 
-def hessians(ys: Any, xs: Any, name: str = "hessians", **options: Any) -> list[Tensor]:
+def hessians(
+    ys: TensorLike, xs: TensorLike, name: str = "hessians", **options: Any
+) -> list[Tensor]:
     """The second derivatives of `ys` by each of `xs`: for x of shape (n,) a tensor (n, n).
 
     For x of shape `s` the result has the shape `s + s`; sizes must be known.
@@ -348,7 +351,7 @@ def hessians(ys: Any, xs: Any, name: str = "hessians", **options: Any) -> list[T
     return made
 
 
-def _hessian(ys: Any, x: Any, options: dict[str, Any]) -> Tensor:
+def _hessian(ys: TensorLike, x: Any, options: dict[str, Any]) -> Tensor:
     (first,) = gradients(ys, x, **options)
     shape = x.shape.as_list()
     if first is None:
@@ -389,7 +392,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     [array([1. , 0.4], dtype=float32)]
     """
 
-    def decorated(*args: Any, **kwargs: Any) -> Any:
+    def decorated(*args: TensorLike, **kwargs: Any) -> Any:
         if kwargs:
             raise GraphError(
                 "the functions of tf.custom_gradient take positional arguments only (keyword "
@@ -421,7 +424,7 @@ class _Custom:
         variables = self._variables(graph.nodes[start:], args, grad_fn)
         ys = [convert_to_tensor(y) for y in outputs]
 
-        def grad_func(dys: Sequence[Any]) -> list[Any]:
+        def grad_func(dys: Sequence[rg.Tensor | None]) -> list[Any]:
             faces = [face(dy) for dy in dys]
             if not variables:
                 return _plain(grad_fn(*faces), len(args))
@@ -471,7 +474,9 @@ class _Custom:
             )
         return result, grad_fn
 
-    def _variables(self, nodes: Sequence[Node], args: list[Tensor], grad_fn: Any) -> list[Any]:
+    def _variables(
+        self, nodes: Sequence[Node], args: list[Tensor], grad_fn: Callable[..., Any]
+    ) -> list[Any]:
         """The trainable variables that f read, which grad_fn must then answer for."""
         given = {t._symbol.id for t in args}
         found: dict[int, Any] = {}
@@ -530,7 +535,7 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
     Source: `tf.grad_pass_through`.
     """
 
-    def passed(*args: Any) -> Any:
+    def passed(*args: TensorLike) -> Any:
         return custom_gradient(lambda *xs: (f(*xs), lambda *dys: dys))(*args)
 
     return passed

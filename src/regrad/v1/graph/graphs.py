@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import regrad.graph.graph as engine
 from regrad.core.blocks import block
@@ -15,11 +15,15 @@ from regrad.core.registry import OPS, RULES, Op, bind, canonical, resolve
 from regrad.core.rule import NoGradient, Rule, called
 from regrad.core.state import current
 from regrad.core.tape import rule_in_force
-from regrad.core.tensor import Readable, Tensor
+from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError, GraphError, UnknownOpError, near
 from regrad.graph.graph import INNERMOST, Node
 from regrad.shapes.infer import Spec
 from regrad.v1.graph import draw
+
+if TYPE_CHECKING:
+    import os
+
 
 __all__ = [
     "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
@@ -28,6 +32,9 @@ __all__ = [
 
 # How TensorFlow shows nodes and symbolic Tensors, by type; `tensors` fills it.
 FACES: dict[type, Callable[[Any], Any]] = {}
+
+# The names of rules, or functions, by op type.
+OpTypeMap = dict[str, str | Callable[..., Any]]
 
 
 class Graph(engine.Graph):
@@ -94,7 +101,7 @@ class Graph(engine.Graph):
         return FACES[engine.Symbolic](engine.tensor_of(node.symbols[int(index)]))
 
     def as_graph_element(
-        self, obj: Any, allow_tensor: bool = True, allow_operation: bool = True
+        self, obj: TensorLike, allow_tensor: bool = True, allow_operation: bool = True
     ) -> Any:
         """The tensor or op that a name, a tensor, an op or a Variable stands for in this graph."""
         if isinstance(obj, str):
@@ -133,7 +140,7 @@ class Graph(engine.Graph):
             self._taken = before
 
     @contextlib.contextmanager
-    def device(self, name: Any) -> Iterator[None]:
+    def device(self, name: str | Callable[..., Any] | None) -> Iterator[None]:
         """Accepted and ignored: arrays live where NumPy puts them."""
         yield
 
@@ -141,7 +148,7 @@ class Graph(engine.Graph):
 
     @block
     def control_dependencies(  # pyright: ignore[reportIncompatibleMethodOverride] (TensorFlow's)
-        self, control_inputs: Sequence[Any] | None
+        self, control_inputs: Sequence[TensorLike] | None
     ) -> Generator[None]:
         """Ops *made* in the block run after these ops and tensors; None clears what is around."""
         nodes = None if control_inputs is None else [node_of(x) for x in control_inputs]
@@ -151,30 +158,32 @@ class Graph(engine.Graph):
 
     # -- seeing it -------------------------------------------------------------------------------
 
-    def summary(self, limit: int | None = None, of: Any = None) -> str:
+    def summary(self, limit: int | None = None, of: TensorLike = None) -> str:
         """A table of the ops, with the rules in force; see `regrad.v1.graph.draw.summary`."""
         return draw.summary(self, limit, nodes_of(of))
 
-    def to_dot(self, of: Any = None, rankdir: str = "TB") -> str:
+    def to_dot(self, of: TensorLike = None, rankdir: str = "TB") -> str:
         """The graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
         return draw.to_dot(self, nodes_of(of), rankdir)
 
-    def to_svg(self, path: Any = None, of: Any = None, rankdir: str = "TB") -> str:
+    def to_svg(
+        self, path: str | os.PathLike[str] | None = None, of: TensorLike = None, rankdir: str = "TB"
+    ) -> str:
         """The graph as a picture, drawn by Graphviz; see `regrad.v1.graph.draw.to_svg`."""
         return draw.to_svg(self, path, nodes_of(of), rankdir)
 
     # -- collections -----------------------------------------------------------------------------
 
-    def add_to_collection(self, name: Any, value: Any) -> None:
+    def add_to_collection(self, name: str, value: Any) -> None:
         """Put a value in a collection."""
         self._collections.setdefault(name, []).append(value)
 
-    def add_to_collections(self, names: Any, value: Any) -> None:
+    def add_to_collections(self, names: str | Iterable[str] | None, value: Any) -> None:
         """Put a value in several collections."""
         for name in [names] if isinstance(names, str) else dict.fromkeys(names or ()):
             self.add_to_collection(name, value)
 
-    def get_collection(self, name: Any, scope: str | None = None) -> list[Any]:
+    def get_collection(self, name: str, scope: str | None = None) -> list[Any]:
         """A copy of a collection; with `scope` those whose names begin with it."""
         import re
 
@@ -183,7 +192,7 @@ class Graph(engine.Graph):
             return list(values)
         return [v for v in values if hasattr(v, "name") and re.match(scope, v.name)]
 
-    def get_collection_ref(self, name: Any) -> list[Any]:
+    def get_collection_ref(self, name: str) -> list[Any]:
         """The collection itself."""
         return self._collections.setdefault(name, [])
 
@@ -191,15 +200,13 @@ class Graph(engine.Graph):
         """The names of all collections that hold something."""
         return [name for name, values in self._collections.items() if values]
 
-    def clear_collection(self, name: Any) -> None:
+    def clear_collection(self, name: str) -> None:
         """Empty a collection."""
         self._collections.pop(name, None)
 
     # -- overrides -------------------------------------------------------------------------------
 
-    def gradient_override_map(
-        self, op_type_map: dict[str, str | Callable[..., Any]]
-    ) -> GraphOverrideScope:
+    def gradient_override_map(self, op_type_map: OpTypeMap) -> GraphOverrideScope:
         """Within the scope, ops of the given types made in this graph have other gradients.
 
         Values are names given to `RegisterGradient` (looked up when a gradient is computed), op
@@ -223,7 +230,7 @@ class MissingNameError(GraphError, KeyError):
 class GraphOverrideScope(OverrideScope):
     """A scope of one graph, whose names are looked up late, as TensorFlow does."""
 
-    def __init__(self, graph: Graph, op_type_map: Any) -> None:
+    def __init__(self, graph: Graph, op_type_map: OpTypeMap) -> None:
         super().__init__(op_type_map if isinstance(op_type_map, dict) else {})
         self._graph = graph
         self._given = op_type_map
@@ -243,7 +250,7 @@ class GraphOverrideScope(OverrideScope):
         self._used = True
         return super().__enter__()
 
-    def _fresh(self, rules: Any) -> GraphOverrideScope:
+    def _fresh(self, rules: OpTypeMap | None) -> GraphOverrideScope:
         return GraphOverrideScope(self._graph, rules or self._given)
 
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
@@ -348,7 +355,7 @@ def add_op(
         return engine.put_down(graph, op, rule, xs, attrs, layout, specs)
 
 
-def node_of(x: Any) -> Node:
+def node_of(x: TensorLike) -> Node:
     """The node of a tensor, an op or a Variable."""
     node = getattr(x, "_node", None)
     if node is None:
@@ -361,14 +368,16 @@ def node_of(x: Any) -> Node:
     return node
 
 
-def nodes_of(xs: Any) -> list[Node] | None:
+def nodes_of(xs: TensorLike) -> list[Node] | None:
     """Return the nodes of some tensors and ops; None for None."""
     if xs is None:
         return None
     return [node_of(x) for x in (xs if isinstance(xs, list | tuple) else [xs])]
 
 
-def name_scope(name: str | None, default_name: str | None = None, values: Any = None) -> Any:
+def name_scope(
+    name: str | None, default_name: str | None = None, values: Sequence[TensorLike] | None = None
+) -> Any:
     """Ops made in the block get names under `name/`; see `tf.Graph.name_scope`.
 
     Source: `tf.name_scope`.
@@ -381,27 +390,27 @@ def name_scope(name: str | None, default_name: str | None = None, values: Any = 
     return current_graph().name_scope(default_name if name is None else name)
 
 
-def control_dependencies(control_inputs: Sequence[Any] | None) -> Any:
+def control_dependencies(control_inputs: Sequence[TensorLike] | None) -> Any:
     """Ops made in the block run after these; see `tf.Graph.control_dependencies`."""
     return get_default_graph().control_dependencies(control_inputs)
 
 
-def device(device_name_or_function: Any) -> Any:
+def device(device_name_or_function: str | Callable[..., Any] | None) -> Any:
     """Accepted and ignored."""
     return get_default_graph().device(device_name_or_function)
 
 
-def add_to_collection(name: Any, value: Any) -> None:
+def add_to_collection(name: str, value: Any) -> None:
     """Put a value in a collection of the default graph."""
     get_default_graph().add_to_collection(name, value)
 
 
-def get_collection(key: Any, scope: str | None = None) -> list[Any]:
+def get_collection(key: str, scope: str | None = None) -> list[Any]:
     """A copy of a collection of the default graph."""
     return get_default_graph().get_collection(key, scope)
 
 
-def get_collection_ref(key: Any) -> list[Any]:
+def get_collection_ref(key: str) -> list[Any]:
     """A collection of the default graph itself."""
     return get_default_graph().get_collection_ref(key)
 

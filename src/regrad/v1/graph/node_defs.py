@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regrad.v1.graph import tf_names
+
+if TYPE_CHECKING:
+    from regrad.v1.graph.tensors import Operation
 
 
 class NodeDef:
@@ -15,7 +18,7 @@ class NodeDef:
     `name` and `op` (its type) are strings, `input` the names of what it reads, `attr` a dict.
     """
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: Operation) -> None:
         self.name = op.name
         self.op = op.type
         self.input = [x.name.removesuffix(":0") for x in op.inputs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from regrad.core.tensor import Readable
+from regrad.core.tensor import Readable, TensorLike
 from regrad.v1.functions import bitwise, linalg, math
 from regrad.v1.functions.indexing import getitem
 from regrad.v1.graph.forms import dtype_of, tensor
@@ -17,10 +17,10 @@ Operator = Callable[..., Any]
 def _pair(function: Operator, name: str) -> tuple[Operator, Operator]:
     """An operator and its reflection."""
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: Readable, other: TensorLike) -> Any:
         return function(self, other, name=name)
 
-    def reflection(self: Any, other: Any) -> Any:
+    def reflection(self: Readable, other: TensorLike) -> Any:
         return function(other, self, name=name)
 
     return operator, reflection
@@ -29,7 +29,7 @@ def _pair(function: Operator, name: str) -> tuple[Operator, Operator]:
 def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
     """An operator that is another op for bools than for integers."""
 
-    def function(x: Any, y: Any, name: str) -> Any:
+    def function(x: TensorLike, y: TensorLike, name: str) -> Any:
         own = x if isinstance(x, Readable) else y
         return (for_bools if dtype_of(own).kind == "b" else for_integers)(x, y, name=name)
 
@@ -51,15 +51,15 @@ TWO_SIDED = {
 }
 
 
-def _equal(self: Any, other: Any) -> Any:
+def _equal(self: Readable, other: TensorLike) -> Any:
     return False if other is None else math.equal(self, other)
 
 
-def _not_equal(self: Any, other: Any) -> Any:
+def _not_equal(self: Readable, other: TensorLike) -> Any:
     return True if other is None else math.not_equal(self, other)
 
 
-def _invert(self: Any) -> Any:
+def _invert(self: Readable) -> Any:
     x = tensor(self)
     return math.logical_not(x) if dtype_of(x).kind == "b" else bitwise.invert(x)
 

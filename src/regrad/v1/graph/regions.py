@@ -18,6 +18,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 import regrad as rg
 from regrad.core import dims
 from regrad.core.backends import backend_of, is_inexact
@@ -198,7 +200,7 @@ def _is_float(x: rg.Tensor) -> bool:
     return is_inexact(x._data.dtype)
 
 
-def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[Any]) -> list[Any]:
+def _of_floats(xs: Sequence[rg.Tensor], dxs: Sequence[rg.Tensor | None]) -> list[Any]:
     """The gradients by the floats among what goes into a region or comes out of it.
 
     Those by integers cannot pass, and are refused if an override gave them a gradient.
@@ -242,7 +244,7 @@ def _refuse_writers(region: GraphRegion) -> None:
             )
 
 
-def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[Any]) -> list[Any]:
+def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[rg.Tensor | None]) -> list[Any]:
     """Gradients of the float inputs in their places, None elsewhere."""
     found = iter(dxs)
     return [next(found) if _is_float(x) else None for x in xs]
@@ -259,7 +261,7 @@ def _op(type: str, name: str, kernel: Callable[..., Any], attrs: str, *first: In
 # -- cond ----------------------------------------------------------------------------------------
 
 
-def _if(run: Run, pred: Any, xs: Values, branches: Sequence[GraphRegion]) -> Any:
+def _if(run: Run, pred: np.ndarray, xs: Values, branches: Sequence[GraphRegion]) -> Any:
     return tuple(run.through(branches[0 if bool(pred) else 1], xs))
 
 
@@ -301,7 +303,7 @@ class CondRule(WholeRule):
 
     name = "cond"
 
-    def carries(self, node: Any, index: int) -> bool:
+    def carries(self, node: Node, index: int) -> bool:
         branches = node.attrs["branches"]
         for branch in branches:
             branch.spread()
@@ -439,7 +441,7 @@ class WhileRule(WholeRule):
 
     name = "while_loop"
 
-    def carries(self, node: Any, index: int) -> bool:
+    def carries(self, node: Node, index: int) -> bool:
         loop: Loop = node.attrs["loop"]
         loop.spread(node.xs)
         return loop.body.arguments[index]._data.carries

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 from regrad.core.dims import Dim, UnknownRank
 from regrad.errors import ArgumentError, ShapeError
@@ -37,7 +37,7 @@ class TensorShape:
 
     __slots__ = ("_sizes",)
 
-    def __init__(self, sizes: Any) -> None:
+    def __init__(self, sizes: ShapeLike) -> None:
         if isinstance(sizes, TensorShape):
             self._sizes: tuple[Any, ...] | None = sizes._sizes
         elif sizes is None or isinstance(sizes, UnknownRank):
@@ -75,7 +75,7 @@ class TensorShape:
         known = [n for n in sizes if n is not None]
         return math.prod(known) if len(known) == len(sizes) else None
 
-    def is_compatible_with(self, other: Any) -> bool:
+    def is_compatible_with(self, other: ShapeLike) -> bool:
         """Return whether one tensor can have both shapes."""
         a, b = self._sizes, TensorShape(other)._sizes
         if a is None or b is None:
@@ -83,12 +83,12 @@ class TensorShape:
         pairs = zip(map(_number, a), map(_number, b), strict=False)
         return len(a) == len(b) and all(m is None or n is None or m == n for m, n in pairs)
 
-    def assert_is_compatible_with(self, other: Any) -> None:
+    def assert_is_compatible_with(self, other: ShapeLike) -> None:
         """Raise ValueError unless one tensor can have both shapes."""
         if not self.is_compatible_with(other):
             raise ShapeError(f"Shapes {self} and {TensorShape(other)} are incompatible")
 
-    def merge_with(self, other: Any) -> TensorShape:
+    def merge_with(self, other: ShapeLike) -> TensorShape:
         """Return what both shapes together say; ValueError if they contradict each other."""
         other = TensorShape(other)
         self.assert_is_compatible_with(other)
@@ -98,7 +98,7 @@ class TensorShape:
             [n if _number(m) is None else m for m, n in zip(self._sizes, other._sizes, strict=True)]
         )
 
-    def concatenate(self, other: Any) -> TensorShape:
+    def concatenate(self, other: ShapeLike) -> TensorShape:
         """Return this shape followed by another."""
         other = TensorShape(other)
         if self._sizes is None or other._sizes is None:
@@ -130,10 +130,10 @@ class TensorShape:
 
     __add__ = concatenate
 
-    def __radd__(self, other: Any) -> TensorShape:
+    def __radd__(self, other: ShapeLike) -> TensorShape:
         return TensorShape(other).concatenate(self)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: Any) -> bool:
         try:
             other = TensorShape(other)
         except TypeError:
@@ -157,7 +157,7 @@ class TensorShape:
         return f"TensorShape([{', '.join(f'Dimension({n})' for n in self.as_list())}])"
 
 
-def _size(n: Any) -> Any:
+def _size(n: Size) -> Any:
     """Return a size as an int; None, and what only the run can tell, stay."""
     if n is None or isinstance(n, Dim | UnknownDimension):
         return None if isinstance(n, UnknownDimension) else n
@@ -181,11 +181,16 @@ class UnknownDimension:
     __str__ = lambda self: "?"  # noqa: E731
 
 
-def _dimension(size: Any) -> Any:
+# A size, None where it is unknown; a static shape, as TensorShape takes it.
+Size: TypeAlias = int | Dim | UnknownDimension | None
+ShapeLike: TypeAlias = TensorShape | Iterable[Size] | UnknownRank | int | Dim | None
+
+
+def _dimension(size: int | Dim | None) -> Any:
     if isinstance(size, Dim):
         return size
     return UnknownDimension() if size is None else Dimension(size)
 
 
-def _number(size: Any) -> int | None:
+def _number(size: Size) -> int | None:
     return size if isinstance(size, int) else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ import regrad as rg
 from regrad.core import numbers
 from regrad.core.dims import Dim
 from regrad.core.rule import OpView, Rule, as_many
-from regrad.core.tensor import Readable, TensorView
+from regrad.core.tensor import Readable, TensorLike, TensorView
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError, near
 from regrad.graph.constants import as_attribute, rely
 from regrad.graph.graph import Node, Symbol, Symbolic, is_symbolic, tensor_of
@@ -21,7 +21,11 @@ from regrad.v1.graph import tf_names
 from regrad.v1.graph.graphs import FACES, current_graph
 from regrad.v1.graph.node_defs import NodeDef
 from regrad.v1.graph.open_sessions import default_session
-from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
+
+if TYPE_CHECKING:
+    from regrad.v1.run.session import Session
+
 
 __all__ = ["IndexedSlices", "Operation", "Tensor", "constant", "convert_to_tensor"]
 
@@ -89,7 +93,9 @@ class Operation(OpView):
         """The outputs as a tuple."""
         return tuple(self.outputs)
 
-    def run(self, feed_dict: Any = None, session: Any = None) -> None:
+    def run(
+        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
+    ) -> None:
         """Run the op in a session (the default one)."""
         (session or default_session("run")).run(self, feed_dict)
 
@@ -113,7 +119,7 @@ class Operation(OpView):
     def places(self) -> Sequence[int | None]:
         return [place for _, place in self._inputs()]
 
-    def shown(self, tensor: Any) -> Any:
+    def shown(self, tensor: rg.Tensor | None) -> Any:
         return tensor if tensor is None else face(tensor)
 
     def own(self, answer: Any, rule: Rule) -> Sequence[Any]:
@@ -213,7 +219,7 @@ class Tensor(TensorView):
         """Its static shape."""
         return self.shape
 
-    def set_shape(self, shape: Any) -> None:
+    def set_shape(self, shape: ShapeLike) -> None:
         """Make more of the static shape known; ValueError if it contradicts what is known."""
         merged = self.shape.merge_with(shape)
         if merged._sizes is not None:
@@ -225,7 +231,9 @@ class Tensor(TensorView):
         nodes = self._symbol.node.graph.nodes
         return [operation(n) for n in nodes if any(s.id == here for s in n.sources())]
 
-    def eval(self, feed_dict: Any = None, session: Any = None) -> Any:
+    def eval(
+        self, feed_dict: Mapping[Any, Any] | None = None, session: Session | None = None
+    ) -> Any:
         """Its value in a session (the default one)."""
         return (session or default_session("eval")).run(self, feed_dict)
 
@@ -301,7 +309,7 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, rg.Tensor | Readable)
 
 
-def as_array(value: Any, dtype: DType | None = None) -> np.ndarray:
+def as_array(value: TensorLike, dtype: DType | None = None) -> np.ndarray:
     """A constant's values: Python ints are int32 and floats float32, arrays keep their dtype."""
     due = None if dtype is None else dtype._dtype
     if isinstance(value, str | bytes):
@@ -340,7 +348,7 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
     return made.reshape(array.shape)
 
 
-def _python_dtype(array: np.ndarray, value: Any) -> Any:
+def _python_dtype(array: np.ndarray, value: TensorLike) -> Any:
     """The dtype of Python numbers; NumPy's scalars in a list keep theirs."""
     if array.dtype.kind == "f" and not _holds_numpy(value):
         return np.float32
@@ -365,16 +373,16 @@ def _fits(array: np.ndarray, due: np.dtype, plain: bool) -> bool:
     return wider or (array.dtype.kind in "iu" and due.kind in "iu") or array.size == 0
 
 
-def _mismatch(value: Any, got: str, due: DType | None) -> DTypeError:
+def _mismatch(value: TensorLike, got: str, due: DType | None) -> DTypeError:
     return DTypeError(
         f"Expected {due.name if due else 'numbers'}, got {value!r:.60} of type {got!r}."
     )
 
 
 def constant(
-    value: Any,
-    dtype: Any = None,
-    shape: Any = None,
+    value: TensorLike,
+    dtype: dtypes.DTypeLike | None = None,
+    shape: ShapeLike = None,
     name: str = "Const",
     verify_shape: bool = False,
 ) -> Tensor:
@@ -409,8 +417,9 @@ CONVERSIONS: dict[type, Callable[[Any, DType | None, str | None], Tensor]] = {}
 
 
 def convert_to_tensor(
-    value: Any, dtype: Any = None, name: str | None = None, preferred_dtype: Any = None
-) -> Tensor:
+    value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
+    preferred_dtype: dtypes.DTypeLike | None = None,
+) -> Tensor:  # fmt: skip
     """A value as a tensor of the graph; tensors come back as they are.
 
     A list that holds tensors is packed. Raises TypeError if a tensor has another dtype than the
@@ -450,12 +459,12 @@ def convert_to_tensor(
     return constant(value, due, name=name or "Const")
 
 
-def rg_read(value: Any) -> rg.Tensor:
+def rg_read(value: TensorLike) -> rg.Tensor:
     """A Variable, a Tensor of either kind, as regrad's Tensor."""
     return value if isinstance(value, rg.Tensor) else type(value)._read(value)
 
 
-def _holds_tensors(values: Any) -> bool:
+def _holds_tensors(values: Sequence[TensorLike]) -> bool:
     return any(
         is_tensor(v) or isinstance(v, Dim) or (isinstance(v, list | tuple) and _holds_tensors(v))
         for v in values
@@ -468,7 +477,9 @@ class IndexedSlices:
     regrad's gradients are dense; this becomes a dense tensor when it is used.
     """
 
-    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+    def __init__(
+        self, values: TensorLike, indices: TensorLike, dense_shape: TensorLike = None
+    ) -> None:
         self.values, self.indices, self.dense_shape = values, indices, dense_shape
 
 
@@ -481,7 +492,7 @@ class AllAxes(NamedTuple):
 # -- building ops --------------------------------------------------------------------------------
 
 
-def same_dtype(name: str, *values: Any) -> list[Any]:
+def same_dtype(name: str, *values: TensorLike) -> list[Any]:
     """Values as tensors of one dtype: that of the first tensor among them, which numbers take.
 
     Raises TypeError for tensors of different dtypes.
@@ -511,7 +522,7 @@ def _is_eager(value: Any) -> bool:
 
 
 def build(
-    op_type: str, name: str | None, function: Callable[..., Any], *tensors: Any, **attrs: Any
+    op_type: str, name: str | None, function: Callable[..., Any], *tensors: TensorLike, **attrs: Any
 ) -> Any:
     """Call one of regrad's functions; the op of type `op_type` that it makes gets the name.
 
@@ -525,7 +536,7 @@ def build(
         return face(function(*xs, **attrs))
 
 
-def static_value(value: Any, what: str) -> Any:
+def static_value(value: TensorLike, what: str) -> Any:
     """An attribute (an axis, say) as Python ints; a tensor must be a known constant."""
     if isinstance(value, Tensor):
         content = value._symbol.content
@@ -542,7 +553,7 @@ def static_value(value: Any, what: str) -> Any:
     return value if value is None or isinstance(value, bool) else int(value)
 
 
-def sizes(value: Any) -> Any:
+def sizes(value: TensorLike) -> Any:
     """A shape given as numbers, Dimensions, Nones, tensors, or a tensor: as an attribute of an op.
 
     Numbers stay numbers; what only the run can tell is read in the run.

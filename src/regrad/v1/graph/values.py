@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from regrad.core import dims
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.rule import NoGradient, PerInput
-from regrad.core.tensor import Tensor
+from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import IndexRangeError, ShapeError
 from regrad.graph.graph import CONST, defer, is_symbolic
 from regrad.shapes.infer import Spec
@@ -16,14 +17,14 @@ from regrad.v1.graph.forms import INEXACT, check_kinds
 from regrad.v1.graph.tensors import convert_to_tensor, is_tensor, same_dtype
 
 
-def floats(what: str, *values: Any) -> list[Any]:
+def floats(what: str, *values: TensorLike) -> list[Any]:
     """Values as tensors of one dtype, which must be one of floats."""
     tensors = same_dtype(what, *values)
     check_kinds(what, INEXACT, tensors[0])
     return tensors
 
 
-def constant_value(value: Any) -> Any:
+def constant_value(value: TensorLike) -> Any:
     """A Python value or a constant's, as a number; None for what only the run can tell."""
     if not is_tensor(value):
         return value
@@ -47,7 +48,7 @@ ENSURE_SHAPE.rule = PerInput(ENSURE_SHAPE, "EnsureShape")
 ENSURE_SHAPE.rule.add("x", lambda dy: dy)
 
 
-def ensure(what: str, x: Tensor, shape: Any) -> Tensor:
+def ensure(what: str, x: Tensor, shape: dims.Shape) -> Tensor:
     """x, if it has the shape; where only the run can tell, an op that asks then."""
     found = x._data.shape
     answer = dims.same(found, shape)
@@ -71,7 +72,7 @@ def _check_divisor(xp: Any, x: Any, what: str) -> Any:
     return x
 
 
-def _check(type: str, kernel: Any) -> Op:
+def _check(type: str, kernel: Callable[..., Any]) -> Op:
     """A private op that passes its input on if it may."""
     op = Op(type, type.lstrip("_"), kernel, [Input("x", "one")], ["what"])
     op.rule = NoGradient()
@@ -81,7 +82,7 @@ def _check(type: str, kernel: Any) -> Op:
 INDICES, DIVISOR = _check("_Indices", _check_indices), _check("_Divisor", _check_divisor)
 
 
-def indices_from_zero(what: str, x: Any) -> Any:
+def indices_from_zero(what: str, x: TensorLike) -> Any:
     """Indices, if none is negative (regrad counts those from the end; TensorFlow refuses them)."""
     if not is_symbolic(x):
         return x
@@ -93,7 +94,7 @@ def indices_from_zero(what: str, x: Any) -> Any:
     return y
 
 
-def whole_divisor(what: str, x: Any) -> Any:
+def whole_divisor(what: str, x: TensorLike) -> Any:
     """A divisor; of integers it must not be 0."""
     if not is_symbolic(x) or x._data.dtype.kind not in "iu":
         return x

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from regrad.core.blocks import block
 from regrad.core.signatures import public
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.graph.graphs import Graph, GraphKeys, get_default_graph
+from regrad.v1.graph.static_shapes import ShapeLike
 from regrad.v1.graph.tensors import TensorShape, convert_to_tensor
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
 from regrad.v1.training.initializers import glorot_uniform_initializer, zeros_initializer
@@ -23,6 +25,8 @@ __all__ = [
 ]  # fmt: skip
 
 Regularizer = Callable[[Any], Any] | None
+# An initializer or its class, a function that makes the value, or the value.
+Initial = Callable[..., Any] | TensorLike | None
 
 
 class AutoReuse:
@@ -38,7 +42,9 @@ AUTO_REUSE = AutoReuse()
 class VariableScope:
     """A scope of variable names, and what get_variable does in it by default."""
 
-    def __init__(self, name: str, reuse: Any, defaults: dict[str, Any], name_scope: str) -> None:
+    def __init__(
+        self, name: str, reuse: bool | AutoReuse | None, defaults: dict[str, Any], name_scope: str
+    ) -> None:
         self.name = name
         self.reuse = reuse
         self.defaults = defaults
@@ -52,7 +58,7 @@ class VariableScope:
         """Only find variables from here on."""
         self.reuse = True
 
-    def set_initializer(self, initializer: Any) -> None:
+    def set_initializer(self, initializer: Initial) -> None:
         """The initializer for variables that are given none."""
         self.defaults["initializer"] = initializer
 
@@ -79,11 +85,13 @@ def get_variable_scope() -> VariableScope:
 @public
 @block
 def variable_scope(
-    name_or_scope: str | VariableScope | None, default_name: str | None = None, values: Any = None,
-    initializer: Any = None, regularizer: Regularizer = None, caching_device: Any = None,
-    partitioner: Any = None, custom_getter: Callable[..., Any] | None = None,
-    reuse: bool | AutoReuse | None = None, dtype: Any = None, use_resource: bool | None = None,
-    constraint: Callable[..., Any] | None = None, auxiliary_name_scope: bool = True,
+    name_or_scope: str | VariableScope | None, default_name: str | None = None,
+    values: Sequence[TensorLike] | None = None, initializer: Initial = None,
+    regularizer: Regularizer = None, caching_device: str | Callable[..., Any] | None = None,
+    partitioner: Callable[..., Any] | None = None, custom_getter: Callable[..., Any] | None = None,
+    reuse: bool | AutoReuse | None = None, dtype: dtypes.DTypeLike | None = None,
+    use_resource: bool | None = None, constraint: Callable[..., Any] | None = None,
+    auxiliary_name_scope: bool = True,
 ) -> Generator[VariableScope]:  # fmt: skip
     """Variables that get_variable makes in the block are named under the scope, and shared by it.
 
@@ -143,9 +151,11 @@ def _unused_scope(graph: Graph, outer: str, name: str) -> str:
 
 
 def get_variable(
-    name: str, shape: Any = None, dtype: Any = None, initializer: Any = None,
-    regularizer: Regularizer = None, trainable: bool | None = None, collections: Any = None,
-    caching_device: Any = None, partitioner: Any = None, validate_shape: bool = True,
+    name: str, shape: ShapeLike = None, dtype: dtypes.DTypeLike | None = None,
+    initializer: Initial = None, regularizer: Regularizer = None, trainable: bool | None = None,
+    collections: Sequence[str] | None = None,
+    caching_device: str | Callable[..., Any] | None = None,
+    partitioner: Callable[..., Any] | None = None, validate_shape: bool = True,
     use_resource: bool | None = None, custom_getter: Callable[..., Any] | None = None,
     constraint: Callable[..., Any] | None = None,
 ) -> Variable:  # fmt: skip
@@ -178,7 +188,7 @@ def get_variable(
     return getter(lambda name, **changed: _get(name, **{**options, **changed}), full, **options)
 
 
-def _get(full: str, shape: Any, dtype: Any, **options: Any) -> Variable:
+def _get(full: str, shape: ShapeLike, dtype: dtypes.DTypeLike | None, **options: Any) -> Variable:
     scope, graph = get_variable_scope(), get_default_graph()
     found = graph.variables_by_name.get(full)
     if found is None and scope.reuse is True:
@@ -207,8 +217,8 @@ def _get(full: str, shape: Any, dtype: Any, **options: Any) -> Variable:
 
 
 def _make(
-    graph: Graph, scope: VariableScope, full: str, shape: Any, dtype: Any, *, initializer: Any,
-    regularizer: Regularizer, trainable: bool | None, **options: Any,
+    graph: Graph, scope: VariableScope, full: str, shape: ShapeLike, dtype: dtypes.DTypeLike | None,
+    *, initializer: Initial, regularizer: Regularizer, trainable: bool | None, **options: Any,
 ) -> Variable:  # fmt: skip
     initializer = initializer if initializer is not None else scope.initializer
     regularizer = regularizer or scope.regularizer
@@ -227,7 +237,9 @@ def _make(
     return variable
 
 
-def _initial_value(full: str, shape: Any, dtype: Any, initializer: Any, fixed: bool) -> Any:
+def _initial_value(
+    full: str, shape: ShapeLike, dtype: dtypes.DTypeLike, initializer: Any, fixed: bool
+) -> Any:
     """Return the initial value, or a function that makes it."""
     dtype = dtypes.as_dtype(dtype)
     if initializer is not None and not callable(initializer):
@@ -261,11 +273,13 @@ def _takes_nothing(function: Any) -> bool:
 
 @public
 @block
-def variable_op_scope(values: Any, name_or_scope: Any, **options: Any) -> Generator[VariableScope]:
+def variable_op_scope(
+    values: Sequence[TensorLike] | None, name_or_scope: str | VariableScope | None, **options: Any
+) -> Generator[VariableScope]:
     """`variable_scope` with the arguments in an older order."""
     with variable_scope(name_or_scope, **options) as scope:
         yield scope
 
 
-def no_regularizer(_: Any) -> None:
+def no_regularizer(_: TensorLike) -> None:
     """A regularizer that adds nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,16 +12,17 @@ from regrad.core.dims import is_known
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.state import current
 from regrad.core.tape import effective, rule_in_force
-from regrad.core.tensor import Readable
+from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from regrad.graph.graph import INNERMOST, NO_RULE, chain
 from regrad.shapes.infer import Spec
 from regrad.v1 import errors
-from regrad.v1.dtypes import DType
+from regrad.v1.dtypes import DType, DTypeLike
 from regrad.v1.graph.control import group
 from regrad.v1.graph.graphs import GraphKeys, current_graph, get_collection, get_default_graph
 from regrad.v1.graph.open_sessions import default_session
 from regrad.v1.graph.operators import install_operators
+from regrad.v1.graph.static_shapes import ShapeLike
 from regrad.v1.graph.tensors import (
     Operation,
     Tensor,
@@ -30,6 +31,12 @@ from regrad.v1.graph.tensors import (
     face,
     operation,
 )
+
+if TYPE_CHECKING:
+    from regrad.graph.graph import Graph
+    from regrad.graph.plan import Run
+    from regrad.v1.run.session import Session
+
 
 __all__ = [
     "Variable", "all_variables", "assign", "assign_add", "assign_sub", "global_variables",
@@ -41,7 +48,7 @@ __all__ = [
 # -- the ops: what they read and write is the state of the run -----------------------------------
 
 
-def read_state(run: Any, ref: Any, key: str) -> Any:
+def read_state(run: Run, ref: Any, key: str) -> Any:
     """Return the value of a variable in a run; the kernel of reads."""
     try:
         return run.read(key)
@@ -52,14 +59,14 @@ def read_state(run: Any, ref: Any, key: str) -> Any:
         ) from None
 
 
-def _write(run: Any, ref: Any, value: Any, key: str, shape: Any) -> Any:
+def _write(run: Run, ref: Any, value: np.ndarray, key: str, shape: tuple[int, ...] | None) -> Any:
     if shape is not None and np.shape(value) != shape:
         raise ShapeError(f"assign to {key!r}: the shape {shape} is due, got {np.shape(value)}")
     return run.write(key, value)
 
 
 def _update_kernel(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def kernel(run: Any, ref: Any, value: Any, key: str) -> Any:
+    def kernel(run: Run, ref: Any, value: np.ndarray, key: str) -> Any:
         old = read_state(run, ref, key)
         return _write(run, ref, combine(old, value), key, old.shape)
 
@@ -127,12 +134,13 @@ class Variable(Readable):
     __array_priority__ = 100
 
     def __init__(
-        self, initial_value: Any = None, trainable: bool = True,
+        self, initial_value: TensorLike = None, trainable: bool = True,
         collections: Sequence[str] | None = None, validate_shape: bool = True,
-        caching_device: Any = None, name: str | None = None, variable_def: Any = None,
-        dtype: Any = None, expected_shape: Any = None, import_scope: Any = None,
-        constraint: Callable[..., Any] | None = None, use_resource: bool | None = None,
-        synchronization: Any = None, aggregation: Any = None, shape: Any = None,
+        caching_device: str | Callable[..., Any] | None = None, name: str | None = None,
+        variable_def: Any = None, dtype: DTypeLike | None = None, expected_shape: ShapeLike = None,
+        import_scope: str | None = None, constraint: Callable[..., Any] | None = None,
+        use_resource: bool | None = None, synchronization: int | None = None,
+        aggregation: int | None = None, shape: ShapeLike = None,
     ) -> None:  # fmt: skip
         if initial_value is None:
             raise GraphError("initial_value must be specified.")
@@ -173,7 +181,7 @@ class Variable(Readable):
         """The op's own output, which stands for the variable and not for a value."""
         return self._variable
 
-    def _new_read(self, name: str, graph: Any = None) -> Tensor:
+    def _new_read(self, name: str, graph: Graph | None = None) -> Tensor:
         graph = graph or current_graph()
         region = graph if self.graph in chain(graph) else self.graph
         ref = region.entering(self._variable._tensor)
@@ -201,30 +209,36 @@ class Variable(Readable):
         """Return the initial value, for the initial values of other variables."""
         return self.initial_value
 
-    def eval(self, session: Any = None) -> Any:
+    def eval(self, session: Session | None = None) -> Any:
         """Return the value in a session (the default one)."""
         return self.value().eval(session=session)
 
-    def load(self, value: Any, session: Any = None) -> None:
+    def load(self, value: TensorLike, session: Session | None = None) -> None:
         """Give the variable a value in a session."""
         session = session or default_session("load")
         session.run(self.initializer, {self.initializer.inputs[1]: value})
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def assign(self, value: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+    def assign(
+        self, value: TensorLike, use_locking: bool = False, name: str | None = None
+    ) -> Tensor:
         """Return an op that gives the variable a value; fetched, it is the new value."""
         return self._assign(value, name or "Assign")
 
-    def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+    def assign_add(
+        self, delta: TensorLike, use_locking: bool = False, name: str | None = None
+    ) -> Tensor:
         """Return an op that adds to the variable; fetched, it is the new value."""
         return self._update(ASSIGN_ADD, delta, name)
 
-    def assign_sub(self, delta: Any, use_locking: bool = False, name: str | None = None) -> Tensor:
+    def assign_sub(
+        self, delta: TensorLike, use_locking: bool = False, name: str | None = None
+    ) -> Tensor:
         """Return an op that subtracts from the variable; fetched, it is the new value."""
         return self._update(ASSIGN_SUB, delta, name)
 
-    def _assign(self, value: Any, name: str) -> Tensor:
+    def _assign(self, value: TensorLike, name: str) -> Tensor:
         value = self._convert(value, "assign")
         if self._validate and not self.shape.is_compatible_with(value.shape):
             raise ShapeError(
@@ -235,7 +249,7 @@ class Variable(Readable):
         attrs = {"shape": shape if self._validate and is_known(shape) else None}
         return self._add_write(ASSIGN, value, name, attrs)
 
-    def _update(self, op: Op, delta: Any, name: str | None) -> Tensor:
+    def _update(self, op: Op, delta: TensorLike, name: str | None) -> Tensor:
         delta = self._convert(delta, op.type)
         if not self.shape.is_compatible_with(delta.shape):
             raise ShapeError(
@@ -243,7 +257,7 @@ class Variable(Readable):
             )
         return self._add_write(op, delta, name or op.type)
 
-    def _convert(self, value: Any, what: str) -> Tensor:
+    def _convert(self, value: TensorLike, what: str) -> Tensor:
         try:
             return convert_to_tensor(value, self.dtype.base_dtype)
         except DTypeError as error:
@@ -285,7 +299,7 @@ class Variable(Readable):
         """Return the static shape."""
         return self.shape
 
-    def set_shape(self, shape: Any) -> None:
+    def set_shape(self, shape: ShapeLike) -> None:
         """Make more of the static shape known."""
         self._variable.set_shape(shape)
         self._snapshot.set_shape(shape)
@@ -310,7 +324,7 @@ Variable.__ne__ = lambda self, other: self is not other  # type: ignore[method-a
 Variable.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def variable_of(x: Any) -> Variable:
+def variable_of(x: TensorLike) -> Variable:
     """Return the Variable that x is, or whose op's output x is; TypeError for anything else."""
     if isinstance(x, Variable):
         return x
@@ -320,8 +334,8 @@ def variable_of(x: Any) -> Variable:
 
 
 def assign(
-    ref: Readable, value: Any, validate_shape: bool | None = None, use_locking: bool | None = None,
-    name: str | None = None,
+    ref: Readable, value: TensorLike, validate_shape: bool | None = None,
+    use_locking: bool | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return an op that gives a variable a value; fetched, it is the new value, its `.op` None.
 
@@ -335,14 +349,14 @@ def assign(
 
 
 def assign_add(
-    ref: Readable, value: Any, use_locking: bool | None = None, name: str | None = None
+    ref: Readable, value: TensorLike, use_locking: bool | None = None, name: str | None = None
 ) -> Tensor:
     """Return an op that adds to a variable; fetched, it is the new value."""
     return variable_of(ref).assign_add(value, name=name)
 
 
 def assign_sub(
-    ref: Readable, value: Any, use_locking: bool | None = None, name: str | None = None
+    ref: Readable, value: TensorLike, use_locking: bool | None = None, name: str | None = None
 ) -> Tensor:
     """Return an op that subtracts from a variable; fetched, it is the new value."""
     return variable_of(ref).assign_sub(value, name=name)

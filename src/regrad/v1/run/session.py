@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, Self
@@ -14,7 +14,7 @@ import regrad as rg
 from regrad.core import dims, numbers
 from regrad.core.blocks import Block, block
 from regrad.core.interrupts import Deferred
-from regrad.core.tensor import Readable, read_only
+from regrad.core.tensor import Readable, TensorLike, read_only
 from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
 from regrad.graph.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.graph.plan import Plan, Run
@@ -82,7 +82,7 @@ SCALARS = {
 }  # fmt: skip
 
 
-def _handed_out(value: Any, owned: bool) -> Any:
+def _handed_out(value: np.ndarray, owned: bool) -> Any:
     """A fetched value: a NumPy scalar or an array that is the caller's own."""
     if value.ndim:
         return value if owned else value.copy()
@@ -182,8 +182,9 @@ class Session(Block):
     """
 
     def __init__(
-        self, target: str = "", graph: Graph | None = None, config: Any = None, jit: bool = False
-    ) -> None:
+        self, target: str = "", graph: Graph | None = None, config: ConfigProto | None = None,
+        jit: bool = False,
+    ) -> None:  # fmt: skip
         if target:
             raise ArgumentError(f"there are no remote sessions: target must be '', got {target!r}")
         if not isinstance(graph, Graph | None):
@@ -197,8 +198,9 @@ class Session(Block):
         self._closed = False
 
     def run(
-        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
-    ) -> Any:
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None,
+        options: RunOptions | None = None, run_metadata: Any = None,
+    ) -> Any:  # fmt: skip
         """The values of the fetches, in the structure in which they were given.
 
         Args:
@@ -243,7 +245,7 @@ class Session(Block):
         once = len(set(symbols)) == len(found)
         return [_handed_out(v, own and once) for v, own in zip(found, plan.owned, strict=True)]
 
-    def _feeds(self, feed_dict: Any) -> dict[Symbol, Any]:
+    def _feeds(self, feed_dict: Mapping[Any, Any] | None) -> dict[Symbol, Any]:
         if not isinstance(feed_dict, dict):
             raise ArgumentError(f"feed_dict is a dict of tensors to values, got {feed_dict!r:.60}")
         feeds: dict[Symbol, Any] = {}
@@ -275,7 +277,7 @@ class Session(Block):
             raise ArgumentError(f"Cannot interpret feed_dict key as Tensor: {error}") from None
         return key._symbol
 
-    def _fed_value(self, symbol: Symbol, value: Any) -> np.ndarray:
+    def _fed_value(self, symbol: Symbol, value: TensorLike) -> np.ndarray:
         if isinstance(value, Operation | Readable):
             raise ArgumentError(
                 "The value of a feed cannot be a tf.Tensor object. Feed Python numbers, lists or "
@@ -296,12 +298,14 @@ class Session(Block):
             )
         return array
 
-    def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: Any = None) -> Any:
+    def make_callable(
+        self, fetches: Any, feed_list: Sequence[Any] | None = None, accept_options: Any = None
+    ) -> Any:
         """A function that runs these fetches, given the values to feed in order."""
         wanted = _Fetches(self.graph, fetches)
         symbols = [self._fed(key) for key in feed_list or ()]
 
-        def call(*values: Any) -> Any:
+        def call(*values: TensorLike) -> Any:
             if self._closed:
                 raise errors.ClosedError("Attempted to use a closed Session.")
             fed = {s: self._fed_value(s, v) for s, v in zip(symbols, values, strict=True)}
@@ -344,7 +348,7 @@ def _planned(
     return plan_type(symbols, nodes, [s for s in feeds if s.node.op.type != "VariableV2"])
 
 
-def _as_fed(symbol: Symbol, value: Any) -> np.ndarray:
+def _as_fed(symbol: Symbol, value: TensorLike) -> np.ndarray:
     if isinstance(value, np.ndarray) and value.dtype == symbol.dtype:
         return value
     if value is None:  # NumPy takes it for NaN
@@ -387,8 +391,9 @@ class InteractiveSession(Session):
     """
 
     def __init__(
-        self, target: str = "", graph: Graph | None = None, config: Any = None, jit: bool = False
-    ) -> None:
+        self, target: str = "", graph: Graph | None = None, config: ConfigProto | None = None,
+        jit: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(target, graph, config, jit)
         SESSIONS.set((*SESSIONS.get(), self))
 

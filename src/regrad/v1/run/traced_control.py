@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import regrad as rg
 from regrad.graph.graph import PLACEHOLDER, Node
 from regrad.graph.plan import Plan, Run, needed
 from regrad.transforms.program import find_jax
@@ -190,7 +191,7 @@ def _fitted(node: Node, call: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _symbols(tensors: Sequence[Any]) -> list[Any]:
+def _symbols(tensors: Sequence[rg.Tensor]) -> list[Any]:
     return [t._data for t in tensors]
 
 

@@ -17,7 +17,7 @@ from regrad.core.backends import JAX, NUMPY, backend_of
 from regrad.core.sharding import to_jax
 from regrad.core.tape import placed
 from regrad.errors import TraceError
-from regrad.graph.graph import CONST, Node
+from regrad.graph.graph import CONST, Node, Symbol
 from regrad.graph.plan import at_node
 from regrad.transforms.program import find_jax
 from regrad.v1.errors import UnimplementedError
@@ -101,7 +101,7 @@ def is_known(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic)
 
 
-def settle(value: Any, dtype: Any) -> Any:
+def settle(value: Any, dtype: np.dtype) -> Any:
     """A value as an output of the program, or as what a loop carries: JAX's, of this dtype."""
     if value is None:
         return None
@@ -110,7 +110,7 @@ def settle(value: Any, dtype: Any) -> Any:
     return find_jax().lax.convert_element_type(value, dtype)
 
 
-def settle_all(values: Values, symbols: Iterable[Any]) -> list[Any]:
+def settle_all(values: Values, symbols: Iterable[Symbol]) -> list[Any]:
     """Each value settled to the dtype of its symbol."""
     return [settle(v, s.dtype) for v, s in zip(values, symbols, strict=True)]
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 import regrad as rg
+from regrad.core.tensor import TensorLike
 from regrad.errors import GraphError, ShapeError
 from regrad.v1 import dtypes
 from regrad.v1.functions import random_ops
 from regrad.v1.graph import tensors
-from regrad.v1.graph.static_shapes import TensorShape
+from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 
 __all__ = [
     "constant_initializer", "glorot_normal_initializer", "glorot_uniform_initializer",
@@ -33,10 +34,12 @@ class Initializer:
     `dtype` is that of the values, unless the call says otherwise.
     """
 
-    def __init__(self, dtype: Any = _FLOAT) -> None:
+    def __init__(self, dtype: dtypes.DTypeLike = _FLOAT) -> None:
         self.dtype = dtypes.as_dtype(dtype)
 
-    def __call__(self, shape: Any, dtype: Any = None, partition_info: Any = None) -> tensors.Tensor:
+    def __call__(
+        self, shape: ShapeLike, dtype: dtypes.DTypeLike | None = None, partition_info: None = None
+    ) -> tensors.Tensor:
         """Return the initial values as a tensor."""
         sizes: Any = TensorShape(shape)
         if not sizes.is_fully_defined():
@@ -69,7 +72,9 @@ class Constant(Initializer):
     Source: `tf.constant_initializer`.
     """
 
-    def __init__(self, value: Any = 0, dtype: Any = _FLOAT, verify_shape: bool = False) -> None:
+    def __init__(
+        self, value: TensorLike = 0, dtype: dtypes.DTypeLike = _FLOAT, verify_shape: bool = False
+    ) -> None:
         super().__init__(dtype)
         self.value, self.verify_shape = value, verify_shape
 
@@ -81,8 +86,9 @@ class RandomUniform(Initializer):
     """Uniform numbers from `[minval, maxval)`. Source: `tf.random_uniform_initializer`."""
 
     def __init__(
-        self, minval: Any = 0, maxval: Any = None, seed: int | None = None, dtype: Any = _FLOAT
-    ) -> None:
+        self, minval: TensorLike = 0, maxval: TensorLike = None, seed: int | None = None,
+        dtype: dtypes.DTypeLike = _FLOAT,
+    ) -> None:  # fmt: skip
         super().__init__(dtype)
         self.minval, self.maxval, self.seed = minval, maxval, seed
 
@@ -96,8 +102,9 @@ class RandomNormal(Initializer):
     draw = staticmethod(random_ops.random_normal)
 
     def __init__(
-        self, mean: Any = 0.0, stddev: Any = 1.0, seed: int | None = None, dtype: Any = _FLOAT
-    ) -> None:
+        self, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed: int | None = None,
+        dtype: dtypes.DTypeLike = _FLOAT,
+    ) -> None:  # fmt: skip
         super().__init__(dtype)
         self.mean, self.stddev, self.seed = mean, stddev, seed
 
@@ -134,7 +141,7 @@ class VarianceScaling(Initializer):
 
     def __init__(
         self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal",
-        seed: int | None = None, dtype: Any = _FLOAT,
+        seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT,
     ) -> None:  # fmt: skip
         super().__init__(dtype)
         if scale <= 0:
@@ -170,7 +177,7 @@ def fans(shape: _Shape) -> tuple[float, float]:
 def _scaling(name: str, scale: float, mode: str, distribution: str, source: str) -> Any:
     """Make a VarianceScaling with fixed settings, a class of (seed, dtype)."""
 
-    def __init__(self: Any, seed: int | None = None, dtype: Any = _FLOAT) -> None:
+    def __init__(self: Any, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT) -> None:
         VarianceScaling.__init__(self, scale, mode, distribution, seed, dtype)
 
     doc = f"{source}, {distribution.removeprefix('truncated_')}."
@@ -189,7 +196,9 @@ LecunNormal = _scaling("LecunNormal", 1.0, "fan_in", "truncated_normal", _LECUN)
 class UniformUnitScaling(Initializer):
     """Uniform numbers that keep the scale of the input. Source: Sussillo and Abbott (2014)."""
 
-    def __init__(self, factor: float = 1.0, seed: int | None = None, dtype: Any = _FLOAT) -> None:
+    def __init__(
+        self, factor: float = 1.0, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT
+    ) -> None:
         super().__init__(dtype)
         self.factor, self.seed = factor, seed
 
@@ -204,7 +213,9 @@ class Orthogonal(Initializer):
     Source: Saxe et al. (2013).
     """
 
-    def __init__(self, gain: float = 1.0, seed: int | None = None, dtype: Any = _FLOAT) -> None:
+    def __init__(
+        self, gain: float = 1.0, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT
+    ) -> None:
         super().__init__(dtype)
         self.gain, self.seed = gain, seed
 
@@ -218,7 +229,7 @@ class Orthogonal(Initializer):
         return tensors.build("Reshape", None, _orthonormal, noise, **options)
 
 
-def _orthonormal(noise: Any, *, shape: tuple[int, ...], turned: bool, gain: float) -> Any:
+def _orthonormal(noise: rg.Tensor, *, shape: tuple[int, ...], turned: bool, gain: float) -> Any:
     q, r = rg.linalg.qr(noise)
     q = q * rg.sign(rg.linalg.diagonal(r))  # makes the distribution uniform
     return gain * rg.reshape(rg.matrix_transpose(q) if turned else q, shape)
@@ -227,7 +238,7 @@ def _orthonormal(noise: Any, *, shape: tuple[int, ...], turned: bool, gain: floa
 class Identity(Initializer):
     """The identity matrix, times `gain`."""
 
-    def __init__(self, gain: float = 1.0, dtype: Any = _FLOAT) -> None:
+    def __init__(self, gain: float = 1.0, dtype: dtypes.DTypeLike = _FLOAT) -> None:
         super().__init__(dtype)
         self.gain = gain
 

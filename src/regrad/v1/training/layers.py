@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import regrad as rg
 from regrad.core.dims import Dim, UnknownRank
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.graph.deferred import deferrable
 from regrad.v1.functions import nn
@@ -15,9 +16,13 @@ from regrad.v1.functions.convolution import LAYOUTS
 from regrad.v1.graph.graphs import GraphKeys, add_to_collection
 from regrad.v1.graph.tensors import Tensor, build, convert_to_tensor, static_value
 from regrad.v1.graph.values import constant_value, floats
-from regrad.v1.graph.variable_scopes import get_variable, variable_scope
+from regrad.v1.graph.variable_scopes import Initial, get_variable, variable_scope
 from regrad.v1.graph.variables import Variable
 from regrad.v1.training import initializers
+
+if TYPE_CHECKING:
+    from regrad.v1.graph.variable_scopes import AutoReuse
+
 
 Function = Callable[..., Any] | None
 Options = tuple[Any, Function, Function, bool] | None
@@ -26,7 +31,7 @@ ZEROS, ONES = initializers.Zeros(), initializers.Ones()
 # -- what layers share ---------------------------------------------------------------------------
 
 
-def _input(what: str, inputs: Any) -> Tensor:
+def _input(what: str, inputs: TensorLike) -> Tensor:
     """Return the input as a tensor of floats."""
     return floats(what, convert_to_tensor(inputs))[0]
 
@@ -77,7 +82,7 @@ def _layout(data_format: str, n: int) -> tuple[str, int]:
     return LAYOUTS[n][first], 1 if first else -1
 
 
-def _repeat(value: Any, n: int, what: str) -> list[int]:
+def _repeat(value: TensorLike, n: int, what: str) -> list[int]:
     """Return n integers, of which one stands for all if it is given alone."""
     found = static_value(value, what)
     found = found if isinstance(found, tuple) else (found,) * n
@@ -96,12 +101,12 @@ def _describe(function: Callable[..., Tensor], name: str, text: str) -> Callable
 
 
 def dense(
-    inputs: Any, units: int, activation: Function | str = None, use_bias: bool = True,
-    kernel_initializer: Any = None, bias_initializer: Any = ZEROS,
+    inputs: TensorLike, units: int, activation: Function | str = None, use_bias: bool = True,
+    kernel_initializer: Initial = None, bias_initializer: Initial = ZEROS,
     kernel_regularizer: Function = None, bias_regularizer: Function = None,
     activity_regularizer: Function = None, kernel_constraint: Function = None,
     bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
-    reuse: Any = None,
+    reuse: bool | AutoReuse | None = None,
 ) -> Tensor:  # fmt: skip
     """`activation(inputs @ kernel + bias)`, along the last axis.
 
@@ -127,13 +132,15 @@ def dense(
 
 def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
     def conv(
-        inputs: Any, filters: int, kernel_size: Any, strides: Any = 1, padding: str = "valid",
-        data_format: str = "channels_last", dilation_rate: Any = 1,
-        activation: Function | str = None, use_bias: bool = True, kernel_initializer: Any = None,
-        bias_initializer: Any = ZEROS, kernel_regularizer: Function = None,
-        bias_regularizer: Function = None, activity_regularizer: Function = None,
-        kernel_constraint: Function = None, bias_constraint: Function = None,
-        trainable: bool = True, name: str | None = None, reuse: Any = None,
+        inputs: TensorLike, filters: int, kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1, padding: str = "valid",
+        data_format: str = "channels_last", dilation_rate: int | Sequence[int] = 1,
+        activation: Function | str = None, use_bias: bool = True,
+        kernel_initializer: Initial = None, bias_initializer: Initial = ZEROS,
+        kernel_regularizer: Function = None, bias_regularizer: Function = None,
+        activity_regularizer: Function = None, kernel_constraint: Function = None,
+        bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
+        reuse: bool | AutoReuse | None = None,
     ) -> Tensor:  # fmt: skip
         x = _input(layer_name, inputs)
         layout, axis = _layout(data_format, n)
@@ -160,13 +167,14 @@ conv1d, conv2d, conv3d = (_conv_layer(f"conv{n}d", n) for n in (1, 2, 3))
 
 
 def conv2d_transpose(
-    inputs: Any, filters: int, kernel_size: Any, strides: Any = (1, 1), padding: str = "valid",
+    inputs: TensorLike, filters: int, kernel_size: int | Sequence[int],
+    strides: int | Sequence[int] = (1, 1), padding: str = "valid",
     data_format: str = "channels_last", activation: Function | str = None, use_bias: bool = True,
-    kernel_initializer: Any = None, bias_initializer: Any = ZEROS,
+    kernel_initializer: Initial = None, bias_initializer: Initial = ZEROS,
     kernel_regularizer: Function = None, bias_regularizer: Function = None,
     activity_regularizer: Function = None, kernel_constraint: Function = None,
     bias_constraint: Function = None, trainable: bool = True, name: str | None = None,
-    reuse: Any = None,
+    reuse: bool | AutoReuse | None = None,
 ) -> Tensor:  # fmt: skip
     """The adjoint of a convolution, which makes images larger, then bias and activation.
 
@@ -194,14 +202,16 @@ def conv2d_transpose(
 
 
 def batch_normalization(
-    inputs: Any, axis: Any = -1, momentum: Any = 0.99, epsilon: float = 1e-3, center: bool = True,
-    scale: bool = True, beta_initializer: Any = ZEROS, gamma_initializer: Any = ONES,
-    moving_mean_initializer: Any = ZEROS, moving_variance_initializer: Any = ONES,
+    inputs: TensorLike, axis: int | Sequence[int] = -1, momentum: TensorLike = 0.99,
+    epsilon: float = 1e-3, center: bool = True, scale: bool = True,
+    beta_initializer: Initial = ZEROS, gamma_initializer: Initial = ONES,
+    moving_mean_initializer: Initial = ZEROS, moving_variance_initializer: Initial = ONES,
     beta_regularizer: Function = None, gamma_regularizer: Function = None,
-    beta_constraint: Function = None, gamma_constraint: Function = None, training: Any = False,
-    trainable: bool = True, name: str | None = None, reuse: Any = None, renorm: bool = False,
-    renorm_clipping: Any = None, renorm_momentum: float = 0.99, fused: bool | None = None,
-    virtual_batch_size: int | None = None, adjustment: Function = None,
+    beta_constraint: Function = None, gamma_constraint: Function = None,
+    training: TensorLike = False, trainable: bool = True, name: str | None = None,
+    reuse: bool | AutoReuse | None = None, renorm: bool = False,
+    renorm_clipping: Mapping[str, TensorLike] | None = None, renorm_momentum: float = 0.99,
+    fused: bool | None = None, virtual_batch_size: int | None = None, adjustment: Function = None,
 ) -> Tensor:  # fmt: skip
     """Inputs with mean 0 and variance 1 along all axes but `axis`, times gamma, plus beta.
 
@@ -263,8 +273,9 @@ def _feature_axis(x: Tensor, axis: Any) -> int:
 
 
 def _moments(
-    x: Tensor, axis: int, averages: list[Any], training: Any, momentum: Any, unbiased: bool
-) -> list[Any]:
+    x: Tensor, axis: int, averages: list[Variable], training: TensorLike, momentum: TensorLike,
+    unbiased: bool,
+) -> list[Any]:  # fmt: skip
     """Return mean and variance to normalise by, and collect the updates of their averages."""
     known = constant_value(training)
     if known is not None and not known:
@@ -284,7 +295,7 @@ def _moments(
     return found
 
 
-def _select(training: Any, yes: Any, no: Any) -> Any:
+def _select(training: TensorLike, yes: TensorLike, no: TensorLike) -> Any:
     return build("SelectV2", None, rg.where, training, yes, no)
 
 
@@ -292,8 +303,8 @@ def _select(training: Any, yes: Any, no: Any) -> Any:
 
 
 def dropout(
-    inputs: Any, rate: Any = 0.5, noise_shape: Any = None, seed: int | None = None,
-    training: Any = False, name: str | None = None,
+    inputs: TensorLike, rate: TensorLike = 0.5, noise_shape: TensorLike = None,
+    seed: int | None = None, training: TensorLike = False, name: str | None = None,
 ) -> Tensor:  # fmt: skip
     """`tf.nn.dropout` while training (a bool or a tensor), the inputs otherwise.
 
@@ -308,7 +319,7 @@ def dropout(
         return y if known is not None else _select(training, y, x)
 
 
-def flatten(inputs: Any, name: str | None = None) -> Tensor:
+def flatten(inputs: TensorLike, name: str | None = None) -> Tensor:
     """Each example as a vector: the shape (batch, everything else). Source: `tf.layers.flatten`."""
 
     def reshape(x: rg.Tensor) -> rg.Tensor:
@@ -322,8 +333,8 @@ def flatten(inputs: Any, name: str | None = None) -> Tensor:
 
 def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Callable[..., Tensor]:
     def pooling(
-        inputs: Any, pool_size: Any, strides: Any, padding: str = "valid",
-        data_format: str = "channels_last", name: str | None = None,
+        inputs: TensorLike, pool_size: int | Sequence[int], strides: int | Sequence[int],
+        padding: str = "valid", data_format: str = "channels_last", name: str | None = None,
     ) -> Tensor:  # fmt: skip
         layout, _ = _layout(data_format, n)
         window, steps = _repeat(pool_size, n, "pool_size"), _repeat(strides, n, "strides")

@@ -7,13 +7,13 @@ as they were, for ops run in the order of their making.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regrad.core import containers
 from regrad.core.registry import Op
-from regrad.core.tensor import Readable
+from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, GraphError, ShapeError
 from regrad.v1.dtypes import DType
 from regrad.v1.functions.math import cast
@@ -30,6 +30,10 @@ from regrad.v1.graph.tensors import (
 )
 from regrad.v1.graph.variables import Variable, assign_add, trainable_variables, variable_of
 from regrad.v1.training.updates import add_update, find_rows, update_op
+
+if TYPE_CHECKING:
+    from regrad.v1.graph.graphs import Graph
+
 
 Hyperparameter = float | np.ndarray | Readable | Callable[[], Any]
 
@@ -60,9 +64,10 @@ class Optimizer:
         return self._name
 
     def minimize(
-        self, loss: Any, global_step: Readable | None = None, var_list: Any = None,
-        gate_gradients: int = GATE_OP, aggregation_method: Any = None,
-        colocate_gradients_with_ops: bool = False, name: str | None = None, grad_loss: Any = None,
+        self, loss: TensorLike, global_step: Readable | None = None,
+        var_list: Iterable[Readable] | Readable | None = None, gate_gradients: int = GATE_OP,
+        aggregation_method: int | None = None, colocate_gradients_with_ops: bool = False,
+        name: str | None = None, grad_loss: TensorLike = None,
     ) -> Operation:  # fmt: skip
         """Return an op that changes the variables so as to make `loss` smaller.
 
@@ -88,9 +93,9 @@ class Optimizer:
         return self.apply_gradients(pairs, global_step, name)
 
     def compute_gradients(
-        self, loss: Any, var_list: Any = None, gate_gradients: int = GATE_OP,
-        aggregation_method: Any = None, colocate_gradients_with_ops: bool = False,
-        grad_loss: Any = None,
+        self, loss: TensorLike, var_list: Iterable[Readable] | Readable | None = None,
+        gate_gradients: int = GATE_OP, aggregation_method: int | None = None,
+        colocate_gradients_with_ops: bool = False, grad_loss: TensorLike = None,
     ) -> list[tuple[Any, Variable]]:  # fmt: skip
         """Return pairs of a gradient and its variable; None for variables that the loss ignores."""
         if gate_gradients not in (self.GATE_NONE, self.GATE_OP, self.GATE_GRAPH):
@@ -112,7 +117,7 @@ class Optimizer:
         return pairs
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Readable]],
+        self, grads_and_vars: Iterable[tuple[TensorLike, Readable]],
         global_step: Readable | None = None, name: str | None = None,
     ) -> Operation:  # fmt: skip
         """Return an op that changes variables by their gradients, unless these are None.
@@ -152,7 +157,7 @@ class Optimizer:
             with control_dependencies([update]):
                 return var.assign(var.constraint(var.read_value()))
 
-    def _assert_floats(self, tensors: Iterable[Any]) -> None:
+    def _assert_floats(self, tensors: Iterable[Tensor | Variable]) -> None:
         for t in tensors:
             dtype = t.dtype.base_dtype
             if not dtype.is_floating:
@@ -169,23 +174,23 @@ class Optimizer:
     def _prepare(self) -> None:
         """Make the tensors that the updates share."""
 
-    def _apply_dense(self, grad: Any, var: Variable) -> Any:
+    def _apply_dense(self, grad: Tensor, var: Variable) -> Any:
         """Return an op that changes `var` by its gradient."""
         raise NotImplementedError(
             f"{type(self).__name__} must define _apply_dense(grad, var), which returns an op"
         )
 
-    def _apply_rows(self, grad: Any, var: Variable) -> Any:
+    def _apply_rows(self, grad: Tensor, var: Variable) -> Any:
         """Return an op that changes only the rows of `var` that were gathered, if there can be."""
         return None
 
-    def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Operation:
+    def _finish(self, update_ops: Sequence[Operation | Tensor], name_scope: str) -> Operation:
         """Return the op that stands for the whole step."""
         return group(*update_ops, name=name_scope)
 
     # -- slots -----------------------------------------------------------------------------------
 
-    def get_slot(self, var: Any, name: str) -> Variable | None:
+    def get_slot(self, var: Readable, name: str) -> Variable | None:
         """Return the variable kept for another under this name, None if there is none."""
         return self._slots.get(name, {}).get(variable_of(var))
 
@@ -204,7 +209,9 @@ class Optimizer:
         """Return the slot of a variable, made of zeros if it is new."""
         return self._slot(var, 0.0, slot_name, op_name)
 
-    def _get_or_make_slot(self, var: Variable, val: Any, slot_name: str, op_name: str) -> Variable:
+    def _get_or_make_slot(
+        self, var: Variable, val: TensorLike | Callable[[], Tensor], slot_name: str, op_name: str
+    ) -> Variable:
         """Return the slot of a variable, made with this value if it is new."""
         slots = self._slots.setdefault(slot_name, {})
         if var not in slots:
@@ -222,31 +229,32 @@ class Optimizer:
         return self._get_or_make_slot(var, value, slot_name, op_name)
 
     def _create_non_slot_variable(
-        self, initial_value: Any, name: str, colocate_with: Any = None
-    ) -> Variable:
+        self, initial_value: TensorLike | Callable[[], Tensor], name: str,
+        colocate_with: Variable | None = None,
+    ) -> Variable:  # fmt: skip
         """Return a variable of the optimizer that belongs to no other, made if it is new."""
         key = name, get_default_graph()
         if key not in self._non_slots:
             self._non_slots[key] = _make_state(initial_value, name)
         return self._non_slots[key]
 
-    def _get_non_slot_variable(self, name: str, graph: Any = None) -> Variable | None:
+    def _get_non_slot_variable(self, name: str, graph: Graph | None = None) -> Variable | None:
         """Return the variable that `_create_non_slot_variable` made."""
         return self._non_slots.get((name, graph or get_default_graph()))
 
-    def _call_if_callable(self, param: Any) -> Any:
+    def _call_if_callable(self, param: Hyperparameter | None) -> Any:
         """Return a parameter, or what the function that was given for it returns."""
         return param() if callable(param) else param
 
 
-def _make_state(value: Any, name: str) -> Variable:
+def _make_state(value: TensorLike | Callable[[], Tensor], name: str) -> Variable:
     """Make a variable of an optimizer, whose name begins at the root of the graph."""
     graph = get_default_graph()
     with graph.name_scope(None), graph.control_dependencies(None):
         return Variable(value, trainable=False, name=name)
 
 
-def _variables_in(var_list: Any) -> list[Variable]:
+def _variables_in(var_list: Iterable[Readable] | Readable) -> list[Variable]:
     """Return the variables in a nest or an iterable, which may be one variable."""
     if isinstance(var_list, Iterable) and not isinstance(var_list, Readable):
         var_list = var_list if isinstance(var_list, Mapping) else list(var_list)
@@ -255,7 +263,7 @@ def _variables_in(var_list: Any) -> list[Variable]:
     return [variable_of(v) for v in containers.flatten(var_list)[0]]
 
 
-def _check_pair(grad: Any, var: Readable) -> tuple[Any, Variable]:
+def _check_pair(grad: TensorLike, var: Readable) -> tuple[Any, Variable]:
     """Convert a gradient to a tensor of its variable's dtype, and check its shape."""
     var = variable_of(var)
     if grad is None:
@@ -312,7 +320,7 @@ class _FormulaOptimizer(Optimizer):
             self._tensors[name, dtype] = self._as_tensor(name, dtype, _LONG.get(name, name))
         return self._tensors[name, dtype]
 
-    def _as_tensor(self, name: str, dtype: Any, tensor_name: str) -> Tensor:
+    def _as_tensor(self, name: str, dtype: DType | np.dtype, tensor_name: str) -> Tensor:
         value = self._call_if_callable(self._numbers[name])
         return cast(value, dtype) if is_tensor(value) else constant(value, dtype, name=tensor_name)
 
@@ -425,7 +433,7 @@ class AdamOptimizer(_FormulaOptimizer):
             )
         super()._create_slots(var_list)
 
-    def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Operation:
+    def _finish(self, update_ops: Sequence[Operation | Tensor], name_scope: str) -> Operation:
         powers = []
         for name in ("beta1", "beta2"):
             power: Any = self._numbers[f"{name}_power"]

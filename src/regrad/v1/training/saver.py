@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regrad.core.files import reading, replace_file
+from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError, GraphError
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.tensors import is_tensor
@@ -264,8 +265,8 @@ class Saver:
     def __init__(
         self, var_list: Any = None, reshape: bool = False, sharded: bool = False,
         max_to_keep: int | None = 5, keep_checkpoint_every_n_hours: float = 10000.0,
-        name: str | None = None, restore_sequentially: bool = False, saver_def: Any = None,
-        builder: Any = None, defer_build: bool = False, allow_empty: bool = False,
+        name: str | None = None, restore_sequentially: bool = False, saver_def: None = None,
+        builder: None = None, defer_build: bool = False, allow_empty: bool = False,
         write_version: Any = None, pad_step_number: bool = False,
         save_relative_paths: bool = False, filename: str | None = None,
     ) -> None:  # fmt: skip
@@ -292,7 +293,7 @@ class Saver:
     # -- saving ----------------------------------------------------------------------------------
 
     def save(
-        self, sess: Session, save_path: PathLike, global_step: Any = None,
+        self, sess: Session, save_path: PathLike, global_step: TensorLike = None,
         latest_filename: str | None = None, meta_graph_suffix: str = "meta",
         write_meta_graph: bool = True, write_state: bool = True, strip_default_attrs: bool = False,
         save_debug_info: bool = False,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import regrad as rg
-from regrad.core.tensor import Readable
+from regrad.core.tensor import Readable, TensorLike
 from regrad.errors import ArgumentError, DTypeError, GraphError
 from regrad.v1 import dtypes
 from regrad.v1.functions.creation import zeros
@@ -33,6 +33,10 @@ from regrad.v1.graph.graphs import Graph, GraphKeys, current_graph, get_default_
 from regrad.v1.graph.tensors import Operation, Tensor, build, constant, convert_to_tensor, is_tensor
 from regrad.v1.graph.variable_scopes import get_variable
 from regrad.v1.graph.variables import Variable, global_variables, trainable_variables
+
+if TYPE_CHECKING:
+    from regrad.v1.run.session import Session
+
 
 Number = float | np.ndarray | Readable
 
@@ -91,12 +95,12 @@ def get_or_create_global_step(graph: Graph | None = None) -> Any:
     return create_global_step(graph) if found is None else found
 
 
-def global_step(sess: Any, global_step_tensor: Any) -> int:
+def global_step(sess: Session, global_step_tensor: TensorLike) -> int:
     """The value of a count of steps in a session."""
     return int(sess.run(global_step_tensor))
 
 
-def assert_global_step(global_step_tensor: Any) -> None:
+def assert_global_step(global_step_tensor: TensorLike) -> None:
     """Raise TypeError unless this is a scalar of integers."""
     step = convert_to_tensor(global_step_tensor)
     if not step.dtype.is_integer or step.shape.ndims not in (0, None):
@@ -125,7 +129,7 @@ def _as_number(value: Number, dtype: dtypes.DType) -> Any:
     return cast(value, dtype) if is_tensor(value) else constant(value, dtype)
 
 
-def _periods(step: Any, steps: Any, staircase: bool) -> Any:
+def _periods(step: TensorLike, steps: TensorLike, staircase: bool) -> Any:
     return floor(step / steps) if staircase else step / steps
 
 
@@ -213,8 +217,9 @@ def cosine_decay(
 
 
 def piecewise_constant(
-    x: Any, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
-) -> Tensor:
+    x: TensorLike, boundaries: Sequence[TensorLike], values: Sequence[TensorLike],
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
     """`values[0]` up to and including the first boundary, `values[1]` up to the second, …
 
     Raises ValueError unless there is one value more than boundaries.
@@ -246,7 +251,7 @@ def piecewise_constant(
 # -- moving averages ------------------------------------------------------------------------------
 
 
-def _zeros_for(v: Any) -> Any:
+def _zeros_for(v: Readable) -> Any:
     """Zeros of the shape of a tensor, which need not be computed for them."""
     x = convert_to_tensor(v)
     if not x.shape.is_fully_defined():
@@ -275,12 +280,9 @@ class ExponentialMovingAverage:
     """
 
     def __init__(
-        self,
-        decay: Any,
-        num_updates: Any = None,
-        zero_debias: bool = False,
+        self, decay: Number, num_updates: Number | None = None, zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
-    ) -> None:
+    ) -> None:  # fmt: skip
         if zero_debias:
             raise ArgumentError(
                 "zero_debias=True is not offered: average variables, which begin at their initial "
@@ -296,7 +298,7 @@ class ExponentialMovingAverage:
         """The name of the scope, and of the averages after that of their variable."""
         return self._name
 
-    def apply(self, var_list: Sequence[Any] | None = None) -> Operation:
+    def apply(self, var_list: Sequence[TensorLike] | None = None) -> Operation:
         """An op that updates the averages of variables (by default all trainable) or tensors.
 
         The average of a variable begins at its initial value, that of a tensor at 0.
@@ -330,7 +332,7 @@ class ExponentialMovingAverage:
             decay = minimum(decay, (1.0 + n) / (10.0 + n))
         return average.assign_sub((average - now) * (1.0 - decay))
 
-    def average(self, var: Any) -> Variable | None:
+    def average(self, var: Readable) -> Variable | None:
         """The variable that holds the average of another, None if there is none."""
         return self._averages.get(var)
 
@@ -338,7 +340,9 @@ class ExponentialMovingAverage:
         """The name that the average of a variable has, or would have."""
         return f"{var.op.name}/{self._name}"
 
-    def variables_to_restore(self, moving_avg_variables: Any = None) -> dict[str, Variable]:
+    def variables_to_restore(
+        self, moving_avg_variables: Iterable[Variable] | None = None
+    ) -> dict[str, Variable]:
         """For `Saver`: variables by the names of their averages, others by their own."""
         averaged = moving_avg_variables
         if averaged is None:

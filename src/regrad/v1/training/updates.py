@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from regrad.v1.errors import InvalidArgumentError
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.tensors import Tensor, face
 from regrad.v1.graph.variables import Variable, read_state, state_op
+
+if TYPE_CHECKING:
+    from regrad.graph.plan import Run
+
 
 # -- ops made of formulas --------------------------------------------------------------------------
 
@@ -41,7 +45,7 @@ def update_op(type: str, states: int) -> Callable[[Callable[..., Any]], Op]:
 def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[..., Any]:
     """Apply the formula to the variables of a run; with indices, to those rows alone."""
 
-    def kernel(run: Any, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
+    def kernel(run: Run, *xs: Any, keys: Sequence[str], **options: Any) -> Any:
         *args, indices = xs
         old = args[:states] = [read_state(run, None, key) for key in keys]
         if np.shape(args[grad]) != old[0].shape:
@@ -62,8 +66,9 @@ def _kernel(formula: Callable[..., Any], states: int, grad: int) -> Callable[...
 
 
 def _update_rows(
-    formula: Callable[..., Any], old: Any, args: Any, grad: int, indices: Any, options: Any
-) -> list[Any]:
+    formula: Callable[..., Any], old: Sequence[np.ndarray], args: Any, grad: int,
+    indices: Sequence[np.ndarray], options: Any,
+) -> list[Any]:  # fmt: skip
     rows = np.unique(np.concatenate([np.ravel(i) for i in indices]))
     args[: len(old)] = [value[rows] for value in old]
     args[grad] = args[grad][rows]
