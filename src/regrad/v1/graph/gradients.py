@@ -330,7 +330,7 @@ class _OpNames:
     def before(self, record: Any) -> None:
         self.graph.scope = f"{self.scope}{record.name}_grad/"
 
-    def __call__(self, record: Any, dy: rg.Tensor | None, leaf: int, dx: rg.Tensor | None) -> None:
+    def __call__(self, record: Any, dy: Any, leaf: int, dx: rg.Tensor | None) -> None:
         self.graph.scope = self.scope
 
 

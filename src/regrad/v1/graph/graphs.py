@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,7 +34,7 @@ __all__ = [
 FACES: dict[type, Callable[[Any], Any]] = {}
 
 # The names of rules, or functions, by op type.
-OpTypeMap = dict[str, str | Callable[..., Any]]
+OpTypeMap = Mapping[str, str | Callable[..., Any]]
 
 
 class Graph(engine.Graph):
@@ -250,7 +250,7 @@ class GraphOverrideScope(OverrideScope):
         self._used = True
         return super().__enter__()
 
-    def _fresh(self, rules: OpTypeMap | None) -> GraphOverrideScope:
+    def _fresh(self, rules: OpTypeMap) -> GraphOverrideScope:
         return GraphOverrideScope(self._graph, rules or self._given)
 
     def _resolve(self, value: str | Callable[..., Any], op: Op) -> Rule:
