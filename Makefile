@@ -18,7 +18,7 @@ demo: $(VENV)/.demo
 	OMP_NUM_THREADS=1 $(BIN)/python examples/binarized_digits.py $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
