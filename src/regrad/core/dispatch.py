@@ -263,18 +263,16 @@ def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
     """Two operands that need no promotion, one of them deferred at least."""
     if type(a) is Tensor or type(b) is Tensor:  # as in eager mode
         return None
-    if _is_deferred(a) and (dtype := a._data.dtype) in REAL:
-        if _is_deferred(b) and b._data.dtype is dtype:
+    p: Any = getattr(a, "_data", None)
+    q: Any = getattr(b, "_data", None)
+    if type(p) in DEFERRALS and (dtype := p.dtype) in REAL:
+        if type(q) in DEFERRALS and q.dtype is dtype:
             return a, b
         if type(b) in WEAK:
             return a, constant(b, dtype)
-    elif type(a) in WEAK and _is_deferred(b) and (dtype := b._data.dtype) in REAL:
+    elif type(a) in WEAK and type(q) in DEFERRALS and (dtype := q.dtype) in REAL:
         return constant(a, dtype), b
     return None
-
-
-def _is_deferred(x: object) -> bool:
-    return isinstance(x, Tensor) and type(x._data) in DEFERRALS
 
 
 def _attribute(op: Op, name: str, value: Any) -> Any:

@@ -310,25 +310,34 @@ class Graph:
             raise FinalizedError("Graph is finalized and cannot be modified.")
         if self.outer is not None and op is not PLACEHOLDER and dims.sources(attrs.values()):
             attrs = {k: dims.moved(v, self._own_symbol) for k, v in attrs.items()}
-        symbols = [x._data for x in xs]
-        xs = tuple([symbol.node.symbolic[symbol.index] for symbol in symbols])
+        own, ids, known, given = [], [], [], []
+        for x in xs:
+            symbol = x._data
+            own.append(symbol.node.symbolic[symbol.index])
+            ids.append(symbol.id)
+            known.append(symbol.spec)
+            given.append((symbol.shape, symbol.dtype))
         if specs is None:
-            known: Any = [symbol.spec for symbol in symbols]
             specs = infer(op, [placed(known, p) for p in layout] if layout else known, attrs)
         node = Node(
-            op, rule, attrs, tuple([symbol.id for symbol in symbols]),
-            [(symbol.shape, symbol.dtype) for symbol in symbols], xs, (), None,
-            layout or PLACES[len(xs)],
-        )  # fmt: skip
+            op, rule, attrs, tuple(ids), given, tuple(own), (), None, layout or PLACES[len(own)]
+        )
         node.plain = layout is None and not op.several and op.flat
         node.graph = self
         node.control = self._here.controls
         node.face = node.face_inputs = None
         node.sized = dims.sources(attrs.values()) if attrs else []
-        node.symbols = made = tuple([Symbol(node, i, spec) for i, spec in enumerate(specs)])
-        # (its own Tensors: one that the user holds may become another op's, see `custom`)
-        node.symbolic = tensors = tuple([tensor_of(symbol) for symbol in made])
-        node.output_specs = [(symbol.shape, symbol.dtype) for symbol in made]
+        made, own, known, returned = [], [], [], []
+        for spec in specs:
+            symbol = Symbol(node, len(made), spec)
+            made.append(symbol)
+            # (its own Tensor: one that the user holds may become another op's, see `custom`)
+            own.append(tensor_of(symbol))
+            returned.append(tensor_of(symbol))
+            known.append((symbol.shape, symbol.dtype))
+        node.symbols = tuple(made)
+        node.symbolic = tensors = tuple(own)
+        node.output_specs = known
         node.outputs = tuple([t._id for t in tensors]) if op.several else tensors[0]._id
         node.y = tensors if op.several else tensors[0]
         with self._lock:
@@ -339,8 +348,7 @@ class Graph:
         if made and made[0].dtype.kind in "iu":
             fold(node)
         node.carry()
-        given = tuple([tensor_of(symbol) for symbol in made])
-        return given if op.several else given[0]
+        return tuple(returned) if op.several else returned[0]
 
     def constant(self, value: np.ndarray, key: Any = None) -> Tensor:
         """A Const node; constants with one key are shared."""
