@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.autodiff.custom import CustomCall
+from regrad.autodiff.custom_calls import CustomCall
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.checking import check
 from regrad.checking.check import Function, Method, Settings

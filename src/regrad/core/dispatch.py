@@ -455,7 +455,12 @@ def alias(x: Tensor) -> Tensor:
     """The same value under a new id: what a gradient function differentiates by."""
     state = current()
     if state is None:
-        return rename(x)
+        if type(x) is not Tensor:
+            return rename(x)
+        y = Tensor()
+        y._data = x._data
+        y._id = next_id()
+        return y
     if state.region is not None:
         x = state.region.enter(x)
     y = rename(x)

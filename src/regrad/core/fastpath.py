@@ -16,7 +16,7 @@ from regrad.core.dispatch import WEAK, array_of, call, constant, wrap_results
 from regrad.core.kernel_errors import explain
 from regrad.core.registry import Op
 from regrad.core.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
-from regrad.core.tape import BOTH, NO_ATTRS, ONLY, REAL, SECOND, kept_of, record
+from regrad.core.tape import NO_ATTRS, REAL, record
 from regrad.core.tensor import Tensor
 from regrad.errors import NumberRangeError, prefixed
 
@@ -51,18 +51,17 @@ def unary(op: Op) -> Callable[..., Any]:
                 if not LIVE:
                     y._id = 0
                     return y
-                y._id = n = next_id()
+                y._id = next_id()
                 if state is None:
                     refuse_elsewhere(op.type, (x,))
                 else:
-                    tape = state.tape
-                    if tape is None or BESIDE or p.dtype not in REAL:
+                    to = state.recorder
+                    if (rules := state.overrides) is not None and op.type in rules:
+                        to = None
+                    if to is None or BESIDE or p.dtype not in REAL:
                         record(op, (x,), NO_ATTRS, y)
-                    elif (i := x._id) in tape.watched and (rule := op.rule).watches:
-                        kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
-                        xs = (x,) if kept else ()
-                        spec = ((p.shape, p.dtype),)
-                        tape.write(op, rule, NO_ATTRS, (i,), spec, xs, n, y if keeps_y else None)
+                    elif x._id in to.watched:
+                        to.write_unary(op, x, y)
                 return y
         return call(op, (x,), NO_ATTRS)
 
@@ -94,22 +93,17 @@ def binary(op: Op) -> Callable[..., Any]:
                 if not LIVE:
                     y._id = 0
                     return y
-                y._id = n = next_id()
+                y._id = next_id()
                 if state is None:
                     refuse_elsewhere(op.type, (a, b))
                 else:
-                    tape = state.tape
-                    if tape is None or BESIDE or p.dtype not in REAL:
+                    to = state.recorder
+                    if (rules := state.overrides) is not None and op.type in rules:
+                        to = None
+                    if to is None or BESIDE or p.dtype not in REAL:
                         record(op, (a, b), NO_ATTRS, y)
-                        return y
-                    i, j, watched = a._id, b._id, tape.watched
-                    if (i in watched or j in watched) and (rule := op.rule).watches:
-                        wanted = (BOTH if i in watched else SECOND) if j in watched else ONLY
-                        kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
-                        xs = kept_of((a, b), kept)
-                        specs = ((p.shape, p.dtype), (q.shape, q.dtype))
-                        saved = y if keeps_y else None
-                        tape.write(op, rule, NO_ATTRS, (i, j), specs, xs, n, saved)
+                    elif a._id in to.watched or b._id in to.watched:
+                        to.write_binary(op, a, b, y)
                 return y
         elif type(a) is Tensor and type(b) in WEAK and (d := a._data.dtype) in REAL:
             try:

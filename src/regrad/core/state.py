@@ -16,14 +16,15 @@ import itertools
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from regrad.core.blocks import block
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
-    from regrad.autodiff.custom import CustomCall
+    from regrad.autodiff.guards import Guard
     from regrad.core.overrides import Overrides
+    from regrad.core.registry import Op
     from regrad.core.tape import Tape
     from regrad.core.tensor import Tensor
     from regrad.transforms.region import Region
@@ -42,6 +43,18 @@ BESIDE: dict[Tape, None] = {}
 next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on no tape"
 
 
+class Recorder(Protocol):
+    """Who is told of the plain ops of watched inputs: a tape, or the guard of a custom function."""
+
+    watched: set[int]
+
+    def write_unary(self, op: Op, x: Tensor, y: Tensor) -> None:
+        """Take note of `y = op(x)`, where x is watched."""
+
+    def write_binary(self, op: Op, a: Tensor, b: Tensor, y: Tensor) -> None:
+        """Take note of `y = op(a, b)`, where a or b is watched."""
+
+
 class State:
     """The tapes that record (outermost first), the overrides in force, the guard, the region.
 
@@ -49,34 +62,40 @@ class State:
     knows what a compiled or repeated body takes from outside. In a gradient function, whose ops no
     override concerns, the overrides for the functions that it differentiates are held back, under
     keys of their own (see `held`).
-    `tape` is the common case in one word: the only tape, where nothing else is in force.
-    `spare` are states for the calls of custom functions under this state (see `guarded`).
+    Two words for the common cases: `tape` is the only tape, where nothing else is in force;
+    `recorder` is told of the ops whose inputs it watches, on the fast path. (It is the only tape,
+    or the guard that stands in its place; None sends all ops down the general path.)
+    `spare` are states for the calls of custom functions under this state (see `guards`).
     """
 
     __slots__ = (
-        "__weakref__", "guard", "left", "overrides", "region", "spare", "tape", "tapes",
+        "__weakref__", "guard", "left", "overrides", "recorder", "region", "spare", "tape", "tapes",
     )  # fmt: skip
 
     def __init__(
         self,
         tapes: tuple[Tape, ...] = (),
         overrides: Overrides = None,
-        guard: CustomCall | None = None,
+        guard: Guard | None = None,
         region: Region | Renamed | None = None,
     ) -> None:
         self.tapes = tapes
         self.overrides = overrides
         self.guard: Any = guard
         self.region: Any = region
-        self.spare: list[State] | None = None
+        self.spare: list[State] = []
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
-        if len(tapes) == 1 and overrides is None and guard is None and tapes[0].plain:
-            self.tape = tapes[0]
-        else:
-            self.tape = None
+        self.tape: Tape | None = None
+        self.recorder: Recorder | None = None
+        if len(tapes) == 1 and guard is None and tapes[0].plain:
+            self.recorder = tapes[0]
+            if overrides is None and region is None:
+                self.tape = tapes[0]
+        # A state that only has a guard is needed no longer than the state around it, which is here.
         # (`discard` runs when the state goes, without a step of Python in which a signal's handler
         # could raise: what is raised in `__del__` is lost)
-        LIVE.add(weakref.ref(self, LIVE.discard))
+        if tapes or overrides is not None or region is not None:
+            LIVE.add(weakref.ref(self, LIVE.discard))
 
     def taping(self, *tapes: Tape) -> State:
         """The state for a function that is differentiated: more tapes, which are the innermost."""
@@ -95,21 +114,6 @@ class State:
         if len(own) == len(self.overrides):
             return self.overrides
         return {key[1]: b for key, b in self.overrides.items() if is_held(key)} | own
-
-    def guarded(self, outer: tuple[Tape, ...], guard: CustomCall | None) -> State:
-        """The state in which a custom function runs: fewer tapes, and a guard.
-
-        It is taken from the spare ones, and goes back to them after the call: a copied context
-        shares this state with its thread, so no two calls may hold one at a time.
-        """
-        try:
-            inner = self.spare.pop() if self.spare else None
-        except IndexError:  # another thread took it
-            inner = None
-        if inner is None or inner.tapes is not outer:
-            return State(outer, self.overrides, guard, self.region)
-        inner.guard = guard
-        return inner
 
     @property
     def inspected(self) -> bool:

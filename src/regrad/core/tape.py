@@ -218,6 +218,66 @@ class Tape:
         self.records.append(record)
         return record
 
+    def write_unary(self, op: Op, x: Tensor, y: Tensor) -> None:
+        """As `write`, for `y = op(x)` under the op's own rule, where x is watched and real."""
+        rule = op.rule
+        if not rule.watches:
+            return
+        kept, keeps_y = rule.plans.get(ONLY) or rule.keeps(ONLY)
+        data = x._data
+        record = _blank(Record)
+        record.op = op
+        record.rule = rule
+        record.attrs = NO_ATTRS
+        record.inputs = (x._id,)
+        record.specs = ((data.shape, data.dtype),)
+        record.xs = (x,) if kept else ()
+        record.outputs = n = y._id
+        record.y = y if keeps_y else None
+        self.watched.add(n)
+        self.records.append(record)
+
+    def write_binary(self, op: Op, a: Tensor, b: Tensor, y: Tensor) -> None:
+        """As `write`, for `y = op(a, b)` under the op's own rule, of real numbers."""
+        rule = op.rule
+        if not rule.watches:
+            return
+        i, j, watched = a._id, b._id, self.watched
+        wanted = (BOTH if i in watched else SECOND) if j in watched else ONLY
+        kept, keeps_y = rule.plans.get(wanted) or rule.keeps(wanted)
+        p, q = a._data, b._data
+        record = _blank(Record)
+        record.op = op
+        record.rule = rule
+        record.attrs = NO_ATTRS
+        record.inputs = (i, j)
+        record.specs = ((p.shape, p.dtype), (q.shape, q.dtype))
+        record.xs = kept_of((a, b), kept)
+        record.outputs = n = y._id
+        record.y = y if keeps_y else None
+        watched.add(n)
+        self.records.append(record)
+
+    def write_call(self, op: Op, rule: Rule, xs: tuple[Tensor, ...], y: Tensor) -> None:
+        """As `write`, under a rule that keeps for itself what it needs."""
+        record = _blank(Record)
+        record.op = op
+        record.rule = rule
+        record.attrs = NO_ATTRS
+        record.xs = ()
+        record.y = None
+        if len(xs) == 1:
+            x = xs[0]
+            data = x._data
+            record.inputs = (x._id,)
+            record.specs = ((data.shape, data.dtype),)
+        else:
+            record.inputs = tuple([x._id for x in xs])
+            record.specs = [(x._data.shape, x._data.dtype) for x in xs]
+        record.outputs = n = y._id
+        self.watched.add(n)
+        self.records.append(record)
+
     def close(self) -> set[int]:
         """Watch nothing from now on (an asyncio task may still hold a copy of the state).
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -36,8 +37,7 @@ UNUSED: Any = object()
 
 def drain(records: list[Record]) -> Iterator[Record]:
     """Newest first, letting go of each record (and what it keeps) as the walk passes it."""
-    while records:
-        yield records.pop()
+    return map(records.pop, repeat(-1, len(records)))
 
 
 class Inspector(Protocol):

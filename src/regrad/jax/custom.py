@@ -14,8 +14,9 @@ from jax.interpreters import partial_eval as pe
 from jax.tree_util import tree_flatten, tree_unflatten
 
 import jax
-from regrad.autodiff import custom
+from regrad.autodiff.custom_functions import CustomFunction, Saves
 from regrad.autodiff.gradients import callable_or_raise
+from regrad.autodiff.guards import name_of
 from regrad.core import containers
 from regrad.core.backends import is_array
 from regrad.core.rule import place
@@ -63,32 +64,29 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     [0. 1. 2.]
     """
     callable_or_raise(f, "custom_grad")
-    saving = custom.Saving(f)
+    function = CustomFunction(f)
 
     def op(*args: Any, **options: Any) -> Any:
-        return CustomJaxCall(f, saving, args, options).run()
+        return CustomJaxCall(function, args, options).run()
 
     return update_wrapper(op, f) if hasattr(f, "__name__") else op
 
 
-class CustomJaxCall(custom.Saves):
+class CustomJaxCall(Saves):
     """One call: f and its gradient function traced, and what leads from one to the other."""
 
     def __init__(
         self,
-        f: Callable[..., Any],
-        saving: custom.Saving,
+        custom: CustomFunction,
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> None:
-        self.f = f
-        self.name = getattr(f, "__name__", type(f).__name__)
-        self.how = saving[len(args)]
+        self.custom = custom
         self.options = options
         self.leaves, self.structure = tree_flatten(args)
         self.places = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
         count = len(self.places)
-        self.arguments = containers.Arguments(f, self.name, count, self.slots, read)
+        self.arguments = containers.Arguments(self.f, self.name, count, self.slots, read)
 
     def run(self) -> Any:
         arrays = [jax.numpy.asarray(self._array(self.leaves[i])) for i in self.places]
@@ -123,12 +121,8 @@ class CustomJaxCall(custom.Saves):
         given = list(self.leaves)
         for i, x in zip(self.places, xs, strict=True):
             given[i] = x
-        args, options = tree_unflatten(self.structure, given), dict(self.options)
-        if self.how == "keyword":
-            options["save"] = self.save
-        elif self.how == "last":
-            args = (*args, self.save)
-        value, grad_func = self.unpack(self.f(*args, **options))
+        args = tree_unflatten(self.structure, given)
+        value, grad_func = self.unpack(self.custom.run(args, self.options, self.save))
         ys, self.result = tree_flatten(value)
         ys = [jax.numpy.asarray(y) for y in ys]
         self.count = len(ys)
@@ -144,8 +138,7 @@ class CustomJaxCall(custom.Saves):
             for i, dy in zip(self.floats, dys, strict=True):
                 given[i] = conjugate(dy)
             dy = tree_unflatten(self.result, given)
-            takes_saved = custom.takes_saved(grad_func)
-            answer = grad_func(dy, self.saved) if takes_saved else grad_func(dy)
+            answer = self.custom.pull(grad_func, dy, self.saved)
             return [self.check(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]
 
         self.back = jax.make_jaxpr(back)(*[jax.numpy.zeros_like(ys[i]) for i in self.floats])
@@ -283,4 +276,4 @@ def _find_origin(call: CustomJaxCall, x: Any) -> str:
     for key, value in call.options.items():
         if any(leaf is x for leaf in jax.tree_util.tree_leaves(value)):
             return f"got the keyword argument {key!r}"
-    return f"closes over {custom._name_of(call.f, x) or kind(x)}"
+    return f"closes over {name_of(call.f, x) or kind(x)}"

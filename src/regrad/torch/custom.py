@@ -7,7 +7,7 @@ from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-from regrad.autodiff.custom import Saves, Saving, takes_saved, unpack
+from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
 from regrad.core.rule import place
@@ -56,20 +56,15 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     tensor([-1., -1.])
     """
     callable_or_raise(f, "custom_grad")
-    saving = Saving(f)
-    name = getattr(f, "__name__", type(f).__name__)
+    custom = CustomFunction(f)
 
     def function(*args: Any, **options: Any) -> Any:
         inputs, make = open_arguments(args)
-        refuse_keywords(options, name)
-        call = CustomTorchCall(f, name, inputs, make)
-        how = saving[len(args)]
-        if how == "keyword":
-            options["save"] = call.save
-        elif how == "last":
-            args = (*args, call.save)
+        refuse_keywords(options, custom.name)
+        call = CustomTorchCall(custom, inputs, make)
         start = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
-        value, call.grad_func = unpack(f(*args, **options), name, torch.Tensor)
+        answer = custom.run(args, options, call.save)
+        value, call.grad_func = unpack(answer, custom.name, torch.Tensor)
         call.running = False
         ys, call.close = containers.flatten(value)
         if torch.is_grad_enabled():
@@ -108,16 +103,14 @@ class CustomTorchCall(Saves):
 
     def __init__(
         self,
-        f: Callable[..., Any],
-        name: str,
+        custom: CustomFunction,
         inputs: Sequence[torch.Tensor],
         make: Callable[[], Any],
     ) -> None:
-        self.f = f
-        self.name = name
+        self.custom = custom
         self.inputs = inputs
         self.count = len(inputs)
-        self.arguments = containers.Arguments(f, name, self.count, make)
+        self.arguments = containers.Arguments(self.f, self.name, self.count, make)
 
     def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The values, with the gradient function behind them."""
@@ -156,8 +149,7 @@ class CustomTorchCall(Saves):
         """The gradients by the inputs."""
         grad_func, saved = self.refill(held)
         dy = self.close(list(dys))
-        answer = grad_func(dy, saved) if takes_saved(grad_func) else grad_func(dy)
-        return self.arguments.leaves(answer)
+        return self.arguments.leaves(self.custom.pull(grad_func, dy, saved))
 
     close: containers.Rebuild = containers.only
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regrad.autodiff.custom import CustomCall
+from regrad.autodiff.custom_calls import CustomCall
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_inexact, is_traced
 from regrad.core.overrides import CountedRule, WrappedRule
@@ -211,8 +211,8 @@ class CustomStep(NamedTuple):
     def replay(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
         call = self.call.on(tuple(xs))
-        f = lambda: (self._values(env, records), self._back(env))  # noqa: E731
-        run = lambda: call.perform(f, (), {}, current())  # noqa: E731
+        again = lambda: (self._values(env, records), self._back(env))  # noqa: E731
+        run = lambda: call.perform(again, current())  # noqa: E731
         ys = hidden(xs, run) if self.cut else run()
         env.update(zip(self.ys, containers.flatten(ys)[0], strict=True))
 

@@ -23,7 +23,7 @@ from regrad.core.tensor import Readable, Tensor
 from regrad.errors import GradientError
 
 if TYPE_CHECKING:
-    from regrad.autodiff.custom import CustomCall
+    from regrad.autodiff.custom_calls import CustomCall
     from regrad.autodiff.variables import Variable
     from regrad.core.backends import Array
     from regrad.core.registry import Attrs

@@ -1,0 +1,241 @@
+"""One call of a function with a gradient of its own: its guard, what it saved, its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
+from regrad.autodiff.custom_nodes import custom_node
+from regrad.autodiff.guards import UNSEEN, guarded
+from regrad.core import containers, dispatch
+from regrad.core.backends import is_array
+from regrad.core.registry import Input, Op
+from regrad.core.rule import Rule
+from regrad.core.state import STATE, State, next_id, run_held
+from regrad.core.tape import NO_ATTRS, put
+from regrad.core.tensor import Tensor, id_of, twin
+from regrad.graph.graph import is_symbolic
+
+if TYPE_CHECKING:
+    from regrad.core.rule import Cotangent
+    from regrad.core.tape import Record
+
+CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
+NOTHING: tuple[frozenset[int], bool] = frozenset(), False
+
+
+class CustomCall(Saves, Rule):
+    """One call of a custom op: its `save` keeps what f asks for; then it is the record's rule."""
+
+    grad_func: Callable[..., Any]
+    again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
+    inputs: tuple[Tensor, ...] = ()  # until the call is recorded
+    mark = 0  # what is newer, f made
+    seen = UNSEEN  # the tapes that see what f does, with their numbers of records before it
+    scopes: Any = None  # the overrides in force at the call
+    form: Sequence[Any] | None = None  # of the arguments; None: each is a Tensor
+    nests = False  # whether one of the arguments is a container of Tensors
+    rebuild = staticmethod(containers.only)
+
+    def __init__(self, custom: CustomFunction, inputs: tuple[Tensor, ...]) -> None:
+        self.custom = custom
+        self.count = count = len(inputs)
+        if count == 1:
+            self.pulls = ONLY_INPUT
+
+    def keep(self, value: Any) -> Any:
+        return _copied(value)
+
+    def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
+        """The same call on other inputs."""
+        other = CustomCall.__new__(CustomCall)
+        vars(other).update(vars(self))
+        other.inputs, other.seen = inputs, UNSEEN
+        return other
+
+    def perform(self, run: Callable[[], Any], state: State | None) -> Any:
+        """Run f (by `run`) in a state, and record what it returns as the output of one op."""
+        capture = None
+        if state is not None:
+            self.scopes = None if state.overrides is None else state.scopes
+            capture = None if state.region is None else state.region.capture
+        if state is None or (capture is None and not state.tapes):
+            self.mark = next_id()
+            value, self.grad_func = unpack(run(), self.name)
+            self.running = False
+            return value if type(value) is Tensor or not _is_in_graph(value) else self.placed(value)
+        if capture is not None:
+            return capture.custom(self, lambda: self.guarding(run, state), state)
+        return self.recorded(self.guarding(run, state), state)
+
+    def guarding(self, run: Callable[[], Any], state: State) -> Any:
+        """What f returns, by `run`, while a guard watches over it."""
+        xs, outer = self.inputs, state.tapes
+        if state.guard is not None:
+            state.guard.check(CUSTOM, xs)
+        # The tapes outside the innermost one that watches an input see what f does, because a
+        # saved intermediate has a derivative of its own at the next order. For those further in
+        # grad_func speaks.
+        for i in range(len(outer) - 1, -1, -1):
+            if not outer[i].watched.isdisjoint(map(id_of, xs)):
+                outer = outer[:i]
+                break
+        if outer:
+            self.seen = {tape: len(tape.records) for tape in outer}
+        inner = guarded(state, outer)
+        try:
+            self.mark = inner.guard.begin(self.custom, xs, self.seen)
+            STATE.set(inner)
+            value, self.grad_func = unpack(run(), self.name)
+            if not _is_in_graph(value):
+                inner.guard.check(CUSTOM, containers.flatten(value)[0])
+        finally:
+            inner.guard.end()
+            self.running = False
+            STATE.set(state)
+            if not outer:
+                state.spare.append(inner)
+        return value
+
+    # -- the rule ----------------------------------------------------------------------------
+
+    def recorded(self, value: Any, state: State) -> Any:
+        """The value as the output of one record on the tapes that watch an input."""
+        if type(value) is Tensor:
+            y = outputs = self.adopted(value)
+        elif _is_in_graph(value):
+            outputs = self.placed(value)
+            y = outputs if isinstance(outputs, Tensor) else tuple(containers.flatten(outputs)[0])
+        else:
+            leaves, self.rebuild = containers.flatten(value)
+            first = {id(leaf): i for i, leaf in reversed([*enumerate(leaves)])}
+            y = tuple(
+                self.adopted(leaf) if first[id(leaf)] == i else dispatch.rename(leaf)
+                for i, leaf in enumerate(leaves)
+            )
+            outputs = self.rebuild(y)
+        inputs = self.inputs
+        self.inputs, self.seen = (), UNSEEN  # only what was saved is kept
+        put(state, CUSTOM, self, inputs, NO_ATTRS, y)
+        return outputs
+
+    def placed(self, value: Any) -> Any:
+        """The value as the output of one node of the graph.
+
+        As `adopted` says, a tensor that f made becomes the output.
+        """
+        leaves, self.rebuild = containers.flatten(value)
+        inner = [dispatch.alias_of(leaf) for leaf in leaves]
+        outputs = custom_node(
+            self.name, inner, self.inputs, lambda dys: self.per_input(self.answer(self.given(dys))),
+            self.mark, self.input_name,
+        )  # fmt: skip
+        pairs = {id(leaf): (leaf, y) for leaf, y in zip(leaves[::-1], outputs[::-1], strict=True)}
+        for leaf, y in pairs.values():  # one that is returned twice becomes the first output
+            if leaf._id > self.mark:
+                self.set_apart(leaf)
+                leaf._data, leaf._id = y._data, y._id
+        return self.rebuild(list(outputs))
+
+    def given(self, dys: tuple[Tensor, ...]) -> Any:
+        """The gradients that arrive, in the structure of the value."""
+        return self.rebuild(list(dys))
+
+    def adopted(self, y: Tensor) -> Tensor:
+        """The tensor that f returned, as the output of the custom op.
+
+        A tensor that f made gets a new id and so *becomes* the output: where grad_func uses
+        it, higher orders differentiate it by the custom rule. An older one gets an alias.
+        """
+        if y._id > self.mark:
+            self.set_apart(y)
+            y._id = next_id()
+            return y
+        return dispatch.alias_of(y)
+
+    def set_apart(self, y: Tensor) -> None:
+        """Leave the ops of f, which have kept y for their rules, a Tensor that does not change.
+
+        To them it stays what f's own op made, at all orders.
+        """
+        if not self.seen:
+            return
+        own = twin(y)
+        for tape, begin in self.seen.items():
+            for record in tape.records[begin:]:
+                record.replace(y, own)
+
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return NOTHING  # what is kept is what f saved
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # nobody can know
+
+    def answer(self, dy: Cotangent, holding: bool = True) -> Any:
+        """What grad_func says, by ops that no override concerns (the walk, which asks, is masked).
+
+        A function that it differentiates in its turn (the model again, say) runs under the
+        overrides that were in force at the call.
+        """
+        if self.scopes is not None and holding:
+            return run_held(self.scopes, self.answer, dy, False)
+        return self.custom.pull(self.grad_func, dy, self.saved)
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        answer = self.answer(dy if isinstance(dy, Tensor) else self.rebuild(dy))
+        return enumerate(self.per_input(answer))
+
+    def per_input(self, answer: Any) -> Sequence[Any]:
+        """What grad_func answered, one entry per input."""
+        if not self.nests and type(answer) in (list, tuple) and len(answer) == self.count:
+            for dx in answer:
+                if not isinstance(dx, Tensor) and dx is not None:
+                    break
+            else:
+                return answer
+        return self.arguments().leaves(answer)
+
+    def arguments(self) -> containers.Arguments:
+        """The structure that the answer must have."""
+        form = map(containers.Hole, range(self.count)) if self.form is None else self.form
+        return containers.Arguments(self.f, self.name, self.count, lambda: map(_unfolded, form))
+
+    def input_name(self, leaf: int) -> str:
+        return self.arguments().names[leaf]
+
+
+def _pull_only(record: Record, dy: Cotangent) -> Any:
+    """The gradient by the only input of a custom op."""
+    call: Any = record.rule
+    if call.scopes is None:  # as `answer` has it, without a call
+        answer = call.custom.pull(call.grad_func, dy, call.saved)
+    else:
+        answer = call.answer(dy)
+    if not call.nests:
+        if type(answer) is Tensor:
+            return answer
+        if type(answer) is list and len(answer) == 1 and type(answer[0]) is Tensor:
+            return answer[0]
+    return call.per_input(answer)[0]
+
+
+ONLY_INPUT = (_pull_only,)  # the rule's `pulls`, if there is one input
+
+
+def _unfolded(entry: Any) -> Any:
+    """The form of an argument as `containers.Arguments` takes it."""
+    return containers.nested(entry[0], iter(entry[1])) if type(entry) is tuple else entry
+
+
+def _copied(value: object) -> Any:
+    """A value to be saved; arrays are copied, because their owner may change them."""
+    return dispatch.lift(value) if type(value) is not Tensor and is_array(value) else value
+
+
+def _is_in_graph(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return is_symbolic(value)
+    return any(is_symbolic(leaf) for leaf in containers.flatten(value)[0])

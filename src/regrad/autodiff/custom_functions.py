@@ -1,0 +1,194 @@
+"""The function behind a custom gradient: how it takes `save`, and how its answer is read.
+
+It serves `custom_grad` of regrad, of `regrad.torch` and of `regrad.jax`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from inspect import CO_VARARGS
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+from regrad.core import containers
+from regrad.core.rule import place
+from regrad.core.signatures import misfit, parameters_of
+from regrad.core.tensor import Tensor, TensorView
+from regrad.errors import ArgumentError, kind
+
+SEQUENCES = (list, tuple)  # (quicker than the union, at a call that is made each time)
+
+
+class CustomFunction:
+    """A function with a gradient of its own: the parts that all its calls have in common."""
+
+    __slots__ = ("_code", "_takes", "_ways", "f", "name", "parameters")
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self.f = f
+        self.name = getattr(f, "__name__", type(f).__name__)
+        self._code: Any = None  # of the last gradient function, which is made anew at each call
+        self._takes = True  # whether one with that code takes what was saved
+        try:
+            self.parameters = list(inspect.signature(f).parameters.values())
+        except ValueError:
+            self.parameters = []
+        self._ways: dict[int, str] = {}  # how f takes `save`, by the number of its arguments
+
+    def run(
+        self, args: tuple[Any, ...], options: Mapping[str, Any], save: Callable[..., None]
+    ) -> Any:
+        """What f returns; it is given `save` where it takes it."""
+        way = self._ways.get(len(args)) or self._find_way(len(args))
+        if way == "last":
+            return self.f(*args, save, **options)
+        return self.f(*args, save=save, **options) if way == "keyword" else self.f(*args, **options)
+
+    def _find_way(self, count: int) -> str:
+        self._ways[count] = way = self._way(count)
+        return way
+
+    def _way(self, count: int) -> str:
+        if any(p.name == "save" and p.kind is not p.POSITIONAL_ONLY for p in self.parameters):
+            return "keyword"
+        if any(p.kind is p.VAR_POSITIONAL for p in self.parameters):
+            return "last"
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        needed = sum(p.kind in positional and p.default is p.empty for p in self.parameters)
+        return "last" if needed == count + 1 else "not"
+
+    def pull(self, grad_func: Callable[..., Any], dy: Any, saved: Any) -> Any:
+        """What the gradient function answers; it may take what was saved beside dy, or leave it."""
+        code = getattr(grad_func, "__code__", None)
+        takes = self._takes if code is not None and code is self._code else self._find(grad_func)
+        try:
+            return grad_func(dy, saved) if takes else grad_func(dy)
+        except (IndexError, AttributeError) as error:
+            trace = error.__traceback__
+            deeper = trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
+            if deeper or not takes:
+                raise
+            raise ArgumentError(
+                f"custom_grad: {self.name} failed with {error!r}. What f saved is "
+                f"{_described(saved)}: call save([a, b]) in f for saved[0] and saved[1], or "
+                "save(a=a) for saved.a."
+            ) from error
+
+    def _find(self, grad_func: Callable[..., Any]) -> bool:
+        """Whether a gradient function takes what was saved."""
+        if type(grad_func) is FunctionType:
+            code = grad_func.__code__
+            others = code.co_kwonlyargcount | code.co_flags & CO_VARARGS
+            if 0 < code.co_argcount <= 2 and grad_func.__defaults__ is None and not others:
+                self._code, self._takes = code, code.co_argcount == 2
+                return self._takes
+        return _takes_saved(grad_func)
+
+
+class Saves:
+    """One call of a custom function: what its `save` keeps for its gradient function."""
+
+    custom: CustomFunction
+    running = True
+    saved: Any = ()
+
+    @property
+    def f(self) -> Callable[..., Any]:
+        """The function that was called."""
+        return self.custom.f
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.custom.name
+
+    def keep(self, value: Any) -> Any:
+        """A value as it is kept."""
+        return value
+
+    def save(self, *tensors: Any, **named: Any) -> None:
+        """Keep tensors for grad_func; of several calls the last counts, as in TensorFlow.js."""
+        if not self.running:
+            raise ArgumentError(
+                f"custom_grad: save was called after {self.name} had returned; call it inside f"
+            )
+        if not named and len(tensors) == 1 and isinstance(tensors[0], SEQUENCES):
+            (items,) = tensors
+            for item in items:
+                if type(item) is not Tensor:
+                    items = [self.keep(t) for t in items]
+                    break
+            self.saved = tuple(items)
+        elif named and not tensors:
+            self.saved = SimpleNamespace(**{k: self.keep(t) for k, t in named.items()})
+        else:
+            raise ArgumentError(
+                f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
+                f"gives saved[0] and saved[1], save(a=a) gives saved.a; got "
+                f"{', '.join([*map(kind, tensors), *named]) or 'nothing'}"
+            )
+
+
+def unpack(answer: Any, name: str, array: type = Tensor) -> tuple[Any, Callable[..., Any]]:
+    """`(value, grad_func)` from what f returned; the value holds arrays of this type."""
+    if type(answer) is dict and len(answer) == 2 and "value" in answer and "grad_func" in answer:
+        value, grad_func = answer["value"], answer["grad_func"]
+    elif isinstance(answer, dict):
+        raise _not_a_pair(name, f"got a dict with the keys {sorted(map(str, answer))}")
+    elif hasattr(answer, "value") and hasattr(answer, "grad_func"):
+        value, grad_func = answer.value, answer.grad_func
+    elif isinstance(answer, tuple | list) and len(answer) == 2:
+        value, grad_func = answer
+    else:
+        raise _not_a_pair(name, f"got {kind(answer)}")
+    if not callable(grad_func):
+        raise _not_a_pair(name, f"its grad_func is {kind(grad_func)}")
+    if type(value) is Tensor:
+        return value, grad_func
+    leaves, rebuild = containers.flatten(value)
+    if any(isinstance(leaf, TensorView) for leaf in leaves):
+        leaves = [leaf._read() if isinstance(leaf, TensorView) else leaf for leaf in leaves]
+        value = rebuild(leaves)
+    for leaf in leaves:
+        if not isinstance(leaf, array):
+            raise _not_a_pair(name, f"its value holds {kind(leaf)}")
+    if not leaves:
+        raise _not_a_pair(name, "its value is empty")
+    return value, grad_func
+
+
+def _not_a_pair(name: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        f"custom_grad: {name} must return {{'value': y, 'grad_func': g}} or (y, g) with a Tensor "
+        f"(or a container of them) and a function; {got}"
+    )
+
+
+def _takes_saved(grad_func: Callable[..., Any]) -> bool:
+    """Whether a gradient function must be given a second argument.
+
+    A parameter with a default keeps it (`lambda dy, k=k: …`), unless it is called `saved`.
+    """
+    try:
+        parameters = list(inspect.signature(grad_func).parameters.values())
+    except ValueError:
+        return True
+    takes = any(p.kind is p.VAR_POSITIONAL for p in parameters) or any(
+        p.name == "saved"
+        or (p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+        for p in parameters[1:]
+    )
+    if misfit(grad_func, ("dy", "saved")[: 1 + takes], {}) is not None:
+        raise ArgumentError(
+            f"custom_grad: the gradient function ({place(grad_func)}) takes "
+            f"{parameters_of(grad_func)}, expected (dy, saved) or (dy). What f saved comes as one "
+            "argument, saved[0], saved[1], …; several outputs have one dy, a tuple."
+        )
+    return takes
+
+
+def _described(saved: Any) -> str:
+    if isinstance(saved, SimpleNamespace):
+        return f"by name ({', '.join(vars(saved))})"
+    return f"a list of {len(saved)}" if saved else "nothing"

@@ -1,0 +1,141 @@
+"""The guard of a custom function: it refuses what the function uses without being given it.
+
+What f closes over has no part in the answer of grad_func, so a gradient by it would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from regrad.core.rule import place
+from regrad.core.state import State, next_id
+from regrad.core.tape import Tape
+from regrad.errors import GradientError, kind
+
+if TYPE_CHECKING:
+    from regrad.autodiff.custom_functions import CustomFunction
+    from regrad.autodiff.variables import Variable
+    from regrad.core.registry import Op
+    from regrad.core.tensor import Tensor
+
+UNSEEN: Mapping[Tape, int] = MappingProxyType({})
+IDLE = 0  # a mark before which no tensor was made
+
+
+class Guard:
+    """What watches over a custom function while it runs.
+
+    It serves one call after the other. Where one tape is open it is also the recorder of the
+    fast path, which it hears of the ops of what the tape watches, and of no others.
+    """
+
+    __slots__ = ("custom", "inputs", "mark", "outer", "seen", "tapes", "watched")
+
+    custom: CustomFunction  # that runs
+    inputs: tuple[Tensor, ...]  # which it may use
+
+    def __init__(self, state: State) -> None:
+        self.outer: Guard | None = state.guard  # of the function inside which this one is called
+        self.tapes = state.tapes
+        self.watched: Any = None if state.tape is None else state.tape.watched
+        self.mark = IDLE  # what is newer, the function made
+        self.inputs = ()
+        self.seen = UNSEEN  # the tapes that see what f does, with their numbers of records before
+
+    def begin(
+        self, custom: CustomFunction, inputs: tuple[Tensor, ...], seen: Mapping[Tape, int]
+    ) -> int:
+        """Watch over a call. Return the mark: what is newer, the function made."""
+        self.custom, self.inputs, self.seen = custom, inputs, seen
+        self.mark = mark = next_id()
+        return mark
+
+    def end(self) -> None:
+        """Watch over nothing until the next call."""
+        self.mark, self.inputs, self.seen = IDLE, (), UNSEEN
+
+    def check(self, op: Op, xs: Iterable[Tensor]) -> None:
+        """Refuse inputs of an op that f closes over while a tape watches them."""
+        for x in xs:
+            i = x._id
+            if i >= self.mark or i <= 0:
+                continue
+            for given in self.inputs:
+                if x is given:
+                    break
+            else:
+                if any(i in tape.watched for tape in self.tapes):
+                    name = name_of(self.custom.f, x) or f"{kind(x)} (in the op {op.type!r})"
+                    raise self._closes_over(name)
+        if self.outer is not None:
+            self.outer.check(op, xs)
+
+    def write_unary(self, op: Op, x: Tensor, y: Tensor) -> None:
+        """Check the input of an op (see `Recorder`)."""
+        for given in self.inputs:
+            if x is given:
+                return
+        self.check(op, (x,))
+
+    def write_binary(self, op: Op, a: Tensor, b: Tensor, y: Tensor) -> None:
+        """Check the inputs of an op (see `Recorder`)."""
+        self.check(op, (a, b))
+
+    def check_variable(self, variable: Variable) -> None:
+        """Refuse a read of a Variable that a tape watches."""
+        if self.mark is not IDLE and any(tape.wants(variable) for tape in self.tapes):
+            raise self._closes_over(f"the Variable {variable.name!r}")
+        if self.outer is not None:
+            self.outer.check_variable(variable)
+
+    def loses(self, value: Tensor) -> None:
+        """A value that f made is assigned to a Variable: the tapes that do not see f lose it."""
+        if self.mark is not IDLE and value._id > self.mark:
+            for tape in self.tapes:
+                if tape not in self.seen:
+                    tape.lost = {*(tape.lost or ()), value._id}
+        if self.outer is not None:
+            self.outer.loses(value)
+
+    def _closes_over(self, called: str) -> GradientError:
+        f = self.custom.f
+        return GradientError(
+            f"custom_grad: {self.custom.name} ({place(f)}) closes over {called}, which is being "
+            "differentiated; its gradient would be lost. Pass it as an input of its own, for "
+            "which grad_func gives a gradient too, or use stop_gradient on it."
+        )
+
+
+def guarded(state: State, outer: tuple[Tape, ...]) -> State:
+    """The state in which a custom function runs that is called in `state`: with a guard.
+
+    The tapes of `outer` see what it does. Without any, the state is one of the spare ones, and is
+    put back there after the call: a copied context shares `state` with its thread, so no two calls
+    may hold one at a time.
+    """
+    if not outer:
+        try:
+            return state.spare.pop()
+        except IndexError:
+            pass
+    inner = State(outer, state.overrides, Guard(state), state.region)
+    if state.tape is not None and not outer:
+        inner.recorder = inner.guard
+    return inner
+
+
+def name_of(f: Any, x: Tensor) -> str | None:
+    """What f calls a tensor that it closes over."""
+    code = getattr(f, "__code__", None)
+    if code is None:
+        return None
+    cells = zip(code.co_freevars, f.__closure__ or (), strict=False)
+    for name, cell in cells:
+        try:
+            if cell.cell_contents is x:
+                return repr(name)
+        except ValueError:  # an empty cell
+            continue
+    return next((repr(n) for n in code.co_names if f.__globals__.get(n) is x), None)
