@@ -160,6 +160,27 @@ def test_closing_over_a_differentiated_tensor_is_refused():
     assert current() is None
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        rg.sin,
+        rg.sign,
+        lambda w: w * 2.0,
+        lambda w: 2.0 + w,
+        rg.sum,
+        lambda w: rg.stack([w, w])[0],
+        lambda w: w,
+    ],
+)
+def test_every_use_of_what_is_closed_over_is_refused(use):
+    def f(w):
+        custom = rg.custom_grad(lambda x: (use(w), lambda dy: dy))
+        return custom(w + 1.0)
+
+    with pytest.raises(GradientError, match="closes over 'w'"):
+        rg.grad(f)(rg.tensor([1.0, 2.0]))
+
+
 def test_closing_over_it_is_refused_although_no_input_is_differentiated():
     def loss(w):
         return rg.custom_grad(lambda x: (x * w, lambda dy: dy))(rg.scalar(1.0))

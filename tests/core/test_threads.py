@@ -308,6 +308,28 @@ def test_custom_functions_in_copied_contexts(trial):
     assert all("closes over" in text for _, text in refused)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_a_context_that_outlives_its_custom_function_loses_nothing(op):
+    """It was copied while the function ran; what is computed in it later is on no tape."""
+    contexts = []
+
+    @rg.custom_grad
+    def doubled(w, save):
+        contexts.append(contextvars.copy_context())
+        return w * 2.0, lambda dy: dy * 2.0
+
+    def late(x):
+        y = doubled(x)
+        with pytest.raises(GradientError, match="its gradient|gradient .* would be lost"):
+            contexts[0].run(OPS[op], x)
+        again = doubled(y)  # which may take over the state of the first call
+        with pytest.raises(GradientError, match="its gradient|gradient .* would be lost"):
+            contexts[1].run(OPS[op], y)
+        return again
+
+    assert rg.grad(late)(3.0).item() == 4.0
+
+
 @pytest.mark.usefixtures("restless")
 def test_scopes_are_of_one_thread():
     def work(k):

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
-from regrad.autodiff.custom_calls import CUSTOM, CustomCall
+from regrad.autodiff.custom_calls import CUSTOM, CustomCall, CustomRule
 from regrad.autodiff.custom_functions import CustomFunction, unpack
 from regrad.autodiff.gradients import callable_or_raise
-from regrad.autodiff.guards import UNSEEN, guarded
+from regrad.autodiff.guards import SPARE, Guard
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_array
 from regrad.core.signatures import public
-from regrad.core.state import STATE, State, current
-from regrad.core.tape import NO_ATTRS
+from regrad.core.state import STATE, State, current, next_id
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError
 
@@ -64,38 +63,52 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     custom = CustomFunction(f)
 
     def op(*args: Any, **options: Any) -> Any:
-        # Under one tape, with nothing else in force, this is all that `general` comes to.
+        # All that `general` comes to under one tape, with nothing else in force. It is one frame,
+        # as on the fast path of the ops.
         state = current()
         if state is None or (tape := state.tape) is None or options:
             return general(state, args, options)
-        watched = False
+        watched, reached = tape.watched, False
         for x in args:
             if type(x) is not Tensor:
                 return general(state, args, options)
-            if x._id in tape.watched:
-                watched = True
-        if not watched:
+            if x._id in watched:
+                reached = True
+        if not reached:
             return general(state, args, options)
-        call = CustomCall(custom, args)
-        inner = guarded(state, ())
-        guard = inner.guard
+        rule = CustomRule(custom, len(args))
         try:
-            mark = guard.begin(custom, args, UNSEEN)
+            inner = SPARE.pop()
+        except IndexError:
+            inner = State(guard=Guard())
+        guard = inner.guard
+        guard.custom = custom
+        guard.inputs = args
+        guard.tapes = state.tapes
+        guard.watched = watched
+        guard.mark = mark = next_id()
+        inner.recorder = guard
+        try:
             STATE.set(inner)
-            y, call.grad_func = unpack(custom.run(args, NO_ATTRS, call.save), custom.name)
-            plain = type(y) is Tensor and y._id > mark  # and made by f
-            if not plain:
+            if len(args) == custom.plainly:  # as `run` has it, without a call
+                answer = f(*args, rule.save)
+            else:
+                answer = custom.run(args, options, rule.save)
+            y, rule.grad_func = unpack(answer, custom.name)
+            made = type(y) is Tensor and y._id > mark
+            if not made:
                 guard.check(CUSTOM, containers.flatten(y)[0])
         finally:
-            guard.end()
-            call.running = False
-            STATE.set(state)
-            state.spare.append(inner)
-        if plain:
-            tape.write_call(CUSTOM, call, args, y)
+            STATE.set(state)  # (first of all: a signal may raise after a call)
+            rule.running = False
+            inner.recorder = None
+            guard.inputs = guard.tapes = ()
+            SPARE.append(inner)
+        if made:
+            y._id = next_id()  # as the output (see `adopted`)
+            tape.write_call(CUSTOM, rule, args, y)
             return y
-        call.inputs, call.mark = args, mark
-        return call.recorded(y, state)
+        return CustomCall(custom, args).after(rule, mark, y, state)
 
     def general(state: State | None, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         inputs, form = args, None
@@ -108,7 +121,6 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         if options:
             _check_options(options, custom.name)
         call = CustomCall(custom, inputs)
-        call.inputs = inputs
         if form is not None:
             call.form = form
             call.nests = tuple in map(type, form)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
+from regrad.autodiff.custom_functions import ONLY_INPUT, CustomFunction, Saves, unpack
 from regrad.autodiff.custom_nodes import custom_node
-from regrad.autodiff.guards import UNSEEN, guarded
+from regrad.autodiff.guards import UNSEEN, Guard
 from regrad.core import containers, dispatch
 from regrad.core.backends import is_array
 from regrad.core.registry import Input, Op
@@ -25,32 +26,85 @@ CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
 NOTHING: tuple[frozenset[int], bool] = frozenset(), False
 
 
-class CustomCall(Saves, Rule):
-    """One call of a custom op: its `save` keeps what f asks for; then it is the record's rule."""
+class CustomRule(Saves, Rule):
+    """What stays of the call of a custom function: what it saved, and its gradient function.
+
+    Where nothing else is in force, a call makes no more than this.
+    """
+
+    __slots__ = ("count", "custom", "grad_func", "pulls", "running", "saved")
 
     grad_func: Callable[..., Any]
-    again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
-    inputs: tuple[Tensor, ...] = ()  # until the call is recorded
-    mark = 0  # what is newer, f made
-    seen = UNSEEN  # the tapes that see what f does, with their numbers of records before it
     scopes: Any = None  # the overrides in force at the call
     form: Sequence[Any] | None = None  # of the arguments; None: each is a Tensor
     nests = False  # whether one of the arguments is a container of Tensors
-    rebuild = staticmethod(containers.only)
+    rebuild = staticmethod(containers.only)  # the structure of the value
 
-    def __init__(self, custom: CustomFunction, inputs: tuple[Tensor, ...]) -> None:
-        self.custom = custom
-        self.count = count = len(inputs)
-        if count == 1:
-            self.pulls = ONLY_INPUT
+    def __init__(self, custom: CustomFunction, count: int) -> None:
+        self.custom = custom  # (not by Saves: a second call, at every call of a custom function)
+        self.count = count  # of inputs
+        self.pulls = ONLY_INPUT if count == 1 else None
+        self.saved = ()
+        self.running = True
 
     def keep(self, value: Any) -> Any:
         return _copied(value)
 
+    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
+        return NOTHING  # what is kept is what f saved
+
+    def linear_in(self, wanted: frozenset[int]) -> bool:
+        return False  # nobody can know
+
+    def answer(self, dy: Cotangent, holding: bool = True) -> Any:
+        """What grad_func says, by ops that no override concerns (the walk, which asks, is masked).
+
+        A function that it differentiates in its turn (the model again, say) runs under the
+        overrides that were in force at the call.
+        """
+        if self.scopes is not None and holding:
+            return run_held(self.scopes, self.answer, dy, False)
+        return self.custom.pull(self.grad_func, dy, self.saved)
+
+    def pull(
+        self, record: Record, dy: Cotangent, wanted: Sequence[int]
+    ) -> Iterable[tuple[int, Any]]:
+        answer = self.answer(dy if isinstance(dy, Tensor) else self.rebuild(dy))
+        return enumerate(self.per_input(answer))
+
+    def per_input(self, answer: Any) -> Sequence[Any]:
+        """What grad_func answered, one entry per input."""
+        if not self.nests and type(answer) in (list, tuple) and len(answer) == self.count:
+            for dx in answer:
+                if not isinstance(dx, Tensor) and dx is not None:
+                    break
+            else:
+                return answer
+        return self.arguments().leaves(answer)
+
+    def arguments(self) -> containers.Arguments:
+        """The structure that the answer must have."""
+        form = map(containers.Hole, range(self.count)) if self.form is None else self.form
+        return containers.Arguments(self.f, self.name, self.count, lambda: map(_unfolded, form))
+
+    def input_name(self, leaf: int) -> str:
+        return self.arguments().names[leaf]
+
+
+class CustomCall(CustomRule):
+    """One call of a custom function, in any state: f runs under a guard, and is recorded."""
+
+    again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
+    mark = 0  # what is newer, f made
+    seen = UNSEEN  # the tapes that see what f does, with their numbers of records before it
+
+    def __init__(self, custom: CustomFunction, inputs: tuple[Tensor, ...]) -> None:
+        super().__init__(custom, len(inputs))
+        self.inputs = inputs  # until the call is recorded
+
     def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
         """The same call on other inputs."""
-        other = CustomCall.__new__(CustomCall)
-        vars(other).update(vars(self))
+        other = copy(self)
         other.inputs, other.seen = inputs, UNSEEN
         return other
 
@@ -69,6 +123,12 @@ class CustomCall(Saves, Rule):
             return capture.custom(self, lambda: self.guarding(run, state), state)
         return self.recorded(self.guarding(run, state), state)
 
+    def after(self, rule: CustomRule, mark: int, value: Any, state: State) -> Any:
+        """Record what f has returned in a call that made no more than a rule."""
+        self.grad_func, self.saved, self.mark = rule.grad_func, rule.saved, mark
+        self.running = False
+        return self.recorded(value, state)
+
     def guarding(self, run: Callable[[], Any], state: State) -> Any:
         """What f returns, by `run`, while a guard watches over it."""
         xs, outer = self.inputs, state.tapes
@@ -83,22 +143,19 @@ class CustomCall(Saves, Rule):
                 break
         if outer:
             self.seen = {tape: len(tape.records) for tape in outer}
-        inner = guarded(state, outer)
+        guard = Guard()
+        guard.outer = state.guard
+        self.mark = guard.begin(self.custom, xs, state.tapes, self.seen)
         try:
-            self.mark = inner.guard.begin(self.custom, xs, self.seen)
-            STATE.set(inner)
+            STATE.set(State(outer, state.overrides, guard, state.region))
             value, self.grad_func = unpack(run(), self.name)
             if not _is_in_graph(value):
-                inner.guard.check(CUSTOM, containers.flatten(value)[0])
+                guard.check(CUSTOM, containers.flatten(value)[0])
         finally:
-            inner.guard.end()
+            guard.end()
             self.running = False
             STATE.set(state)
-            if not outer:
-                state.spare.append(inner)
         return value
-
-    # -- the rule ----------------------------------------------------------------------------
 
     def recorded(self, value: Any, state: State) -> Any:
         """The value as the output of one record on the tapes that watch an input."""
@@ -165,64 +222,6 @@ class CustomCall(Saves, Rule):
         for tape, begin in self.seen.items():
             for record in tape.records[begin:]:
                 record.replace(y, own)
-
-    def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
-        return NOTHING  # what is kept is what f saved
-
-    def linear_in(self, wanted: frozenset[int]) -> bool:
-        return False  # nobody can know
-
-    def answer(self, dy: Cotangent, holding: bool = True) -> Any:
-        """What grad_func says, by ops that no override concerns (the walk, which asks, is masked).
-
-        A function that it differentiates in its turn (the model again, say) runs under the
-        overrides that were in force at the call.
-        """
-        if self.scopes is not None and holding:
-            return run_held(self.scopes, self.answer, dy, False)
-        return self.custom.pull(self.grad_func, dy, self.saved)
-
-    def pull(
-        self, record: Record, dy: Cotangent, wanted: Sequence[int]
-    ) -> Iterable[tuple[int, Any]]:
-        answer = self.answer(dy if isinstance(dy, Tensor) else self.rebuild(dy))
-        return enumerate(self.per_input(answer))
-
-    def per_input(self, answer: Any) -> Sequence[Any]:
-        """What grad_func answered, one entry per input."""
-        if not self.nests and type(answer) in (list, tuple) and len(answer) == self.count:
-            for dx in answer:
-                if not isinstance(dx, Tensor) and dx is not None:
-                    break
-            else:
-                return answer
-        return self.arguments().leaves(answer)
-
-    def arguments(self) -> containers.Arguments:
-        """The structure that the answer must have."""
-        form = map(containers.Hole, range(self.count)) if self.form is None else self.form
-        return containers.Arguments(self.f, self.name, self.count, lambda: map(_unfolded, form))
-
-    def input_name(self, leaf: int) -> str:
-        return self.arguments().names[leaf]
-
-
-def _pull_only(record: Record, dy: Cotangent) -> Any:
-    """The gradient by the only input of a custom op."""
-    call: Any = record.rule
-    if call.scopes is None:  # as `answer` has it, without a call
-        answer = call.custom.pull(call.grad_func, dy, call.saved)
-    else:
-        answer = call.answer(dy)
-    if not call.nests:
-        if type(answer) is Tensor:
-            return answer
-        if type(answer) is list and len(answer) == 1 and type(answer[0]) is Tensor:
-            return answer[0]
-    return call.per_input(answer)[0]
-
-
-ONLY_INPUT = (_pull_only,)  # the rule's `pulls`, if there is one input
 
 
 def _unfolded(entry: Any) -> Any:

@@ -23,18 +23,19 @@ SEQUENCES = (list, tuple)  # (quicker than the union, at a call that is made eac
 class CustomFunction:
     """A function with a gradient of its own: the parts that all its calls have in common."""
 
-    __slots__ = ("_code", "_takes", "_ways", "f", "name", "parameters")
+    __slots__ = ("_ways", "code", "f", "name", "parameters", "plainly", "takes")
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f
         self.name = getattr(f, "__name__", type(f).__name__)
-        self._code: Any = None  # of the last gradient function, which is made anew at each call
-        self._takes = True  # whether one with that code takes what was saved
+        self.code: Any = None  # of the last gradient function, which is made anew at each call
+        self.takes = True  # whether one with that code takes what was saved
         try:
             self.parameters = list(inspect.signature(f).parameters.values())
         except ValueError:
             self.parameters = []
         self._ways: dict[int, str] = {}  # how f takes `save`, by the number of its arguments
+        self.plainly: int | None = None  # with so many arguments f takes `save` after them
 
     def run(
         self, args: tuple[Any, ...], options: Mapping[str, Any], save: Callable[..., None]
@@ -42,6 +43,7 @@ class CustomFunction:
         """What f returns; it is given `save` where it takes it."""
         way = self._ways.get(len(args)) or self._find_way(len(args))
         if way == "last":
+            self.plainly = len(args)
             return self.f(*args, save, **options)
         return self.f(*args, save=save, **options) if way == "keyword" else self.f(*args, **options)
 
@@ -60,38 +62,77 @@ class CustomFunction:
 
     def pull(self, grad_func: Callable[..., Any], dy: Any, saved: Any) -> Any:
         """What the gradient function answers; it may take what was saved beside dy, or leave it."""
-        code = getattr(grad_func, "__code__", None)
-        takes = self._takes if code is not None and code is self._code else self._find(grad_func)
         try:
-            return grad_func(dy, saved) if takes else grad_func(dy)
+            return grad_func(dy, saved) if self.takes_saved(grad_func) else grad_func(dy)
         except (IndexError, AttributeError) as error:
-            trace = error.__traceback__
-            deeper = trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
-            if deeper or not takes:
-                raise
+            self.explain(error, grad_func, saved)
+            raise
+
+    def explain(self, error: Exception, grad_func: Callable[..., Any], saved: Any) -> None:
+        """Raise ArgumentError if a gradient function may have looked for what was not saved."""
+        trace = error.__traceback__
+        deeper = trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
+        if not deeper and self.takes_saved(grad_func):
             raise ArgumentError(
                 f"custom_grad: {self.name} failed with {error!r}. What f saved is "
                 f"{_described(saved)}: call save([a, b]) in f for saved[0] and saved[1], or "
                 "save(a=a) for saved.a."
             ) from error
 
-    def _find(self, grad_func: Callable[..., Any]) -> bool:
+    def takes_saved(self, grad_func: Callable[..., Any]) -> bool:
         """Whether a gradient function takes what was saved."""
         if type(grad_func) is FunctionType:
             code = grad_func.__code__
             others = code.co_kwonlyargcount | code.co_flags & CO_VARARGS
             if 0 < code.co_argcount <= 2 and grad_func.__defaults__ is None and not others:
-                self._code, self._takes = code, code.co_argcount == 2
-                return self._takes
+                self.code, self.takes = code, code.co_argcount == 2
+                return self.takes
         return _takes_saved(grad_func)
+
+
+def pull_only(record: Any, dy: Any) -> Any:
+    """The gradient by the only input of a call, whose rule is that of the record.
+
+    This is `CustomFunction.pull` and the usual answers in one frame; the rule reads the others.
+    """
+    rule = record.rule
+    custom, grad_func = rule.custom, rule.grad_func
+    if rule.scopes is None and type(grad_func) is FunctionType:
+        known = grad_func.__code__ is custom.code
+        try:
+            if custom.takes if known else custom.takes_saved(grad_func):
+                answer = grad_func(dy, rule.saved)
+            else:
+                answer = grad_func(dy)
+        except (IndexError, AttributeError) as error:
+            custom.explain(error, grad_func, rule.saved)
+            raise
+    else:
+        answer = rule.answer(dy)
+    if not rule.nests:
+        if type(answer) is Tensor:
+            return answer
+        if type(answer) is list and len(answer) == 1 and type(answer[0]) is Tensor:
+            return answer[0]
+    return rule.per_input(answer)[0]
+
+
+ONLY_INPUT = (pull_only,)  # the `pulls` of a rule for one input
 
 
 class Saves:
     """One call of a custom function: what its `save` keeps for its gradient function."""
 
+    __slots__ = ()
+
     custom: CustomFunction
-    running = True
-    saved: Any = ()
+    running: bool
+    saved: Any
+
+    def __init__(self, custom: CustomFunction) -> None:
+        self.custom = custom
+        self.running = True  # until f has returned
+        self.saved = ()
 
     @property
     def f(self) -> Callable[..., Any]:
@@ -113,8 +154,7 @@ class Saves:
             raise ArgumentError(
                 f"custom_grad: save was called after {self.name} had returned; call it inside f"
             )
-        if not named and len(tensors) == 1 and isinstance(tensors[0], SEQUENCES):
-            (items,) = tensors
+        if len(tensors) == 1 and not named and isinstance(items := tensors[0], SEQUENCES):
             for item in items:
                 if type(item) is not Tensor:
                     items = [self.keep(t) for t in items]
@@ -186,6 +226,12 @@ def _takes_saved(grad_func: Callable[..., Any]) -> bool:
             "argument, saved[0], saved[1], …; several outputs have one dy, a tuple."
         )
     return takes
+
+
+def _is_from_deeper(error: Exception) -> bool:
+    """Whether an error was raised in what the gradient function calls, not in itself."""
+    trace = error.__traceback__
+    return trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
 
 
 def _described(saved: Any) -> str:

@@ -78,7 +78,7 @@ def grad(f: Callable[[Any], Any], *, unconnected: Unconnected = "raise") -> Call
     _check(f, "grad", unconnected)
 
     def g(x: Any, dy: TensorLike | None = None) -> Any:
-        return _gradients(f, [x], dy, "grad", unconnected)[1][0]
+        return _gradients(f, (x,), dy, "grad", unconnected)[1][0]
 
     return _like(f, g, "grad(f)")
 
@@ -124,10 +124,11 @@ def value_and_grad(
     (9.0, 6.0)
     """
     _check(f, "value_and_grad", unconnected)
+    new = tuple.__new__  # (the class's own is a function of Python)
 
     def g(x: Any, dy: TensorLike | None = None) -> ValueAndGrad:
-        value, (dx,) = _gradients(f, [x], dy, "value_and_grad", unconnected)
-        return ValueAndGrad(value, dx)
+        value, (dx,) = _gradients(f, (x,), dy, "value_and_grad", unconnected)
+        return new(ValueAndGrad, (value, dx))
 
     return _like(f, g, "value_and_grad(f)")
 

@@ -21,40 +21,48 @@ if TYPE_CHECKING:
     from regrad.core.tensor import Tensor
 
 UNSEEN: Mapping[Tape, int] = MappingProxyType({})
-IDLE = 0  # a mark before which no tensor was made
+
+# States for the calls of custom functions under one tape. A call takes one and puts it back: a
+# context that was copied while a function ran shares its state, so no two calls may hold one at a
+# time.
+SPARE: list[State] = []
 
 
 class Guard:
     """What watches over a custom function while it runs.
 
-    It serves one call after the other. Where one tape is open it is also the recorder of the
-    fast path, which it hears of the ops of what the tape watches, and of no others.
+    Where one tape is open and nothing else in force, it is also the recorder of the fast path,
+    and so hears of the ops whose inputs the tape watches, and of no others. Such guards, with
+    their states, serve one call after the other (`SPARE`).
     """
 
     __slots__ = ("custom", "inputs", "mark", "outer", "seen", "tapes", "watched")
 
-    custom: CustomFunction  # that runs
-    inputs: tuple[Tensor, ...]  # which it may use
+    custom: CustomFunction  # the function that runs
+    mark: int  # what is newer, it made
+    watched: set[int]  # by the only tape
 
-    def __init__(self, state: State) -> None:
-        self.outer: Guard | None = state.guard  # of the function inside which this one is called
-        self.tapes = state.tapes
-        self.watched: Any = None if state.tape is None else state.tape.watched
-        self.mark = IDLE  # what is newer, the function made
-        self.inputs = ()
-        self.seen = UNSEEN  # the tapes that see what f does, with their numbers of records before
+    def __init__(self) -> None:
+        self.outer: Guard | None = None  # of the function inside which this one is called
+        self.end()
 
     def begin(
-        self, custom: CustomFunction, inputs: tuple[Tensor, ...], seen: Mapping[Tape, int]
+        self,
+        custom: CustomFunction,
+        inputs: tuple[Tensor, ...],
+        tapes: tuple[Tape, ...],
+        seen: Mapping[Tape, int],
     ) -> int:
         """Watch over a call. Return the mark: what is newer, the function made."""
-        self.custom, self.inputs, self.seen = custom, inputs, seen
+        self.custom, self.inputs, self.tapes, self.seen = custom, inputs, tapes, seen
         self.mark = mark = next_id()
         return mark
 
     def end(self) -> None:
         """Watch over nothing until the next call."""
-        self.mark, self.inputs, self.seen = IDLE, (), UNSEEN
+        self.inputs: tuple[Tensor, ...] = ()  # what the function may use
+        self.tapes: tuple[Tape, ...] = ()
+        self.seen = UNSEEN  # the tapes that see what it does, with their numbers of records before
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
         """Refuse inputs of an op that f closes over while a tape watches them."""
@@ -85,14 +93,14 @@ class Guard:
 
     def check_variable(self, variable: Variable) -> None:
         """Refuse a read of a Variable that a tape watches."""
-        if self.mark is not IDLE and any(tape.wants(variable) for tape in self.tapes):
+        if any(tape.wants(variable) for tape in self.tapes):
             raise self._closes_over(f"the Variable {variable.name!r}")
         if self.outer is not None:
             self.outer.check_variable(variable)
 
     def loses(self, value: Tensor) -> None:
         """A value that f made is assigned to a Variable: the tapes that do not see f lose it."""
-        if self.mark is not IDLE and value._id > self.mark:
+        if value._id > self.mark:
             for tape in self.tapes:
                 if tape not in self.seen:
                     tape.lost = {*(tape.lost or ()), value._id}
@@ -106,24 +114,6 @@ class Guard:
             "differentiated; its gradient would be lost. Pass it as an input of its own, for "
             "which grad_func gives a gradient too, or use stop_gradient on it."
         )
-
-
-def guarded(state: State, outer: tuple[Tape, ...]) -> State:
-    """The state in which a custom function runs that is called in `state`: with a guard.
-
-    The tapes of `outer` see what it does. Without any, the state is one of the spare ones, and is
-    put back there after the call: a copied context shares `state` with its thread, so no two calls
-    may hold one at a time.
-    """
-    if not outer:
-        try:
-            return state.spare.pop()
-        except IndexError:
-            pass
-    inner = State(outer, state.overrides, Guard(state), state.region)
-    if state.tape is not None and not outer:
-        inner.recorder = inner.guard
-    return inner
 
 
 def name_of(f: Any, x: Tensor) -> str | None:

@@ -37,6 +37,8 @@ NO_PLANS: Mapping[frozenset[int], tuple[frozenset[int], bool]] = MappingProxyTyp
 class Rule:
     """How the gradient passes one op: what a record must keep, and the pull itself."""
 
+    __slots__ = ()  # (for rules that are made at each call; others may have any attributes)
+
     watches = True  # whether outputs of an op under this rule are watched
     flat = False  # zero wherever it is defined (sign, floor, …): never linear in its input
     constant = False  # the op's value does not depend on the values of its inputs (ones_like)

@@ -65,11 +65,10 @@ class State:
     Two words for the common cases: `tape` is the only tape, where nothing else is in force;
     `recorder` is told of the ops whose inputs it watches, on the fast path. (It is the only tape,
     or the guard that stands in its place; None sends all ops down the general path.)
-    `spare` are states for the calls of custom functions under this state (see `guards`).
     """
 
     __slots__ = (
-        "__weakref__", "guard", "left", "overrides", "recorder", "region", "spare", "tape", "tapes",
+        "__weakref__", "guard", "left", "overrides", "recorder", "region", "tape", "tapes",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +82,6 @@ class State:
         self.overrides = overrides
         self.guard: Any = guard
         self.region: Any = region
-        self.spare: list[State] = []
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
         self.tape: Tape | None = None
         self.recorder: Recorder | None = None

@@ -264,17 +264,16 @@ class Tape:
         record.op = op
         record.rule = rule
         record.attrs = NO_ATTRS
-        record.xs = ()
-        record.y = None
         if len(xs) == 1:
-            x = xs[0]
-            data = x._data
-            record.inputs = (x._id,)
+            data = xs[0]._data
+            record.inputs = (xs[0]._id,)
             record.specs = ((data.shape, data.dtype),)
         else:
             record.inputs = tuple([x._id for x in xs])
             record.specs = [(x._data.shape, x._data.dtype) for x in xs]
+        record.xs = ()
         record.outputs = n = y._id
+        record.y = None
         self.watched.add(n)
         self.records.append(record)
 

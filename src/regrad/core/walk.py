@@ -95,6 +95,7 @@ def _walk(
     records: Iterable[Record], grads: Grads, watched: set[int], inspect: Inspector | None
 ) -> None:
     add = OPS["AddV2"].function
+    found: Any = None
     pop, get = grads.pop, grads.get
     for record in records:
         dy = pop(record.outputs, UNUSED) if record.plain else collect(record, grads)
@@ -107,7 +108,8 @@ def _walk(
         if inspect is not None:
             inspect.before(record)
         pulls = record.rule.pulls if record.plain else None
-        found: Any = None if pulls else leaf_gradients(record, dy, watched)
+        if not pulls:
+            found = leaf_gradients(record, dy, watched)
         for leaf, key in enumerate(record.inputs):
             if key not in watched:
                 continue
@@ -121,16 +123,18 @@ def _walk(
             if dx is not None:
                 shape, dtype = record.specs[leaf]
                 try:
-                    data = dx._data if type(dx) is Tensor else None
-                    fits = data is not None and data.dtype is dtype and data.shape == shape
+                    if (
+                        type(dx) is not Tensor
+                        or (data := dx._data).dtype is not dtype
+                        or data.shape != shape
+                    ):
+                        dx = check_gradient(record, leaf, dx, dy)
                 except UnknownShapeError:
-                    fits = False
-                if not fits:
                     dx = check_gradient(record, leaf, dx, dy)
             if inspect is not None:
                 inspect(record, dy, leaf, dx)
-            old = get(key, UNUSED)
-            if old is UNUSED or old is None:
+            old = get(key)
+            if old is None:  # there is none yet, or none came through
                 grads[key] = dx
             elif dx is not None:
                 grads[key] = add(old, dx)

@@ -81,7 +81,7 @@ class CustomJaxCall(Saves):
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> None:
-        self.custom = custom
+        super().__init__(custom)
         self.options = options
         self.leaves, self.structure = tree_flatten(args)
         self.places = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]

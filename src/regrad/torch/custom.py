@@ -107,7 +107,7 @@ class CustomTorchCall(Saves):
         inputs: Sequence[torch.Tensor],
         make: Callable[[], Any],
     ) -> None:
-        self.custom = custom
+        super().__init__(custom)
         self.inputs = inputs
         self.count = len(inputs)
         self.arguments = containers.Arguments(self.f, self.name, self.count, make)
