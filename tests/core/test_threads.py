@@ -320,10 +320,10 @@ def test_a_context_that_outlives_its_custom_function_loses_nothing(op):
 
     def late(x):
         y = doubled(x)
-        with pytest.raises(GradientError, match="its gradient|gradient .* would be lost"):
+        with pytest.raises(GradientError, match="would be lost"):
             contexts[0].run(OPS[op], x)
         again = doubled(y)  # which may take over the state of the first call
-        with pytest.raises(GradientError, match="its gradient|gradient .* would be lost"):
+        with pytest.raises(GradientError, match="would be lost"):
             contexts[1].run(OPS[op], y)
         return again
 

@@ -124,7 +124,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         if form is not None:
             call.form = form
             call.nests = tuple in map(type, form)
-        if state is not None and state.tape is None and state.inspected:
+        if state is not None and state.inspected:
             call.again = op, args, dict(options)
         return call.perform(lambda: custom.run(args, options, call.save), state)
 

@@ -260,11 +260,12 @@ def call(op: Op, arguments: tuple[Any, ...], attrs: Attrs) -> Any:
 
 
 def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:
-    """Two operands that need no promotion, one of them deferred at least."""
-    if type(a) is Tensor or type(b) is Tensor:  # as in eager mode
-        return None
+    """Two operands that need no promotion."""
     p: Any = getattr(a, "_data", None)
     q: Any = getattr(b, "_data", None)
+    if type(a) is Tensor or type(b) is Tensor:
+        alike = type(a) is type(b) and type(p) is type(q) and p.dtype is q.dtype
+        return (a, b) if alike and p.dtype in REAL else None
     if type(p) in DEFERRALS and (dtype := p.dtype) in REAL:
         if type(q) in DEFERRALS and q.dtype is dtype:
             return a, b

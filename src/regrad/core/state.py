@@ -62,13 +62,14 @@ class State:
     knows what a compiled or repeated body takes from outside. In a gradient function, whose ops no
     override concerns, the overrides for the functions that it differentiates are held back, under
     keys of their own (see `held`).
+    `plain` says that all tapes admit any record and keep what the rules name.
     Two words for the common cases: `tape` is the only tape, where nothing else is in force;
     `recorder` is told of the ops whose inputs it watches, on the fast path. (It is the only tape,
     or the guard that stands in its place; None sends all ops down the general path.)
     """
 
     __slots__ = (
-        "__weakref__", "guard", "left", "overrides", "recorder", "region", "tape", "tapes",
+        "__weakref__", "guard", "left", "overrides", "plain", "recorder", "region", "tape", "tapes",
     )  # fmt: skip
 
     def __init__(
@@ -85,10 +86,14 @@ class State:
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
         self.tape: Tape | None = None
         self.recorder: Recorder | None = None
-        if len(tapes) == 1 and guard is None and tapes[0].plain:
-            self.recorder = tapes[0]
-            if overrides is None and region is None:
-                self.tape = tapes[0]
+        if len(tapes) == 1:
+            self.plain = tapes[0].plain
+            if self.plain and guard is None:
+                self.recorder = tapes[0]
+                if overrides is None and region is None:
+                    self.tape = tapes[0]
+        else:
+            self.plain = all(tape.plain for tape in tapes)
         # A state that only has a guard is needed no longer than the state around it, which is here.
         # (`discard` runs when the state goes, without a step of Python in which a signal's handler
         # could raise: what is raised in `__del__` is lost)
@@ -116,7 +121,7 @@ class State:
     @property
     def inspected(self) -> bool:
         """Whether a tape is to see every op: what else is one record then runs op by op."""
-        return self.tape is None and any(tape.keeps_all for tape in self.tapes)
+        return not self.plain and any(tape.keeps_all for tape in self.tapes)
 
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)

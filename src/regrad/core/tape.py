@@ -369,24 +369,21 @@ def put(
 ) -> None:
     """Write one record, which all the tapes that watch share."""
     ids = tuple([x._id for x in xs])
-    if state.tape is not None:
-        if state.tape.watched.isdisjoint(ids):
-            return
-        tapes = state.tapes
-    else:
-        tapes = [tape for tape in state.tapes if not tape.watched.isdisjoint(ids)]
+    tapes: Sequence[Tape] = state.tapes
+    if len(tapes) != 1 or tapes[0].watched.isdisjoint(ids):
+        tapes = [tape for tape in tapes if not tape.watched.isdisjoint(ids)]
         if not tapes:
             return
     if cuts(rule, attrs, xs):
         rule = CUT
-    if state.tape is None:
+    if not state.plain:
         tapes = [tape for tape in tapes if tape.admit(op, rule, _wanted([tape], ids, layout))]
     if not rule.watches or not tapes:
         return
     specs = [(x._data.shape, x._data.dtype) for x in xs]
     rule = effective(op, rule, specs, y)
     kept, keeps_y = rule.keeps(_wanted(tapes, ids, layout))
-    if state.tape is None and any(tape.keeps_all for tape in tapes):
+    if not state.plain and any(tape.keeps_all for tape in tapes):
         kept, keeps_y = frozenset(range(len(layout or xs))), True
     if layout is None and type(y) is not tuple:
         saved = kept_of(xs, kept) if kept else ()

@@ -19,7 +19,7 @@ from regrad.core.backends import is_inexact, numpy_dtype
 from regrad.core.dispatch import DEFERRALS, Deferral, alias_of, lift_as
 from regrad.core.registry import OPS
 from regrad.core.rule import OpView, label
-from regrad.core.state import current, in_state, masked
+from regrad.core.state import STATE, current, masked
 from regrad.core.tape import GroupedRecord, Record, positions
 from regrad.core.tensor import OURS, Tensor, TensorView, wrap
 from regrad.errors import GradientError, RuleError, UnknownShapeError, kind
@@ -68,8 +68,11 @@ def walk(
     if state is None or state.overrides is None:
         _walk(records, grads, watched, inspect)
     else:
-        with in_state(state.overriding(None)):
+        try:
+            STATE.set(state.overriding(None))
             _walk(records, grads, watched, inspect)
+        finally:
+            STATE.set(state)
     return grads
 
 
