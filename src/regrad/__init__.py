@@ -220,6 +220,7 @@ from regrad.transforms.derivatives import hessian as hessian
 from regrad.transforms.derivatives import jacobian as jacobian
 from regrad.transforms.derivatives import jvp as jvp
 from regrad.transforms.derivatives import vjp as vjp
+from regrad.transforms.devices import block_until_ready as block_until_ready
 from regrad.transforms.devices import device_put as device_put
 from regrad.transforms.jit import jit as jit
 from regrad.transforms.vmap import vmap as vmap
@@ -237,7 +238,8 @@ __all__ = [
     "Indices", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add", "add_n",
     "all", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin", "asinh", "astype",
     "at_add", "at_set", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert",
-    "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool",
+    "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "block_until_ready", "bool",
     "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast", "ceil", "checkpoint",
     "clip", "complex64", "complex128", "concat", "cond", "conj", "copysign", "cos", "cosh",
     "count_nonzero", "cumulative_max", "cumulative_min", "cumulative_prod", "cumulative_sum",

@@ -32,6 +32,7 @@ from regrad.ops.activation import silu as silu
 from regrad.ops.activation import softmax as softmax
 from regrad.ops.activation import softplus as softplus
 from regrad.ops.activation import softsign as softsign
+from regrad.ops.array import tril
 from regrad.ops.convolution import conv1d as conv1d
 from regrad.ops.convolution import conv2d as conv2d
 from regrad.ops.convolution import conv2d_transpose as conv2d_transpose
@@ -39,6 +40,7 @@ from regrad.ops.convolution import conv3d as conv3d
 from regrad.ops.convolution import conv3d_transpose as conv3d_transpose
 from regrad.ops.convolution import depthwise_conv2d as depthwise_conv2d
 from regrad.ops.convolution import separable_conv2d as separable_conv2d
+from regrad.ops.creation import ones
 from regrad.ops.elementwise import logical_and, where
 from regrad.ops.image import batch_to_space as batch_to_space
 from regrad.ops.image import dilation2d as dilation2d
@@ -128,7 +130,7 @@ def scaled_dot_product_attention(
     _check_attention(q, k, v)
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
     scores = matmul(q * scale, k, transpose_b=True)
-    seen = lift(np.tri(q.shape[-2], k.shape[-2], dtype=bool)) if is_causal else None
+    seen = tril(ones((q.shape[-2], k.shape[-2]), dtype=bool)) if is_causal else None
     if mask is not None:
         mask = lift(mask)
         if is_inexact(mask.dtype):

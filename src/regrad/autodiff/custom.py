@@ -60,22 +60,27 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         [0, 1, 2]
     """
     callable_or_raise(f, "custom_grad")
-    custom = CustomFunction(f)
+    op = _custom_op(CustomFunction(f))
+    return update_wrapper(op, f) if hasattr(f, "__name__") else op
+
+
+def _custom_op(custom: CustomFunction) -> Callable[..., Any]:
+    """The function that users call."""
 
     def op(*args: Any, **options: Any) -> Any:
-        # All that `general` comes to under one tape, with nothing else in force. It is one frame,
+        # All that `_general` comes to under one tape, with nothing else in force. It is one frame,
         # as on the fast path of the ops.
         state = current()
         if state is None or (tape := state.tape) is None or options:
-            return general(state, args, options)
+            return _general(op, custom, state, args, options)
         watched, reached = tape.watched, False
         for x in args:
             if type(x) is not Tensor:
-                return general(state, args, options)
+                return _general(op, custom, state, args, options)
             if x._id in watched:
                 reached = True
         if not reached:
-            return general(state, args, options)
+            return _general(op, custom, state, args, options)
         rule = CustomRule(custom, len(args))
         try:
             inner = SPARE.pop()
@@ -91,7 +96,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         try:
             STATE.set(inner)
             if len(args) == custom.plainly:  # as `run` has it, without a call
-                answer = f(*args, rule.save)
+                answer = custom.f(*args, rule.save)
             else:
                 answer = custom.run(args, options, rule.save)
             y, rule.grad_func = unpack(answer, custom.name)
@@ -110,25 +115,30 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             return y
         return CustomCall(custom, args).after(rule, mark, y, state)
 
-    def general(state: State | None, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        inputs, form = args, None
-        for arg in args:
-            if type(arg) is not Tensor:
-                inputs, args, form = _inputs(args)
-                break
-        if state is not None and state.region is not None:  # f is to see what stands in there
-            inputs, args = _inside(state.region, inputs, args)
-        if options:
-            _check_options(options, custom.name)
-        call = CustomCall(custom, inputs)
-        if form is not None:
-            call.form = form
-            call.nests = tuple in map(type, form)
-        if state is not None and state.inspected:
-            call.again = op, args, dict(options)
-        return call.perform(lambda: custom.run(args, options, call.save), state)
+    return op
 
-    return update_wrapper(op, f) if hasattr(f, "__name__") else op
+
+def _general(
+    op: Callable[..., Any], custom: CustomFunction, state: State | None,
+    args: tuple[Any, ...], options: dict[str, Any],
+) -> Any:  # fmt: skip
+    """A call of a custom op in any state."""
+    inputs, form = args, None
+    for arg in args:
+        if type(arg) is not Tensor:
+            inputs, args, form = _inputs(args)
+            break
+    if state is not None and state.region is not None:  # f is to see what stands in there
+        inputs, args = _inside(state.region, inputs, args)
+    if options:
+        _check_options(options, custom.name)
+    call = CustomCall(custom, inputs)
+    if form is not None:
+        call.form = form
+        call.nests = tuple in map(type, form)
+    if state is not None and state.inspected:
+        call.again = op, args, dict(options)
+    return call.perform(lambda: custom.run(args, options, call.save), state)
 
 
 def _inputs(args: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...], list[Any]]:

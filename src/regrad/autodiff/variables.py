@@ -150,6 +150,11 @@ class Variable(Methods, Readable):
             "the function, as a second output with a gradient of its own, and assign it outside."
         )
 
+    def block_until_ready(self) -> Variable:
+        """Wait until the current value is there; see `regrad.block_until_ready`."""
+        self._tensor.block_until_ready()
+        return self
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes of the axes."""

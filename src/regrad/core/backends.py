@@ -120,6 +120,9 @@ class Backend:
         """The same values in NumPy, shared where that can be had."""
         return np.asarray(array)
 
+    def wait(self, array: Array) -> None:
+        """Return when the values are there."""
+
     def dtype(self, array: Array) -> np.dtype:
         """The dtype under its NumPy name."""
         return array.dtype
@@ -143,6 +146,15 @@ def _real_of(array: Array, dtype: Any) -> Any:
 def _of_scipy(function: Callable[[Array], Array]) -> Callable[[Any], Any]:
     """A function of SciPy's, which answers halves in a wider dtype, under the dtype of x."""
     return lambda x: function(x) if x.itemsize > 2 else function(x).astype(x.dtype)
+
+
+# What JAX makes of 64 bits while its x64 mode is off.
+NARROW: dict[np.dtype, np.dtype | None] = {
+    np.dtype(np.int64): np.dtype(np.int32),
+    np.dtype(np.uint64): np.dtype(np.uint32),
+    np.dtype(np.float64): None,
+    np.dtype(np.complex128): None,
+}
 
 
 class JaxBackend(Backend):
@@ -211,6 +223,10 @@ class JaxBackend(Backend):
                 raise ArgumentError(GONE) from None
             raise
 
+    def wait(self, array: Array) -> None:
+        if not is_traced(array):
+            array.block_until_ready()
+
     def native_dtype(self, dtype: Any) -> Any:
         import jax
 
@@ -222,6 +238,14 @@ class JaxBackend(Backend):
                 "True), or cast to float32 first with astype(x, rg.float32)."
             )
         return dtype
+
+    def held_dtype(self, dtype: np.dtype) -> np.dtype | None:
+        """The dtype under which JAX holds such data; None if it cannot."""
+        import jax
+
+        if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+            return dtype
+        return NARROW.get(dtype, dtype)
 
     def astype(self, array: Array, dtype: Any) -> Any:
         dtype = self.native_dtype(dtype)
@@ -285,6 +309,12 @@ class TorchBackend(Backend):
 
     def to_numpy(self, array: Array) -> np.ndarray:
         return array.detach().cpu().resolve_conj().numpy()
+
+    def wait(self, array: Array) -> None:
+        if array.is_cuda:
+            import torch
+
+            torch.cuda.current_stream(array.device).synchronize()
 
     def dtype(self, array: Array) -> np.dtype:
         return numpy_dtype(array.dtype)

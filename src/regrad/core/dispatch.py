@@ -7,13 +7,13 @@ Tensors that have no values yet leave it before the kernel: the `Deferral` that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from regrad.core import backends, dims, numbers
-from regrad.core.backends import BACKENDS, FLOAT, backend_of, is_array, is_inexact
+from regrad.core.backends import BACKENDS, FLOAT, JAX, backend_of, is_array, is_inexact
 from regrad.core.dims import Dim, Shape
 from regrad.core.hints import of_value
 from regrad.core.kernel_errors import explain
@@ -354,6 +354,8 @@ def computed(
     arrays: Any = [x._data for x in xs]
     if len(arrays) == 1:  # as of most ops
         kernel = op.kernels[type(arrays[0])]
+    elif not arrays:
+        kernel = partial(_make, JAX.xp)  # of MADE, the only op without inputs
     else:
         types = {*map(type, arrays)}
         if len(types) > 1:
@@ -431,6 +433,34 @@ def _promote_rule(dy, x_dtype):
     return as_dtype(dy, dtype) if is_inexact(dtype) else dy
 
 
+LITERAL = 64  # elements of a constant that is built into a program
+
+
+def _make(xp: Namespace, function: str, args: tuple[Any, ...], dtype: np.dtype) -> Any:
+    return getattr(xp, function)(*args, dtype=dtype)
+
+
+def made_in_trace(
+    function: str, args: tuple[Any, ...], dtype: np.dtype, size: int
+) -> Tensor | None:
+    """A constant as an op of the program that is being traced, by NumPy's name for it.
+
+    None where no program is traced, and for small constants, which Python may read. XLA folds all
+    that hangs on a literal, one element at a time; what an op without inputs makes it computes.
+    """
+    state = current() if LIVE else None
+    if state is None or state.region is None or not state.region.traced or size <= LITERAL:
+        return None
+    held = JAX.held_dtype(dtype)
+    if held is None:
+        return None
+    attrs = {"function": function, "args": args, "dtype": held}
+    y = computed(MADE, (), attrs)
+    state.region.did(MADE, CUT, (), attrs, y)
+    return y
+
+
+MADE = Op("_Made", "made", _make, [], ("function", "args", "dtype"))
 ALIAS = _private("_Alias", lambda xp, x: x, lambda dy: dy)
 PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
 

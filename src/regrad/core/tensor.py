@@ -67,6 +67,15 @@ class Tensor(Methods):
         """Where the data lies, as its library says it."""
         return getattr(self._data, "device", "cpu")
 
+    def block_until_ready(self) -> Tensor:
+        """Wait until the values are there (JAX and CUDA compute while Python goes on).
+
+        Returns the Tensor. `jax.block_until_ready` calls this; `regrad.block_until_ready` waits
+        for containers.
+        """
+        backends.BACKENDS[type(self._data)].wait(self._data)
+        return self
+
     # -- out to Python and to other libraries ----------------------------------------------
 
     @property

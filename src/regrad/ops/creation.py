@@ -220,7 +220,7 @@ def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
 def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Zeros, float32 by default."""
     try:
-        return wrap(np.zeros(as_shape(shape), _default(dtype)))
+        return _filled("zeros", as_shape(shape), _default(dtype))
     except Exception as error:
         raise answered(error, zeros, (shape,), {"dtype": dtype}) from error.__cause__
 
@@ -228,9 +228,14 @@ def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -
 def ones(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Ones, float32 by default."""
     try:
-        return wrap(np.ones(as_shape(shape), _default(dtype)))
+        return _filled("ones", as_shape(shape), _default(dtype))
     except Exception as error:
         raise answered(error, ones, (shape,), {"dtype": dtype}) from error.__cause__
+
+
+def _filled(function: str, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+    y = dispatch.made_in_trace(function, (shape,), dtype, math.prod(shape))
+    return wrap(getattr(np, function)(shape, dtype)) if y is None else y
 
 
 @public
@@ -270,7 +275,14 @@ def arange(
     if isinstance(step, int | float) and step == 0:
         raise InvalidValueError("arange: step is 0, expected another number")
     if all(isinstance(v, int | np.integer) for v in (start, stop, step)):
-        return wrap(_count(range(int(start), int(stop), int(step)), dtype))
+        values = range(int(start), int(stop), int(step))
+        y = None
+        if values and max(map(abs, (values[0], values[-1]))) < 2**31:  # as JAX always holds them
+            under = _count(values[:1], dtype).dtype  # (which refuses what does not fit)
+            _count(values[-1:], dtype)
+            args = values.start, values.stop, values.step
+            y = dispatch.made_in_trace("arange", args, under, len(values))
+        return wrap(_count(values, dtype)) if y is None else y
     return wrap(numbers.under(np.arange(start, stop, step), _default(dtype)))
 
 
@@ -294,6 +306,12 @@ def linspace(
     endpoint: bool = True,
 ) -> Tensor:
     """`num` evenly spaced values from `start` to `stop`, float32 by default."""
+    y = None
+    if isinstance(num, int) and all(type(v) in (int, float) for v in (start, stop)):
+        args = start, stop, num, endpoint
+        y = dispatch.made_in_trace("linspace", args, _default(dtype), num)
+    if y is not None:
+        return y
     return wrap(numbers.under(np.linspace(start, stop, num, endpoint=endpoint), _default(dtype)))
 
 
@@ -308,7 +326,9 @@ def eye(
     device: Any = None,
 ) -> Tensor:
     """Ones on the k-th diagonal, zeros elsewhere."""
-    return wrap(np.eye(n_rows, n_cols, k=k, dtype=_default(dtype)))
+    size = n_rows * (n_rows if n_cols is None else n_cols)
+    y = dispatch.made_in_trace("eye", (n_rows, n_cols, k), _default(dtype), size)
+    return wrap(np.eye(n_rows, n_cols, k=k, dtype=_default(dtype))) if y is None else y
 
 
 def _default(dtype: DTypeLike | None) -> np.dtype:

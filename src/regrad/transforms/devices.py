@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from regrad.autodiff.custom import custom_grad
+from regrad.autodiff.variables import Variable
 from regrad.core import containers, dispatch
+from regrad.core.backends import BACKENDS, is_array
 from regrad.core.sharding import put
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError
 from regrad.graph.graph import Symbol
 from regrad.transforms.program import find_jax
+
+T = TypeVar("T")
 
 
 @public
@@ -46,6 +50,32 @@ def device_put(x: Any, sharding: Any) -> Any:
     find_jax()
     leaves, rebuild = containers.flatten(x)
     return rebuild([_placed(_concrete(leaf), sharding=sharding) for leaf in leaves])
+
+
+@public
+def block_until_ready(x: T) -> T:
+    """Wait until all that x holds has been computed, and return x.
+
+    Args:
+        x: Anything. Tensors, Variables and arrays in it are waited for, also inside containers;
+            everything else is there already.
+
+    A call of a compiled function returns before its results are there, and so does an op on a GPU:
+    Python goes on meanwhile. Wait before a clock is stopped. Inside a compiled function this does
+    nothing.
+
+    Source: `jax.block_until_ready`.
+
+    >>> import regrad as rg
+    >>> f = rg.jit(lambda x: x @ x)
+    >>> y = rg.block_until_ready(f(rg.ones((2, 2))))
+    """
+    for leaf in containers.flatten(x)[0]:
+        if isinstance(leaf, Tensor | Variable):
+            leaf.block_until_ready()
+        elif is_array(leaf):
+            BACKENDS[type(leaf)].wait(leaf)
+    return x
 
 
 def _concrete(leaf: Any) -> Tensor:
