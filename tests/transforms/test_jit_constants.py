@@ -57,9 +57,7 @@ def test_small_ones_are_read():
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: rg.fori_loop(
-            0, 5, lambda i, c: c + rg.sin(x) * rg.arange(N, dtype=rg.float32), x
-        ),
+        lambda x: rg.fori_loop(0, 5, lambda i, c: c + rg.sin(x) * (rg.arange(N) / N), x),
         lambda x: rg.scan(lambda c, _: (c * 0.5 + rg.ones(N), None), rg.sin(x), None, length=4)[0],
         lambda x: rg.checkpoint(lambda y: rg.sin(y) * rg.linspace(0.0, 1.0, N))(x),
         lambda x: rg.cond(rg.sum(x) > 0, lambda: x * rg.arange(N), lambda: x * rg.ones(N)),

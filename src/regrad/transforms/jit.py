@@ -27,7 +27,8 @@ from regrad.errors import ArgumentError, RetraceWarning
 from regrad.graph.graph import Symbol
 from regrad.transforms.arguments import Given, Static, returned
 from regrad.transforms.closures import Closure, Method
-from regrad.transforms.program import Body, Program, find_jax
+from regrad.transforms.program import Body, Program, argument, find_jax
+from regrad.transforms.shortcuts import Shortcuts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -211,6 +212,7 @@ class Jitted:
         self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
         self.closure = Closure(f)
         self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
+        self.version: int | None = None  # of the registry, when a program was found
         self.stamp: Any = None  # of the registry, when the closure was made
         self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
         self.methods: dict[int, tuple[Method, Jitted]] = {}
@@ -221,6 +223,7 @@ class Jitted:
         self.parameters = list(signature.parameters) if signature is not None else []
         names = _names(f, static_argnames, "static_argnames")
         self.static = Statics(self.parameters, names, _places(f, static_argnums))
+        self.shortcuts = Shortcuts(self.static.places, self.static.names)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
@@ -248,19 +251,21 @@ class Jitted:
         if state is not None:
             if state.region is not None and state.region.traced:
                 return self.f(*args, **kwargs)
-        elif not kwargs:
+            return self._call(state, args, kwargs)
+        program, arrays = None, []
+        if not kwargs:
             for x in args:
                 if type(x) is not Tensor:
                     break
+                data = x._data
+                arrays.append(data if type(data) is not ndarray else argument(x))
             else:
                 program = self.plain.get(len(args))
-                if (
-                    program is not None
-                    and registry.version == self.version
-                    and self.closure.is_current()
-                ):
-                    return program.call_quick(args)
-        return self._call(state, args, kwargs)
+        if program is None and (found := self.shortcuts.open(args, kwargs)) is not None:
+            program, arrays = self.shortcuts.programs.get(found[0]), found[1]
+        if program is None or registry.version != self.version or not self.closure.is_current():
+            return self._call(None, args, kwargs)
+        return program.call_quick(arrays, self.closure)
 
     def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
@@ -275,10 +280,17 @@ class Jitted:
         closure = self._closure(overrides, reaching)
         program = self._program(given, closure, overrides)
         ys, note = program(given.tensors, closure, overrides)
-        alone = overrides is None and not (kwargs or program.reads or self.verify)
-        if alone and not self.full and all(type(x) is Tensor for x in args):
-            self.plain[len(args)] = program
+        if not (overrides or reaching or program.reads or self.verify or self.full):
+            if not kwargs and all(type(x) is Tensor for x in args):
+                self.plain[len(args)] = program
+            else:
+                self.shortcuts.keep(args, kwargs, given, program)
         return note(ys)
+
+    def _forget(self) -> None:
+        """Let the next calls come by `_program`."""
+        self.plain.clear()
+        self.shortcuts.clear()
 
     def _closure(self, overrides: Overrides, reaching: Sequence[object]) -> Closure:
         """What the function reaches now, and the rules in force, and functions among arguments."""
@@ -287,7 +299,7 @@ class Jitted:
             if stamp != self.stamp or not self.closure.is_current():
                 self.closure = Closure(self.f, *registered(*stamp))
                 self.stamp = stamp
-                self.plain.clear()
+                self._forget()
             return self.closure
         known = self.under
         same = known[0] is overrides and known[2] == stamp and len(known[1]) == len(reaching)
@@ -326,7 +338,7 @@ class Jitted:
         self.dropped += len(gone)
         states = {known for known, _ in self.programs}
         self.read = {known: places for known, places in self.read.items() if known in states}
-        self.plain.clear()
+        self._forget()
         self.full = False
 
     def _kept(self) -> int:
@@ -354,7 +366,7 @@ class Jitted:
         def traced(arrays: Sequence[Array], plainly: Sequence[int]) -> None:
             """Find the program by the content of the arrays that the trace read."""
             if plainly:
-                self.plain.clear()
+                self._forget()
                 assert program.closure is not None
                 read = self.read.setdefault(known, set())
                 read.update(plainly)
@@ -388,7 +400,7 @@ class Jitted:
         self.traces = n = self.traces + 1
         if n >= KEPT and self._kept() >= KEPT:  # (the trace that ends now is not counted yet)
             self.full = True
-            self.plain.clear()  # so that the next call comes by `_program`
+            self._forget()
         if n >= MANY and n & (n - 1) == 0:
             warnings.warn(
                 f"{self.name} was traced and compiled for the {n}th time. What changed last: "

@@ -8,11 +8,11 @@ what the rules keep, and the backward program takes it.
 
 from __future__ import annotations
 
-import weakref
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,14 +23,15 @@ from regrad.core.kernel_errors import LEAKED
 from regrad.core.pullback import pull_through
 from regrad.core.reports import Hit
 from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
-from regrad.core.state import State, current
+from regrad.core.state import LIVE, State, current, next_id
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import ArgumentError, DeviceError, DTypeError, StaleError, TraceError
+from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
 from regrad.transforms import verification
 from regrad.transforms.arguments import ONE
 from regrad.transforms.bodies import BodyFunction, pullback
 from regrad.transforms.closures import Closure
 from regrad.transforms.donation import compile_donating, may_donate, set_apart
+from regrad.transforms.marks import Mark, find_jax
 from regrad.transforms.region import (
     Overrides,
     Passage,
@@ -111,43 +112,9 @@ class SourceFound(Exception):
     """A trace came upon something from outside that was not an input yet."""
 
 
-class _Results(NamedTuple):
-    """What a body gives to JAX: arrays, and what was found out when it was traced."""
-
-    arrays: list[Any]
-    trace: Trace
-
-
-def find_jax() -> Any:
-    """JAX itself, or an error that says how to get it."""
-    try:
-        import jax
-    except ImportError:
-        raise ArgumentError(
-            "compiling needs JAX, which is not installed: pip install 'regrad[jax]'. Without it "
-            "the same function runs eagerly, on NumPy."
-        ) from None
-    if not _KNOWN:
-        jax.tree_util.register_pytree_node(_Results, _opened, _closed)
-        _KNOWN.append(True)
-    return jax
-
-
-_KNOWN: list[bool] = []
-
-
 def _listed(sources: Sequence[Source]) -> str:
     names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
     return ", ".join(names) or "a Tensor of its closure"
-
-
-def _opened(results: _Results) -> tuple[list[Any], Any]:
-    # JAX keeps this structure for good. A reference must not keep the user's function with it.
-    return results.arrays, weakref.ref(results.trace)
-
-
-def _closed(trace: Callable[[], Trace], arrays: list[Array]) -> _Results:
-    return _Results(arrays, trace())
 
 
 def _can_go_in(array: Array) -> bool:
@@ -160,7 +127,7 @@ def _can_go_in(array: Array) -> bool:
     return library.name != "torch"
 
 
-def _argument(x: Tensor) -> Any:
+def argument(x: Tensor) -> Any:
     """An argument as compiled programs take it: small NumPy arrays go in as they are."""
     data = x._data
     if type(data) is not ndarray or data.dtype.itemsize <= 4:
@@ -199,7 +166,7 @@ class Program:
         self.assigned: list[Variable] = []
         self.variants: dict[Any, Variant] = {}
         self.begun: dict[Any, Trace] = {}  # traces that are to be made anew, with more inputs
-        self.quick: Any = None  # what is compiled, if it takes nothing from outside
+        self.quick: Variant | None = None  # the only one, if no Variable is a part of it
 
     def __call__(
         self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
@@ -231,23 +198,33 @@ class Program:
         self.variants.clear()
         self.quick = None
 
-    def call_quick(self, xs: Sequence[Tensor]) -> Any:
-        """The result where nothing is in force, with the turns out that are not needed then."""
-        quick = self.quick  # (another thread may forget it)
-        if quick is None:
-            ys, note = self(xs, self.closure)
+    def call_quick(self, arrays: list[Any], closure: Closure) -> Any:
+        """The result where nothing is in force, with the turns out that are not needed then.
+
+        `arrays` are those of the arguments, as `Shortcut` gives them.
+        """
+        variant = self.quick  # (another thread may forget it)
+        if variant is None:
+            ys, note = self([*map(wrap, arrays)], closure)
             return note(ys)
+        if self.sources:
+            sources = [self._outside(s, closure) for s in self.sources]
+            arrays = [*arrays, *map(variant.convert, itertools.count(variant.n), sources)]
         try:
-            results, trace = quick([_argument(x) for x in xs], ())
+            results = variant.compiled(arrays, ())
         except SourceFound:  # for other shapes it takes something
             self.forget()
-            return self.call_quick(xs)
+            return self.call_quick(arrays[: variant.n], closure)
         except (TypeError, ValueError) as error:
-            self.check_places(error, xs)
+            self.check_places(error, [*map(wrap, arrays)])
             raise
-        if trace.note is ONE:
-            return wrap(results[0])
-        return trace.note([wrap(array) for array in results])
+        note = results[0].trace().note
+        if note is not ONE:
+            return note([*map(wrap, results[1:])])
+        y = Tensor()
+        y._data = results[1]
+        y._id = next_id() if LIVE else 0
+        return y
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
         wanted: tuple[int, ...] = ()
@@ -279,9 +256,11 @@ class Program:
         variant = self.variants.get(key)
         if variant is None:
             variant = self.variants[key] = Variant(self, n, wanted, key[-1])
-        results, trace = variant(inputs)
-        if not wanted and not self.sources and not variant.places:
-            self.quick = variant.compiled
+        mark, *results = variant(inputs)
+        trace = mark.trace()
+        variables = any(isinstance(s, Variable) for s in self.sources)
+        if not (wanted or variant.places or variables):
+            self.quick = variant
         if trace.bindings:
             self._count(trace, self.overrides, forward=True)
         ys = [wrap(array) for array in results[: trace.count + len(trace.assigned)]]
@@ -320,6 +299,11 @@ class Program:
         value = self.source(source)
         if isinstance(value, Variable):
             return value._read()
+        return value if isinstance(value, Tensor) else wrap(np.asarray(value))
+
+    def _outside(self, source: Tensor | int, closure: Closure) -> Tensor:
+        """A source that is no Variable, where no tape is open."""
+        value = source if isinstance(source, Tensor) else closure.tensors[source]()
         return value if isinstance(value, Tensor) else wrap(np.asarray(value))
 
     def _value(self, source: Source | int) -> Tensor:
@@ -435,9 +419,9 @@ class Variant:
         self.verifying: list[Trace] | None = None  # the trace that is compared with the program
         self.compiled = compile_donating(program.jax, self._results)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> _Results:
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         kept = [
-            _argument(inputs[i]) if i < self.n else self._convert(i, inputs[i]) for i in self.kept
+            argument(inputs[i]) if i < self.n else self.convert(i, inputs[i]) for i in self.kept
         ]
         given = tuple([self._donate(i, inputs[i]) for i in self.places])
         self.given = inputs  # what the tapes know, if this is traced now
@@ -473,7 +457,7 @@ class Variant:
         finally:
             self.verifying = None
 
-    def _convert(self, i: int, x: Tensor) -> Any:
+    def convert(self, i: int, x: Tensor) -> Any:
         """A source as JAX's; what stays the same from call to call is converted once."""
         if type(x._data) is not ndarray:
             return x._data
@@ -493,7 +477,7 @@ class Variant:
 
     # -- tracing -----------------------------------------------------------------------------
 
-    def _results(self, kept: list[Array], given: tuple[Array, ...]) -> _Results:
+    def _results(self, kept: list[Array], given: tuple[Array, ...]) -> tuple[Any, ...]:
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
         tapes = inner_tapes(RegionTape, current()) if self.wanted else ()
@@ -521,15 +505,15 @@ class Variant:
             run_inside(linearize, region, trace.bindings)
         if self.verifying is not None:
             program.check_sources(region)
-            self.verifying.append(trace)  # which JAX refers to weakly (see `_opened`)
-            return _Results(outputs, trace)
+            self.verifying.append(trace)  # which JAX refers to weakly (see `Mark`)
+            return Mark(trace), *outputs
         self.news = program.find(region)
         if self.news:
             trace.rewind()
             program.begun[shapes] = trace
             if self.complete:  # for other shapes
                 raise SourceFound
-            return _Results(outputs, trace)
+            return Mark(trace), *outputs
         plainly = program.plainly(region)
         program.reads = program.reads or bool(plainly)
         program.traces([arrays[i] for i in range(self.n)], plainly)
@@ -541,7 +525,7 @@ class Variant:
         for i, variable in enumerate(trace.assigned, trace.count):
             if (sharding := layout(variable._tensor._data)) is not None:
                 outputs[i] = lax.with_sharding_constraint(outputs[i], sharding)
-        return _Results(outputs, trace)
+        return Mark(trace), *outputs
 
     def _stand_in(self, region: Region, source: Source | Array, x: Tensor) -> None:
         if isinstance(source, Variable):

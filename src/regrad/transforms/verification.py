@@ -43,7 +43,7 @@ class Difference(NamedTuple):
 
 def compare(name: str, known: Any, again: Any) -> None:
     """Raise StaleError if two stages (`jax.jit(f).trace(…)`) of one function differ."""
-    pair = known.out_info.trace, again.out_info.trace
+    pair = known.out_info[0].trace(), again.out_info[0].trace()
     for difference in (
         *_programs(known.jaxpr, again.jaxpr),
         *_backward(*pair),
