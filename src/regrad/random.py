@@ -31,7 +31,7 @@ from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.elementwise import astype, less
 from regrad.ops.indexing import take
-from regrad.transforms.marks import find_jax
+from regrad.transforms.traces import find_jax
 
 # An array is a key of JAX. (As text: NumPy loads its random numbers when they are first named.)
 Key: TypeAlias = "int | np.random.Generator | Array"

@@ -1,7 +1,10 @@
 """The shortcut to a compiled program: each kind of call, again and again, as if uncompiled."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
+import optree
 import pytest
 
 import jax
@@ -15,10 +18,15 @@ X = rg.asarray(jnp.array([1.0, -2.0, 3.0], jnp.float32))
 N = np.array([4.0, 5.0, 6.0], np.float32)
 
 
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
 def described(x, *rest, k=1, **named):
     """Something that depends on the type, the place and the value of every argument."""
     total = 0.0 * X
-    for i, leaf in enumerate(jax.tree.leaves([x, rest, named], is_leaf=rg_leaf)):
+    for i, leaf in enumerate(optree.tree_leaves([x, rest, named], is_leaf=rg_leaf)):
         if isinstance(leaf, str):
             total = total + len(leaf)
         else:
@@ -36,7 +44,7 @@ def kinds(x):
     if isinstance(x, list | tuple):
         return [kinds(v) for v in x]
     if isinstance(x, dict):
-        return {k: kinds(v) for k, v in sorted(x.items())}
+        return {k: kinds(v) for k, v in sorted(x.items(), key=lambda item: str(item[0]))}
     return "number" if isinstance(x, int | float) else getattr(x, "shape", x)
 
 
@@ -48,6 +56,8 @@ CALLS = {
     "a JAX array": ((jnp.asarray(N),), {}),
     "a dict": (({"w": X, "b": N},), {}),
     "its other keys": (({"w": X, "c": N},), {}),
+    "keys of two types": (({"w": X, 1: N},), {}),
+    "a named tuple": ((Pair(X, N),), {}),
     "a nest": (([X, (N, {"a": X})], []), {}),
     "a tuple": (((X, N),), {}),
     "a list": (([X, N],), {}),

@@ -26,6 +26,7 @@ class Note:
     def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
         self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
         self.rebuild = rebuild
+        self.full = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
 
     def is_like(self, other: Note) -> bool:
         """Whether two notes put the same structure around as many Tensors."""
@@ -41,6 +42,8 @@ class Note:
         return repr(self.rebuild(signs))
 
     def __call__(self, ys: Sequence[Tensor]) -> Any:
+        if self.full:
+            return self.rebuild(ys)
         given = iter(ys)
         return self.rebuild([_placed(leaf, given) for leaf in self.leaves])
 

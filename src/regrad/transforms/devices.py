@@ -13,7 +13,7 @@ from regrad.core.signatures import public
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError
 from regrad.graph.graph import Symbol
-from regrad.transforms.marks import find_jax
+from regrad.transforms.traces import find_jax
 
 T = TypeVar("T")
 

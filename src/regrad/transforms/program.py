@@ -8,8 +8,7 @@ what the rules keep, and the backward program takes it.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from regrad.core.backends import BACKENDS, JAX, gradient_dtype, widest
 from regrad.core.interrupts import Deferred
 from regrad.core.kernel_errors import LEAKED
 from regrad.core.pullback import pull_through
-from regrad.core.reports import Hit
 from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
 from regrad.core.state import LIVE, State, current, next_id
 from regrad.core.tensor import Tensor, wrap
@@ -31,7 +29,6 @@ from regrad.transforms.arguments import ONE
 from regrad.transforms.bodies import BodyFunction, pullback
 from regrad.transforms.closures import Closure
 from regrad.transforms.donation import compile_donating, may_donate, set_apart
-from regrad.transforms.marks import Mark, find_jax
 from regrad.transforms.region import (
     Overrides,
     Passage,
@@ -47,69 +44,15 @@ from regrad.transforms.region import (
     watched_by,
     watched_places,
 )
-from regrad.transforms.replay import Captured, evaluate
+from regrad.transforms.replay import evaluate
+from regrad.transforms.traces import Body, Mark, SourceFound, Trace, find_jax
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
     from regrad.core.tape import Tape
     from regrad.transforms.region import Source
-    from regrad.transforms.trail import Trail
 
-Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
 ndarray = np.ndarray
-
-
-class Trace:
-    """What one trace of a body found out: it travels with the compiled program.
-
-    `flat` is the body, which is not run again: `derivatives` are made of what it did. `reached` are
-    the outputs to which the wanted inputs lead, `found` those inputs that lead to one; `kept` says
-    where the backward program finds what the rules keep.
-    """
-
-    note: Any = None  # what the body said about its results
-    count = 0  # how many results there are; after them come new values of Variables
-    assigned: Sequence[Variable] = ()
-    bindings: Overrides = None  # with the hits of the trace
-    ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
-    reached: Sequence[int] = ()
-    found: Sequence[int] = ()
-    kept: Sequence[tuple[str, Any]] = ()
-    backward: Any = None
-    dtypes: Sequence[Any] = ()  # of what arrives at the backward program
-    jaxpr: Any = None  # the backward program, as JAX writes it
-
-    def __init__(
-        self, body: Body, name: str, bindings: Overrides, expected: Trail | None = None
-    ) -> None:
-        self.body = body
-        self.bindings = bindings
-        self.flat = Captured(self._values, name, expected)
-        self.derivatives: dict[Any, Program] = {}
-
-    def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        ys, self.note = self.body(xs)
-        return ys
-
-    def hits(self) -> Iterator[tuple[Any, Hit]]:
-        """The hits of the trace, by op type."""
-        for key, binding in (self.bindings or {}).items():
-            yield from ((key, hit) for hit in binding.hits)
-
-    def rewind(self) -> None:
-        """Forget that rules ran in the backward program, which is to be traced anew."""
-        for key, hit in self.hits():
-            hit.ran = self.ran.get((key, hit.where), 0)
-
-    def all_values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The results, and then what was assigned, as the record has its outputs."""
-        ys = list(self.flat(xs))
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        return [*ys, *[region.read(v) for v in self.assigned]]
-
-
-class SourceFound(Exception):
-    """A trace came upon something from outside that was not an input yet."""
 
 
 def _listed(sources: Sequence[Source]) -> str:
@@ -166,7 +109,7 @@ class Program:
         self.assigned: list[Variable] = []
         self.variants: dict[Any, Variant] = {}
         self.begun: dict[Any, Trace] = {}  # traces that are to be made anew, with more inputs
-        self.quick: Variant | None = None  # the only one, if no Variable is a part of it
+        self.quick: Variant | None = None  # for calls where nothing is in force
 
     def __call__(
         self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
@@ -201,30 +144,77 @@ class Program:
     def call_quick(self, arrays: list[Any], closure: Closure) -> Any:
         """The result where nothing is in force, with the turns out that are not needed then.
 
-        `arrays` are those of the arguments, as `Shortcut` gives them.
+        `arrays` are those of the arguments.
         """
         variant = self.quick  # (another thread may forget it)
         if variant is None:
-            ys, note = self([*map(wrap, arrays)], closure)
-            return note(ys)
-        if self.sources:
-            sources = [self._outside(s, closure) for s in self.sources]
-            arrays = [*arrays, *map(variant.convert, itertools.count(variant.n), sources)]
+            return self._call_plainly(arrays, closure)
         try:
-            results = variant.compiled(arrays, ())
+            if variant.threads:
+                with UPDATES, Deferred():
+                    results = self._update(variant, arrays, closure)
+            else:
+                if self.sources:
+                    arrays = [*arrays, *self._convert_sources(variant, closure)]
+                results = variant.compiled(arrays, ())
         except SourceFound:  # for other shapes it takes something
             self.forget()
-            return self.call_quick(arrays[: variant.n], closure)
+            return self._call_plainly(arrays[: variant.n], closure)
         except (TypeError, ValueError) as error:
             self.check_places(error, [*map(wrap, arrays)])
             raise
-        note = results[0].trace().note
-        if note is not ONE:
-            return note([*map(wrap, results[1:])])
+        if results is None:
+            return self._call_plainly(arrays, closure)
+        trace = results[0].trace()
+        if trace.note is not ONE:
+            return trace.note([*map(wrap, results[1 : trace.count + 1])])
         y = Tensor()
         y._data = results[1]
         y._id = next_id() if LIVE else 0
         return y
+
+    def _call_plainly(self, arrays: Sequence[Any], closure: Closure) -> Any:
+        ys, note = self([*map(wrap, arrays)], closure)
+        return note(ys)
+
+    def _update(self, variant: Variant, arrays: list[Any], closure: Closure) -> Any:
+        """What the program gives, and its Variables updated, as `_call` does at more length.
+
+        None, and nothing has happened, if a Variable lies on several devices or not with JAX.
+        """
+        if variant.donates != self._donates():
+            return None
+        for variable in self.assigned:
+            data = variable._tensor._data
+            if type(data) is ndarray or type(data.sharding) is not variant.single:
+                return None
+        kept = [*arrays, *self._convert_sources(variant, closure)]
+        given = []
+        try:
+            for variable in variant.updated:
+                data = variable._tensor._data
+                variable._away = True  # from now on other threads wait to read it
+                given.append(data.copy() if variable._lent else data)
+            results = variant.compiled(kept, tuple(given))
+            trace = results[0].trace()
+            for variable, data in zip(trace.assigned, results[trace.count + 1 :], strict=False):
+                variable._tensor, variable._lent = wrap(data), False
+        finally:
+            for variable in self.assigned:
+                variable._away = False
+        return results
+
+    def _convert_sources(self, variant: Variant, closure: Closure) -> list[Any]:
+        """The arrays of what the program takes from outside, less those that it updates."""
+        found = []
+        for i, source in variant.read:
+            if type(source) is int:
+                source = closure.tensors[source]()
+            value = source._tensor if isinstance(source, Variable) else source
+            found.append(
+                variant.convert(i, value if isinstance(value, Tensor) else wrap(np.asarray(value)))
+            )
+        return found
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
         wanted: tuple[int, ...] = ()
@@ -258,8 +248,7 @@ class Program:
             variant = self.variants[key] = Variant(self, n, wanted, key[-1])
         mark, *results = variant(inputs)
         trace = mark.trace()
-        variables = any(isinstance(s, Variable) for s in self.sources)
-        if not (wanted or variant.places or variables):
+        if not (wanted or variant.lent or any(layouts)):
             self.quick = variant
         if trace.bindings:
             self._count(trace, self.overrides, forward=True)
@@ -299,11 +288,6 @@ class Program:
         value = self.source(source)
         if isinstance(value, Variable):
             return value._read()
-        return value if isinstance(value, Tensor) else wrap(np.asarray(value))
-
-    def _outside(self, source: Tensor | int, closure: Closure) -> Tensor:
-        """A source that is no Variable, where no tape is open."""
-        value = source if isinstance(source, Tensor) else closure.tensors[source]()
         return value if isinstance(value, Tensor) else wrap(np.asarray(value))
 
     def _value(self, source: Source | int) -> Tensor:
@@ -408,6 +392,11 @@ class Variant:
         donates = donates and not wanted
         self.donated = [i for i, v in variables if v in program.assigned] if donates else []
         self.lent = list(program.donated) if donates else []
+        self.updated = [program.sources[i - n] for i in self.donated]
+        self.read = [(i, s) for i, s in enumerate(program.sources, n) if i not in self.donated]
+        self.threads = bool(variables or program.assigned)
+        self.donates = donates
+        self.single = program.jax.sharding.SingleDeviceSharding
         places = {*self.donated, *self.lent}
         self.places = [*self.donated, *self.lent]
         self.kept = [i for i in range(n + len(program.sources)) if i not in places]

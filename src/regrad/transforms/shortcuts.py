@@ -7,17 +7,16 @@ what it is, and does at length what is done here in few steps.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrad.core import dispatch
-from regrad.core.backends import BACKENDS, JAX, is_traced
-from regrad.core.pytrees import NAMESPACE
+from regrad.core.backends import BACKENDS, JAX, is_array, is_traced
+from regrad.core.containers import is_number_list
 from regrad.core.sharding import to_jax
 from regrad.core.tensor import Tensor
-from regrad.transforms.arguments import is_key, place_of_number
+from regrad.transforms.arguments import is_key
+from regrad.transforms.traces import find_jax
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +26,10 @@ if TYPE_CHECKING:
 
 ndarray = np.ndarray
 EXACT = {int, bool, str, type(None)}  # types whose equal values are the same
+NUMBERS: dict[type, tuple[type, type]] = {  # a Python number without JAX's x64 mode, and with it
+    int: (np.int32, np.int64),
+    float: (np.float32, np.float64),
+}
 SPOT = "a static argument"  # stands in the place of one
 
 
@@ -34,9 +37,9 @@ class Shortcuts:
     """The programs of the usual calls of one compiled function."""
 
     def __init__(self, places: set[int], names: set[str]) -> None:
-        import optree
-
-        self.flatten = partial(optree.tree_flatten, namespace=NAMESPACE)
+        jax = find_jax()
+        self.config: Any = jax.config
+        self.flatten: Any = jax.tree_util.tree_flatten  # three times as quick as optree's
         self.places = places  # of static arguments
         self.names = names
         self.fixed = bool(places or names)
@@ -53,7 +56,10 @@ class Shortcuts:
                 if type(value) not in EXACT:
                     return None
                 marks += [type(value), value]
-        leaves, spec = self.flatten((args, kwargs))  # pyright: ignore[reportArgumentType]
+        try:
+            leaves, structure = self.flatten((args, kwargs) if kwargs else args)
+        except (TypeError, ValueError):  # a dict whose keys JAX cannot sort
+            return None
         arrays: list[Any] = []
         for leaf in leaves:
             data = leaf._data if type(leaf) is Tensor else leaf
@@ -66,13 +72,13 @@ class Shortcuts:
             elif (kind is float and -3e38 < data < 3e38) or (
                 kind is int and -(2**31) <= data < 2**31
             ):
-                arrays.append(dispatch.constant(data, place_of_number(data)[1])._data)
+                arrays.append(NUMBERS[kind][self.config.jax_enable_x64](data))
                 marks.append(kind)
             elif kind is str:
                 marks.append(data)
             else:
                 return None
-        return (spec, *marks), arrays
+        return (structure, *marks), arrays
 
     def _without_static(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -92,6 +98,20 @@ class Shortcuts:
             if BACKENDS[type(data)] is JAX and not (is_traced(data) or is_key(data)):
                 self.types.add(type(data))
         found = self.open(args, kwargs)
-        # (a list of numbers is one Tensor there, and several arrays here)
-        if found is not None and found[0][0] == given.structure:
+        if found is not None and _is_built_in(args) and _is_built_in(kwargs):
             self.programs[found[0]] = program
+
+
+def _is_built_in(x: object) -> bool:
+    """Whether a container, all the way down, is one of Python's own.
+
+    Others may have static fields, of which JAX takes 1 and True for the same. And a list of numbers
+    is no container to us, but a Tensor.
+    """
+    if type(x) is dict:
+        return all(map(_is_built_in, x.values()))
+    if is_number_list(x):
+        return False
+    if type(x) is list or isinstance(x, tuple):
+        return (type(x) in (list, tuple) or hasattr(x, "_fields")) and all(map(_is_built_in, x))
+    return x is None or isinstance(x, Tensor | np.ndarray | int | float | str) or is_array(x)

@@ -16,7 +16,7 @@ from regrad.core.backends import JAX
 from regrad.graph.graph import CONST, Symbol
 from regrad.graph.plan import Plan, Run
 from regrad.transforms.donation import compile_donating, may_donate, set_apart
-from regrad.transforms.marks import find_jax
+from regrad.transforms.traces import find_jax
 from regrad.v1.run import traced_control  # noqa: F401 (registers how branches and loops are traced)
 from regrad.v1.run.tracing import (
     TraceRun,

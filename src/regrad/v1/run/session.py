@@ -18,7 +18,7 @@ from regrad.core.tensor import Readable, TensorLike, read_only
 from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
 from regrad.graph.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.graph.plan import Plan, Run
-from regrad.transforms.marks import find_jax
+from regrad.transforms.traces import find_jax
 from regrad.v1 import dtypes, errors
 from regrad.v1.graph.graphs import Graph, MissingNameError, get_default_graph
 from regrad.v1.graph.open_sessions import SESSIONS, get_default_session

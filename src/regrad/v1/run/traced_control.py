@@ -10,7 +10,7 @@ import numpy as np
 import regrad as rg
 from regrad.graph.graph import PLACEHOLDER, Node
 from regrad.graph.plan import Plan, Run, needed
-from regrad.transforms.marks import find_jax
+from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
 from regrad.v1.graph.regions import GraphRegion, Loop
 from regrad.v1.graph.variables import read_state

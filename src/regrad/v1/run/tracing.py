@@ -19,7 +19,7 @@ from regrad.core.tape import placed
 from regrad.errors import TraceError
 from regrad.graph.graph import CONST, Node, Symbol
 from regrad.graph.plan import at_node
-from regrad.transforms.marks import find_jax
+from regrad.transforms.traces import find_jax
 from regrad.v1.errors import UnimplementedError
 from regrad.v1.graph.control import ASSERT, PRINT
 from regrad.v1.graph.regions import GraphRegion, Interpreter

@@ -1,0 +1,123 @@
+"""Traces: what one run of a body under JAX found out, and how a result says where it belongs."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regrad.core.reports import Hit
+from regrad.core.state import current
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError
+from regrad.transforms.replay import Captured
+
+if TYPE_CHECKING:
+    from regrad.autodiff.variables import Variable
+    from regrad.transforms.program import Program
+    from regrad.transforms.region import Overrides
+    from regrad.transforms.trail import Trail
+
+Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, and a note about them
+
+
+class Trace:
+    """What one trace of a body found out: it travels with the compiled program.
+
+    `flat` is the body, which is not run again: `derivatives` are made of what it did. `reached` are
+    the outputs to which the wanted inputs lead, `found` those inputs that lead to one; `kept` says
+    where the backward program finds what the rules keep.
+    """
+
+    note: Any = None  # what the body said about its results
+    count = 0  # how many results there are; after them come new values of Variables
+    assigned: Sequence[Variable] = ()
+    bindings: Overrides = None  # with the hits of the trace
+    ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
+    reached: Sequence[int] = ()
+    found: Sequence[int] = ()
+    kept: Sequence[tuple[str, Any]] = ()
+    backward: Any = None
+    dtypes: Sequence[Any] = ()  # of what arrives at the backward program
+    jaxpr: Any = None  # the backward program, as JAX writes it
+
+    def __init__(
+        self, body: Body, name: str, bindings: Overrides, expected: Trail | None = None
+    ) -> None:
+        self.body = body
+        self.bindings = bindings
+        self.flat = Captured(self._values, name, expected)
+        self.derivatives: dict[Any, Program] = {}
+
+    def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        ys, self.note = self.body(xs)
+        return ys
+
+    def hits(self) -> Iterator[tuple[Any, Hit]]:
+        """The hits of the trace, by op type."""
+        for key, binding in (self.bindings or {}).items():
+            yield from ((key, hit) for hit in binding.hits)
+
+    def rewind(self) -> None:
+        """Forget that rules ran in the backward program, which is to be traced anew."""
+        for key, hit in self.hits():
+            hit.ran = self.ran.get((key, hit.where), 0)
+
+    def all_values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results, and then what was assigned, as the record has its outputs."""
+        ys = list(self.flat(xs))
+        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
+        return [*ys, *[region.read(v) for v in self.assigned]]
+
+
+class SourceFound(Exception):
+    """A trace came upon something from outside that was not an input yet."""
+
+
+class Mark:
+    """Stands before the results of a program, and says to which trace they belong.
+
+    To JAX it is a container of nothing, which is a part of every call. So it is not made anew, but
+    found, in one step of C: its structure is a dict that has it under `()`, the empty contents.
+    JAX keeps the structure for good. A reference must not keep the user's function with it.
+    """
+
+    __slots__ = ("structure", "trace")
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = weakref.ref(trace)
+        self.structure = _Structure({(): self})
+
+    def open(self) -> tuple[tuple[()], _Structure]:
+        return (), self.structure
+
+
+class _Structure(dict[tuple[()], Mark]):
+    """The structure of one mark, and of no other."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return id(self)
+
+
+def find_jax() -> Any:
+    """JAX itself, or an error that says how to get it."""
+    try:
+        import jax
+    except ImportError:
+        raise ArgumentError(
+            "compiling needs JAX, which is not installed: pip install 'regrad[jax]'. Without it "
+            "the same function runs eagerly, on NumPy."
+        ) from None
+    if not _KNOWN:
+        jax.tree_util.register_pytree_node(Mark, Mark.open, operator.getitem)
+        _KNOWN.append(True)
+    return jax
+
+
+_KNOWN: list[bool] = []
