@@ -18,6 +18,7 @@ SUITES = {
     "graph": "bench.graph",
     "formulations": "bench.formulations",
     "jit": "bench.jit",
+    "calls": "bench.calls",
     "torch": "bench.foreign_torch",
     "jax": "bench.foreign_jax",
 }

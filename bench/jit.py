@@ -257,18 +257,18 @@ def lowered(step: Step) -> Any:
 
 MEASURES: dict[str, Measure] = {
     "jit-signals": signals,
-    "jit-custom-op": Speed("custom op of 4 floats, compiled", custom_op, {JAX: 2.0}),
-    "jit-outside": Speed("gradient of a compiled function, from outside", from_outside, {JAX: 1.0}),
+    "jit-custom-op": Speed("custom op of 4 floats, compiled", custom_op, {JAX: 1.2}),
+    "jit-outside": Speed("gradient of a compiled function, from outside", from_outside, {JAX: 0.4}),
     "jit-sign": sign,
     "jit-mlp": Speed("step of a binarised MLP", calls_of(networks.mlp), {JAX: 1.05, TORCH: 0.9}),
     "jit-cnn": Speed(
         "step of a binarised CNN",
         calls_of(networks.cnn),
-        {WINDOW: 0.5, SAME_KERNELS: 1.05, TORCH: 1.5},
+        {WINDOW: 0.5, SAME_KERNELS: 1.05, TORCH: 0.95},
         rounds=15,
     ),
     "jit-transformer": Speed(
-        "step of a transformer", calls_of(transformer), {JAX: 1.05, TORCH: 2.0}, rounds=15
+        "step of a transformer", calls_of(transformer), {JAX: 1.05, TORCH: 0.9}, rounds=15
     ),
     "jit-scan": Speed("scan of 1,000 steps and back", loop, {JAX: 1.1}),
     "jit-tracing": tracing,

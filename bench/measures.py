@@ -162,10 +162,12 @@ MEASURES: dict[str, Measure] = {
     "program-7": Speed(
         "program 7: a custom op of 4 elements",
         contestants.program_7,
-        {"autograd": 0.6, "torch": 0.25},
+        {"autograd": 0.8, "torch": 0.5},
     ),
-    "custom-chain": Speed("100 custom ops", contestants.custom_chain, {"autograd": 0.7}),
-    "sin-chain": Speed("100 sin", contestants.sin_chain, {"autograd": 0.7, "torch": 0.7}),
+    "custom-chain": Speed(
+        "100 custom ops", contestants.custom_chain, {"autograd": 0.85, "torch": 0.5}
+    ),
+    "sin-chain": Speed("100 sin", contestants.sin_chain, {"autograd": 0.55, "torch": 0.65}),
     "multiply-chain": Speed(
         "100 x * x", contestants.multiply_chain, {"autograd": 0.4, "torch": 0.8}
     ),
@@ -178,7 +180,7 @@ MEASURES: dict[str, Measure] = {
     "deep-chain": Speed(
         "per op at 100,000 sin",
         contestants.deep_chain,
-        {"regrad at 1,000": 1.5},
+        {"regrad at 1,000": 1.2},
         per={"regrad": 100_000, "regrad at 1,000": 1000},
         rounds=9,
     ),

@@ -19,18 +19,15 @@ from regrad.transforms.arguments import is_key
 from regrad.transforms.traces import find_jax
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from regrad.transforms.arguments import Given
     from regrad.transforms.program import Program
 
 ndarray = np.ndarray
-EXACT = {int, bool, str, type(None)}  # types whose equal values are the same
+EXACT = {int, bool, str, type(None), type}  # types whose equal values are the same
 NUMBERS: dict[type, tuple[type, type]] = {  # a Python number without JAX's x64 mode, and with it
     int: (np.int32, np.int64),
     float: (np.float32, np.float64),
 }
-SPOT = "a static argument"  # stands in the place of one
 
 
 class Shortcuts:
@@ -51,11 +48,17 @@ class Shortcuts:
         """The key of a call, and the arrays of its arguments; None if it is not usual."""
         marks: list[Any] = []
         if self.fixed:
-            args, kwargs, values = self._without_static(args, kwargs)
-            for value in values:
-                if type(value) not in EXACT:
-                    return None
-                marks += [type(value), value]
+            rest = list(args)
+            for i in self.places:
+                if i < len(rest):
+                    marks += [type(rest[i]), rest[i]]
+                    rest[i] = None
+            for name in self.names.intersection(kwargs):
+                marks += [name, type(kwargs[name]), kwargs[name]]
+                kwargs = {k: x for k, x in kwargs.items() if k != name}
+            if not EXACT.issuperset(map(type, marks)):
+                return None
+            args = rest  # pyright: ignore[reportAssignmentType] (a list is another structure)
         try:
             leaves, structure = self.flatten((args, kwargs) if kwargs else args)
         except (TypeError, ValueError):  # a dict whose keys JAX cannot sort
@@ -79,16 +82,6 @@ class Shortcuts:
             else:
                 return None
         return (structure, *marks), arrays
-
-    def _without_static(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], Sequence[Any]]:
-        values = [x for i, x in enumerate(args) if i in self.places]
-        args = tuple([SPOT if i in self.places else x for i, x in enumerate(args)])
-        if kwargs and not self.names.isdisjoint(kwargs):
-            values += [x for k, x in sorted(kwargs.items()) if k in self.names]
-            kwargs = {k: SPOT if k in self.names else x for k, x in kwargs.items()}
-        return args, kwargs, values
 
     def keep(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], given: Given, program: Program
