@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from regrad.transforms.region import Source
 
 ndarray = np.ndarray
+SMALL = 4096  # elements of a NumPy array that is sooner copied than made one of JAX's
 
 
 def _listed(sources: Sequence[Source]) -> str:
@@ -211,9 +212,12 @@ class Program:
             if type(source) is int:
                 source = closure.tensors[source]()
             value = source._tensor if isinstance(source, Variable) else source
-            found.append(
-                variant.convert(i, value if isinstance(value, Tensor) else wrap(np.asarray(value)))
-            )
+            if isinstance(value, Tensor):
+                found.append(variant.convert(i, value))
+            elif type(value) is ndarray and value.dtype.itemsize <= 4 and value.size <= SMALL:
+                found.append(value.copy())  # its owner may change it while the program runs
+            else:
+                found.append(to_jax(np.asarray(value)))
         return found
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
