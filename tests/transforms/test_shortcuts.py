@@ -174,3 +174,19 @@ def test_other_shapes_and_dtypes():
         for _ in range(3):
             got = f({"x": x})
             np.testing.assert_array_equal(got.numpy(), np.asarray(x) * 2)
+
+
+def test_containers_that_go_deep_or_hold_themselves():
+    f = rg.jit(lambda x: x)
+    cyclic = []
+    cyclic.append(cyclic)
+    deep = X
+    for _ in range(300):
+        deep = (deep,)
+    for _ in range(3):
+        with pytest.raises(ArgumentError, match="holds itself"):
+            f(cyclic)
+        with pytest.raises(ArgumentError, match="holds itself"):
+            f(x={"a": cyclic})
+        assert isinstance(f(deep), tuple)
+        assert f({"x": [X]})["x"][0].shape == (3,)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ndarray = np.ndarray
 EXACT = {int, bool, str, type(None), type}  # types whose equal values are the same
+# What JAX says of a dict whose keys it cannot sort, and of a container that holds itself.
+UNFIT = (TypeError, ValueError, RecursionError, SystemError)
 NUMBERS: dict[type, tuple[type, type]] = {  # a Python number without JAX's x64 mode, and with it
     int: (np.int32, np.int64),
     float: (np.float32, np.float64),
@@ -61,7 +63,7 @@ class Shortcuts:
             args = rest  # pyright: ignore[reportAssignmentType] (a list is another structure)
         try:
             leaves, structure = self.flatten((args, kwargs) if kwargs else args)
-        except (TypeError, ValueError):  # a dict whose keys JAX cannot sort
+        except UNFIT:
             return None
         arrays: list[Any] = []
         for leaf in leaves:
@@ -95,16 +97,17 @@ class Shortcuts:
             self.programs[found[0]] = program
 
 
-def _is_built_in(x: object) -> bool:
-    """Whether a container, all the way down, is one of Python's own.
+def _is_built_in(x: object, depth: int = 16) -> bool:
+    """Whether a container, all the way down, is one of Python's own, and not too deep.
 
     Others may have static fields, of which JAX takes 1 and True for the same. And a list of numbers
     is no container to us, but a Tensor.
     """
-    if type(x) is dict:
-        return all(map(_is_built_in, x.values()))
-    if is_number_list(x):
+    if not depth or is_number_list(x):
         return False
+    if type(x) is dict:
+        return all(_is_built_in(part, depth - 1) for part in x.values())
     if type(x) is list or isinstance(x, tuple):
-        return (type(x) in (list, tuple) or hasattr(x, "_fields")) and all(map(_is_built_in, x))
+        plain = type(x) in (list, tuple) or hasattr(x, "_fields")
+        return plain and all(_is_built_in(part, depth - 1) for part in x)
     return x is None or isinstance(x, Tensor | np.ndarray | int | float | str) or is_array(x)
