@@ -7,7 +7,9 @@ traced one is replayed (`Captured`), an eager checkpoint's Python runs again (`R
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from functools import partial, reduce
+from itertools import chain
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import Variable
@@ -22,6 +24,7 @@ from regrad.transforms.region import (
     Answer,
     Flat,
     Inline,
+    Link,
     Links,
     Overrides,
     Passage,
@@ -30,7 +33,9 @@ from regrad.transforms.region import (
     RegionTape,
     Source,
     check_guard,
+    dependences,
     inner_tapes,
+    links_of,
     read_source,
     record_region,
     results,
@@ -125,36 +130,31 @@ class BodyRun:
         wanted = watched_places(inputs) if self.tapes else ()
         if not wanted:
             return None
+        passage = self.passage(wanted, loops)
+        return RegionRule(self.kind, inputs, passage, answer)
+
+    def passage(self, wanted: Sequence[int], loops: Sequence[tuple[int, int]] = ()) -> Passage:
+        """Which of the wanted inputs reach which outputs, of all runs that count."""
+        ids, links = self.ids, [*chain.from_iterable(map(links_of, self.tapes[0].records))]
+        links += [Link((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
+        masks = dependences(links, ids)
+        edges: dict[int, list[int]] = {i: [] for i in wanted}
+        reached = []
+        for y, of_runs in enumerate(zip(*self.outputs, strict=True)):
+            mask = reduce(or_, [masks.get(i, 0) for i in of_runs], 0)
+            leading = [i for i in wanted if mask >> i & 1]
+            for i in leading:
+                edges[i].append(y)
+            if leading:
+                reached.append(y)
+        edges = {i: places for i, places in edges.items() if places}
+        return Passage([*edges], reached, edges)
+
+    @property
+    def ids(self) -> list[Any]:
+        """The ids of what stands inside for all that the body took: the order of `inputs`."""
         stand_ins = [self.region.stand_in_for(s) for s in self.sources]
-        ids = [x._id for x in (*self.inner, *stand_ins)]
-        links = [(_ids(r.inputs), _ids(r.outputs)) for r in self.tapes[0].records]
-        links += [((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
-        watched = leads(links, {ids[i] for i in wanted})
-        reached = [
-            i for i, y in enumerate(results)
-            if any(run[i] in watched for run in self.outputs)
-        ]  # fmt: skip
-        back = [(outputs, inputs) for inputs, outputs in reversed(links)]
-        leading = leads(back, {run[i] for run in self.outputs for i in reached})
-        found = [i for i in wanted if ids[i] in leading]
-        return RegionRule(self.kind, inputs, Passage(found, reached), answer)
-
-
-def _ids(ids: Any) -> tuple[Any, ...]:
-    """The ids of a record's inputs or outputs, less the places that have none."""
-    return tuple(filter(None, ids)) if isinstance(ids, tuple) else (ids,)
-
-
-def leads(links: Sequence[tuple[Any, Any]], seeds: set[Any]) -> set[Any]:
-    """All that these lead to; once through is enough where nothing comes round."""
-    seeds = set(seeds)
-    before = -1
-    while len(seeds) != before:
-        before = len(seeds)
-        for inputs, outputs in links:
-            if not seeds.isdisjoint(inputs):
-                seeds.update(outputs)
-    return seeds
+        return [x._id for x in (*self.inner, *stand_ins)]
 
 
 def with_assigned(flat: Flat, assigned: Sequence[Variable]) -> Flat:

@@ -98,7 +98,8 @@ class Scan:
         self.step = partial(stepped, flat, self.count, len(self.carry), self.assigned)
         self.xs = list(xs)
         self.body_run = BodyRun(kind, [*self.carry, *self.xs], traced=True, tape=tape)
-        # the carries that each tape watches; the main one all floats, which a step may reach
+        # the carries that each tape watches: the main one all floats, until a trace tells which
+        # of them what is watched comes round to
         self.watched = [set(self._seeds(t)) for t in self.body_run.tapes]
         for places in self.watched[:1]:
             places.update(i for i, x in enumerate(self.carry) if is_inexact(x.dtype))
@@ -129,7 +130,7 @@ class Scan:
             m = len(self.carry)
             entry = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in arrays[m:]]
             closed = jax.make_jaxpr(self._body)(arrays[:m], entry)
-            if not self.grown:
+            if not self.changed:
                 return self._run(closed, arrays[:m], arrays[m:])
 
     def _run(self, closed: ClosedJaxpr, first: list[Array], along: list[Array]) -> list[Any]:
@@ -152,14 +153,21 @@ class Scan:
         last, ys = jax.lax.scan(body, first, along, self.length, self.reverse)
         return [*last, *ys]
 
-    def _spread(self) -> bool:
-        """Whether what a tape watches has come round to carries that it did not watch."""
-        m, grown = len(self.carry), False
+    def _settled(self) -> bool:
+        """Whether the tapes watch the carries that they should; if not, they will next time."""
+        m, before = len(self.carry), [set(seeds) for seeds in self.watched]
         for seeds, tape in zip(self.watched, self.body_run.tapes, strict=True):
-            now = {i for i in range(m) if self.body_run.outputs[-1][i] in tape.watched} - seeds
-            seeds.update(now)
-            grown = grown or bool(now)
-        return grown
+            seeds.update(i for i in range(m) if self.body_run.outputs[-1][i] in tape.watched)
+        if self.tape is RegionTape:
+            self.watched[0] &= self._reached()
+        return self.watched == before
+
+    def _reached(self) -> set[int]:
+        """The carries that anything watched outside comes round to, by whichever steps."""
+        body_run, m = self.body_run, len(self.carry)
+        wanted = watched_places(body_run.inputs)
+        passage = body_run.passage(wanted, [(i, i) for i in range(m)])
+        return {i for i in (*wanted, *passage.reached) if i < m}
 
     def _body(self, carry: list[Array], x: list[Array]) -> list[Any]:
         self.body_run = body_run = BodyRun(self.kind, self.body_run.xs, traced=True, tape=self.tape)
@@ -169,8 +177,8 @@ class Scan:
         ys = body_run.run(self.step, inner)
         arrays = [to_jax(y._data) for y in ys]
         self.outputs = len(arrays)
-        self.grown = self._spread()
-        if self.tape is RegionTape and not self.grown:
+        self.changed = not self._settled()
+        if self.tape is RegionTape and not self.changed:
             arrays += run_inside(
                 lambda: self._linearized(inner, ys, arrays), body_run.region, body_run.overrides
             )

@@ -284,10 +284,10 @@ class Shadow(Links):
 
 
 class Link(NamedTuple):
-    """All that is left of a record."""
+    """All that is left of a record: which ids lead to which."""
 
-    inputs: Any
-    outputs: Any
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
 
     def replace(self, x: Tensor, other: Tensor) -> None:
         """Nothing is kept here."""
@@ -295,7 +295,43 @@ class Link(NamedTuple):
 
 class _Pairs(list[Any]):
     def append(self, record: Record) -> None:
-        super().append(Link(record.inputs, record.outputs))
+        super().extend(links_of(record))
+
+
+def links_of(record: Record | Link) -> Iterable[Link]:
+    """Which ids lead to which by a record: output by output where its rule tells them apart."""
+    if isinstance(record, Link):
+        return (record,)
+    inputs, outputs = record.inputs, record.outputs
+    if not isinstance(outputs, tuple):
+        return (Link(inputs, (outputs,)),)
+    if isinstance(record.rule, RegionRule):
+        edges = record.rule.passage.edges.items()
+        return [Link((inputs[i],), tuple([outputs[j] for j in places])) for i, places in edges]
+    if record.rule.each:
+        return [Link((i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]
+    return (Link(inputs, outputs),)
+
+
+def dependences(links: Sequence[Link], seeds: Sequence[Any]) -> dict[Any, int]:
+    """Which of the seeds each id depends on: bit i of its mask stands for the seed i.
+
+    Links of loops lead back to seeds, so they are followed until nothing changes.
+    """
+    masks = {seed: 1 << i for i, seed in enumerate(seeds)}
+    changed = True
+    while changed:
+        changed = False
+        for inputs, outputs in links:
+            mask = 0
+            for i in inputs:
+                mask |= masks.get(i, 0)
+            for i in outputs:
+                before = masks.get(i, 0)
+                if mask | before != before:
+                    masks[i] = mask | before
+                    changed = True
+    return masks
 
 
 def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
@@ -334,11 +370,21 @@ REGION = Op("_Region", "region", _no_kernel, [Input("xs", "many")], several=True
 
 
 class Passage:
-    """The inputs of a region that are wanted and the outputs that they reach, as places."""
+    """The inputs of a region that are wanted and the outputs that they reach, as places.
 
-    def __init__(self, wanted: Sequence[int], reached: Sequence[int]) -> None:
+    `edges` tell which input reaches which outputs: `{input: outputs}`. Without them each input
+    is taken to reach all.
+    """
+
+    def __init__(
+        self,
+        wanted: Sequence[int],
+        reached: Sequence[int],
+        edges: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
         self.wanted = list(wanted)
         self.reached = list(reached)
+        self.edges = dict.fromkeys(self.wanted, self.reached) if edges is None else edges
 
 
 Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]
@@ -385,10 +431,11 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
     output_specs = [(y._data.shape, y.dtype) for y in ys]
     entry = record_of(REGION, rule, {}, ids, specs, (), out, None, layout, output_specs)
     for tape in state.tapes:
-        if not tape.watched.isdisjoint(keys.values()):
+        leading = [i for i, key in keys.items() if key in tape.watched]
+        if leading:
             tape.admit(REGION, rule, frozenset({0}))
             tape.records.append(entry)
-            tape.watched.update(ys[i]._id for i in passage.reached)
+            tape.watched.update(ys[j]._id for i in leading for j in passage.edges[i])
 
 
 def check_guard(inputs: Sequence[Tensor]) -> None:
