@@ -69,12 +69,12 @@ def test_what_reaches_a_carry_two_steps_later_counts():
 
     def f(x):
         def step(carry, _):
-            a, b, c, d = carry
+            a, b, _c, d = carry
             return (x * 1.0, rg.sin(a), b * b, d * 0.5), None
 
         ones = [rg.scalar(1.0) for _ in range(4)]
-        (_, _, c, d), _ = rg.scan(step, tuple(ones), None, length=4)
-        return c * d
+        last, _ = rg.scan(step, tuple(ones), None, length=4)
+        return last[2] * last[3]
 
     assert rg.jit(rg.grad(f))(W).item() == pytest.approx(rg.grad(f)(W).item(), rel=1e-5)
     assert rg.jit(rg.grad(f))(W).item() != 0

@@ -22,7 +22,7 @@ from regrad.transforms.arguments import (
     place_of_number,
     returned,
 )
-from regrad.transforms.loops import conditional
+from regrad.transforms.conditionals import conditional
 from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:

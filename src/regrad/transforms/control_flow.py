@@ -22,9 +22,11 @@ from regrad.ops.getitem import getitem
 from regrad.transforms.arguments import Given, returned
 from regrad.transforms.branches import branched
 from regrad.transforms.checkpoint import checkpoint as recomputing
-from regrad.transforms.loops import as_jax, conditional, repeated, scanned
+from regrad.transforms.conditionals import conditional
 from regrad.transforms.region import in_trace
 from regrad.transforms.replay import Captured
+from regrad.transforms.scans import as_jax, scanned
+from regrad.transforms.whiles import repeated
 
 if TYPE_CHECKING:
     from regrad.core.tensor import TensorLike

@@ -1,13 +1,13 @@
-"""Loops and branches inside what JAX traces: flat functions under `lax.scan` and its kin.
+"""Loops of known length inside what JAX traces: flat functions under `lax.scan`.
 
-Each is a region with one record outside. Where nobody asks for a gradient of the gradient, the
+A loop is a region with one record outside. Where nobody asks for a gradient of the gradient, the
 backward loop takes what the rules kept of every step; elsewhere it is a loop of this module
 again, over the gradient of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from regrad.core.pullback import pull_through, step_back
 from regrad.core.sharding import to_jax, to_jax_as
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import DTypeError, GradientError, ShapeError
 from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import add
 from regrad.transforms.bodies import (
@@ -28,7 +27,6 @@ from regrad.transforms.bodies import (
     BodyRun,
     pullback,
     until_all_are_known,
-    with_assigned,
 )
 from regrad.transforms.region import Flat, Links, Passage, RegionTape, run_inside, watched_places
 from regrad.transforms.replay import Captured, evaluate
@@ -404,151 +402,3 @@ def _zeros(variable: Any) -> Any:
     import jax
 
     return jax.numpy.zeros(variable.aval.shape, variable.aval.dtype)
-
-
-# -- branches --------------------------------------------------------------------------------------
-
-
-def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The first function's results where `pred` holds, else the second's."""
-    assigned: list[Variable] = []
-    bodies = [_Branch(Captured(f, "cond")) for f in flats]
-
-    def run() -> tuple[BodyRun, Any]:
-        body_run = BodyRun("cond", [pred, *xs], traced=True)
-        return body_run, (
-            body_run,
-            _branches(body_run, [with_assigned(body, assigned) for body in bodies]),
-        )
-
-    body_run, ys = until_all_are_known(assigned, run)
-    functions = [body_run.as_function(body, assigned) for body in bodies]
-
-    def answer(
-        inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        pulls = [pullback(f, len(inputs), passage) for f in functions]
-        return conditional(inputs[0], pulls, [*inputs, *dys])
-
-    results = body_run.finish(ys, answer, lambda xs: conditional(xs[0], functions, xs))
-    n = len(results) - len(assigned)
-    assign_all(assigned, results[n:])
-    return results[:n]
-
-
-class _Branch:
-    """A branch as a function of the predicate, too, which it does not look at."""
-
-    def __init__(self, flat: Flat) -> None:
-        self.flat = flat
-
-    def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return self.flat(xs[1:])
-
-
-def _branches(body_run: BodyRun, flats: Sequence[Flat]) -> Sequence[Any]:
-    import jax
-
-    ids: dict[int, list[int]] = {}
-    specs: dict[int, list[Any]] = {}
-
-    def branch(k: int) -> Callable[..., list[Any]]:
-        def run(*arrays: Array) -> list[Any]:
-            region = body_run.region
-            variables = [s for s in body_run.sources if isinstance(s, Variable)]
-            region.values = {v: region.stand_in_for(v) for v in variables}
-            ys = body_run.run(flats[k], body_run.stand_ins(arrays))
-            ids[k] = body_run.outputs.pop()
-            given = [to_jax(y._data) for y in ys]
-            specs[k] = [(str(a.dtype), tuple(a.shape)) for a in given]
-            if len(specs) == 2:
-                _check_alike(specs[0], specs[1])
-            return given
-
-        return run
-
-    arrays = [to_jax(x._data) for x in body_run.xs]
-    ys = jax.lax.cond(arrays[0], branch(0), branch(1), *arrays)
-    body_run.outputs = list(ids.values())
-    return ys
-
-
-def _check_alike(
-    a: Sequence[tuple[str, tuple[int, ...]]], b: Sequence[tuple[str, tuple[int, ...]]]
-) -> None:
-    if len(a) != len(b):
-        raise ShapeError(f"cond: the two functions return {len(a)} and {len(b)} Tensors")
-    for (dtype, shape), (other, other_shape) in zip(a, b, strict=True):
-        if dtype != other:
-            raise DTypeError(f"cond: the two functions return {dtype} and {other}; use astype")
-        if shape != other_shape:
-            raise ShapeError(f"cond: the two functions return the shapes {shape} and {other_shape}")
-
-
-# -- loops of unknown length -----------------------------------------------------------------------
-
-
-def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`flat` of the carry as long as `test` of it holds; forward only."""
-    test, flat = Captured(test, "while_loop"), Captured(flat, "while_loop")
-    assigned: list[Variable] = []
-    n = len(carry)
-
-    def run() -> tuple[BodyRun, Any]:
-        whole = [*carry, *[v._read() for v in assigned]]
-        body_run = BodyRun("while_loop", whole, traced=True)
-        first = _assigned_first(test, n, assigned), _assigned_first(flat, n, assigned)
-        ys = _repeat(body_run, first[0], with_assigned(first[1], assigned))
-        return body_run, (body_run, first, ys)
-
-    body_run, (tested, stepped), ys = until_all_are_known(assigned, run)
-    m = len(ys)
-    functions = body_run.as_function(tested), body_run.as_function(stepped, assigned)
-
-    def repeat(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        test, flat = [lambda xs, f=f: f([*xs, *inputs[m:]]) for f in functions]
-        return repeated(test, flat, inputs[:m])
-
-    results = body_run.finish(ys, _refuse, repeat, [(i, i) for i in range(m)])
-    assign_all(assigned, results[n:])
-    return results[:n]
-
-
-def _assigned_first(flat: Flat, n: int, assigned: Sequence[Variable]) -> Flat:
-    """A body of n Tensors as one that is given the values of these Variables as well."""
-
-    def more(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        region = current().region  # pyright: ignore[reportOptionalMemberAccess]
-        region.values.update(zip(assigned, tensors[n:], strict=True))
-        return flat(tensors[:n])
-
-    return more
-
-
-def _repeat(body_run: BodyRun, test: Flat, step: Flat) -> Sequence[Any]:
-    import jax
-
-    def run(flat: Flat, arrays: Array) -> list[Any]:
-        inner = body_run.stand_ins(arrays)
-        body_run.watched.update(x._id for x in inner)
-        return [to_jax(y._data) for y in body_run.run(flat, inner)]
-
-    def goes_on(arrays: Sequence[Array]) -> Any:
-        (y,) = run(test, arrays)
-        body_run.outputs.pop()
-        return y.reshape(())
-
-    def body(arrays: Sequence[Array]) -> Any:
-        ys = run(step, arrays)
-        del body_run.outputs[:-1]
-        return ys
-
-    return jax.lax.while_loop(goes_on, body, [to_jax(x._data) for x in body_run.xs])
-
-
-def _refuse(*given: object) -> Any:
-    raise GradientError(
-        "while_loop: under jit the gradient of a loop of unknown length cannot be had, because XLA "
-        "must know how much to keep. Give the most steps there can be, while_loop(…, max_steps=n), "
-        "or use scan or fori_loop with a fixed number of steps."
-    )
