@@ -442,7 +442,7 @@ for f in straight_through, by_surrogate, by_custom_grad:  # three ways to say th
     assert np.array_equal(f(x).value, [-1.0, 1.0])
     assert np.array_equal(grad(f)(x).value, [1.0, 1.0])
 
-# ## 10. Forward mode, by transposing (`transforms/derivatives.py`)
+# ## 10. Forward mode, by transposing (`transforms/forward.py`)
 #
 # `jvp` asks how `y` moves when `x` moves along `dx`. That is J dx, where J is the Jacobian,
 # and the walk computes something else: pull(dy) is J transposed times dy. But this is linear

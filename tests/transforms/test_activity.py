@@ -110,3 +110,37 @@ def test_nested_minimisation():
 
     found = rg.jit(lambda start: minimum(outer, start))(rg.scalar(0.0))
     assert found.item() == pytest.approx(2.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("max_steps", [1, 64, 65, 100, 1000])
+def test_long_bounded_loops_go_in_rounds(max_steps):
+    """The steps that there are count, wherever in a round they end."""
+
+    def f(x, steps):
+        def body(c):
+            return c[0] + 1, rg.sin(c[1]) * 1.1
+
+        return rg.while_loop(lambda c: c[0] < steps, body, (0, x), max_steps=max_steps)[1]
+
+    for steps in {0, 1, max_steps // 2, max_steps - 1, max_steps}:
+        g = rg.value_and_grad(lambda x, steps=steps: f(x, steps))
+        for found, expected in zip(rg.jit(g)(W), g(W), strict=True):
+            assert found.item() == pytest.approx(expected.item(), rel=1e-4)
+    assert np.isnan(rg.jit(lambda x: f(x, max_steps + 1))(W).item())
+
+
+def test_rounds_carry_variables_along():
+    v = rg.Variable(0.0, name="sum")
+
+    def f(x):
+        v.assign(0.0)
+
+        def body(c):
+            v.assign(v + x)
+            return c + 1
+
+        rg.while_loop(lambda c: c < 70, body, 0, max_steps=100)
+        return v * x
+
+    assert rg.jit(rg.grad(f))(W).item() == pytest.approx(2 * 70 * 0.3, rel=1e-4)
+    assert v.numpy() == pytest.approx(21.0, rel=1e-4)

@@ -292,6 +292,10 @@ class Tape:
     def read_plainly(self) -> None:
         """A watched tensor was read as a plain number (`float(x)`, `x.item()`, `bool(x)`)."""
 
+    def walks_back(self) -> bool:
+        """Whether gradients will go back along the records (those of forward mode do not)."""
+        return True
+
     def wants(self, variable: Variable) -> bool:
         """Whether reads of this Variable are watched (only `variable_grads` does)."""
         return False

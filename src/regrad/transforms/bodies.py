@@ -7,24 +7,23 @@ traced one is replayed (`Captured`), an eager checkpoint's Python runs again (`R
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from functools import partial, reduce
+from functools import partial
 from itertools import chain
-from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import Variable
-from regrad.core.backends import gradient_dtype, widest
+from regrad.core.backends import gradient_dtype, is_inexact, widest
 from regrad.core.blocks import block
 from regrad.core.dispatch import in_region
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
 from regrad.transforms.closures import Closure
+from regrad.transforms.forward import pushed
 from regrad.transforms.region import (
     Answer,
     Flat,
     Inline,
-    Link,
     Links,
     Overrides,
     Passage,
@@ -33,9 +32,8 @@ from regrad.transforms.region import (
     RegionTape,
     Source,
     check_guard,
-    dependences,
     inner_tapes,
-    links_of,
+    passage_between,
     read_source,
     record_region,
     results,
@@ -103,18 +101,22 @@ class BodyRun:
         self,
         ys: Sequence[Array],
         answer: Answer,
+        push: Answer,
         repeat: Flat,
         loops: Sequence[tuple[int, int]] = (),
     ) -> list[Tensor]:
         """The results as Tensors outside, recorded.
 
-        `answer` is that of `RegionRule`. `repeat` runs the region on other inputs. `loops` are
-        (result, argument): what comes round again.
+        `answer` and `push` are those of `RegionRule`. `repeat` runs the region on other inputs.
+        `loops` are (result, argument): what comes round again.
         """
         results = [wrap(y) for y in ys]
         inputs = self.inputs
         check_guard(inputs)
-        rule = self._rule(inputs, results, answer, loops)
+        wanted = watched_places(inputs) if self.tapes else ()
+        rule = None
+        if wanted:
+            rule = RegionRule(self.kind, inputs, self.passage(wanted, loops), answer, push)
         capture = capturing()
         if capture is not None:
             capture.region(self.kind, inputs, results, repeat, rule)
@@ -122,33 +124,9 @@ class BodyRun:
             record_region(rule, results)
         return results
 
-    def _rule(
-        self, inputs: Sequence[Tensor], results: Sequence[Tensor],
-        answer: Answer, loops: Sequence[tuple[int, int]],
-    ) -> RegionRule | None:  # fmt: skip
-        """The rule of the record outside; None if nothing watched leads through."""
-        wanted = watched_places(inputs) if self.tapes else ()
-        if not wanted:
-            return None
-        passage = self.passage(wanted, loops)
-        return RegionRule(self.kind, inputs, passage, answer)
-
     def passage(self, wanted: Sequence[int], loops: Sequence[tuple[int, int]] = ()) -> Passage:
         """Which of the wanted inputs reach which outputs, of all runs that count."""
-        ids, links = self.ids, [*chain.from_iterable(map(links_of, self.tapes[0].records))]
-        links += [Link((run[y],), (ids[x],)) for run in self.outputs for y, x in loops]
-        masks = dependences(links, ids)
-        edges: dict[int, list[int]] = {i: [] for i in wanted}
-        reached = []
-        for y, of_runs in enumerate(zip(*self.outputs, strict=True)):
-            mask = reduce(or_, [masks.get(i, 0) for i in of_runs], 0)
-            leading = [i for i in wanted if mask >> i & 1]
-            for i in leading:
-                edges[i].append(y)
-            if leading:
-                reached.append(y)
-        edges = {i: places for i, places in edges.items() if places}
-        return Passage([*edges], reached, edges)
+        return passage_between(self.tapes[0].records, self.ids, wanted, self.outputs, loops)
 
     @property
     def ids(self) -> list[Any]:
@@ -277,3 +255,29 @@ def pullback(f: Flat, count: int, passage: Passage) -> Flat:
         ]
 
     return pull
+
+
+def dual(f: Flat, count: int, wanted: Sequence[int], reached: Sequence[int]) -> Flat:
+    """A flat function with its derivative forward: (xs…, dxs…) to (ys…, dys…).
+
+    dxs are the tangents of the inputs at the places `wanted`, dys those of the outputs `reached`:
+    zeros where nothing is connected.
+    """
+
+    def push(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        ys, dys = pushed(f, tensors[:count], wanted, tensors[count:])
+        return [*ys, *[or_zeros(dys[i], ys[i], ys[i].dtype) for i in reached]]
+
+    return push
+
+
+def pushforward(f: Flat, count: int, passage: Passage) -> Flat:
+    """The derivative of a flat function forward: (xs…, dxs…) to the tangents of what is reached."""
+    both = dual(f, count, passage.wanted, passage.reached)
+    return lambda tensors: both(tensors)[-len(passage.reached) :]
+
+
+def carries_that_move(passage: Passage, carry: Sequence[Tensor]) -> list[int]:
+    """The carries of a loop, its first inputs and outputs, that have tangents in some step."""
+    places = {*passage.wanted, *chain.from_iterable(passage.edges.values())}
+    return [i for i, x in enumerate(carry) if i in places and is_inexact(x.dtype)]

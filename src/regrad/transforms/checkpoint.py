@@ -17,7 +17,7 @@ from regrad.core.state import current
 from regrad.core.tensor import Tensor
 from regrad.graph.graph import is_symbolic
 from regrad.transforms.arguments import Body, Given, is_key
-from regrad.transforms.bodies import BodyRun, Rerun, pullback
+from regrad.transforms.bodies import BodyRun, Rerun, pullback, pushforward
 from regrad.transforms.region import Flat, Passage
 from regrad.transforms.replay import Captured
 
@@ -85,8 +85,11 @@ def recomputed(flat: Flat, xs: Sequence[Tensor]) -> Sequence[Tensor]:
     ) -> Sequence[Tensor]:
         return pullback(function, len(inputs), passage)(apart([*inputs, *dys]))
 
+    def push(inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return pushforward(function, len(inputs), passage)([*inputs, *dxs])
+
     results = body_run.finish(
-        [y._data for y in outputs], answer, lambda xs: recomputed(function, xs)
+        [y._data for y in outputs], answer, push, lambda xs: recomputed(function, xs)
     )
     assign_all(assigned, results[len(ys) :])
     return results[: len(ys)]

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from regrad.autodiff.variables import Variable, assign_all
 from regrad.core.sharding import to_jax
 from regrad.errors import DTypeError, ShapeError
-from regrad.transforms.bodies import BodyRun, pullback, until_all_are_known, with_assigned
+from regrad.transforms.bodies import (
+    BodyRun,
+    pullback,
+    pushforward,
+    until_all_are_known,
+    with_assigned,
+)
 from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:
@@ -38,7 +44,11 @@ def conditional(pred: Tensor, flats: Sequence[Flat], xs: Sequence[Tensor]) -> Se
         pulls = [pullback(f, len(inputs), passage) for f in functions]
         return conditional(inputs[0], pulls, [*inputs, *dys])
 
-    results = body_run.finish(ys, answer, lambda xs: conditional(xs[0], functions, xs))
+    def push(inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]) -> Sequence[Tensor]:
+        moves = [pushforward(f, len(inputs), passage) for f in functions]
+        return conditional(inputs[0], moves, [*inputs, *dxs])
+
+    results = body_run.finish(ys, answer, push, lambda xs: conditional(xs[0], functions, xs))
     n = len(results) - len(assigned)
     assign_all(assigned, results[n:])
     return results[:n]

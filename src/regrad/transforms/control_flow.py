@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,13 @@ from regrad.core.state import masked
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.array import stack
-from regrad.ops.elementwise import astype, logical_not, where
+from regrad.ops.elementwise import astype, logical_and, logical_not, where
 from regrad.ops.getitem import getitem
 from regrad.transforms.arguments import Given, returned
 from regrad.transforms.branches import branched
 from regrad.transforms.checkpoint import checkpoint as recomputing
 from regrad.transforms.conditionals import conditional
-from regrad.transforms.region import in_trace
+from regrad.transforms.region import Flat, in_trace
 from regrad.transforms.replay import Captured
 from regrad.transforms.scans import as_jax, scanned
 from regrad.transforms.whiles import repeated
@@ -139,13 +140,14 @@ def while_loop(
         cond_fn: A function of the carry that gives a bool, or a Tensor of rank 0.
         body_fn: The step; the carry keeps its structure, shapes and dtypes.
         init: The first carry: Tensors, numbers, or containers of them.
-        max_steps: The most steps there can be. Under `jit` the gradient needs it, because XLA
-            must know how much to keep.
+        max_steps: The most steps there can be. Under `jit` a gradient that goes back through the
+            loop needs it, because XLA must know how much to keep.
 
-    In eager mode any loop can be differentiated. Under `jit` a loop without `max_steps` runs
-    forward only, and its gradient is refused. With it there are always `max_steps` steps, of
-    which those after the end do nothing. If the condition still holds after them, that is an
-    error in eager mode; under jit, which cannot raise, floats come back as NaN.
+    In eager mode any loop can be differentiated. Under `jit` a loop without `max_steps` has a
+    derivative in forward mode (`jvp`), and the gradient back through it is refused. (Where the
+    results that count do not depend on what is differentiated, there is none to refuse.) With
+    `max_steps`, a condition that still holds after so many steps is an error in eager mode; under
+    jit, which cannot raise, floats come back as NaN.
 
     Source: `jax.lax.while_loop`.
 
@@ -318,16 +320,42 @@ def _while(
     return carry
 
 
+LONG = 64  # steps of a bounded loop that are worth rounds
+
+
 def _bounded(
     goes_on: Callable[..., Tensor], step: _Step, carry: Sequence[Tensor], max_steps: int
 ) -> Sequence[Tensor]:
-    """A loop of a fixed number of steps, of which those after the end do nothing."""
+    """A loop of a fixed number of steps, of which those after the end do nothing.
+
+    A long one goes in rounds, of which those after the end do nothing as a whole: the time is that
+    of the steps that there are, and the backward pass keeps one carry for each round.
+    """
     test = Captured(lambda xs: [goes_on(xs)], "while_loop")
+    per_round = math.isqrt(max_steps) if max_steps > LONG else 1
+
+    def goes(xs: Sequence[Tensor]) -> Tensor:
+        (more,) = test(xs[:-1])
+        with masked():
+            return logical_and(more, xs[-1] < max_steps)
 
     def once(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        return conditional(test(xs)[0], [step, list], xs)
+        with masked():
+            count = xs[-1] + 1
+        return [*step(xs[:-1]), count]
 
-    last, _ = scanned(once, carry, [], max_steps, False, False)
+    def unless_over(body: Flat) -> Flat:
+        return lambda xs: conditional(goes(xs), [body, list], xs)
+
+    def round_of_steps(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return scanned(unless_over(once), xs, [], per_round, False, False)[0]
+
+    body, rounds = unless_over(once), max_steps
+    if per_round > 1:
+        body, rounds = unless_over(round_of_steps), -(-max_steps // per_round)
+    zero = as_jax([dispatch.lift(np.int32(0))])
+    last, _ = scanned(body, [*carry, *zero], [], rounds, False, False)
+    last = last[:-1]
     (again,) = test(last)
     with masked():
         over = logical_not(again)

@@ -5,34 +5,30 @@ Where nothing is connected they give zeros: a linear function has a Hessian.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regrad.autodiff.gradients import callable_or_raise, watchable
 from regrad.core import containers, dispatch
-from regrad.core.backends import BACKENDS, has_values, is_inexact
+from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.blocks import inside
 from regrad.core.pullback import or_zeros, run_taped
-from regrad.core.registry import OPS, Op
-from regrad.core.rule import Rule, describe, label
+from regrad.core.registry import OPS
 from regrad.core.signatures import check_passed, helpful
 from regrad.core.state import masked
-from regrad.core.tape import Record, Tape
+from regrad.core.tape import Tape
 from regrad.core.tensor import Tensor
-from regrad.core.walk import name_of, seed, walk_from
-from regrad.errors import ArgumentError, GradientError, ShapeError, kind
-from regrad.ops.array import reshape, stack
+from regrad.core.walk import seed, walk_from
+from regrad.errors import ArgumentError, ShapeError, kind
+from regrad.ops.array import reshape
 from regrad.ops.creation import zeros_like
-from regrad.ops.elementwise import logical_and, where
-from regrad.ops.reduction import any as any_of
+from regrad.transforms.forward import ForwardTape, Tangents, push_through
 from regrad.transforms.vmap import at_once
 
 if TYPE_CHECKING:
-    from regrad.core.rule import Cotangent
     from regrad.core.tensor import TensorLike
-    from regrad.core.walk import Inspector
 
 VjpFunction = Callable[..., tuple[Any, ...]]
 
@@ -40,7 +36,9 @@ VjpFunction = Callable[..., tuple[Any, ...]]
 class Linearized:
     """A function run once under a tape: its outputs, and the way back, any number of times."""
 
-    def __init__(self, f: Callable[..., Any], xs: Sequence[Any], api: str) -> None:
+    def __init__(
+        self, f: Callable[..., Any], xs: Sequence[Any], api: str, tape: type[Tape] = Tape
+    ) -> None:
         callable_or_raise(f, api)
         if not xs:
             raise ArgumentError(
@@ -49,7 +47,7 @@ class Linearized:
         opened = [containers.flatten(x) for x in xs]
         self.rebuilds = [rebuild for _, rebuild in opened]
         self.inputs = [[watchable(leaf, api) for leaf in leaves] for leaves, _ in opened]
-        self.tape = Tape([a._id for group in self.inputs for a in group])
+        self.tape = tape([a._id for group in self.inputs for a in group])
         aliases = [r(group) for r, group in zip(self.rebuilds, self.inputs, strict=True)]
         try:
             y = run_taped(self.tape, f, aliases)
@@ -69,11 +67,11 @@ class Linearized:
         """What f returned, by Tensors that a custom function may make its own outputs."""
         return self.rebuild([dispatch.alias(y) for y in self.ys])
 
-    def pull(self, dys: Sequence[Tensor], inspect: Inspector | None = None) -> list[list[Tensor]]:
+    def pull(self, dys: Sequence[Tensor]) -> list[list[Tensor]]:
         """The gradients by all inputs of `sum(y * dy)` over all outputs."""
         floats = [i for i, y in enumerate(self.ys) if is_inexact(y.dtype)]
         ids, dys = [self.ys[i]._id for i in floats], [dys[i] for i in floats]
-        found = walk_from(reversed(self.tape.records), ids, dys, self.watched, inspect)
+        found = walk_from(reversed(self.tape.records), ids, dys, self.watched)
         return [[or_zeros(found.get(x._id), x) for x in group] for group in self.inputs]
 
     def close_inputs(self, groups: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
@@ -154,105 +152,17 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     """
     if not isinstance(xs, list | tuple) or not isinstance(dxs, list | tuple):
         raise ArgumentError("jvp(f, xs, dxs): xs and dxs are lists, one entry per argument of f")
-    return _pushed(Linearized(f, xs, "jvp(f, xs, dxs)"), dxs)
+    return _pushed(Linearized(f, xs, "jvp(f, xs, dxs)", ForwardTape), dxs)
 
 
 @inside(masked)
 def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
     inputs = run.close_inputs(run.inputs)
     directions = _like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs")
-    floats = [y for y in run.ys if is_inexact(y.dtype)]
-    dys = iter(_transposed(run, floats, directions))
-    return run.handed_out(), run.rebuild(
-        [next(dys) if is_inexact(y.dtype) else zeros_like(y) for y in run.ys]
-    )
-
-
-def _transposed(
-    run: Linearized, ys: Sequence[Tensor], directions: Sequence[Tensor]
-) -> list[Tensor]:
-    """The transpose of the map from the gradients of ys to those of the inputs.
-
-    The map is run at 0, under a tape that admits only what is affine in what it watches; what
-    is affine and 0 at 0 is linear, and then its own backward pass is the transpose.
-    """
-    zeros = [dispatch.alias_of(zeros_like(y)) for y in ys]
-    tape = LinearTape([z._id for z in zeros])
-    given = iter(zeros)
-    seeds = [next(given) if is_inexact(y.dtype) else y for y in run.ys]
-    pulled = run_taped(tape, run.pull, (seeds, tape))
-    gradients = [dx for group in pulled for dx in group]
-    watched = tape.close()
-    ids = [dx._id for dx in gradients]
-    found = walk_from(reversed(tape.records), ids, directions, watched)
-    return _dispelled([or_zeros(found.get(z._id), z) for z in zeros], tape.doubts)
-
-
-def _dispelled(dys: list[Tensor], doubts: Sequence[Tensor]) -> list[Tensor]:
-    """NaN for all, if a rule gave a gradient where none arrived: a program cannot raise."""
-    if not doubts:
-        return dys
-    broken = [any_of(logical_and(dx != 0, dx == dx)) for dx in doubts]
-    return [where(any_of(stack(broken)), np.nan, dy) for dy in dys]
-
-
-class LinearTape(Tape):
-    """A tape that watches gradients on their way back, and refuses what is not linear in them.
-
-    It looks on while the walk runs: it knows which rule is at work, and that it maps 0 to 0.
-    Of traced gradients that cannot be known; `doubts` are what rules of the user's made of 0.
-    """
-
-    __slots__ = ("doubts", "record")
-
-    plain = False
-
-    def __init__(self, watched: Iterable[int]) -> None:
-        super().__init__(watched)
-        self.doubts: list[Tensor] = []
-
-    def before(self, record: Record) -> None:
-        """A rule is about to run."""
-        self.record = record
-
-    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
-        if rule.constant:
-            return False  # a factor, like any number
-        if not rule.linear_in(wanted):
-            raise GradientError(
-                "forward mode: the backward pass is not linear in the gradient that arrives, "
-                f"because {self.at_work()} puts it through the op type {op.type!r}. Such a rule "
-                "has no forward-mode derivative; use vjp, grad or jacobian."
-            )
-        return True
-
-    def __call__(self, record: Record, dy: Cotangent, leaf: int, dx: Tensor | None) -> None:
-        if not isinstance(dx, Tensor):
-            return
-        if not has_values(dx._data):
-            if not record.rule.is_ours:
-                self.doubts.append(dx)
-            return
-        values = dx._values()
-        if np.any((values != 0) & ~np.isnan(values)):
-            raise GradientError(
-                f"forward mode: {self.at_work()} gives a gradient for the input "
-                f"{name_of(record, leaf)!r} even where none arrives, so it is not linear in dy. "
-                "Such a rule has no forward-mode derivative; use vjp, grad or jacobian."
-            )
-
-    def read_plainly(self) -> None:
-        raise GradientError(
-            f"forward mode: {self.at_work()} reads the gradient that arrives as a plain number, "
-            "so its answer may depend on it in any way. Such a rule has no forward-mode "
-            "derivative; use vjp, grad or jacobian."
-        )
-
-    def at_work(self) -> str:
-        """The rule that runs, for a message."""
-        rule = self.record.rule
-        named = describe(rule.function, rule.name) if rule.function else label(rule)
-        return f"{named} for the op type {self.record.op.type!r}"
+    xs = [x for group in run.inputs for x in group]
+    tangents: Tangents = {x._id: dx for x, dx in zip(xs, directions, strict=True)}
+    dys = push_through(run.tape.records, run.watched, tangents, run.ys)
+    return run.handed_out(), run.rebuild(list(map(or_zeros, dys, run.ys)))
 
 
 @helpful("jacobian")

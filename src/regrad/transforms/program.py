@@ -26,10 +26,11 @@ from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
 from regrad.transforms import verification
 from regrad.transforms.arguments import ONE
-from regrad.transforms.bodies import BodyFunction, pullback
+from regrad.transforms.bodies import BodyFunction, pullback, pushforward
 from regrad.transforms.closures import Closure
 from regrad.transforms.donation import compile_donating, may_donate, set_apart
 from regrad.transforms.region import (
+    Flat,
     Overrides,
     Passage,
     Region,
@@ -38,9 +39,11 @@ from regrad.transforms.region import (
     check_guard,
     in_region,
     inner_tapes,
+    passage_between,
     record_region,
     results,
     run_inside,
+    tape_for,
     watched_by,
     watched_places,
 )
@@ -231,6 +234,7 @@ class Program:
             wanted = watched_places(inputs)
             if wanted:
                 strict = tuple(watched_by(t, inputs) for t in state.tapes if not t.plain)
+                strict = tape_for(inputs), *strict
         if not self.assigned:
             return self._finish(inputs, len(xs), wanted, strict)
         # what the program writes over is lost if a signal strikes before it is assigned anew
@@ -258,7 +262,7 @@ class Program:
             self._count(trace, self.overrides, forward=True)
         ys = [wrap(array) for array in results[: trace.count + len(trace.assigned)]]
         if wanted:
-            self._record(inputs, n, wanted, ys, results, trace)
+            self._record(inputs, n, ys, results, trace)
         for variable, y in zip(trace.assigned, ys[trace.count :], strict=True):
             variable._set(y, lent=bool(wanted))
         return ys[: trace.count], trace.note
@@ -340,47 +344,54 @@ class Program:
     # -- gradients ---------------------------------------------------------------------------
 
     def _record(
-        self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], ys: list[Tensor],
-        results: Sequence[Array], trace: Trace,
+        self, inputs: list[Tensor], n: int, ys: list[Tensor], results: Sequence[Array],
+        trace: Trace,
     ) -> None:  # fmt: skip
         """Put the program on the tapes; it is differentiated by its own backward program."""
         closure, overrides = self.closure, self.overrides
-        passage = Passage([wanted[i] for i in trace.found], trace.reached)
         pools = {
             "input": lambda i: to_jax(inputs[i]._data),
             "result": lambda i: results[i],
             "constant": lambda array: array,
         }
         kept = [pools[pool](i) for pool, i in trace.kept]
-        derivative = partial(self._derivative, trace, n, passage)
 
         def answer(
             inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
         ) -> Sequence[Tensor]:
             given = [*inputs, *dys]
             if watched_places(given):
-                return derivative()(given, closure, overrides)[0]
+                derivative = self._derivative(trace, n, passage, pullback, "the gradient of")
+                return derivative(given, closure, overrides)[0]
             self._count(trace, overrides, forward=False)
             pairs = zip(dys, trace.dtypes, strict=True)
             dxs = trace.backward(kept, [to_jax_as(dy._data, dtype) for dy, dtype in pairs])
             return [wrap(dx) for dx in dxs]
 
-        record_region(RegionRule(self.name, inputs, passage, answer), ys)
+        def push(
+            inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]
+        ) -> Sequence[Tensor]:
+            derivative = self._derivative(trace, n, passage, pushforward, "the derivative of")
+            return derivative([*inputs, *dxs], closure, overrides)[0]
 
-    def _derivative(self, trace: Trace, n: int, passage: Passage) -> Program:
-        """The program of the gradient, by which gradients of gradients go."""
-        key = n, tuple(passage.wanted), tuple(passage.reached)
+        record_region(RegionRule(self.name, inputs, trace.passage, answer, push), ys)
+
+    def _derivative(
+        self, trace: Trace, n: int, passage: Passage, way: Callable[..., Flat], what: str
+    ) -> Program:
+        """The program of a gradient (by `pullback`) or of tangents (by `pushforward`)."""
+        key = way, n, tuple(passage.wanted), tuple(passage.reached)
         if key not in trace.derivatives:
             trace.derivatives[key] = made = Program(
-                lambda xs: (pull(xs), None), f"the gradient of {self.name}", derived=True
+                lambda xs: (run(xs), None), f"{what} {self.name}", derived=True
             )
             known = list(self.sources)
 
-            def pull(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
                 sources = [made.source(s) for s in known]
                 overrides = current().overrides  # pyright: ignore[reportOptionalMemberAccess]
                 body = BodyFunction(trace.all_values, n, sources, overrides, self.name)
-                return pullback(body, n + len(sources), passage)(tensors)
+                return way(body, n + len(sources), passage)(tensors)
 
         return trace.derivatives[key]
 
@@ -473,7 +484,8 @@ class Variant:
     def _results(self, kept: list[Array], given: tuple[Array, ...]) -> tuple[Any, ...]:
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
-        tapes = inner_tapes(RegionTape, current()) if self.wanted else ()
+        kind = tape_for(self.given)
+        tapes = inner_tapes(kind, current()) if self.wanted else ()
         region = Region(program.name, tapes=tapes, traced=True, around=None)
         region.lasting = True
         inputs = [region.make_stand_in(wrap(arrays[i])) for i in range(len(arrays))]
@@ -494,6 +506,9 @@ class Variant:
         outputs = [to_jax(y._data) for y in ys]
         trace.ran = {(key, hit.where): hit.ran for key, hit in trace.hits()}
         if tapes:
+            ids, reached = [x._id for x in inputs], [y._id for y in ys]
+            trace.passage = passage_between(tapes[0].records, ids, self.wanted, [reached])
+        if tapes and kind is RegionTape:
             linearize = partial(self._linearized, tapes[0], inputs, ys, outputs, arrays, trace)
             run_inside(linearize, region, trace.bindings)
         if self.verifying is not None:
@@ -533,25 +548,20 @@ class Variant:
     ) -> None:  # fmt: skip
         """Trace the backward program; what it takes from the forward one becomes results."""
         jax = self.program.jax
-        keys = [inputs[i]._id for i in self.wanted]
-        reached = [i for i, y in enumerate(ys) if y._id in tape.watched]
-        found: list[int] = []
+        passage, zeros = trace.passage, jax.numpy.zeros_like
 
         def back(*dys: Array) -> list[Any]:
-            found.clear()
-            grads = pull_through(tape, [ys[i] for i in reached], [wrap(dy) for dy in dys])
-            found.extend(i for i, key in enumerate(keys) if key in grads)
-            dxs = [(inputs[self.wanted[i]], grads[keys[i]]) for i in found]
-            zeros = jax.numpy.zeros_like
+            arriving = [wrap(dy) for dy in dys]
+            grads = pull_through(tape, [ys[i] for i in passage.reached], arriving)
+            dxs = [(x, grads.get(x._id)) for x in [inputs[i] for i in passage.wanted]]
             return [zeros(x._data) if dx is None else to_jax(dx._data) for x, dx in dxs]
 
-        outputs = [results[i] for i in reached]
+        outputs = [results[i] for i in passage.reached]
         wide = widest((*inputs, *ys))
         trace.dtypes = [gradient_dtype(y, wide) for y in outputs]
         shapes = [y.shape for y in outputs]
         specs = list(map(jax.ShapeDtypeStruct, shapes, trace.dtypes))
         closed = jax.make_jaxpr(back)(*specs)
-        trace.reached, trace.found = reached, found
         places = {id(array): ("input", i) for i, array in arrays.items()}
         places.update((id(array), ("result", i)) for i, array in enumerate(results))
         kept: list[tuple[str, Any]] = []

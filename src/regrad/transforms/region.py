@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import repeat
+from functools import partial, reduce
+from itertools import chain, repeat
+from operator import or_
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regrad.autodiff.variables import Variable
@@ -248,6 +249,9 @@ class RegionTape(Tape):
         super().__init__()
         self.outer = outer
 
+    def walks_back(self) -> bool:
+        return any(tape.walks_back() for tape in self.outer)
+
     def wants(self, variable: Variable) -> bool:
         return any(tape.wants(variable) for tape in self.outer)
 
@@ -391,19 +395,21 @@ Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]
 
 
 class RegionRule(Rule):
-    """How the gradient passes a region.
+    """How gradients and tangents pass a region.
 
-    `answer(inputs, passage, dys)` gives the gradients by the inputs that are wanted of those of the
-    outputs that they reach. `inputs` are the Tensors outside, all of them.
+    `answer(inputs, passage, dys)` returns the gradients by the inputs that are wanted, of those of
+    the outputs that they reach; `push(inputs, passage, dxs)` the tangents of the outputs reached,
+    by those of the wanted inputs. `inputs` are the Tensors outside, all of them.
     """
 
     def __init__(
-        self, name: str, inputs: Sequence[Tensor], passage: Passage, answer: Answer
+        self, name: str, inputs: Sequence[Tensor], passage: Passage, answer: Answer, push: Answer
     ) -> None:
         self.name = name
         self.inputs = list(inputs)
         self.passage = passage
         self.answer = answer
+        self.push = push
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
         return True  # its body was checked op by op, see RegionTape
@@ -443,6 +449,36 @@ def check_guard(inputs: Sequence[Tensor]) -> None:
     state = current()
     if state is not None and state.guard is not None:
         state.guard.check(REGION, inputs)
+
+
+def passage_between(
+    records: Iterable[Record | Link], ids: Sequence[Any], wanted: Sequence[int],
+    outputs: Sequence[Sequence[Any]], loops: Sequence[tuple[int, int]] = (),
+) -> Passage:  # fmt: skip
+    """Which of the wanted inputs of a body reach which of its outputs.
+
+    `ids` are those of the inputs inside, and `outputs` the ids of the results, once for each body
+    of which one will count. `loops` are (result, input): what comes round again.
+    """
+    links = [*chain.from_iterable(map(links_of, records))]
+    links += [Link((run[y],), (ids[x],)) for run in outputs for y, x in loops]
+    masks = dependences(links, ids)
+    edges: dict[int, list[int]] = {i: [] for i in wanted}
+    for y, of_bodies in enumerate(zip(*outputs, strict=True)):
+        mask = reduce(or_, [masks.get(i, 0) for i in of_bodies], 0)
+        for i in wanted:
+            if mask >> i & 1:
+                edges[i].append(y)
+    edges = {i: places for i, places in edges.items() if places}
+    return Passage([*edges], sorted(set().union(*edges.values())), edges)
+
+
+def tape_for(inputs: Sequence[Tensor]) -> type[RegionTape]:
+    """The tape for a body of these inputs: one that keeps values, if gradients go back to any."""
+    state = current()
+    tapes = () if state is None else state.tapes
+    back = [tape for tape in tapes if not tape.watched.isdisjoint([x._id for x in inputs])]
+    return RegionTape if any(tape.walks_back() for tape in back) else Links
 
 
 def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:

@@ -25,10 +25,19 @@ from regrad.ops.elementwise import add
 from regrad.transforms.bodies import (
     BodyFunction,
     BodyRun,
+    carries_that_move,
+    dual,
     pullback,
     until_all_are_known,
 )
-from regrad.transforms.region import Flat, Links, Passage, RegionTape, run_inside, watched_places
+from regrad.transforms.region import (
+    Flat,
+    Passage,
+    RegionTape,
+    run_inside,
+    tape_for,
+    watched_places,
+)
 from regrad.transforms.replay import Captured, evaluate
 from regrad.transforms.trail import capturing
 
@@ -59,7 +68,7 @@ def scanned(
     """The last carry, and the ys stacked."""
     flat = Captured(flat, kind)
     assigned: list[Variable] = []
-    tape: type[RegionTape] = RegionTape if watched_places([*carry, *xs]) else Links
+    tape = tape_for([*carry, *xs])
 
     def run() -> tuple[BodyRun, Any]:
         loop = Scan(flat, carry, xs, length, reverse, checkpoint, kind, assigned, tape)
@@ -67,8 +76,8 @@ def scanned(
         return loop.body_run, (loop, results)
 
     loop, results = until_all_are_known(assigned, run)
-    if tape is Links and watched_places(loop.inputs):
-        tape = RegionTape  # it takes in something watched: what the rules name is kept
+    if tape is not (needed := tape_for(loop.inputs)):
+        tape = needed  # it takes in something watched: what the rules name is kept
         loop, results = until_all_are_known(assigned, run)
     ys = loop.recorded(results)
     n, m = len(carry), len(loop.carry)
@@ -272,7 +281,7 @@ class Scan:
             return dxs
 
         return self.body_run.finish(
-            results[:n], answer, self._repeated(), [(i, i) for i in range(m)]
+            results[:n], answer, self._push, self._repeated(), [(i, i) for i in range(m)]
         )
 
     def _repeated(self) -> Flat:
@@ -365,6 +374,38 @@ class Scan:
         )  # fmt: skip
         by_input = dict(zip(wanted, [*last[:f], *dxs, *last[f:]], strict=True))
         return [by_input[i] for i in found]
+
+    # -- tangents --------------------------------------------------------------------------------
+
+    def _push(
+        self, inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """The tangents of the results: the loop again, whose carry takes its tangents along."""
+        m, k = len(self.carry), len(self.carry) + len(self.xs)
+        given = dict(zip(passage.wanted, dxs, strict=True))
+        moving = carries_that_move(passage, inputs[:m])
+        entries = [i for i in passage.wanted if m <= i < k]
+        shared = [i for i in passage.wanted if i >= k]
+        outputs = [i for i in passage.reached if i >= m]
+        step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        both = dual(step, len(inputs), [*moving, *entries, *shared], [*moving, *outputs])
+        f, captured = len(moving), [*inputs[k:], *[given[i] for i in shared]]
+
+        def step_of_both(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            carry, dcarry, rest = tensors[:m], tensors[m : m + f], tensors[m + f :]
+            x, dx = rest[: k - m], rest[k - m :]
+            n = len(inputs) - k
+            found = both([*carry, *x, *captured[:n], *dcarry, *dx, *captured[n:]])
+            ys, dys = found[: -f - len(outputs)], found[-f - len(outputs) :]
+            return [*ys[:m], *dys]
+
+        first = [given[i] if i in given else zeros_like(inputs[i]) for i in moving]
+        last, dys = scanned(
+            step_of_both, [*inputs[:m], *first], [*inputs[m:k], *[given[i] for i in entries]],
+            self.length, self.reverse, False, f"the derivative of {self.kind}",
+        )  # fmt: skip
+        found = {**dict(zip(moving, last[m:], strict=True)), **dict(zip(outputs, dys, strict=True))}
+        return [found[i] for i in passage.reached]
 
 
 def stepped(

@@ -25,9 +25,9 @@ Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, an
 class Trace:
     """What one trace of a body found out: it travels with the compiled program.
 
-    `flat` is the body, which is not run again: `derivatives` are made of what it did. `reached` are
-    the outputs to which the wanted inputs lead, `found` those inputs that lead to one; `kept` says
-    where the backward program finds what the rules keep.
+    `flat` is the body, which is not run again: `derivatives` are made of what it did. `passage` are
+    the inputs that tapes watch and the outputs to which they lead; `kept` says where the backward
+    program finds what the rules keep.
     """
 
     note: Any = None  # what the body said about its results
@@ -35,8 +35,7 @@ class Trace:
     assigned: Sequence[Variable] = ()
     bindings: Overrides = None  # with the hits of the trace
     ran: Mapping[tuple[Any, str], int] = {}  # how often rules ran in the forward program
-    reached: Sequence[int] = ()
-    found: Sequence[int] = ()
+    passage: Any = None
     kept: Sequence[tuple[str, Any]] = ()
     backward: Any = None
     dtypes: Sequence[Any] = ()  # of what arrives at the backward program

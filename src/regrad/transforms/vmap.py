@@ -20,7 +20,7 @@ from regrad.ops.array import moveaxis, stack
 from regrad.ops.getitem import getitem
 from regrad.ops.reduction import sum as sum_of
 from regrad.transforms.arguments import Body, Given
-from regrad.transforms.bodies import BodyRun, pullback
+from regrad.transforms.bodies import BodyRun, pullback, pushforward
 from regrad.transforms.closures import Closure
 from regrad.transforms.region import (
     Flat,
@@ -223,7 +223,12 @@ def at_once(flat: Flat, xs: Sequence[Tensor], along: Sequence[bool], kind: str) 
         pairs = zip(passage.wanted, dxs, strict=True)
         return [dx if batched[i] else sum_of(dx, axis=0) for i, dx in pairs]
 
-    return body_run.finish(ys, answer, lambda inputs: at_once(function, inputs, along, kind))
+    def push(inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]) -> Sequence[Tensor]:
+        batched = [*along, *[along[i] for i in passage.wanted]]
+        moves = pushforward(function, len(inputs), passage)
+        return at_once(moves, [*inputs, *dxs], batched, f"the derivative of {kind}")
+
+    return body_run.finish(ys, answer, push, lambda inputs: at_once(function, inputs, along, kind))
 
 
 def _refuse_assignments(region: Region, kind: str) -> None:

@@ -9,13 +9,20 @@ from regrad.autodiff.variables import Variable, assign_all
 from regrad.core.sharding import to_jax
 from regrad.core.state import current
 from regrad.errors import GradientError
-from regrad.transforms.bodies import BodyRun, until_all_are_known, with_assigned
+from regrad.ops.creation import zeros_like
+from regrad.transforms.bodies import (
+    BodyRun,
+    carries_that_move,
+    dual,
+    until_all_are_known,
+    with_assigned,
+)
 from regrad.transforms.replay import Captured
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
     from regrad.core.tensor import Tensor
-    from regrad.transforms.region import Flat
+    from regrad.transforms.region import Flat, Passage
 
 
 def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -39,9 +46,36 @@ def repeated(test: Flat, flat: Flat, carry: Sequence[Tensor]) -> Sequence[Tensor
         test, flat = [lambda xs, f=f: f([*xs, *inputs[m:]]) for f in functions]
         return repeated(test, flat, inputs[:m])
 
-    results = body_run.finish(ys, _refuse, repeat, [(i, i) for i in range(m)])
+    def push(inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]) -> Sequence[Tensor]:
+        return pushed_loop(functions, m, inputs, passage, dxs)
+
+    results = body_run.finish(ys, _refuse, push, repeat, [(i, i) for i in range(m)])
     assign_all(assigned, results[n:])
     return results[:n]
+
+
+def pushed_loop(
+    functions: Sequence[Flat], m: int, inputs: Sequence[Tensor], passage: Passage,
+    dxs: Sequence[Tensor],
+) -> Sequence[Tensor]:  # fmt: skip
+    """The tangents of a loop's results: the loop again, whose carry takes its tangents along."""
+    test, step = functions
+    carry, captured = inputs[:m], inputs[m:]
+    given = dict(zip(passage.wanted, dxs, strict=True))
+    moving = carries_that_move(passage, carry)
+    fixed = [i for i in passage.wanted if i >= m]
+    both = dual(step, len(inputs), [*moving, *fixed], moving)
+
+    def test_of_both(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return test([*tensors[:m], *captured])
+
+    def step_of_both(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        tangents = [*tensors[m:], *[given[i] for i in fixed]]
+        return both([*tensors[:m], *captured, *tangents])
+
+    first = [given[i] if i in given else zeros_like(carry[i]) for i in moving]
+    last = repeated(test_of_both, step_of_both, [*carry, *first])[m:]
+    return [last[moving.index(i)] for i in passage.reached]
 
 
 def _assigned_first(flat: Flat, n: int, assigned: Sequence[Variable]) -> Flat:
@@ -80,5 +114,5 @@ def _refuse(*given: object) -> Any:
     raise GradientError(
         "while_loop: under jit the gradient of a loop of unknown length cannot be had, because XLA "
         "must know how much to keep. Give the most steps there can be, while_loop(…, max_steps=n), "
-        "or use scan or fori_loop with a fixed number of steps."
+        "or use scan or fori_loop with a fixed number of steps. (Forward mode, jvp, needs neither.)"
     )

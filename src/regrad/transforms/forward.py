@@ -1,0 +1,213 @@
+"""Forward mode: how the outputs of a function move when its inputs do.
+
+There are no rules for it. The backward pass is a linear map from the gradients of the outputs to
+those of the inputs; run at 0 under a tape it leaves records of its own, and walking back along
+those is its transpose: the tangents of the outputs by those of the inputs. So custom gradients and
+overrides count here as well, where they are linear in the gradient that arrives. (Townsend, "A new
+trick for calculating Jacobian vector products", 2017.)
+
+What lies between regions is transposed together. A region (a loop, a branch, a compiled program)
+pushes tangents through itself, for `ForwardTape` lets it keep nothing for a way back: a loop of
+unknown length has a derivative forward, and none backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regrad.core.backends import has_values, is_inexact
+from regrad.core.dispatch import alias, alias_of
+from regrad.core.pullback import run_taped
+from regrad.core.registry import Op
+from regrad.core.rule import Rule, describe, label
+from regrad.core.state import masked
+from regrad.core.tape import Record, Tape
+from regrad.core.tensor import Tensor
+from regrad.core.walk import name_of, walk_from
+from regrad.errors import GradientError
+from regrad.ops.array import stack
+from regrad.ops.creation import zeros_like
+from regrad.ops.elementwise import logical_and, where
+from regrad.ops.reduction import any as any_of
+from regrad.transforms.region import Passage, RegionRule, links_of
+
+if TYPE_CHECKING:
+    from regrad.core.rule import Cotangent
+
+Tangents = dict[Any, Tensor | None]  # by id; None: it does not move
+
+
+class ForwardTape(Tape):
+    """The tape of a function that is only pushed through."""
+
+    __slots__ = ()
+
+    def walks_back(self) -> bool:
+        return False
+
+
+def pushed(
+    f: Callable[[list[Tensor]], Sequence[Tensor]], xs: Sequence[Tensor], wanted: Sequence[int],
+    dxs: Sequence[Tensor],
+) -> tuple[Sequence[Tensor], list[Tensor | None]]:  # fmt: skip
+    """Return what f returns, and how it moves when the inputs at the places `wanted` move by dxs.
+
+    A tangent is None where nothing is connected.
+    """
+    xs, tape = list(xs), ForwardTape()
+    for i in wanted:  # (f sees aliases, so that only this use of an input counts)
+        xs[i] = alias(xs[i])
+        tape.watched.add(xs[i]._id)
+    ys = run_taped(tape, f, (xs,))
+    tangents: Tangents = {xs[i]._id: dx for i, dx in zip(wanted, dxs, strict=True)}
+    watched = tape.close()
+    with masked():
+        return ys, push_through(tape.records, watched, tangents, ys)
+
+
+def push_through(
+    records: Sequence[Record], watched: set[int], tangents: Tangents, ys: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The tangents of the ys along the records of a tape, from those of its inputs on."""
+    doubts: list[Tensor] = []
+    plain: list[Record] = []
+    leading, used = _leading_to(records, ys)
+    for record in leading:
+        if not isinstance(record.rule, RegionRule):
+            plain.append(record)
+            continue
+        rule, edges = record.rule, record.rule.passage.edges
+        sources = [rule.inputs[i] for i in edges if not used.isdisjoint(_outputs(record, edges[i]))]
+        _transpose(plain, watched, tangents, sources, doubts)
+        moving = {i: t for i in edges if (t := tangents.get(rule.inputs[i]._id)) is not None}
+        edges = {i: edges[i] for i in moving}
+        reached = sorted(set().union(*edges.values()))
+        reached = [j for j in reached if record.outputs[j] in used and _is_float(record, j)]
+        if reached:
+            dys = rule.push(rule.inputs, Passage([*edges], reached, edges), [*moving.values()])
+            tangents.update(zip(_outputs(record, reached), dys, strict=True))
+    _transpose(plain, watched, tangents, ys, doubts)
+    return _dispelled([tangents.get(y._id) for y in ys], doubts)
+
+
+def _is_float(record: Record, output: int) -> bool:
+    return is_inexact(record.output_specs[output][1])  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _outputs(record: Record, places: Sequence[int]) -> list[Any]:
+    return [record.outputs[i] for i in places]
+
+
+def _leading_to(records: Sequence[Record], ys: Sequence[Tensor]) -> tuple[list[Record], set[Any]]:
+    """The records that lead to the ys, oldest first, and the ids of all that is used for them."""
+    used = {y._id for y in ys}
+    found = []
+    for record in reversed(records):
+        links = [link for link in links_of(record) if not used.isdisjoint(link.outputs)]
+        if links:
+            found.append(record)
+            used.update(*[link.inputs for link in links])
+    return found[::-1], used
+
+
+def _transpose(
+    records: Sequence[Record], watched: set[int], tangents: Tangents,
+    targets: Iterable[Tensor], doubts: list[Tensor],
+) -> None:  # fmt: skip
+    """Add the tangents of the targets, by records without regions.
+
+    The map from the gradients of the targets to those of what has a tangent is run at 0, under a
+    tape that admits only what is affine in what it watches; what is affine and 0 at 0 is linear,
+    and then its own backward pass is the transpose.
+    """
+    ys = {y._id: y for y in targets if is_inexact(y.dtype) and y._id in watched}
+    for i in tangents.keys() & ys.keys():
+        del ys[i]
+    if not ys:
+        return
+    zeros = [alias_of(zeros_like(y)) for y in ys.values()]
+    tape = LinearTape([z._id for z in zeros])
+    between = [r for r in reversed(records) if r.outputs not in tangents]
+
+    def pull() -> list[tuple[Tensor, Tensor]]:
+        found = walk_from(between, [*ys], zeros, watched, tape)
+        return [
+            (dx, tangent) for i, dx in found.items()
+            if dx is not None and (tangent := tangents.get(i)) is not None
+        ]  # fmt: skip
+
+    pairs = run_taped(tape, pull)
+    ids, directions = [dx._id for dx, _ in pairs], [tangent for _, tangent in pairs]
+    found = walk_from(reversed(tape.records), ids, directions, tape.close())
+    tangents.update((i, found.get(z._id)) for i, z in zip(ys, zeros, strict=True))
+    doubts += tape.doubts
+
+
+def _dispelled(dys: list[Tensor | None], doubts: Sequence[Tensor]) -> list[Tensor | None]:
+    """NaN for all, if a rule gave a gradient where none arrived: a program cannot raise."""
+    if not doubts:
+        return dys
+    broken = [any_of(logical_and(dx != 0, dx == dx)) for dx in doubts]
+    return [None if dy is None else where(any_of(stack(broken)), np.nan, dy) for dy in dys]
+
+
+class LinearTape(Tape):
+    """A tape that watches gradients on their way back, and refuses what is not linear in them.
+
+    It looks on while the walk runs: it knows which rule is at work, and that it maps 0 to 0.
+    Of traced gradients that cannot be known; `doubts` are what rules of the user's made of 0.
+    """
+
+    __slots__ = ("doubts", "record")
+
+    plain = False
+
+    def __init__(self, watched: Iterable[int]) -> None:
+        super().__init__(watched)
+        self.doubts: list[Tensor] = []
+
+    def before(self, record: Record) -> None:
+        """A rule is about to run."""
+        self.record = record
+
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
+        if rule.constant:
+            return False  # a factor, like any number
+        if not rule.linear_in(wanted):
+            raise GradientError(
+                "forward mode: the backward pass is not linear in the gradient that arrives, "
+                f"because {self.at_work()} puts it through the op type {op.type!r}. Such a rule "
+                "has no forward-mode derivative; use vjp, grad or jacobian."
+            )
+        return True
+
+    def __call__(self, record: Record, dy: Cotangent, leaf: int, dx: Tensor | None) -> None:
+        if not isinstance(dx, Tensor):
+            return
+        if not has_values(dx._data):
+            if not record.rule.is_ours:
+                self.doubts.append(dx)
+            return
+        values = dx._values()
+        if np.any((values != 0) & ~np.isnan(values)):
+            raise GradientError(
+                f"forward mode: {self.at_work()} gives a gradient for the input "
+                f"{name_of(record, leaf)!r} even where none arrives, so it is not linear in dy. "
+                "Such a rule has no forward-mode derivative; use vjp, grad or jacobian."
+            )
+
+    def read_plainly(self) -> None:
+        raise GradientError(
+            f"forward mode: {self.at_work()} reads the gradient that arrives as a plain number, "
+            "so its answer may depend on it in any way. Such a rule has no forward-mode "
+            "derivative; use vjp, grad or jacobian."
+        )
+
+    def at_work(self) -> str:
+        """The rule that runs, for a message."""
+        rule = self.record.rule
+        named = describe(rule.function, rule.name) if rule.function else label(rule)
+        return f"{named} for the op type {self.record.op.type!r}"

@@ -1,0 +1,178 @@
+"""Forward mode through loops, branches and compiled programs."""
+
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.errors import GradientError
+
+pytest.importorskip("jax")
+
+X, V = rg.scalar(0.7), rg.scalar(1.3)
+
+
+def halved(x):
+    """As many steps as the value asks for."""
+    return rg.while_loop(lambda c: c[0] > 0.1, lambda c: (c[0] / 2, rg.sin(c[1]) + c[0]), (x, x))[1]
+
+
+def summed(x):
+    def step(c, k):
+        t, y = c
+        return (t + 1.0, rg.sin(y) * k + t), y * x
+
+    (_, y), ys = rg.scan(step, (rg.scalar(0.0), x), rg.tensor([1.0, 0.5, 2.0]), reverse=True)
+    return y + ys.sum()
+
+
+def scanned_over(x):
+    _, ys = rg.scan(lambda c, k: (c + k, c * k), rg.ones_like(x), x * rg.tensor([1.0, 2.0, 3.0]))
+    return ys
+
+
+def bounded(x):
+    return rg.while_loop(lambda c: c > 0.1, lambda c: rg.sin(c) / 2, x, max_steps=20)
+
+
+def chosen(x):
+    return rg.cond(x > 0.5, lambda: rg.exp(x), lambda: x * x) * x
+
+
+def compiled(x):
+    return rg.jit(lambda z: (z * z, rg.sin(z) + x))(x * 2)[1] * x
+
+
+def many(x):
+    return rg.vmap(lambda k: rg.sin(k * x))(rg.tensor([1.0, 2.0])).sum()
+
+
+def again(x):
+    return rg.checkpoint(lambda z: rg.sin(z) * x)(x * x)
+
+
+def nested(x):
+    def step(c, _):
+        return rg.while_loop(lambda z: z > 0.2, lambda z: z * rg.cos(x), c + 1.0), c
+
+    last, ys = rg.scan(step, x, None, length=3)
+    return last * ys.sum()
+
+
+def descended(x):
+    """Newton's method for cos(z) = x z, where each step has a gradient of its own."""
+
+    def step(c):
+        n, z = c
+        error = lambda z: rg.cos(z) - x * z  # noqa: E731
+        return n + 1, z - error(z) / rg.grad(error)(z)
+
+    return rg.while_loop(lambda c: c[0] < 4, step, (0, rg.ones_like(x)))[1]
+
+
+FUNCTIONS = [
+    halved, summed, scanned_over, bounded, chosen, compiled, many, again, nested, descended,
+]  # fmt: skip
+
+
+def moved(f, x, v):
+    return rg.jvp(f, [x], [v])[1].numpy()
+
+
+def difference(f, x, v, h=1e-4):
+    x = rg.asarray(x.numpy().astype(np.float64))
+    return (f(x + h * v.item()).numpy() - f(x - h * v.item()).numpy()) / (2 * h)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_against_differences(f):
+    expected = difference(f, X, V)
+    np.testing.assert_allclose(moved(f, X, V), expected, rtol=2e-3)
+    np.testing.assert_allclose(moved(rg.jit(f), X, V), expected, rtol=2e-3)
+    compiled = rg.jit(lambda x, v: rg.jvp(f, [x], [v]))(X, V)
+    np.testing.assert_allclose(compiled[1].numpy(), expected, rtol=2e-3)
+    np.testing.assert_allclose(compiled[0].numpy(), f(X).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_twice(f):
+    """The derivative of the derivative, forward both times, eager against compiled."""
+
+    def twice(x):
+        return rg.jvp(lambda x: rg.jvp(f, [x], [V])[1], [x], [V])[1]
+
+    expected = twice(X).numpy()
+    assert np.any(expected != 0)
+    np.testing.assert_allclose(rg.jit(twice)(X).numpy(), expected, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("f", [summed, bounded, chosen, compiled, many, again])
+def test_forward_over_reverse_and_back(f):
+    over = lambda x: rg.jvp(rg.grad(f), [x], [V])[1]  # noqa: E731
+    back = lambda x: rg.grad(lambda x: rg.jvp(f, [x], [V])[1])(x)  # noqa: E731
+    expected = (rg.grad(rg.grad(f))(X) * V).numpy()
+    for g in (over, back):
+        np.testing.assert_allclose(g(X).numpy(), expected, rtol=1e-4)
+        np.testing.assert_allclose(rg.jit(g)(X).numpy(), expected, rtol=1e-4)
+
+
+def test_the_gradient_of_it_through_a_loop_of_unknown_length_is_refused():
+    with pytest.raises(GradientError, match="while_loop: under jit the gradient"):
+        rg.jit(rg.grad(lambda x: rg.jvp(halved, [x], [V])[1]))(X)
+    with pytest.raises(GradientError, match="while_loop: under jit the gradient"):
+        rg.grad(rg.jit(halved))(X)
+    rg.jvp(rg.jit(halved), [X], [V])  # and it is none of forward mode's
+
+
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_rules_in_force_count(f):
+    with rg.gradient_override_map({"Sin": lambda dy: 3 * dy, "Mul": lambda dy, a, b: (dy, dy)}):
+        eager, traced = moved(f, X, V), rg.jit(lambda x: rg.jvp(f, [x], [V])[1])(X).numpy()
+    np.testing.assert_allclose(traced, eager, rtol=1e-4)
+
+
+def test_a_rule_that_is_not_linear_is_refused_inside():
+    with (
+        pytest.raises(GradientError, match="forward mode: the backward pass is not linear"),
+        rg.gradient_override_map({"Sin": lambda dy: rg.nn.relu(dy)}),
+    ):
+        rg.jit(lambda x: rg.jvp(halved, [x], [V])[1])(X)
+
+
+def test_a_rule_that_makes_something_of_nothing_gives_nan_inside():
+    with rg.gradient_override_map({"Sin": lambda dy: dy + 1}):
+        assert np.isnan(rg.jit(lambda x: rg.jvp(halved, [x], [V])[1])(X).item())
+        with pytest.raises(GradientError, match="even where none arrives"):
+            rg.jvp(halved, [X], [V])
+
+
+def test_outputs_that_do_not_move():
+    def f(x):
+        def body(c):
+            return c[0] + 1, c[1] * 0.5, c[2] * x
+
+        return rg.while_loop(lambda c: c[0] < 3, body, (0, rg.scalar(1.0), x))
+
+    for g in (f, rg.jit(f)):
+        count, constant, y = rg.jvp(g, [X], [V])[1]
+        assert count.item() == 0
+        assert constant.item() == 0
+        assert y.item() == pytest.approx(4 * 0.7**3 * 1.3, rel=1e-5)
+
+
+def test_variables_assigned_in_the_loop():
+    def f(x):
+        v = rg.Variable(1.0)
+
+        def g(x):
+            v.assign(1.0)
+
+            def body(c):
+                v.assign(v * x)
+                return c + 1
+
+            rg.while_loop(lambda c: c < 3, body, 0)
+            return v * x
+
+        return rg.jit(lambda x: rg.jvp(g, [x], [V])[1])(x)
+
+    assert f(X).item() == pytest.approx(4 * 0.7**3 * 1.3, rel=1e-5)
