@@ -230,7 +230,11 @@ if _TYPE_CHECKING:
     from regrad import jax as jax
     from regrad import torch as torch
     from regrad import train as train
+    from regrad.inspection.tracing import find_nan as find_nan
+    from regrad.inspection.tracing import saved_bytes as saved_bytes
+    from regrad.inspection.tracing import trace_gradients as trace_gradients
 
+_TOOLS = {"find_nan", "saved_bytes", "trace_gradients"}  # imported when they are first used
 variable = Variable
 __version__ = "0.1.0"
 # (Without extend, jax, torch and train, which are imported when they are first used.)
@@ -268,10 +272,12 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import parts when they are first used; say what a misspelt or foreign name is called."""
-    if name in ("extend", "jax", "torch", "train"):
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in ("extend", "jax", "torch", "train"):
         return import_module(f"regrad.{name}")
+    if name in _TOOLS:
+        return getattr(import_module("regrad.inspection.tracing"), name)
     if name.startswith("__"):  # Python asks for such names, and so does code that looks around
         raise AttributeError(f"module 'regrad' has no attribute {name!r}")
     known = [n for n in globals() if not n.startswith("_")]

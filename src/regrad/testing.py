@@ -16,15 +16,16 @@ from regrad.checking.check import Function, Method, Settings
 from regrad.checking.findings import Finding, GradientReport
 from regrad.core import containers, dispatch, rule
 from regrad.core.backends import BACKENDS, is_inexact
-from regrad.core.overrides import CountedRule, OpBinding
+from regrad.core.overrides import OpBinding
 from regrad.core.pullback import or_zeros, run_taped
 from regrad.core.registry import OPS
-from regrad.core.rule import Conjugated, Rule, label, place
+from regrad.core.rule import label, place
 from regrad.core.state import State, current, in_state
-from regrad.core.tape import GroupedRecord, Record, Tape
+from regrad.core.tape import GroupedRecord, Record
 from regrad.core.tensor import Tensor, TensorLike, wrap
 from regrad.core.walk import name_of, walk_from
 from regrad.errors import ArgumentError, GradientError, RegradError, kind
+from regrad.inspection.tapes import KeepingTape, bare_rule
 from regrad.transforms.derivatives import Linearized
 
 OfTensors = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -236,15 +237,6 @@ class _Run(Linearized):
 # -- which op it is ----------------------------------------------------------------------------
 
 
-class _KeepingTape(Tape):
-    """A tape whose records keep all inputs and outputs."""
-
-    __slots__ = ()
-
-    plain = False
-    keeps_all = True
-
-
 def _causes(f: OfTensors, xs: Sequence[Tensor], order: int, settings: Settings) -> list[Finding]:
     """The rules on the way from xs to f(xs) that are wrong by themselves, at the first such order.
 
@@ -277,7 +269,8 @@ def _derive(f: OfTensors) -> OfTensors:
 def _records(f: OfTensors, xs: Sequence[Tensor]) -> list[tuple[Record, set[int]]]:
     """All ops that lead from xs to f(xs); what jit and its kin would run as one runs op by op."""
     aliases = [dispatch.alias(x) for x in xs]
-    tape = _KeepingTape([a._id for a in aliases])
+    tape = KeepingTape()
+    tape.watched.update(a._id for a in aliases)
     run_taped(tape, f, (aliases,))
     return [(record, tape.watched) for record in tape.records]
 
@@ -311,7 +304,7 @@ def _wrong_inputs(
 
 def _names(record: Record, leaves: Sequence[int]) -> list[str]:
     """What the inputs are called, a custom function's after its parameters."""
-    call = _bare(record.rule)
+    call = bare_rule(record.rule)
     if not isinstance(call, CustomCall):
         return [name_of(record, i) for i in leaves]
     args = call.again[1]
@@ -326,7 +319,7 @@ def _names(record: Record, leaves: Sequence[int]) -> list[str]:
 
 def _isolate(record: Record) -> Callable[[tuple[Tensor, ...]], Any] | None:
     """The op of a record as a function of its tensors, under the record's rule."""
-    rule = _bare(record.rule)
+    rule = bare_rule(record.rule)
     if isinstance(rule, CustomCall):
         return partial(_called_again, rule)
     if record.op.type not in OPS:
@@ -350,16 +343,9 @@ def _called_again(call: CustomCall, xs: tuple[Tensor, ...]) -> list[Any]:
     return containers.flatten(function(*args, **options))[0]
 
 
-def _bare(rule: Rule) -> Rule:
-    """A rule without what counts or conjugates for it."""
-    while isinstance(rule, Conjugated | CountedRule):
-        rule = rule.rule
-    return rule
-
-
 def _rule_of(record: Record) -> str:
     """The rule of a record, for messages."""
-    rule = _bare(record.rule)
+    rule = bare_rule(record.rule)
     if isinstance(rule, CustomCall):
         return f"the gradient of the custom function {rule.name!r} ({place(rule.f)})"
     return f"{label(rule)} for the op type {record.op.type!r}"

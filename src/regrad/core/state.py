@@ -121,7 +121,7 @@ class State:
     @property
     def inspected(self) -> bool:
         """Whether a tape is to see every op: what else is one record then runs op by op."""
-        return not self.plain and any(tape.keeps_all for tape in self.tapes)
+        return not self.plain and any(tape.opens for tape in self.tapes)
 
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)

@@ -187,6 +187,7 @@ class Tape:
 
     plain = True  # admits any record and keeps what the rules name
     keeps_all = False  # its records keep all inputs and outputs, for inspection
+    opens = False  # what else is one record (a compiled call, a checkpoint) runs op by op
 
     def __init__(self, watched: Iterable[int] = ()) -> None:
         self.watched: set[int] = set(watched)

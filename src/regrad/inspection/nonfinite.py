@@ -1,0 +1,140 @@
+"""The first NaN or infinity of a computation, as data: where it began, from what, and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Phase = Literal["argument", "forward", "backward"]
+
+# What to do about it, by op type. The names are those of regrad's op types; the tools for PyTorch
+# and JAX bring theirs to these.
+CURES: dict[str, str] = {
+    "Log": "keep the argument away from 0: log(maximum(x, eps)), or log1p, xlogy, logsumexp",
+    "Log1p": "keep the argument above -1",
+    "Sqrt": "keep the argument above 0, where its slope is infinite: sqrt(x + eps), or "
+    "where(x > 0, sqrt(where(x > 0, x, 1)), 0)",
+    "Rsqrt": "keep the argument away from 0: rsqrt(x + eps)",
+    "RealDiv": "keep the divisor away from 0: where(b != 0, a / where(b != 0, b, 1), 0)",
+    "Reciprocal": "keep the argument away from 0: where(x != 0, 1 / where(x != 0, x, 1), 0)",
+    "Pow": "a power of 0 (or of a negative number) has no finite slope here; keep the base above 0",
+    "Exp": "it overflows: subtract the largest element, or use logsumexp, softmax, log_softmax",
+    "Expm1": "it overflows: bound the argument",
+    "Where": "both branches are differentiated: give the branch that is not taken a safe argument",
+    "Mul": "0 times infinity: the factor that is infinite came from an earlier op",
+    "Norm": "the norm of a zero vector has no slope: add eps below the root",
+    "Asin": "its slope at ±1 is infinite: clip the argument",
+    "Acos": "its slope at ±1 is infinite: clip the argument",
+    "Atanh": "keep the argument inside (-1, 1)",
+    "Acosh": "keep the argument above 1",
+    "Atan2": "it has no slope where both arguments are 0",
+}  # fmt: skip
+MASKED = (
+    "0 times infinity behind a mask: the branch that where() did not take is differentiated as "
+    "well; give it a safe argument (a where() inside and outside of it)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input of the op at fault: its name, shape, and its value where the result is not finite.
+
+    `value` is None where the element of the result does not belong to one element of the input;
+    `smallest` and `largest` are those of the whole input.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    value: complex | None
+    smallest: float
+    largest: float
+
+    def __str__(self) -> str:
+        if self.value is not None:
+            return f"{self.name} = {self.value:.6g}"
+        return f"{self.name} from {self.smallest:.6g} to {self.largest:.6g}"
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """The first NaN or infinity.
+
+    Attributes:
+        phase: "forward", "backward", or "argument" if it was there before anything ran.
+        what: "NaN" or "inf".
+        op_type: The op that made it; in the backward pass, the op whose rule did.
+        line: The line of the user's code that ran the op forward, `file:line`.
+        path: The module or name scope, "" if there is none.
+        index: The first element that is not finite.
+        count: How many are not.
+        operands: What the op (or rule) was given.
+        rule: In the backward pass, the rule.
+        cure: The usual remedy, "" if none is known.
+        output: What the array is called: an argument's name, or the input of the op by which the
+            gradient is not finite.
+    """
+
+    phase: Phase
+    what: str
+    op_type: str
+    line: str
+    path: str
+    index: tuple[int, ...]
+    count: int
+    operands: tuple[Operand, ...] = ()
+    rule: str = ""
+    cure: str = ""
+    output: str = ""
+
+    def __str__(self) -> str:
+        at = f" at index {self.index}" if self.index else ""
+        more = f" ({self.count} in all)" if self.count > 1 else ""
+        if self.phase == "argument":
+            return f"{self.what} in {self.output}{at}{more}: it was there before anything ran"
+        where = f"{self.op_type}" + (f" in {self.path}" if self.path else "")
+        where += f" at {self.line}" if self.line else ""
+        of = f" of {', '.join(map(str, self.operands))}" if self.operands else ""
+        text = f"the first {self.what} of the {self.phase} pass: {where} made it{of}"
+        if self.phase == "backward":
+            text = (
+                f"the first {self.what} of the backward pass: the gradient of {where} by "
+                f"{self.output!r}{of}"
+            )
+        return text + at + more + (f". {self.cure[0].upper()}{self.cure[1:]}." if self.cure else "")
+
+
+def first_bad(array: Any) -> tuple[str, tuple[int, ...], int] | None:
+    """What is not finite in an array, the index of the first such element, and how many are."""
+    a = np.asarray(array)
+    if a.dtype.kind not in "fc" and a.dtype.kind != "V":
+        return None
+    values = a if a.dtype.kind in "fc" else a.astype(np.float32)
+    bad = ~np.isfinite(values)
+    count = int(np.count_nonzero(bad))
+    if not count:
+        return None
+    place = int(np.argmax(bad.reshape(-1)))
+    index = tuple(map(int, np.unravel_index(place, a.shape)))
+    return ("NaN" if np.isnan(values[index]) else "inf"), index, count
+
+
+def operand(name: str, array: Any, shape: tuple[int, ...], index: tuple[int, ...]) -> Operand:
+    """An input of the op at fault; of the result, of this shape, an element is not finite."""
+    a = np.asarray(array)
+    values = a if a.dtype.kind in "fciub" else a.astype(np.float32)
+    real = np.abs(values) if values.dtype.kind == "c" else values
+    smallest = float(np.min(real)) if a.size else 0.0
+    largest = float(np.max(real)) if a.size else 0.0
+    value = None
+    if broadcasts(a.shape, shape):
+        value = np.broadcast_to(values, shape)[index].item()
+    return Operand(name, a.shape, value, smallest, largest)
+
+
+def broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:
+    """Whether an array of one shape broadcasts to the other."""
+    pairs = zip(reversed(small), reversed(large), strict=False)
+    return len(small) <= len(large) and all(s in (1, n) for s, n in pairs)

@@ -1,0 +1,102 @@
+"""Figures of an array: what a trace keeps of a gradient, so that it need not keep the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Figures of one array.
+
+    `norm` is the Euclidean norm and `largest` the largest magnitude, of all elements: NaN if one
+    is NaN. `zeros`, `nans` and `infs` count elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    norm: float
+    largest: float
+    zeros: int
+    nans: int = 0
+    infs: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no element is NaN or infinite."""
+        return not (self.nans or self.infs)
+
+    @property
+    def zero_share(self) -> float:
+        """The share of elements that are exactly 0, from 0 to 1."""
+        return self.zeros / self.size if self.size else 0.0
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether there are elements, and all of them are 0."""
+        return self.zeros == self.size > 0
+
+    @property
+    def shape_text(self) -> str:
+        """The shape in a table: `64×10`."""
+        return "×".join(map(str, self.shape)) or "scalar"
+
+    def __str__(self) -> str:
+        bad = [f"{n} {what}" for n, what in ((self.nans, "NaN"), (self.infs, "inf")) if n]
+        zeros = f", {self.zero_share:.0%} zeros" if self.zeros else ""
+        return f"norm {self.norm:.3g}{zeros}" + "".join(f", {text}" for text in bad)
+
+
+def numbers_of(array: Any) -> Numbers:
+    """The figures of an array that NumPy can read."""
+    a = np.asarray(array)
+    # (bfloat16 and the like have no kind of NumPy's own)
+    values = a if a.dtype.kind in "fc" and a.dtype.itemsize > 2 else a.astype(np.float32)
+    flat = values.reshape(-1)
+    with np.errstate(all="ignore"):
+        norm = _norm(flat)
+        largest = float(np.abs(flat).max()) if flat.size else 0.0
+    nans = infs = 0
+    if not math.isfinite(largest):
+        nans, infs = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
+    zeros = flat.size - int(np.count_nonzero(flat))
+    return Numbers(a.shape, str(a.dtype), norm, largest, zeros, nans, infs)
+
+
+def _norm(flat: np.ndarray) -> float:
+    """The Euclidean norm, in double precision only where the squares do not fit."""
+    squares = float(np.vdot(flat, flat).real)
+    if 1e-30 < squares < 1e30 or not flat.size:
+        return math.sqrt(squares)
+    return float(np.linalg.norm(flat.astype(np.complex128 if flat.dtype.kind == "c" else float)))
+
+
+def together(parts: Iterable[Numbers | None]) -> Numbers | None:
+    """The figures of several arrays as of one; None if there are none."""
+    given = [part for part in parts if part is not None]
+    if len(given) <= 1:
+        return given[0] if given else None
+    return Numbers(
+        (sum(part.size for part in given),),
+        given[0].dtype,
+        math.hypot(*[part.norm for part in given]),
+        _largest([part.largest for part in given]),
+        sum(part.zeros for part in given),
+        sum(part.nans for part in given),
+        sum(part.infs for part in given),
+    )
+
+
+def _largest(values: Sequence[float]) -> float:
+    """The largest value, NaN if one is NaN."""
+    return math.nan if any(map(math.isnan, values)) else max(values)

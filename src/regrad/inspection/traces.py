@@ -1,0 +1,204 @@
+"""What ran backward, in order, as data: `GradientTrace`, and the steps in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from regrad.core.reports import Table
+from regrad.inspection.numbers import Numbers, together
+from regrad.inspection.pages import html_table
+
+RuleKind = Literal["built-in", "override", "custom"]
+GROWTH = 1e3  # the ratio of norms from which a step is worth a word, and its inverse
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One op of the backward pass.
+
+    Attributes:
+        op_type: The op: regrad's op type, torch's function, JAX's primitive.
+        kind: Whether the rule is the op's own, an override, or a custom gradient.
+        rule: The rule's name and the place where it was written; "" for a built-in one.
+        line: The line of the user's code that ran the op forward, `file:line`.
+        path: The module that it ran in (`layer1.0.relu`), or the name scope; "" if there is none.
+        arrived: Figures of the gradients that arrived, of all outputs together.
+        left: Figures of the gradient by each input: (name, figures), None for no gradient.
+    """
+
+    op_type: str
+    kind: RuleKind
+    rule: str
+    line: str
+    path: str
+    arrived: Numbers | None
+    left: tuple[tuple[str, Numbers | None], ...]
+
+    @property
+    def sent(self) -> Numbers | None:
+        """Figures of all the gradients that left, together."""
+        return together(numbers for _, numbers in self.left)
+
+    @property
+    def growth(self) -> float:
+        """The largest norm that left an input, divided by the norm that arrived; NaN if unknown."""
+        norms = [numbers.norm for _, numbers in self.left if numbers is not None]
+        if self.arrived is None or not self.arrived.norm or not norms:
+            return math.nan
+        return max(norms) / self.arrived.norm
+
+    @property
+    def dead(self) -> bool:
+        """Whether something arrived that is not 0, and only zeros left."""
+        arrived, sent = self.arrived, self.sent
+        return bool(arrived and sent and sent.is_zero and arrived.size and not arrived.is_zero)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether finite numbers arrived and others left."""
+        arrived, sent = self.arrived, self.sent
+        return bool(sent and not sent.finite and (arrived is None or arrived.finite))
+
+    @property
+    def place(self) -> str:
+        """The op with its module and its line, for a message."""
+        inside = f" in {self.path}" if self.path else ""
+        at = f" at {self.line}" if self.line else ""
+        return f"{self.op_type}{inside}{at}"
+
+    @property
+    def rule_text(self) -> str:
+        """The rule in a table."""
+        return self.kind if self.kind == "built-in" else f"{self.kind}: {self.rule}"
+
+
+SymptomKind = Literal["not finite", "dead", "grows", "decays"]
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """Something that is wrong with a gradient, or may be, and the step that it comes from."""
+
+    kind: SymptomKind
+    step: Step
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class GradientTrace:
+    """The backward pass of one call: its steps in the order in which they ran.
+
+    Attributes:
+        steps: One for each op.
+        inputs: The gradients by what was differentiated by: (name, figures), None for no path.
+        value: What the function returned.
+    """
+
+    steps: tuple[Step, ...]
+    inputs: tuple[tuple[str, Numbers | None], ...] = ()
+    value: Any = field(default=None, repr=False)
+
+    def table(self) -> Table:
+        """The steps as a table: op, rule, norms, zeros, source line, module.
+
+        Print it, or give it to `rich`, which draws it; `rows` is the data.
+        """
+        return Table(
+            ("op", "rule", "shape", "dy", "dx", "dx/dy", "zeros", "source line", "module"),
+            [_row(step) for step in self.steps],
+        )
+
+    def worst(self) -> list[Symptom]:
+        """What is most likely wrong, worst first.
+
+        The first step that made a NaN or infinity of finite numbers; steps at which the gradient
+        died; and, if they change it a thousandfold, the steps of largest growth and decay.
+        """
+        found = [_not_finite(step) for step in self.steps if step.breaks][:1]
+        found += [_dead(step) for step in self.steps if step.dead]
+        finite = [step for step in self.steps if math.isfinite(step.growth) and step.growth > 0]
+        if finite:
+            most = max(finite, key=lambda step: step.growth)
+            least = min(finite, key=lambda step: step.growth)
+            if most.growth >= GROWTH:
+                found.append(_changes("grows", most))
+            if least.growth <= 1 / GROWTH:
+                found.append(_changes("decays", least))
+        return found
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the norms of the gradients along the backward pass; see `regrad.plot.trace`."""
+        from regrad.inspection.plots import plot_trace
+
+        return plot_trace(self, ax)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __str__(self) -> str:
+        lines = [str(self.table()), *map(str, self.worst())]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        notes = [str(symptom) for symptom in self.worst()]
+        return html_table(self.table(), notes)
+
+
+def _row(step: Step) -> Sequence[str]:
+    arrived, sent = step.arrived, step.sent
+    growth = step.growth
+    return (
+        step.op_type,
+        step.rule_text,
+        arrived.shape_text if arrived else "",
+        _figure(arrived),
+        _figure(sent),
+        "" if math.isnan(growth) else f"{growth:.3g}",
+        f"{sent.zero_share:.0%}" if sent else "",
+        step.line,
+        step.path,
+    )
+
+
+def _figure(numbers: Numbers | None) -> str:
+    if numbers is None:
+        return "none"
+    if not numbers.finite:
+        return "NaN" if numbers.nans else "inf"
+    return f"{numbers.norm:.3g}"
+
+
+def _not_finite(step: Step) -> Symptom:
+    sent = step.sent
+    assert sent is not None
+    counts = [f"{n} {word}" for n, word in ((sent.nans, "NaN"), (sent.infs, "inf")) if n]
+    what = " and ".join(counts)
+    return Symptom(
+        "not finite",
+        step,
+        f"not finite: {step.place} made {what} of finite gradients ({step.rule_text})",
+    )
+
+
+def _dead(step: Step) -> Symptom:
+    return Symptom(
+        "dead",
+        step,
+        f"dead: a gradient of norm {step.arrived.norm:.3g} arrived at {step.place}, "  # pyright: ignore[reportOptionalMemberAccess]
+        f"and only zeros left ({step.rule_text})",
+    )
+
+
+def _changes(kind: Literal["grows", "decays"], step: Step) -> Symptom:
+    return Symptom(
+        kind,
+        step,
+        f"{kind}: {step.place} multiplied the norm of the gradient by {step.growth:.3g} "
+        f"({step.rule_text})",
+    )
