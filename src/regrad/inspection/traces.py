@@ -10,6 +10,7 @@ from typing import Any, Literal
 from regrad.core.reports import Table
 from regrad.inspection.numbers import Numbers, together
 from regrad.inspection.pages import html_table
+from regrad.inspection.plots import plot_trace
 
 RuleKind = Literal["built-in", "override", "custom"]
 GROWTH = 1e3  # the ratio of norms from which a step is worth a word, and its inverse
@@ -133,9 +134,7 @@ class GradientTrace:
         return found
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the norms of the gradients along the backward pass; see `regrad.plot.trace`."""
-        from regrad.inspection.plots import plot_trace
-
+        """Draw the norms of the gradients along the backward pass, with matplotlib."""
         return plot_trace(self, ax)
 
     def __len__(self) -> int:

@@ -125,7 +125,8 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
     """
 
     def checked(*args: Any) -> NonFinite | None:
-        run = Run(f, args, KeepingTape(), "find_nan")
+        with np.errstate(all="ignore"):  # what NumPy would warn of is reported
+            run = Run(f, args, KeepingTape(), "find_nan")
         for name, x in run.sources:
             if bad := first_bad(x._values()):
                 what, index, count = bad
