@@ -1,4 +1,4 @@
-"""Overrides and custom gradients for JAX programs: models of Flax, Equinox and Haiku, unedited.
+"""Overrides, custom gradients and sight for JAX programs, unedited: Flax, Equinox, Haiku.
 
 It needs JAX, and is loaded when it is first used.
 """
@@ -16,3 +16,6 @@ except ImportError as error:
 from regrad.jax.bridge import from_regrad as from_regrad
 from regrad.jax.custom import custom_grad as custom_grad
 from regrad.jax.override import override as override
+from regrad.jax.saved import saved_bytes as saved_bytes
+from regrad.jax.tracing import find_nan as find_nan
+from regrad.jax.tracing import trace_gradients as trace_gradients

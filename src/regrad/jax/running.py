@@ -1,0 +1,368 @@
+"""JAX functions run equation by equation, forward and backward, with someone looking on.
+
+A function is traced to a program; what the program calls is opened, and each equation that is
+left is run by itself, with its own pull by `jax.vjp`. So there is one step for each op, and it is
+differentiated by the rule that counts in the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend import core
+from jax.tree_util import keystr, tree_flatten_with_path, tree_map, tree_unflatten
+
+import jax
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.errors import ArgumentError, GradientError, kind
+from regrad.jax.override import TracedCall
+from regrad.jax.primitives import is_float
+from regrad.jax.sites import OUTERMOST, Around, Site, is_no_op, line_of, path_of, site_of
+from regrad.jax.surgery import program_of
+
+OUTERMOST.add(TracedCall.traced.__code__)
+CALLS = frozenset({
+    "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "remat", "remat2", "checkpoint",
+})  # fmt: skip
+LONGEST = 64  # scans up to this length are run round by round
+
+
+class Value(NamedTuple):
+    """An array of a run; its key tells it from others."""
+
+    key: int
+    x: Any
+
+
+class Ran:
+    """One op that ran: where it stands, what went in and out, and how a gradient passes it.
+
+    `pull` takes the gradients of the outputs that are floats (`ys`, by key) and gives those by the
+    inputs that are watched (`wanted`, their places among the operands). `xs` are the operands
+    and `outs` the results, if the run keeps them.
+    """
+
+    __slots__ = ("eqn", "ins", "like", "outs", "pull", "site", "wanted", "xs", "ys")
+
+    def __init__(self, site: Site, eqn: Any, ins: Sequence[int], wanted: Sequence[int]) -> None:
+        self.site = site
+        self.eqn = eqn
+        self.ins = ins
+        self.wanted = wanted
+        self.ys: list[int] = []
+        self.like: list[Any] = []
+        self.pull: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        self.xs: Sequence[Any] = ()
+        self.outs: Sequence[Any] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """What the watched operands are called."""
+        return [self.name(i) for i in self.wanted]
+
+    def name(self, i: int) -> str:
+        """What an operand is called."""
+        return self.site.names[i] if i < len(self.site.names) else f"x{i}"
+
+
+class Given:
+    """A function of pytrees and its arguments, as a program of its arrays.
+
+    Args:
+        f: The function.
+        args: Its arguments. Arrays are inputs, also those of NumPy, and numbers that are an
+            argument by themselves.
+        api: What messages call the tool.
+        argnums: The arguments whose gradients are asked for; by default all.
+        has_aux: Whether f returns a pair whose second part has no gradient.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        api: str,
+        argnums: int | Sequence[int] | None = None,
+        has_aux: bool = False,
+    ) -> None:
+        callable_or_raise(f, api)
+        self.api = api
+        self.argnums = (argnums,) if isinstance(argnums, int) else argnums
+        self.has_aux = has_aux
+        args = tuple(_as_input(arg) for arg in args)
+        self.call = TracedCall((f, args, dict(kwargs)))
+        self.arrays = list(self.call.arrays)
+        self.names = self._names((f, args, dict(kwargs)))
+        floats = [i for i, x in enumerate(self.arrays) if is_float(jax.typeof(x))]
+        self.watched = [i for i in floats if self._is_asked(self.names[i])]
+        if not self.watched:
+            raise GradientError(f"{api}: no argument holds floats, so there is no gradient")
+
+    def program(self) -> Any:
+        """The function as a program; `results` says which of its outputs are differentiated."""
+        closed = jax.make_jaxpr(self.call.traced)(*self.arrays)
+        structure = self.call.out_structure
+        count = structure.num_leaves
+        if self.has_aux:
+            if structure.num_nodes < 3 or len(structure.children()) != 2:
+                raise ArgumentError(f"{self.api}: with has_aux=True f must return a pair (y, aux)")
+            count = structure.children()[0].num_leaves
+        self.results = [
+            k for k, i in enumerate(self.call.out_places)
+            if i < count and is_float(closed.out_avals[k])
+        ]  # fmt: skip
+        if not self.results:
+            raise GradientError(
+                f"{self.api}: f must return floats that come of its arguments, got "
+                f"{', '.join(kind(y) for y in self.call.outs[:3]) or 'nothing'}"
+            )
+        return closed
+
+    def value(self, ys: Sequence[Any]) -> Any:
+        """What the function returned."""
+        outs = list(self.call.outs)
+        for i, y in zip(self.call.out_places, ys, strict=False):
+            outs[i] = y
+        return tree_unflatten(self.call.out_structure, outs)
+
+    def _names(self, given: Any) -> list[str]:
+        """A name for each array: `args[0]['w']`."""
+        modules = self.call.modules
+        leaves, _ = tree_flatten_with_path(given, is_leaf=modules.holds)
+        paths = [_path_name(path) for path, _ in leaves]
+        names = [paths[i] for i in self.call.places]
+        if modules.found:
+            holders = [p for p, (_, leaf) in zip(paths, leaves, strict=True) if modules.holds(leaf)]
+            state = tree_unflatten(modules.state, modules.arrays)
+            found = tree_flatten_with_path(state)[0]
+            names += [_name_in_module(path, holders) for path, _ in found]
+        return names
+
+    def _is_asked(self, name: str) -> bool:
+        if self.argnums is None:
+            return True
+        return any(name == f"args[{n}]" or name.startswith((f"args[{n}][", f"args[{n}]."))
+                   for n in self.argnums)  # fmt: skip
+
+
+def _as_input(arg: Any) -> Any:
+    """An argument with JAX's arrays for NumPy's, and one for a number."""
+    if isinstance(arg, float | complex) and not isinstance(arg, np.generic):
+        return jax.numpy.asarray(arg)
+    if isinstance(arg, list) and arg and all(isinstance(a, float | int) for a in arg):
+        return jax.numpy.asarray(arg, float)
+    of_numpy = lambda leaf: isinstance(leaf, np.ndarray | np.generic)  # noqa: E731
+    return tree_map(
+        lambda leaf: jax.numpy.asarray(leaf) if of_numpy(leaf) and is_float(leaf) else leaf, arg
+    )
+
+
+def _path_name(path: Any) -> str:
+    """The name of a leaf of (f, args, kwargs)."""
+    which, rest = path[0].idx, keystr(path[1:])
+    return ("f", "args", "")[which] + rest
+
+
+def _name_in_module(path: Any, holders: Sequence[str]) -> str:
+    """The name of an array of a module of Flax's nnx: `args[0].layers.0.kernel`."""
+    keys = [getattr(part, "key", None) for part in path]  # (the last is an attribute, `value`)
+    first = keys[0] if keys else None
+    holder = holders[first] if isinstance(first, int) and first < len(holders) else "module"
+    return holder + "".join(f".{key}" for key in keys[1:] if key is not None)
+
+
+class Run:
+    """One run of a program, equation by equation.
+
+    Args:
+        given: The function and its arguments.
+        keeps: Whether what went into each op, and came out, is kept.
+        longest: The longest scan that is run round by round.
+    """
+
+    def __init__(self, given: Given, *, keeps: bool = False, longest: int = LONGEST) -> None:
+        self.given = given
+        self.keeps = keeps
+        self.longest = longest
+        self.ran: list[Ran] = []
+        self.watched: set[int] = set()
+        self.count = 0
+        closed = given.program()
+        self.inputs = [self._value(x) for x in given.arrays]
+        self.watched |= {self.inputs[i].key for i in given.watched}
+        outs = self._run(closed, self.inputs, Around())
+        self.ys = [outs[i] for i in given.results]
+        self.value = given.value([out.x for out in outs])
+
+    def _value(self, x: Any) -> Value:
+        self.count += 1
+        return Value(self.count, x)
+
+    # -- forward -----------------------------------------------------------------------------------
+
+    def _run(self, program: Any, ins: Sequence[Value], around: Around) -> list[Value]:
+        """A program on these values."""
+        jaxpr = getattr(program, "jaxpr", program)
+        env: dict[Any, Value] = {}
+
+        def read(v: Any) -> Value:
+            return self._value(v.val) if isinstance(v, core.Literal) else env[v]
+
+        consts = getattr(program, "consts", ()) if jaxpr.constvars else ()
+        env.update(zip(jaxpr.constvars, map(self._value, consts), strict=True))
+        env.update(zip(jaxpr.invars, ins, strict=True))
+        for eqn in jaxpr.eqns:
+            outs = self._equation(eqn, [read(v) for v in eqn.invars], around)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, ins: list[Value], around: Around) -> list[Value]:
+        """One equation; what it calls is opened."""
+        name, params = eqn.primitive.name, eqn.params
+        if name in CALLS:
+            body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+            return self._run(body, ins, self._inside(eqn, body, around))
+        if name == "cond":
+            body = params["branches"][int(ins[0].x)]
+            return self._run(body, ins[1:], self._inside(eqn, body, around))
+        if name == "scan" and params["length"] <= self.longest:
+            return self._scan(eqn, ins, around)
+        return self._op(eqn, ins, around)
+
+    def _inside(self, eqn: Any, body: Any, around: Around) -> Around:
+        return around.inside(body, line_of(eqn, around), path_of(eqn, around))
+
+    def _scan(self, eqn: Any, ins: list[Value], around: Around) -> list[Value]:
+        """A scan, round by round; what is cut from the inputs and put together has no steps."""
+        p = eqn.params
+        body, length, fixed, carried = p["jaxpr"], p["length"], p["num_consts"], p["num_carry"]
+        consts, carry, xs = ins[:fixed], ins[fixed : fixed + carried], ins[fixed + carried :]
+        inner = self._inside(eqn, body, around)
+        rounds = [self._apart(x, length) for x in xs]
+        made: list[Any] = [None] * length
+        for i in reversed(range(length)) if p["reverse"] else range(length):
+            path = f"{inner.path}/scan[{i}]" if inner.path else f"scan[{i}]"
+            given = [*consts, *carry, *(x[i] for x in rounds)]
+            outs = self._run(body, given, inner._replace(path=path))
+            carry, made[i] = outs[:carried], outs[carried:]
+        if not length:
+            return self._op(eqn, ins, around)
+        return [*carry, *(self._together(ys) for ys in zip(*made, strict=True))]
+
+    def _apart(self, x: Value, length: int) -> list[Value]:
+        """The rounds' parts of an input."""
+        parts = [self._value(x.x[i]) for i in range(length)]
+        self._link([x], parts, lambda dys: [jax.numpy.stack(list(dys))])
+        return parts
+
+    def _together(self, ys: Sequence[Value]) -> Value:
+        """An output of all rounds."""
+        whole = self._value(jax.numpy.stack([y.x for y in ys]))
+        places = [i for i, y in enumerate(ys) if y.key in self.watched]
+        self._link(ys, [whole], lambda dys: [dys[0][i] for i in places])
+        return whole
+
+    def _link(self, xs: Sequence[Value], ys: Sequence[Value], pull: Any) -> None:
+        """Note how gradients pass what is no op of the user's."""
+        wanted = [i for i, x in enumerate(xs) if x.key in self.watched]
+        ran = Ran(Site(""), None, [x.key for x in xs], wanted)
+        self._keep(ran, [x.x for x in xs], ys, range(len(ys)))
+        ran.pull = pull if wanted else None
+
+    def _op(self, eqn: Any, ins: list[Value], around: Around) -> list[Value]:
+        """An equation by itself, with its pull if a gradient may pass."""
+        site = Site("") if is_no_op(eqn) else site_of(eqn, around)
+        run = as_function(eqn)
+        floats = [i for i, v in enumerate(eqn.outvars) if is_float(v.aval)]
+        wanted = [i for i, x in enumerate(ins) if x.key in self.watched] if floats else []
+        ran = Ran(site, eqn, [x.key for x in ins], wanted)
+        try:
+            ys = self._forward(ran, run, [x.x for x in ins], floats)
+        except Exception as error:
+            error.add_note(f"regrad: in {site.op_type} at {site.line}")
+            raise
+        outs = [self._value(y) for y in ys]
+        self._keep(ran, [x.x for x in ins], outs, floats)
+        return outs
+
+    def _keep(
+        self, ran: Ran, xs: Sequence[Any], outs: Sequence[Value], floats: Sequence[int]
+    ) -> None:
+        """Note an op if a gradient may pass it, or if everything is kept."""
+        ran.ys = [outs[i].key for i in floats]
+        ran.like = [jax.typeof(outs[i].x) for i in floats]
+        if self.keeps:
+            ran.xs, ran.outs = xs, [y.x for y in outs]
+        if ran.wanted:
+            self.watched |= set(ran.ys)
+        if ran.wanted or self.keeps:
+            self.ran.append(ran)
+
+    def _forward(
+        self, ran: Ran, run: Callable[..., Any], xs: list[Any], floats: Sequence[int]
+    ) -> list[Any]:
+        """The results of an op; its pull is noted."""
+        if not ran.wanted:
+            return run(*xs)
+
+        def of_wanted(*moved: Any) -> Any:
+            given = list(xs)
+            for i, x in zip(ran.wanted, moved, strict=True):
+                given[i] = x
+            ys = run(*given)
+            return [ys[i] for i in floats], [None if i in floats else y for i, y in enumerate(ys)]
+
+        found, pull, others = jax.vjp(of_wanted, *[xs[i] for i in ran.wanted], has_aux=True)
+        ran.pull = partial(_pulled, pull)
+        known = iter(found)
+        return [next(known) if i in floats else y for i, y in enumerate(others)]
+
+    # -- backward ----------------------------------------------------------------------------------
+
+    def backward(self) -> Iterator[tuple[Ran, list[Any], list[Any]]]:
+        """The backward pass, step by step: each op, what arrived at it, and what left it.
+
+        When it is done, `gradients` has those by the inputs.
+        """
+        dys: dict[int, Any] = {}
+        for y in self.ys:
+            if y.key in self.watched:
+                _add(dys, y.key, jax.numpy.ones_like(y.x))
+        for ran in reversed(self.ran):
+            if ran.pull is None or not any(key in dys for key in ran.ys):
+                continue
+            arrived = [_taken(dys, key, a) for key, a in zip(ran.ys, ran.like, strict=True)]
+            left = list(ran.pull(arrived))
+            if ran.site.op_type:
+                yield ran, arrived, left
+            for i, dx in zip(ran.wanted, left, strict=True):
+                _add(dys, ran.ins[i], dx)
+        self.gradients = [
+            (self.given.names[i], dys.get(self.inputs[i].key)) for i in self.given.watched
+        ]
+
+
+def as_function(eqn: Any) -> Callable[..., list[Any]]:
+    """An equation as a function of its operands, those included that are constants in it."""
+    program = program_of(eqn)
+    places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, core.Literal)]
+    run = core.jaxpr_as_fun(program)
+    return lambda *xs: list(run(*[xs[i] for i in places]))
+
+
+def _pulled(pull: Any, dys: Sequence[Any]) -> Sequence[Any]:
+    return pull(list(dys))
+
+
+def _taken(dys: dict[int, Any], key: int, like: Any) -> Any:
+    """The gradient that arrived for an output, zeros for none."""
+    found = dys.pop(key, None)
+    return jax.numpy.zeros(like.shape, like.dtype) if found is None else found
+
+
+def _add(dys: dict[int, Any], key: int, dx: Any) -> None:
+    dys[key] = dx if key not in dys else dys[key] + dx

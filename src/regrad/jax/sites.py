@@ -1,0 +1,194 @@
+"""What an equation of a JAX program is to its user: op, line, name scope, rule and operands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend import core
+
+import jax
+from regrad.core.callers import PACKAGE
+from regrad.core.rule import place
+from regrad.inspection.traces import RuleKind
+from regrad.jax.closed import CARRIERS, JAX, name_and_place
+from regrad.jax.custom import CustomGradient
+from regrad.jax.gradients import CountedGradient, RuleGradient
+from regrad.jax.primitives import Gradient, op_p
+
+# Libraries that models are written with: a line of theirs says less than the one that called it.
+LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "numpyro", "chex")
+OUTERMOST: set[Any] = set()  # code by which a tool calls the user's function
+CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
+OPERANDS = {
+    "select_n": ("condition", "b", "a"),
+    "clamp": ("low", "x", "high"),
+    "scatter-add": ("x", "indices", "updates"),
+}
+
+
+class Site(NamedTuple):
+    """An op where it stands. One without a type is no op of the user's."""
+
+    op_type: str
+    kind: RuleKind = "built-in"
+    rule: str = ""
+    line: str = ""
+    path: str = ""
+    names: Sequence[str] = ()
+
+
+class Around(NamedTuple):
+    """What stands around an equation: the line and scope of the call, and what was called."""
+
+    line: str = ""
+    path: str = ""
+    called: str = ""
+
+    def inside(self, body: Any, line: str, path: str) -> Around:
+        """Around the equations of a program that is called here."""
+        return Around(line, path, name_and_place(body)[1])
+
+
+def site_of(eqn: core.JaxprEqn, around: Around) -> Site:
+    """The op that an equation is, and where."""
+    op_type, kind, rule = _rule_of(eqn)
+    names = _operand_names(eqn)
+    return Site(op_type, kind, rule, line_of(eqn, around), path_of(eqn, around), names)
+
+
+def is_custom(eqn: core.JaxprEqn) -> bool:
+    """Whether the equation has a rule of the user's, or of a library other than JAX."""
+    return _rule_of(eqn)[1] != "built-in"
+
+
+def is_no_op(eqn: Any) -> bool:
+    """Whether nobody wrote the equation: it counts what passes, or makes a weak type strong."""
+    if eqn.primitive is op_p:
+        return isinstance(_bare(eqn.params["gradient"]), CountedGradient)
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+
+
+def is_number(aval: Any) -> bool:
+    """Whether NumPy can read an array of this type; it cannot read keys of random numbers."""
+    return not jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def body_of_custom(eqn: core.JaxprEqn) -> Any:
+    """The program that an equation with a rule of its own computes."""
+    return eqn.params["jaxpr" if eqn.primitive is op_p else "call_jaxpr"]
+
+
+# -- whose rule ------------------------------------------------------------------------------------
+
+
+def _rule_of(eqn: core.JaxprEqn) -> tuple[str, RuleKind, str]:
+    """The op type, whose rule it has, and the rule's name and place."""
+    if eqn.primitive is op_p:
+        return _ours(eqn)
+    if eqn.primitive.name not in CUSTOM:
+        return eqn.primitive.name, "built-in", ""
+    name, where = name_and_place(eqn.params["call_jaxpr"])
+    if where.startswith(JAX):  # (jax.nn.relu has such a rule: to its users it is an op)
+        return name, "built-in", ""
+    return name, "custom", _source_of_rule(eqn) or f"{name}, {where}"
+
+
+def _source_of_rule(eqn: core.JaxprEqn) -> str:
+    """The name and place of the function that is the rule, as JAX notes it."""
+    function = eqn.params.get("bwd") or eqn.params.get("jvp_jaxpr_fun")
+    info = getattr(function, "debug_info", None)
+    source = getattr(info, "func_src_info", None) or ""
+    name, _, where = source.partition(" at ")
+    return "" if where.startswith((JAX, PACKAGE)) or not where else f"{name}, {where}"
+
+
+def _ours(eqn: core.JaxprEqn) -> tuple[str, RuleKind, str]:
+    gradient = _bare(eqn.params["gradient"])
+    if isinstance(gradient, CountedGradient):
+        return "", "built-in", ""
+    if isinstance(gradient, RuleGradient):
+        rule = gradient.rule.rule
+        inner = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"]).eqns
+        op_type = inner[0].primitive.name if len(inner) == 1 else gradient.hit.op_type
+        op_type = gradient.hit.op_type if op_type in ("jit", "pjit", *CUSTOM) else op_type
+        return op_type, "override", place(rule.function) if rule.function else rule.name
+    if isinstance(gradient, CustomGradient):
+        return gradient.call.name, "custom", place(gradient.call.f)
+    return gradient.name, "custom", gradient.name
+
+
+def _bare(gradient: Gradient) -> Gradient:
+    """A gradient without what batches or scales it."""
+    while (one := getattr(gradient, "one", None)) is not None:
+        gradient = one
+    return gradient
+
+
+# -- where -----------------------------------------------------------------------------------------
+
+
+def line_of(eqn: core.JaxprEqn, around: Around) -> str:
+    """The innermost line of the user's code that made an equation.
+
+    JAX remembers the programs of its own functions with the lines that called them first, so
+    behind such a function the line is that of the call around.
+    """
+    otherwise = ""
+    libraries = _library_folders()
+    for code, frame in frames(eqn):
+        file = frame.file_name
+        if code in OUTERMOST or f"{file}:{code.co_firstlineno}" == around.called:
+            break
+        if file.startswith((PACKAGE, JAX, "<frozen ")):
+            continue
+        line = f"{file}:{frame.line_num}"
+        if not file.startswith((*libraries, *CARRIERS)):
+            return line
+        otherwise = otherwise or line
+    return around.line or otherwise
+
+
+def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, Any]]:
+    """The code that was running when an equation was made, innermost first."""
+    trace = eqn.source_info.traceback
+    if trace is not None:
+        yield from zip(trace.raw_frames()[0], trace.frames, strict=True)
+
+
+def _library_folders() -> tuple[str, ...]:
+    """Where the libraries that are loaded lie."""
+    found = []
+    for name in LIBRARIES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file:
+            found.append(os.path.dirname(file) + os.sep)
+    return tuple(found)
+
+
+def path_of(eqn: core.JaxprEqn, around: Around) -> str:
+    """The name scopes around an equation, without what JAX's transformations add."""
+    parts = [part.name for part in eqn.source_info.name_stack.stack
+             if type(part).__name__ == "Scope"]  # fmt: skip
+    return "/".join([around.path, *parts] if around.path else parts)
+
+
+# -- operands --------------------------------------------------------------------------------------
+
+
+def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
+    """A name for each operand."""
+    count = len(eqn.invars)
+    if eqn.primitive.name in CUSTOM or eqn.primitive is op_p:
+        body = body_of_custom(eqn)
+        given = getattr(body, "jaxpr", body).debug_info.arg_names or ()
+        if len(given) == count and all(given):
+            return [str(name) for name in given]
+    known = OPERANDS.get(eqn.primitive.name, ())
+    if len(known) == count:
+        return known
+    return {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
