@@ -122,6 +122,16 @@ class Given:
             )
         return closed
 
+    def run(self, *, keeps: bool = False, longest: int = LONGEST) -> Run:
+        """Run the function, equation by equation."""
+        program = self.program()
+        return Run(program, self.arrays, self.watched, self.results, keeps=keeps, longest=longest)
+
+    @property
+    def asked(self) -> list[str]:
+        """The names of the arrays whose gradients are asked for."""
+        return [self.names[i] for i in self.watched]
+
     def value(self, ys: Sequence[Any]) -> Any:
         """What the function returned."""
         outs = list(self.call.outs)
@@ -179,24 +189,34 @@ class Run:
     """One run of a program, equation by equation.
 
     Args:
-        given: The function and its arguments.
+        program: What `jax.make_jaxpr` gives.
+        arrays: Its inputs.
+        watched: The inputs that are differentiated by, by place.
+        results: The outputs whose gradients are 1, by place.
         keeps: Whether what went into each op, and came out, is kept.
         longest: The longest scan that is run round by round.
     """
 
-    def __init__(self, given: Given, *, keeps: bool = False, longest: int = LONGEST) -> None:
-        self.given = given
+    def __init__(
+        self,
+        program: Any,
+        arrays: Sequence[Any],
+        watched: Sequence[int],
+        results: Sequence[int],
+        *,
+        keeps: bool = False,
+        longest: int = LONGEST,
+    ) -> None:
         self.keeps = keeps
         self.longest = longest
         self.ran: list[Ran] = []
-        self.watched: set[int] = set()
         self.count = 0
-        closed = given.program()
-        self.inputs = [self._value(x) for x in given.arrays]
-        self.watched |= {self.inputs[i].key for i in given.watched}
-        outs = self._run(closed, self.inputs, Around())
-        self.ys = [outs[i] for i in given.results]
-        self.value = given.value([out.x for out in outs])
+        inputs = [self._value(x) for x in arrays]
+        self.sources = [inputs[i].key for i in watched]
+        self.watched = set(self.sources)
+        outs = self._run(program, inputs, Around())
+        self.ys = [outs[i] for i in results]
+        self.values = [out.x for out in outs]
 
     def _value(self, x: Any) -> Value:
         self.count += 1
@@ -326,7 +346,7 @@ class Run:
     def backward(self) -> Iterator[tuple[Ran, list[Any], list[Any]]]:
         """The backward pass, step by step: each op, what arrived at it, and what left it.
 
-        When it is done, `gradients` has those by the inputs.
+        When it is done, `gradients` has those by the inputs, None where nothing came.
         """
         dys: dict[int, Any] = {}
         for y in self.ys:
@@ -341,9 +361,7 @@ class Run:
                 yield ran, arrived, left
             for i, dx in zip(ran.wanted, left, strict=True):
                 _add(dys, ran.ins[i], dx)
-        self.gradients = [
-            (self.given.names[i], dys.get(self.inputs[i].key)) for i in self.given.watched
-        ]
+        self.gradients = [dys.get(key) for key in self.sources]
 
 
 def as_function(eqn: Any) -> Callable[..., list[Any]]:

@@ -22,6 +22,9 @@ from regrad.jax.primitives import Gradient, op_p
 LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "numpyro", "chex")
 OUTERMOST: set[Any] = set()  # code by which a tool calls the user's function
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
+COMPOSED = tuple(
+    os.path.join(JAX, "_src", name) + os.sep for name in ("nn", "numpy", "scipy", "random")
+)  # where JAX has functions that are made of many ops
 OPERANDS = {
     "select_n": ("condition", "b", "a"),
     "clamp": ("low", "x", "high"),
@@ -38,6 +41,7 @@ class Site(NamedTuple):
     line: str = ""
     path: str = ""
     names: Sequence[str] = ()
+    by_jax: bool = False  # whether a function of JAX's (a softmax) made it, and not the user
 
 
 class Around(NamedTuple):
@@ -56,7 +60,8 @@ def site_of(eqn: core.JaxprEqn, around: Around) -> Site:
     """The op that an equation is, and where."""
     op_type, kind, rule = _rule_of(eqn)
     names = _operand_names(eqn)
-    return Site(op_type, kind, rule, line_of(eqn, around), path_of(eqn, around), names)
+    line, by_jax = line_of(eqn, around), _is_by_jax(eqn, around)
+    return Site(op_type, kind, rule, line, path_of(eqn, around), names, by_jax)
 
 
 def is_custom(eqn: core.JaxprEqn) -> bool:
@@ -151,6 +156,18 @@ def line_of(eqn: core.JaxprEqn, around: Around) -> str:
             return line
         otherwise = otherwise or line
     return around.line or otherwise
+
+
+def _is_by_jax(eqn: core.JaxprEqn, around: Around) -> bool:
+    """Whether a function of JAX's that is made of many ops ran the op."""
+    for code, frame in frames(eqn):
+        if f"{frame.file_name}:{code.co_firstlineno}" == around.called:
+            break
+        if not frame.file_name.startswith((PACKAGE, JAX, *CARRIERS)):
+            return False
+        if frame.file_name.startswith(COMPOSED):
+            return True
+    return around.called.startswith(JAX)
 
 
 def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, Any]]:

@@ -64,10 +64,10 @@ def trace_gradients(
 
     def traced(*args: Any, **kwargs: Any) -> GradientTrace:
         given = Given(f, args, kwargs, "trace_gradients", argnums, has_aux)
-        run = Run(given, longest=longest_scan)
+        run = given.run(longest=longest_scan)
         steps = [_step(ran, arrived, left) for ran, arrived, left in run.backward()]
-        inputs = [(name, _figures(dx)) for name, dx in run.gradients]
-        return GradientTrace(tuple(steps), tuple(inputs), run.value)
+        inputs = zip(given.asked, map(_figures, run.gradients), strict=True)
+        return GradientTrace(tuple(steps), tuple(inputs), given.value(run.values))
 
     return traced
 
@@ -126,7 +126,7 @@ def find_nan(
                 what, index, count = bad
                 return NonFinite("argument", what, "", "", "", index, count, output=name)
         with jax.debug_nans(False), jax.debug_infs(False):  # they would raise, and say less
-            run = Run(given, keeps=True, longest=longest_scan)
+            run = given.run(keeps=True, longest=longest_scan)
             if any(first_bad(y.x) for y in run.ys):
                 return _forward(run)
             return _backward(run)
@@ -181,7 +181,7 @@ def _backward(run: Run) -> NonFinite | None:
         for i, dx in zip(ran.wanted, left, strict=True):
             if found is None and (bad := first_bad(dx)):
                 found = _made_backward(ran, i, arrived, dx.shape, bad, masked)
-    bad = found is not None and any(dx is not None and first_bad(dx) for _, dx in run.gradients)
+    bad = found is not None and any(dx is not None and first_bad(dx) for dx in run.gradients)
     return found if bad else None
 
 

@@ -1,0 +1,266 @@
+"""`check_gradients` and `gradient_report` for JAX functions and the rules inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+import jax
+from regrad.checking import check
+from regrad.checking.check import Settings
+from regrad.checking.findings import Finding, GradientReport
+from regrad.core.signatures import helpful
+from regrad.errors import ArgumentError, GradientError, kind
+from regrad.jax.bridge import conjugate
+from regrad.jax.primitives import is_float
+from regrad.jax.running import Given, Ran, Run, as_function
+from regrad.jax.sites import is_custom
+from regrad.testing import GradientCheckError
+
+OfArrays = Callable[..., list[Any]]
+
+
+@helpful("check_gradients")
+def check_gradients(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    order: int = 1,
+    *,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    step: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Check the gradients of a JAX function at `args` against differences, to the given order.
+
+    Args:
+        f: A function as `trace_gradients` takes it.
+        args: Its arguments.
+        order: See `gradient_report`.
+        argnums: See `trace_gradients`.
+        has_aux: See `trace_gradients`.
+        step: See `gradient_report`.
+        rtol: See `gradient_report`.
+        atol: See `gradient_report`.
+        seed: See `gradient_report`.
+
+    Raises:
+        GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
+            The message names order, mode, input, element and numbers, and the rules that
+            disagree with differences of their op alone. What differences cannot judge (a kink,
+            rounding) is no error; the report has it.
+
+    Source: `check_grads` of HIPS autograd and JAX.
+
+    >>> import jax, jax.numpy as jnp, regrad as rg
+    >>> rg.jax.check_gradients(lambda x: jnp.sin(x) * x, [jnp.array([0.5, 1.0])], order=2)
+    """
+    report = gradient_report(
+        f, args, order, argnums=argnums, has_aux=has_aux, step=step, rtol=rtol, atol=atol, seed=seed
+    )
+    if not report.ok:
+        raise GradientCheckError(report)
+
+
+@helpful("gradient_report")
+def gradient_report(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    order: int = 1,
+    *,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    step: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> GradientReport:
+    """Compare the gradients of a JAX function at `args` with differences, to the given order.
+
+    Args:
+        f: A function as `trace_gradients` takes it.
+        args: Its arguments. Floats are taken in float64, whatever JAX is set to; integers and
+            bools are passed on.
+        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on. The first
+            order that is wrong is the last that is checked.
+        argnums: See `trace_gradients`.
+        has_aux: See `trace_gradients`.
+        step: The largest step, the same for all; by default relative to each element.
+        rtol: Tolerance relative to the numbers compared, by default 1e-6.
+        atol: Absolute tolerance, by default 0. The rounding of f is allowed for anyway.
+        seed: Of the random directions and of the weights of the outputs.
+
+    Returns:
+        A `GradientReport`. Reverse mode is checked, and forward mode where f has it (a
+        `jax.custom_vjp` has none). `causes` are the rules that are wrong by themselves: each
+        `custom_vjp`, `custom_jvp`, `custom_grad` and `override` on the way is checked alone, with
+        what it was given in this run; where none is wrong, each `stop_gradient` that you wrote.
+
+    Raises:
+        ArgumentError: args is no list, or order is less than 1.
+        GradientError: as `trace_gradients`.
+
+    >>> import jax, jax.numpy as jnp, regrad as rg
+    >>> @jax.custom_vjp
+    ... def cube(x):
+    ...     return x**3
+    >>> cube.defvjp(lambda x: (x**3, x), lambda x, dy: (2 * dy * x**2,))
+    >>> report = rg.jax.gradient_report(lambda x: jnp.sum(cube(x)), [jnp.array([1.0, 2.0])])
+    >>> report.causes[0].op_type, report.causes[0].kind
+    ('cube', 'scaled by 0.6667')
+    """
+    if not isinstance(args, list | tuple):
+        raise ArgumentError(f"check_gradients(f, args): args is a list, got {kind(args)}")
+    if order < 1:
+        raise ArgumentError(f"check_gradients: order is 1 or more, got {order!r}")
+    settings = Settings("central", step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
+    with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
+        given = Given(f, args, {}, "check_gradients", argnums, has_aux)
+        given.arrays = [_wide(x) for x in given.arrays]
+        checked = _of_floats(given)
+        floats = [given.arrays[i] for i in given.watched]
+        report = _report(checked, floats, order, given.asked, settings)
+        if report.ok:
+            return report
+        causes = _causes(checked, floats, report.findings[0].order, settings)
+    return replace(report, causes=tuple(causes))
+
+
+def _wide(x: Any) -> Any:
+    """An array in double precision."""
+    if not is_float(jax.typeof(x)):
+        return x
+    return x.astype("complex128" if jax.numpy.iscomplexobj(x) else "float64")
+
+
+def _of_floats(given: Given) -> OfArrays:
+    """The function, of the arrays that are checked alone."""
+    run = core.jaxpr_as_fun(given.program())
+
+    def of_floats(*floats: Any) -> list[Any]:
+        xs = list(given.arrays)
+        for i, x in zip(given.watched, floats, strict=True):
+            xs[i] = x
+        ys = run(*xs)
+        return [ys[i] for i in given.results]
+
+    return of_floats
+
+
+# -- functions of JAX's arrays as functions of NumPy's -------------------------------------------
+
+
+def _report(
+    f: OfArrays, xs: Sequence[Any], order: int, names: Sequence[str], settings: Settings
+) -> GradientReport:
+    arrays = [np.asarray(x) for x in xs]
+    return check.report(_of_numpy(f, arrays), arrays, order, names=names, settings=settings)
+
+
+def _of_numpy(f: OfArrays, xs: Sequence[np.ndarray]) -> check.Function:
+    """A function of JAX's arrays as one of NumPy's, with its gradients in regrad's convention."""
+    run = jax.jit(f)
+    outs = jax.eval_shape(f, *xs)
+    pull = jax.jit(lambda xs, dys: _pulled(f, xs, dys, outs))
+
+    def vjp(arrays: check.Arrays) -> check.Pull:
+        return lambda dys: [np.asarray(dx) for dx in pull(list(arrays), list(dys))]
+
+    def gradient(dys: check.Arrays) -> check.Function:
+        given = [np.asarray(dy) for dy in dys]
+        return _of_numpy(lambda *moved: _pulled(f, moved, given, outs), xs)
+
+    return check.Function(
+        lambda arrays: [np.asarray(y) for y in run(*arrays)], vjp, gradient, _forward(f, xs)
+    )
+
+
+def _pulled(f: OfArrays, xs: Sequence[Any], dys: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    given = [conjugate(jax.numpy.asarray(dy, y.dtype)) for dy, y in zip(dys, outs, strict=True)]
+    return [conjugate(dx) for dx in jax.vjp(f, *xs)[1](given)]
+
+
+def _forward(f: OfArrays, xs: Sequence[np.ndarray]) -> Any:
+    """Forward mode, if the function has it."""
+    push = jax.jit(lambda xs, dxs: jax.jvp(f, tuple(xs), tuple(dxs))[1])
+    try:
+        push.lower(list(xs), list(xs))  # (a custom_vjp says no when it is compiled)
+    except (TypeError, GradientError) as error:
+        if "forward" not in str(error):
+            raise
+        return None
+    return lambda arrays, dxs: [np.asarray(dy) for dy in push(list(arrays), list(dxs))]
+
+
+# -- which rule it is ----------------------------------------------------------------------------
+
+
+def _causes(f: OfArrays, xs: Sequence[Any], order: int, settings: Settings) -> list[Finding]:
+    """The rules on the way that are wrong by themselves, at the first order where one is.
+
+    At order n the gradient of order n - 1 is made of ops too; so the ops that it runs are checked,
+    to as many orders as remain.
+    """
+    function = f
+    for k in range(1, order + 1):
+        program = jax.make_jaxpr(function)(*xs)
+        places = range(len(xs)), range(len(program.out_avals))
+        ran = Run(program, xs, *places, keeps=True).ran
+        for suspects in (_with_rules(ran), _stopped(ran)):
+            found = [c for each in suspects for c in _wrong(each, order - k + 1, settings)]
+            if found:  # one of each rule and input
+                return [*{(c.rule, c.input, c.order): c for c in found}.values()]
+        function = _derive(function)
+    return []
+
+
+def _with_rules(ran: Sequence[Ran]) -> list[Ran]:
+    """What has a rule that is not JAX's own."""
+    return [each for each in ran if each.wanted and each.eqn is not None and is_custom(each.eqn)]
+
+
+def _stopped(ran: Sequence[Ran]) -> list[Ran]:
+    """Where the user's code stops a gradient."""
+    named = (each for each in ran if each.site.op_type == "stop_gradient")
+    return [each for each in named if each.wanted and not each.site.by_jax]
+
+
+def _derive(f: OfArrays) -> OfArrays:
+    """The gradient of a sum of all outputs with weights of no symmetry, as a function."""
+
+    def g(*xs: Any) -> list[Any]:
+        outs = jax.eval_shape(f, *xs)
+        weights = [np.cos(1.0 + np.arange(y.size)).reshape(y.shape) for y in outs]
+        return _pulled(f, xs, weights, outs)
+
+    return g
+
+
+def _wrong(ran: Ran, order: int, settings: Settings) -> list[Finding]:
+    """What is wrong with the rule of one op, given what it was given."""
+    run = as_function(ran.eqn)
+    floats = [i for i, y in enumerate(ran.outs) if is_float(jax.typeof(y))]
+
+    def alone(*moved: Any) -> list[Any]:
+        xs = list(ran.xs)
+        for i, x in zip(ran.wanted, moved, strict=True):
+            xs[i] = x
+        ys = run(*xs)
+        return [ys[i] for i in floats]
+
+    report = _report(alone, [ran.xs[i] for i in ran.wanted], order, ran.names, settings)
+    what = describe(ran)
+    return [replace(f, rule=what, op_type=ran.site.op_type) for f in report.findings]
+
+
+def describe(ran: Ran) -> str:
+    """The rule of an op in a message, with the line that ran the op."""
+    site = ran.site
+    rule = f"the {site.kind} rule of {site.op_type!r} ({site.rule})" if site.rule else site.op_type
+    return f"{rule}, run at {site.line}" if site.line else rule
