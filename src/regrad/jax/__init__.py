@@ -16,6 +16,7 @@ except ImportError as error:
 from regrad.jax.bridge import from_regrad as from_regrad
 from regrad.jax.checks import check_gradients as check_gradients
 from regrad.jax.checks import gradient_report as gradient_report
+from regrad.jax.comparing import compare_gradients as compare_gradients
 from regrad.jax.custom import custom_grad as custom_grad
 from regrad.jax.override import override as override
 from regrad.jax.saved import saved_bytes as saved_bytes

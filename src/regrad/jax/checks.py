@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jax.extend import core
 
 import jax
 from regrad.checking import check
@@ -17,7 +16,7 @@ from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.bridge import conjugate
 from regrad.jax.primitives import is_float
-from regrad.jax.running import Given, Ran, Run, as_function
+from regrad.jax.running import Given, Ran, Run, as_function, wide
 from regrad.jax.sites import is_custom
 from regrad.testing import GradientCheckError
 
@@ -122,35 +121,14 @@ def gradient_report(
     settings = Settings("central", step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
     with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
         given = Given(f, args, {}, "check_gradients", argnums, has_aux)
-        given.arrays = [_wide(x) for x in given.arrays]
-        checked = _of_floats(given)
+        given.arrays = [wide(x) for x in given.arrays]
+        checked = given.of_watched(given.program())
         floats = [given.arrays[i] for i in given.watched]
         report = _report(checked, floats, order, given.asked, settings)
         if report.ok:
             return report
         causes = _causes(checked, floats, report.findings[0].order, settings)
     return replace(report, causes=tuple(causes))
-
-
-def _wide(x: Any) -> Any:
-    """An array in double precision."""
-    if not is_float(jax.typeof(x)):
-        return x
-    return x.astype("complex128" if jax.numpy.iscomplexobj(x) else "float64")
-
-
-def _of_floats(given: Given) -> OfArrays:
-    """The function, of the arrays that are checked alone."""
-    run = core.jaxpr_as_fun(given.program())
-
-    def of_floats(*floats: Any) -> list[Any]:
-        xs = list(given.arrays)
-        for i, x in zip(given.watched, floats, strict=True):
-            xs[i] = x
-        ys = run(*xs)
-        return [ys[i] for i in given.results]
-
-    return of_floats
 
 
 # -- functions of JAX's arrays as functions of NumPy's -------------------------------------------

@@ -122,6 +122,19 @@ class Given:
             )
         return closed
 
+    def of_watched(self, program: Any) -> Callable[..., list[Any]]:
+        """A program of the function as one of the arrays whose gradients are asked for."""
+        run = core.jaxpr_as_fun(program)
+
+        def of_watched(*watched: Any) -> list[Any]:
+            xs = list(self.arrays)
+            for i, x in zip(self.watched, watched, strict=True):
+                xs[i] = x
+            ys = run(*xs)
+            return [ys[i] for i in self.results]
+
+        return of_watched
+
     def run(self, *, keeps: bool = False, longest: int = LONGEST) -> Run:
         """Run the function, equation by equation."""
         program = self.program()
@@ -169,6 +182,13 @@ def _as_input(arg: Any) -> Any:
     return tree_map(
         lambda leaf: jax.numpy.asarray(leaf) if of_numpy(leaf) and is_float(leaf) else leaf, arg
     )
+
+
+def wide(x: Any) -> Any:
+    """An array in double precision, if it is one of floats."""
+    if not is_float(jax.typeof(x)):
+        return x
+    return x.astype("complex128" if jax.numpy.iscomplexobj(x) else "float64")
 
 
 def _path_name(path: Any) -> str:

@@ -39,8 +39,8 @@ def saved_bytes(
 
     Returns:
         A function of f's arguments that returns `SavedBytes`: the arrays that `jax.vjp` keeps,
-        by the primitive that made them (`"argument"` for those that were there before) and the
-        line of your code that ran it. Nothing is computed: f is traced. `jax.checkpoint` keeps what
+        by the primitive that made them and the line of your code that ran it; `"argument"` are
+        arrays that are differentiated by, `"constant"` others that were there before. Nothing is computed: f is traced. `jax.checkpoint` keeps what
         its policy says. What XLA, compiling value and gradient together, finds out to be needed
         no longer, or cheaper to compute again, is counted.
 
@@ -55,29 +55,15 @@ def saved_bytes(
 
     def measured(*args: Any, **kwargs: Any) -> SavedBytes:
         given = Given(f, args, kwargs, "saved_bytes", argnums, has_aux)
-        given.program()  # (says which results count)
-        closed = jax.make_jaxpr(_residuals(given))(*given.arrays)
+        of_watched = given.of_watched(given.program())
+
+        def kept(*watched: Any) -> Any:
+            return jax.tree_util.tree_leaves(jax.vjp(of_watched, *watched)[1])
+
+        closed = jax.make_jaxpr(kept)(*[given.arrays[i] for i in given.watched])
         return SavedBytes.of(_kept(closed.jaxpr))
 
     return measured
-
-
-def _residuals(given: Given) -> Callable[..., Any]:
-    """What `jax.vjp` of a function keeps, as a function of the same arrays."""
-
-    def kept(*arrays: Any) -> Any:
-        def of_watched(*watched: Any) -> list[Any]:
-            xs = list(arrays)
-            for i, x in zip(given.watched, watched, strict=True):
-                xs[i] = x
-            ys = given.call.traced(*xs)
-            return [ys[i] for i in given.results]
-
-        return jax.tree_util.tree_leaves(
-            jax.vjp(of_watched, *[arrays[i] for i in given.watched])[1]
-        )
-
-    return kept
 
 
 def _kept(jaxpr: Any) -> Iterator[tuple[str, str, str, int]]:
