@@ -172,7 +172,7 @@ def test_a_graph_hides_what_only_initializes():
     whole = {b.name for b in graph.draw(initializers=True).boxes}
     assert {"dense/kernel/Assign", "dense/kernel/random_uniform"} <= whole
     assert whole == {op.name for op in graph.get_operations()}
-    assert len(graph.draw().legible().boxes) < 15
+    assert len(graph.draw().legible().boxes) <= 40
 
 
 def test_rg_draw_takes_a_graph():
