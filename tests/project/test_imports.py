@@ -43,7 +43,7 @@ def test_work_on_numpy_loads_no_jax():
 PACKAGES = [
     "errors", "core", "shapes", "graph", "ops", "autodiff", "transforms", "checking",
     "inspection", "rules", "linalg", "random", "nn", "losses", "testing", "extend", "train",
-    "jax", "torch", "", "v1",
+    "jax", "torch", "", "v1", "__main__",
 ]  # fmt: skip
 
 
