@@ -228,6 +228,7 @@ from regrad.transforms.vmap import vmap as vmap
 if _TYPE_CHECKING:
     from regrad import extend as extend
     from regrad import jax as jax
+    from regrad import plot as plot
     from regrad import torch as torch
     from regrad import train as train
     from regrad.inspection.drawing import draw as draw
@@ -241,7 +242,7 @@ _TOOLS = {  # imported when they are first used, by module
 }  # fmt: skip
 variable = Variable
 __version__ = "0.1.0"
-# (Without extend, jax, torch and train, which are imported when they are first used.)
+# (Without extend, jax, plot, torch and train, which are imported when they are first used.)
 __all__ = [
     "Indices", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add", "add_n",
     "all", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin", "asinh", "astype",
@@ -278,7 +279,7 @@ def __getattr__(name: str) -> object:
     """Import parts when they are first used; say what a misspelt or foreign name is called."""
     from importlib import import_module
 
-    if name in ("extend", "jax", "torch", "train"):
+    if name in ("extend", "jax", "plot", "torch", "train"):
         return import_module(f"regrad.{name}")
     if name in _TOOLS:
         return getattr(import_module(f"regrad.inspection.{_TOOLS[name]}"), name)

@@ -42,7 +42,7 @@ def test_work_on_numpy_loads_no_jax():
 # no circle. `core` is what docs/how_it_works.py builds; the last is TensorFlow 1 on top of all.
 PACKAGES = [
     "errors", "core", "shapes", "graph", "ops", "autodiff", "transforms", "checking",
-    "inspection", "rules", "linalg", "random", "nn", "losses", "testing", "extend", "train",
+    "inspection", "rules", "linalg", "random", "nn", "losses", "testing", "plot", "extend", "train",
     "jax", "torch", "", "v1", "__main__",
 ]  # fmt: skip
 
