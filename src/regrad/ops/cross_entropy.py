@@ -12,7 +12,7 @@ from regrad.errors import DTypeError
 from regrad.ops.activation import softmax
 from regrad.ops.array import expand_dims
 from regrad.ops.indexing import scatter_along_axis
-from regrad.ops.rows import _in_range, _pick, _zeros
+from regrad.ops.rows import _in_range, _pick, _sums, _tops, _zeros
 from regrad.shapes.arrays import examples
 
 
@@ -22,10 +22,10 @@ def _sparse_softmax_cross_entropy_with_logits(xp, logits: TensorLike, labels: In
     if 0 in logits.shape:
         _in_range(xp, labels, logits.shape[-1])
         return _zeros(xp, labels.shape, logits)
-    top = xp.max(logits, axis=-1, keepdims=True)
+    top = _tops(xp, logits, (-1,))
     # picked from the logits and not from `logits - top`, which XLA would have to write down
     at_label = _pick(xp, logits, labels[..., None], -1) - top
-    return xp.log(xp.sum(xp.exp(logits - top), axis=-1)) - at_label[..., 0]
+    return xp.log(_sums(xp, xp.exp(logits - top), (-1,), False)) - at_label[..., 0]
 
 
 @gradient("SparseSoftmaxCrossEntropyWithLogits", "logits")

@@ -76,6 +76,13 @@ def _sums(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Arr
     return xp.sum(x, axis=axes, keepdims=keepdims)
 
 
+def _tops(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
+    """The largest elements along axes that are kept (likewise without a detour)."""
+    if xp is np:
+        return np.maximum.reduce(x, axes, keepdims=True)
+    return xp.max(x, axis=axes, keepdims=True)
+
+
 def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
     """A copy of x with other values at an index."""
     if _is_jax(xp):
