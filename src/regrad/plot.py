@@ -73,7 +73,7 @@ def rule(
     ax.plot(x, true, color="#212529", lw=1.4, ls="--", label="true derivative")
     label = "its own rule" if rule is None else f"rule: {getattr(rule, '__name__', rule)}"
     ax.plot(x, given, color=COLOURS["override"], lw=1.8, label=label)
-    ax.axhline(0.0, color="#dee2e6", lw=0.8, zorder=0)
+    ax.grid(color="#e9ecef", lw=0.6)
     ax.set_xlabel("x")
     ax.legend(fontsize=8)
     return ax
