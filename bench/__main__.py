@@ -1,4 +1,7 @@
-"""Run the measures and write them down: `python -m bench [SUITE] [--quick] [--only NAME]`."""
+"""Run the measures and write them down: `python -m bench [SUITE] [--quick] [--only NAME]`.
+
+`python -m bench page` makes docs/benchmarks.md anew from what is written down.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ import gc
 import importlib
 import os
 import sys
-from pathlib import Path
 
-from bench import report
+from bench import page, report
 from bench.report import Measure, Row
+from bench.results import RESULTS
 from bench.timing import Effort
 
 SUITES = {
@@ -22,19 +25,21 @@ SUITES = {
     "torch": "bench.foreign_torch",
     "jax": "bench.foreign_jax",
 }
-RESULTS = Path(__file__).parent / "results"
 FULL = Effort(rounds=31, seconds=0.02, calls=10_000)
 QUICK = Effort(rounds=7, seconds=0.005, calls=1_000)
 
 
 def main() -> None:
     options = arguments()
+    if options.suite == "page":
+        page.write()
+        return
     os.environ["REGRAD_BENCH_DEVICE"] = options.device
-    measures = chosen(options.suite, options.only)
+    suites = chosen(options.suite, options.only)
     load = os.getloadavg()[0]
     gc.freeze()  # the peers' own objects are not to be looked through during a measure
-    rows = run(measures, QUICK if options.quick else FULL)
-    print(report.summary(rows))
+    rows = run(suites, QUICK if options.quick else FULL)
+    print(report.summary([row for found in rows.values() for row in found]))
     if options.quick or options.only:
         print("A part or a quick run is not written down; `python -m bench` writes one.")
         return
@@ -43,37 +48,39 @@ def main() -> None:
     path = RESULTS / f"{report.today()}-{report.slug()}{part}.md"
     path.parent.mkdir(exist_ok=True)
     path.write_text(report.markdown(rows, load), encoding="utf-8")
-    print(f"Written to bench/results/{path.name}")
+    page.write()
+    print(f"Written to bench/results/{path.name}, and docs/benchmarks.md made anew")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("suite", nargs="?", choices=SUITES, help="this part only (or else all)")
+    parser.add_argument("suite", nargs="?", choices=[*SUITES, "page"], help="this part only (all)")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--device", default="cpu", help="where torch's tensors lie: cpu, cuda")
     parser.add_argument("--only", metavar="NAME", action="append", help="a measure; repeatable")
     return parser.parse_args()
 
 
-def chosen(suite: str | None, names: list[str] | None) -> dict[str, Measure]:
-    """The measures of these names, or all, of one suite or of all."""
-    measures: dict[str, Measure] = {}
-    for module in [SUITES[suite]] if suite else SUITES.values():
-        measures |= importlib.import_module(module).MEASURES
-    unknown = [n for n in names or () if n not in measures]
+def chosen(suite: str | None, names: list[str] | None) -> dict[str, list[Measure]]:
+    """The measures of these names, or all, of one suite or of all; by suite."""
+    asked = [suite] if suite else SUITES
+    found = {s: importlib.import_module(SUITES[s]).MEASURES for s in asked}
+    known = [name for measures in found.values() for name in measures]
+    unknown = [n for n in names or () if n not in known]
     if unknown:
-        sys.exit(f"no measure is called {', '.join(unknown)}; there are {', '.join(measures)}")
-    return {n: m for n, m in measures.items() if not names or n in names}
+        sys.exit(f"no measure is called {', '.join(unknown)}; there are {', '.join(known)}")
+    return {s: [m for n, m in ms.items() if not names or n in names] for s, ms in found.items()}
 
 
-def run(measures: dict[str, Measure], effort: Effort) -> list[Row]:
-    """The rows of all measures, printed as they come."""
+def run(suites: dict[str, list[Measure]], effort: Effort) -> dict[str, list[Row]]:
+    """The rows of all measures by suite, printed as they come."""
     print(report.line(report.HEADER))
-    rows = []
-    for measure in measures.values():
-        for row in measure(effort):
-            print(report.line(report.cells(row)), flush=True)
-            rows.append(row)
+    rows: dict[str, list[Row]] = {}
+    for suite, measures in suites.items():
+        for measure in measures:
+            for row in measure(effort):
+                print(report.line(report.cells(row)), flush=True)
+                rows.setdefault(suite, []).append(row)
     return rows
 
 

@@ -69,8 +69,8 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{sum(verdicts)} of {len(verdicts)} bounds are met."
 
 
-def markdown(rows: Sequence[Row], load: float) -> str:
-    """The whole report."""
+def markdown(suites: Mapping[str, Sequence[Row]], load: float) -> str:
+    """The whole report, with the rows by suite; `results.py` reads it."""
     command = " ".join(["python -m bench", *sys.argv[1:]])
     return "\n".join(
         [
@@ -82,15 +82,18 @@ def markdown(rows: Sequence[Row], load: float) -> str:
             + ", ".join(versions())
             + f"; regrad at commit {commit()}",
             "",
-            table_line(HEADER),
-            table_line(["---", "--:", "---", "--:", "--:", "--:", "---"]),
-            *(table_line(cells(row)) for row in rows),
-            "",
-            summary(rows),
+            *(f"## {suite}\n\n{table(rows)}\n" for suite, rows in suites.items()),
+            summary([row for rows in suites.values() for row in rows]),
             "How to read this: [bench/README.md](../README.md).",
             "",
         ]
     )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a table in Markdown."""
+    rule = ["---", "--:", "---", "--:", "--:", "--:", "---"]
+    return "\n".join(map(table_line, [HEADER, rule, *map(cells, rows)]))
 
 
 def table_line(texts: Sequence[str]) -> str:

@@ -228,16 +228,21 @@ from regrad.transforms.vmap import vmap as vmap
 if _TYPE_CHECKING:
     from regrad import extend as extend
     from regrad import jax as jax
+    from regrad import plot as plot
     from regrad import torch as torch
     from regrad import train as train
+    from regrad.inspection.drawing import draw as draw
     from regrad.inspection.tracing import find_nan as find_nan
     from regrad.inspection.tracing import saved_bytes as saved_bytes
     from regrad.inspection.tracing import trace_gradients as trace_gradients
 
-_TOOLS = {"find_nan", "saved_bytes", "trace_gradients"}  # imported when they are first used
+_TOOLS = {  # imported when they are first used, by module
+    "draw": "drawing", "find_nan": "tracing", "saved_bytes": "tracing",
+    "trace_gradients": "tracing",
+}  # fmt: skip
 variable = Variable
 __version__ = "0.1.0"
-# (Without extend, jax, torch and train, which are imported when they are first used.)
+# (Without extend, jax, plot, torch and train, which are imported when they are first used.)
 __all__ = [
     "Indices", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add", "add_n",
     "all", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin", "asinh", "astype",
@@ -274,10 +279,10 @@ def __getattr__(name: str) -> object:
     """Import parts when they are first used; say what a misspelt or foreign name is called."""
     from importlib import import_module
 
-    if name in ("extend", "jax", "torch", "train"):
+    if name in ("extend", "jax", "plot", "torch", "train"):
         return import_module(f"regrad.{name}")
     if name in _TOOLS:
-        return getattr(import_module("regrad.inspection.tracing"), name)
+        return getattr(import_module(f"regrad.inspection.{_TOOLS[name]}"), name)
     if name.startswith("__"):  # Python asks for such names, and so does code that looks around
         raise AttributeError(f"module 'regrad' has no attribute {name!r}")
     known = [n for n in globals() if not n.startswith("_")]

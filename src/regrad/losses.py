@@ -8,8 +8,10 @@ Each compares `labels` and `predictions` of one shape, element by element, and r
   elements whose weight is not 0), `"mean"` (the sum, divided by the sum of the weights),
   `"sum"`, or `"none"` (one loss per element).
 
-The losses are differentiable in labels, predictions and weights, as often as you like. All
-are compositions of public ops, so overrides fire inside them.
+The losses are differentiable in labels (but for numbers of classes), predictions and weights, as
+often as you like. They are compositions of public ops, so overrides fire inside them:
+`sparse_softmax_cross_entropy` of the one op `SparseSoftmaxCrossEntropyWithLogits`, in which no
+rule for `LogSoftmax` fires, `softmax_cross_entropy` of `LogSoftmax` and others.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from regrad.core.backends import FLOAT, is_inexact
 from regrad.core.dims import at_least, differ, same
 from regrad.core.dispatch import lift
 from regrad.core.tensor import Tensor, TensorLike
-from regrad.errors import ArgumentError, DTypeError, ShapeError, near
+from regrad.errors import ArgumentError, ShapeError, near
 from regrad.graph.deferred import deferrable
 from regrad.graph.size_ops import of_shape
-from regrad.nn import log_sigmoid, log_softmax, relu
-from regrad.ops.array import reshape
+from regrad.nn import (
+    log_sigmoid,
+    log_softmax,
+    relu,
+    sparse_softmax_cross_entropy_with_logits,
+)
 from regrad.ops.elementwise import abs, astype, clip, log, not_equal, squared_difference
-from regrad.ops.indexing import take_along_axis
 from regrad.ops.reduction import sum
 
 BY_NONZERO = "sum_by_nonzero_weights"
@@ -291,7 +296,9 @@ def sparse_softmax_cross_entropy(
 ) -> Tensor:
     """`softmax_cross_entropy` with the number of the right class for a label.
 
-    Labels are integers in `[0, classes)` of the shape `logits.shape[:-1]`.
+    Labels are integers in `[0, classes)` of the shape `logits.shape[:-1]`. The losses are those of
+    `nn.sparse_softmax_cross_entropy_with_logits`, which is one op: it has the op type, and the
+    rule, that an override concerns.
 
     Source: `tf.losses.sparse_softmax_cross_entropy` of TensorFlow.
 
@@ -300,19 +307,8 @@ def sparse_softmax_cross_entropy(
     Tensor
         0.6931471824645996
     """
-    labels, logits = lift(labels, integers=True), lift(logits)
-    if is_inexact(labels.dtype):
-        raise DTypeError(
-            f"sparse_softmax_cross_entropy: labels must be integers (the numbers of the classes), "
-            f"got {labels.dtype}; for probabilities call softmax_cross_entropy"
-        )
-    if labels.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"sparse_softmax_cross_entropy: labels must have the shape of logits without the last "
-            f"axis, {logits.shape[:-1]}; got {labels.shape}"
-        )
-    chosen = take_along_axis(log_softmax(logits), reshape(labels, (*labels.shape, 1)), axis=-1)
-    return compute_weighted_loss(-reshape(chosen, labels.shape), weights, reduction)
+    losses = sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return compute_weighted_loss(losses, weights, reduction)
 
 
 def _smooth(labels: Tensor, amount: float, classes: int) -> Tensor:

@@ -41,6 +41,9 @@ from regrad.ops.convolution import conv3d_transpose as conv3d_transpose
 from regrad.ops.convolution import depthwise_conv2d as depthwise_conv2d
 from regrad.ops.convolution import separable_conv2d as separable_conv2d
 from regrad.ops.creation import ones
+from regrad.ops.cross_entropy import (
+    sparse_softmax_cross_entropy_with_logits as sparse_softmax_cross_entropy_with_logits,
+)
 from regrad.ops.elementwise import logical_and, where
 from regrad.ops.image import batch_to_space as batch_to_space
 from regrad.ops.image import dilation2d as dilation2d

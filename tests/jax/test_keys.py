@@ -178,6 +178,7 @@ def test_a_call_that_does_not_say_where_it_was_written_is_refused():
     ("key", "error", "words"),
     [
         ("Einsum", UnknownOpError, "leaves no boundary"),
+        ("SparseSoftmaxCrossEntropyWithLogits", UnknownOpError, "leaves no boundary"),
         ("Reluu", UnknownOpError, "Did you mean 'Relu'"),
         ("tahn", UnknownOpError, "'tanh'"),
         (jax.nn.dot_product_attention, ArgumentError, "plain function.*jax.jit"),

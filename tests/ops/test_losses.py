@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from torch.nn import functional
 
 import regrad as rg
+import torch
 from regrad import losses
-from regrad.errors import ArgumentError, DTypeError, ShapeError
+from regrad.errors import ArgumentError, DTypeError, ShapeError, UnusedOverrideWarning
 
 PAIRED = [
     losses.absolute_difference,
@@ -170,3 +173,74 @@ def test_overrides_fire_inside():
         dx = rg.grad(lambda x: losses.softmax_cross_entropy(labels, x))(logits)
     used.assert_fired()
     assert dx.tolist() == [[0, -10]]
+
+
+def test_sparse_cross_entropy_is_one_op():
+    labels, logits = [1], rg.tensor([[1.0, 2.0]])
+    loss = rg.grad(lambda x: losses.sparse_softmax_cross_entropy(labels, x))
+
+    def rule(dy, logits, labels):
+        return rg.expand_dims(dy * rg.astype(labels, dy.dtype), -1) * logits, None
+
+    with rg.gradient_override_map({"SparseSoftmaxCrossEntropyWithLogits": rule}) as used:
+        assert loss(logits).tolist() == [[1, 2]]
+        assert rg.jit(loss)(logits).tolist() == [[1, 2]]
+    used.assert_fired()
+    with (
+        pytest.warns(UnusedOverrideWarning, match="matched nothing"),
+        rg.gradient_override_map({"LogSoftmax": lambda dy: 10 * dy}),
+    ):
+        loss(logits)
+
+
+# -- numbers of classes --------------------------------------------------------------------------
+
+sparse = rg.nn.sparse_softmax_cross_entropy_with_logits
+ROWS = np.array([[1.0, 2.0, 0.5], [0.1, -1.0, 3.0]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "logits", "error", "words"),
+    [
+        ([1.0, 2.0], ROWS, DTypeError, "integers .* got float32; for probabilities call losses.so"),
+        (ROWS, [1, 2], DTypeError, "integers .* got float64"),  # the wrong way round
+        ([True, False], ROWS, DTypeError, "integers, got bools"),
+        ([[1, 2]], ROWS, ShapeError, r"logits without the last axis, \(2,\); got \(1, 2\)"),
+        (1, 2.0, ShapeError, "got logits of rank 0"),
+        ([0, 3], ROWS, IndexError, "index 3 is out of bounds"),
+        ([0, -4], ROWS, IndexError, "index -4 is out of bounds"),
+        ([0, 0], ROWS[:, :0], IndexError, "index 0 is out of range for an axis of size 0"),
+    ],
+)
+def test_mistakes_in_labels(labels, logits, error, words):
+    with pytest.raises(error, match=words):
+        sparse(labels, logits)
+
+
+def test_jax_takes_the_nearest_class():
+    x = rg.asarray(jnp.asarray(ROWS.astype(np.float32)))
+    far, near = rg.asarray(jnp.asarray([-9, 7])), rg.asarray(jnp.asarray([0, 2]))
+    for f in (sparse, lambda y, x: rg.grad(lambda x: sparse(y, x).sum())(x)):
+        assert f(far, x).tolist() == rg.jit(f)(far, x).tolist() == f(near, x).tolist()
+    assert sparse(far, x[:, :0]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite(value):
+    """The other rows are not touched; a class that is impossible has the gradient 0."""
+    x = np.array([[1.0, value, 2.0], [1.0, 2.0, 3.0]])
+    with np.errstate(invalid="ignore"):
+        y, dx = rg.value_and_grad(lambda x: sparse([0, 2], x))(x, np.ones(2))
+    due = torch.tensor(x, requires_grad=True)
+    loss = functional.cross_entropy(due, torch.tensor([0, 2]), reduction="none")
+    (d,) = torch.autograd.grad(loss.sum(), due)
+    np.testing.assert_allclose(y.numpy(), loss.detach().numpy())
+    np.testing.assert_allclose(dx.numpy(), d.numpy(), atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_dtype_of_the_logits_stays(dtype):
+    y, dx = rg.value_and_grad(lambda x: sparse([1, 2], x).sum())(ROWS.astype(dtype))
+    assert y.dtype == dx.dtype == dtype
+    assert sparse([1, 2], [[1, 2, 3], [4, 5, 6]]).dtype == np.float32
+    assert sparse([1, 2], np.array([[1, 2, 3], [4, 5, 6]])).dtype == np.float32

@@ -9,7 +9,7 @@ import scipy.special
 from torch.nn import functional
 
 import torch
-from regrad import losses
+from regrad import losses, nn
 from tests.samples import away, sample, spread
 from tests.samples.activation import by_torch
 
@@ -25,6 +25,15 @@ WEIGHTS = {
     "per column": spread(3, low=0.2, high=1.5, seed=6),
     "of rank 0": np.array(0.7),
 }
+
+
+SPARSE = "SparseSoftmaxCrossEntropyWithLogits"
+
+
+def each_by_torch(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The cross entropy of each example; torch wants the classes ahead of other axes."""
+    ahead = logits.movedim(-1, min(1, logits.ndim - 1))
+    return functional.cross_entropy(ahead, labels.long(), reduction="none")
 
 
 def averaged(x: np.ndarray, weights: Any, reduction: str) -> np.ndarray:
@@ -124,11 +133,31 @@ SAMPLES = [
            reference=lambda a, b, w: softmax_cross_entropy(smoothed(a, 0.3, 3), b)),
     sample("sparse_softmax_cross_entropy",
            lambda b: losses.sparse_softmax_cross_entropy([2, 0], b), LOGITS,
-           covers="LogSoftmax",
+           covers=SPARSE,
            reference=by_torch(lambda b: functional.cross_entropy(b, torch.asarray([2, 0])))),
     sample("sparse_softmax_cross_entropy, weighted mean",
            lambda b, w: losses.sparse_softmax_cross_entropy([2, 0], b, w, "mean"),
            (LOGITS, np.array([0.4, 1.1])),
            reference=lambda b, w: np.average(
                -scipy.special.log_softmax(b, -1)[[0, 1], [2, 0]], weights=w)),
+    *[
+        sample(f"sparse_softmax_cross_entropy_with_logits{what}",
+               nn.sparse_softmax_cross_entropy_with_logits, (labels, logits), covers=SPARSE,
+               reference=by_torch(each_by_torch))
+        for what, labels, logits in [
+            ("", np.array([2, 0]), LOGITS),
+            (" of ±1000", np.array([0, 2]), LARGE),
+            (" of ±1000, one way", np.array([2, 0]), LARGE),
+            (", two axes of examples", np.array([[1, 0], [0, 1], [1, 1]]), spread(3, 2, 2)),
+            (", one example", np.array(1), LOGITS[0]),
+            (", one class", np.array([0, 0]), LOGITS[:, :1]),
+            (", no examples", np.zeros(0, np.int64), np.zeros((0, 3))),
+        ]
+    ],
+    sample("sparse_softmax_cross_entropy_with_logits, labels from the end",
+           nn.sparse_softmax_cross_entropy_with_logits, (np.array([-1, -3]), LOGITS),
+           covers=SPARSE, reference=lambda a, b: by_torch(each_by_torch)(a % 3, b)),
+    sample("sparse_softmax_cross_entropy_with_logits, uint8 labels",
+           nn.sparse_softmax_cross_entropy_with_logits, (np.array([2, 0], np.uint8), LOGITS),
+           covers=SPARSE, reference=by_torch(each_by_torch)),
 ]  # fmt: skip

@@ -96,6 +96,12 @@ def test_keys_that_are_only_in_place(key):
         pass
 
 
+def test_the_loss_that_torch_has_in_another_form_is_no_key():
+    rules = {"SparseSoftmaxCrossEntropyWithLogits": lambda dy: (dy, None)}
+    with pytest.raises(UnknownOpError, match="no torch callable is known"), override(rules):
+        pass
+
+
 def test_a_shape_changed_in_place():
     x = torch.ones(1, 3, requires_grad=True) * 1
     rules = {torch.Tensor.squeeze_: lambda dy: dy}

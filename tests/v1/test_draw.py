@@ -12,6 +12,7 @@ import pytest
 
 import regrad.v1 as tf
 from regrad.errors import ArgumentError
+from regrad.inspection import drawings
 from regrad.v1.graph import draw
 
 
@@ -114,7 +115,7 @@ def test_a_constant_of_one_element_shows_it(graph):
 def test_an_override_has_a_colour_and_a_name(graph, net):
     dot = draw.to_dot(graph)
     assert r'\nrule: clipped"' in statement(dot, "hidden/Sign")
-    assert draw.OVERRIDDEN in statement(dot, "hidden/Sign")
+    assert drawings.KINDS["override"] in statement(dot, "hidden/Sign")
     assert "rule:" not in statement(dot, "hidden/MatMul")
 
 
@@ -139,7 +140,7 @@ def test_a_name_with_backslashes_is_escaped(graph):
     tf.identity(a, name="d")
     dot = draw.to_dot(graph)
     assert '"a\\\\b>c" -> "d"' in dot
-    assert draw.quote('a "b"\n\\') == r'"a \"b\"\n\\"'
+    assert drawings.quote('a "b"\n\\') == r'"a \"b\"\n\\"'
 
 
 HOSTILE = [

@@ -141,6 +141,38 @@ def test_sparse_softmax_cross_entropy(column):
     near(run(loss, feed), (due * WEIGHTS[:, 0]).sum() / 2)
 
 
+@pytest.mark.parametrize("labels", [[None], [None, 1], None])
+def test_an_override_of_sparse_cross_entropy_fires(graph, labels):
+    """The op has TensorFlow's type and inputs, but not its second output."""
+
+    def sevens(op, grad):
+        return tf.ones_like(op.inputs[0]) * 7.0, None
+
+    x, ids = tf.placeholder(tf.float32, [None, 3]), tf.placeholder(tf.int32, labels)
+    with graph.gradient_override_map({"SparseSoftmaxCrossEntropyWithLogits": sevens}) as used:
+        if labels == [None]:
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=x)
+            assert [x.op.type for x in loss.op.inputs] == ["Placeholder", "Indices"]
+            assert len(loss.op.outputs) == 1
+        else:
+            loss = tf.losses.sparse_softmax_cross_entropy(ids, x)
+    feed = {x: PREDICTIONS, ids: np.reshape([0, 2, 1, 1], [-1, 1] if labels == [None, 1] else [-1])}
+    assert (run(tf.gradients(loss, x)[0], feed) == 7).all()
+    used.assert_fired()
+
+
+@pytest.mark.parametrize("labels", [[None], None])
+@pytest.mark.parametrize("logits", [[None, 3], [None, None], None])
+def test_shapes_of_sparse_cross_entropy(labels, logits):
+    x, ids = tf.placeholder(tf.float32, logits), tf.placeholder(tf.int64, labels)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=x)
+    assert loss.op.type == "SparseSoftmaxCrossEntropyWithLogits"
+    assert loss.shape.ndims == (None if labels is None and logits is None else 1)
+    known = tf.placeholder(tf.float32, [4, 3])
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=known)
+    assert loss.shape.as_list() == [4]
+
+
 def test_mean_pairwise_squared_error():
     labels, predictions = normal(2, 3), normal(2, 4)[:, :3].copy()
     e = predictions - labels

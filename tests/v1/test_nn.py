@@ -296,6 +296,14 @@ NAMES = {
     "tf.nn.softplus(x)": ("Softplus", "Softplus"),
     "tf.nn.softmax(x)": ("Softmax", "Softmax"),
     "tf.nn.log_softmax(x)": ("LogSoftmax", "LogSoftmax"),
+    "tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[0, 1, 2, 0], logits=x)": (
+        "SparseSoftmaxCrossEntropyWithLogits",
+        "SparseSoftmaxCrossEntropyWithLogits/SparseSoftmaxCrossEntropyWithLogits",
+    ),
+    "tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[0, 1, 2, 0], logits=x, name='xent')": (
+        "SparseSoftmaxCrossEntropyWithLogits",
+        "xent/xent",
+    ),
     "tf.nn.l2_normalize(x, 1)": ("Mul", "l2_normalize"),
     "tf.nn.bias_add(x, b)": ("BiasAdd", "BiasAdd"),
     "tf.nn.xw_plus_b(x, k, b)": ("BiasAdd", "xw_plus_b"),

@@ -98,6 +98,8 @@ CASES = [
      [0, ("begin", [0, 0, 2]), ("end", [0, 0, -2]), ("strides", [1, 1, -2])],
      {"new_axis_mask": 2, "begin_mask": 1, "end_mask": 5, "shrink_axis_mask": 0}),
     ("SelectV2", "rg.where(x > 0, x, x)", [0, 1, 2], {"T": F32}),
+    ("SparseSoftmaxCrossEntropyWithLogits",
+     "nn.sparse_softmax_cross_entropy_with_logits(ids, x)", [0, 1], {"T": F32, "Tlabels": I32}),
     ("Cumsum", "rg.cumulative_sum(x, axis=1, reverse=True)", [0, ("axis", 1)],
      {"exclusive": False, "reverse": True, "Tidx": I32}),
     ("Conv2D", "nn.conv2d(image, filter, (1, 2), 'same')", [0, 1],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, printable
@@ -103,6 +104,9 @@ class Report(Generic[B]):
             ],
         )
 
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
     def assert_fired(self, *op_types: str) -> None:
         """Raise NotFiredError unless the rule of each of these op types (by default all) ran."""
         for op_type in [self._key_of(t) for t in op_types] or list(self._bindings):
@@ -180,6 +184,17 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def html(self, notes: Iterable[str] = ()) -> str:
+        """The table as a piece of HTML, as notebooks show it, with notes below it."""
+        head = "".join(f"<th>{escape(heading)}</th>" for heading in self.headings)
+        cells = [[f"<td>{escape(_short(cell))}</td>" for cell in row] for row in self.rows]
+        body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
+        below = "".join(f"<p>{escape(note)}</p>" for note in notes)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
     def __rich__(self) -> Any:
         from rich.table import Table as RichTable

@@ -64,8 +64,8 @@ def numbers_of(array: Any) -> Numbers:
     values = a if a.dtype.kind in "fc" and a.dtype.itemsize > 2 else a.astype(np.float32)
     flat = values.reshape(-1)
     with np.errstate(all="ignore"):
-        norm = _norm(flat)
         largest = float(np.abs(flat).max()) if flat.size else 0.0
+        norm = _norm(flat, largest)
     nans = infs = 0
     if not math.isfinite(largest):
         nans, infs = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
@@ -73,12 +73,15 @@ def numbers_of(array: Any) -> Numbers:
     return Numbers(a.shape, str(a.dtype), norm, largest, zeros, nans, infs)
 
 
-def _norm(flat: np.ndarray) -> float:
-    """The Euclidean norm, in double precision only where the squares do not fit."""
+def _norm(flat: np.ndarray, largest: float) -> float:
+    """The Euclidean norm; scaled only where the squares do not fit."""
     squares = float(np.vdot(flat, flat).real)
-    if 1e-30 < squares < 1e30 or not flat.size:
+    if 1e-30 < squares < 1e30 or not largest:
         return math.sqrt(squares)
-    return float(np.linalg.norm(flat.astype(np.complex128 if flat.dtype.kind == "c" else float)))
+    if not math.isfinite(largest):
+        return largest
+    scaled = flat / flat.dtype.type(largest)
+    return largest * math.sqrt(float(np.vdot(scaled, scaled).real))
 
 
 def together(parts: Iterable[Numbers | None]) -> Numbers | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from regrad.core.reports import Table
-from regrad.inspection.pages import html_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class SavedBytes:
         return f"{self.table()}\n{size_text(self.total)} in all"
 
     def _repr_html_(self) -> str:
-        return html_table(self.table(), [f"{size_text(self.total)} in all"])
+        return self.table().html([f"{size_text(self.total)} in all"])
 
 
 def size_text(size: int) -> str:

@@ -11,7 +11,7 @@ from regrad.autodiff.variables import Variable, VariableTape
 from regrad.core import containers
 from regrad.core.callers import find_caller
 from regrad.core.overrides import CountedRule
-from regrad.core.pullback import run_taped
+from regrad.core.pullback import pull_back, run_taped
 from regrad.core.rule import Conjugated, Rule, place
 from regrad.core.tape import Record
 from regrad.core.tensor import Tensor
@@ -59,15 +59,27 @@ class Run:
     """One run of a function under a tape: its value, and what it was differentiated by."""
 
     def __init__(
-        self, f: Callable[..., Any], args: Sequence[Any], tape: SeenTape, api: str
-    ) -> None:
+        self, f: Callable[..., Any], args: Sequence[Any], tape: SeenTape, api: str,
+        *, gradients: bool = False,
+    ) -> None:  # fmt: skip
         callable_or_raise(f, api)
         self.tape = tape
         self.args = args
         inputs, self.aliases, _ = watched_inputs(args, f"{api}(f)") if args else ((), [], None)
         tape.watched.update(x._id for x in self.aliases)
+        self.forward = 0  # how many records the forward pass made
+
+        def run(*inputs: Any) -> Any:
+            value = f(*inputs)
+            self.forward = len(tape.records)
+            if gradients:  # whose ops the tape records as well
+                y = result(value, api)
+                watched = set(tape.watched)
+                pull_back(tape, y, None, watched, again=True)
+            return value
+
         try:
-            self.value = run_taped(tape, f, inputs)
+            self.value = run_taped(tape, run, inputs)
         finally:
             self.watched = tape.close()
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from regrad.core.reports import Table
 from regrad.inspection.numbers import Numbers, together
-from regrad.inspection.pages import html_table
 from regrad.inspection.plots import plot_trace
 
 RuleKind = Literal["built-in", "override", "custom"]
@@ -145,8 +144,7 @@ class GradientTrace:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        notes = [str(symptom) for symptom in self.worst()]
-        return html_table(self.table(), notes)
+        return self.table().html(map(str, self.worst()))
 
 
 def _row(step: Step) -> Sequence[str]:

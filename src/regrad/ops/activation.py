@@ -14,6 +14,7 @@ from regrad.core.tensor import Tensor
 from regrad.errors import InvalidValueError
 from regrad.ops.elementwise import abs, clip, erfc, exp, logical_and, square, tanh, where
 from regrad.ops.reduction import sum
+from regrad.ops.rows import _sums, _tops
 
 # -- rectifiers ----------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ TANH_CUBIC = 0.044715
 
 def _below_max(xp: Namespace, x: Array, axis: tuple[int, ...]) -> Array:
     """x minus its largest element along `axis`, so that `exp` cannot overflow."""
-    return x - xp.max(x, axis=axis, keepdims=True) if 0 not in x.shape else x
+    return x - _tops(xp, x, axis) if 0 not in x.shape else x
 
 
 @op("Softmax", to_float=True)
@@ -193,7 +194,7 @@ def softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     """
     axes = normalized_axes(axis, x.ndim)
     y = xp.exp(_below_max(xp, x, axes))
-    return y / xp.sum(y, axis=axes, keepdims=True)
+    return y / _sums(xp, y, axes, True)
 
 
 @gradient("Softmax")
@@ -206,7 +207,7 @@ def log_softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
     """`log(softmax(x, axis))`, accurate also where the softmax is 0 or 1 to the last digit."""
     axes = normalized_axes(axis, x.ndim)
     below = _below_max(xp, x, axes)
-    return below - xp.log(xp.sum(xp.exp(below), axis=axes, keepdims=True))
+    return below - xp.log(_sums(xp, xp.exp(below), axes, True))
 
 
 @gradient("LogSoftmax")

@@ -40,6 +40,7 @@ from regrad.ops.rows import (
     _is_jax,
     _linear,
     _permute,
+    _pick,
     _zeros,
 )
 
@@ -48,12 +49,7 @@ from regrad.ops.rows import (
 
 @op("TakeAlongAxis")
 def _take_along_axis(xp, x: TensorLike, indices: Indices, /, *, axis: int) -> Tensor:
-    if xp is np:
-        return xp.take_along_axis(x, _as_index(xp, indices), axis)
-    ids = _in_range(xp, indices, x.shape[axis])
-    if _is_jax(xp):
-        return xp.take_along_axis(x, ids, axis, mode="clip")
-    return x.gather(axis, ids)
+    return _pick(xp, x, indices, axis)
 
 
 @gradient("TakeAlongAxis", "x")

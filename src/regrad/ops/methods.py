@@ -152,6 +152,9 @@ class Methods:
     def __repr__(self) -> str:
         return printing.repr_of(self)
 
+    def _repr_html_(self) -> str:
+        return printing.to_html(self)
+
     # -- TensorFlow.js's methods: elementwise -------------------------------------------------
 
     abs = elementwise.abs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,39 @@ def to_string(t: TensorLike, verbose: bool = False) -> str:
     t = _held(t)
     head = ["Tensor", *(_heading(t) if verbose else ())]
     return "\n".join([*head, *(f"    {line}" for line in _lines(t))])
+
+
+def to_html(t: TensorLike) -> str:
+    """A Tensor or Variable as a notebook shows it: dtype and shape, and a table of its values.
+
+    Of an axis longer than 20 the first and last three entries are shown; more than two axes as
+    text.
+    """
+    t = _held(t)
+    head = f"<p>{escape(type(t).__name__)}: {t.dtype}, shape {tuple(t.shape)}</p>"
+    if is_traced(t._data) or not is_here(t._data) or not 1 <= t.ndim <= 2 or not t.size:
+        return f"{head}<pre>{escape(repr_of(t))}</pre>"
+    values = np.atleast_2d(_plain(t))
+    rows = [[f"<td>{escape(cell)}</td>" for cell in _shown(row)] for row in _ends(values)]
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f"{head}<table>{body}</table>"
+
+
+def _ends(items: Any) -> list[Any]:
+    """The first and last entries along an axis that is long, and "…" between them."""
+    if len(items) <= SHOWN_WHOLE:
+        return [*items]
+    return [*items[:EDGE], "…", *items[-EDGE:]]
+
+
+def _shown(row: Any) -> list[str]:
+    if isinstance(row, str):
+        return [row]
+    return [x if isinstance(x, str) else f"{x:.6g}" if _is_float(x) else str(x) for x in _ends(row)]
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, float | np.floating) or type(x).__name__ == "bfloat16"
 
 
 def _held(t: TensorLike) -> Tensor:

@@ -59,11 +59,28 @@ def _at(xp: Namespace, x: Array, index: Array) -> Array:
     return x.at[index].get(mode="clip") if _is_jax(xp) else x[index]
 
 
+def _pick(xp: Namespace, x: Array, ids: Array, axis: int) -> Array:
+    """Elements of x along an axis, by indices of x's rank."""
+    if xp is np:
+        return np.take_along_axis(x, _as_index(xp, ids), axis)
+    ids = _in_range(xp, ids, x.shape[axis])
+    if _is_jax(xp):
+        return xp.take_along_axis(x, ids, axis, mode="clip")
+    return x.gather(axis, ids)
+
+
 def _sums(xp: Namespace, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     """The sums over axes (of NumPy's arrays without the detour that `np.sum` takes)."""
     if xp is np:
         return np.add.reduce(x, axes, keepdims=keepdims)
     return xp.sum(x, axis=axes, keepdims=keepdims)
+
+
+def _tops(xp: Namespace, x: Array, axes: tuple[int, ...]) -> Array:
+    """The largest elements along axes that are kept (likewise without a detour)."""
+    if xp is np:
+        return np.maximum.reduce(x, axes, keepdims=True)
+    return xp.max(x, axis=axes, keepdims=True)
 
 
 def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:

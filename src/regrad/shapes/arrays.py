@@ -358,6 +358,27 @@ def _take_along_axis(arguments: Arguments, attrs: Attrs) -> Shape:
     return broadcast((*shape[:axis], ids[axis], *shape[axis + 1 :]), ids)
 
 
+@form("SparseSoftmaxCrossEntropyWithLogits")
+def _cross_entropy(arguments: Arguments, attrs: Attrs) -> Shape:
+    return examples(arguments[0].shape, _index(arguments[1]))
+
+
+def examples(logits: Shape, labels: Shape) -> Shape:
+    """The shape of examples, each of which has a line of logits and a label."""
+    if logits is None:
+        return labels
+    if not logits:
+        raise ShapeError("logits need a last axis, that of the classes; got logits of rank 0")
+    due = logits[:-1]
+    if labels is None:
+        return due
+    if unlike(labels, due):
+        raise ShapeError(
+            f"labels must have the shape of logits without the last axis, {due}; got {labels}"
+        )
+    return merge([due, labels])
+
+
 @form("GatherNd")
 def _gather_nd(arguments: Arguments, attrs: Attrs) -> Shape:
     shape, ids = arguments[0].shape, _index(arguments[1])

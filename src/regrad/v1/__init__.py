@@ -44,6 +44,7 @@ from regrad.v1.graph.gradients import *
 from regrad.v1.graph.graphs import *
 from regrad.v1.graph.static_shapes import *
 from regrad.v1.graph.tensors import *
+from regrad.v1.graph.tracing import *
 from regrad.v1.graph.variable_scopes import *
 from regrad.v1.graph.variables import *
 from regrad.v1.namespaces import *

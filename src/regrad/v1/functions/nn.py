@@ -157,20 +157,29 @@ def sparse_softmax_cross_entropy_with_logits(
     """`-log_softmax(logits)` at the class of each example, whose number is its label.
 
     The arguments are given by name. A label out of range is an InvalidArgumentError of the run.
+    Op type: `SparseSoftmaxCrossEntropyWithLogits`, with one output, the losses.
+
+    Source: `tf.nn.sparse_softmax_cross_entropy_with_logits`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[1], logits=[[5.0, 5.0]])
+    ...     print(sess.run(loss))
+    [0.6931472]
     """
     what = "sparse_softmax_cross_entropy_with_logits"
     _check_named(what, _sentinel, labels, logits)
     (logits,) = floats(what, logits)
-    name = name or "SparseSoftmaxCrossEntropyWithLogits"
-    return one_op(None, name, sparse_cross_entropy, labels, logits, same=False)
+    op_type = "SparseSoftmaxCrossEntropyWithLogits"
+    name = name or op_type
+    with scope(name, labels, logits):  # TensorFlow names the op after the scope, inside of it
+        return one_op(op_type, name, sparse_cross_entropy, labels, logits, same=False)
 
 
-@deferrable
-def sparse_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
-    """`-log_softmax(logits)` at the labels, which must have the shape of the examples."""
-    what = "sparse_softmax_cross_entropy_with_logits"
-    labels = indices_from_zero(what, ensure(what, labels, logits.shape[:-1]))
-    return rg.losses.sparse_softmax_cross_entropy(labels, logits, None, "none")
+def sparse_cross_entropy(labels: rg.Tensor, logits: rg.Tensor) -> Any:
+    """`-log_softmax(logits)` at the labels, of which none may be negative."""
+    labels = indices_from_zero("sparse_softmax_cross_entropy_with_logits", labels)
+    return rg.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
 
 def sigmoid_cross_entropy_with_logits(

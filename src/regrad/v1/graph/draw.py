@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from regrad.core.files import replace_file
 from regrad.core.overrides import CountedRule
-from regrad.core.rule import Missing, NoGradient
-from regrad.errors import ArgumentError, RegradError, printable
+from regrad.core.rule import Missing, NoGradient, place
+from regrad.errors import printable
 from regrad.graph.graph import CONST, Graph, Node, Symbol
 from regrad.graph.plan import needed
+from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing
 from regrad.v1.graph.static_shapes import TensorShape
 
 if TYPE_CHECKING:
@@ -103,95 +103,105 @@ def _type(node: Node) -> str:
 
 # -- the picture ---------------------------------------------------------------------------------
 
-LOOK = {
-    "node": 'shape=box, style="rounded,filled", fillcolor="#f5f7fa", color="#9aa5b1", '
-    'fontname="Helvetica", fontsize=10, margin="0.12,0.06"',
-    "edge": 'color="#52606d", fontname="Helvetica", fontsize=8, arrowsize=0.6',
-}
-CLUSTER = 'style="rounded"; color="#cbd2d9"; fontname="Helvetica"; fontsize=9; labeljust=l'
-OVERRIDDEN = ', fillcolor="#ffe3cc", color="#d9480f", penwidth=1.6'
-TYPES = {
-    "Placeholder": ', fillcolor="#d9f2e3"',
-    "VariableV2": ', fillcolor="#dce8fb"',
-    "Const": ', fillcolor="#ffffff"',
-}
-DIRECTIONS = ("TB", "BT", "LR", "RL")
+KINDS: dict[str, BoxKind] = {"Placeholder": "input", "VariableV2": "variable", "Const": "constant"}
+
+
+def draw(graph: Graph, of: Sequence[Node] | None = None, initializers: bool = False) -> Drawing:
+    """The graph as a `Drawing`: `svg` draws it with Graphviz, `html` is a page to look around in.
+
+    Args:
+        of: Tensors or ops; only what these need is drawn (by default all).
+        initializers: Whether to draw the ops that only initialize Variables, too.
+
+    Name scopes are boxes, of which as many are open as leave the picture legible. An op shows its
+    name, its type (unless that is its name), and the dtype and shape of its output; constants of
+    one element show it. An op that a `gradient_override_map` bound is orange, and names its rule.
+    """
+    nodes = _select(graph, of)
+    if of is None and not initializers:
+        nodes = _without_initializers(nodes)
+    scopes = {scope for node in nodes for scope in _scopes_of(node.name)}
+    names = {node.name for node in nodes}
+    return Drawing(
+        tuple(_box(node, scopes) for node in nodes),
+        tuple(arrow for arrow in _arrows(nodes) if arrow.source in names),
+        "graph",
+    )
 
 
 def to_dot(graph: Graph, of: Sequence[Node] | None = None, rankdir: str = "TB") -> str:
-    """The source of a picture of the graph, for the program `dot`.
+    """The source of a picture of the graph, with all scopes open, for the program `dot`.
 
     Args:
         of: Tensors or ops; only what these need is drawn (by default all).
         rankdir: Where edges run: `"TB"` down, `"BT"` up, `"LR"` to the right, `"RL"` to the left.
 
-    Name scopes are boxes. An op shows its name, its type (unless that is its name), and the dtype
-    and shape of its output; constants of one element show it. An op that a
-    `gradient_override_map` bound is orange, and names its rule. Edges show shapes;
-    control dependencies are dashed.
+    See `draw` for what is shown; control dependencies are dashed.
     """
-    if rankdir not in DIRECTIONS:
-        raise ArgumentError(
-            f"to_dot: rankdir is one of {', '.join(DIRECTIONS)}, got {rankdir!r:.60}"
-        )
-    nodes = _select(graph, of)
-    lines = [
-        "digraph {",
-        f"  rankdir={rankdir};",
-        *[f"  {kind} [{look}];" for kind, look in LOOK.items()],
-        *_clusters(nodes),
-        *_edges(nodes),
-        "}",
-    ]
-    return "\n".join(lines) + "\n"
+    return draw(graph, of, initializers=True).dot(rankdir)
 
 
-def quote(text: str) -> str:
-    """Return a string of Graphviz's language; line breaks stay, control characters show."""
-    lines = [printable(line).replace("\\", "\\\\") for line in text.split("\n")]
-    escaped = "\\n".join(lines).replace('"', '\\"')
-    return f'"{escaped}"'
+def to_svg(
+    graph: Graph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None,
+    rankdir: str = "TB", depth: int | None = None,
+) -> str:  # fmt: skip
+    """The picture of `draw` as SVG, written to `path`, whole or not at all, if one is given.
+
+    Args:
+        path: A file to write.
+        of: Tensors or ops; only what these need is drawn (by default all but initializers).
+        rankdir: As for `to_dot`.
+        depth: How many levels of scopes are open; by default as many as leave it legible.
+
+    Raises ImportError, with what to install, if the package `graphviz` or the program `dot` is
+    missing.
+    """
+    return draw(graph, of).svg(path, depth=depth, rankdir=rankdir)
 
 
-def _clusters(nodes: Sequence[Node]) -> Iterator[str]:
-    """The ops, in boxes within boxes for their name scopes."""
-    scopes = {scope for node in nodes for scope in _scopes_of(node.name)}
-    tree: dict[str, list[Any]] = {"": []}
-    for scope in sorted(scopes):
-        tree[scope] = []
-        tree[scope.rpartition("/")[0]].append(scope)
+def _without_initializers(nodes: Sequence[Node]) -> list[Node]:
+    """The ops but those that only initialize Variables."""
+    takers: dict[Node, list[Node]] = {node: [] for node in nodes}
     for node in nodes:
-        # a variable's op belongs to the scope that has its name
-        scope = node.name if node.name in scopes else node.name.rpartition("/")[0]
-        tree[scope].append(node)
-    return _scope_lines(tree, "", "  ")
+        for source in _sources(node):
+            takers.setdefault(source, []).append(node)
+    hidden = {
+        node for node in nodes
+        if node.op.type == "Assign" and node.name == f"{_sources(node)[0].name}/Assign"
+    }  # fmt: skip
+    for node in reversed(nodes):  # (an op comes after what it takes)
+        used = takers[node]
+        if used and hidden.issuperset(used) and node.op.type not in ("VariableV2", "Placeholder"):
+            hidden.add(node)
+    for node in nodes:  # what runs them all together
+        sources = _sources(node)
+        if node.op.type == "NoOp" and sources and hidden.issuperset(sources):
+            hidden.add(node)
+    return [node for node in nodes if node not in hidden]
+
+
+def _sources(node: Node) -> list[Node]:
+    return [*[symbol.node for symbol in node.sources()], *node.control]
+
+
+def _box(node: Node, scopes: set[str]) -> Box:
+    lines = dict.fromkeys([node.name.rpartition("/")[2], _type(node), _outputs(node), _value(node)])
+    kind = KINDS.get(node.op.type, "op")
+    if is_overridden(node):
+        lines[f"rule: {rule_name(node)}"] = None
+        kind = "override"
+    # a variable's op belongs to the scope that has its name
+    scope = node.name if node.name in scopes else node.name.rpartition("/")[0]
+    details = {"type": _type(node), "output": _outputs(node), "rule": rule_name(node)}
+    if node.rule.function is not None and kind == "override":
+        details["source"] = place(node.rule.function)
+    return Box(node.name, tuple(lines), tuple(scope.split("/")) if scope else (), kind, details)
 
 
 def _scopes_of(name: str) -> Iterator[str]:
     """The scopes of an op's name: `a` and `a/b` for `a/b/c`."""
     parts = name.split("/")
     return ("/".join(parts[:i]) for i in range(1, len(parts)))
-
-
-def _scope_lines(tree: dict[str, list[Node | str]], scope: str, indent: str) -> Iterator[str]:
-    for item in tree[scope]:
-        if isinstance(item, Node):
-            yield f"{indent}{_node_line(item)}"
-            continue
-        yield f"{indent}subgraph {quote('cluster_' + item)} {{"
-        yield f"{indent}  label={quote(item.rpartition('/')[2])}; {CLUSTER};"
-        yield from _scope_lines(tree, item, indent + "  ")
-        yield f"{indent}}}"
-
-
-def _node_line(node: Node) -> str:
-    lines = dict.fromkeys([node.name.rpartition("/")[2], _type(node), _outputs(node), _value(node)])
-    look = TYPES.get(node.op.type, "")
-    if is_overridden(node):
-        lines[f"rule: {rule_name(node)}"] = None
-        look = OVERRIDDEN
-    label = quote("\n".join(line for line in lines if line))
-    return f"{quote(node.name)} [label={label}, tooltip={quote(node.name)}{look}];"
 
 
 def _value(node: Node) -> str:
@@ -201,45 +211,9 @@ def _value(node: Node) -> str:
     return f"= {node.attrs['value'].item()!r:.30}"
 
 
-def _edges(nodes: Iterable[Node]) -> Iterator[str]:
+def _arrows(nodes: Iterable[Node]) -> Iterator[Arrow]:
     for node in nodes:
-        target = quote(node.name)
         for symbol in node.sources():
-            label = quote(f" {_shape(symbol)} ")
-            yield f"  {quote(symbol.node.name)} -> {target} [label={label}];"
+            yield Arrow(symbol.node.name, node.name, _shape(symbol))
         for before in node.control:
-            yield f"  {quote(before.name)} -> {target} [style=dashed];"
-
-
-class MissingProgramError(RegradError, ImportError):
-    """Something that is not installed."""
-
-
-def to_svg(
-    graph: Graph, path: str | os.PathLike[str] | None = None, of: Sequence[Node] | None = None,
-    rankdir: str = "TB",
-) -> str:  # fmt: skip
-    """The picture of `to_dot` as SVG, written to `path`, whole or not at all, if one is given.
-
-    Raises ImportError, with what to install, if the package `graphviz` or the program `dot` is
-    missing.
-    """
-    try:
-        import graphviz  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise _not_installed("the Python package graphviz") from None
-    try:
-        svg = graphviz.Source(to_dot(graph, of, rankdir)).pipe(format="svg", encoding="utf-8")
-    except graphviz.ExecutableNotFound:
-        raise _not_installed("the program dot") from None
-    if path is not None:
-        replace_file(path, lambda file: file.write(svg.encode()))
-    return svg
-
-
-def _not_installed(what: str) -> MissingProgramError:
-    return MissingProgramError(
-        f"to_svg: {what} is not installed. Drawing needs the package (pip install 'regrad[viz]') "
-        "and the program dot (apt-get install graphviz, brew install graphviz, or "
-        "https://graphviz.org/download); to_dot() needs neither."
-    )
+            yield Arrow(before.name, node.name, dashed=True)

@@ -136,18 +136,26 @@ def gradients(
     ...     print(sess.run(tf.gradients(x * x, [x])))
     [6.0]
     """
+    _check_options(unconnected_gradients, aggregation_method)
+    return build_gradients(ys, xs, grad_ys, name, stop_gradients, unconnected_gradients)
+
+
+def build_gradients(
+    ys: TensorLike, xs: TensorLike, grad_ys: TensorLike, name: str, stop_gradients: TensorLike,
+    unconnected: str, seen: list[Any] | None = None,
+) -> list[Any]:  # fmt: skip
+    """What `gradients` returns; `seen` is that of `pull_in_graph`."""
     targets = [_target(y) for y in _listed(ys)]
     sources = [_inside(_source(x), x) for x in _listed(xs)]
-    _check_options(unconnected_gradients, aggregation_method)
     weights = _weights(targets, grad_ys)
     stops = [] if stop_gradients is None else _listed(stop_gradients)
     stopped = {_source(x).node for x in stops}
     graph = current_graph()
     with graph.name_scope(name or "gradients") as scope:
         dys = [_seed(y, dy, i) for i, (y, dy) in enumerate(zip(targets, weights, strict=True))]
-        found = pull_in_graph(targets, sources, dys, scope, stopped)
+        found = pull_in_graph(targets, sources, dys, scope, stopped, seen)
         pairs = zip(found, sources, strict=True)
-        return [_answer(dx, x, unconnected_gradients) for dx, x in pairs]
+        return [_answer(dx, x, unconnected) for dx, x in pairs]
 
 
 def _listed(values: TensorLike) -> list[Any]:
@@ -243,9 +251,12 @@ def _answer(dx: rg.Tensor | None, x: Symbol, unconnected: str) -> Any:
 
 def pull_in_graph(
     ys: Sequence[rg.Tensor], xs: Sequence[Symbol], dys: Sequence[rg.Tensor], scope: str,
-    stopped: Container[Node] = (),
+    stopped: Container[Node] = (), seen: list[Any] | None = None,
 ) -> list[rg.Tensor | None]:  # fmt: skip
-    """The gradients by xs, given those that arrive at ys, as ops under names in `scope`."""
+    """The gradients by xs, given those that arrive at ys, as ops under names in `scope`.
+
+    `seen` is extended by (node, dy, leaf, dx) for each gradient on the way.
+    """
     ids = {x.id for x in xs}
     nodes, watched = _path([y._data for y in ys], ids, stopped)
     grads: Grads = {}
@@ -264,7 +275,7 @@ def pull_in_graph(
     graph = current_graph()
     before = graph.scope
     try:
-        walk(records(), grads, watched, _OpNames(graph, scope))
+        walk(records(), grads, watched, _OpNames(graph, scope, seen))
     finally:
         graph.scope = before
     return [found.get(x.id, grads.get(x.id)) for x in xs]
@@ -323,15 +334,18 @@ def _reaching(ys: Iterable[Symbol]) -> list[Node]:
 class _OpNames:
     """Names the ops of a backward pass after the ops that they differentiate."""
 
-    def __init__(self, graph: Graph, scope: str) -> None:
+    def __init__(self, graph: Graph, scope: str, seen: list[Any] | None) -> None:
         self.graph = graph
         self.scope = scope
+        self.seen = seen
 
     def before(self, record: Any) -> None:
         self.graph.scope = f"{self.scope}{record.name}_grad/"
 
     def __call__(self, record: Any, dy: Any, leaf: int, dx: rg.Tensor | None) -> None:
         self.graph.scope = self.scope
+        if self.seen is not None:
+            self.seen.append((record, dy, leaf, dx))
 
 
 def hessians(

@@ -24,6 +24,8 @@ from regrad.v1.graph import draw
 if TYPE_CHECKING:
     import os
 
+    from regrad.inspection.drawings import Drawing
+
 
 __all__ = [
     "Graph", "GraphKeys", "add_to_collection", "control_dependencies", "device", "get_collection",
@@ -166,11 +168,19 @@ class Graph(engine.Graph):
         """The graph in Graphviz's language; see `regrad.v1.graph.draw.to_dot`."""
         return draw.to_dot(self, nodes_of(of), rankdir)
 
+    def draw(self, of: TensorLike = None, initializers: bool = False) -> Drawing:
+        """The graph as a picture to look around in; see `regrad.v1.graph.draw.draw`."""
+        return draw.draw(self, nodes_of(of), initializers)
+
     def to_svg(
-        self, path: str | os.PathLike[str] | None = None, of: TensorLike = None, rankdir: str = "TB"
-    ) -> str:
+        self, path: str | os.PathLike[str] | None = None, of: TensorLike = None,
+        rankdir: str = "TB", depth: int | None = None,
+    ) -> str:  # fmt: skip
         """The graph as a picture, drawn by Graphviz; see `regrad.v1.graph.draw.to_svg`."""
-        return draw.to_svg(self, path, nodes_of(of), rankdir)
+        return draw.to_svg(self, path, nodes_of(of), rankdir, depth)
+
+    def _repr_svg_(self) -> str | None:
+        return self.draw()._repr_svg_()
 
     # -- collections -----------------------------------------------------------------------------
 

@@ -397,6 +397,7 @@ VIEWS: dict[str, View | Callable[[Node], View]] = {
     ),
     "TopKV2": row(XS, ints("k"), sorted=True),
     "SelectV2": row(T=dtype_of(1)),
+    "SparseSoftmaxCrossEntropyWithLogits": row(Tlabels=dtype_of(1)),
     # random numbers
     **each(
         "RandomStandardNormal TruncatedNormal RandomUniform",

@@ -1,0 +1,105 @@
+"""What runs have recorded: the tables in `results/`, read back as rows.
+
+A file is the Markdown that `report.py` writes, by a run: the date, the facts of the run, and under
+a heading for each suite its table. What else is written into a file by hand is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.report import HEADER, Row
+
+RESULTS = Path(__file__).parent / "results"
+VERDICTS = {"yes": True, "NO": False, "": None}
+
+
+class Result(NamedTuple):
+    """The rows of one suite, and the facts of the run that they are from."""
+
+    suite: str
+    date: str
+    command: str  # with the load
+    machine: str
+    versions: str
+    file: str
+    alone: bool  # whether the run was of this suite only
+    rows: list[Row]
+
+    @property
+    def place(self) -> str:
+        """The machine, and the device if the command names one."""
+        device = re.search(r"--device (\w+)", self.command)
+        return f"{self.machine}, torch on {device[1]}" if device else self.machine
+
+    @property
+    def verdict(self) -> str:
+        verdicts = [row.met for row in self.rows if row.met is not None]
+        return f"{sum(verdicts)} of {len(verdicts)} bounds are met"
+
+
+def read(path: Path) -> Iterator[Result]:
+    """The suites of one file."""
+    text = path.read_text(encoding="utf-8")
+    head, *parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    facts = dict(re.findall(r"^- (\w+): (.+)$", head, re.MULTILINE))
+    tables = {suite: rows_of(body) for suite, body in zip(parts[::2], parts[1::2], strict=True)}
+    found = {suite: rows for suite, rows in tables.items() if rows}
+    date = head.split()[3]
+    for suite, rows in found.items():
+        run = facts["Command"], facts["Machine"], facts["Versions"]
+        yield Result(suite, date, *run, path.name, len(found) == 1, rows)
+
+
+def rows_of(body: str) -> list[Row]:
+    """The rows of the tables of figures in a text."""
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    split = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    figures = [cells for cells in split if len(cells) == len(HEADER) and cells[-1] in VERDICTS]
+    return named([Row(*cells[:-1], VERDICTS[cells[-1]]) for cells in figures])
+
+
+def named(rows: list[Row]) -> list[Row]:
+    """The rows with titles that need no other row: `its gradient` is said of the one before."""
+    subject, found = "", []
+    for row in rows:
+        if row.title.startswith(("its ", "the same")):
+            found.append(row._replace(title=f"{subject}: {row.title}"))
+        else:
+            subject = row.title.partition(",")[0]
+            found.append(row)
+    return found
+
+
+def newest() -> dict[str, list[Result]]:
+    """The last result of each suite in each place, the last of all first.
+
+    Of two of one day that of a run of the suite alone counts: it was taken to be looked at.
+    """
+    every = [result for path in RESULTS.glob("*.md") for result in read(path)]
+    kept: dict[str, dict[str, Result]] = {}
+    for result in sorted(every, key=lambda r: (r.date, r.alone, r.file), reverse=True):
+        kept.setdefault(result.suite, {}).setdefault(result.place, result)
+    return {suite: list(places.values()) for suite, places in kept.items()}
+
+
+class Factor(NamedTuple):
+    """A ratio with its quartiles, and its bound if there is one."""
+
+    median: float
+    low: float
+    high: float
+    bound: float | None
+
+
+def factor(row: Row) -> Factor | None:
+    """The ratio of a row as numbers; None of a row that has none."""
+    found = [float(n) for n in re.findall(r"\d+\.\d+", row.ratio)]
+    if not found:
+        return None
+    bound = re.fullmatch(r"≤ (\d+\.\d+) ×", row.bound)
+    low, high = found[1:] or (found[0], found[0])
+    return Factor(found[0], low, high, float(bound[1]) if bound else None)

@@ -1,0 +1,211 @@
+"""The command line: `python -m regrad check|trace|nan|compare|draw module:f`, and `info`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module, metadata, util
+from pathlib import Path
+from typing import Any
+
+import regrad
+from regrad.errors import ArgumentError, RegradError
+
+PACKAGES = ("numpy", "scipy", "optree", "jax", "jaxlib", "optax", "torch", "matplotlib", "graphviz")
+LIBRARIES = ("regrad", "torch", "jax")
+DESCRIPTION = """\
+See and check the gradients of a function.
+
+The function is given as module:function or file.py:function, its arguments as a JSON list:
+--args '[[1.0, 0.0]]' calls it with one argument of two elements. A torch.nn.Module is called on
+tensors, a function of JAX (--library jax) on its arrays.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, and return the exit status: 0, 1 if something was found, 2 on bad input."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (RegradError, ImportError) as error:
+        if isinstance(error, AssertionError):  # what a check found
+            print(error)
+            return 1
+        print(f"regrad {options.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m regrad",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[Any], int], what: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=what, description=what)
+        sub.set_defaults(run=run)
+        if name != "info":
+            sub.add_argument("function", help="module:function or file.py:function")
+            sub.add_argument("--args", default="[]", help="the arguments, as a JSON list")
+            sub.add_argument("--library", choices=LIBRARIES, help="by default that of the function")
+        return sub
+
+    check = command("check", _check, "compare the gradients with differences")
+    check.add_argument("--order", type=int, default=1, help="up to which order (default: 1)")
+    trace = command("trace", _trace, "tell what ran backward, and what is most likely wrong")
+    trace.add_argument("--plot", metavar="FILE", help="draw the norms into a picture")
+    command("nan", _nan, "find the first NaN or infinity, forward or backward")
+    compare = command("compare", _compare, "compare the gradients with the true ones, or another's")
+    compare.add_argument("--other", metavar="FUNCTION", help="whose gradients to compare with")
+    draw = command("draw", _draw, "draw what runs")
+    draw.add_argument("--out", default="drawing.html", help="a file, .html or .svg")
+    draw.add_argument("--gradients", action="store_true", help="the backward pass, too")
+    command("info", _info, "list versions, backends and devices, for a bug report")
+    return parser
+
+
+# -- the commands --------------------------------------------------------------------------------
+
+
+def _check(options: argparse.Namespace) -> int:
+    f, args, library = _target(options)
+    where = "regrad.testing" if library == "regrad" else f"regrad.{library}"
+    report = import_module(where).gradient_report(f, args, options.order)
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _trace(options: argparse.Namespace) -> int:
+    f, args, library = _target(options)
+    trace = _tool(library, "trace_gradients")(f)(*args)
+    print(trace)
+    if options.plot:
+        trace.plot().figure.savefig(options.plot)
+        print(f"Drawn: {options.plot}")
+    return 1 if trace.worst() else 0
+
+
+def _nan(options: argparse.Namespace) -> int:
+    f, args, library = _target(options)
+    found = _tool(library, "find_nan")(f)(*args)
+    print(found or "all is finite, forward and backward")
+    return 1 if found else 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    f, args, library = _target(options)
+    other = () if options.other is None else (_function(options.other),)
+    comparison = _tool(library, "compare_gradients")(f, *other)(*args)
+    print(comparison)
+    return 0 if comparison.ok else 1
+
+
+def _draw(options: argparse.Namespace) -> int:
+    f, args, library = _target(options)
+    more = {"gradients": True} if options.gradients else {}
+    drawing = _tool(library, "draw")(f, *args, **more)
+    if options.out.endswith(".svg"):
+        drawing.svg(options.out)
+    elif options.out.endswith(".html"):
+        drawing.html(options.out)
+    else:
+        raise ArgumentError(f"--out is a file .html or .svg, got {options.out!r}")
+    print(f"Drawn: {options.out} ({len(drawing.boxes)} ops)")
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    print(f"regrad {regrad.__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for name in PACKAGES:
+        try:
+            print(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            print(f"{name} is not installed")
+    if util.find_spec("jax"):
+        jax = import_module("jax")
+        print(f"JAX devices: {', '.join(map(str, jax.devices()))}")
+        print(f"JAX x64: {'on' if jax.config.jax_enable_x64 else 'off'}")
+    if util.find_spec("torch"):
+        torch = import_module("torch")
+        count = torch.cuda.device_count()
+        names = [torch.cuda.get_device_name(i) for i in range(count)]
+        print(f"PyTorch devices: {', '.join(['cpu', *names])}")
+    return 0
+
+
+# -- what is named on the command line -----------------------------------------------------------
+
+
+def _target(options: argparse.Namespace) -> tuple[Any, list[Any], str]:
+    """The function, its arguments, and the library that they belong to."""
+    f = _function(options.function)
+    library = options.library or _library_of(f)
+    return f, _arguments(options.args, library), library
+
+
+def _function(text: str) -> Any:
+    """The function that `module:function` or `file.py:function` names."""
+    module, _, name = text.rpartition(":")
+    if not module or not name:
+        raise ArgumentError(f"expected module:function or file.py:function, got {text!r}")
+    path = Path(module)
+    if path.suffix == ".py":
+        if not path.exists():
+            raise ArgumentError(f"there is no file {module}")
+        sys.path.insert(0, str(path.parent.resolve()))
+        module = path.stem
+    elif "" not in sys.path:
+        sys.path.insert(0, "")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ArgumentError(f"{module} has no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _library_of(f: Any) -> str:
+    """The library that a function was written for, as far as its module tells."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(f, torch.nn.Module):
+        return "torch"
+    module = sys.modules.get(getattr(f, "__module__", ""))
+    names = {} if module is None else vars(module)
+    for library, module in (("regrad", "regrad"), ("torch", "torch"), ("jax", "jax")):
+        if any(getattr(v, "__name__", "") == module for v in names.values()):
+            return library
+    return "regrad"
+
+
+def _arguments(text: str, library: str) -> list[Any]:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ArgumentError(f"--args is a JSON list, got {text!r}: {error}") from None
+    if not isinstance(values, list):
+        raise ArgumentError(f"--args is a JSON list with an entry for each argument, got {text!r}")
+    if library == "torch":
+        torch = import_module("torch")
+        return [_torch_tensor(torch, v) for v in values]
+    if library == "jax":
+        jnp = import_module("jax.numpy")
+        return [jnp.asarray(v) for v in values]
+    return values
+
+
+def _torch_tensor(torch: Any, value: Any) -> Any:
+    tensor = torch.tensor(value)
+    return tensor.requires_grad_() if tensor.is_floating_point() else tensor
+
+
+def _tool(library: str, name: str) -> Callable[..., Any]:
+    return getattr(import_module("regrad" if library == "regrad" else f"regrad.{library}"), name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

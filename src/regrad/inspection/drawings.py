@@ -1,0 +1,283 @@
+"""Pictures of functions: boxes in nested scopes, arrows, and how they become SVG or a page.
+
+Whoever can tell ops from each other fills a `Drawing`: a graph of `regrad.v1`, a run of a regrad
+function, a PyTorch model, a JAX program. Scopes (modules, name scopes) collapse into one box each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+from regrad.core.files import replace_file
+from regrad.errors import ArgumentError, RegradError, printable
+
+BoxKind = Literal["op", "override", "custom", "input", "variable", "constant", "scope"]
+DIRECTIONS = ("TB", "BT", "LR", "RL")
+MANY = 40  # boxes, up to which a picture opens scopes by itself
+
+LOOK = {
+    "node": 'shape=box, style="rounded,filled", fillcolor="#f5f7fa", color="#9aa5b1", '
+    'fontname="Helvetica", fontsize=10, margin="0.12,0.06"',
+    "edge": 'color="#52606d", fontname="Helvetica", fontsize=8, arrowsize=0.6',
+}
+CLUSTER = 'style="rounded"; color="#cbd2d9"; fontname="Helvetica"; fontsize=9; labeljust=l'
+KINDS: Mapping[str, str] = {
+    "op": "",
+    "override": ', fillcolor="#ffe3cc", color="#d9480f", penwidth=1.6',
+    "custom": ', fillcolor="#d0ebff", color="#1864ab", penwidth=1.6',
+    "input": ', fillcolor="#d9f2e3"',
+    "variable": ', fillcolor="#dce8fb"',
+    "constant": ', fillcolor="#ffffff"',
+    "scope": ', fillcolor="#e9ecef", style="filled"',
+}
+
+
+class MissingProgramError(RegradError, ImportError):
+    """Something that is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One op, input or constant of a picture.
+
+    Attributes:
+        name: What tells it from all others.
+        lines: What is written in it.
+        scope: The scopes that it lies in, outermost first.
+        kind: What it looks like.
+        details: What a click shows: rule, source, shapes, figures of a trace.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    scope: tuple[str, ...] = ()
+    kind: BoxKind = "op"
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """From one box to another; a dashed one is an order without data."""
+
+    source: str
+    target: str
+    label: str = ""
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of a function.
+
+    In a notebook it shows itself. `svg` is drawn by Graphviz, `html` is a page of its own that
+    zooms, searches and opens scopes.
+    """
+
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+    title: str = ""
+
+    def collapsed(self, depth: int) -> Drawing:
+        """The picture with every scope deeper than `depth` as one box."""
+        shown: dict[str, Box] = {}
+        place: dict[str, str] = {}
+        for box in self.boxes:
+            if len(box.scope) <= depth:
+                shown[box.name] = box
+                place[box.name] = box.name
+                continue
+            name = "/".join(box.scope[: depth + 1])
+            place[box.name] = name
+            before = shown.get(name)
+            count = int(before.details["ops"]) if before else 0
+            inside = _inside(before.kind if before else "scope", box.kind)
+            lines = (box.scope[depth], f"{count + 1} ops")
+            details = {"ops": str(count + 1)}
+            shown[name] = Box(name, lines, box.scope[:depth], inside, details)
+        arrows = {}
+        for arrow in self.arrows:
+            source, target = place[arrow.source], place[arrow.target]
+            if source != target:
+                new = replace(arrow, source=source, target=target)
+                arrows.setdefault((source, target, arrow.dashed), new)
+        return Drawing(tuple(shown.values()), tuple(arrows.values()), self.title)
+
+    def legible(self) -> Drawing:
+        """The picture with as many levels of scopes open as leave it legible."""
+        deepest = max((len(box.scope) for box in self.boxes), default=0)
+        best = self.collapsed(0)
+        for depth in range(1, deepest + 1):
+            more = self.collapsed(depth)
+            if len(more.boxes) > MANY:
+                break
+            best = more
+        return best
+
+    def dot(self, rankdir: str = "TB") -> str:
+        """The source of the picture for the program `dot`, all scopes open.
+
+        Args:
+            rankdir: Where arrows run: `"TB"` down, `"BT"` up, `"LR"` to the right, `"RL"` to the
+                left.
+
+        Raises:
+            ArgumentError: rankdir is none of these.
+        """
+        if rankdir not in DIRECTIONS:
+            raise ArgumentError(
+                f"to_dot: rankdir is one of {', '.join(DIRECTIONS)}, got {rankdir!r:.60}"
+            )
+        lines = [
+            "digraph {",
+            f"  rankdir={rankdir};",
+            *[f"  {kind} [{look}];" for kind, look in LOOK.items()],
+            *self._clusters(),
+            *map(_arrow_line, self.arrows),
+            "}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def svg(
+        self, path: str | os.PathLike[str] | None = None, *, depth: int | None = None,
+        rankdir: str = "TB",
+    ) -> str:  # fmt: skip
+        """The picture as SVG, drawn by Graphviz.
+
+        Args:
+            path: A file to write, whole or not at all, if given.
+            depth: How many levels of scopes are open; by default as many as leave it legible.
+            rankdir: As for `dot`.
+
+        Raises:
+            ImportError: the package `graphviz` or the program `dot` is missing; says what to
+                install.
+        """
+        shown = self.legible() if depth is None else self.collapsed(depth)
+        return svg_of(shown.dot(rankdir), path)
+
+    def html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The picture as one HTML page that needs nothing else.
+
+        It zooms (wheel), pans (drag), searches, opens and closes scopes (click on their titles),
+        and shows the details of a box on a click. `path` is a file to write, whole or not at all.
+        """
+        data = {
+            "title": self.title,
+            "boxes": [
+                [b.name, list(b.lines), list(b.scope), b.kind, dict(b.details)] for b in self.boxes
+            ],
+            "arrows": [[a.source, a.target, a.label, a.dashed] for a in self.arrows],
+        }
+        # (a browser ends a script at the first "</", wherever it stands)
+        text = json.dumps(data, ensure_ascii=False).replace("</", "<\\/")
+        page = _template().replace("/*DATA*/null", text)
+        if path is not None:
+            replace_file(path, lambda file: file.write(page.encode()))
+        return page
+
+    def _repr_svg_(self) -> str | None:
+        try:
+            return self.svg()
+        except MissingProgramError:
+            return None
+
+    def _clusters(self) -> Iterator[str]:
+        """The boxes, in boxes within boxes for their scopes."""
+        scopes = {box.scope[:i] for box in self.boxes for i in range(1, len(box.scope) + 1)}
+        tree: dict[tuple[str, ...], list[Box | tuple[str, ...]]] = {(): []}
+        for scope in sorted(scopes):
+            tree[scope] = []
+            tree[scope[:-1]].append(scope)
+        for box in self.boxes:
+            tree[box.scope].append(box)
+        return _scope_lines(tree, (), "  ")
+
+
+def _inside(kind: BoxKind, more: BoxKind) -> BoxKind:
+    """The look of a closed scope: what stands out inside it stands out outside."""
+    if "override" in (kind, more):
+        return "override"
+    return "custom" if "custom" in (kind, more) else "scope"
+
+
+def _scope_lines(
+    tree: Mapping[tuple[str, ...], list[Box | tuple[str, ...]]], scope: tuple[str, ...], indent: str
+) -> Iterator[str]:
+    for item in tree[scope]:
+        if isinstance(item, Box):
+            yield f"{indent}{_box_line(item)}"
+            continue
+        yield f"{indent}subgraph {quote('cluster_' + '/'.join(item))} {{"
+        yield f"{indent}  label={quote(item[-1])}; {CLUSTER};"
+        yield from _scope_lines(tree, item, indent + "  ")
+        yield f"{indent}}}"
+
+
+def _box_line(box: Box) -> str:
+    label = quote("\n".join(line for line in box.lines if line))
+    return f"{quote(box.name)} [label={label}, tooltip={quote(box.name)}{KINDS[box.kind]}];"
+
+
+def _arrow_line(arrow: Arrow) -> str:
+    ends = f"  {quote(arrow.source)} -> {quote(arrow.target)}"
+    if arrow.dashed:
+        return f"{ends} [style=dashed];"
+    return f"{ends} [label={quote(f' {arrow.label} ')}];"
+
+
+def quote(text: str) -> str:
+    """Return a string of Graphviz's language; line breaks stay, control characters show."""
+    lines = [printable(line).replace("\\", "\\\\") for line in text.split("\n")]
+    escaped = "\\n".join(lines).replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def svg_of(dot: str, path: str | os.PathLike[str] | None = None) -> str:
+    """Have Graphviz draw a picture, and write it to a file if a path is given."""
+    try:
+        import graphviz  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise _not_installed("the Python package graphviz") from None
+    try:
+        svg = graphviz.Source(dot).pipe(format="svg", encoding="utf-8")
+    except graphviz.ExecutableNotFound:
+        raise _not_installed("the program dot") from None
+    if path is not None:
+        replace_file(path, lambda file: file.write(svg.encode()))
+    return svg
+
+
+def _not_installed(what: str) -> MissingProgramError:
+    return MissingProgramError(
+        f"to_svg: {what} is not installed. Drawing needs the package (pip install 'regrad[viz]') "
+        "and the program dot (apt-get install graphviz, brew install graphviz, or "
+        "https://graphviz.org/download); to_dot() and html() need neither."
+    )
+
+
+@cache
+def _template() -> str:
+    return resources.files("regrad.inspection").joinpath("page.html").read_text(encoding="utf-8")
+
+
+def unique(names: Iterable[str]) -> Iterator[str]:
+    """The names, of which none comes twice: `Mul`, `Mul_1`, …."""
+    seen: dict[str, int] = {}
+    for name in names:
+        count = seen.get(name, 0)
+        seen[name] = count + 1
+        yield f"{name}_{count}" if count else name
+
+
+def scopes_of(path: str, separator: str) -> tuple[str, ...]:
+    """The scopes of a path: `("layer1", "0")` for `layer1.0`."""
+    return tuple(part for part in path.split(separator) if part)
+
+
+__all__: Sequence[str] = ["Arrow", "Box", "Drawing"]

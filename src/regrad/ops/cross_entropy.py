@@ -1,0 +1,70 @@
+"""Softmax cross entropy of logits with the numbers of the right classes."""
+
+from __future__ import annotations
+
+from regrad.core import dispatch
+from regrad.core.backends import is_inexact
+from regrad.core.op import Indices, TensorLike, op
+from regrad.core.registry import gradient
+from regrad.core.signatures import public
+from regrad.core.tensor import Tensor
+from regrad.errors import DTypeError
+from regrad.ops.activation import softmax
+from regrad.ops.array import expand_dims
+from regrad.ops.indexing import scatter_along_axis
+from regrad.ops.rows import _in_range, _pick, _sums, _tops, _zeros
+from regrad.shapes.arrays import examples
+
+
+@op("SparseSoftmaxCrossEntropyWithLogits", promotes=("logits",), to_float=True)
+def _sparse_softmax_cross_entropy_with_logits(xp, logits: TensorLike, labels: Indices, /) -> Tensor:
+    examples(tuple(logits.shape), tuple(labels.shape))
+    if 0 in logits.shape:
+        _in_range(xp, labels, logits.shape[-1])
+        return _zeros(xp, labels.shape, logits)
+    top = _tops(xp, logits, (-1,))
+    # picked from the logits and not from `logits - top`, which XLA would have to write down
+    at_label = _pick(xp, logits, labels[..., None], -1) - top
+    return xp.log(_sums(xp, xp.exp(logits - top), (-1,), False)) - at_label[..., 0]
+
+
+@gradient("SparseSoftmaxCrossEntropyWithLogits", "logits")
+def _(dy, logits, labels):
+    dy, labels = expand_dims(dy, -1), expand_dims(labels, -1)
+    # (faster than `dy * (softmax(logits) - one_hot)`, on NumPy and by XLA)
+    return dy * softmax(logits) - scatter_along_axis(dy, labels, logits.shape, axis=-1)
+
+
+@public
+def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorLike) -> Tensor:
+    """`-log_softmax(logits)` at the label of each example, which is the number of its class.
+
+    Args:
+        labels: Integers in `[0, classes)`, shape `(...)`.
+        logits: Numbers of any size, of which the softmax is taken along the last axis, shape
+            `(..., classes)`.
+
+    The result has the shape of the labels: one loss for each example. There is no gradient by
+    the labels. Negative labels count from the end, as indices do. JAX, which cannot raise in
+    compiled code, takes the nearest class for a label that is out of range. To weigh and reduce
+    the losses call `losses.sparse_softmax_cross_entropy`.
+
+    Raises ShapeError if labels do not have the shape of logits without the last axis, DTypeError
+    if they are not integers, IndexRangeError if one is out of range (on NumPy and PyTorch).
+
+    Op type: `SparseSoftmaxCrossEntropyWithLogits`, with the inputs `logits` and `labels`.
+    Source: `tf.nn.sparse_softmax_cross_entropy_with_logits`.
+
+    >>> import regrad as rg
+    >>> logits = rg.tensor([[5.0, 5.0], [1000.0, 0.0]])
+    >>> rg.nn.sparse_softmax_cross_entropy_with_logits([1, 0], logits).print()
+    Tensor
+        [0.6931472, 0]
+    """
+    labels = dispatch.lift(labels, integers=True)
+    if is_inexact(labels.dtype):
+        raise DTypeError(
+            "sparse_softmax_cross_entropy_with_logits: labels must be integers (the numbers of the "
+            f"classes), got {labels.dtype}; for probabilities call losses.softmax_cross_entropy"
+        )
+    return _sparse_softmax_cross_entropy_with_logits(logits, labels)

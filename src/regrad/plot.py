@@ -1,0 +1,228 @@
+"""Pictures of gradients, by matplotlib (`pip install 'regrad[viz]'`), which is imported on use.
+
+Each function draws into the Axes that it is given, or into new ones, and returns them; `savefig`
+of `ax.figure` writes a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from regrad.autodiff.gradients import grad
+from regrad.core.overrides import gradient_override_map
+from regrad.core.registry import find_op
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, kind
+from regrad.inspection.plots import COLOURS, plot_trace
+from regrad.inspection.traces import GradientTrace
+from regrad.ops.creation import asarray
+from regrad.ops.reduction import sum as sum_of
+
+STEP = 1e-4  # of the differences, relative to the range that is drawn
+
+
+def rule(
+    function: Callable[..., Any] | str, rule: Any = None, *, low: float = -3.0, high: float = 3.0,
+    points: int = 601, ax: Any = None,
+) -> Any:  # fmt: skip
+    """Draw a function of one number, its true derivative, and the one that its rule gives.
+
+    Args:
+        function: A function of a Tensor that works element by element (`rg.sign`, a function made
+            by `custom_grad`), or an op type (`"Sign"`).
+        rule: A rule to put in force for the op type: a function, or the name of a registered one.
+            None for a function that has a gradient of its own.
+        low, high: The range.
+        points: How many points are drawn.
+        ax: The matplotlib Axes to draw into.
+
+    Returns:
+        The Axes. The true derivative is that of differences; where the function jumps, it has none
+        and the line is broken.
+
+    Raises:
+        ArgumentError: a rule is given for a function and not for an op type, or the range is empty.
+        UnknownOpError: there is no op of that type.
+
+    >>> import regrad as rg, matplotlib
+    >>> matplotlib.use("Agg")
+    >>> ax = rg.plot.rule("Sign", rg.rules.straight_through)
+    >>> [line.get_label() for line in ax.get_lines()]
+    ['Sign', 'true derivative', 'rule: straight_through']
+    """
+    if not low < high:
+        raise ArgumentError(f"plot.rule: expected low < high, got {low!r} and {high!r}")
+    if isinstance(function, str):
+        op = find_op(function)
+        name, call = op.type, op.function
+        scope = None if rule is None else {op.type: rule}
+    elif rule is None:
+        name, call, scope = getattr(function, "__name__", "function"), function, None
+    else:
+        raise ArgumentError(
+            "plot.rule: a rule is put in force for an op type; give its name as a string, got "
+            f"{kind(function)}"
+        )
+    x = np.linspace(low, high, points)
+    values, true, given = _values(call, x), _slopes(call, x), _rule_slopes(call, x, scope)
+    ax = _axes(ax)
+    ax.plot(x, values, color="#868e96", lw=1, label=name)
+    ax.plot(x, true, color="#212529", lw=1.4, ls="--", label="true derivative")
+    label = "its own rule" if rule is None else f"rule: {getattr(rule, '__name__', rule)}"
+    ax.plot(x, given, color=COLOURS["override"], lw=1.8, label=label)
+    ax.grid(color="#e9ecef", lw=0.6)
+    ax.set_xlabel("x")
+    ax.legend(fontsize=8)
+    return ax
+
+
+def _values(f: Callable[..., Any], x: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.asarray(f(asarray(x)).numpy(), float)
+
+
+def _slopes(f: Callable[..., Any], x: np.ndarray) -> np.ndarray:
+    """The derivative by differences; NaN where the function jumps."""
+    h = STEP * (x[-1] - x[0])
+    left, right = _values(f, x - h), _values(f, x + h)
+    slopes = (right - left) / (2 * h)
+    half = (_values(f, x + h / 2) - _values(f, x - h / 2)) / h
+    # at a jump, half the step doubles the slope
+    return np.where(np.abs(half) > 1.5 * np.abs(slopes) + 1e-6, np.nan, slopes)
+
+
+def _rule_slopes(
+    f: Callable[..., Any], x: np.ndarray, scope: Mapping[str, Any] | None
+) -> np.ndarray:
+    total = grad(lambda x: sum_of(f(x)), unconnected="zero")
+    if scope is None:
+        return np.asarray(total(asarray(x)).numpy(), float)
+    with gradient_override_map(scope):
+        return np.asarray(total(asarray(x)).numpy(), float)
+
+
+def histograms(
+    gradients: Mapping[str, Any], other: Mapping[str, Any] | None = None, *, bins: int = 60,
+    labels: tuple[str, str] = ("gradient", "other"),
+) -> Any:  # fmt: skip
+    """Draw a histogram of the magnitudes of gradients for each layer, one below the other.
+
+    Args:
+        gradients: Arrays or Tensors by name: those of each layer or parameter.
+        other: Others of the same names, drawn over them: without an override, say.
+        bins: How many bins, on a log scale that all layers share.
+        labels: What the two are called.
+
+    Returns:
+        The array of Axes, one for each name. The share of elements that are exactly 0, which have
+        no place on a log scale, stands in each.
+
+    Raises:
+        ArgumentError: there are no gradients, or `other` has other names.
+    """
+    import matplotlib.pyplot as plt
+
+    if not gradients:
+        raise ArgumentError("plot.histograms: there are no gradients to draw")
+    if other is not None and set(other) != set(gradients):
+        raise ArgumentError(
+            f"plot.histograms: expected the same names, got {sorted(gradients)} and {sorted(other)}"
+        )
+    sets = [gradients] if other is None else [gradients, other]
+    magnitudes = [{name: np.abs(_array(g)).ravel() for name, g in one.items()} for one in sets]
+    edges = _edges(np.concatenate([m for one in magnitudes for m in one.values()]), bins)
+    _, axes = plt.subplots(
+        len(gradients), 1, sharex=True, squeeze=False, layout="constrained",
+        figsize=(6.0, 0.9 * len(gradients) + 0.8),
+    )  # fmt: skip
+    colours = (COLOURS["override"], COLOURS["built-in"])
+    for name, ax in zip(gradients, axes[:, 0], strict=True):
+        notes = []
+        for one, label, colour in zip(magnitudes, labels, colours, strict=False):
+            ax.hist(one[name], edges, color=colour, alpha=0.6, label=label)
+            zeros = float(np.mean(one[name] == 0)) if one[name].size else 0.0
+            notes.append(f"{label}: {zeros:.0%} zeros")
+        ax.set_xscale("log")
+        ax.set_yticks([])
+        ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        ax.set_title("   ".join(notes), fontsize=7, loc="right", pad=2)
+    axes[0, 0].legend(fontsize=7)
+    axes[-1, 0].set_xlabel("magnitude of the gradient")
+    return axes[:, 0]
+
+
+def _edges(values: np.ndarray, bins: int) -> np.ndarray:
+    """The edges of bins on a log scale over all values that have a place there."""
+    shown = values[(values > 0) & np.isfinite(values)]
+    if not shown.size:
+        return np.logspace(-1, 0, bins + 1)
+    low, high = shown.min(), max(shown.max(), 1.001 * shown.min())
+    edges = np.geomspace(low, high, bins + 1)
+    edges[0], edges[-1] = low, high  # rounding must not leave out the outermost
+    return edges
+
+
+def saliency(image: Any, gradients: Mapping[str, Any]) -> Any:
+    """Draw an image and its gradients by different rules side by side.
+
+    Args:
+        image: Shape `(height, width)` or `(height, width, channels)`.
+        gradients: Gradients of a score by the image, by name: `{"plain": …, "guided": …}`; of
+            several channels the largest magnitude is shown.
+
+    Returns:
+        The array of Axes. Each gradient has its own scale, up to its 99th percentile.
+
+    Raises:
+        ArgumentError: a shape is not that of the image.
+    """
+    import matplotlib.pyplot as plt
+
+    picture = _array(image)
+    if picture.ndim not in (2, 3):
+        raise ArgumentError(f"plot.saliency: expected an image of rank 2 or 3, got {picture.shape}")
+    count = 1 + len(gradients)
+    _, axes = plt.subplots(1, count, figsize=(3.0 * count, 3.2), layout="constrained")
+    axes = np.atleast_1d(axes)
+    low, high = float(picture.min()), float(picture.max())
+    axes[0].imshow((picture - low) / ((high - low) or 1.0), cmap="gray")
+    axes[0].set_title("image", fontsize=9)
+    for (name, g), ax in zip(gradients.items(), axes[1:], strict=True):
+        values = np.abs(_array(g))
+        if values.shape != picture.shape:
+            raise ArgumentError(
+                f"plot.saliency: expected the gradient {name!r} in the image's shape "
+                f"{picture.shape}, got {values.shape}"
+            )
+        strength = values.max(axis=-1) if values.ndim == 3 else values
+        ax.imshow(strength, cmap="inferno", vmin=0, vmax=float(np.percentile(strength, 99)) or 1.0)
+        ax.set_title(name, fontsize=9)
+    for ax in axes:
+        ax.set_axis_off()
+    return axes
+
+
+def trace(trace: GradientTrace, ax: Any = None) -> Any:
+    """Draw a trace of the backward pass; the same as `trace.plot(ax)`."""
+    return plot_trace(trace, ax)
+
+
+def _array(x: Any) -> np.ndarray:
+    if isinstance(x, Tensor):
+        return np.asarray(x.numpy(), float)
+    detached = x.detach().cpu() if hasattr(x, "detach") else x
+    return np.asarray(detached, float)
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(6.0, 4.0), layout="constrained")[1]
+
+
+__all__ = ["histograms", "rule", "saliency", "trace"]

@@ -1,0 +1,92 @@
+"""Pictures by matplotlib: what is drawn, and with which numbers."""
+
+import numpy as np
+import pytest
+
+import regrad as rg
+from regrad.errors import ArgumentError, UnknownOpError
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+pytest.importorskip("matplotlib.pyplot")
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    matplotlib.pyplot.close("all")
+
+
+def lines(ax):
+    return {line.get_label(): line.get_xydata() for line in ax.get_lines()}
+
+
+def test_a_rule_over_a_range():
+    found = lines(
+        rg.plot.rule("Sign", rg.rules.clipped_straight_through, low=-2, high=2, points=401)
+    )
+    x, rule = found["rule: clipped_straight_through"].T
+    np.testing.assert_array_equal(rule, (np.abs(x) <= 1).astype(float))
+    true = found["true derivative"][:, 1]
+    assert np.isnan(true[200]) and np.nanmax(np.abs(true)) == 0
+    np.testing.assert_array_equal(found["Sign"][:, 1], np.sign(x))
+
+
+def test_a_function_with_its_own_gradient():
+    @rg.custom_grad
+    def doubled(x):
+        return rg.sin(x), lambda dy: 2 * dy * rg.cos(x)
+
+    found = lines(rg.plot.rule(doubled))
+    x, rule = found["its own rule"].T
+    np.testing.assert_allclose(rule, 2 * np.cos(x))
+    np.testing.assert_allclose(found["true derivative"][:, 1], np.cos(x), atol=1e-6)
+
+
+def test_kinks_are_no_jumps():
+    true = lines(rg.plot.rule("Relu", points=11))["true derivative"][:, 1]
+    np.testing.assert_allclose(true, [0] * 5 + [0.5] + [1] * 5)
+
+
+def test_bad_input_of_rule():
+    with pytest.raises(ArgumentError, match="for an op type"):
+        rg.plot.rule(rg.sign, lambda dy: dy)
+    with pytest.raises(ArgumentError, match="expected low < high"):
+        rg.plot.rule("Sign", low=1, high=1)
+    with pytest.raises(UnknownOpError):
+        rg.plot.rule("Sgin")
+
+
+def test_histograms_layer_by_layer():
+    plain = {"a": np.array([0.0, 1.0, 10.0]), "b": rg.tensor([1e-3, 1.0])}
+    axes = rg.plot.histograms(
+        plain, {"a": np.zeros(3), "b": np.ones(2)}, labels=("with", "without")
+    )
+    assert len(axes) == 2
+    assert axes[0].get_title("right").endswith("with: 33% zeros   without: 100% zeros")
+    assert sum(patch.get_height() for patch in axes[1].containers[0]) == 2
+    with pytest.raises(ArgumentError, match="no gradients"):
+        rg.plot.histograms({})
+    with pytest.raises(ArgumentError, match="the same names"):
+        rg.plot.histograms(plain, {"a": np.zeros(3)})
+
+
+def test_saliency():
+    image = np.linspace(0, 1, 48).reshape(4, 4, 3)
+    axes = rg.plot.saliency(image, {"plain": image, "guided": np.zeros_like(image)})
+    assert [ax.get_title() for ax in axes] == ["image", "plain", "guided"]
+    np.testing.assert_allclose(axes[1].get_images()[0].get_array(), image.max(-1))
+    with pytest.raises(ArgumentError, match="expected the gradient 'plain' in the image's shape"):
+        rg.plot.saliency(image, {"plain": image[0]})
+    with pytest.raises(ArgumentError, match="an image of rank 2 or 3"):
+        rg.plot.saliency(image[0, 0], {})
+
+
+def test_a_trace():
+    def f(x):
+        return (rg.nn.relu(x - 9.0) * x).sum()
+
+    ax = rg.plot.trace(rg.trace_gradients(f)(np.ones(3)))
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["Sum", "Mul", "Relu", "Sub"]
+    assert ax.get_yscale() == "log"
+    assert "died" in [text.get_text() for text in ax.get_legend().get_texts()]

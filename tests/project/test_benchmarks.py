@@ -1,0 +1,69 @@
+"""The page of benchmarks is made of what is recorded."""
+
+import pytest
+from bench import page, report, results
+from bench.plot import draw
+from bench.report import Row
+
+ROWS = [
+    Row("100 sin", "2 µs", "torch", "1 µs", "2.00 × (1.90 to 2.10)", "≤ 1.50 ×", False),
+    Row("memory", "1 MB", "", "", "", "≤ 2 MB", True),
+    Row("sort", "1 µs", "torch", "2 µs", "0.50 ×", "", None),
+]
+AGAIN = "run python -m bench page"
+
+
+def test_the_page_is_made_of_the_results():
+    found = results.newest()
+    assert page.page(found) == page.PAGE.read_text(encoding="utf-8"), AGAIN
+    assert page.digest(found) in page.PLOT.read_text(encoding="utf-8"), AGAIN
+    readme = page.README.read_text(encoding="utf-8")
+    assert page.with_rows(readme, found) == readme, AGAIN
+
+
+def test_reports_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "2026-01-02-machine.md"
+    path.write_text(report.markdown({"tape": ROWS, "jit": ROWS[:1]}, 0.5), encoding="utf-8")
+    tape, jit = results.read(path)
+    assert (tape.rows, jit.rows) == (ROWS, ROWS[:1])
+    assert (tape.suite, tape.date, tape.machine) == ("tape", report.today(), report.described())
+    assert "load average 0.5" in tape.command and not tape.alone
+    assert tape.verdict == "1 of 2 bounds are met"
+
+
+def test_the_newest_result_of_each_machine_counts(tmp_path, monkeypatch):
+    def record(name, date, suites, machine="One"):
+        text = report.markdown(dict.fromkeys(suites, ROWS), 0.5)
+        text = text.replace(report.today(), date).replace(report.described(), machine)
+        (tmp_path / f"{name}.md").write_text(text, encoding="utf-8")
+
+    record("old", "2026-01-01", ["tape", "jit"])
+    record("all", "2026-01-02", ["tape", "jit"])
+    record("alone", "2026-01-02", ["jit"])
+    record("other", "2026-01-01", ["jit"], "Two")
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    found = {suite: [r.file for r in each] for suite, each in results.newest().items()}
+    assert found == {"tape": ["all.md"], "jit": ["alone.md", "other.md"]}
+
+
+def test_titles_need_no_other_row():
+    titles = "pool, 2×2", "its gradient", "x"
+    rows = [row._replace(title=t) for row, t in zip(ROWS, titles, strict=True)]
+    assert [row.title for row in results.named(rows)] == ["pool, 2×2", "pool: its gradient", "x"]
+
+
+def test_rows_that_are_behind():
+    first = {"tape": results.Result("tape", "", "", "", "", "", True, ROWS)}
+    assert page.behind(first).count("| tape |") == 1
+    assert page.is_slower(ROWS[0]._replace(met=None)) and not page.is_slower(ROWS[2])
+
+
+def test_a_suite_without_a_section_is_refused():
+    with pytest.raises(ValueError, match="has marks for"):
+        page.page({**results.newest(), "new": []})
+
+
+def test_the_picture(tmp_path):
+    draw([("tape", ROWS)], tmp_path / "plot.svg", "digest")
+    text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    assert "100 sin, against torch" in text and "memory" not in text and "digest" in text

@@ -1,0 +1,115 @@
+"""`python -m regrad`: what it prints, what it writes, and its exit status."""
+
+import json
+
+import pytest
+
+import regrad as rg
+from regrad.__main__ import main
+
+MODULE = """
+import regrad as rg
+
+def fine(x):
+    return rg.sin(x).sum()
+
+def masked(x):
+    return rg.where(x > 0, rg.sqrt(rg.abs(x)), 0.0).sum()
+
+@rg.custom_grad
+def doubled(x):
+    return rg.sin(x), lambda dy: 2 * dy * rg.cos(x)
+
+class Nets:
+    doubled = staticmethod(lambda x: doubled(x).sum())
+"""
+TORCH = """
+import torch
+
+net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+"""
+ARGS = ["--args", "[[1.0, 0.0]]"]
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    path = tmp_path / f"model_{tmp_path.name}.py"
+    path.write_text(MODULE)
+    return path.name
+
+
+def run(capsys, *arguments):
+    status = main(arguments)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_info_names_versions(capsys):
+    status, out, _ = run(capsys, "info")
+    assert status == 0
+    assert f"regrad {rg.__version__}" in out and "numpy " in out
+
+
+def test_check(capsys, file):
+    assert run(capsys, "check", f"{file}:fine", *ARGS, "--order", "2")[0] == 0
+    status, out, _ = run(capsys, "check", f"{file}:Nets.doubled", *ARGS)
+    assert status == 1
+    assert "scaled by 2" in out and "'doubled'" in out
+
+
+def test_trace_and_its_picture(capsys, file, tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    status, out, _ = run(capsys, "trace", f"{file}:fine", *ARGS, "--plot", "trace.png")
+    assert status == 0
+    assert "Sin" in out and f"{file}:5" in out
+    assert (tmp_path / "trace.png").stat().st_size > 1000
+
+
+def test_nan(capsys, file):
+    assert run(capsys, "nan", f"{file}:fine", *ARGS)[:2] == (
+        0, "all is finite, forward and backward\n",
+    )  # fmt: skip
+    status, out, _ = run(capsys, "nan", f"{file}:masked", *ARGS)
+    assert status == 1
+    assert "the gradient of Sqrt" in out and "at index (1,)" in out
+
+
+def test_draw(capsys, file, tmp_path):
+    assert run(capsys, "draw", f"{file}:fine", *ARGS, "--out", "net.html")[0] == 0
+    assert "<svg" in (tmp_path / "net.html").read_text()
+
+
+def test_a_module_by_name(capsys, file):
+    assert run(capsys, "nan", f"{file.removesuffix('.py')}:fine", *ARGS)[0] == 0
+
+
+def test_bad_input_is_an_error_in_one_line(capsys, file):
+    for arguments, message in [
+        (["nan", "no_such_module:f"], "No module named 'no_such_module'"),
+        (["nan", "no_such_file.py:f"], "there is no file no_such_file.py"),
+        (["nan", f"{file}:nothing"], "has no 'nothing'"),
+        (["nan", "fine"], "expected module:function or file.py:function, got 'fine'"),
+        (["nan", f"{file}:fine", "--args", "{"], "--args is a JSON list, got '{'"),
+        (["nan", f"{file}:fine", "--args", "{}"], "with an entry for each argument"),
+        (["draw", f"{file}:fine", *ARGS, "--out", "net.png"], "--out is a file .html or .svg"),
+    ]:
+        status, out, err = run(capsys, *arguments)
+        assert (status, out) == (2, "")
+        assert err.startswith(f"regrad {arguments[0]}: ") and message in err
+        assert err.count("\n") == 1
+
+
+def test_notebooks_show_tensors_tables_and_hits():
+    html = rg.tensor([[1.0, 2.5], [3.0, 4.0]])._repr_html_()
+    assert html.startswith("<p>Tensor: float32, shape (2, 2)</p><table>")
+    assert "<td>2.5</td>" in html
+    assert "<pre>" in rg.scalar(1.0)._repr_html_()
+    long = rg.arange(100)._repr_html_()
+    assert long.count("<td>") == 7 and "<td>…</td>" in long
+    with rg.gradient_override_map({"Sin": lambda dy: dy}) as used:
+        rg.grad(lambda x: rg.sin(x))(1.0)
+    assert "<td>Sin</td>" in used._repr_html_()
+    assert "&lt;lambda&gt;" in used._repr_html_()
+    assert json.dumps(html)
