@@ -11,7 +11,6 @@ import numpy as np
 
 from regrad.core.reports import Table
 from regrad.errors import GradientError
-from regrad.inspection.pages import html_table
 
 RowKind = Literal["argument", "parameter", "op"]
 RTOL = 1e-4  # up to which two gradients count as one: float32, and sums in another order
@@ -274,7 +273,7 @@ class GradientComparison:
         return f"{self.table()}\n{self._verdict}"
 
     def _repr_html_(self) -> str:
-        return html_table(self.table(), [self._verdict])
+        return self.table().html([self._verdict])
 
     @property
     def _verdict(self) -> str:

@@ -14,7 +14,7 @@ from regrad.core.tape import Record
 from regrad.core.tensor import Tensor
 from regrad.core.walk import name_of
 from regrad.graph.graph import Graph
-from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, unique
+from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in, unique
 from regrad.inspection.tapes import Run, SeenTape, kind_of
 
 
@@ -123,7 +123,7 @@ def _drawing(run: Run, title: str) -> Drawing:
                 arrows.append(Arrow(made[key], name, label))
         outputs = record.outputs if isinstance(record.outputs, tuple) else (record.outputs,)
         made.update(dict.fromkeys(outputs, name))
-    return Drawing(tuple(boxes), tuple(arrows), title)
+    return Drawing(moved_in(boxes, arrows), tuple(arrows), title.strip("<>"))
 
 
 def _box(name: str, record: Record, tape: SeenTape, scope: tuple[str, ...]) -> Box:

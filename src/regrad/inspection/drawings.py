@@ -266,6 +266,27 @@ def _template() -> str:
     return resources.files("regrad.inspection").joinpath("page.html").read_text(encoding="utf-8")
 
 
+def moved_in(boxes: Sequence[Box], arrows: Iterable[Arrow]) -> tuple[Box, ...]:
+    """The boxes, with each variable and constant in the scope of all that takes it."""
+    scope_of = {box.name: box.scope for box in boxes}
+    takers: dict[str, list[tuple[str, ...]]] = {}
+    for arrow in arrows:
+        takers.setdefault(arrow.source, []).append(scope_of[arrow.target])
+    return tuple(
+        replace(box, scope=_common(takers[box.name]))
+        if box.kind in ("variable", "constant") and box.name in takers
+        else box
+        for box in boxes
+    )
+
+
+def _common(scopes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The innermost scope around all of these."""
+    shortest = min(scopes, key=len)
+    alike = (len({scope[i] for scope in scopes}) == 1 for i in range(len(shortest)))
+    return shortest[: next((i for i, same in enumerate(alike) if not same), len(shortest))]
+
+
 def unique(names: Iterable[str]) -> Iterator[str]:
     """The names, of which none comes twice: `Mul`, `Mul_1`, …."""
     seen: dict[str, int] = {}

@@ -18,6 +18,7 @@ from regrad.jax.checks import check_gradients as check_gradients
 from regrad.jax.checks import gradient_report as gradient_report
 from regrad.jax.comparing import compare_gradients as compare_gradients
 from regrad.jax.custom import custom_grad as custom_grad
+from regrad.jax.drawing import draw as draw
 from regrad.jax.override import override as override
 from regrad.jax.saved import saved_bytes as saved_bytes
 from regrad.jax.tracing import find_nan as find_nan

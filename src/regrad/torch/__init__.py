@@ -18,4 +18,5 @@ except ImportError as error:  # pragma: no cover
 
 from regrad.torch.bridge import from_regrad as from_regrad
 from regrad.torch.custom import custom_grad as custom_grad
+from regrad.torch.drawing import draw as draw
 from regrad.torch.overriding import gradient_override_map as gradient_override_map

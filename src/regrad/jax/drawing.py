@@ -1,0 +1,154 @@
+"""`draw` for JAX functions: the equations of the traced program, in the scopes they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.extend import core
+
+import jax
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in, scopes_of
+from regrad.jax.primitives import op_p
+from regrad.jax.sites import CUSTOM, Around, Site, is_no_op, site_of
+
+# What is drawn as a scope with the equations of its body in it, by the parameter that has the body.
+BODIES: Mapping[str, Sequence[str]] = {
+    "jit": ("jaxpr",), "pjit": ("jaxpr",), "closed_call": ("call_jaxpr",), "remat": ("jaxpr",),
+    "remat2": ("jaxpr",), "checkpoint": ("jaxpr",), "scan": ("jaxpr",), "shard_map": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "core_call": ("call_jaxpr",),
+}  # fmt: skip
+
+
+def draw(f: Callable[..., Any], *args: Any, gradients: bool = False) -> Drawing:
+    """Return a picture of what a JAX function computes.
+
+    Args:
+        f: A function of arrays and pytrees of them, with or without `jax.jit`.
+        args: Its arguments; of arrays only shapes and dtypes count (`jax.ShapeDtypeStruct` will
+            do).
+        gradients: Whether to draw the program of `jax.value_and_grad(f)` by the first argument.
+
+    Returns:
+        A `Drawing`, as `regrad.draw` has it: one box for each equation of the program, in the name
+        scopes of Flax, Haiku and `jax.named_scope`, and in the jitted functions, loops and branches
+        around it. Functions with a derivative of their own and ops under a rule of
+        `regrad.jax.override` stand out and name their rules.
+
+    Raises:
+        ArgumentError: f is not callable.
+
+    >>> import jax.numpy as jnp, regrad as rg
+    >>> drawing = rg.jax.draw(lambda x: jnp.sin(x) * 2.0, 1.0)
+    >>> [box.lines[0] for box in drawing.boxes]
+    ['args[0]', 'sin', 'mul']
+    """
+    callable_or_raise(f, "draw")
+    run = jax.value_and_grad(f) if gradients else f
+    closed = jax.make_jaxpr(run)(*args)
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
+    names = ["args" + jax.tree_util.keystr(path) for path in paths]
+    sketch = _Sketch()
+    for path, name, variable in zip(paths, names, closed.jaxpr.invars, strict=True):
+        # a leaf of a container is a parameter, and is drawn where it is used
+        kind: BoxKind = "variable" if len(path) > 1 else "input"
+        label = jax.tree_util.keystr(path[-1:], simple=True) if len(path) > 1 else name
+        sketch.made[variable] = sketch.add(name, (label, _spec(variable.aval)), (), kind)
+    for i, variable in enumerate(closed.jaxpr.constvars):
+        lines = ("constant", _spec(variable.aval))
+        sketch.made[variable] = sketch.add(f"constant {i}", lines, (), "constant")
+    sketch.body(closed.jaxpr, Around(), ())
+    return sketch.drawing(getattr(f, "__name__", type(f).__name__))
+
+
+class _Sketch:
+    """The boxes and arrows so far, and which box made which variable."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[str, Box] = {}
+        self.arrows: dict[tuple[str, str], Arrow] = {}
+        self.made: dict[Any, str] = {}
+
+    def add(
+        self, name: str, lines: tuple[str, ...], scope: tuple[str, ...], kind: BoxKind,
+        details: Mapping[str, str] | None = None,
+    ) -> str:  # fmt: skip
+        """Add a box, under a name that no other has; return the name."""
+        own, count = name, 0
+        while own in self.boxes:
+            count += 1
+            own = f"{name}_{count}"
+        self.boxes[own] = Box(own, lines, scope, kind, details or {})
+        return own
+
+    def drawing(self, title: str) -> Drawing:
+        """The picture, with the constants that something uses."""
+        used = {arrow.source for arrow in self.arrows.values()}
+        boxes = [b for b in self.boxes.values() if b.kind != "constant" or b.name in used]
+        arrows = tuple(self.arrows.values())
+        return Drawing(moved_in(boxes, arrows), arrows, title.strip("<>"))
+
+    def body(self, jaxpr: core.Jaxpr, around: Around, scope: tuple[str, ...]) -> None:
+        """Draw the equations of a program in a scope."""
+        names: dict[str, int] = {}
+        for eqn in jaxpr.eqns:
+            bodies = list(_bodies(eqn))
+            if bodies:
+                self._open(eqn, bodies, around, scope, names)
+            elif is_no_op(eqn):
+                self._pass(eqn.invars, eqn.outvars)
+            else:
+                self._box(eqn, site_of(eqn, around), scope)
+
+    def _pass(self, sources: Sequence[Any], targets: Sequence[Any]) -> None:
+        """The targets are the sources, under other names."""
+        for source, target in zip(sources, targets, strict=False):
+            if not isinstance(source, core.Literal) and source in self.made:
+                self.made[target] = self.made[source]
+
+    def _open(
+        self, eqn: core.JaxprEqn, bodies: Sequence[core.Jaxpr], around: Around,
+        scope: tuple[str, ...], names: dict[str, int],
+    ) -> None:  # fmt: skip
+        """Draw what an equation runs as a scope of its own."""
+        site = site_of(eqn, around)
+        name = str(eqn.params.get("name") or eqn.primitive.name).strip("<>")
+        count = names[name] = names.get(name, -1) + 1
+        inner = (*scope, *scopes_of(site.path, "/"), f"{name}_{count}" if count else name)
+        for jaxpr in bodies:
+            # (the last operands are those of a body: a branch's come after its index)
+            self._pass(eqn.invars[-len(jaxpr.invars) or len(eqn.invars) :], jaxpr.invars)
+            self.body(jaxpr, around.inside(jaxpr, site.line, site.path), inner)
+            self._pass(jaxpr.outvars, eqn.outvars)
+
+    def _box(self, eqn: core.JaxprEqn, site: Site, scope: tuple[str, ...]) -> None:
+        kind: BoxKind = "op" if site.kind == "built-in" else site.kind
+        lines = [site.op_type, ", ".join(_spec(v.aval) for v in eqn.outvars)]
+        details = {"line": site.line, "primitive": eqn.primitive.name}
+        if kind != "op":
+            lines.append(f"rule: {site.rule.partition(',')[0]}")
+            details["rule"] = f"{site.kind}: {site.rule}"
+        if eqn.primitive is not op_p and eqn.primitive.name not in CUSTOM:
+            details.update((k, f"{v!r:.200}") for k, v in eqn.params.items() if v is not None)
+        name = self.add(
+            site.op_type, tuple(lines), (*scope, *scopes_of(site.path, "/")), kind, details
+        )
+        for variable in eqn.invars:
+            if not isinstance(variable, core.Literal) and variable in self.made:
+                source = self.made[variable]
+                self.arrows.setdefault((source, name), Arrow(source, name, _spec(variable.aval)))
+        self.made.update(dict.fromkeys(eqn.outvars, name))
+
+
+def _bodies(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
+    """The programs that an equation runs, if it is drawn as a scope."""
+    for key in BODIES.get(eqn.primitive.name, ()):
+        found = eqn.params.get(key, ())
+        for body in found if isinstance(found, tuple | list) else (found,):
+            yield getattr(body, "jaxpr", body)
+
+
+def _spec(aval: Any) -> str:
+    shape = "×".join(map(str, getattr(aval, "shape", ()))) or "scalar"
+    return f"{getattr(aval, 'dtype', '')} {shape}".strip()

@@ -1,0 +1,94 @@
+"""`regrad.torch.draw`: the functions of a model in its modules, and whose rules they have."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import regrad as rg  # noqa: E402
+import regrad.torch  # noqa: E402
+from regrad.errors import ArgumentError  # noqa: E402
+
+
+class Clip(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.clamp(-1, 1)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(2, 2, 3, padding=1)
+        self.relu = torch.nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return Clip.apply(self.relu(self.conv(x))) + x
+
+
+@pytest.fixture
+def drawing():
+    net = torch.nn.Sequential(Block(), Block(), torch.nn.Flatten(), torch.nn.Linear(8, 3))
+    with rg.torch.gradient_override_map({"Relu": rg.rules.guided_relu}):
+        return rg.torch.draw(net, torch.ones(1, 2, 2, 2))
+
+
+def ends(drawing):
+    return {(a.source, a.target) for a in drawing.arrows}
+
+
+def test_functions_in_the_modules_that_ran_them(drawing):
+    found = [(b.lines[0], b.scope) for b in drawing.boxes if b.kind in ("op", "override")]
+    assert found == [
+        ("conv2d", ("0", "conv")), ("relu", ("0", "relu")), ("add", ("0",)),
+        ("conv2d", ("1", "conv")), ("relu", ("1", "relu")), ("add", ("1",)),
+        ("flatten", ("2",)), ("linear", ("3",)),
+    ]  # fmt: skip
+
+
+def test_parameters_lie_where_they_are_used(drawing):
+    variables = {b.name: b.scope for b in drawing.boxes if b.kind == "variable"}
+    assert variables["0.conv.weight"] == ("0", "conv") and variables["3.bias"] == ("3",)
+    assert ("0.conv.weight", "conv2d") in ends(drawing)
+
+
+def test_rules_stand_out(drawing):
+    relu = next(b for b in drawing.boxes if b.name == "relu")
+    assert relu.kind == "override" and relu.details["rule"].startswith("override: guided_relu, ")
+    clip = next(b for b in drawing.boxes if b.name == "Clip")
+    assert clip.kind == "custom" and "Clip.backward" in clip.details["rule"]
+    assert {("relu", "Clip"), ("Clip", "add"), ("args[0]", "add")} <= ends(drawing)
+    assert "mul" not in {b.name for b in drawing.boxes}  # which the Function's forward ran
+
+
+def test_functions_in_place_and_containers():
+    def f(pair):
+        x = pair["a"] * 2
+        x += pair["b"]
+        return {"y": x.relu_()}
+
+    found = rg.torch.draw(f, {"a": torch.ones(2), "b": torch.ones(2)})
+    assert [b.name for b in found.boxes if b.kind == "op"] == ["mul", "add", "relu"]
+    assert {("args[0]['a']", "mul"), ("mul", "add"), ("args[0]['b']", "add")} <= ends(found)
+
+
+def test_custom_gradients_of_regrad():
+    scaled = rg.torch.custom_grad(lambda x: (x * 2, lambda dy: dy * 3))
+    found = rg.torch.draw(lambda x: scaled(x).sum(), torch.ones(2, requires_grad=True))
+    assert [b.kind for b in found.boxes].count("custom") == 1
+
+
+def test_nothing_is_left_behind():
+    before = len(torch.nn.modules.module._global_forward_hooks)
+
+    def fails(x):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        rg.torch.draw(fails, torch.ones(1))
+    assert len(torch.nn.modules.module._global_forward_hooks) == before
+    with pytest.raises(ArgumentError, match="must be a function"):
+        rg.torch.draw(3)
