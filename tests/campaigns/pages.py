@@ -29,13 +29,14 @@ SCRIPT = """
 const report = {};
 const shown = () => world.querySelectorAll(".box").length;
 const transform = () => world.getAttribute("transform");
-const press = id => document.getElementById(id).dispatchEvent(new MouseEvent("click", {bubbles: true}));
 const click = e => e.dispatchEvent(new MouseEvent("click", {bubbles: true}));
+const press = id => click(document.getElementById(id));
 const overlaps = () => {
   const all = [...world.querySelectorAll(".box rect")].map(r => r.getBBox());
   let n = 0;
+  const before = (a, b) => a.x + a.width <= b.x || a.y + a.height <= b.y;
   all.forEach((a, i) => all.slice(i + 1).forEach(b => {
-    if (a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height) n += 1;
+    if (!before(a, b) && !before(b, a)) n += 1;
   }));
   return n;
 };
@@ -53,7 +54,8 @@ report.all = shown();
 report.allOverlaps = overlaps();
 const before = transform();
 const box = svg.getBoundingClientRect();
-svg.dispatchEvent(new WheelEvent("wheel", {deltaY: -400, clientX: box.left + 50, clientY: box.top + 50}));
+const at = {clientX: box.left + 50, clientY: box.top + 50};
+svg.dispatchEvent(new WheelEvent("wheel", {deltaY: -400, ...at}));
 report.zoomed = view.k;
 report.moved = transform() !== before;
 press("close");

@@ -43,15 +43,17 @@ def ends(drawing):
 def test_functions_in_the_modules_that_ran_them(drawing):
     found = [(b.lines[0], b.scope) for b in drawing.boxes if b.kind in ("op", "override")]
     assert found == [
-        ("conv2d", ("0", "conv")), ("relu", ("0", "relu")), ("add", ("0",)),
-        ("conv2d", ("1", "conv")), ("relu", ("1", "relu")), ("add", ("1",)),
-        ("flatten", ("2",)), ("linear", ("3",)),
+        ("conv2d", ("0 Block", "conv")), ("relu", ("0 Block", "relu")), ("add", ("0 Block",)),
+        ("conv2d", ("1 Block", "conv")), ("relu", ("1 Block", "relu")), ("add", ("1 Block",)),
+        ("flatten", ("2 Flatten",)), ("linear", ("3 Linear",)),
     ]  # fmt: skip
 
 
 def test_parameters_lie_where_they_are_used(drawing):
     variables = {b.name: b.scope for b in drawing.boxes if b.kind == "variable"}
-    assert variables["0.conv.weight"] == ("0", "conv") and variables["3.bias"] == ("3",)
+    assert variables["0.conv.weight"] == ("0 Block", "conv") and variables["3.bias"] == (
+        "3 Linear",
+    )
     assert ("0.conv.weight", "conv2d") in ends(drawing)
 
 

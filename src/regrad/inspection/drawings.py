@@ -97,7 +97,7 @@ class Drawing:
             before = shown.get(name)
             count = int(before.details["ops"]) if before else 0
             inside = _inside(before.kind if before else "scope", box.kind)
-            lines = (box.scope[depth], f"{count + 1} ops")
+            lines = (box.scope[depth], f"{count + 1} op{'s' if count else ''}")
             details = {"ops": str(count + 1)}
             shown[name] = Box(name, lines, box.scope[:depth], inside, details)
         arrows = {}

@@ -42,7 +42,7 @@ def draw(f: Callable[..., Any], *args: Any) -> Drawing:
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
     >>> drawing = rg.torch.draw(net, torch.ones(1, 2))
     >>> [(box.lines[0], box.scope) for box in drawing.boxes if box.kind == "op"]
-    [('linear', ('0',)), ('relu', ('1',))]
+    [('linear', ('0 Linear',)), ('relu', ('1 ReLU',))]
     """
     callable_or_raise(f, "draw")
     sketch = _Sketch(f)
@@ -77,8 +77,14 @@ class _Sketch(torch.overrides.TorchFunctionMode):
 
     def know(self, module: torch.nn.Module) -> None:
         """Learn the names of a module's parts."""
+        paths: dict[str, tuple[str, ...]] = {"": ()}
         for name, part in module.named_modules():
-            self.paths.setdefault(id(part), tuple(filter(None, name.split("."))))
+            if name:
+                outer, _, own = name.rpartition(".")
+                # (a number says little of a part)
+                label = f"{own} {type(part).__name__}" if own.isdigit() else own
+                paths[name] = (*paths[outer], label)
+            self.paths.setdefault(id(part), paths[name])
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             self.names.setdefault(id(tensor), name)
         self.kept.append(module)
