@@ -51,9 +51,8 @@ def test_functions_in_the_modules_that_ran_them(drawing):
 
 def test_parameters_lie_where_they_are_used(drawing):
     variables = {b.name: b.scope for b in drawing.boxes if b.kind == "variable"}
-    assert variables["0.conv.weight"] == ("0 Block", "conv") and variables["3.bias"] == (
-        "3 Linear",
-    )
+    assert variables["0.conv.weight"] == ("0 Block", "conv")
+    assert variables["3.bias"] == ("3 Linear",)
     assert ("0.conv.weight", "conv2d") in ends(drawing)
 
 
