@@ -230,11 +230,15 @@ if _TYPE_CHECKING:
     from regrad import jax as jax
     from regrad import torch as torch
     from regrad import train as train
+    from regrad.inspection.comparing import compare_gradients as compare_gradients
     from regrad.inspection.tracing import find_nan as find_nan
     from regrad.inspection.tracing import saved_bytes as saved_bytes
     from regrad.inspection.tracing import trace_gradients as trace_gradients
 
-_TOOLS = {"find_nan", "saved_bytes", "trace_gradients"}  # imported when they are first used
+_TOOLS = {  # by the module from which they are imported when they are first used
+    "compare_gradients": "comparing", "find_nan": "tracing", "saved_bytes": "tracing",
+    "trace_gradients": "tracing",
+}  # fmt: skip
 variable = Variable
 __version__ = "0.1.0"
 # (Without extend, jax, torch and train, which are imported when they are first used.)
@@ -277,7 +281,7 @@ def __getattr__(name: str) -> object:
     if name in ("extend", "jax", "torch", "train"):
         return import_module(f"regrad.{name}")
     if name in _TOOLS:
-        return getattr(import_module("regrad.inspection.tracing"), name)
+        return getattr(import_module(f"regrad.inspection.{_TOOLS[name]}"), name)
     if name.startswith("__"):  # Python asks for such names, and so does code that looks around
         raise AttributeError(f"module 'regrad' has no attribute {name!r}")
     known = [n for n in globals() if not n.startswith("_")]

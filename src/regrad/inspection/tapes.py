@@ -99,3 +99,8 @@ def kind_of(rule: Rule, record: Record) -> tuple[RuleKind, str]:
     if rule is record.op.rule or record.op.owns(rule):
         return "built-in", ""
     return "override", place(rule.function) if rule.function else rule.name
+
+
+def op_type_of(record: Record) -> str:
+    """The op type of a record; the own name of a region or a custom function."""
+    return record.rule.name if record.op.type.startswith(("_", "Custom")) else record.op.type

@@ -40,9 +40,10 @@ def saved_bytes(
     Returns:
         A function of f's arguments that returns `SavedBytes`: the arrays that `jax.vjp` keeps,
         by the primitive that made them and the line of your code that ran it; `"argument"` are
-        arrays that are differentiated by, `"constant"` others that were there before. Nothing is computed: f is traced. `jax.checkpoint` keeps what
-        its policy says. What XLA, compiling value and gradient together, finds out to be needed
-        no longer, or cheaper to compute again, is counted.
+        arrays that are differentiated by, `"constant"` others that were there before. Nothing is
+        computed: f is traced. `jax.checkpoint` keeps what its policy says. What XLA, compiling
+        value and gradient together, finds to be needed no longer, or cheaper to compute again, is
+        counted.
 
     Raises:
         ArgumentError, GradientError: as `trace_gradients`.
