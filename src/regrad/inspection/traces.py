@@ -119,7 +119,8 @@ class GradientTrace:
         """What is most likely wrong, worst first.
 
         The first step that made a NaN or infinity of finite numbers; steps at which the gradient
-        died; and, if they change it a thousandfold, the steps of largest growth and decay.
+        died; and, if they change it a thousandfold, the steps of largest growth and decay, or the
+        ops that do so together because a line runs them several times (layers, a recurrence).
         """
         found = [_not_finite(step) for step in self.steps if step.breaks][:1]
         found += [_dead(step) for step in self.steps if step.dead]
@@ -131,7 +132,8 @@ class GradientTrace:
                 found.append(_changes("grows", most))
             if least.growth <= 1 / GROWTH:
                 found.append(_changes("decays", least))
-        return found
+        kinds = {symptom.kind for symptom in found}
+        return found + [each for each in _trends(self.steps) if each.kind not in kinds]
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the norms of the gradients along the backward pass, with matplotlib."""
@@ -200,4 +202,43 @@ def _changes(kind: Literal["grows", "decays"], step: Step) -> Symptom:
         step,
         f"{kind}: {step.place} multiplied the norm of the gradient by {step.growth:.3g} "
         f"({step.rule_text})",
+    )
+
+
+def _trends(steps: Sequence[Step]) -> list[Symptom]:
+    """The ops that grow or shrink the gradient little by little, run by run of the same line."""
+    groups: dict[tuple[str, str], list[Step]] = {}
+    for step in steps:
+        if step.arrived and 0 < step.arrived.norm < math.inf and 0 < step.growth < math.inf:
+            groups.setdefault((step.op_type, step.line), []).append(step)
+    found = []
+    for kind, sign in (("grows", 1), ("decays", -1)):
+        least = sign * math.log(GROWTH)
+        groups_so = [runs for runs in groups.values() if sign * (_trend(runs) - least) >= 0]
+        if groups_so:
+            runs = max(groups_so, key=lambda runs: sign * sum(math.log(s.growth) for s in runs))
+            found.append(_changes_together(kind, runs))
+    return found
+
+
+def _trend(runs: Sequence[Step]) -> float:
+    """The logarithm of the ratio of the norms that arrive at the last run and at the first."""
+    if len(runs) < 3:
+        return 0.0
+    return math.log(_norm(runs[-1])) - math.log(_norm(runs[0]))
+
+
+def _norm(step: Step) -> float:
+    assert step.arrived is not None
+    return step.arrived.norm
+
+
+def _changes_together(kind: Any, runs: Sequence[Step]) -> Symptom:
+    last = runs[-1]
+    place = f"{last.op_type} at {last.line}" if last.line else last.op_type
+    return Symptom(
+        kind,
+        last,
+        f"{kind}: along {len(runs)} runs of {place} the norm of the gradient went from "
+        f"{_norm(runs[0]):.3g} to {_norm(last):.3g} ({last.rule_text})",
     )

@@ -28,6 +28,11 @@ CALLS = frozenset({
     "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "remat", "remat2", "checkpoint",
 })  # fmt: skip
 LONGEST = 64  # scans up to this length are run round by round
+CLOSES_OVER = (
+    "a function with a derivative of its own (jax.custom_vjp, jax.custom_jvp) closes over an "
+    "array that is made in the function around it, which JAX cannot differentiate once the program "
+    "is traced. Pass that array as an argument."
+)
 
 
 class Value(NamedTuple):
@@ -322,6 +327,8 @@ class Run:
         ran = Ran(site, eqn, [x.key for x in ins], wanted)
         try:
             ys = self._forward(ran, run, [x.x for x in ins], floats)
+        except jax.errors.UnexpectedTracerError as error:
+            raise GradientError(f"{site.op_type} at {site.line}: {CLOSES_OVER}") from error
         except Exception as error:
             error.add_note(f"regrad: in {site.op_type} at {site.line}")
             raise

@@ -147,26 +147,26 @@ def line_of(eqn: core.JaxprEqn, around: Around) -> str:
     libraries = _library_folders()
     for code, frame in frames(eqn):
         file = frame.file_name
+        line = f"{file}:{frame.line_num}"
+        if not file.startswith((PACKAGE, JAX, *libraries, *CARRIERS)):
+            return line
         if code in OUTERMOST or f"{file}:{code.co_firstlineno}" == around.called:
             break
-        if file.startswith((PACKAGE, JAX, "<frozen ")):
-            continue
-        line = f"{file}:{frame.line_num}"
-        if not file.startswith((*libraries, *CARRIERS)):
-            return line
-        otherwise = otherwise or line
+        if file.startswith(libraries):
+            otherwise = otherwise or line
     return around.line or otherwise
 
 
 def _is_by_jax(eqn: core.JaxprEqn, around: Around) -> bool:
     """Whether a function of JAX's that is made of many ops ran the op."""
     for code, frame in frames(eqn):
-        if f"{frame.file_name}:{code.co_firstlineno}" == around.called:
-            break
-        if not frame.file_name.startswith((PACKAGE, JAX, *CARRIERS)):
+        file = frame.file_name
+        if not file.startswith((PACKAGE, JAX, *CARRIERS)):
             return False
-        if frame.file_name.startswith(COMPOSED):
+        if file.startswith(COMPOSED):
             return True
+        if f"{file}:{code.co_firstlineno}" == around.called:
+            break
     return around.called.startswith(JAX)
 
 
