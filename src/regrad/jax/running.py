@@ -8,6 +8,7 @@ differentiated by the rule that counts in the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -325,13 +326,8 @@ class Run:
         floats = [i for i, v in enumerate(eqn.outvars) if is_float(v.aval)]
         wanted = [i for i, x in enumerate(ins) if x.key in self.watched] if floats else []
         ran = Ran(site, eqn, [x.key for x in ins], wanted)
-        try:
+        with _telling(site):
             ys = self._forward(ran, run, [x.x for x in ins], floats)
-        except jax.errors.UnexpectedTracerError as error:
-            raise GradientError(f"{site.op_type} at {site.line}: {CLOSES_OVER}") from error
-        except Exception as error:
-            error.add_note(f"regrad: in {site.op_type} at {site.line}")
-            raise
         outs = [self._value(y) for y in ys]
         self._keep(ran, [x.x for x in ins], outs, floats)
         return outs
@@ -383,12 +379,25 @@ class Run:
             if ran.pull is None or not any(key in dys for key in ran.ys):
                 continue
             arrived = [_taken(dys, key, a) for key, a in zip(ran.ys, ran.like, strict=True)]
-            left = list(ran.pull(arrived))
+            with _telling(ran.site):
+                left = list(ran.pull(arrived))
             if ran.site.op_type:
                 yield ran, arrived, left
             for i, dx in zip(ran.wanted, left, strict=True):
                 _add(dys, ran.ins[i], dx)
         self.gradients = [dys.get(key) for key in self.sources]
+
+
+@contextmanager
+def _telling(site: Site) -> Iterator[None]:
+    """Say in errors where the op stands."""
+    try:
+        yield
+    except jax.errors.UnexpectedTracerError as error:
+        raise GradientError(f"{site.op_type} at {site.line}: {CLOSES_OVER}") from error
+    except Exception as error:
+        error.add_note(f"regrad: in {site.op_type} at {site.line}")
+        raise
 
 
 def as_function(eqn: Any) -> Callable[..., list[Any]]:
