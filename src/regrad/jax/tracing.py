@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 import jax
 from regrad.core.signatures import helpful
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
@@ -21,6 +23,7 @@ OP_TYPES = {
     "mul": "Mul", "asin": "Asin", "acos": "Acos", "atanh": "Atanh", "acosh": "Acosh",
     "atan2": "Atan2", "cbrt": "Sqrt",
 }  # fmt: skip
+SEARCHED = 4096  # scans up to this length are opened if a NaN begins in one
 
 
 @helpful("trace_gradients")
@@ -126,12 +129,19 @@ def find_nan(
                 what, index, count = bad
                 return NonFinite("argument", what, "", "", "", index, count, output=name)
         with jax.debug_nans(False), jax.debug_infs(False):  # they would raise, and say less
-            run = given.run(keeps=True, longest=longest_scan)
-            if any(first_bad(y.x) for y in run.ys):
-                return _forward(run)
-            return _backward(run)
+            found = _found(given, longest_scan)
+            if found is not None and found.op_type == "scan":  # in which round?
+                found = _found(given, max(longest_scan, SEARCHED)) or found
+        return found
 
     return checked
+
+
+def _found(given: Given, longest_scan: int) -> NonFinite | None:
+    run = given.run(keeps=True, longest=longest_scan)
+    if any(first_bad(y.x) for y in run.ys):
+        return _forward(run)
+    return _backward(run)
 
 
 def _forward(run: Run) -> NonFinite | None:
@@ -206,7 +216,7 @@ def _operands(ran: Ran, shape: tuple[int, ...], index: tuple[int, ...]) -> tuple
     return tuple(
         operand(ran.name(i), x, shape, index)
         for i, x in enumerate(ran.xs)
-        if x.size and is_number(jax.typeof(x))
+        if np.size(x) and is_number(jax.typeof(x))
     )
 
 
