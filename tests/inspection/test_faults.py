@@ -102,6 +102,11 @@ def rounded_without_surrogate(x):
         return rg.sum(rg.round(x) * 2)  # here: rounded_without_surrogate
 
 
+def stop_gradient_left_in(x):
+    target = rg.stop_gradient(rg.tanh(x))  # here: stop_gradient_left_in
+    return rg.sum(target * W)
+
+
 def exploding_recurrent_step(x):
     for _ in range(9):
         x = 6 * x  # here: exploding_recurrent_step
@@ -181,6 +186,7 @@ FAULTS = [
     (clipped_to_zero, X, by_trace, "op"),
     (dead_relu, X, by_trace, "Relu"),
     (rounded_without_surrogate, X, by_trace, "Round"),
+    (stop_gradient_left_in, X, by_trace, "StopGradient"),
     (exploding_recurrent_step, X, by_trace, "Mul"),
     (vanishing_sigmoid_stack, X, by_trace, "Sigmoid"),
     (nan_behind_a_where, X, by_nan, "Log"),

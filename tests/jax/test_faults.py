@@ -100,6 +100,10 @@ def stop_gradient_left_in(x):
     return jnp.sum(target * 2)
 
 
+def path_cut_by_a_cast(x):
+    return jnp.sum(x.astype(int) * W)  # here: path_cut_by_a_cast
+
+
 def exploding_recurrent_step(x):
     def step(h, _):
         return 6 * h, None  # here: exploding_recurrent_step
@@ -181,6 +185,7 @@ FAULTS = [
     (clipped_to_zero, X, by_trace, "op"),
     (dead_relu, X, by_trace, "relu"),
     (stop_gradient_left_in, X, by_trace, "stop_gradient"),
+    (path_cut_by_a_cast, X, by_trace, "convert_element_type"),
     (exploding_recurrent_step, X, by_trace, "mul"),
     (vanishing_sigmoid_stack, X, by_trace, "logistic"),
     (nan_behind_a_where, X, by_nan, "log"),

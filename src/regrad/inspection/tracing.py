@@ -51,7 +51,8 @@ def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
         watcher = _Watcher(run.tape)
         grads = _walk(run, watcher)
         inputs = [(name, _figures(grads.get(x._id))) for name, x in run.sources]
-        return GradientTrace(tuple(watcher.steps()), tuple(inputs), run.value)
+        cuts = [Step(op, "built-in", "", line, "", None, ()) for op, line in run.tape.cuts]
+        return GradientTrace(tuple(watcher.steps()), tuple(inputs), run.value, tuple(cuts))
 
     return traced
 

@@ -236,6 +236,7 @@ class Run:
         self.keeps = keeps
         self.longest = longest
         self.ran: list[Ran] = []
+        self.cuts: list[Site] = []  # what was given something watched, and gives no floats
         self.count = 0
         inputs = [self._value(x) for x in arrays]
         self.sources = [inputs[i].key for i in watched]
@@ -325,6 +326,8 @@ class Run:
         run = as_function(eqn)
         floats = [i for i, v in enumerate(eqn.outvars) if is_float(v.aval)]
         wanted = [i for i, x in enumerate(ins) if x.key in self.watched] if floats else []
+        if not floats and not around.in_jax and any(x.key in self.watched for x in ins):
+            self.cuts.append(site)
         ran = Ran(site, eqn, [x.key for x in ins], wanted)
         with _telling(site):
             ys = self._forward(ran, run, [x.x for x in ins], floats)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,7 @@ import jax
 from regrad.core.callers import PACKAGE
 from regrad.core.rule import place
 from regrad.inspection.traces import RuleKind
-from regrad.jax.closed import CARRIERS, JAX, name_and_place
+from regrad.jax.closed import JAX, name_and_place
 from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient
 from regrad.jax.primitives import Gradient, op_p
@@ -21,6 +23,7 @@ from regrad.jax.primitives import Gradient, op_p
 # Libraries that models are written with: a line of theirs says less than the one that called it.
 LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "numpyro", "chex")
 OUTERMOST: set[Any] = set()  # code by which a tool calls the user's function
+CARRIERS = (functools.__file__, contextlib.__file__, "<frozen ")  # call what others wrote
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 COMPOSED = tuple(
     os.path.join(JAX, "_src", name) + os.sep for name in ("nn", "numpy", "scipy", "random")
@@ -50,6 +53,11 @@ class Around(NamedTuple):
     line: str = ""
     path: str = ""
     called: str = ""
+
+    @property
+    def in_jax(self) -> bool:
+        """Whether what was called is a function of JAX's."""
+        return self.called.startswith(JAX)
 
     def inside(self, body: Any, line: str, path: str) -> Around:
         """Around the equations of a program that is called here."""
@@ -167,7 +175,7 @@ def _is_by_jax(eqn: core.JaxprEqn, around: Around) -> bool:
             return True
         if f"{file}:{code.co_firstlineno}" == around.called:
             break
-    return around.called.startswith(JAX)
+    return around.in_jax
 
 
 def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, Any]]:

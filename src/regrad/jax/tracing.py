@@ -53,7 +53,8 @@ def trace_gradients(
         of your code that ran it, the name scopes around it (those of Flax and Haiku modules),
         and figures of the gradients that arrived and left. What `jit`, `checkpoint`, `cond` and
         short scans call is opened. JAX's own functions with a derivative of their own
-        (`jax.nn.relu`) are one step each, and count as built-in.
+        (`jax.nn.relu`) are one step each, and count as built-in. `cuts` are ops that turn what is
+        differentiated into integers or bools, behind which there is no gradient.
 
     Raises:
         ArgumentError: f is not callable, or returns no pair with `has_aux=True`.
@@ -70,7 +71,8 @@ def trace_gradients(
         run = given.run(longest=longest_scan)
         steps = [_step(ran, arrived, left) for ran, arrived, left in run.backward()]
         inputs = zip(given.asked, map(_figures, run.gradients), strict=True)
-        return GradientTrace(tuple(steps), tuple(inputs), given.value(run.values))
+        cuts = [Step(c.op_type, c.kind, c.rule, c.line, c.path, None, ()) for c in run.cuts]
+        return GradientTrace(tuple(steps), tuple(inputs), given.value(run.values), tuple(cuts))
 
     return traced
 
