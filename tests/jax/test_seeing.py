@@ -226,6 +226,12 @@ def test_an_argument_that_is_not_finite():
     assert (found.phase, found.output, found.index) == ("argument", "args[0]['w']", (1,))
 
 
+def test_a_constant_that_is_not_finite_is_found_where_it_comes_in():
+    mean = np.array([0.0, np.nan, 0.0])
+    found = rg.jax.find_nan(lambda x: jnp.sum(jnp.sin(x - mean) ** 2))(X)
+    assert (found.op_type, found.index) == ("sub", (1,)) and "b = nan" in str(found)
+
+
 def test_nan_in_a_round_of_a_scan():
     def f(x):
         return jax.lax.scan(lambda c, a: (jnp.exp(c * a), None), 1.0, x)[0]

@@ -182,8 +182,6 @@ def _as_input(arg: Any) -> Any:
     """An argument with JAX's arrays for NumPy's, and one for a number."""
     if isinstance(arg, float | complex) and not isinstance(arg, np.generic):
         return jax.numpy.asarray(arg)
-    if isinstance(arg, list) and arg and all(isinstance(a, float | int) for a in arg):
-        return jax.numpy.asarray(arg, float)
     of_numpy = lambda leaf: isinstance(leaf, np.ndarray | np.generic)  # noqa: E731
     return tree_map(
         lambda leaf: jax.numpy.asarray(leaf) if of_numpy(leaf) and is_float(leaf) else leaf, arg

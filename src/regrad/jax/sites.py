@@ -182,7 +182,7 @@ def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, Any]]:
     """The code that was running when an equation was made, innermost first."""
     trace = eqn.source_info.traceback
     if trace is not None:
-        yield from zip(trace.raw_frames()[0], trace.frames, strict=True)
+        yield from zip(trace.raw_frames()[0], trace.frames, strict=False)
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -196,9 +196,9 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def path_of(eqn: core.JaxprEqn, around: Around) -> str:
-    """The name scopes around an equation, without what JAX's transformations add."""
+    """The name scopes around an equation, without what JAX's transformations and einsum add."""
     parts = [part.name for part in eqn.source_info.name_stack.stack
-             if type(part).__name__ == "Scope"]  # fmt: skip
+             if type(part).__name__ == "Scope" and "->" not in part.name]  # fmt: skip
     return "/".join([around.path, *parts] if around.path else parts)
 
 
@@ -208,12 +208,29 @@ def path_of(eqn: core.JaxprEqn, around: Around) -> str:
 def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
     """A name for each operand."""
     count = len(eqn.invars)
-    if eqn.primitive.name in CUSTOM or eqn.primitive is op_p:
-        body = body_of_custom(eqn)
+    given: Sequence[Any] = ()
+    if eqn.primitive is op_p:
+        given = _names_in_rule(_bare(eqn.params["gradient"]), count)
+    elif eqn.primitive.name in CUSTOM:
+        body = eqn.params["call_jaxpr"]
         given = getattr(body, "jaxpr", body).debug_info.arg_names or ()
-        if len(given) == count and all(given):
-            return [str(name) for name in given]
+    if len(given) == count and all(given):
+        return [str(name) for name in given]
     known = OPERANDS.get(eqn.primitive.name, ())
     if len(known) == count:
         return known
     return {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
+
+
+def _names_in_rule(gradient: Gradient, count: int) -> Sequence[Any]:
+    """What a rule of ours calls the operands; nothing if it has no names for them."""
+    if isinstance(gradient, CustomGradient):
+        names = gradient.call.arguments.names
+        return [*(f"outside[{i}]" for i in range(gradient.outside)), *names]
+    if not isinstance(gradient, RuleGradient) or len(gradient.places) != count:
+        return ()
+    inputs = gradient.rule.op.inputs
+    return [
+        inputs[p].name if isinstance(p, int) and p < len(inputs) else p or f"x{i}"
+        for i, p in enumerate(gradient.places)
+    ]

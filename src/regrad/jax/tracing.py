@@ -147,17 +147,17 @@ def _found(given: Given, longest_scan: int) -> NonFinite | None:
 
 
 def _forward(run: Run) -> NonFinite | None:
-    """The first op on the way to the result that made what is not finite of finite numbers."""
+    """The first op on the way to the result that made, or brought in, what is not finite."""
     spoiled = {y.key for y in run.ys if first_bad(y.x)}
+    made = {key for ran in run.ran for key in ran.ys}
     found = None
     for ran in reversed(run.ran):
         if spoiled.isdisjoint(ran.ys):
             continue
-        spoiled |= {key for key, x in _operands_of(ran) if first_bad(x)}
-        bad = _bad_output(ran)
-        made = found is None or not any(first_bad(x) for _, x in _operands_of(ran))
-        if bad is not None and made and ran.site.op_type:
-            found = ran, bad
+        bad = {key for key, x in _operands_of(ran) if first_bad(x)}
+        spoiled |= bad
+        if ran.site.op_type and made.isdisjoint(bad) and (output := _bad_output(ran)):
+            found = ran, output
     return None if found is None else _made_forward(*found)
 
 
