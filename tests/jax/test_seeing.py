@@ -353,3 +353,10 @@ def test_differences_and_another_function():
     assert found.rows[0].cosine == pytest.approx(-1)
     with pytest.raises(ArgumentError, match="other is a function"):
         rg.jax.compare_gradients(nested, "numerical")
+
+
+@pytest.mark.parametrize("f", [rolled, chosen, nested, batched])
+def test_nothing_is_said_of_what_is_right(f):
+    assert rg.jax.trace_gradients(f)(X).worst() == []
+    assert rg.jax.find_nan(f)(X) is None
+    assert rg.jax.compare_gradients(f)(X).ok
