@@ -231,13 +231,15 @@ if _TYPE_CHECKING:
     from regrad import plot as plot
     from regrad import torch as torch
     from regrad import train as train
+    from regrad.inspection.comparing import compare_gradients as compare_gradients
     from regrad.inspection.drawing import draw as draw
     from regrad.inspection.tracing import find_nan as find_nan
     from regrad.inspection.tracing import saved_bytes as saved_bytes
     from regrad.inspection.tracing import trace_gradients as trace_gradients
 
-_TOOLS = {  # imported when they are first used, by module
-    "draw": "drawing", "find_nan": "tracing", "saved_bytes": "tracing",
+_TOOLS = {  # by the module from which they are imported when they are first used
+    "compare_gradients": "comparing", "draw": "drawing", "find_nan": "tracing",
+    "saved_bytes": "tracing",
     "trace_gradients": "tracing",
 }  # fmt: skip
 variable = Variable

@@ -15,7 +15,7 @@ from regrad.core.tensor import Tensor
 from regrad.core.walk import name_of
 from regrad.graph.graph import Graph
 from regrad.inspection.drawings import Arrow, Box, BoxKind, Drawing, moved_in, unique
-from regrad.inspection.tapes import Run, SeenTape, kind_of
+from regrad.inspection.tapes import Run, SeenTape, kind_of, op_type_of
 
 
 @helpful("draw")
@@ -102,7 +102,7 @@ class ScopedTape(SeenTape):
 def _drawing(run: Run, title: str) -> Drawing:
     """The records of a run as boxes, what they take as arrows."""
     tape, records = run.tape, run.tape.records
-    names = list(unique([name for name, _ in run.sources] + [_op_type(r) for r in records]))
+    names = list(unique([name for name, _ in run.sources] + [op_type_of(r) for r in records]))
     made: dict[Any, str] = {}
     boxes = []
     for name, (_, x) in zip(names, run.sources, strict=False):
@@ -128,7 +128,7 @@ def _drawing(run: Run, title: str) -> Drawing:
 
 def _box(name: str, record: Record, tape: SeenTape, scope: tuple[str, ...]) -> Box:
     kind, rule = kind_of(record.rule, record)
-    lines = [_op_type(record)]
+    lines = [op_type_of(record)]
     details = {"line": tape.line(record)}
     if kind != "built-in":
         lines.append(f"rule: {rule.partition(',')[0]}")
@@ -138,10 +138,6 @@ def _box(name: str, record: Record, tape: SeenTape, scope: tuple[str, ...]) -> B
     details.update((k, repr(v)) for k, v in record.attrs.items())
     box_kind: BoxKind = "op" if kind == "built-in" else kind
     return Box(name, tuple(lines), scope, box_kind, details)
-
-
-def _op_type(record: Record) -> str:
-    return record.rule.name if record.op.type.startswith(("_", "Custom")) else record.op.type
 
 
 def _spec(x: Tensor) -> str:

@@ -12,6 +12,7 @@ from regrad.core import containers
 from regrad.core.callers import find_caller
 from regrad.core.overrides import CountedRule
 from regrad.core.pullback import pull_back, run_taped
+from regrad.core.registry import Op
 from regrad.core.rule import Conjugated, Rule, place
 from regrad.core.tape import Record
 from regrad.core.tensor import Tensor
@@ -33,7 +34,7 @@ class _Lines(list[Record]):
 class SeenTape(VariableTape):
     """A tape that knows the line of each record; what jit would run as one runs op by op."""
 
-    __slots__ = ()
+    __slots__ = ("cuts",)
 
     plain = False
     opens = True
@@ -41,6 +42,12 @@ class SeenTape(VariableTape):
     def __init__(self, only: list[Variable] | None = None) -> None:
         super().__init__(only)
         self.records = _Lines()
+        self.cuts: list[tuple[str, str]] = []  # ops that pass no gradient on: op type and line
+
+    def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
+        if not rule.watches:
+            self.cuts.append((op.type, find_caller()))
+        return super().admit(op, rule, wanted)
 
     def line(self, record: Record) -> str:
         """The line of the user's code that ran the op."""
@@ -111,3 +118,8 @@ def kind_of(rule: Rule, record: Record) -> tuple[RuleKind, str]:
     if rule is record.op.rule or record.op.owns(rule):
         return "built-in", ""
     return "override", place(rule.function) if rule.function else rule.name
+
+
+def op_type_of(record: Record) -> str:
+    """The op type of a record; the own name of a region or a custom function."""
+    return record.rule.name if record.op.type.startswith(("_", "Custom")) else record.op.type

@@ -16,7 +16,7 @@ from regrad.core.walk import Grads, name_of, seed, walk
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
 from regrad.inspection.numbers import Numbers, numbers_of, together
 from regrad.inspection.saved import SavedBytes
-from regrad.inspection.tapes import KeepingTape, Run, SeenTape, bare_rule, kind_of
+from regrad.inspection.tapes import KeepingTape, Run, SeenTape, bare_rule, kind_of, op_type_of
 from regrad.inspection.traces import GradientTrace, Step
 
 
@@ -51,7 +51,8 @@ def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
         watcher = _Watcher(run.tape)
         grads = _walk(run, watcher)
         inputs = [(name, _figures(grads.get(x._id))) for name, x in run.sources]
-        return GradientTrace(tuple(watcher.steps()), tuple(inputs), run.value)
+        cuts = [Step(op, "built-in", "", line, "", None, ()) for op, line in run.tape.cuts]
+        return GradientTrace(tuple(watcher.steps()), tuple(inputs), run.value, tuple(cuts))
 
     return traced
 
@@ -91,13 +92,8 @@ class _Watcher:
         for record, arrived, left in self.made:
             kind, rule = kind_of(record.rule, record)
             line = self.tape.line(record)
-            found.append(Step(_op_type(record), kind, rule, line, "", arrived, tuple(left)))
+            found.append(Step(op_type_of(record), kind, rule, line, "", arrived, tuple(left)))
         return found
-
-
-def _op_type(record: Record) -> str:
-    """The op type; a region's or custom function's own name."""
-    return record.rule.name if record.op.type.startswith(("_", "Custom")) else record.op.type
 
 
 # -- where a NaN begins --------------------------------------------------------------------------
@@ -149,7 +145,7 @@ def _made_forward(record: Record, tape: SeenTape) -> NonFinite | None:
             what, index, count = bad
             operands = _operands(record, y.shape, index)
             cure = CURES.get(record.op.type, "")
-            op, line = _op_type(record), tape.line(record)
+            op, line = op_type_of(record), tape.line(record)
             return NonFinite("forward", what, op, line, "", index, count, operands, "", cure)
     return None
 
@@ -188,7 +184,7 @@ class _Finder:
         if what == "NaN" and any(o.name == "dy" and o.value == 0 for o in operands):
             cure = MASKED
         self.found = NonFinite(
-            "backward", what, _op_type(record), self.tape.line(record), "", index, count,
+            "backward", what, op_type_of(record), self.tape.line(record), "", index, count,
             operands, name, cure, name_of(record, leaf),
         )  # fmt: skip
 
@@ -234,7 +230,7 @@ def _kept(tape: SeenTape) -> Iterator[tuple[str, str, str, int]]:
             if isinstance(x, Tensor) and id(x._data) not in seen:
                 seen.add(id(x._data))
                 size = int(np.prod(x.shape)) * x.dtype.itemsize
-                yield _op_type(record), tape.line(record), "", size
+                yield op_type_of(record), tape.line(record), "", size
 
 
 def _saved_by(record: Record) -> list[Any]:

@@ -16,7 +16,7 @@ from regrad.core.signatures import helpful
 from regrad.errors import ArgumentError, GradientError, kind
 from regrad.jax.bridge import conjugate
 from regrad.jax.primitives import is_float
-from regrad.jax.running import Given, Ran, Run, as_function, wide
+from regrad.jax.running import CLOSES_OVER, Given, Ran, Run, as_function, wide
 from regrad.jax.sites import is_custom
 from regrad.testing import GradientCheckError
 
@@ -119,6 +119,21 @@ def gradient_report(
     if order < 1:
         raise ArgumentError(f"check_gradients: order is 1 or more, got {order!r}")
     settings = Settings("central", step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
+    try:
+        return _checked(f, args, order, argnums, has_aux, settings)
+    except jax.errors.UnexpectedTracerError as error:
+        raise GradientError(f"check_gradients: {CLOSES_OVER}") from error
+
+
+def _checked(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    order: int,
+    argnums: int | Sequence[int] | None,
+    has_aux: bool,
+    settings: Settings,
+) -> GradientReport:
+    """The report, by double precision."""
     with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
         given = Given(f, args, {}, "check_gradients", argnums, has_aux)
         given.arrays = [wide(x) for x in given.arrays]

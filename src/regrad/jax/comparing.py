@@ -16,7 +16,7 @@ from regrad.inspection.comparisons import RTOL, Compared, GradientComparison
 from regrad.jax.bridge import conjugate
 from regrad.jax.keys import closed_call_p
 from regrad.jax.primitives import is_float
-from regrad.jax.running import Given, Ran, wide
+from regrad.jax.running import LONGEST, Given, Ran, wide
 from regrad.jax.sites import body_of_custom, is_custom
 from regrad.jax.surgery import OPENED
 
@@ -30,6 +30,7 @@ def compare_gradients(
     has_aux: bool = False,
     surrogates: Sequence[str] = (),
     rtol: float = RTOL,
+    longest_scan: int = LONGEST,
 ) -> Callable[..., GradientComparison]:
     """Return a function that compares the gradient of `f` with another one.
 
@@ -44,6 +45,7 @@ def compare_gradients(
         surrogates: Ops, names of rules or names of arguments whose gradients are meant to
             differ. `assert_same()` of the result passes them over.
         rtol: The tolerance, relative to the larger of both norms.
+        longest_scan: The longest scan whose ops have rows of their own.
 
     Returns:
         A function of f's arguments that returns a `GradientComparison`: a row for each array
@@ -69,7 +71,7 @@ def compare_gradients(
 
     def compared(*args: Any, **kwargs: Any) -> GradientComparison:
         given = Given(f, args, kwargs, "compare_gradients", argnums, has_aux)
-        run = given.run(keeps=True)
+        run = given.run(keeps=True, longest=longest_scan)
         ops = [row for step in run.backward() for row in _in_place(*step)]
         if callable(other):
             second = Given(other, args, kwargs, "compare_gradients", argnums, has_aux)

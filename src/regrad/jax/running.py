@@ -8,6 +8,7 @@ differentiated by the rule that counts in the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +29,11 @@ CALLS = frozenset({
     "jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "remat", "remat2", "checkpoint",
 })  # fmt: skip
 LONGEST = 64  # scans up to this length are run round by round
+CLOSES_OVER = (
+    "a function with a derivative of its own (jax.custom_vjp, jax.custom_jvp) closes over an "
+    "array that is made in the function around it, which JAX cannot differentiate once the program "
+    "is traced. Pass that array as an argument."
+)
 
 
 class Value(NamedTuple):
@@ -176,8 +182,6 @@ def _as_input(arg: Any) -> Any:
     """An argument with JAX's arrays for NumPy's, and one for a number."""
     if isinstance(arg, float | complex) and not isinstance(arg, np.generic):
         return jax.numpy.asarray(arg)
-    if isinstance(arg, list) and arg and all(isinstance(a, float | int) for a in arg):
-        return jax.numpy.asarray(arg, float)
     of_numpy = lambda leaf: isinstance(leaf, np.ndarray | np.generic)  # noqa: E731
     return tree_map(
         lambda leaf: jax.numpy.asarray(leaf) if of_numpy(leaf) and is_float(leaf) else leaf, arg
@@ -230,6 +234,7 @@ class Run:
         self.keeps = keeps
         self.longest = longest
         self.ran: list[Ran] = []
+        self.cuts: list[Site] = []  # what was given something watched, and gives no floats
         self.count = 0
         inputs = [self._value(x) for x in arrays]
         self.sources = [inputs[i].key for i in watched]
@@ -319,12 +324,11 @@ class Run:
         run = as_function(eqn)
         floats = [i for i, v in enumerate(eqn.outvars) if is_float(v.aval)]
         wanted = [i for i, x in enumerate(ins) if x.key in self.watched] if floats else []
+        if not floats and not around.in_jax and any(x.key in self.watched for x in ins):
+            self.cuts.append(site)
         ran = Ran(site, eqn, [x.key for x in ins], wanted)
-        try:
+        with _telling(site):
             ys = self._forward(ran, run, [x.x for x in ins], floats)
-        except Exception as error:
-            error.add_note(f"regrad: in {site.op_type} at {site.line}")
-            raise
         outs = [self._value(y) for y in ys]
         self._keep(ran, [x.x for x in ins], outs, floats)
         return outs
@@ -376,12 +380,25 @@ class Run:
             if ran.pull is None or not any(key in dys for key in ran.ys):
                 continue
             arrived = [_taken(dys, key, a) for key, a in zip(ran.ys, ran.like, strict=True)]
-            left = list(ran.pull(arrived))
+            with _telling(ran.site):
+                left = list(ran.pull(arrived))
             if ran.site.op_type:
                 yield ran, arrived, left
             for i, dx in zip(ran.wanted, left, strict=True):
                 _add(dys, ran.ins[i], dx)
         self.gradients = [dys.get(key) for key in self.sources]
+
+
+@contextmanager
+def _telling(site: Site) -> Iterator[None]:
+    """Say in errors where the op stands."""
+    try:
+        yield
+    except jax.errors.UnexpectedTracerError as error:
+        raise GradientError(f"{site.op_type} at {site.line}: {CLOSES_OVER}") from error
+    except Exception as error:
+        error.add_note(f"regrad: in {site.op_type} at {site.line}")
+        raise
 
 
 def as_function(eqn: Any) -> Callable[..., list[Any]]:

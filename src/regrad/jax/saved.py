@@ -42,8 +42,8 @@ def saved_bytes(
         by the primitive that made them and the line of your code that ran it; `"argument"` are
         arrays that are differentiated by, `"constant"` others that were there before. Nothing is
         computed: f is traced. `jax.checkpoint` keeps what its policy says. What XLA, compiling
-        value and gradient together, finds out to be needed no longer, or cheaper to compute
-        again, is counted.
+        value and gradient together, finds to be needed no longer, or cheaper to compute again, is
+        counted.
 
     Raises:
         ArgumentError, GradientError: as `trace_gradients`.

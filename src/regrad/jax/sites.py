@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,7 @@ import jax
 from regrad.core.callers import PACKAGE
 from regrad.core.rule import place
 from regrad.inspection.traces import RuleKind
-from regrad.jax.closed import CARRIERS, JAX, name_and_place
+from regrad.jax.closed import JAX, name_and_place
 from regrad.jax.custom import CustomGradient
 from regrad.jax.gradients import CountedGradient, RuleGradient
 from regrad.jax.primitives import Gradient, op_p
@@ -21,6 +23,7 @@ from regrad.jax.primitives import Gradient, op_p
 # Libraries that models are written with: a line of theirs says less than the one that called it.
 LIBRARIES = ("flax", "haiku", "equinox", "optax", "jaxtyping", "beartype", "numpyro", "chex")
 OUTERMOST: set[Any] = set()  # code by which a tool calls the user's function
+CARRIERS = (functools.__file__, contextlib.__file__, "<frozen ")  # call what others wrote
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 COMPOSED = tuple(
     os.path.join(JAX, "_src", name) + os.sep for name in ("nn", "numpy", "scipy", "random")
@@ -50,6 +53,11 @@ class Around(NamedTuple):
     line: str = ""
     path: str = ""
     called: str = ""
+
+    @property
+    def in_jax(self) -> bool:
+        """Whether what was called is a function of JAX's."""
+        return self.called.startswith(JAX)
 
     def inside(self, body: Any, line: str, path: str) -> Around:
         """Around the equations of a program that is called here."""
@@ -147,34 +155,34 @@ def line_of(eqn: core.JaxprEqn, around: Around) -> str:
     libraries = _library_folders()
     for code, frame in frames(eqn):
         file = frame.file_name
+        line = f"{file}:{frame.line_num}"
+        if not file.startswith((PACKAGE, JAX, *libraries, *CARRIERS)):
+            return line
         if code in OUTERMOST or f"{file}:{code.co_firstlineno}" == around.called:
             break
-        if file.startswith((PACKAGE, JAX, "<frozen ")):
-            continue
-        line = f"{file}:{frame.line_num}"
-        if not file.startswith((*libraries, *CARRIERS)):
-            return line
-        otherwise = otherwise or line
+        if file.startswith(libraries):
+            otherwise = otherwise or line
     return around.line or otherwise
 
 
 def _is_by_jax(eqn: core.JaxprEqn, around: Around) -> bool:
     """Whether a function of JAX's that is made of many ops ran the op."""
     for code, frame in frames(eqn):
-        if f"{frame.file_name}:{code.co_firstlineno}" == around.called:
-            break
-        if not frame.file_name.startswith((PACKAGE, JAX, *CARRIERS)):
+        file = frame.file_name
+        if not file.startswith((PACKAGE, JAX, *CARRIERS)):
             return False
-        if frame.file_name.startswith(COMPOSED):
+        if file.startswith(COMPOSED):
             return True
-    return around.called.startswith(JAX)
+        if f"{file}:{code.co_firstlineno}" == around.called:
+            break
+    return around.in_jax
 
 
 def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, Any]]:
     """The code that was running when an equation was made, innermost first."""
     trace = eqn.source_info.traceback
     if trace is not None:
-        yield from zip(trace.raw_frames()[0], trace.frames, strict=True)
+        yield from zip(trace.raw_frames()[0], trace.frames, strict=False)
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -188,9 +196,9 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def path_of(eqn: core.JaxprEqn, around: Around) -> str:
-    """The name scopes around an equation, without what JAX's transformations add."""
+    """The name scopes around an equation, without what JAX's transformations and einsum add."""
     parts = [part.name for part in eqn.source_info.name_stack.stack
-             if type(part).__name__ == "Scope"]  # fmt: skip
+             if type(part).__name__ == "Scope" and "->" not in part.name]  # fmt: skip
     return "/".join([around.path, *parts] if around.path else parts)
 
 
@@ -200,12 +208,29 @@ def path_of(eqn: core.JaxprEqn, around: Around) -> str:
 def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
     """A name for each operand."""
     count = len(eqn.invars)
-    if eqn.primitive.name in CUSTOM or eqn.primitive is op_p:
-        body = body_of_custom(eqn)
+    given: Sequence[Any] = ()
+    if eqn.primitive is op_p:
+        given = _names_in_rule(_bare(eqn.params["gradient"]), count)
+    elif eqn.primitive.name in CUSTOM:
+        body = eqn.params["call_jaxpr"]
         given = getattr(body, "jaxpr", body).debug_info.arg_names or ()
-        if len(given) == count and all(given):
-            return [str(name) for name in given]
+    if len(given) == count and all(given):
+        return [str(name) for name in given]
     known = OPERANDS.get(eqn.primitive.name, ())
     if len(known) == count:
         return known
     return {1: ["x"], 2: ["a", "b"]}.get(count, [f"x{i}" for i in range(count)])
+
+
+def _names_in_rule(gradient: Gradient, count: int) -> Sequence[Any]:
+    """What a rule of ours calls the operands; nothing if it has no names for them."""
+    if isinstance(gradient, CustomGradient):
+        names = gradient.call.arguments.names
+        return [*(f"outside[{i}]" for i in range(gradient.outside)), *names]
+    if not isinstance(gradient, RuleGradient) or len(gradient.places) != count:
+        return ()
+    inputs = gradient.rule.op.inputs
+    return [
+        inputs[p].name if isinstance(p, int) and p < len(inputs) else p or f"x{i}"
+        for i, p in enumerate(gradient.places)
+    ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 import jax
 from regrad.core.signatures import helpful
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
@@ -21,6 +23,7 @@ OP_TYPES = {
     "mul": "Mul", "asin": "Asin", "acos": "Acos", "atanh": "Atanh", "acosh": "Acosh",
     "atan2": "Atan2", "cbrt": "Sqrt",
 }  # fmt: skip
+SEARCHED = 4096  # scans up to this length are opened if a NaN begins in one
 
 
 @helpful("trace_gradients")
@@ -50,7 +53,8 @@ def trace_gradients(
         of your code that ran it, the name scopes around it (those of Flax and Haiku modules),
         and figures of the gradients that arrived and left. What `jit`, `checkpoint`, `cond` and
         short scans call is opened. JAX's own functions with a derivative of their own
-        (`jax.nn.relu`) are one step each, and count as built-in.
+        (`jax.nn.relu`) are one step each, and count as built-in. `cuts` are ops that turn what is
+        differentiated into integers or bools, behind which there is no gradient.
 
     Raises:
         ArgumentError: f is not callable, or returns no pair with `has_aux=True`.
@@ -67,7 +71,8 @@ def trace_gradients(
         run = given.run(longest=longest_scan)
         steps = [_step(ran, arrived, left) for ran, arrived, left in run.backward()]
         inputs = zip(given.asked, map(_figures, run.gradients), strict=True)
-        return GradientTrace(tuple(steps), tuple(inputs), given.value(run.values))
+        cuts = [Step(c.op_type, c.kind, c.rule, c.line, c.path, None, ()) for c in run.cuts]
+        return GradientTrace(tuple(steps), tuple(inputs), given.value(run.values), tuple(cuts))
 
     return traced
 
@@ -126,26 +131,33 @@ def find_nan(
                 what, index, count = bad
                 return NonFinite("argument", what, "", "", "", index, count, output=name)
         with jax.debug_nans(False), jax.debug_infs(False):  # they would raise, and say less
-            run = given.run(keeps=True, longest=longest_scan)
-            if any(first_bad(y.x) for y in run.ys):
-                return _forward(run)
-            return _backward(run)
+            found = _found(given, longest_scan)
+            if found is not None and found.op_type == "scan":  # in which round?
+                found = _found(given, max(longest_scan, SEARCHED)) or found
+        return found
 
     return checked
 
 
+def _found(given: Given, longest_scan: int) -> NonFinite | None:
+    run = given.run(keeps=True, longest=longest_scan)
+    if any(first_bad(y.x) for y in run.ys):
+        return _forward(run)
+    return _backward(run)
+
+
 def _forward(run: Run) -> NonFinite | None:
-    """The first op on the way to the result that made what is not finite of finite numbers."""
+    """The first op on the way to the result that made, or brought in, what is not finite."""
     spoiled = {y.key for y in run.ys if first_bad(y.x)}
+    made = {key for ran in run.ran for key in ran.ys}
     found = None
     for ran in reversed(run.ran):
         if spoiled.isdisjoint(ran.ys):
             continue
-        spoiled |= {key for key, x in _operands_of(ran) if first_bad(x)}
-        bad = _bad_output(ran)
-        made = found is None or not any(first_bad(x) for _, x in _operands_of(ran))
-        if bad is not None and made and ran.site.op_type:
-            found = ran, bad
+        bad = {key for key, x in _operands_of(ran) if first_bad(x)}
+        spoiled |= bad
+        if ran.site.op_type and made.isdisjoint(bad) and (output := _bad_output(ran)):
+            found = ran, output
     return None if found is None else _made_forward(*found)
 
 
@@ -206,7 +218,7 @@ def _operands(ran: Ran, shape: tuple[int, ...], index: tuple[int, ...]) -> tuple
     return tuple(
         operand(ran.name(i), x, shape, index)
         for i, x in enumerate(ran.xs)
-        if x.size and is_number(jax.typeof(x))
+        if np.size(x) and is_number(jax.typeof(x))
     )
 
 
