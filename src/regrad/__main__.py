@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module, metadata, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import regrad
@@ -176,10 +177,9 @@ def _library_of(f: Any) -> str:
         return "torch"
     module = sys.modules.get(getattr(f, "__module__", ""))
     names = {} if module is None else vars(module)
-    for library, module in (("regrad", "regrad"), ("torch", "torch"), ("jax", "jax")):
-        if any(getattr(v, "__name__", "") == module for v in names.values()):
-            return library
-    return "regrad"
+    modules = [v.__name__ for v in names.values() if isinstance(v, ModuleType)]
+    roots = {name.partition(".")[0] for name in modules}
+    return next((library for library in LIBRARIES if library in roots), "regrad")
 
 
 def _arguments(text: str, library: str) -> list[Any]:

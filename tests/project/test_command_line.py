@@ -23,10 +23,9 @@ def doubled(x):
 class Nets:
     doubled = staticmethod(lambda x: doubled(x).sum())
 """
-TORCH = """
-import torch
-
-net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+JAX = """import jax.numpy as jnp
+def loss(x):
+    return jnp.sum(jnp.sin(x))
 """
 ARGS = ["--args", "[[1.0, 0.0]]"]
 
@@ -74,6 +73,22 @@ def test_nan(capsys, file):
     status, out, _ = run(capsys, "nan", f"{file}:masked", *ARGS)
     assert status == 1
     assert "the gradient of Sqrt" in out and "at index (1,)" in out
+
+
+def test_compare(capsys, file):
+    status, out, _ = run(capsys, "compare", f"{file}:Nets.doubled", *ARGS)
+    assert status == 1
+    assert "doubled" in out and "1 undeclared" in out or "2 undeclared" in out
+    assert run(capsys, "compare", f"{file}:fine", *ARGS, "--other", f"{file}:fine")[0] == 0
+
+
+def test_the_library_is_that_of_the_module(capsys, file, tmp_path):
+    pytest.importorskip("jax")
+    path = tmp_path / f"in_jax_{tmp_path.name}.py"
+    path.write_text(JAX)
+    status, out, _ = run(capsys, "trace", f"{path.name}:loss", *ARGS)
+    assert status == 0
+    assert "reduce_sum" in out and f"{path.name}:3" in out
 
 
 def test_draw(capsys, file, tmp_path):

@@ -212,6 +212,5 @@ def _shapes(shapes: Iterable[str]) -> str:
 
 
 def _short(cell: str) -> str:
-    """A cell to be shown; a source line is relative to the working folder, if it is below it."""
-    folder = os.getcwd() + os.sep
-    return printable(cell.removeprefix(folder))
+    """A cell to be shown; source lines are relative to the working folder, if they are below it."""
+    return printable(cell.replace(os.getcwd() + os.sep, ""))
