@@ -10,8 +10,6 @@ from typing import Any
 
 import jax
 
-jax.config.update("jax_enable_x64", True)  # the evals compare 64-bit floats
-
 
 def main() -> None:
     for line in sys.stdin:
@@ -40,4 +38,7 @@ def module(message: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)  # the evals compare 64-bit floats
+    # Each result is waited for, so there is no use in a second thread to compute it.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     main()

@@ -35,7 +35,7 @@ def log_posterior(independent: Independent, x: rg.Tensor, m: int, gamma: float) 
 
 
 def cholesky(q: rg.Tensor, below: rg.Tensor) -> rg.Tensor:
-    """The lower triangular factors, of which `below` holds what is under the diagonal by columns."""
+    """The lower triangular factors; `below` holds by columns what is under their diagonals."""
     k, d = q.shape
     columns, rows = np.triu_indices(d, 1)
     zeros = rg.zeros((k, d, d), dtype=rg.float64)
