@@ -29,7 +29,8 @@ def loss(main: rg.Tensor, extra: rg.Tensor, state: rg.Tensor, text: rg.Tensor) -
         return after, (following * (predicted - norm)).sum()
 
     start = [(state[2 * i], state[2 * i + 1]) for i in range(layers)]
-    _, gains = rg.scan(step, start, (text[:-1], text[1:]))
+    # (To compute a step again takes less time than to keep all that its gradient asks for.)
+    _, gains = rg.scan(step, start, (text[:-1], text[1:]), checkpoint=True)
     return -gains.sum() / (bits * len(gains))
 
 
