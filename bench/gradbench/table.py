@@ -1,0 +1,137 @@
+"""The report of a run: which answers are valid, and how long they took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import geometric_mean, median
+from typing import NamedTuple
+
+from bench import report
+
+from .checkout import PYTHON_PEERS
+from .session import Session
+
+GRADIENTS = ("gradient", "jacobian", "dir")
+CLOSED_FORM = "ode"  # `manual` does not differentiate its loop: it has a formula for the result
+Rounds = Mapping[tuple[str, str], Sequence[Session]]
+
+
+class Figure(NamedTuple):
+    """A function at a size: seconds of each tool, round by round."""
+
+    eval: str
+    function: str
+    size: str
+    seconds: dict[str, list[float]]
+
+    def ratios(self, peer: str) -> list[float]:
+        """Ours to theirs, round by round."""
+        pairs = zip(self.seconds["regrad"], self.seconds[peer], strict=False)
+        return [ours / theirs for ours, theirs in pairs]
+
+    def fastest(self) -> str | None:
+        """The fastest of the tools in Python."""
+        there = [name for name in PYTHON_PEERS if self.seconds.get(name)]
+        return min(there, key=lambda name: median(self.seconds[name]), default=None)
+
+
+def markdown(
+    about: Iterable[str], whole: Mapping[str, Session], rounds: Rounds, tools: Sequence[str]
+) -> str:
+    figures = list(gathered(rounds, tools))
+    lines = [f"# GradBench, {report.today()}", "", *about, ""]
+    lines += ["## Valid answers", "", *validity(whole, rounds, tools), ""]
+    lines += ["## Times", "", *times(figures, tools), "", *summary(figures), ""]
+    lines += ["How to read this: [bench/gradbench/README.md](../gradbench/README.md).", ""]
+    return "\n".join(lines)
+
+
+def verdict(session: Session) -> str:
+    """`12 of 12 valid`, or why there is nothing to count."""
+    count, valid = len(session.evaluations), sum(e.valid is True for e in session.evaluations)
+    if not count:
+        return session.failure or "no answer"
+    errors = [e.error.splitlines()[-1] for e in session.evaluations if not e.valid and e.error]
+    reasons = [*errors[:1], session.failure]
+    return "; ".join([f"{valid} of {count} valid", *(reason for reason in reasons if reason)])
+
+
+def validity(whole: Mapping[str, Session], rounds: Rounds, tools: Sequence[str]) -> Iterable[str]:
+    """One row for each eval: our tool at all default sizes, then all at the timed ones."""
+    head = [["regrad, all default sizes"] if whole else [], [f"{t}, timed sizes" for t in tools]]
+    yield report.table_line(["eval", *head[0], *head[1]])
+    yield report.table_line(["---"] * (1 + len(head[0]) + len(head[1])))
+    for name in dict.fromkeys(name for name, _ in rounds):
+        ours = [verdict(whole[name])] if whole else []
+        yield report.table_line([name, *ours, *(worst(rounds[name, tool]) for tool in tools)])
+
+
+def worst(sessions: Sequence[Session]) -> str:
+    """The verdict of the round with the fewest valid answers."""
+    return verdict(min(sessions, key=lambda s: sum(e.valid is True for e in s.evaluations)))
+
+
+def gathered(rounds: Rounds, tools: Sequence[str]) -> Iterable[Figure]:
+    for name in dict.fromkeys(name for name, _ in rounds):
+        seconds: dict[tuple[str, str], dict[str, list[float]]] = {}
+        for tool in tools:
+            for session in rounds[name, tool]:
+                for e in session.evaluations:
+                    if e.seconds is not None and e.valid:
+                        entry = seconds.setdefault((e.function, e.size), {})
+                        entry.setdefault(tool, []).append(e.seconds)
+        for (function, size), entry in seconds.items():
+            if "regrad" in entry:
+                yield Figure(name, function, size, entry)
+
+
+def times(figures: Sequence[Figure], tools: Sequence[str]) -> Iterable[str]:
+    """A row for each figure: our time, theirs with the ratio, and the bound."""
+    peers = [tool for tool in tools if tool != "regrad"]
+    heads = ["eval", "function", "size", "regrad", *peers, "fastest in Python", "bound", "met"]
+    yield report.table_line(heads)
+    yield report.table_line(["---"] * 3 + ["--:"] * (len(peers) + 3) + ["---"])
+    for figure in figures:
+        against, limit, met = judged(figure)
+        yield report.table_line(
+            [
+                *figure[:3],
+                report.time(median(figure.seconds["regrad"])),
+                *(beside(figure, peer) for peer in peers),
+                against,
+                "" if limit is None else f"≤ {report.times(limit)}",
+                {True: "yes", False: "NO", None: ""}[met],
+            ]
+        )
+
+
+def beside(figure: Figure, peer: str) -> str:
+    """The peer's time, with the median of our ratios to it."""
+    if not figure.seconds.get(peer):
+        return ""
+    theirs = report.time(median(figure.seconds[peer]))
+    return f"{theirs} ({report.times(median(figure.ratios(peer)))})"
+
+
+def judged(figure: Figure) -> tuple[str, float | None, bool | None]:
+    """The ratio to the fastest tool in Python, with its spread, its bound, and the verdict."""
+    if (peer := figure.fastest()) is None:
+        return "", None, None
+    ratios = figure.ratios(peer)
+    limit = 1.3 if median(figure.seconds[peer]) < 1e-3 else 1.0
+    spread = f"{report.times(median(ratios))} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{peer} {spread}", limit, median(ratios) <= limit
+
+
+def summary(figures: Sequence[Figure]) -> Iterable[str]:
+    met = [judged(figure)[2] for figure in figures]
+    verdicts = [entry for entry in met if entry is not None]
+    yield f"{sum(verdicts)} of {len(verdicts)} bounds are met."
+    gradients = [f for f in figures if f.function in GRADIENTS and f.seconds.get("manual")]
+    for text, chosen in (
+        ("", gradients),
+        (f" but {CLOSED_FORM}'s", [f for f in gradients if f.eval != CLOSED_FORM]),
+    ):
+        if chosen:
+            mean = geometric_mean([median(f.ratios("manual")) for f in chosen])
+            yield f"Geometric mean of regrad / manual over all gradients{text}: {mean:.2f}."

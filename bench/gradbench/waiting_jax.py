@@ -1,0 +1,33 @@
+"""JAX's tool of a checkout, made to wait: `python -m bench.gradbench.waiting_jax RUN.PY`.
+
+JAX answers a call before it has computed the result. The tool stops its clock right there, so
+it would time how long a call takes to be sent off. Here its measuring decorator is replaced,
+before the tool loads it, by one that waits within the measured call.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gradbench import wrap  # pyright: ignore  (of the checkout)
+
+import jax
+
+measured = wrap.multiple_runs
+
+
+def waiting(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    decorate = measured(**options)
+    return lambda f: decorate(lambda x: jax.block_until_ready(f(x)))
+
+
+if __name__ == "__main__":
+    wrap.multiple_runs = waiting
+    tool = Path(sys.argv[1])
+    sys.argv = sys.argv[1:]
+    sys.path[0] = str(tool.parent)  # the tool finds its evals there
+    runpy.run_path(str(tool), run_name="__main__")
