@@ -7,8 +7,6 @@ import regrad as rg
 from .protocol import Function, function, tensor
 from .solver import MODES, Gradient, argmax, argmin
 
-MAX_STEPS = 200  # of an inner descent: from (1, 1) it takes 169
-
 
 def height(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
     return x.square().sum() - y.square().sum()
@@ -21,7 +19,7 @@ def variant(outer: Gradient, inner: Gradient) -> Function:
     @rg.jit
     def point(start: rg.Tensor) -> rg.Tensor:
         def greatest(x: rg.Tensor) -> rg.Tensor:
-            return height(x, argmax(inner, lambda y: height(x, y), start, MAX_STEPS))
+            return height(x, argmax(inner, lambda y: height(x, y), start))
 
         x = argmin(outer, greatest, start)
         y = argmax(outer, lambda y: height(x, y), start)

@@ -26,10 +26,8 @@ class State(NamedTuple):
     successes: rg.Tensor  # with this rate
 
 
-def argmin(
-    gradient: Gradient, f: Objective, start: rg.Tensor, max_steps: int | None = None
-) -> rg.Tensor:
-    """Where f is least. (A gradient of the result itself needs `max_steps` in reverse mode.)"""
+def argmin(gradient: Gradient, f: Objective, start: rg.Tensor) -> rg.Tensor:
+    """Where f is least."""
     slope = gradient(f)
 
     def going(s: State) -> rg.Tensor:
@@ -53,10 +51,8 @@ def argmin(
 
     rate, none = rg.scalar(SMALL, "float64"), rg.scalar(0, "int32")
     first = State(start, f(start), slope(start), rate, none)
-    return rg.while_loop(going, step, first, max_steps=max_steps).x
+    return rg.while_loop(going, step, first).x
 
 
-def argmax(
-    gradient: Gradient, f: Objective, start: rg.Tensor, max_steps: int | None = None
-) -> rg.Tensor:
-    return argmin(gradient, lambda x: -f(x), start, max_steps)
+def argmax(gradient: Gradient, f: Objective, start: rg.Tensor) -> rg.Tensor:
+    return argmin(gradient, lambda x: -f(x), start)
