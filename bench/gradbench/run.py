@@ -119,7 +119,7 @@ def another_round(
     """Each eval with each tool once more, at the sizes to be timed."""
     for name in options.eval:
         words = (QUICK if options.quick else TIMED).get(name, "").split()
-        words += [] if name == "hello" else "--min-runs 3 --min-seconds 0.3".split()
+        words += [] if name == "hello" else ["--min-runs", "3", "--min-seconds", "0.3"]
         for tool in ["regrad", *options.peers]:
             sessions = rounds.setdefault((name, tool), [])
             if sessions and sessions[-1].failure:
