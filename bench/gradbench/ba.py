@@ -8,7 +8,7 @@ import numpy as np
 
 import regrad as rg
 
-from .protocol import function, tensor
+from .protocol import function, indices, tensor
 
 CAMERA, POINT = 11, 3  # parameters of each
 ROW = CAMERA + POINT + 1  # what one reprojection error depends on
@@ -84,10 +84,6 @@ def read(given: dict[str, Any]) -> tuple[Observations]:
         indices(np.arange(p) % m),
     )
     return (observations,)
-
-
-def indices(values: np.ndarray) -> rg.Tensor:
-    return rg.asarray(values.astype(np.int32))
 
 
 def write_errors(errors: tuple[rg.Tensor, rg.Tensor]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import regrad as rg
 
 from . import forward
-from .protocol import function, tensor
+from .protocol import function, indices, tensor
 
 
 class Hand(NamedTuple):
@@ -89,16 +89,16 @@ def fitted(places: rg.Tensor, us: rg.Tensor, hand: Hand) -> rg.Tensor:
 
 def read(given: dict[str, Any]) -> tuple[rg.Tensor, rg.Tensor, Hand, tuple[int, ...]]:
     data, model = given["data"], given["data"]["model"]
-    corners = np.asarray(data["correspondences"], dtype=np.int32)
+    corners = np.asarray(data["correspondences"])
     if len(given["us"]):
-        corners = np.asarray(model["triangles"], dtype=np.int32)[corners]
+        corners = np.asarray(model["triangles"])[corners]
     hand = Hand(
         tensor(model["base_relatives"]),
         tensor(model["inverse_base_absolutes"]),
         tensor(model["base_positions"]),
         tensor(model["weights"]),
         tensor([-1 if model["is_mirrored"] else 1, 1, 1]),
-        rg.asarray(corners.reshape((len(corners), -1))),
+        indices(corners.reshape((len(corners), -1))),
         tensor(data["points"]),
     )
     return tensor(given["theta"]), tensor(given["us"]), hand, tuple(model["parents"])

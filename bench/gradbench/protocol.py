@@ -48,3 +48,8 @@ def function(
 def tensor(values: Any) -> rg.Tensor:
     """A float64 Tensor of JAX data, so that no call of a compiled function has to convert it."""
     return rg.asarray(jnp.asarray(np.asarray(values, dtype=np.float64)))
+
+
+def indices(values: Any) -> rg.Tensor:
+    """The same of int32."""
+    return rg.asarray(jnp.asarray(np.asarray(values, dtype=np.int32)))

@@ -17,22 +17,25 @@ Rounds = Mapping[tuple[str, str], Sequence[Session]]
 
 
 class Figure(NamedTuple):
-    """A function at a size: seconds of each tool, round by round."""
+    """A function at a size: how long each tool took, by round."""
 
     eval: str
     function: str
     size: str
-    seconds: dict[str, list[float]]
+    rounds: dict[str, dict[int, float]]
+
+    def seconds(self, tool: str) -> float:
+        return median(self.rounds[tool].values())
 
     def ratios(self, peer: str) -> list[float]:
         """Ours to theirs, round by round."""
-        pairs = zip(self.seconds["regrad"], self.seconds[peer], strict=False)
-        return [ours / theirs for ours, theirs in pairs]
+        ours, theirs = self.rounds["regrad"], self.rounds[peer]
+        return [ours[number] / theirs[number] for number in ours.keys() & theirs.keys()]
 
     def fastest(self) -> str | None:
         """The fastest of the tools in Python."""
-        there = [name for name in PYTHON_PEERS if self.seconds.get(name)]
-        return min(there, key=lambda name: median(self.seconds[name]), default=None)
+        there = [name for name in PYTHON_PEERS if name in self.rounds]
+        return min(there, key=self.seconds, default=None)
 
 
 def markdown(
@@ -41,7 +44,9 @@ def markdown(
     figures = list(gathered(rounds, tools))
     lines = [f"# GradBench, {report.today()}", "", *about, ""]
     lines += ["## Valid answers", "", *validity(whole, rounds, tools), ""]
-    lines += ["## Times", "", *times(figures, tools), "", *summary(figures), ""]
+    count = max(len(sessions) for sessions in rounds.values())
+    lines += [f"## Times ({count} rounds)", "", *times(figures, tools), ""]
+    lines += [*summary(figures), ""]
     lines += ["How to read this: [bench/gradbench/README.md](../gradbench/README.md).", ""]
     return "\n".join(lines)
 
@@ -73,14 +78,14 @@ def worst(sessions: Sequence[Session]) -> str:
 
 def gathered(rounds: Rounds, tools: Sequence[str]) -> Iterable[Figure]:
     for name in dict.fromkeys(name for name, _ in rounds):
-        seconds: dict[tuple[str, str], dict[str, list[float]]] = {}
+        found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
         for tool in tools:
-            for session in rounds[name, tool]:
+            for number, session in enumerate(rounds[name, tool]):
                 for e in session.evaluations:
                     if e.seconds is not None and e.valid:
-                        entry = seconds.setdefault((e.function, e.size), {})
-                        entry.setdefault(tool, []).append(e.seconds)
-        for (function, size), entry in seconds.items():
+                        entry = found.setdefault((e.function, e.size), {})
+                        entry.setdefault(tool, {})[number] = e.seconds
+        for (function, size), entry in found.items():
             if "regrad" in entry:
                 yield Figure(name, function, size, entry)
 
@@ -96,7 +101,7 @@ def times(figures: Sequence[Figure], tools: Sequence[str]) -> Iterable[str]:
         yield report.table_line(
             [
                 *figure[:3],
-                report.time(median(figure.seconds["regrad"])),
+                report.time(figure.seconds("regrad")),
                 *(beside(figure, peer) for peer in peers),
                 against,
                 "" if limit is None else f"≤ {report.times(limit)}",
@@ -107,9 +112,9 @@ def times(figures: Sequence[Figure], tools: Sequence[str]) -> Iterable[str]:
 
 def beside(figure: Figure, peer: str) -> str:
     """The peer's time, with the median of our ratios to it."""
-    if not figure.seconds.get(peer):
+    if not figure.rounds.get(peer):
         return ""
-    theirs = report.time(median(figure.seconds[peer]))
+    theirs = report.time(figure.seconds(peer))
     return f"{theirs} ({report.times(median(figure.ratios(peer)))})"
 
 
@@ -118,7 +123,7 @@ def judged(figure: Figure) -> tuple[str, float | None, bool | None]:
     if (peer := figure.fastest()) is None:
         return "", None, None
     ratios = figure.ratios(peer)
-    limit = 1.3 if median(figure.seconds[peer]) < 1e-3 else 1.0
+    limit = 1.3 if figure.seconds(peer) < 1e-3 else 1.0
     spread = f"{report.times(median(ratios))} ({min(ratios):.2f} to {max(ratios):.2f})"
     return f"{peer} {spread}", limit, median(ratios) <= limit
 
@@ -127,7 +132,7 @@ def summary(figures: Sequence[Figure]) -> Iterable[str]:
     met = [judged(figure)[2] for figure in figures]
     verdicts = [entry for entry in met if entry is not None]
     yield f"{sum(verdicts)} of {len(verdicts)} bounds are met."
-    gradients = [f for f in figures if f.function in GRADIENTS and f.seconds.get("manual")]
+    gradients = [f for f in figures if f.function in GRADIENTS and f.rounds.get("manual")]
     for text, chosen in (
         ("", gradients),
         (f" but {CLOSED_FORM}'s", [f for f in gradients if f.eval != CLOSED_FORM]),
