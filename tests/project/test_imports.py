@@ -41,8 +41,9 @@ def test_work_on_numpy_loads_no_jax():
 # A package imports only from those before it, inside functions too. In a package the imports make
 # no circle. `core` is what docs/how_it_works.py builds; the last is TensorFlow 1 on top of all.
 PACKAGES = [
-    "errors", "core", "shapes", "graph", "ops", "autodiff", "transforms", "checking", "inspection", "rules",
-    "linalg", "random", "nn", "losses", "testing", "extend", "train", "jax", "torch", "", "v1",
+    "errors", "core", "shapes", "graph", "ops", "autodiff", "transforms", "checking",
+    "inspection", "rules", "linalg", "random", "nn", "losses", "testing", "extend", "train",
+    "jax", "torch", "", "v1",
 ]  # fmt: skip
 
 

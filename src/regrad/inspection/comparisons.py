@@ -1,0 +1,302 @@
+"""Two gradients of the same function side by side, as data: `GradientComparison`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from regrad.core.reports import Table
+from regrad.errors import GradientError
+from regrad.inspection.pages import html_table
+
+RowKind = Literal["argument", "parameter", "op"]
+RTOL = 1e-4  # up to which two gradients count as one: float32, and sums in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two gradients by the same thing: an argument, a parameter, or an op's input in place.
+
+    In place means that both rules of an op were given the same gradient (`dy`), so that a
+    difference is the op's own, and not one that came from further on.
+
+    Attributes:
+        kind: "argument", "parameter" or "op".
+        name: What was differentiated by: `args[0]`, `layer1.weight`; of an op, the input's name.
+        shape: The shape of both gradients.
+        cosine: The cosine of the angle between them: 1 for the same direction, -1 for opposite
+            ones; NaN if one of them is zero or not finite.
+        ratio: The norm of the first, divided by that of the second; NaN if both are zero.
+        signs: The share of elements whose signs agree (0 agrees with 0 only).
+        zeros: The share of zeros in the first.
+        other_zeros: The share of zeros in the second.
+        gap: The norm of the difference, relative to the larger of both norms.
+        missing: "first" or "second" if there is no gradient there at all, "both", or "".
+        op_type: Of an op, its type.
+        rule: Of an op, the rule that is compared, with its place.
+        line: Of an op, the line of the user's code that ran it.
+        path: Of an op, the module or name scope.
+        declared: Whether the difference was declared to be meant: a surrogate.
+    """
+
+    kind: RowKind
+    name: str
+    shape: tuple[int, ...]
+    cosine: float
+    ratio: float
+    signs: float
+    zeros: float
+    other_zeros: float
+    gap: float
+    missing: Literal["", "first", "second", "both"] = ""
+    op_type: str = ""
+    rule: str = ""
+    line: str = ""
+    path: str = ""
+    declared: bool = False
+
+    @classmethod
+    def of(cls, kind: RowKind, name: str, first: Any, second: Any, **about: str) -> Compared:
+        """Compare two arrays that NumPy can read; None is for no gradient.
+
+        Args:
+            kind: What is compared.
+            name: What was differentiated by.
+            first: The gradient in question.
+            second: The one that it is compared with.
+            **about: For an op, `op_type`, `rule`, `line` and `path`.
+        """
+        if first is None or second is None:
+            return _with_one(kind, name, first, second, about)
+        a, b = _wide(first), _wide(second)
+        if a.shape != b.shape:
+            raise GradientError(
+                f"compare_gradients: the gradients by {name!r} have the shapes {a.shape} and "
+                f"{b.shape}, which cannot be compared"
+            )
+        return cls(kind, name, a.shape, *_figures(a.ravel(), b.ravel()), "", **about)  # pyright: ignore
+
+    def differs(self, rtol: float = RTOL) -> bool:
+        """Whether the two are not the same, within a tolerance relative to the larger norm."""
+        return not self.gap <= rtol
+
+    @property
+    def place(self) -> str:
+        """What the row is about, for a message."""
+        if self.kind != "op":
+            return f"the gradient by {self.name}"
+        inside = f" in {self.path}" if self.path else ""
+        at = f" at {self.line}" if self.line else ""
+        rule = f" ({self.rule})" if self.rule else ""
+        return f"{self.op_type}{inside}{at}{rule}, input {self.name!r}"
+
+    @property
+    def text(self) -> str:
+        """How the two differ, for a message."""
+        if self.missing:
+            return "neither has one" if self.missing == "both" else f"the {self.missing} has none"
+        words = f"cosine {self.cosine:.4g}, norms' ratio {self.ratio:.4g}"
+        return f"{words}, signs agree in {self.signs:.1%}"
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}" + (", as declared" if self.declared else "")
+
+
+def _wide(array: Any) -> np.ndarray:
+    """An array in double precision."""
+    a = np.asarray(array)
+    return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+
+
+def _figures(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float, float, float, float]:
+    """Cosine, ratio of norms, agreement of signs, zeros of both, and relative difference."""
+    if not a.size:
+        return math.nan, math.nan, 1.0, 0.0, 0.0, 0.0
+    with np.errstate(all="ignore"):
+        top = max(np.abs(a).max(), np.abs(b).max())
+        scale = top if np.isfinite(top) and top > 0 else 1.0  # (squares must not overflow)
+        a, b = a / scale, b / scale
+        m, n = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+        # rounding leaves 1.0000000000000002
+        cosine = min(1.0, max(-1.0, float(np.vdot(a, b).real) / m / n)) if m and n else math.nan
+        ratio = m / n if n else (math.inf if m else math.nan)
+        gap = float(np.linalg.norm(a - b)) / max(m, n) if m or n else 0.0
+        signs = float(np.mean(np.sign(a) == np.sign(b)))
+    zeros = [1 - int(np.count_nonzero(x)) / x.size for x in (a, b)]
+    if not math.isfinite(m + n):
+        same = np.array_equal(a, b, equal_nan=True)
+        cosine, gap = math.nan, 0.0 if same else math.inf
+    return cosine, ratio, signs, zeros[0], zeros[1], gap
+
+
+def _with_one(kind: RowKind, name: str, first: Any, second: Any, about: dict[str, str]) -> Compared:
+    """A row of which at least one gradient does not exist; one of zeros counts as the same."""
+    given = second if first is None else first
+    missing = "both" if given is None else "first" if first is None else "second"
+    a = np.zeros(()) if given is None else _wide(given)
+    none = given is None or not a.any()
+    zeros = 1 - int(np.count_nonzero(a)) / max(a.size, 1)
+    shares = (1.0, zeros) if first is None else (zeros, 1.0)
+    ratio = math.nan if none else 0.0 if first is None else math.inf
+    signs, gap = zeros if a.size else 1.0, 0.0 if none else math.inf
+    figures = (math.nan, ratio, signs, *shares, gap)
+    return Compared(kind, name, a.shape, *figures, missing=missing, **about)  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class GradientComparison:
+    """Two gradients of the same function: by argument and parameter, and op by op in place.
+
+    Attributes:
+        rows: Arguments and parameters first, then the ops whose rules are not the same, in the
+            order in which they ran backward.
+        names: What the two gradients are called, for headings.
+        rtol: The tolerance from which rows differ, relative to the larger of both norms.
+
+    An op's difference is declared if its op type or its rule's name was given as a surrogate. A
+    difference by an argument or a parameter is then explained if at least one op differs, and all
+    that do are declared (but no rule explains that there is no gradient at all); it may also be
+    declared by its own name.
+    """
+
+    rows: tuple[Compared, ...]
+    names: tuple[str, str] = ("first", "second")
+    rtol: float = RTOL
+
+    @classmethod
+    def declare(
+        cls,
+        rows: Iterable[Compared],
+        surrogates: Iterable[str] = (),
+        *,
+        names: tuple[str, str] = ("first", "second"),
+        rtol: float = RTOL,
+    ) -> GradientComparison:
+        """Make a comparison, in which these op types, rules or names may differ.
+
+        Args:
+            rows: All rows.
+            surrogates: Op types (`"Relu"`), names of rules (without their places), or names of
+                arguments and parameters.
+            names: What the two gradients are called.
+            rtol: The tolerance.
+
+        Raises:
+            GradientError: surrogates is not a list of strings.
+        """
+        if isinstance(surrogates, str) or not all(isinstance(s, str) for s in surrogates):
+            raise GradientError(
+                "compare_gradients: surrogates is a list of op types or names of rules, as in "
+                f"surrogates=['Relu'], got {surrogates!r:.60}"
+            )
+        meant = frozenset(surrogates)
+        marked = [replace(row, declared=_is_meant(row, meant)) for row in rows]
+        return cls(tuple(marked), names, rtol)
+
+    @property
+    def differences(self) -> list[Compared]:
+        """The rows that differ, declared or not."""
+        return [row for row in self.rows if row.differs(self.rtol)]
+
+    @property
+    def undeclared(self) -> list[Compared]:
+        """The differences that nobody has declared, and that no declared one explains."""
+        ops = [row for row in self.differences if row.kind == "op"]
+        explained = bool(ops) and all(row.declared for row in ops)
+        return [
+            row
+            for row in self.differences
+            if not row.declared and not (explained and row.kind != "op" and not row.missing)
+        ]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no difference but declared ones."""
+        return not self.undeclared
+
+    def worst(self) -> list[Compared]:
+        """The differences, undeclared ones first, then ops, then by the angle between the two."""
+        undeclared = list(map(id, self.undeclared))
+        return sorted(
+            self.differences,
+            key=lambda row: (id(row) not in undeclared, row.kind != "op", _angle(row)),
+        )
+
+    def assert_same(self) -> None:
+        """Raise GradientError if there is a difference that is not declared."""
+        if not self.ok:
+            rows = "; ".join(map(str, [r for r in self.worst() if not r.declared][:3]))
+            more = len(self.undeclared) - 3
+            raise GradientError(
+                f"two gradients differ ({self.names[0]} and {self.names[1]}): {rows}"
+                + (f"; and {more} more" if more > 0 else "")
+                + ". If that is meant, declare it: surrogates=[…] takes op types and names of rules"
+            )
+
+    def table(self) -> Table:
+        """The rows as a table: what, cosine, ratio of norms, signs, zeros, rule, line, module."""
+        zeros = [f"zeros, {name}" for name in self.names]
+        return Table(
+            ("gradient by", "op", "cosine", "ratio", "signs", *zeros, "verdict", "rule",
+             "source line", "module"),
+            [self._cells(row) for row in self.rows],
+        )  # fmt: skip
+
+    def _cells(self, row: Compared) -> Sequence[str]:
+        verdict = "same"
+        if row.differs(self.rtol):
+            verdict = "as declared" if row.declared or row not in self.undeclared else "differs"
+        if row.missing:
+            which = "both" if row.missing == "both" else self.names[row.missing == "second"]
+            verdict += f" (none: {which})"
+        return (
+            row.name,
+            row.op_type,
+            _number(row.cosine),
+            _number(row.ratio),
+            f"{row.signs:.0%}",
+            f"{row.zeros:.0%}",
+            f"{row.other_zeros:.0%}",
+            verdict,
+            row.rule,
+            row.line,
+            row.path,
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n{self._verdict}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.table(), [self._verdict])
+
+    @property
+    def _verdict(self) -> str:
+        if not self.differences:
+            return "no difference"
+        count = len(self.undeclared)
+        declared = len(self.differences) - count
+        return f"{count} undeclared and {declared} declared differences"
+
+
+def _is_meant(row: Compared, meant: frozenset[str]) -> bool:
+    """Whether a row's difference was declared, by its op type, its rule or its name."""
+    if row.kind != "op":
+        return row.name in meant
+    rule = row.rule.partition(",")[0]
+    return bool({row.op_type, rule, row.rule} & meant)
+
+
+def _angle(row: Compared) -> float:
+    """What rows are sorted by: the cosine, or less if there is none."""
+    return -2.0 if math.isnan(row.cosine) else row.cosine
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4g}"
