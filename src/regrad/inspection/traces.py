@@ -76,7 +76,8 @@ class Step:
         return self.kind if self.kind == "built-in" else f"{self.kind}: {self.rule}"
 
 
-SymptomKind = Literal["not finite", "dead", "grows", "decays"]
+SymptomKind = Literal["not finite", "dead", "cut", "grows", "decays"]
+CUTS = 3  # ops that gave no gradient on, of which worst() speaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,14 @@ class GradientTrace:
         steps: One for each op.
         inputs: The gradients by what was differentiated by: (name, figures), None for no path.
         value: What the function returned.
+        cuts: Ops that were given something differentiated, and gave no gradient on (`detach`,
+            what ran under `no_grad`), where a library can tell. They ran forward only.
     """
 
     steps: tuple[Step, ...]
     inputs: tuple[tuple[str, Numbers | None], ...] = ()
     value: Any = field(default=None, repr=False)
+    cuts: tuple[Step, ...] = ()
 
     def table(self) -> Table:
         """The steps as a table: op, rule, norms, zeros, source line, module.
@@ -119,10 +123,13 @@ class GradientTrace:
         """What is most likely wrong, worst first.
 
         The first step that made a NaN or infinity of finite numbers; steps at which the gradient
-        died; and, if they change it a thousandfold, the steps of largest growth and decay.
+        died; where it was cut off, if something has none; and, if they change it a thousandfold,
+        the steps of largest growth and decay, or the line that does so little by little.
         """
         found = [_not_finite(step) for step in self.steps if step.breaks][:1]
         found += [_dead(step) for step in self.steps if step.dead]
+        if any(numbers is None for _, numbers in self.inputs):
+            found += [_cut(step, self.inputs) for step in self.cuts[:CUTS]]
         finite = [step for step in self.steps if math.isfinite(step.growth) and step.growth > 0]
         if finite:
             most = max(finite, key=lambda step: step.growth)
@@ -131,7 +138,7 @@ class GradientTrace:
                 found.append(_changes("grows", most))
             if least.growth <= 1 / GROWTH:
                 found.append(_changes("decays", least))
-        return found
+        return [*found, *_gradual(finite, {symptom.kind for symptom in found})]
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the norms of the gradients along the backward pass, with matplotlib."""
@@ -191,6 +198,45 @@ def _dead(step: Step) -> Symptom:
         step,
         f"dead: a gradient of norm {step.arrived.norm:.3g} arrived at {step.place}, "  # pyright: ignore[reportOptionalMemberAccess]
         f"and only zeros left ({step.rule_text})",
+    )
+
+
+def _cut(step: Step, inputs: Sequence[tuple[str, Numbers | None]]) -> Symptom:
+    without = [name for name, numbers in inputs if numbers is None]
+    more = f" and {len(without) - 3} more" if len(without) > 3 else ""
+    return Symptom(
+        "cut",
+        step,
+        f"cut: {step.place} gives no gradient on; none came to {', '.join(without[:3])}{more}",
+    )
+
+
+def _gradual(steps: Sequence[Step], known: set[SymptomKind]) -> list[Symptom]:
+    """Ops that change the norm a thousandfold together: the steps of a line, or of an op type."""
+    found: list[Symptom] = []
+    for key in (lambda step: (step.op_type, step.line), lambda step: (step.op_type,)):
+        groups: dict[Any, list[Step]] = {}
+        for step in steps:
+            groups.setdefault(key(step), []).append(step)
+        sums = [(sum(math.log(s.growth) for s in group), group) for group in groups.values()]
+        for total, group in sorted(sums, key=lambda pair: -abs(pair[0])):
+            kind: Literal["grows", "decays"] = "grows" if total > 0 else "decays"
+            # (the norm itself must have changed on the way: others may make up for these)
+            over = math.log(group[-1].sent.norm / group[0].arrived.norm)  # pyright: ignore
+            least = min(abs(total), over if total > 0 else -over)
+            if len(group) > 1 and least >= math.log(GROWTH) and kind not in known:
+                known.add(kind)
+                step = max(group, key=lambda s: math.log(s.growth) * (1 if total > 0 else -1))
+                found.append(_in_all(kind, step, len(group), total))
+    return found
+
+
+def _in_all(kind: Literal["grows", "decays"], step: Step, count: int, total: float) -> Symptom:
+    return Symptom(
+        kind,
+        step,
+        f"{kind}: {step.place} multiplied the norm of the gradient by {math.exp(total):.3g} in "
+        f"{count} steps together ({step.rule_text})",
     )
 
 
