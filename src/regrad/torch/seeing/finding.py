@@ -138,11 +138,12 @@ class _Nonfinite(Looker):
                 continue
             before = [found[0] for _, x in was if (found := bad_in(x)) is not None]
             what, index, count = bad
+            op_type = note.op_type if isinstance(func, type) else function_name(func)
             if "NaN" in before or (what == "inf" and before):
                 return  # it came from further up
             found = NonFinite(
-                "forward", what, note.op_type or function_name(func), note.line, note.path, index,
-                count, operands(was, tuple(y.shape), index), "", cure_of(func, note.op_type),
+                "forward", what, op_type, note.line, note.path, index,
+                count, operands(was, tuple(y.shape), index), "", cure_of(func, op_type),
             )  # fmt: skip
             if what == "inf" and writes:
                 self.written = self.written or found

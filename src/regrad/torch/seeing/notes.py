@@ -115,7 +115,8 @@ def function_name(func: Any) -> str:
         return str(func).removeprefix("aten.").removesuffix(".default")
     name = getattr(func, "__name__", "") or str(func)
     if name.startswith("__") and name.endswith("__"):
-        return name[2:-2]
+        bare = name[2:-2]
+        return {"div": "div", "truediv": "div"}.get(bare.removeprefix("r"), bare)
     for prefix in ("linalg_", "special_", "fft_"):
         if name.startswith(prefix):
             return f"{prefix[:-1]}.{name[len(prefix) :]}"

@@ -14,6 +14,9 @@ from torch.autograd.function import BackwardCFunction
 
 import torch
 from regrad.core.callers import find_caller
+from regrad.torch.bridge import Bridge, find_twin
+from regrad.torch.calls import Overridden
+from regrad.torch.custom import Custom
 from regrad.torch.nodes import LIBRARIES, is_leaf, sequence_nr, tensors
 from regrad.torch.seeing.modules import ModulePaths
 from regrad.torch.seeing.notes import (
@@ -313,6 +316,8 @@ class _Patches:
         self.replaced: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
+        for ours in (Overridden, Custom, Bridge):
+            find_twin(ours)
         for function in set(_functions(torch.autograd.Function)):
             if function.__module__.startswith("torch."):
                 continue
