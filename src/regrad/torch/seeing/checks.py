@@ -16,7 +16,7 @@ from regrad.errors import ArgumentError, kind
 from regrad.testing import GradientCheckError
 from regrad.torch.seeing.finding import as_array
 from regrad.torch.seeing.floats import Floats, of_arrays, pulled, wide
-from regrad.torch.seeing.kinds import telling_kind
+from regrad.torch.seeing.kinds import LARGEST, telling_kind
 from regrad.torch.seeing.modules import found_in
 from regrad.torch.seeing.recording import Recorded, Recorder, at_rest, is_float
 from regrad.torch.seeing.running import check_callable
@@ -163,7 +163,8 @@ def _causes(floats: Floats, order: int, settings: Settings) -> Iterator[Finding]
         found += alone or _stale(op, settings.seed)
     yield from found
     for op in () if found else ops:  # torch's own may be wrong, too, at higher orders
-        yield from [] if op.has_rule or op.dys is None else _alone(op, order, settings)
+        if not op.has_rule and op.dys is not None and sum(x.numel() for x in op.xs) <= LARGEST:
+            yield from _alone(op, order, settings)
 
 
 def recorded(floats: Floats) -> list[Recorded]:

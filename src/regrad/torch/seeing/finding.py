@@ -123,7 +123,7 @@ class _Nonfinite(Looker):
         made = y if y is not None else (args[0] if args else None)
         self.look(func, made, was, note, _writes_infinity((args, options)))
 
-    def ran(self, function: Any, args: Any, y: Any, note: Note) -> None:
+    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
         """Look at what a Function returned."""
         given = [x for x in args if isinstance(x, torch.Tensor)]
         named = list(zip(note.names, given, strict=False))

@@ -13,14 +13,14 @@ from regrad.core import containers
 from regrad.errors import ArgumentError, GradientError, RegradError
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.finding import as_array
-from regrad.torch.seeing.modules import found_in
+from regrad.torch.seeing.modules import Unseen, found_in
 from regrad.torch.seeing.recording import at_rest, is_float
 from torch import nn
 
 OfFloats = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
-class _Holder(nn.Module):
+class _Holder(Unseen):
     """Modules together, so that the parameters of all can be replaced for one call."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:

@@ -70,7 +70,7 @@ class _Keeper(Looker):
         """What is saved from now on is saved by this function."""
         self.now = self.note(function_name(func))
 
-    def ran(self, function: Any, args: Any, y: Any, note: Note) -> None:
+    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
         """A Function's tensors are saved after its forward pass."""
         self.now = note
 

@@ -61,6 +61,10 @@ def _outer(f: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, f.__globals__[name]
 
 
+class Unseen(nn.Module):
+    """A module of ours around those of the user's."""
+
+
 class ModulePaths:
     """Where in a model the program is: a stack of the modules whose forward pass runs."""
 
@@ -86,10 +90,14 @@ class ModulePaths:
         ]
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        if isinstance(module, Unseen):
+            return
         self.met[id(module)] = module
         self.stack.append((module, self._path_of(module)))
 
     def _leave(self, module: nn.Module, args: Any, y: Any) -> None:
+        if isinstance(module, Unseen):
+            return
         while self.stack and self.stack.pop()[0] is not module:
             pass
 

@@ -55,7 +55,8 @@ class Recorded:
         if isinstance(self.func, CustomTorchCall):
             named = self.func.arguments.names
         elif not self.has_rule:
-            named = [name for name, _ in named_tensors(self.func, self.args, self.options)]
+            by_id = {id(x): name for name, x in named_tensors(self.func, self.args, self.options)}
+            named = [by_id.get(id(every[i]), f"input {i}") for i in places]
         found = dict(zip(places, named, strict=False))
         return [found.get(i, f"input {i}") for i in self.places]
 
@@ -172,7 +173,7 @@ class Recorder(Looker):
             was.note = note
             self.ops[note] = was
 
-    def ran(self, function: Any, args: Any, y: Any, note: Note) -> None:
+    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
         """Keep an `autograd.Function`, or a call of ours."""
         first = args[0] if args else None
         if isinstance(first, RuleCall):

@@ -67,7 +67,7 @@ class Looker:
     def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: Note) -> None:
         """A torch function ran."""
 
-    def ran(self, function: Any, args: Any, y: Any, note: Note) -> None:
+    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
         """The forward pass of an `autograd.Function` ran."""
 
     def ended(self, loss: torch.Tensor) -> None:
@@ -212,7 +212,7 @@ class Looker:
         note.names = function_names(function, args)
         note.describe_function(ctx)
         self.attach(ctx, note)
-        self.ran(function, args, y, note)
+        self.ran(function, args, y, note, ctx)
 
     def note_cut(self, func: Any, given: Sequence[Any], result: Any) -> None:
         """Note a function that was given something differentiated, and returned something not."""
@@ -363,8 +363,7 @@ class _Patches:
 
 def _function_of(ctx: Any, function: Any) -> Any:
     """The Function of a node: a subclass may inherit the forward pass."""
-    found = getattr(ctx, "_forward_cls", function)
-    return found if found.forward is not torch.autograd.Function.forward else function
+    return ctx._forward_cls if isinstance(ctx, BackwardCFunction) else function
 
 
 def _functions(base: Any) -> Iterator[Any]:
