@@ -15,7 +15,7 @@ from tests.helpers.paths import ROOT
 
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
-PROSE = ("conventions", "compiled", "devices", "foreign", "tf1")
+PROSE = ("conventions", "compiled", "devices", "foreign", "see", "tf1")
 PAGES = ["README.md", *(f"docs/{n}.md" for n in PROSE)]
 
 

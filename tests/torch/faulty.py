@@ -1,10 +1,9 @@
 """PyTorch models with a fault in each, as public code has them; a comment marks the line."""
 
-import torch
 import torch.nn.functional as F
 
-import regrad as rg
 import regrad.torch
+import torch
 from torch import nn
 
 
@@ -394,5 +393,3 @@ def changed_in_place():
         return y.sum() + h.sum()
 
     return f, [numbers(3).requires_grad_()]
-
-

@@ -4,13 +4,13 @@ import gc
 import weakref
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch.nn.modules import module as torch_modules
 from torch.utils.checkpoint import checkpoint
 
 import regrad as rg
 import regrad.torch as rt
+import torch
 from regrad.errors import ArgumentError, GradientError
 from regrad.testing import GradientCheckError
 from torch import nn
@@ -63,16 +63,15 @@ def hooks():
 def test_a_trace_has_the_ops_in_order_with_their_modules():
     model = net()
     trace = rt.trace_gradients(lambda x: F.cross_entropy(model(x), torch.tensor([0, 1])))(image())
-    seen = [(step.op_type, step.path) for step in main_steps(trace)]
-    assert seen[:7] == [
+    assert [(step.op_type, step.path) for step in main_steps(trace)][:7] == [
         ("linear", "last"),
         ("mean", ""),
-        ("relu_", "layer1.1.relu"),
+        ("relu", "layer1.1.relu"),
         ("add", "layer1.1"),
         ("batch_norm", "layer1.1.norm"),
         ("conv2d", "layer1.1.conv"),
-        ("relu_", "layer1.0.relu"),
-    ] or seen[2][0] == "relu"
+        ("relu", "layer1.0.relu"),
+    ]
     assert [s.op_type for s in trace.steps[:2]] == [
         "cross_entropy (nll_loss)",
         "cross_entropy (log_softmax)",
@@ -99,7 +98,7 @@ def test_each_input_of_an_op_has_its_name():
     trace = rt.trace_gradients(lambda x: F.linear(x, w, b).sum())(torch.ones(1, 2))
     (step,) = [step for step in trace.steps if step.op_type == "linear"]
     assert {name for name, numbers in step.left if numbers} == {"bias", "weight"}
-    assert [name for name, _ in trace.inputs] == ["w", "b"] or dict(trace.inputs).keys() == {"w", "b"}
+    assert {name for name, _ in trace.inputs} == {"w", "b"}
 
 
 def test_rules_are_told_with_their_places():
@@ -190,7 +189,7 @@ def test_checkpoints(reentrant):
 
     trace = rt.trace_gradients(f)(torch.ones(1, 2, requires_grad=True))
     assert {"tanh", "linear"} <= {step.op_type for step in trace.steps}
-    assert dict(trace.inputs)["layer.weight" if False else "weight"] is not None
+    assert dict(trace.inputs)["weight"] is not None
 
 
 def test_nothing_is_left_behind():

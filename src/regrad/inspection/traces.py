@@ -127,7 +127,7 @@ class GradientTrace:
         the steps of largest growth and decay, or the line that does so little by little.
         """
         found = [_not_finite(step) for step in self.steps if step.breaks][:1]
-        # (of a line that runs again and again, one step may well be dead: the first of a recurrence)
+        # (of a line that runs again and again, one step may well be dead: a recurrence's first)
         alive = {(s.op_type, s.line) for s in self.steps if s.sent and not s.sent.is_zero}
         dead = [step for step in self.steps if step.dead]
         found += [_dead(step) for step in dead if (step.op_type, step.line) not in alive]

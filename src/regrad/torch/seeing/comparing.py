@@ -97,9 +97,11 @@ def _name(f: Any, otherwise: str) -> str:
 def _spelled(surrogates: Iterable[str], ops: Sequence[Recorded]) -> list[str]:
     """What is declared, also by regrad's names of op types."""
     given = list(surrogates)
-    return given + [
-        op.note.op_type for op in ops if op.call is not None and op.call.rule.op.type in given
-    ] + [op.note.rule for op in ops if op.note.rule.partition(".backward")[0] in given]
+    return (
+        given
+        + [op.note.op_type for op in ops if op.call is not None and op.call.rule.op.type in given]
+        + [op.note.rule for op in ops if op.note.rule.partition(".backward")[0] in given]
+    )
 
 
 def _of_torch(other: Any, args: Sequence[Any], options: Any) -> Callable[..., Any]:

@@ -85,7 +85,7 @@ class _Keeper(Looker):
             if known is None or (not self.ran_backward and known[0].expired()):
                 row = (now.op_type, now.line, now.path, storage.nbytes())
                 self.saved[storage._cdata] = StorageWeakRef(storage), *row
-        return x
+            return x.detach()  # (an op's own output would hold the op that holds it)
 
     def rows(self, alive: set[int]) -> Iterator[tuple[str, str, str, int]]:
         """What was saved, and is still kept; all, if the backward pass has let go of it."""

@@ -190,6 +190,8 @@ class Recorder(Looker):
         """Keep what arrived."""
         if (op := self._op(note)) is not None:
             op.dys = tuple(None if dy is None else dy.detach().clone() for dy in dys)
+            first = note.inputs if isinstance(note.inputs, Note) else note
+            self.ops[first] = self.ops.pop(first)  # (in the order of the backward pass)
 
     def left(self, note: Note, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
         """Keep what left."""

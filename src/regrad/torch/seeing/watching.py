@@ -18,6 +18,7 @@ from regrad.torch.bridge import Bridge, find_twin
 from regrad.torch.calls import Overridden
 from regrad.torch.custom import Custom
 from regrad.torch.nodes import LIBRARIES, is_leaf, sequence_nr, tensors
+from regrad.torch.opened import unasking
 from regrad.torch.seeing.modules import ModulePaths
 from regrad.torch.seeing.notes import (
     KEY,
@@ -272,6 +273,11 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
                 self.looker.note_cut(func, [("input", args[0], None, 0)], y)
             return y
         if func is torch.Tensor.backward:
+            names = ("gradient", "retain_graph", "create_graph", "inputs")
+            given = {**dict(zip(names, args[1:], strict=False)), **options}
+            given["grad_tensors"] = given.pop("gradient", None)
+            return self._run_backward(args[0], **given)
+        if func is torch.autograd.backward:
             return self._run_backward(*args, **options)
         looker = self.looker
         looks = looker.keeps_inputs and func is not torch.autograd.grad
@@ -293,16 +299,14 @@ class _SeeingMode(torch.overrides.TorchFunctionMode):
             looker.after(func, args, options, y, was, note)
         return y
 
-    def _run_backward(self, x: torch.Tensor, *args: Any, **options: Any) -> None:
+    def _run_backward(self, roots: Any, *args: Any, **options: Any) -> None:
         """Run a backward pass in which the mode stays on, for what checkpoints run again."""
         self.looker.ran_backward = True
-        self.looker.ended(x)
-        self.looker.adopt(x.grad_fn)
-        names = ("gradient", "retain_graph", "create_graph", "inputs")
-        given = {**dict(zip(names, args, strict=False)), **options}
-        given["grad_tensors"] = given.pop("gradient", None)
+        for x in tensors((roots,)):
+            self.looker.ended(x)
+            self.looker.adopt(x.grad_fn)
         with self:
-            torch.autograd.backward(x, **given)
+            unasking(torch.autograd.backward)(roots, *args, **options)
 
 
 class _Patches:
@@ -363,7 +367,7 @@ class _Patches:
 
 def _function_of(ctx: Any, function: Any) -> Any:
     """The Function of a node: a subclass may inherit the forward pass."""
-    return ctx._forward_cls if isinstance(ctx, BackwardCFunction) else function
+    return ctx._forward_cls if isinstance(ctx, BackwardCFunction) else function  # pyright: ignore
 
 
 def _functions(base: Any) -> Iterator[Any]:
