@@ -32,6 +32,8 @@ class Finding:
     mode: str = "reverse"
     op_type: str | None = None
     rule: str | None = None
+    line: str = ""  # of the user's code that ran the op, where that is known
+    path: str = ""  # the module that it ran in
 
     @property
     def relative(self) -> float:
@@ -65,8 +67,10 @@ class Finding:
     def as_cause(self) -> str:
         """The rule that is wrong, with its numbers."""
         order = f", order {self.order}" if self.order > 1 else ""
+        inside = f" in {self.path}" if self.path else ""
+        where = f"{inside} at {self.line}" if self.line else inside
         return (
-            f"{self.rule}, input {self.input!r}{order} "
+            f"{self.rule}{where}, input {self.input!r}{order} "
             f"({self.analytic:.6g} against {self.numerical:.6g}{self.kind_if_telling})"
         )
 

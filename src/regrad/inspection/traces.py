@@ -126,7 +126,10 @@ class GradientTrace:
         the steps of largest growth and decay, or the line that does so little by little.
         """
         found = [_not_finite(step) for step in self.steps if step.breaks][:1]
-        found += [_dead(step) for step in self.steps if step.dead]
+        # (of a line that runs again and again, one step may well be dead: a recurrence's first)
+        alive = {(s.op_type, s.line) for s in self.steps if s.sent and not s.sent.is_zero}
+        dead = [step for step in self.steps if step.dead]
+        found += [_dead(step) for step in dead if (step.op_type, step.line) not in alive]
         if any(numbers is None for _, numbers in self.inputs):
             found += [_cut(step, self.inputs) for step in self.cuts[:CUTS]]
         finite = [step for step in self.steps if math.isfinite(step.growth) and step.growth > 0]
@@ -137,7 +140,8 @@ class GradientTrace:
                 found.append(_changes("grows", most))
             if least.growth <= 1 / GROWTH:
                 found.append(_changes("decays", least))
-        return [*found, *_gradual(finite, {symptom.kind for symptom in found})]
+        found += _gradual(finite, {symptom.kind for symptom in found})
+        return found + [_dead(step) for step in dead if (step.op_type, step.line) in alive]
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the norms of the gradients along the backward pass, with matplotlib."""

@@ -9,6 +9,8 @@
 tensor([1., 1.])
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from regrad.errors import MissingPackageError
 
 try:
@@ -20,3 +22,29 @@ from regrad.torch.bridge import from_regrad as from_regrad
 from regrad.torch.custom import custom_grad as custom_grad
 from regrad.torch.drawing import draw as draw
 from regrad.torch.overriding import gradient_override_map as gradient_override_map
+
+if _TYPE_CHECKING:
+    from regrad.torch.seeing.checks import check_gradients as check_gradients
+    from regrad.torch.seeing.checks import gradient_report as gradient_report
+    from regrad.torch.seeing.comparing import compare_gradients as compare_gradients
+    from regrad.torch.seeing.finding import find_nan as find_nan
+    from regrad.torch.seeing.keeping import saved_bytes as saved_bytes
+    from regrad.torch.seeing.tracing import trace_gradients as trace_gradients
+
+_TOOLS = {  # imported when they are first used
+    "check_gradients": "checks",
+    "compare_gradients": "comparing",
+    "find_nan": "finding",
+    "gradient_report": "checks",
+    "saved_bytes": "keeping",
+    "trace_gradients": "tracing",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import tools when they are first used."""
+    from importlib import import_module
+
+    if name in _TOOLS:
+        return getattr(import_module(f"regrad.torch.seeing.{_TOOLS[name]}"), name)
+    raise AttributeError(f"module 'regrad.torch' has no attribute {name!r}")

@@ -8,6 +8,10 @@ from typing import Any
 # `regrad.torch.gradient_override_map` objects, the innermost last.
 SCOPES: ContextVar[tuple[Any, ...]] = ContextVar("regrad_torch", default=())
 
+# Whether every op has torch's own gradient, whatever scopes and custom gradients there are: asked
+# for by the tools that compare the two.
+OWN: ContextVar[bool] = ContextVar("regrad_torch_own", default=False)
+
 
 def scope_of(ruleset: Any) -> Any:
     """Return the innermost open scope with a set of rules; None if there is none."""

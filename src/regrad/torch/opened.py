@@ -90,6 +90,12 @@ def open_body(function: Callable[..., Any]) -> Callable[..., Any] | None:
     return None
 
 
+@cache
+def unasking(function: FunctionType) -> Callable[..., Any]:
+    """A function that torch writes in Python, which does not ask modes about itself."""
+    return _body(function)
+
+
 def _body(function: FunctionType) -> Callable[..., Any]:
     return _with_names(function, _names_of(function.__globals__["__name__"]))
 

@@ -25,7 +25,7 @@ from regrad.torch.composites import Fused, fused, is_other_op
 from regrad.torch.enclosing import is_built_in, refuse_to_be_written
 from regrad.torch.modes import Mode, Ways
 from regrad.torch.nodes import LIBRARIES, Watch, gradients, tensors
-from regrad.torch.open_scopes import SCOPES, scope_of
+from regrad.torch.open_scopes import OWN, SCOPES, scope_of
 from regrad.torch.opened import CHECKS, bodies
 from regrad.torch.optypes import (
     PLACES,
@@ -346,6 +346,8 @@ def _override(
 
 def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
     """A call of an `autograd.Function` under the rule that is in force for it here."""
+    if OWN.get():
+        return None
     for scope in reversed(SCOPES.get()):
         ruleset = scope._ruleset
         key = None if ruleset is None else ruleset.coverage.functions.get(function)

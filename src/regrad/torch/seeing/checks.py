@@ -1,0 +1,260 @@
+"""`check_gradients` for PyTorch: against differences, and op by op on the path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import torch
+from regrad.checking import check
+from regrad.checking.check import Settings
+from regrad.checking.findings import Finding, GradientReport
+from regrad.errors import ArgumentError, kind
+from regrad.testing import GradientCheckError
+from regrad.torch.seeing.finding import as_array
+from regrad.torch.seeing.floats import Floats, of_arrays, pulled, wide
+from regrad.torch.seeing.kinds import LARGEST, telling_kind
+from regrad.torch.seeing.modules import found_in
+from regrad.torch.seeing.recording import Recorded, Recorder, at_rest, is_float
+from regrad.torch.seeing.running import check_callable
+
+STALE = "stale value"
+
+
+def check_gradients(
+    f: Callable[..., Any],
+    args: Sequence[Any] = (),
+    order: int = 1,
+    *,
+    step: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Check the gradients of `f` at `args` against differences, to the given order.
+
+    Args:
+        f: A function of tensors, or a module, as `gradient_report` takes it.
+        args: Its arguments.
+        order: 1 to 3, or more.
+        step: The largest step of the differences; by default relative to each element.
+        rtol: Tolerance relative to the numbers compared, by default 1e-6.
+        atol: Absolute tolerance, by default 0.
+        seed: Of the random directions, and of torch's generator whenever f runs.
+
+    Raises:
+        GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
+            The message names order, input, element and numbers, the rules that are wrong by
+            themselves, with their lines, and what kind of error it looks like.
+        ArgumentError: there is nothing to check.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> regrad.torch.check_gradients(lambda x: torch.tanh(layer(x)), [torch.ones(1, 2)], order=2)
+    """
+    report = gradient_report(f, args, order, step=step, rtol=rtol, atol=atol, seed=seed)
+    if not report.ok:
+        raise GradientCheckError(report)
+
+
+def gradient_report(
+    f: Callable[..., Any],
+    args: Sequence[Any] = (),
+    order: int = 1,
+    *,
+    step: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> GradientReport:
+    """Compare the gradients of `f` at `args` with differences, to the given order.
+
+    Args:
+        f: A function of tensors, or a module, that returns a tensor or a container of them. Its
+            parameters, and those of modules that it is given or reads from outside, are checked
+            as well. It is run in float64, with other tensors in the place of its parameters and
+            buffers, which are not changed; and with the same random numbers each time.
+        args: Its arguments. Tensors of floats are differentiated; all else is passed on.
+        order: 1 checks the gradient, 2 also the gradient of the gradient, and so on. The first
+            order that is wrong is the last that is checked.
+        step: The largest step, the same for all; by default relative to each element.
+        rtol: Tolerance relative to the numbers compared, by default 1e-6.
+        atol: Absolute tolerance, by default 0. The rounding of f is allowed for anyway.
+        seed: Of the random directions, and of torch's generator whenever f runs.
+
+    Returns:
+        A `GradientReport`. Forward mode is checked where all that f runs has it. `causes` are the
+        rules that are wrong by themselves: each `autograd.Function`, custom gradient and override
+        on the path is checked alone, on what it was given there; and each op whose gradient in
+        its place is not the one that it has alone has read a value that was changed meanwhile.
+        The kind of error is told where it shows: a factor, a sign, a transposed gradient, a
+        missing sum, inputs mixed up, a stale value.
+
+    Raises:
+        ArgumentError: f is not callable, or there is nothing to check.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> class Doubled(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         return 2 * x
+    ...     @staticmethod
+    ...     def backward(ctx, dy):
+    ...         return dy
+    >>> report = regrad.torch.gradient_report(Doubled.apply, [torch.tensor([1.0, 3.0])])
+    >>> report.causes[0].op_type, report.causes[0].kind
+    ('Doubled', 'scaled by 0.5')
+    """
+    check_callable(f, "check_gradients")
+    if not isinstance(args, list | tuple):
+        raise ArgumentError(f"check_gradients(f, args): args is a list, got {kind(args)}")
+    if order < 1:
+        raise ArgumentError(f"check_gradients: order is 1 or more, got {order!r}")
+    floats = Floats(f, args, "check_gradients", seed)
+    if not floats.xs:
+        raise ArgumentError("check_gradients: there is no tensor of floats, so no gradient")
+    settings = Settings("central", step, 1e-6 if rtol is None else rtol, atol or 0.0, seed)
+    arrays = [as_array(x) for x in floats.xs]
+    function = of_arrays(_told(floats), floats.xs)
+    report = check.report(function, arrays, order, names=floats.names, settings=settings)
+    if report.ok:
+        return report
+    causes = list(_causes(floats, report.findings[0].order, settings))
+    unique = {(c.rule, c.input, c.order, c.line): c for c in reversed(causes)}
+    return replace(report, causes=tuple(list(unique.values())[::-1]))
+
+
+def _told(floats: Floats) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """The function; what it reads from outside in another precision is named in errors."""
+
+    def f(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        try:
+            return floats(xs)
+        except RuntimeError as error:
+            read = [
+                name
+                for name, x in floats.outside.items()
+                if is_float(x) and x.dtype not in (torch.float64, torch.complex128)
+            ]
+            if "dtype" in str(error) and read:
+                error.add_note(
+                    f"check_gradients runs f in float64, and f reads {', '.join(read)} from "
+                    "outside, in another precision: pass it as an argument"
+                )
+            raise
+
+    return f
+
+
+# -- which op it is ------------------------------------------------------------------------------
+
+
+def _causes(floats: Floats, order: int, settings: Settings) -> Iterator[Finding]:
+    """The ops on the path that are wrong by themselves, or in their place."""
+    found: list[Finding] = []
+    ops = recorded(floats)
+    for op in ops:
+        alone = _alone(op, order, settings) if op.has_rule else []
+        found += alone or _stale(op, settings.seed)
+    yield from found
+    for op in () if found else ops:  # torch's own may be wrong, too, at higher orders
+        if not op.has_rule and op.dys is not None and sum(x.numel() for x in op.xs) <= LARGEST:
+            yield from _alone(op, order, settings)
+
+
+def recorded(floats: Floats) -> list[Recorded]:
+    """The ops of one run, with what they were given and the gradients there."""
+    recorder = Recorder(found_in(floats.f, (), {}), all_ops=True)
+    xs = [x.detach().clone().requires_grad_() for x in floats.xs]
+    with recorder.looking():
+        ys = [y for y in floats(xs) if y.requires_grad]
+        for y in ys:
+            recorder.adopt(y.grad_fn)
+        with torch._C.DisableTorchFunction():
+            pulled(ys, xs, [_weights(y) for y in ys])
+    return list(recorder.ops.values())
+
+
+def _weights(y: torch.Tensor) -> torch.Tensor:
+    """A gradient to arrive at a result: without symmetry."""
+    numbers = torch.cos(1.0 + torch.arange(y.numel(), dtype=torch.float64, device=y.device))
+    return numbers.reshape(y.shape).to(y.dtype)
+
+
+def _alone(op: Recorded, order: int, settings: Settings) -> list[Finding]:
+    """The inputs of an op by which its rule is wrong."""
+
+    def again(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with at_rest(settings.seed), torch.enable_grad():
+            return op.again(xs)
+
+    try:
+        xs = [wide(x) for x in op.xs]
+        names = op.names()
+        arrays = [as_array(x) for x in xs]
+        function = of_arrays(again, xs, forward=False)
+        report = check.report(function, arrays, order, names=names, settings=settings)
+        if report.ok:
+            return []
+        first = [
+            replace(f, kind=telling_kind(function, arrays, names, f)) if f.order == 1 else f
+            for f in report.findings
+        ]
+    except Exception:
+        return []  # it cannot run by itself
+    return [_placed(f, op) for f in first]
+
+
+def _placed(finding: Finding, op: Recorded) -> Finding:
+    """A finding, with the op and the line that it is about."""
+    note = op.note
+    rule = f"{note.rule} ({note.kind}) for {note.op_type}" if note.rule else note.op_type
+    return replace(finding, rule=rule, op_type=note.op_type, line=note.line, path=note.path)
+
+
+def _stale(op: Recorded, seed: int) -> list[Finding]:
+    """The inputs by which an op's gradient in its place is not the one that it has alone."""
+    if op.dys is None or not op.dxs:
+        return []
+    try:
+        xs = [x.detach().clone().requires_grad_() for x in op.xs]
+        with at_rest(seed), torch.enable_grad():
+            held = [x.view_as(x) for x in xs]  # (what works in place may not change a leaf)
+            ys = op.again(held)
+        dys = [dy for dy in op.dys if dy is not None]
+        if [y.shape for y in ys] != [dy.shape for dy in dys] or _is_random(op, ys, seed):
+            return []
+        dxs = pulled(ys, xs, dys)
+    except Exception:
+        return []  # it cannot run by itself
+    found = []
+    for name, dx in zip(op.names(), dxs, strict=True):
+        there = op.dxs.get(name)
+        if dx is not None and there is not None and there.shape == dx.shape:
+            finding = _differs(name, as_array(there), as_array(dx))
+            found += [] if finding is None else [_placed(finding, op)]
+    return found
+
+
+def _is_random(op: Recorded, ys: Sequence[torch.Tensor], seed: int) -> bool:
+    """Whether an op gives other results with other random numbers."""
+    with at_rest(seed + 1), torch.no_grad():
+        others = op.again(op.xs)
+    return any(not torch.equal(y, other) for y, other in zip(ys, others, strict=True))
+
+
+def _differs(name: str, there: np.ndarray, alone: np.ndarray) -> Finding | None:
+    """What is wrong with a gradient, if it is not the same that the op has alone."""
+    scale = float(np.abs(alone).max(initial=0.0)) or 1.0
+    gap = np.abs(there - alone)
+    if not (gap > 1e-6 * scale).any():
+        return None
+    at = np.unravel_index(int(gap.argmax()), gap.shape)
+    element = tuple(int(i) for i in at)
+    a, b = float(np.real(there[at])), float(np.real(alone[at]))
+    return Finding(STALE, 1, name, element, a, b, 0.0, int((gap > 1e-6 * scale).sum()))

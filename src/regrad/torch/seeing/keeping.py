@@ -1,0 +1,118 @@
+"""`saved_bytes` for PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import torch
+from regrad.inspection.saved import SavedBytes
+from regrad.torch.nodes import tensors
+from regrad.torch.seeing.modules import found_in
+from regrad.torch.seeing.notes import Note, function_name
+from regrad.torch.seeing.running import check_callable
+from regrad.torch.seeing.watching import Looker
+from torch import nn
+
+
+def saved_bytes(f: Callable[..., Any]) -> Callable[..., SavedBytes]:
+    """Return a function that runs `f` and tells what its backward pass keeps in memory.
+
+    Args:
+        f: A function of tensors and anything else, or a module; it may return anything. If it
+            calls `backward()` itself, all that was kept until then is counted.
+
+    Returns:
+        A function of f's arguments that returns `SavedBytes`: bytes by torch function, line of
+        your code, and module. A storage counts as a whole, and once, for the function that kept
+        it first. Not counted are parameters, buffers, arguments, and tensors that f reads from
+        outside: they are alive anyway.
+
+    Raises:
+        ArgumentError: f is not callable.
+
+    >>> import torch
+    >>> import regrad.torch
+    >>> x = torch.zeros(256, requires_grad=True)
+    >>> saved = regrad.torch.saved_bytes(lambda x: torch.sin(x + 1.0).sum())(x)
+    >>> saved.total, saved.rows[0].op_type
+    (1024, 'sin')
+    """
+    check_callable(f, "saved_bytes")
+
+    def measured(*args: Any, **options: Any) -> SavedBytes:
+        held = found_in(f, args, options)
+        keeper = _Keeper(held)
+        with keeper.looking(), torch.autograd.graph.saved_tensors_hooks(keeper.pack, _as_it_is):
+            value = f(*args, **options)
+        modules = [*keeper.paths.met.values()]
+        alive = set(_storages((args, options, held, modules, list(keeper.leaves.values()))))
+        saved = SavedBytes.of(keeper.rows(alive))
+        del value  # what it keeps was alive until now
+        return saved
+
+    return measured
+
+
+class _Keeper(Looker):
+    """Sees what each function saves."""
+
+    keeps_inputs = True
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__(held)
+        self.now: Note | None = None
+        self.saved: dict[int, tuple[StorageWeakRef, str, str, str, int]] = {}
+
+    def before(self, func: Any, args: Any, options: Any) -> Any:
+        """What is saved from now on is saved by this function."""
+        self.now = self.note(function_name(func))
+
+    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
+        """A Function's tensors are saved after its forward pass."""
+        self.now = note
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor is saved."""
+        with torch._C.DisableTorchFunction():
+            if self.closed or x.layout is not torch.strided:
+                return x
+            storage = x.untyped_storage()
+            now = self.now or Note(self.run, "")
+            known = self.saved.get(storage._cdata)
+            if known is None or (not self.ran_backward and known[0].expired()):
+                row = (now.op_type, now.line, now.path, storage.nbytes())
+                self.saved[storage._cdata] = StorageWeakRef(storage), *row
+            return x.detach()  # (an op's own output would hold the op that holds it)
+
+    def rows(self, alive: set[int]) -> Iterator[tuple[str, str, str, int]]:
+        """What was saved, and is still kept; all, if the backward pass has let go of it."""
+        for key, (storage, op_type, line, path, size) in self.saved.items():
+            if key not in alive and (self.ran_backward or not storage.expired()):
+                yield op_type, line, path, size
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _storages(values: Any) -> Iterable[int]:
+    """The storages of tensors, and of the modules' parameters and buffers."""
+    for x in tensors((values,)):
+        if x.layout is torch.strided:
+            yield x.untyped_storage()._cdata
+    for module in _modules(values):
+        for x in (*module.parameters(), *module.buffers()):
+            yield x.untyped_storage()._cdata
+
+
+def _modules(values: Any) -> Iterator[nn.Module]:
+    if isinstance(values, nn.Module):
+        yield values
+    elif isinstance(values, list | tuple):
+        for each in values:
+            yield from _modules(each)
+    elif isinstance(values, dict):
+        yield from _modules(list(values.values()))

@@ -1,0 +1,108 @@
+"""What kind of error a wrong gradient looks like: found by trying what people get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from regrad.checking.check import Arrays, Function
+from regrad.checking.findings import Finding
+
+LARGEST = 256  # numbers in an input, up to which its whole gradient is measured
+SLICES = 16  # along an axis, of which a missing sum is looked for
+CLOSE = 1e-4
+
+
+def telling_kind(function: Function, xs: Arrays, names: Sequence[str], finding: Finding) -> str:
+    """The kind of a finding, told more precisely if that can be seen."""
+    if finding.kind in ("not finite", "missing") or finding.input not in names:
+        return finding.kind
+    i = list(names).index(finding.input)
+    if xs[i].size > LARGEST or np.iscomplexobj(xs[i]):
+        return finding.kind
+    with np.errstate(all="ignore"):
+        return next(_kinds(function, xs, i, names), finding.kind)
+
+
+def _kinds(function: Function, xs: Arrays, i: int, names: Sequence[str]) -> Iterator[str]:
+    """The kinds that a wrong gradient by the i-th input fits."""
+    ys = [np.asarray(y) for y in function.f(xs)]
+    rng = np.random.default_rng(0)
+    dys = [rng.uniform(0.5, 1.5, y.shape) * rng.choice([-1.0, 1.0], y.shape) for y in ys]
+    found = function.vjp(xs)(dys)
+    given = found[i]
+    if given is None:
+        yield "missing"
+        return
+    given, due = np.asarray(given), measured(function, xs, i, dys)
+    if not given.any():
+        yield "zero"
+    yield from _scaled(given, due, ys)
+    if due.ndim >= 2 and due.T.size == given.size and _same(given.ravel(), due.T.ravel()):
+        yield "transposed"
+    for j, name in enumerate(names):
+        if j != i and xs[j].shape == xs[i].shape and _same(given, measured(function, xs, j, dys)):
+            yield f"that of {name!r}"
+    if any(_lacks_sum(function, xs, i, dys, axis) for axis in range(dys[0].ndim)):
+        yield "a missing sum"
+
+
+def _scaled(given: np.ndarray, due: np.ndarray, ys: Sequence[np.ndarray]) -> Iterator[str]:
+    """A factor, and what it may come from."""
+    used = np.abs(due) > CLOSE * np.abs(due).max(initial=0.0)
+    if not used.any():
+        return
+    ratio = float(np.median(given[used] / due[used]))
+    if not ratio or not _same(given, ratio * due):
+        return
+    if abs(ratio + 1) < CLOSE:
+        yield "wrong sign"
+        return
+    sizes = {n for y in ys for n in (*y.shape, y.size) if n > 1}
+    sizes |= {n for n in due.shape if n > 1}
+    why = ""
+    if any(abs(ratio * n - 1) < CLOSE for n in sizes if n > 2):
+        why = ", a mean in place of a sum?"
+    elif any(abs(ratio / n - 1) < CLOSE for n in sizes if n > 2):
+        why = ", a sum in place of a mean?"
+    yield f"scaled by {ratio:.4g}{why}"
+
+
+def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:
+    """The gradient by an input that differences give."""
+    x = np.asarray(xs[i], dtype=np.float64)
+    due = np.zeros(x.size)
+    for k in range(x.size):
+        step = 1e-6 * max(1.0, abs(x.reshape(-1)[k]))
+        ends = []
+        for sign in (1, -1):
+            moved = x.copy()
+            moved.reshape(-1)[k] += sign * step
+            ys = function.f([*xs[:i], moved, *xs[i + 1 :]])
+            ends.append(sum(float(np.vdot(dy, y).real) for dy, y in zip(dys, ys, strict=True)))
+        due[k] = (ends[0] - ends[1]) / (2 * step)
+    return due.reshape(x.shape)
+
+
+def _lacks_sum(function: Function, xs: Arrays, i: int, dys: Arrays, axis: int) -> bool:
+    """Whether only one slice of the gradient that arrives counts, and all should."""
+    size = dys[0].shape[axis]
+    if not 2 <= size <= SLICES:
+        return False
+    counts = []
+    for k in range(size):
+        alone = np.zeros_like(dys[0])
+        where = (slice(None),) * axis + (k,)
+        alone[where] = dys[0][where]
+        slices = [alone, *[np.zeros_like(dy) for dy in dys[1:]]]
+        found = function.vjp(xs)(slices)[i]
+        if not measured(function, xs, i, slices).any():
+            return False  # it need not count
+        counts.append(found is not None and bool(np.any(found)))
+    return sum(counts) == 1
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    scale = max(np.abs(b).max(initial=0.0), 1e-300)
+    return a.shape == b.shape and bool((np.abs(a - b) <= CLOSE * scale).all())

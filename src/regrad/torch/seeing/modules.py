@@ -1,0 +1,147 @@
+"""Which module runs: the path of each call of a module, and the names of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import FunctionType
+from typing import Any
+
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+import torch
+from regrad.core import containers
+from torch import nn
+
+
+def found_in(f: Any, args: Sequence[Any], options: Any) -> dict[str, Any]:
+    """The modules and tensors that a function is known to use, by name.
+
+    They are the function itself, its arguments, and what it reads from outside. The name of a
+    module that is the only one is "".
+    """
+    held: dict[str, Any] = {}
+    _add(held, "", getattr(f, "__self__", f))
+    for name, value in [*_argument_paths(args), *(options or {}).items()]:
+        _add(held, name, value)
+    for function in _functions(f):
+        for name, value in _outer(function):
+            _add(held, name, value)
+    return held
+
+
+def _add(held: dict[str, Any], name: str, value: Any) -> None:
+    known = any(value is each for each in held.values())
+    if isinstance(value, nn.Module | torch.Tensor) and not known:
+        held.setdefault(name, value)
+
+
+def _argument_paths(args: Sequence[Any]) -> list[tuple[str, Any]]:
+    paths = containers.paths(tuple(args), "args") if args else []
+    return list(zip(paths, containers.flatten(tuple(args))[0], strict=True))
+
+
+def _functions(f: Any) -> list[FunctionType]:
+    """The functions written in Python behind a callable: itself, and what it closes over."""
+    f = getattr(f, "__func__", f)
+    if not isinstance(f, FunctionType):
+        return []
+    inner = [value for _, value in _outer(f) if isinstance(value, FunctionType)]
+    return [f, *inner]
+
+
+def _outer(f: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function reads from outside of it: (name, value)."""
+    for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # (it is not yet set)
+            continue
+    for name in f.__code__.co_names:
+        if name in f.__globals__:
+            yield name, f.__globals__[name]
+
+
+class Unseen(nn.Module):
+    """A module of ours around those of the user's."""
+
+
+class ModulePaths:
+    """Where in a model the program is: a stack of the modules whose forward pass runs."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        modules = {name: m for name, m in held.items() if isinstance(m, nn.Module)}
+        alone = len(modules) == 1
+        self.roots = {id(m): "" if alone else name for name, m in modules.items()}
+        self.modules = modules
+        self.stack: list[tuple[Any, str]] = []
+        self.known: dict[tuple[int, int], str] = {}
+        self.met: dict[int, nn.Module] = {}  # all that ran, by id
+
+    @property
+    def path(self) -> str:
+        """The path of the module that runs, "" outside of all."""
+        return self.stack[-1][1] if self.stack else ""
+
+    def install(self) -> list[Any]:
+        """Have torch tell when a module begins and ends; return the handles."""
+        return [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if isinstance(module, Unseen):
+            return
+        self.met[id(module)] = module
+        self.stack.append((module, self._path_of(module)))
+
+    def _leave(self, module: nn.Module, args: Any, y: Any) -> None:
+        if isinstance(module, Unseen):
+            return
+        while self.stack and self.stack.pop()[0] is not module:
+            pass
+
+    def _path_of(self, module: nn.Module) -> str:
+        if not self.stack:
+            root = self.roots.get(id(module))
+            return self._within_roots(module) if root is None else root
+        parent, path = self.stack[-1]
+        key = id(parent), id(module)
+        if key not in self.known:
+            self.known[key] = self._name_in(parent, path, module)
+        return self.known[key]
+
+    def _within_roots(self, module: nn.Module) -> str:
+        """The path of a module that is called from outside of its model."""
+        for name, root in self.modules.items():
+            for inner, each in root.named_modules():
+                if each is module:
+                    return joined("" if len(self.modules) == 1 else name, inner)
+        return type(module).__name__ if self.modules or len(self.met) > 1 else ""
+
+    def _name_in(self, parent: nn.Module, path: str, module: nn.Module) -> str:
+        for name, child in parent._modules.items():
+            if child is module:
+                return joined(path, name)
+        for name, child in parent.named_modules():
+            if child is module:
+                return joined(path, name)
+        within = self._within_roots(module) if self.modules else ""
+        return within or joined(path, type(module).__name__)
+
+    def parameters(self) -> dict[int, str]:
+        """The names of the parameters of all known modules, by the tensors' ids."""
+        alone = len(self.modules) == 1
+        named: dict[int, str] = {}
+        for name, module in self.modules.items():
+            for inner, parameter in module.named_parameters():
+                named.setdefault(id(parameter), joined("" if alone else name, inner))
+        for module in list(self.met.values()):
+            for inner, parameter in module.named_parameters():
+                named.setdefault(id(parameter), inner)
+        return named
+
+
+def joined(path: str, name: str) -> str:
+    """Two parts of a path."""
+    return f"{path}.{name}" if path and name else path or name

@@ -1,0 +1,218 @@
+"""Ops as they ran in a model, with what they were given, to be run again by themselves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from regrad.autodiff.custom_functions import unpack
+from regrad.core import containers
+from regrad.torch.calls import RuleCall
+from regrad.torch.custom import CustomTorchCall, custom_grad
+from regrad.torch.nodes import tensors
+from regrad.torch.seeing.notes import Note, function_name, named_tensors
+from regrad.torch.seeing.watching import Looker
+
+
+class Recorded:
+    """One op: what it was given, and, once the backward pass ran, the gradients there."""
+
+    def __init__(self, note: Note, func: Any, args: Sequence[Any], options: Any) -> None:
+        self.note = note
+        self.func = func  # a torch function, an autograd.Function, or a custom function's call
+        self.args = copied(tuple(args))
+        self.options = copied(options or {})
+        leaves = containers.flatten((tuple(args), options or {}))[0]
+        # which leaves of the arguments are differentiated
+        self.places = [i for i, x in enumerate(leaves) if is_float(x) and x.requires_grad]
+        self.dys: tuple[Any, ...] | None = None
+        self.dxs: dict[str, torch.Tensor] = {}  # by the name of the input
+
+    @property
+    def call(self) -> RuleCall | None:
+        """The call under a rule, of an override."""
+        return self.note.call
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether somebody's rule is its gradient."""
+        return self.note.kind != "built-in"
+
+    @property
+    def xs(self) -> list[torch.Tensor]:
+        """The tensors that are differentiated."""
+        return [containers.flatten((self.args, self.options))[0][i] for i in self.places]
+
+    def names(self) -> list[str]:
+        """What they are called."""
+        every = containers.flatten((self.args, self.options))[0]
+        places = [i for i, x in enumerate(every) if isinstance(x, torch.Tensor)]
+        named = [*self.note.names, *[f"input {i}" for i in range(len(places))]]
+        if isinstance(self.func, CustomTorchCall):
+            named = self.func.arguments.names
+        elif not self.has_rule:
+            by_id = {id(x): name for name, x in named_tensors(self.func, self.args, self.options)}
+            named = [by_id.get(id(every[i]), f"input {i}") for i in places]
+        found = dict(zip(places, named, strict=False))
+        return [found.get(i, f"input {i}") for i in self.places]
+
+    def _with(self, xs: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
+        leaves, rebuild = containers.flatten((self.args, self.options))
+        leaves = list(leaves)
+        for i, x in zip(self.places, xs, strict=True):
+            leaves[i] = x
+        return rebuild(leaves)
+
+    def again(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the op by itself, under its rule."""
+        args, options = self._with(xs)
+        return _floats(self._function()(*args, **options))
+
+    def own(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the op by itself, with torch's own gradient."""
+        args, options = self._with(xs)
+        if self.call is not None:
+            with torch._C.DisableTorchFunction():
+                return _floats(self.call.forward(*args))
+        if isinstance(self.func, CustomTorchCall):
+            answer = self.func.custom.run(tuple(args), options, _save_nothing)
+            return _floats(unpack(answer, self.func.name, torch.Tensor)[0])
+        return _floats(own_forward(self.func, args))
+
+    def _function(self) -> Callable[..., Any]:
+        if self.call is not None:
+            call = copy.copy(self.call)
+            call.hit = call.at = call.total = None
+            return partial(_unasked, call)
+        if isinstance(self.func, CustomTorchCall):
+            return custom_grad(self.func.f)
+        return self.func.apply if _is_function(self.func) else self.func
+
+
+def _unasked(call: RuleCall, *xs: torch.Tensor) -> Any:
+    """Run a call under a rule; its scope may still be open, and is not asked again."""
+    with torch._C.DisableTorchFunction():
+        return call(*xs)
+
+
+def _floats(y: Any) -> list[torch.Tensor]:
+    return [each for each in tensors((y,)) if is_float(each)]
+
+
+def is_float(x: Any) -> bool:
+    """Whether a value is a tensor that may have a gradient."""
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _is_function(func: Any) -> bool:
+    return isinstance(func, type) and issubclass(func, torch.autograd.Function)
+
+
+def copied(value: Any) -> Any:
+    """The same with copies of all tensors, without their history."""
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(copied, value))
+    if type(value) is dict:
+        return {key: copied(each) for key, each in value.items()}
+    return value
+
+
+def own_forward(function: Any, args: Sequence[Any]) -> Any:
+    """The forward pass of an `autograd.Function`, differentiated by torch itself."""
+    if function.setup_context is not torch.autograd.Function.setup_context:
+        return function.forward(*args)
+    return function.forward(_Context(len(args)), *args)
+
+
+class _Context:
+    """A `ctx` that keeps nothing."""
+
+    def __init__(self, count: int) -> None:
+        self.needs_input_grad = (True,) * count
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _save_nothing
+
+
+def _save_nothing(*values: Any, **named: Any) -> None:
+    pass
+
+
+_PENDING = Note(0, "")
+
+
+class Recorder(Looker):
+    """Keeps what ops were given, and the gradients that arrived and left.
+
+    Args:
+        held: as of a Looker.
+        all_ops: whether built-in ops are kept as well as those with a rule.
+    """
+
+    def __init__(self, held: dict[str, Any], all_ops: bool) -> None:
+        super().__init__(held)
+        self.keeps_inputs = all_ops
+        self.ops: dict[Note, Recorded] = {}
+
+    def before(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+        """Copy what a function is given before it may write over it."""
+        return Recorded(_PENDING, func, args, options)
+
+    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: Note) -> None:
+        """Keep a torch function."""
+        if note.op_type and func is not torch.Tensor.backward:
+            was.note = note
+            self.ops[note] = was
+
+    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
+        """Keep an `autograd.Function`, or a call of ours."""
+        first = args[0] if args else None
+        if isinstance(first, RuleCall):
+            self.ops[note] = Recorded(note, first, args[1:], {})
+        elif isinstance(first, CustomTorchCall):
+            holes = list(first.arguments.make())
+            if all(isinstance(hole, containers.Hole) for hole in holes):  # (else it is lost)
+                given = [args[2 + hole.number] for hole in holes]
+                self.ops[note] = Recorded(note, first, given, {})
+        elif not function.__module__.startswith("regrad."):
+            self.ops[note] = Recorded(note, function, args, {})
+
+    def arrived(self, note: Note, dys: Sequence[Any]) -> None:
+        """Keep what arrived."""
+        if (op := self._op(note)) is not None:
+            op.dys = tuple(None if dy is None else dy.detach().clone() for dy in dys)
+            first = note.inputs if isinstance(note.inputs, Note) else note
+            self.ops[first] = self.ops.pop(first)  # (in the order of the backward pass)
+
+    def left(self, note: Note, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
+        """Keep what left."""
+        if (op := self._op(note)) is not None:
+            op.dxs = {
+                note.name(i): dx.detach().clone() for i, dx in enumerate(dxs) if dx is not None
+            }
+
+    def _op(self, note: Note) -> Recorded | None:
+        first = note.inputs if isinstance(note.inputs, Note) else note
+        op = self.ops.get(first)
+        if op is None or (first is not note and note.op_type != function_name(note.func)):
+            return None
+        if first is not note:
+            op.note = note
+        return op
+
+
+@contextmanager
+def at_rest(seed: int) -> Generator[None]:
+    """A block in which random numbers are the same each time, and torch's generator is kept."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

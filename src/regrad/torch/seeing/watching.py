@@ -1,0 +1,377 @@
+"""Looking on while a function runs: a mode, and hooks on modules and nodes, off at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from itertools import count
+from typing import Any
+
+import torch.overrides
+from torch.autograd.function import BackwardCFunction
+
+import torch
+from regrad.core.callers import find_caller
+from regrad.torch.bridge import Bridge, find_twin
+from regrad.torch.calls import Overridden
+from regrad.torch.custom import Custom
+from regrad.torch.nodes import LIBRARIES, is_leaf, sequence_nr, tensors
+from regrad.torch.opened import unasking
+from regrad.torch.seeing.modules import ModulePaths
+from regrad.torch.seeing.notes import (
+    KEY,
+    SAME,
+    Note,
+    edge_names,
+    function_name,
+    function_names,
+    labels,
+    named_tensors,
+    node_word,
+)
+from torch import is_grad_enabled
+
+_GETTER = type(torch.Tensor.shape.__get__)  # pyright: ignore
+_DATA = torch.Tensor.data.__get__  # pyright: ignore
+_RUNS = count(1)
+# What makes new tensors of old ones' shapes, or asks about a tensor, cuts nothing off.
+_APART = ("_like", "new_", "is_", "size", "numel", "dim", "stride")
+
+
+class Looker:
+    """Looks on while a function runs, forward and backward; the tools say what they want to see.
+
+    `steps` is filled by subclasses. Nothing here holds a tensor of the function's, or a node.
+    """
+
+    keeps_inputs = False  # whether `before` is to be called with what each function is given
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.run = next(_RUNS)
+        self.paths = ModulePaths(held)
+        self.start = sequence_nr()
+        self.handles: list[Any] = []
+        self.inside = 0  # of how many forward passes of Functions
+        self.ran_backward = False
+        self.cuts: dict[tuple[str, str, str], str] = {}
+        self.leaves: dict[int, Any] = {}  # the tensors at which the graph begins
+        self.current: Note | None = None  # the last op whose backward pass began
+        self.closed = False
+
+    # -- what subclasses add ---------------------------------------------------------------------
+
+    def before(self, func: Any, args: Sequence[Any], options: Any) -> Any:
+        """A torch function is about to run; what is returned is given to `after`."""
+
+    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: Note) -> None:
+        """A torch function ran."""
+
+    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
+        """The forward pass of an `autograd.Function` ran."""
+
+    def ended(self, loss: torch.Tensor) -> None:
+        """The forward pass is over, and the backward pass begins."""
+
+    def arrived(self, note: Note, dys: Sequence[Any]) -> None:
+        """Gradients arrived at an op."""
+
+    def left(self, note: Note, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
+        """Gradients left an op."""
+
+    def reached(self, variable: torch.Tensor, g: Any) -> None:
+        """A gradient arrived at a leaf, to be accumulated there."""
+
+    # -- notes -----------------------------------------------------------------------------------
+
+    def note(self, op_type: str) -> Note:
+        """Note an op that runs where the program is now."""
+        return Note(self.run, op_type, find_caller(LIBRARIES), self.paths.path)
+
+    def known(self, node: Any) -> Note | None:
+        """The note of a node, if there is one of this run."""
+        note = node.metadata.get(KEY)
+        return note if note is not None and note.run == self.run else None
+
+    def attach(self, node: Any, note: Note) -> None:
+        """Put a note on a node, and look on when its backward pass runs."""
+        node.metadata[KEY] = note
+
+        def begin(dys: Any) -> None:
+            self.current = note
+            self.arrived(note, dys)
+
+        def end(dxs: Any, dys: Any) -> None:
+            self.left(note, dxs, dys)
+
+        self.handles += [node.register_prehook(begin), node.register_hook(end)]
+
+    def attach_leaf(self, node: Any) -> None:
+        """Look on when a gradient is accumulated in a leaf."""
+        if node.metadata.get(KEY) == self.run:
+            return
+        node.metadata[KEY] = self.run
+        variable = node.variable
+        self.leaves[id(variable)] = variable
+
+        def begin(dys: Any) -> None:
+            self.ran_backward = True
+            self.reached(variable, dys[0])
+
+        self.handles.append(node.register_prehook(begin))
+
+    def new_nodes(self, node: Any) -> list[Any]:
+        """A node and those behind it that have no notes yet, and were made in this run."""
+        found, seen = [node], {node}
+        for each in found:  # which grows
+            for behind, _ in each.next_functions:
+                if behind is None or behind in seen:
+                    continue
+                if is_leaf(behind):
+                    self.attach_leaf(behind)
+                elif behind._sequence_nr() >= self.start and self.known(behind) is None:
+                    seen.add(behind)
+                    found.append(behind)
+        return found
+
+    def note_call(self, func: Any, given: Sequence[Any], result: Any, start: int) -> Note | None:
+        """Note the nodes that a call of a torch function made."""
+        outputs = [y for y in tensors((result,)) if y.grad_fn is not None]
+        if not outputs and given:  # (`x[0] = y` returns nothing)
+            outputs = [x for _, x, _, _ in given[:1] if x.grad_fn is not None]
+        first: Note | None = None
+        for y in outputs:
+            node = y.grad_fn
+            if is_leaf(node) or self.known(node) is not None or node._sequence_nr() < start:  # pyright: ignore
+                continue
+            made = self.new_nodes(node)
+            mine = [each for each in made if each._sequence_nr() >= start]
+            for each in made:
+                if each._sequence_nr() < start:
+                    self.adopt_one(each)
+            if first is None:
+                first = self.note("")
+            self._note_nodes(func, given, mine, first)
+        return first
+
+    def _note_nodes(self, func: Any, given: Any, nodes: Sequence[Any], first: Note) -> None:
+        held = set(nodes)
+        for node, label in zip(nodes, labels(func, nodes), strict=True):
+            note = Note(self.run, label, first.line, first.path)
+            note.func = func
+            note.names = edge_names(node, given, held)
+            note.same = node_word(node.name()) in SAME
+            if isinstance(node, BackwardCFunction):
+                note.describe_function(node)
+            if not first.op_type or label == function_name(func):
+                first.op_type = label
+            note.inputs = first
+            self.attach(node, note)
+
+    def adopt(self, root: Any) -> None:
+        """Note all that leads to a result and was not seen, and whose rule each Function has."""
+        if root is None or is_leaf(root):
+            if root is not None:
+                self.attach_leaf(root)
+            return
+        found, seen = [root], {root}
+        for node in found:  # which grows
+            note = self.known(node)
+            if note is None:
+                note = self.adopt_one(node)
+            elif isinstance(node, BackwardCFunction):
+                note.describe_function(node)
+            for behind, _ in node.next_functions:
+                if behind is None or behind in seen:
+                    continue
+                seen.add(behind)
+                if is_leaf(behind):
+                    self.attach_leaf(behind)
+                elif behind._sequence_nr() >= self.start:
+                    found.append(behind)
+                    if note.kind == "override" and self.known(behind) is None:
+                        self.adopt_one(behind, note)  # (a copy that was made for the rule)
+
+    def adopt_one(self, node: Any, like: Note | None = None) -> Note:
+        """Note a node that was made out of sight."""
+        note = Note(self.run, node_word(node.name()))
+        if like is not None:
+            note.line, note.path = like.line, like.path
+        note.same = note.op_type in SAME
+        if isinstance(node, BackwardCFunction):
+            note.describe_function(node)
+        self.attach(node, note)
+        return note
+
+    def note_function(self, ctx: Any, function: Any, args: Sequence[Any], y: Any) -> None:
+        """Note the node that an `autograd.Function` is making."""
+        if not isinstance(ctx, BackwardCFunction) or self.known(ctx) is not None:
+            return
+        note = self.note(function.__name__)
+        note.func = function
+        note.names = function_names(function, args)
+        note.describe_function(ctx)
+        self.attach(ctx, note)
+        self.ran(function, args, y, note, ctx)
+
+    def note_cut(self, func: Any, given: Sequence[Any], result: Any) -> None:
+        """Note a function that was given something differentiated, and returned something not."""
+        if self.inside or not isinstance(result, torch.Tensor) or result.requires_grad:
+            return
+        if not (result.is_floating_point() or result.is_complex()):
+            return
+        name = "data" if func == _DATA else function_name(func)
+        if not any(word in name for word in _APART) and not name.endswith("_"):
+            where = find_caller(LIBRARIES)
+            self.cuts.setdefault((name, where, self.paths.path), given[0][0])
+
+    # -- the scope -------------------------------------------------------------------------------
+
+    @contextmanager
+    def looking(self) -> Generator[None]:
+        """A block in which it looks on."""
+        functions = _Patches(self)
+        try:
+            self.handles += self.paths.install()
+            functions.install()
+            with _eagerly(), _SeeingMode(self):
+                yield
+        except Exception as error:
+            if self.current is not None:
+                error.add_note(f"in the backward pass of {self.current.place}, or after it")
+            raise
+        finally:
+            self.closed = True
+            functions.remove()
+            for handle in self.handles:
+                handle.remove()
+            self.handles = []
+
+
+def _eagerly() -> Any:
+    """A block in which what torch.compile compiled runs op by op."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+class _SeeingMode(torch.overrides.TorchFunctionMode):
+    """What torch asks before each of its functions."""
+
+    def __init__(self, looker: Looker) -> None:
+        super().__init__()
+        self.looker = looker
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        options = kwargs or {}
+        if type(func) is _GETTER:
+            y = func(*args, **options)
+            if func == _DATA and is_grad_enabled() and args[0].requires_grad:
+                self.looker.note_cut(func, [("input", args[0], None, 0)], y)
+            return y
+        if func is torch.Tensor.backward:
+            names = ("gradient", "retain_graph", "create_graph", "inputs")
+            given = {**dict(zip(names, args[1:], strict=False)), **options}
+            given["grad_tensors"] = given.pop("gradient", None)
+            return self._run_backward(args[0], **given)
+        if func is torch.autograd.backward:
+            return self._run_backward(*args, **options)
+        looker = self.looker
+        looks = looker.keeps_inputs and func is not torch.autograd.grad
+        was = looker.before(func, args, options) if looks else None
+        given = [
+            (name, x, x.grad_fn, x.output_nr)
+            for name, x in named_tensors(func, args, options)
+            if x.requires_grad
+        ]
+        start = sequence_nr()
+        y = func(*args, **options)
+        note = None
+        if given and is_grad_enabled() and sequence_nr() != start:
+            note = looker.note_call(func, given, y, start)
+        if given and note is None:
+            looker.note_cut(func, given, y)
+        if looks:
+            note = note or looker.note(function_name(func))
+            looker.after(func, args, options, y, was, note)
+        return y
+
+    def _run_backward(self, roots: Any, *args: Any, **options: Any) -> None:
+        """Run a backward pass in which the mode stays on, for what checkpoints run again."""
+        self.looker.ran_backward = True
+        for x in tensors((roots,)):
+            self.looker.ended(x)
+            self.looker.adopt(x.grad_fn)
+        with self:
+            unasking(torch.autograd.backward)(roots, *args, **options)
+
+
+class _Patches:
+    """`forward` of the autograd.Functions that there are, replaced while somebody looks on.
+
+    No mode is asked about a Function, and code may hold its `apply` since it was imported.
+    """
+
+    def __init__(self, looker: Looker) -> None:
+        self.looker = looker
+        self.replaced: list[tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        for ours in (Overridden, Custom, Bridge):
+            find_twin(ours)
+        for function in set(_functions(torch.autograd.Function)):
+            if function.__module__.startswith("torch."):
+                continue
+            for name in ("forward", "setup_context"):
+                old = function.__dict__.get(name)
+                if isinstance(old, staticmethod):
+                    make = self._forward if name == "forward" else self._setup_context
+                    self.replaced.append((function, name, old))
+                    setattr(function, name, staticmethod(make(function, old.__func__)))
+
+    def remove(self) -> None:
+        for function, name, old in reversed(self.replaced):
+            setattr(function, name, old)
+        self.replaced = []
+
+    def _forward(self, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
+        looker, base = self.looker, torch.autograd.Function.setup_context
+
+        @wraps(old)
+        def forward(*args: Any, **options: Any) -> Any:
+            looker.inside += 1
+            try:
+                y = old(*args, **options)
+            finally:
+                looker.inside -= 1
+            if function.setup_context is base and args and not looker.closed:
+                looker.note_function(args[0], _function_of(args[0], function), args[1:], y)
+            return y
+
+        return forward
+
+    def _setup_context(self, function: Any, old: Callable[..., Any]) -> Callable[..., Any]:
+        looker = self.looker
+
+        @wraps(old)
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            old(ctx, inputs, output)
+            if not looker.closed:
+                looker.note_function(ctx, _function_of(ctx, function), inputs, output)
+
+        return setup_context
+
+
+def _function_of(ctx: Any, function: Any) -> Any:
+    """The Function of a node: a subclass may inherit the forward pass."""
+    return ctx._forward_cls if isinstance(ctx, BackwardCFunction) else function  # pyright: ignore
+
+
+def _functions(base: Any) -> Iterator[Any]:
+    """All autograd.Functions that there are."""
+    for each in base.__subclasses__():
+        yield each
+        yield from _functions(each)

@@ -1,0 +1,392 @@
+"""The tools that see gradients, on PyTorch models as they stand."""
+
+import gc
+import weakref
+
+import pytest
+import torch.nn.functional as F
+from torch.nn.modules import module as torch_modules
+from torch.utils.checkpoint import checkpoint
+
+import regrad as rg
+import regrad.torch as rt
+import torch
+from regrad.errors import ArgumentError, GradientError
+from regrad.testing import GradientCheckError
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.relu(self.norm(self.conv(x)) + x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer1 = nn.Sequential(Block(), Block())
+        self.last = nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.last(self.layer1(x).mean((2, 3)))
+
+
+def image():
+    return torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+def main_steps(trace):
+    return [step for step in trace.steps if "(" not in step.op_type]
+
+
+def hooks():
+    return [
+        len(torch_modules._global_forward_hooks),
+        len(torch_modules._global_forward_pre_hooks),
+        len(torch.overrides._get_current_function_mode_stack()),
+    ]
+
+
+# -- trace_gradients -----------------------------------------------------------------------------
+
+
+def test_a_trace_has_the_ops_in_order_with_their_modules():
+    model = net()
+    trace = rt.trace_gradients(lambda x: F.cross_entropy(model(x), torch.tensor([0, 1])))(image())
+    assert [(step.op_type, step.path) for step in main_steps(trace)][:7] == [
+        ("linear", "last"),
+        ("mean", ""),
+        ("relu", "layer1.1.relu"),
+        ("add", "layer1.1"),
+        ("batch_norm", "layer1.1.norm"),
+        ("conv2d", "layer1.1.conv"),
+        ("relu", "layer1.0.relu"),
+    ]
+    assert [s.op_type for s in trace.steps[:2]] == [
+        "cross_entropy (nll_loss)",
+        "cross_entropy (log_softmax)",
+    ]
+    assert all(__file__ in step.line for step in trace.steps)
+
+
+def test_figures_are_those_of_the_gradients():
+    model = net()
+    x = image().requires_grad_()
+    trace = rt.trace_gradients(lambda x: model(x).square().sum())(x)
+    figures = dict(trace.inputs)
+    assert x.grad is None and all(p.grad is None for p in model.parameters())
+    model(x).square().sum().backward()
+    assert figures.keys() == {"args[0]", *dict(model.named_parameters())}
+    for name, p in [("args[0]", x), *model.named_parameters()]:
+        torch.testing.assert_close(figures[name].norm, p.grad.norm().item(), rtol=1e-3, atol=1e-5)
+        assert figures[name].shape == tuple(p.shape)
+        assert figures[name].zeros == int((p.grad == 0).sum())
+
+
+def test_each_input_of_an_op_has_its_name():
+    w, b = torch.ones(3, 2, requires_grad=True), torch.zeros(3, requires_grad=True)
+    trace = rt.trace_gradients(lambda x: F.linear(x, w, b).sum())(torch.ones(1, 2))
+    (step,) = [step for step in trace.steps if step.op_type == "linear"]
+    assert {name for name, numbers in step.left if numbers} == {"bias", "weight"}
+    assert {name for name, _ in trace.inputs} == {"w", "b"}
+
+
+def test_rules_are_told_with_their_places():
+    @rt.custom_grad
+    def reverse(x):
+        return x * 1, lambda dy: -dy
+
+    def f(x):
+        with rt.gradient_override_map({"Relu": rg.rules.guided_relu, Sign: lambda dy: dy}):
+            return reverse(Sign.apply(F.relu(x)) + Identity.apply(x)).sum()
+
+    trace = rt.trace_gradients(f)(torch.ones(2, requires_grad=True))
+    kinds = {step.op_type: (step.kind, step.rule.partition(",")[0]) for step in trace.steps}
+    assert kinds["relu"] == ("override", "guided_relu")
+    assert kinds["Sign"] == ("override", "<lambda>")
+    assert kinds["Identity"] == ("custom", "Identity.backward")
+    assert kinds["reverse"] == ("custom", "reverse")
+    assert kinds["sum"] == ("built-in", "")
+    lines = {step.line.rpartition(":")[0] for step in trace.steps}
+    assert lines == {__file__}
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return torch.zeros_like(dy)
+
+
+class Identity(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+@pytest.mark.parametrize("wrap", [lambda y: {"loss": y, "y": y * 2}, lambda y: (y, [3])])
+def test_a_container_with_one_loss(wrap):
+    trace = rt.trace_gradients(lambda x: wrap(x.square().sum()))(torch.ones(2, requires_grad=True))
+    assert trace.inputs[0][1].largest == 2.0
+
+
+def test_two_losses_are_refused():
+    f = rt.trace_gradients(lambda x: (x.sum(), x.mean()))
+    with pytest.raises(GradientError, match="2 losses"):
+        f(torch.ones(2, requires_grad=True))
+    with pytest.raises(GradientError, match="does not require grad"):
+        rt.trace_gradients(lambda x: x.sum())(torch.ones(2))
+    with pytest.raises(ArgumentError, match="function or a module"):
+        rt.trace_gradients(3)
+
+
+def test_a_step_that_calls_backward_itself():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    trace = rt.trace_gradients(step)(image())
+    assert isinstance(trace.value, float) and len(main_steps(trace)) > 8
+    assert dict(trace.inputs)["last.weight"].norm == pytest.approx(
+        model.last.weight.grad.norm().item(), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant):
+    layer = nn.Linear(2, 2)
+
+    def f(x):
+        y = checkpoint(lambda x: torch.tanh(layer(x)), x, use_reentrant=reentrant).sum()
+        y.backward()
+
+    trace = rt.trace_gradients(f)(torch.ones(1, 2, requires_grad=True))
+    assert {"tanh", "linear"} <= {step.op_type for step in trace.steps}
+    assert dict(trace.inputs)["weight"] is not None
+
+
+def test_nothing_is_left_behind():
+    before = hooks()
+    forward = Sign.__dict__["forward"]
+    y = Sign.apply(torch.ones(1, requires_grad=True))
+    with pytest.raises(ZeroDivisionError):
+        rt.trace_gradients(lambda x: Sign.apply(x) / 0 + 1 // 0)(torch.ones(1, requires_grad=True))
+    rt.find_nan(lambda x: x.log().sum())(torch.zeros(2, requires_grad=True))
+    rt.compare_gradients(lambda x: Sign.apply(x).sum())(torch.ones(1, requires_grad=True))
+    assert hooks() == before and Sign.__dict__["forward"] is forward
+    assert y.grad_fn.metadata == {}
+
+
+def test_no_activation_is_kept_alive():
+    alive = []
+
+    def f(x):
+        thrown_away = x.exp()
+        alive.append(weakref.ref(thrown_away))
+        del thrown_away
+        gc.collect()
+        assert alive[0]() is None
+        return (x * 2).sum()
+
+    trace = rt.trace_gradients(f)(torch.ones(3, requires_grad=True))
+    assert not trace.value.requires_grad
+
+
+def test_a_shape_changes_nothing():
+    model = net()
+    x = image().requires_grad_()
+    want = torch.autograd.grad(model(x).sum(), x)[0]
+    seen = []
+    x.register_hook(seen.append)
+    rt.trace_gradients(lambda x: model(x).sum())(x)
+    torch.testing.assert_close(seen[0], want)
+
+
+# -- find_nan ------------------------------------------------------------------------------------
+
+
+def test_the_operands_and_the_index():
+    x = torch.ones(4, 8)
+    x[3, 7] = 0
+    found = rt.find_nan(lambda x: x.log().sum())(x.requires_grad_())
+    assert (found.op_type, found.index, found.what) == ("log", (3, 7), "inf")
+    assert found.operands[0].value == 0 and "log(maximum(x, eps))" in found.cure
+    assert "input = 0 at index (3, 7)" in str(found)
+
+
+def test_masks_of_infinity_are_no_fault():
+    mask = torch.tensor([False, True, True])
+
+    def attention(x):
+        bias = torch.zeros(3).masked_fill(mask, -torch.inf)
+        return F.softmax(x + bias, -1)[0]
+
+    assert rt.find_nan(attention)(torch.ones(3, requires_grad=True)) is None
+
+
+def test_what_was_there_before():
+    layer = nn.Linear(2, 1)
+    layer.weight.data[0, 1] = torch.nan
+    found = rt.find_nan(layer)(torch.ones(1, 2))
+    assert (found.phase, found.output, found.index) == ("argument", "weight", (0, 1))
+
+
+def test_a_function_of_ones_own_that_makes_a_nan():
+    class Root(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sqrt()
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            return dy / (2 * x.sqrt())
+
+    found = rt.find_nan(lambda x: Root.apply(x).sum())(torch.zeros(2, requires_grad=True))
+    assert (found.phase, found.op_type, found.what) == ("backward", "Root", "inf")
+    assert found.rule.startswith("Root.backward, ") and found.operands[0].value == 1
+
+
+# -- saved_bytes ---------------------------------------------------------------------------------
+
+
+def test_bytes_by_line_and_module():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2))
+    saved = rt.saved_bytes(lambda x: model(x).exp().sum())(torch.ones(16, 4))
+    assert {row.op_type: row.size for row in saved.rows} == {"sigmoid": 16 * 8 * 4, "exp": 128}
+    assert {row.op_type: row.path for row in saved.rows}["sigmoid"] == "1"
+
+
+def test_what_is_thrown_away_is_not_kept():
+    def f(x):
+        x.exp().sum()
+        return x.sin().sum(), x * 2
+
+    saved = rt.saved_bytes(f)(torch.ones(4, requires_grad=True))
+    assert saved.total == 0
+
+
+# -- check_gradients -----------------------------------------------------------------------------
+
+
+def test_modules_are_checked_by_all_parameters_and_left_alone():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(3, 1))
+    before = [p.clone() for p in model.parameters()]
+    report = rt.gradient_report(model, [torch.ones(1, 2)], order=2)
+    assert report.ok and report.comparisons > 5
+    assert all(map(torch.equal, before, model.parameters()))
+    rt.check_gradients(lambda x: x.sin() * x.exp(), [torch.tensor([0.3, 1.0])], order=3)
+
+
+def test_forward_mode_is_checked_where_there_is_one():
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, dy):
+            return 2 * dy
+
+        @staticmethod
+        def jvp(ctx, dx):
+            return dx
+
+    report = rt.gradient_report(Half.apply, [torch.tensor([1.0])])
+    assert [finding.mode for finding in report.findings] == ["forward"]
+
+
+def test_the_message_names_the_rule_and_its_line():
+    with (
+        rt.gradient_override_map({"Sin": lambda dy, x: dy * x}),
+        pytest.raises(GradientCheckError, match=r"\(override\) for sin at .*test_seeing.py:\d+"),
+    ):
+        rt.check_gradients(lambda x: torch.sin(x) * x, [torch.tensor([0.5, 0.7])])
+
+
+# -- compare_gradients ---------------------------------------------------------------------------
+
+
+def guided(model):
+    def f(x):
+        with rt.gradient_override_map({"Relu": rg.rules.guided_relu}):
+            return model(x).square().sum()
+
+    return f
+
+
+def test_rules_against_the_true_gradient():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    found = rt.compare_gradients(guided(model))(x)
+    rows = {row.name: row for row in found.rows}
+    assert rows["2.weight"].gap == 0 and rows["args[0]"].cosine < 1
+    assert (rows["x"].op_type, rows["x"].path, rows["x"].kind) == ("relu", "1", "op")
+    with pytest.raises(GradientError, match="guided_relu"):
+        found.assert_same()
+    for declared in ("Relu", "relu", "guided_relu"):
+        rt.compare_gradients(guided(model), surrogates=[declared])(x).assert_same()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_same_rules_on_both_sides_do_not_differ():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    found = rt.compare_gradients(guided(model), guided(model))(torch.ones(1, 3))
+    assert found.ok and not found.differences
+
+
+def test_a_function_of_regrad_on_the_other_side():
+    found = rt.compare_gradients(lambda x: x.sin().sum(), lambda x: rg.sin(x).sum())
+    assert found(torch.ones(2, requires_grad=True)).ok
+
+
+def test_a_straight_through_estimator_has_no_true_gradient():
+    def f(x):
+        return (Identity.apply(x) + Rounded.apply(x)).sum()
+
+    found = rt.compare_gradients(f)(torch.ones(2, requires_grad=True))
+    assert [row.op_type for row in found.worst() if row.kind == "op"] == ["Rounded"]
+    assert found.worst()[0].other_zeros == 1
+    assert rt.compare_gradients(f, surrogates=["Rounded"])(torch.ones(2, requires_grad=True)).ok
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
