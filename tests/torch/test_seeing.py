@@ -390,3 +390,12 @@ class Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         return dy
+
+
+def test_what_is_compiled_runs_op_by_op():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    compiled = torch.compile(model, backend="eager")
+    x = torch.ones(1, 3)
+    compiled(x)
+    trace = rt.trace_gradients(lambda x: compiled(x).sum())(x)
+    assert [(s.op_type, s.path) for s in main_steps(trace)[1:]] == [("relu", "1"), ("linear", "0")]

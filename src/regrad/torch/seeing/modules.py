@@ -143,5 +143,6 @@ class ModulePaths:
 
 
 def joined(path: str, name: str) -> str:
-    """Two parts of a path."""
+    """Two parts of a path; what torch.compile puts around a module is none."""
+    name = name.removeprefix("_orig_mod").removeprefix(".")
     return f"{path}.{name}" if path and name else path or name
