@@ -221,7 +221,11 @@ class _OwnBackward:
 def _own_backward(function: Any) -> Callable[..., Any]:
     """The gradient of a Function that torch makes of its forward pass."""
 
+    old = function.backward
+
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
+        if not hasattr(ctx, "_regrad_args"):  # it ran elsewhere, or before
+            return old(ctx, *dys)
         args = [
             x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
             for x in ctx._regrad_args

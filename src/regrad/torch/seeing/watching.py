@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 import torch.overrides
@@ -208,6 +209,8 @@ class Looker:
     def note_function(self, ctx: Any, function: Any, args: Sequence[Any], y: Any) -> None:
         """Note the node that an `autograd.Function` is making."""
         if not isinstance(ctx, BackwardCFunction) or self.known(ctx) is not None:
+            return
+        if get_ident() != self.paths.thread:  # a program that runs beside this one
             return
         note = self.note(function.__name__)
         note.func = function
