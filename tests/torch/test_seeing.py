@@ -1,6 +1,7 @@
 """The tools that see gradients, on PyTorch models as they stand."""
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -390,3 +391,33 @@ class Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         return dy
+
+
+def test_what_is_compiled_runs_op_by_op():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    compiled = torch.compile(model, backend="eager")
+    x = torch.ones(1, 3)
+    compiled(x)
+    trace = rt.trace_gradients(lambda x: compiled(x).sum())(x)
+    assert [(s.op_type, s.path) for s in main_steps(trace)[1:]] == [("relu", "1"), ("linear", "0")]
+
+
+def test_other_threads_are_left_alone():
+    def elsewhere():
+        x = torch.ones(2, requires_grad=True)
+        y = Rounded.apply(x).sum()
+        y.backward()
+        grads.append(x.grad.tolist())
+
+    def f(x):
+        y = Rounded.apply(x)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return y.sum()
+
+    grads = []
+    found = rt.compare_gradients(f)(torch.ones(2, requires_grad=True))
+    assert grads == [[1.0, 1.0], [1.0, 1.0]] and found.rows[0].other_zeros == 1
+    trace = rt.trace_gradients(f)(torch.ones(2, requires_grad=True))
+    assert [step.op_type for step in trace.steps] == ["sum", "Rounded"]

@@ -18,7 +18,7 @@ from regrad.torch.seeing.finding import as_array
 from regrad.torch.seeing.floats import Floats, of_arrays, pulled, wide
 from regrad.torch.seeing.kinds import LARGEST, telling_kind
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.recording import Recorded, Recorder, at_rest, is_float
+from regrad.torch.seeing.recording import OpRecorder, Recorded, at_rest, is_float
 from regrad.torch.seeing.running import check_callable
 
 STALE = "stale value"
@@ -169,7 +169,7 @@ def _causes(floats: Floats, order: int, settings: Settings) -> Iterator[Finding]
 
 def recorded(floats: Floats) -> list[Recorded]:
     """The ops of one run, with what they were given and the gradients there."""
-    recorder = Recorder(found_in(floats.f, (), {}), all_ops=True)
+    recorder = OpRecorder(found_in(floats.f, (), {}), all_ops=True)
     xs = [x.detach().clone().requires_grad_() for x in floats.xs]
     with recorder.looking():
         ys = [y for y in floats(xs) if y.requires_grad]

@@ -16,9 +16,9 @@ from regrad.torch.open_scopes import OWN
 from regrad.torch.seeing.finding import as_array
 from regrad.torch.seeing.floats import pulled
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.notes import Note
-from regrad.torch.seeing.recording import Recorded, Recorder, at_rest, own_forward
-from regrad.torch.seeing.running import Seen, check_callable
+from regrad.torch.seeing.notes import OpNote
+from regrad.torch.seeing.recording import OpRecorder, Recorded, at_rest, own_forward
+from regrad.torch.seeing.running import ModelRun, check_callable
 from regrad.torch.seeing.watching import Looker
 
 Gradients = dict[str, torch.Tensor | None]
@@ -69,7 +69,7 @@ def compare_gradients(
         raise ArgumentError(f"compare_gradients: other is a function, or 'true', got {other!r:.60}")
 
     def compared(*args: Any, **options: Any) -> GradientComparison:
-        recorder = Recorder(found_in(f, args, options), all_ops=False)
+        recorder = OpRecorder(found_in(f, args, options), all_ops=False)
         first = _gradients(f, args, options, recorder, seed)
         ops = [op for op in recorder.ops.values() if op.has_rule and op.dys is not None]
         if other == "true":
@@ -78,7 +78,7 @@ def compare_gradients(
             named = "rules", "true"
         else:
             function = _of_torch(other, args, options)
-            looker = Recorder(found_in(function, args, options), all_ops=False)
+            looker = OpRecorder(found_in(function, args, options), all_ops=False)
             second = _gradients(function, args, options, looker, seed)
             known = {(op.note.op_type, op.note.rule) for op in looker.ops.values()}
             ops = [op for op in ops if (op.note.op_type, op.note.rule) not in known]
@@ -126,7 +126,7 @@ def _gradients(
 
     looker.reached = reached
     with at_rest(seed), looker.looking():
-        seen = Seen(f, args, options, looker, "compare_gradients")
+        seen = ModelRun(f, args, options, looker, "compare_gradients")
         found = seen.walk()
     return {
         name: found[key] if found.get(key) is not None else taken.get(key)
@@ -200,7 +200,7 @@ class _OwnBackward:
     def __init__(self) -> None:
         self.replaced: dict[Any, Any] = {}
 
-    def keep(self, function: Any, args: Sequence[Any], y: Any, note: Note, ctx: Any) -> None:
+    def keep(self, function: Any, args: Sequence[Any], y: Any, note: OpNote, ctx: Any) -> None:
         """A Function ran."""
         if function.__module__.startswith(("regrad.", "torch.")):
             return
@@ -221,7 +221,11 @@ class _OwnBackward:
 def _own_backward(function: Any) -> Callable[..., Any]:
     """The gradient of a Function that torch makes of its forward pass."""
 
+    old = function.backward
+
     def backward(ctx: Any, *dys: torch.Tensor | None) -> Any:
+        if not hasattr(ctx, "_regrad_args"):  # it ran elsewhere, or before
+            return old(ctx, *dys)
         args = [
             x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
             for x in ctx._regrad_args

@@ -13,8 +13,8 @@ from regrad.core import containers
 from regrad.inspection.nonfinite import CURES, MASKED, NonFinite, Operand, first_bad, operand
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.notes import Note, function_name, named_tensors, op_type_of
-from regrad.torch.seeing.running import Seen, check_callable
+from regrad.torch.seeing.notes import OpNote, function_name, named_tensors, op_type_of
+from regrad.torch.seeing.running import ModelRun, check_callable
 from regrad.torch.seeing.watching import Looker
 
 # What regrad's remedies are called, where it is not the op type of a torch function of that name.
@@ -63,7 +63,7 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
             return given
         try:
             with finder.looking():
-                seen = Seen(f, args, options, finder, "find_nan")
+                seen = ModelRun(f, args, options, finder, "find_nan")
                 seen.walk()
         except _Found:
             return finder.found
@@ -101,7 +101,7 @@ class _Nonfinite(Looker):
         self.found: NonFinite | None = None
         self.infinite: NonFinite | None = None  # the first infinity that was made of finite numbers
         self.written: NonFinite | None = None  # the first that was written on purpose
-        self.kept: dict[Note, list[tuple[str, torch.Tensor]]] = {}
+        self.kept: dict[OpNote, list[tuple[str, torch.Tensor]]] = {}
         self.failed = False  # whether the result is not finite
 
     # -- forward ---------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class _Nonfinite(Looker):
             named[0] = named[0][0], named[0][1].detach().clone()
         return named
 
-    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: Note) -> None:
+    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
         """Look at what a function returned."""
         self.kept[note] = [(name, x.detach()) for name, x in was]
         if getattr(func, "__name__", "") in _UNWRITTEN:
@@ -123,14 +123,14 @@ class _Nonfinite(Looker):
         made = y if y is not None else (args[0] if args else None)
         self.look(func, made, was, note, _writes_infinity((args, options)))
 
-    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
+    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
         """Look at what a Function returned."""
         given = [x for x in args if isinstance(x, torch.Tensor)]
         named = list(zip(note.names, given, strict=False))
         self.kept[note] = [(name, x.detach()) for name, x in named]
         self.look(function, y, named, note, False)
 
-    def look(self, func: Any, ys: Any, was: Any, note: Note, writes: bool) -> None:
+    def look(self, func: Any, ys: Any, was: Any, note: OpNote, writes: bool) -> None:
         """Tell the first result that is not finite, although what it was made of is."""
         for y in tensors((ys,)):
             bad = bad_in(y)
@@ -167,7 +167,7 @@ class _Nonfinite(Looker):
 
     # -- backward --------------------------------------------------------------------------------
 
-    def left(self, note: Note, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
+    def left(self, note: OpNote, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
         """Look at the gradients that leave an op."""
         if self.found is not None:
             return
@@ -181,11 +181,11 @@ class _Nonfinite(Looker):
             return
 
     def _backward(
-        self, note: Note, i: int, dx: torch.Tensor, dys: Sequence[Any], bad: Any
+        self, note: OpNote, i: int, dx: torch.Tensor, dys: Sequence[Any], bad: Any
     ) -> NonFinite:
         what, index, count = bad
         shape = tuple(dx.shape)
-        first = note.inputs if isinstance(note.inputs, Note) else note
+        first = note.inputs if isinstance(note.inputs, OpNote) else note
         was = self.kept.get(first) or []
         arrived = [("dy", dy) for dy in dys if isinstance(dy, torch.Tensor)]
         given = operands(arrived, shape, index)

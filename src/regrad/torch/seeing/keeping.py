@@ -11,7 +11,7 @@ import torch
 from regrad.inspection.saved import SavedBytes
 from regrad.torch.nodes import tensors
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.notes import Note, function_name
+from regrad.torch.seeing.notes import OpNote, function_name
 from regrad.torch.seeing.running import check_callable
 from regrad.torch.seeing.watching import Looker
 from torch import nn
@@ -63,14 +63,14 @@ class _Keeper(Looker):
 
     def __init__(self, held: dict[str, Any]) -> None:
         super().__init__(held)
-        self.now: Note | None = None
+        self.now: OpNote | None = None
         self.saved: dict[int, tuple[StorageWeakRef, str, str, str, int]] = {}
 
     def before(self, func: Any, args: Any, options: Any) -> Any:
         """What is saved from now on is saved by this function."""
         self.now = self.note(function_name(func))
 
-    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
+    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
         """A Function's tensors are saved after its forward pass."""
         self.now = note
 
@@ -80,7 +80,7 @@ class _Keeper(Looker):
             if self.closed or x.layout is not torch.strided:
                 return x
             storage = x.untyped_storage()
-            now = self.now or Note(self.run, "")
+            now = self.now or OpNote(self.run, "")
             known = self.saved.get(storage._cdata)
             if known is None or (not self.ran_backward and known[0].expired()):
                 row = (now.op_type, now.line, now.path, storage.nbytes())

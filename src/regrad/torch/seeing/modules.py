@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -73,6 +74,7 @@ class ModulePaths:
         alone = len(modules) == 1
         self.roots = {id(m): "" if alone else name for name, m in modules.items()}
         self.modules = modules
+        self.thread = get_ident()  # torch's hooks are asked in all threads
         self.stack: list[tuple[Any, str]] = []
         self.known: dict[tuple[int, int], str] = {}
         self.met: dict[int, nn.Module] = {}  # all that ran, by id
@@ -90,13 +92,13 @@ class ModulePaths:
         ]
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if isinstance(module, Unseen):
+        if isinstance(module, Unseen) or get_ident() != self.thread:
             return
         self.met[id(module)] = module
         self.stack.append((module, self._path_of(module)))
 
     def _leave(self, module: nn.Module, args: Any, y: Any) -> None:
-        if isinstance(module, Unseen):
+        if isinstance(module, Unseen) or get_ident() != self.thread:
             return
         while self.stack and self.stack.pop()[0] is not module:
             pass
@@ -143,5 +145,6 @@ class ModulePaths:
 
 
 def joined(path: str, name: str) -> str:
-    """Two parts of a path."""
+    """Two parts of a path; what torch.compile puts around a module is none."""
+    name = name.removeprefix("_orig_mod").removeprefix(".")
     return f"{path}.{name}" if path and name else path or name

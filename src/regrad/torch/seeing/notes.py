@@ -32,7 +32,7 @@ SAME = frozenset(
 AROUND = SAME | {"expand", "clone", "to_copy", "slice", "select", "as_strided", "detach"}
 
 
-class Note:
+class OpNote:
     """One op, as it was seen when it ran forward."""
 
     __slots__ = ("call", "func", "inputs", "kind", "line", "names", "op_type", "path", "rule",

@@ -14,14 +14,14 @@ from regrad.core import containers
 from regrad.torch.calls import RuleCall
 from regrad.torch.custom import CustomTorchCall, custom_grad
 from regrad.torch.nodes import tensors
-from regrad.torch.seeing.notes import Note, function_name, named_tensors
+from regrad.torch.seeing.notes import OpNote, function_name, named_tensors
 from regrad.torch.seeing.watching import Looker
 
 
 class Recorded:
     """One op: what it was given, and, once the backward pass ran, the gradients there."""
 
-    def __init__(self, note: Note, func: Any, args: Sequence[Any], options: Any) -> None:
+    def __init__(self, note: OpNote, func: Any, args: Sequence[Any], options: Any) -> None:
         self.note = note
         self.func = func  # a torch function, an autograd.Function, or a custom function's call
         self.args = copied(tuple(args))
@@ -147,10 +147,10 @@ def _save_nothing(*values: Any, **named: Any) -> None:
     pass
 
 
-_PENDING = Note(0, "")
+_PENDING = OpNote(0, "")
 
 
-class Recorder(Looker):
+class OpRecorder(Looker):
     """Keeps what ops were given, and the gradients that arrived and left.
 
     Args:
@@ -161,19 +161,19 @@ class Recorder(Looker):
     def __init__(self, held: dict[str, Any], all_ops: bool) -> None:
         super().__init__(held)
         self.keeps_inputs = all_ops
-        self.ops: dict[Note, Recorded] = {}
+        self.ops: dict[OpNote, Recorded] = {}
 
     def before(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         """Copy what a function is given before it may write over it."""
         return Recorded(_PENDING, func, args, options)
 
-    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: Note) -> None:
+    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
         """Keep a torch function."""
         if note.op_type and func is not torch.Tensor.backward:
             was.note = note
             self.ops[note] = was
 
-    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
+    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
         """Keep an `autograd.Function`, or a call of ours."""
         first = args[0] if args else None
         if isinstance(first, RuleCall):
@@ -186,22 +186,22 @@ class Recorder(Looker):
         elif not function.__module__.startswith("regrad."):
             self.ops[note] = Recorded(note, function, args, {})
 
-    def arrived(self, note: Note, dys: Sequence[Any]) -> None:
+    def arrived(self, note: OpNote, dys: Sequence[Any]) -> None:
         """Keep what arrived."""
         if (op := self._op(note)) is not None:
             op.dys = tuple(None if dy is None else dy.detach().clone() for dy in dys)
-            first = note.inputs if isinstance(note.inputs, Note) else note
+            first = note.inputs if isinstance(note.inputs, OpNote) else note
             self.ops[first] = self.ops.pop(first)  # (in the order of the backward pass)
 
-    def left(self, note: Note, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
+    def left(self, note: OpNote, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
         """Keep what left."""
         if (op := self._op(note)) is not None:
             op.dxs = {
                 note.name(i): dx.detach().clone() for i, dx in enumerate(dxs) if dx is not None
             }
 
-    def _op(self, note: Note) -> Recorded | None:
-        first = note.inputs if isinstance(note.inputs, Note) else note
+    def _op(self, note: OpNote) -> Recorded | None:
+        first = note.inputs if isinstance(note.inputs, OpNote) else note
         op = self.ops.get(first)
         if op is None or (first is not note and note.op_type != function_name(note.func)):
             return None

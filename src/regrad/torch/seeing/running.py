@@ -13,7 +13,7 @@ from regrad.torch.seeing.modules import found_in
 from regrad.torch.seeing.watching import Looker
 
 
-class Seen:
+class ModelRun:
     """One run of a function, and of its backward pass."""
 
     def __init__(

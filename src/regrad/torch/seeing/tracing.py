@@ -10,8 +10,8 @@ from regrad.inspection.numbers import Numbers, together
 from regrad.inspection.traces import GradientTrace, Step
 from regrad.torch.seeing.figures import Figures, Measures, numbers_or_none
 from regrad.torch.seeing.modules import found_in
-from regrad.torch.seeing.notes import Note
-from regrad.torch.seeing.running import Seen, check_callable, let_go
+from regrad.torch.seeing.notes import OpNote
+from regrad.torch.seeing.running import ModelRun, check_callable, let_go
 from regrad.torch.seeing.watching import Looker
 
 
@@ -50,7 +50,7 @@ def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
     def traced(*args: Any, **options: Any) -> GradientTrace:
         looker = _Tracer(found_in(f, args, options))
         with looker.looking():
-            seen = Seen(f, args, options, looker, "trace_gradients")
+            seen = ModelRun(f, args, options, looker, "trace_gradients")
             found = seen.walk()
         inputs = []
         for key, (name, _) in seen.sources().items():
@@ -72,15 +72,15 @@ class _Tracer(Looker):
     def __init__(self, held: dict[str, Any]) -> None:
         super().__init__(held)
         self.measures = Measures()
-        self.made: list[tuple[Note, list[Any], list[Any]]] = []
+        self.made: list[tuple[OpNote, list[Any], list[Any]]] = []
         self.by_leaf: dict[int, Figures | None] = {}
 
-    def arrived(self, note: Note, dys: Sequence[Any]) -> None:
+    def arrived(self, note: OpNote, dys: Sequence[Any]) -> None:
         """Take figures of what arrived."""
         note.state = [self.measures.of(dy) for dy in dys], []
         self.made.append((note, *note.state))
 
-    def left(self, note: Note, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
+    def left(self, note: OpNote, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
         """Take figures of what left."""
         arrived, left = note.state
         if note.same and len(dxs) == len(arrived) == 1 and dxs[0] is not None:
@@ -98,7 +98,7 @@ class _Tracer(Looker):
         return tuple(_step(*each) for each in self.made)
 
 
-def _step(note: Note, arrived: Sequence[Any], left: Sequence[Any]) -> Step:
+def _step(note: OpNote, arrived: Sequence[Any], left: Sequence[Any]) -> Step:
     given: Numbers | None = together(map(numbers_or_none, arrived))
     sent = tuple((note.name(i), numbers_or_none(figures)) for i, figures in enumerate(left))
     return Step(note.op_type, note.kind, note.rule, note.line, note.path, given, sent)

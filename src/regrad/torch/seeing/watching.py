@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import wraps
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 import torch.overrides
@@ -23,7 +25,7 @@ from regrad.torch.seeing.modules import ModulePaths
 from regrad.torch.seeing.notes import (
     KEY,
     SAME,
-    Note,
+    OpNote,
     edge_names,
     function_name,
     function_names,
@@ -57,7 +59,7 @@ class Looker:
         self.ran_backward = False
         self.cuts: dict[tuple[str, str, str], str] = {}
         self.leaves: dict[int, Any] = {}  # the tensors at which the graph begins
-        self.current: Note | None = None  # the last op whose backward pass began
+        self.current: OpNote | None = None  # the last op whose backward pass began
         self.closed = False
 
     # -- what subclasses add ---------------------------------------------------------------------
@@ -65,19 +67,19 @@ class Looker:
     def before(self, func: Any, args: Sequence[Any], options: Any) -> Any:
         """A torch function is about to run; what is returned is given to `after`."""
 
-    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: Note) -> None:
+    def after(self, func: Any, args: Any, options: Any, y: Any, was: Any, note: OpNote) -> None:
         """A torch function ran."""
 
-    def ran(self, function: Any, args: Any, y: Any, note: Note, ctx: Any) -> None:
+    def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
         """The forward pass of an `autograd.Function` ran."""
 
     def ended(self, loss: torch.Tensor) -> None:
         """The forward pass is over, and the backward pass begins."""
 
-    def arrived(self, note: Note, dys: Sequence[Any]) -> None:
+    def arrived(self, note: OpNote, dys: Sequence[Any]) -> None:
         """Gradients arrived at an op."""
 
-    def left(self, note: Note, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
+    def left(self, note: OpNote, dxs: Sequence[Any], dys: Sequence[Any]) -> None:
         """Gradients left an op."""
 
     def reached(self, variable: torch.Tensor, g: Any) -> None:
@@ -85,16 +87,16 @@ class Looker:
 
     # -- notes -----------------------------------------------------------------------------------
 
-    def note(self, op_type: str) -> Note:
+    def note(self, op_type: str) -> OpNote:
         """Note an op that runs where the program is now."""
-        return Note(self.run, op_type, find_caller(LIBRARIES), self.paths.path)
+        return OpNote(self.run, op_type, find_caller(LIBRARIES), self.paths.path)
 
-    def known(self, node: Any) -> Note | None:
+    def known(self, node: Any) -> OpNote | None:
         """The note of a node, if there is one of this run."""
         note = node.metadata.get(KEY)
         return note if note is not None and note.run == self.run else None
 
-    def attach(self, node: Any, note: Note) -> None:
+    def attach(self, node: Any, note: OpNote) -> None:
         """Put a note on a node, and look on when its backward pass runs."""
         node.metadata[KEY] = note
 
@@ -135,12 +137,12 @@ class Looker:
                     found.append(behind)
         return found
 
-    def note_call(self, func: Any, given: Sequence[Any], result: Any, start: int) -> Note | None:
+    def note_call(self, func: Any, given: Sequence[Any], result: Any, start: int) -> OpNote | None:
         """Note the nodes that a call of a torch function made."""
         outputs = [y for y in tensors((result,)) if y.grad_fn is not None]
         if not outputs and given:  # (`x[0] = y` returns nothing)
             outputs = [x for _, x, _, _ in given[:1] if x.grad_fn is not None]
-        first: Note | None = None
+        first: OpNote | None = None
         for y in outputs:
             node = y.grad_fn
             if is_leaf(node) or self.known(node) is not None or node._sequence_nr() < start:  # pyright: ignore
@@ -155,10 +157,10 @@ class Looker:
             self._note_nodes(func, given, mine, first)
         return first
 
-    def _note_nodes(self, func: Any, given: Any, nodes: Sequence[Any], first: Note) -> None:
+    def _note_nodes(self, func: Any, given: Any, nodes: Sequence[Any], first: OpNote) -> None:
         held = set(nodes)
         for node, label in zip(nodes, labels(func, nodes), strict=True):
-            note = Note(self.run, label, first.line, first.path)
+            note = OpNote(self.run, label, first.line, first.path)
             note.func = func
             note.names = edge_names(node, given, held)
             note.same = node_word(node.name()) in SAME
@@ -193,9 +195,9 @@ class Looker:
                     if note.kind == "override" and self.known(behind) is None:
                         self.adopt_one(behind, note)  # (a copy that was made for the rule)
 
-    def adopt_one(self, node: Any, like: Note | None = None) -> Note:
+    def adopt_one(self, node: Any, like: OpNote | None = None) -> OpNote:
         """Note a node that was made out of sight."""
-        note = Note(self.run, node_word(node.name()))
+        note = OpNote(self.run, node_word(node.name()))
         if like is not None:
             note.line, note.path = like.line, like.path
         note.same = note.op_type in SAME
@@ -207,6 +209,8 @@ class Looker:
     def note_function(self, ctx: Any, function: Any, args: Sequence[Any], y: Any) -> None:
         """Note the node that an `autograd.Function` is making."""
         if not isinstance(ctx, BackwardCFunction) or self.known(ctx) is not None:
+            return
+        if get_ident() != self.paths.thread:  # a program that runs beside this one
             return
         note = self.note(function.__name__)
         note.func = function
@@ -249,11 +253,15 @@ class Looker:
             self.handles = []
 
 
-def _eagerly() -> Any:
+@contextmanager
+def _eagerly() -> Generator[None]:
     """A block in which what torch.compile compiled runs op by op."""
     if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+        yield
+        return
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", "Using `torch.compile")  # (it does not like our hooks)
+        yield
 
 
 class _SeeingMode(torch.overrides.TorchFunctionMode):
