@@ -1,8 +1,8 @@
 """Rules that people reuse, each with its paper.
 
 Rules for `gradient_override_map` come first: a function `(dy, …)`, or a function that makes one
-from its parameters. Then functions of a tensor whose value is the tensor and whose gradient is
-changed.
+from its parameters (and gives it its own name, for reports). Then functions of a tensor whose value
+is the tensor and whose gradient is changed.
 
 >>> import regrad as rg
 >>> with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}):
@@ -74,7 +74,11 @@ def superspike(beta: float = 10.0) -> Rule:
 
     Source: Zenke and Ganguli, "SuperSpike" (2018).
     """
-    return lambda dy, x: dy / square(1 + beta * absolute(x))
+
+    def superspike(dy: Tensor, x: Tensor) -> Tensor:
+        return dy / square(1 + beta * absolute(x))
+
+    return superspike
 
 
 def sigmoid_surrogate(beta: float = 10.0) -> Rule:
@@ -83,11 +87,11 @@ def sigmoid_surrogate(beta: float = 10.0) -> Rule:
     Source: Zenke and Vogels, "The Remarkable Robustness of Surrogate Gradient Learning" (2021).
     """
 
-    def rule(dy: Tensor, x: Tensor) -> Tensor:
+    def sigmoid_surrogate(dy: Tensor, x: Tensor) -> Tensor:
         y = sigmoid(beta * x)
         return dy * (4 * y * (1 - y))
 
-    return rule
+    return sigmoid_surrogate
 
 
 def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
@@ -97,7 +101,11 @@ def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
     Computing" (2016); Bellec et al., "Long Short-Term Memory and Learning-to-Learn in Networks of
     Spiking Neurons" (2018), with height 0.3.
     """
-    return lambda dy, x: dy * (height * maximum(1 - absolute(x) / width, 0))
+
+    def triangle(dy: Tensor, x: Tensor) -> Tensor:
+        return dy * (height * maximum(1 - absolute(x) / width, 0))
+
+    return triangle
 
 
 def rectangle(width: float = 1.0) -> Rule:
@@ -106,7 +114,11 @@ def rectangle(width: float = 1.0) -> Rule:
     Source: Wu, Deng, Li, Zhu and Shi, "Spatio-Temporal Backpropagation for Training
     High-Performance Spiking Neural Networks" (2018).
     """
-    return lambda dy, x: where(absolute(x) < width / 2, dy / width, 0)
+
+    def rectangle(dy: Tensor, x: Tensor) -> Tensor:
+        return where(absolute(x) < width / 2, dy / width, 0)
+
+    return rectangle
 
 
 def arctan_surrogate(alpha: float = 2.0) -> Rule:
@@ -115,7 +127,11 @@ def arctan_surrogate(alpha: float = 2.0) -> Rule:
     Source: Fang et al., "Incorporating Learnable Membrane Time Constant to Enhance Learning of
     Spiking Neural Networks" (2021).
     """
-    return lambda dy, x: dy * (alpha / 2) / (1 + square(math.pi / 2 * alpha * x))
+
+    def arctan_surrogate(dy: Tensor, x: Tensor) -> Tensor:
+        return dy * (alpha / 2) / (1 + square(math.pi / 2 * alpha * x))
+
+    return arctan_surrogate
 
 
 def gaussian(sigma: float = 0.5) -> Rule:
@@ -125,7 +141,11 @@ def gaussian(sigma: float = 0.5) -> Rule:
     adaptive spiking recurrent neural networks" (2021).
     """
     scale = 1 / (sigma * math.sqrt(2 * math.pi))
-    return lambda dy, x: dy * (scale * exp(square(x / sigma) * -0.5))
+
+    def gaussian(dy: Tensor, x: Tensor) -> Tensor:
+        return dy * (scale * exp(square(x / sigma) * -0.5))
+
+    return gaussian
 
 
 # -- the identity with another gradient ----------------------------------------------------------
