@@ -191,6 +191,20 @@ def test_all_is_finite():
     assert rg.find_nan(net)(np.ones((2, 3))) is None
 
 
+def test_an_infinity_that_spoils_nothing():
+    mask = np.array([True, False, True])
+
+    def f(x):
+        scores = rg.where(mask, x, -np.inf)
+        return (rg.nn.softmax(scores) * x).sum()
+
+    assert rg.find_nan(f)(np.ones(3)) is None
+    found = rg.find_nan(lambda x: (rg.where(mask, x, -np.inf) - rg.max(x)).sum())(np.ones(3))
+    assert (found.op_type, found.what, found.index) == ("SelectV2", "inf", (1,))
+    found = rg.find_nan(lambda x: (rg.where(mask, x, -np.inf) * 0.0).sum())(np.ones(3))
+    assert (found.op_type, found.what, found.index) == ("Mul", "NaN", (1,))
+
+
 def test_half_precision_overflow():
     found = rg.find_nan(lambda x: rg.exp(x).sum())(np.array([1.0, 20.0], np.float16))
     assert found.op_type == "Exp" and found.what == "inf" and "overflows" in found.cure

@@ -23,7 +23,7 @@ CURES: dict[str, str] = {
     "Pow": "a power of 0 (or of a negative number) has no finite slope here; keep the base above 0",
     "Exp": "it overflows: subtract the largest element, or use logsumexp, softmax, log_softmax",
     "Expm1": "it overflows: bound the argument",
-    "Where": "both branches are differentiated: give the branch that is not taken a safe argument",
+    "SelectV2": "both branches are differentiated: give the one that is not taken a safe argument",
     "Mul": "0 times infinity: the factor that is infinite came from an earlier op",
     "Norm": "the norm of a zero vector has no slope: add eps below the root",
     "Asin": "its slope at ±1 is infinite: clip the argument",
@@ -51,6 +51,13 @@ class Operand:
     value: complex | None
     smallest: float
     largest: float
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether the input itself is infinite: at the element, if that is known, or anywhere."""
+        if self.value is not None:
+            return bool(np.isinf(self.value))
+        return bool(np.isinf(self.smallest) or np.isinf(self.largest))
 
     def __str__(self) -> str:
         if self.value is not None:

@@ -109,7 +109,8 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
     Returns:
         A function of f's arguments that returns a `NonFinite`, or None if all is finite: the op,
         the line of your code that ran it, the element, what the op was given there, and the usual
-        cure. An argument or a Variable that is not finite to begin with is reported as such.
+        cure. An argument or a Variable that is not finite to begin with is reported as such. An
+        infinity that spoils neither the result nor a gradient (a mask of -inf) is no finding.
 
     Raises:
         ArgumentError, GradientError: as `trace_gradients`.
@@ -127,18 +128,26 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
             if bad := first_bad(x._values()):
                 what, index, count = bad
                 return NonFinite("argument", what, "", "", "", index, count, output=name)
-        for record in run.tape.records:
-            if (forward := _made_forward(record, run.tape)) is not None:
-                return forward
         finder = _Finder(run.tape)
         _walk(run, finder)
-        return finder.found
+        in_result = first_bad(run.y._values())
+        if finder.found is None and in_result is None:
+            return None
+        made = [_made_forward(record, run.tape) for record in run.tape.records]
+        forward = [each for each in made if each is not None]
+        own = [
+            each for each in forward
+            if each.what == "NaN" or not any(o.is_infinite for o in each.operands)
+        ]  # fmt: skip
+        if own or finder.found is not None:
+            return own[0] if own else finder.found
+        return forward[0] if forward else None  # an infinity that the program was given
 
     return checked
 
 
 def _made_forward(record: Record, tape: SeenTape) -> NonFinite | None:
-    """What the forward pass of an op made of finite inputs, or took in from an unwatched one."""
+    """What is not finite in the results of an op, if anything."""
     ys = record.y if isinstance(record.y, tuple) else (record.y,)
     for y in ys:
         if y is not None and is_inexact(y.dtype) and (bad := first_bad(y._values())):

@@ -19,7 +19,7 @@ from regrad.jax.sites import is_number
 # JAX's primitives by the op types that the cures are known for.
 OP_TYPES = {
     "log": "Log", "log1p": "Log1p", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "div": "RealDiv",
-    "pow": "Pow", "exp": "Exp", "exp2": "Exp", "expm1": "Expm1", "select_n": "Where",
+    "pow": "Pow", "exp": "Exp", "exp2": "Exp", "expm1": "Expm1", "select_n": "SelectV2",
     "mul": "Mul", "asin": "Asin", "acos": "Acos", "atanh": "Atanh", "acosh": "Acosh",
     "atan2": "Atan2", "cbrt": "Sqrt",
 }  # fmt: skip
