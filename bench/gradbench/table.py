@@ -45,7 +45,7 @@ def markdown(
     lines = [f"# GradBench, {report.today()}", "", *about, ""]
     lines += ["## Valid answers", "", *validity(whole, rounds, tools), ""]
     count = max(len(sessions) for sessions in rounds.values())
-    lines += [f"## Times ({count} rounds)", "", *times(figures, tools), ""]
+    lines += [f"## Times (rounds: {count})", "", *times(figures, tools), ""]
     lines += [*summary(figures), ""]
     lines += ["How to read this: [bench/gradbench/README.md](../gradbench/README.md).", ""]
     return "\n".join(lines)
