@@ -236,11 +236,13 @@ if _TYPE_CHECKING:
     from regrad.inspection.tracing import find_nan as find_nan
     from regrad.inspection.tracing import saved_bytes as saved_bytes
     from regrad.inspection.tracing import trace_gradients as trace_gradients
+    from regrad.jax.exporting import Exported as Exported
+    from regrad.jax.exporting import export as export
 
 _TOOLS = {  # by the module from which they are imported when they are first used
-    "compare_gradients": "comparing", "draw": "drawing", "find_nan": "tracing",
-    "saved_bytes": "tracing",
-    "trace_gradients": "tracing",
+    "Exported": "jax.exporting", "compare_gradients": "inspection.comparing",
+    "draw": "inspection.drawing", "export": "jax.exporting", "find_nan": "inspection.tracing",
+    "saved_bytes": "inspection.tracing", "trace_gradients": "inspection.tracing",
 }  # fmt: skip
 variable = Variable
 __version__ = "0.1.0"
@@ -284,7 +286,7 @@ def __getattr__(name: str) -> object:
     if name in ("extend", "jax", "plot", "torch", "train"):
         return import_module(f"regrad.{name}")
     if name in _TOOLS:
-        return getattr(import_module(f"regrad.inspection.{_TOOLS[name]}"), name)
+        return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
     if name.startswith("__"):  # Python asks for such names, and so does code that looks around
         raise AttributeError(f"module 'regrad' has no attribute {name!r}")
     known = [n for n in globals() if not n.startswith("_")]

@@ -117,6 +117,10 @@ class CheckpointError(RegradError, ValueError):
     """A file of values that is damaged, or does not fit the variables."""
 
 
+class ExportError(RegradError, ValueError):
+    """A function that cannot be exported, or a file that is not an exported program."""
+
+
 class MissingPackageError(RegradError, ImportError):
     """An optional package is needed for this, and is not installed."""
 

@@ -20,7 +20,8 @@ PAGES = ["README.md", *(f"docs/{n}.md" for n in PROSE)]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_programs_print_what_the_page_says(page):
+def test_programs_print_what_the_page_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where they write files
     scope = {}
     printed = None
     for kind, text in BLOCK.findall((ROOT / page).read_text()):

@@ -138,6 +138,16 @@ class Dim:
         return "?"
 
 
+OPEN: tuple[type, ...] = (Dim,)  # the types of sizes that are not numbers yet
+
+
+def add_open(kind: type) -> None:
+    """Let another library's symbolic sizes through where a Dim may pass (those of jax.export)."""
+    global OPEN
+    if kind not in OPEN:
+        OPEN = (*OPEN, kind)
+
+
 SIGNS = ("+", "-", "*", "//", "%")
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
@@ -263,7 +273,7 @@ def merged(a: Shape, b: Shape) -> tuple[Any, ...] | None:
 
 def is_known(shape: Shape) -> bool:
     """Whether rank and all sizes are plain numbers."""
-    return not isinstance(shape, UnknownRank) and not any(isinstance(n, Dim) for n in shape)
+    return not isinstance(shape, UnknownRank) and not any(isinstance(n, OPEN) for n in shape)
 
 
 # -- in attributes -------------------------------------------------------------------------------

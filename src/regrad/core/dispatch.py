@@ -117,6 +117,8 @@ def lift(value: TensorLike, integers: bool = False) -> Tensor:
         value = np.asarray(value)
     if isinstance(value, Dim):
         return DEFERRALS[type(next(dims.leaves(value)))].measure(value)
+    if isinstance(value, dims.OPEN):  # JAX's
+        return wrap(value.__jax_array__())
     if is_array(value):
         state = current() if LIVE else None
         if state is not None and state.region is not None:
@@ -449,7 +451,9 @@ def made_in_trace(
     that hangs on a literal, one element at a time; what an op without inputs makes it computes.
     """
     state = current() if LIVE else None
-    if state is None or state.region is None or not state.region.traced or size <= LITERAL:
+    if state is None or state.region is None or not state.region.traced:
+        return None
+    if not isinstance(size, dims.OPEN) and size <= LITERAL:
         return None
     held = JAX.held_dtype(dtype)
     if held is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regrad.core.backends import GONE, backend_of, gone, is_inexact
+from regrad.core.dims import is_known
 from regrad.core.registry import Op
 from regrad.core.sharding import trouble
 from regrad.core.signatures import is_of_caller
@@ -95,6 +96,9 @@ def _no_halves(error: Exception, xs: Sequence[Tensor]) -> bool:
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether shapes broadcast together, as far as their sizes are known."""
+    if not all(map(is_known, shapes)):
+        return True
     try:
         np.broadcast_shapes(*shapes)
     except ValueError:

@@ -38,10 +38,10 @@ def as_ints(values: int | Sequence[int], what: str = "a shape") -> tuple[Any, ..
     if type(values) is tuple and INTS.issuperset(map(type, values)):
         return values
     # a Tensor or an array of rank 0 is one integer
-    alone = isinstance(values, int | dims.Dim) or getattr(values, "ndim", 1) == 0
+    alone = isinstance(values, (int, *dims.OPEN)) or getattr(values, "ndim", 1) == 0
     try:
         given: Any = (values,) if alone else values
-        return tuple([n if isinstance(n, dims.Dim) else index(n) for n in given])
+        return tuple([n if isinstance(n, dims.OPEN) else index(n) for n in given])
     except RegradError:  # a traced number says what to do
         raise
     except Exception:  # a TypeError mostly, and NumPy's MaskError is an Exception
@@ -78,7 +78,7 @@ def _is_possible(sizes: Sequence[Dim | int], least: int) -> bool:
 
 def as_count(n: Any, what: str) -> Any:
     """A number of things that are to be made: 0 or more."""
-    if isinstance(n, dims.Dim):
+    if isinstance(n, dims.OPEN):
         return n
     try:
         count = index(n)
@@ -162,13 +162,13 @@ def part_sizes(sections_or_sizes: int | tuple[int, ...] | list[int], n: int) -> 
     """The sizes of the parts of an axis of size n."""
     if not isinstance(sections_or_sizes, tuple | list):
         count = index(sections_or_sizes)
-        if count > 0 and isinstance(n, dims.Dim):
+        if count > 0 and isinstance(n, dims.OPEN):
             return (n // count,) * count  # the kernel checks that they fill the axis
         if count < 1 or n % count:
             raise ShapeError(f"split: an axis of size {n} cannot be cut into {count} equal parts")
         return (n // count,) * count
-    sizes = [s if isinstance(s, dims.Dim) else index(s) for s in sections_or_sizes]
-    if any(isinstance(s, dims.Dim) for s in (*sizes, n)):
+    sizes = [s if isinstance(s, dims.OPEN) else index(s) for s in sections_or_sizes]
+    if any(isinstance(s, dims.OPEN) for s in (*sizes, n)):
         rest = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
         for i in rest[:1]:
             sizes[i] = n - sum(s for k, s in enumerate(sizes) if k != i)
@@ -201,11 +201,33 @@ def window(entry: slice, length: int) -> Window:
         return 0, length, 1
     if entry.step is not None and index(entry.step) == 0:
         raise ArgumentError(f"the step of the slice {entry} is 0")
-    if any(isinstance(n, dims.Dim) for n in (length, entry.start, entry.stop)):
-        return _window_in_run(entry, length)
+    if any(isinstance(n, dims.OPEN) for n in (length, entry.start, entry.stop)):
+        if any(isinstance(n, dims.Dim) for n in (length, entry.start, entry.stop)):
+            return _window_in_run(entry, length)
+        return _symbolic_window(entry, length)
     first, stop, step = entry.indices(length)
     count = len(range(first, stop, step))
     return (first, count, step) if count else (0, 0, 1)
+
+
+def _symbolic_window(entry: slice, length: Any) -> Any:
+    """The window where sizes are another library's symbols: `slice.indices`, by comparisons.
+
+    The library raises where a comparison has no answer for all sizes.
+    """
+    step = 1 if entry.step is None else index(entry.step)
+    least, most = (0, length) if step > 0 else (-1, length - 1)
+
+    def bound(at: Any, default: Any) -> Any:
+        if at is None:
+            return default
+        at = at + length if at < 0 else at
+        return least if at < least else most if at > most else at
+
+    first = bound(entry.start, least if step > 0 else most)
+    stop = bound(entry.stop, most if step > 0 else least)
+    count = (stop - first + step - (1 if step > 0 else -1)) // step
+    return (first, count, step) if count >= 0 else (0, 0, 1)
 
 
 def _window_in_run(entry: slice, length: Dim | int) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from regrad.core.backends import is_inexact
+from regrad.core.dims import is_known
 from regrad.core.registry import OPS, Attrs, Op
 from regrad.core.rule import Conjugated, NoGradient, OpView, Rule
 from regrad.core.state import BESIDE, OPEN, State, current, refuse_elsewhere
@@ -133,7 +134,10 @@ class GroupedRecord(Record):
         """The gradient that arrives at an output which nobody used: zeros."""
         if self.symbolic is not None:
             return OPS["ZerosLike"].function(self.symbolic[index])
-        return wrap(np.zeros(*self.output_specs[index]))
+        shape, dtype = self.output_specs[index]
+        if not is_known(shape):
+            return OPS["BroadcastTo"].function(wrap(np.zeros((), dtype)), shape)
+        return wrap(np.zeros(shape, dtype))
 
     def wanted(self, watched: set[int]) -> list[int]:
         return [

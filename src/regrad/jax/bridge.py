@@ -106,11 +106,19 @@ class Finder(Region):
     def __init__(self, kind: str) -> None:
         super().__init__(kind, traced=True)
         self.arrays: list[Any] = []
+        self.trace: Any = None  # JAX's
 
     def array(self, value: Any) -> Tensor:
-        if isinstance(value, jax.Array) and id(value) not in map(id, self.arrays):
+        known = id(value) in map(id, self.arrays)
+        # what the body has computed by JAX itself is not reached from outside
+        if isinstance(value, jax.Array) and not known and _trace_of(value) is not self.trace:
             self.arrays.append(value)
         return super().array(value)
+
+
+def _trace_of(array: Any) -> Any:
+    """JAX's trace to which a tracer belongs; None for an array with values."""
+    return getattr(array, "_trace", None)
 
 
 def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
@@ -121,6 +129,7 @@ def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
     flat = Captured(flat, name)
 
     def first(*xs: Any) -> list[Any]:
+        region.trace = _trace_of(xs[0] if xs else jax.lax.iota("int32", 1))
         given = [region.make_stand_in(wrap(x)) for x in xs]
         return _data(run_inside(partial(results, flat, given, region), region, overrides))
 

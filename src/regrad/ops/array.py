@@ -91,7 +91,10 @@ def _(dy, x_shape):
 @op("BroadcastTo")
 def broadcast_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
     """x repeated along axes of size 1, and new leading ones, to the given shape."""
-    return xp.broadcast_to(x, as_shape(shape))
+    shape = as_shape(shape)
+    if xp is np and not dims.is_known(shape):  # NumPy has no symbolic sizes, and JAX has
+        xp, x = backends.JAX.xp, backends.JAX.from_numpy(np.asarray(x))
+    return xp.broadcast_to(x, shape)
 
 
 @gradient("BroadcastTo")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.core import backends, dispatch, numbers
+from regrad.core import backends, dims, dispatch, numbers
 from regrad.core.backends import FLOAT, Array, DTypeLike, Namespace
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import OPS, gradient
@@ -253,7 +253,7 @@ def full(
     """
     try:
         shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
-        if dispatch.is_plain(fill_value):
+        if dispatch.is_plain(fill_value) and dims.is_known(shape):
             return wrap(np.full(shape, value._data))
         return OPS["BroadcastTo"].function(value, shape)
     except Exception as error:
@@ -274,6 +274,12 @@ def arange(
     start, stop = (0, start) if stop is None else (start, stop)
     if isinstance(step, int | float) and step == 0:
         raise InvalidValueError("arange: step is 0, expected another number")
+    if any(isinstance(v, dims.OPEN) for v in (start, stop, step)):
+        kind = np.dtype(int) if dtype is None else as_numpy_dtype(dtype)
+        count: Any = stop - start
+        y = dispatch.made_in_trace("arange", (start, stop, step), kind, count)
+        assert y is not None  # a symbol of JAX's is met in a trace alone
+        return y
     if all(isinstance(v, int | np.integer) for v in (start, stop, step)):
         values = range(int(start), int(stop), int(step))
         y = None

@@ -132,7 +132,7 @@ def _expand(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
 
 def _check_int(i: int, axis: int, shape: tuple[int, ...]) -> int:
     n = shape[axis]
-    if isinstance(n, dims.Dim):  # the kernel sees whether it is in range
+    if isinstance(n, dims.OPEN):  # the kernel sees whether it is in range
         return i if i >= 0 else n + i
     if not -n <= i < n:
         raise IndexRangeError(

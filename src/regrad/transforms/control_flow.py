@@ -275,9 +275,10 @@ def _check_bound(n: object, what: str) -> None:
 
 def _length(xs: Sequence[Tensor], length: int | None) -> int:
     given = () if length is None else (as_count(length, "length"),)
-    lengths = {*[len(x) for x in xs], *given}
+    lengths = {*[x.shape[0] if x.shape else len(x) for x in xs], *given}
     if len(lengths) > 1:
-        raise ShapeError(f"scan: xs and length must agree, got the lengths {sorted(lengths)}")
+        found = sorted(lengths, key=str)
+        raise ShapeError(f"scan: xs and length must agree, got the lengths {found}")
     if not lengths:
         raise ArgumentError("scan: give xs to go along, or the number of steps: length=…")
     return lengths.pop()

@@ -1,0 +1,444 @@
+"""`export`: a function with its gradients as a file that needs neither regrad nor its source.
+
+The file is what `jax.export` serializes: the program in StableHLO, and its vjp, the vjp of that,
+and so on up to the order that was asked for. Rules are gone by then: they were run while the
+programs were traced, so that their operations are in the file and their code is not. JAX reads a
+program from its beginning and ignores the rest, so our checksum is put behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, wraps
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from jax.custom_batching import sequential_vmap
+
+import jax
+from regrad.autodiff.custom import custom_grad
+from regrad.autodiff.gradients import callable_or_raise
+from regrad.autodiff.variables import Variable
+from regrad.core import dims, dispatch
+from regrad.core.backends import JAX, is_array
+from regrad.core.files import replace_file
+from regrad.core.rule import place
+from regrad.core.sharding import to_jax
+from regrad.core.state import current
+from regrad.core.tensor import Tensor, wrap
+from regrad.errors import (
+    ArgumentError,
+    ExportError,
+    GradientError,
+    MissingPackageError,
+    ShapeError,
+    kind,
+)
+from regrad.jax.bridge import from_regrad
+from regrad.ops.elementwise import conj
+from regrad.transforms.region import Inline, run_inside
+
+try:
+    import flatbuffers  # noqa: F401  (jax.export serializes with it)
+
+    from jax import export as jax_export
+except ImportError as error:
+    raise MissingPackageError(
+        f"rg.export needs flatbuffers, which cannot be imported ({error}). Install it: "
+        "pip install regrad[export]"
+    ) from error
+
+# A file is the program, a description in JSON, its length in LENGTH bytes, the SHA-256 of all that,
+# and these last bytes.
+MAGIC = b"regrad-export-1\n"
+LENGTH, DIGEST = 8, 32
+
+
+def export(
+    f: Callable[..., Any],
+    *args: Any,
+    order: int = 1,
+    variables: Iterable[Variable] = (),
+    shapes: Any = None,
+    platforms: Sequence[str] | None = None,
+) -> Exported:
+    """Compile a function and its gradients into one program that travels without its source.
+
+    Args:
+        f: A function of Tensors and containers of them (tuples, lists, dicts), which returns the
+            like.
+        *args: Examples of its arguments: Tensors, arrays or numbers, or `jax.ShapeDtypeStruct`.
+            Only their shapes and dtypes count.
+        order: The highest order of derivatives that the program is to have, 0 or more. Each
+            order adds about as much again to the file.
+        variables: Variables that become arguments of the program: a dict by their names, before
+            the others. All other Variables that f reads are constants with their present values.
+        shapes: Sizes that may differ from call to call, in the notation of
+            `jax.export.symbolic_args_specs`: `"batch, 64"` for all arguments, or a container of
+            such strings like args. They hold for args, not for Variables.
+        platforms: Where the program is to run, as `("cpu", "cuda")`. By default, where JAX
+            would run it here.
+
+    Returns an `Exported`, which can be called, differentiated and saved.
+
+    The overrides in force and the rules of `custom_grad` count at every order, as under `jit`.
+    Whoever loads the program, in regrad or in plain JAX, needs no code of f or of the rules, and
+    cannot override its ops any more. In plain JAX:
+
+        program = jax.export.deserialize(bytearray(Path("model.bin").read_bytes()))
+        jax.grad(program.call)(x)
+
+    JAX differentiates a loaded program in reverse mode only: `jax.jvp` and `jax.linearize` are
+    refused, and so is `jax.vmap`. JAX promises to load programs for six months after the release
+    that made them.
+
+    Raises:
+        ArgumentError: f is not callable or assigns to a Variable; an argument is not an array;
+            Variables share a name.
+        ExportError: The program cannot be serialized; an op needs a size that is symbolic.
+        DTypeError: float64 data without JAX's 64-bit mode.
+        MissingPackageError: JAX or flatbuffers is not installed.
+
+    Source: `jax.export`, with its `vjp_order`.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Sign": "Identity"}):
+    ...     program = rg.export(lambda x: rg.sign(x).sum(), rg.zeros(3))
+    >>> rg.grad(program)(rg.tensor([1.0, -2.0, 3.0])).print()
+    Tensor
+        [1, 1, 1]
+    """
+    callable_or_raise(f, "export")
+    order = _checked_order(order)
+    variables = tuple(variables)
+    specs = _specs(args, shapes)
+    if variables:
+        specs, f = (_values(variables), *specs), _with_arguments(f, variables)
+    name = getattr(f, "__name__", type(f).__name__)
+    about = {
+        "name": name,
+        "order": order,
+        "variables": [v.name for v in variables],
+        "regrad": version("regrad"),
+        "jax": jax.__version__,
+    }
+    try:
+        program = jax_export.export(jax.jit(from_regrad(f)), platforms=platforms)(*specs)
+        serialized = program.serialize(vjp_order=order)
+    except Exception as error:
+        if (why := _explained(error, name, shapes)) is None:
+            raise
+        raise why from error
+    return Exported(serialized, about)
+
+
+def _checked_order(order: int) -> int:
+    try:
+        found = operator.index(order)
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise ArgumentError(f"export: expected an integer of 0 or more for order, got {order!r}")
+    return found
+
+
+def _values(variables: Sequence[Variable]) -> dict[str, Any]:
+    """The Variables' shapes and dtypes by name."""
+    found: dict[str, Any] = {}
+    for v in variables:
+        if not isinstance(v, Variable):
+            raise ArgumentError(f"export: expected Variables for variables, got {kind(v)}")
+        if v.name in found:
+            raise ArgumentError(
+                f"export: two of the variables are named {v.name!r}, and arguments go by name. "
+                "Give one of them another name when you make it."
+            )
+        found[v.name] = _spec(v)
+    return found
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, Tensor | Variable)
+
+
+def _specs(args: Sequence[Any], shapes: Any) -> Sequence[Any]:
+    """Shapes and dtypes of the arguments, with symbols for the sizes that may differ."""
+    leaves, structure = jax.tree_util.tree_flatten(tuple(args), is_leaf=_is_tensor)
+    specs = jax.tree_util.tree_unflatten(structure, [*map(_spec, leaves)])
+    if shapes is None:
+        return specs
+    dims.add_open(type(jax_export.symbolic_shape("size")[0]))
+    try:
+        symbolic = jax_export.symbolic_args_specs(specs, shapes)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"export: shapes do not fit the arguments: {error}") from error
+    for spec, leaf in zip(jax.tree_util.tree_leaves(symbolic), leaves, strict=True):
+        if not _fits(_spec(leaf).shape, spec.shape):  # (JAX does not compare them)
+            raise ArgumentError(
+                f"export: shapes do not fit the arguments: {shapes!r} makes {_shape(spec)} of "
+                f"{kind(leaf)}"
+            )
+    return symbolic
+
+
+def _fits(shape: Sequence[Any], due: Sequence[Any]) -> bool:
+    """Whether an array of one shape may be given where another is expected."""
+    return len(shape) == len(due) and all(
+        n == m or not isinstance(m, int) for n, m in zip(shape, due, strict=True)
+    )
+
+
+def _spec(x: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    if not (_is_tensor(x) or is_array(x) or isinstance(x, bool | int | float | complex)):
+        raise ArgumentError(
+            f"export: expected Tensors, arrays or numbers as arguments, got {kind(x)}. Bind "
+            "anything else to the function: export(lambda x: f(x, option), x)."
+        )
+    x = dispatch.lift(x)
+    return jax.ShapeDtypeStruct(x.shape, JAX.native_dtype(x.dtype))
+
+
+def _with_arguments(f: Callable[..., Any], variables: Sequence[Variable]) -> Callable[..., Any]:
+    """`f` as a function of the values of Variables, by name, and of its own arguments."""
+
+    @wraps(f)
+    def call(values: dict[str, Tensor], *args: Any) -> Any:
+        region = Inline("export", {}, {v: values[v.name] for v in variables})
+        state = current()
+        assert state is not None  # from_regrad runs this in a region of its own
+        y = run_inside(lambda: _read(f(*args)), region, state.overrides, state.tapes)
+        if region.assigned:
+            raise ArgumentError(
+                f"export: {place(f)} assigns to the Variable {region.assigned[0].name!r}, and an "
+                "exported program has no side effects. Return the new value."
+            )
+        return y
+
+    return call
+
+
+def _read(value: Any) -> Any:
+    """A result with the values of Variables in their places."""
+    return jax.tree_util.tree_map(
+        lambda y: y._read() if isinstance(y, Variable) else y, value, is_leaf=_is_tensor
+    )
+
+
+def _explained(error: Exception, name: str, shapes: Any) -> ExportError | None:
+    """An error of JAX's in our words; None for one that says what it should by itself."""
+    message = str(error).split("\n")[0]
+    if shapes is not None:
+        return ExportError(
+            f"export: {name} cannot be traced with the sizes of shapes={shapes!r}, because an op "
+            f"needs a number: {message} Give a number in place of the symbol, or export the "
+            "function once for each size."
+        )
+    if "serializ" in message.lower():
+        return ExportError(
+            f"export: the program of {name} cannot be serialized: {message} Use tuples, lists and "
+            "dicts as containers, and no callbacks into Python."
+        )
+    return None
+
+
+# -- what is exported ------------------------------------------------------------------------------
+
+
+class Program:
+    """One program of an export, on flat arrays: the function itself, or a vjp of some order.
+
+    `order` counts how many vjps there are below it. JAX's vjp takes the arguments and a cotangent
+    for each result, and returns a cotangent for each argument; where a dtype is not a float these
+    are of the dtype float0, which holds nothing, and are left out here.
+    """
+
+    def __init__(self, exported: jax_export.Exported, name: str, order: int) -> None:
+        self.exported = exported
+        self.name = name
+        self.order = order
+        self.taken = _places(exported.in_avals)
+        self.returned = _places(exported.out_avals)
+
+    @cached_property
+    def pullback(self) -> Program:
+        """The program of the gradients."""
+        return Program(self.exported.vjp(), self.name, self.order - 1)
+
+    @cached_property
+    def run(self) -> Callable[..., list[Any]]:
+        """The program on JAX's arrays, compiled; `vmap` calls it for one example at a time."""
+
+        def call(*arrays: Any) -> list[Any]:
+            given = iter(arrays)
+            exported = self.exported
+            leaves = [
+                next(given) if i in self.taken else np.zeros(aval.shape, jax.dtypes.float0)
+                for i, aval in enumerate(exported.in_avals)
+            ]
+            args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, leaves)
+            ys = jax.tree_util.tree_leaves(exported.call(*args, **kwargs))
+            return [ys[i] for i in self.returned]
+
+        return jax.jit(sequential_vmap(call))
+
+    @cached_property
+    def gradients(self) -> list[int]:
+        """Which inputs have a gradient."""
+        avals = self.exported.in_avals
+        return [n for n, i in enumerate(self.taken) if _is_inexact(avals[i])]
+
+    @cached_property
+    def op(self) -> Callable[..., list[Tensor]]:
+        """The program on Tensors, with its vjp as its gradient."""
+
+        @custom_grad
+        def call(*xs: Tensor, save: Any) -> Any:
+            save(xs)
+            return [wrap(y) for y in self.run(*[to_jax(x._data) for x in xs])], self._pull
+
+        return call
+
+    def _pull(self, dys: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor | None]:
+        if self.order == 0:
+            raise GradientError(
+                f"the exported {self.name} has no derivatives of this order. Export it with a "
+                "larger order."
+            )
+        avals = self.exported.out_avals
+        floats = [dy for i, dy in zip(self.returned, dys, strict=True) if _is_inexact(avals[i])]
+        found = self.pullback.op(*saved, *map(_conjugate, floats))
+        dxs: list[Tensor | None] = [None] * len(saved)
+        for i, dx in zip(self.gradients, found, strict=True):
+            dxs[i] = _conjugate(dx)
+        return dxs
+
+
+def _places(avals: Sequence[Any]) -> list[int]:
+    return [i for i, aval in enumerate(avals) if aval.dtype != jax.dtypes.float0]
+
+
+def _is_inexact(aval: Any) -> bool:
+    return jax.numpy.issubdtype(aval.dtype, np.inexact)
+
+
+def _conjugate(dy: Tensor) -> Tensor:
+    """A gradient in the convention of the other side: JAX's is not conjugated."""
+    return conj(dy) if dy.dtype.kind == "c" else dy
+
+
+class Exported:
+    """A compiled function with its gradients, which needs none of the code that it was made of.
+
+    Made by `export` or `Exported.load`. Call it with Tensors, arrays or numbers, in the
+    containers and of the shapes and dtypes that `export` was given; it returns Tensors of JAX
+    data. It can be differentiated up to `order`, compiled with what is around it, and batched
+    (one example after the other). Its ops cannot be overridden any more.
+
+    Attributes:
+        name: The function's.
+        order: The highest order of derivatives that it has.
+        variables: The names of the Variables that are arguments, in a dict before the others.
+        platforms: Where it runs.
+        program: The `jax.export.Exported`, with its shapes and StableHLO.
+
+    >>> import regrad as rg
+    >>> w = rg.Variable(2.0, name="w")
+    >>> program = rg.export(lambda x: x * w, rg.scalar(0.0), variables=[w])
+    >>> program({"w": w}, 3.0).item()
+    6.0
+    """
+
+    def __init__(self, serialized: bytes | bytearray, about: dict[str, Any]) -> None:
+        self._serialized = bytes(serialized)
+        self._about = about
+        self.name: str = about["name"]
+        self.order: int = about["order"]
+        self.variables: list[str] = list(about["variables"])
+        self.program = jax_export.deserialize(bytearray(serialized))
+        self.platforms: tuple[str, ...] = tuple(self.program.platforms)
+        self._top = Program(self.program, self.name, self.order)
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, structure = jax.tree_util.tree_flatten((args, {}), is_leaf=_is_tensor)
+        if structure != self.program.in_tree:
+            raise ArgumentError(
+                f"the exported {self.name}: expected arguments of the structure "
+                f"{_shown(self.program.in_tree)}, got {_shown(structure)}"
+            )
+        xs = [dispatch.lift(x._read() if isinstance(x, Variable) else x) for x in leaves]
+        self._check(xs)
+        ys = iter(self._top.op(*xs))
+        return jax.tree_util.tree_unflatten(self.program.out_tree, list(ys))
+
+    def _check(self, xs: Sequence[Tensor]) -> None:
+        for i, (x, aval) in enumerate(zip(xs, self.program.in_avals, strict=True)):
+            if x.dtype.name != aval.dtype.name or not _fits(x.shape, aval.shape):
+                raise ShapeError(
+                    f"the exported {self.name}: expected {aval.dtype.name} of the shape "
+                    f"{_shape(aval)} for argument {i}, got {x.dtype.name} of {x.shape}"
+                )
+
+    def __repr__(self) -> str:
+        takes = ", ".join(f"{a.dtype.name}{_shape(a)}" for a in self.program.in_avals)
+        gives = ", ".join(f"{a.dtype.name}{_shape(a)}" for a in self.program.out_avals)
+        on = ", ".join(self.platforms)
+        return f"<Exported {self.name}: {takes} -> {gives}, order {self.order}, for {on}>"
+
+    def serialize(self) -> bytes:
+        """Return what `save` writes: the program as `jax.export` has it, and a checksum."""
+        text = json.dumps(self._about, sort_keys=True).encode()
+        data = self._serialized + text + len(text).to_bytes(LENGTH, "big")
+        return data + hashlib.sha256(data).digest() + MAGIC
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a file, which is the old one or the new one at any time."""
+        replace_file(path, lambda file: file.write(self.serialize()))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Exported:
+        """Read a program from a file that `save` wrote. No code of the file is run.
+
+        Raises:
+            ExportError: The file is damaged, or no such file.
+            FileNotFoundError: There is no file of this name.
+        """
+        with open(path, "rb") as file:
+            return cls.deserialize(file.read(), str(path))
+
+    @classmethod
+    def deserialize(cls, data: bytes, name: str = "the data") -> Exported:
+        """Read a program from what `serialize` returned."""
+        serialized, about = _parted(data, name)
+        return cls(serialized, about)
+
+
+def _parted(data: bytes, name: str) -> tuple[bytes, dict[str, Any]]:
+    """The program and its description, checked."""
+    end = len(data) - len(MAGIC) - DIGEST
+    if end < LENGTH or not data.endswith(MAGIC):
+        raise ExportError(
+            f"{name} is not a program that rg.export wrote, or its end is missing. (Programs of "
+            "jax.export are read by jax.export.deserialize.)"
+        )
+    if hashlib.sha256(data[:end]).digest() != data[end : end + DIGEST]:
+        raise ExportError(f"{name} is damaged: its checksum does not fit its contents")
+    end -= LENGTH
+    start = end - int.from_bytes(data[end : end + LENGTH], "big")
+    return data[:start], json.loads(data[start:end])
+
+
+def _shape(aval: Any) -> str:
+    return "(" + ", ".join(map(str, aval.shape)) + ("," if len(aval.shape) == 1 else "") + ")"
+
+
+def _shown(structure: Any) -> str:
+    """The structure of positional arguments, with a star for each array."""
+    args, _ = jax.tree_util.tree_unflatten(structure, ["*"] * structure.num_leaves)
+    return str(args).replace("'*'", "*")
