@@ -27,6 +27,8 @@ from regrad.core.registry import gradient as gradient
 from regrad.core.registry import not_differentiable as not_differentiable
 from regrad.core.registry import op_types as op_types
 from regrad.core.tensor import Tensor as Tensor
+from regrad.errors import MissingPackageError as _MissingPackageError
+from regrad.errors import MissingPartError as _MissingPartError
 from regrad.ops.array import broadcast_arrays as broadcast_arrays
 from regrad.ops.array import broadcast_shapes as broadcast_shapes
 from regrad.ops.array import broadcast_to as broadcast_to
@@ -239,6 +241,7 @@ if _TYPE_CHECKING:
     from regrad.jax.exporting import Exported as Exported
     from regrad.jax.exporting import export as export
 
+_PARTS = "extend", "jax", "plot", "torch", "train"  # modules that are imported likewise
 _TOOLS = {  # by the module from which they are imported when they are first used
     "Exported": "jax.exporting", "compare_gradients": "inspection.comparing",
     "draw": "inspection.drawing", "export": "jax.exporting", "find_nan": "inspection.tracing",
@@ -283,10 +286,13 @@ def __getattr__(name: str) -> object:
     """Import parts when they are first used; say what a misspelt or foreign name is called."""
     from importlib import import_module
 
-    if name in ("extend", "jax", "plot", "torch", "train"):
-        return import_module(f"regrad.{name}")
-    if name in _TOOLS:
-        return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
+    try:
+        if name in _PARTS:
+            return import_module(f"regrad.{name}")
+        if name in _TOOLS:
+            return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
+    except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no
+        raise _MissingPartError(str(error)) from error
     if name.startswith("__"):  # Python asks for such names, and so does code that looks around
         raise AttributeError(f"module 'regrad' has no attribute {name!r}")
     known = [n for n in globals() if not n.startswith("_")]

@@ -22,6 +22,10 @@ class ShapeError(RegradError, ValueError):
     """Shapes that do not fit each other, or do not fit what was asked."""
 
 
+class NoTransposeError(ShapeError, AttributeError):
+    """`x.T` or `x.mT` of a Tensor that is not a matrix: the attribute is missing there."""
+
+
 class UnknownShapeError(ShapeError):
     """A size or rank was asked for that only the run of a graph can tell."""
 
@@ -125,6 +129,10 @@ class MissingPackageError(RegradError, ImportError):
     """An optional package is needed for this, and is not installed."""
 
 
+class MissingPartError(RegradError, AttributeError):
+    """A part of the package was asked for whose optional package is not installed."""
+
+
 class UnusedOverrideWarning(UserWarning):
     """A `gradient_override_map` scope in which no op of the named types was created."""
 
@@ -223,6 +231,12 @@ def printable(text: str) -> str:
 def snake_case(name: str) -> str:
     """`valueAndGrad` as `value_and_grad`."""
     return "".join(f"_{c.lower()}" if c.isupper() and i else c for i, c in enumerate(name))
+
+
+def camel_case(name: str) -> str:
+    """`value_and_grad` as `valueAndGrad`."""
+    first, *rest = name.strip("_").split("_")
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def kind(value: object) -> str:

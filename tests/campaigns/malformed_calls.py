@@ -50,7 +50,7 @@ REFUSE = [
     ('rg.zeros((2.5,))', "zeros|shape"),
     ('rg.zeros(10**18)', "zeros"),
     ('rg.zeros({"a": 1})', "zeros|shape"),
-    (X + 'x.reshape(2, 2)', "reshape|shape"),
+    (X + 'x.reshape(2, 3)', "reshape|shape"),
     (X + 'x.reshape()', "reshape|shape"),
     (X + 'rg.reshape(x, 2, 2)', "reshape"),
     (X + 'rg.sum(x, dim=0)', "sum|dim|axis"),

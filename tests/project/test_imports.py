@@ -136,10 +136,12 @@ def test_jax_is_loaded_when_it_is_used():
     assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
     script = (
         "import sys, regrad as rg; sys.modules['jax'] = None\n"
-        "try:\n    rg.jax\nexcept rg.errors.MissingPackageError as e:\n    print(e)"
+        "try:\n    rg.jax\nexcept rg.errors.MissingPartError as e:\n    print(e)\n"
+        "print(hasattr(rg, 'jax'))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "pip install regrad[jax]" in done.stdout
+    assert done.stdout.endswith("False\n")
 
 
 def test_train_is_loaded_when_it_is_used():

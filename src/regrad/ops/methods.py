@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from regrad.core import dispatch
+from regrad.core.backends import is_array
 from regrad.core.hints import ATTRIBUTES, Hint
 from regrad.core.shapes import Axis
-from regrad.core.tensor import Tensor, TensorLike
-from regrad.errors import ShapeError
+from regrad.core.tensor import Readable, Tensor, TensorLike
+from regrad.errors import ArgumentError, NoTransposeError, camel_case
 from regrad.ops import (
     activation,
     array,
@@ -45,6 +46,53 @@ def _reducing(reduce: Callable[..., Tensor]) -> Any:
     return method
 
 
+def _can_be_tensor(value: object) -> bool:
+    """Whether an op takes values of this kind, so that comparing with one is no question."""
+    if isinstance(value, Tensor | Readable | bool | int | float | complex | list | tuple):
+        return True
+    return is_array(value) or hasattr(value, "__array__")
+
+
+class At:
+    """`x.at`: places of a Tensor, in JAX's notation.
+
+    >>> import regrad as rg
+    >>> rg.tensor([1.0, 2.0, 3.0]).at[1:].set(0.0).print()
+    Tensor
+        [1, 0, 0]
+    """
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __getitem__(self, index: Any) -> Places:
+        return Places(self.x, index)
+
+
+class Places:
+    """`x.at[index]`: some elements of a Tensor, to be read, replaced or added to."""
+
+    __slots__ = ("index", "x")
+
+    def __init__(self, x: Any, index: Any) -> None:
+        self.x = x
+        self.index = index
+
+    def get(self) -> Tensor:
+        """Return the elements, `x[index]`."""
+        return getitem.getitem(self.x, self.index)
+
+    def set(self, y: TensorLike) -> Tensor:
+        """Return x with y in these places; see `regrad.at_set`."""
+        return getitem.at_set(self.x, self.index, y)
+
+    def add(self, y: TensorLike) -> Tensor:
+        """Return x with y added in these places, repeatedly where they repeat; see `at_add`."""
+        return getitem.at_add(self.x, self.index, y)
+
+
 class Methods:
     """Operators and methods that call the ops; nothing is computed here."""
 
@@ -68,13 +116,27 @@ class Methods:
     __le__ = elementwise.less_equal
     __gt__ = elementwise.greater
     __ge__ = elementwise.greater_equal
-    __eq__ = elementwise.equal
-    __ne__ = elementwise.not_equal
     __neg__ = elementwise.negative
     __abs__ = elementwise.abs
     __invert__ = elementwise.bitwise_invert
     __matmul__ = products.matmul
     __getitem__ = getitem.getitem
+
+    def __eq__(self, other: object) -> Any:
+        try:
+            return elementwise.equal(self, other)  # pyright: ignore[reportArgumentType]
+        except ArgumentError:
+            if _can_be_tensor(other):
+                raise
+            return NotImplemented  # Python then says False, as for `x == None`
+
+    def __ne__(self, other: object) -> Any:
+        try:
+            return elementwise.not_equal(self, other)  # pyright: ignore[reportArgumentType]
+        except ArgumentError:
+            if _can_be_tensor(other):
+                raise
+            return NotImplemented
 
     def __pos__(self) -> Any:
         return self
@@ -115,7 +177,9 @@ class Methods:
     def __rmatmul__(self, other: TensorLike) -> Any:
         return products.matmul(other, self)
 
-    def __iter__(self) -> Any:
+    def __iter__(self: Any) -> Any:
+        if not self.ndim:
+            raise ArgumentError("a Tensor of rank 0 cannot be iterated over; x.item() is its value")
         return iter(array.unstack(self))
 
     @property
@@ -123,12 +187,26 @@ class Methods:
         """The transpose of a matrix."""
         x = dispatch.lift(self)
         if x.ndim != 2:
-            raise ShapeError(f"T is for matrices, got the shape {x.shape}; use matrix_transpose")
+            raise NoTransposeError(
+                f"T is for matrices, got the shape {x.shape}; use matrix_transpose or permute_dims"
+            )
         return array.permute_dims(x)
 
     @property
-    def mT(self) -> Any:
+    def itemsize(self: Any) -> int:
+        """The bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self: Any) -> int:
+        """The bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def mT(self: Any) -> Any:
         """The last two axes exchanged."""
+        if self.ndim < 2:
+            raise NoTransposeError(f"mT needs a rank of 2 or more, got the shape {self.shape}")
         return array.matrix_transpose(self)
 
     # -- NumPy's functions, see regrad.ops.numpy_protocol ----------------------------------------
@@ -189,9 +267,10 @@ class Methods:
     isinf = elementwise.isinf
     isfinite = elementwise.isfinite
     logical_not = elementwise.logical_not
-    clip_by_value = elementwise.clip
-    clone = elementwise.identity
-    cast = elementwise.astype
+    clip = clip_by_value = elementwise.clip
+    clone = copy = elementwise.identity
+    detach = elementwise.stop_gradient
+    astype = cast = elementwise.astype
     zeros_like = creation.zeros_like
     ones_like = creation.ones_like
 
@@ -242,6 +321,8 @@ class Methods:
     all = _reducing(reduction.all)
     any = _reducing(reduction.any)
     logsumexp = _reducing(reduction.logsumexp)
+    std = _reducing(reduction.std)
+    var = _reducing(reduction.var)
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Any:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
@@ -270,10 +351,17 @@ class Methods:
 
     # -- shape and indexing ----------------------------------------------------------------------
 
-    reshape = array.reshape
+    def reshape(self, *shape: Any) -> Any:
+        """The elements in another shape, given as one argument or one for each size."""
+        return array.reshape(self, shape[0] if len(shape) == 1 else shape)
+
+    def transpose(self, *axes: Any) -> Any:
+        """The axes in another order (reversed by default), given as one argument or several."""
+        return array.permute_dims(self, *(axes if len(axes) < 2 else (axes,)))
+
     expand_dims = array.expand_dims
     squeeze = array.squeeze
-    transpose = array.permute_dims
+    swapaxes = array.swapaxes
     broadcast_to = array.broadcast_to
     tile = array.tile
     split = array.split
@@ -281,6 +369,13 @@ class Methods:
     def flatten(self) -> Any:
         """The elements in one axis."""
         return array.reshape(self, (-1,))
+
+    ravel = flatten
+
+    @property
+    def at(self) -> At:
+        """`x.at[index].set(y)` and `.add(y)`: as `at_set` and `at_add`, in JAX's notation."""
+        return At(self)
 
     def concat(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Any:
         """This tensor and others, one after the other; see `regrad.concat`."""
@@ -303,6 +398,23 @@ class Methods:
     def gather(self, indices: TensorLike, axis: int = 0, batch_dims: int = 0) -> Any:
         """The slices with these indices; see `regrad.take`."""
         return indexing.take(self, indices, axis=axis, batch_dims=batch_dims)
+
+    def take(self: Any, indices: TensorLike, axis: int | None = None) -> Any:
+        """The slices with these indices, of all elements by default; see `regrad.take`."""
+        x = self if axis is not None or self.ndim == 1 else array.reshape(self, (-1,))
+        return indexing.take(x, indices, axis=axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
+        """Each element repeated, as in NumPy; see `regrad.repeat`. (PyTorch's repeat is `tile`.)"""
+        return indexing.repeat(self, repeats, axis=axis)
+
+    def sort(self, axis: int = -1, descending: bool = False) -> Any:
+        """The elements in order along `axis`; see `regrad.sort`."""
+        return sorting.sort(self, axis=axis, descending=descending)
+
+    def argsort(self, axis: int = -1, descending: bool = False) -> Any:
+        """The indices that sort along `axis`; see `regrad.argsort`."""
+        return sorting.argsort(self, axis=axis, descending=descending)
 
     slice = slicing.slice
     pad = slicing.pad
@@ -331,8 +443,11 @@ class Methods:
         return sorted(set(object.__dir__(self)) - ATTRIBUTES.keys())
 
 
-# What PyTorch's, JAX's and NumPy's users look for is absent, and says what to use instead. A
-# __getattr__ would slow down every attribute.
+# What users of other libraries look for is absent, and says what to use instead: TensorFlow.js's
+# own spelling of our names, too. A __getattr__ would slow down every attribute.
+for _name in list(vars(Methods)):
+    if not _name.startswith("_") and (_camel := camel_case(_name)) != _name:
+        ATTRIBUTES[_camel] = f"It is called {_name} here."
 for _name, _hint in ATTRIBUTES.items():
     setattr(Methods, _name, Hint(_name, _hint))
 

@@ -2,7 +2,8 @@
 
 `np.sin(t)`, `array * t` and `np.concatenate([t, u])` come here by NumPy's own protocols
 (NEP 13 for ufuncs, NEP 18 for functions), so that they never quietly leave the tape. A
-function is written down under NumPy's signature; what NumPy offers beyond it is refused.
+function is written down under NumPy's signature. What NumPy offers beyond it runs on the values,
+by NumPy, as long as nobody differentiates or traces anything; otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from regrad.core.dispatch import lift
 from regrad.core.registry import OPS
+from regrad.core.state import OPEN, current
 from regrad.core.tensor import Readable, Tensor, TensorLike
 from regrad.errors import ArgumentError
 
@@ -72,6 +74,17 @@ def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **opti
     """`__array_ufunc__`: what NumPy calls for `np.sin(t)`, `array + t` and `np.add.reduce(t)`."""
     if any(_is_foreign(type(x), "__array_ufunc__") for x in inputs):
         return NotImplemented
+    try:
+        return _ufunc_of_tensors(ufunc, method, inputs, options)
+    except ArgumentError:
+        if not is_unobserved():
+            raise
+        return getattr(ufunc, method)(*_values(inputs), **_values(options))
+
+
+def _ufunc_of_tensors(
+    ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: dict[str, Any]
+) -> Any:
     if "out" in options:
         raise ArgumentError(
             f"np.{ufunc.__name__}(..., out=y), or y += t, would write a Tensor's values into the "
@@ -87,6 +100,28 @@ def array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **opti
     options = {"axis": 0} | {k: v for k, v in options.items() if (k, v) != ("dtype", None)}
     allowed = ("axis", "keepdims") if method == "reduce" else ("axis",)
     return getattr(rg, ours)(*inputs, **_check_options(options, allowed, name))
+
+
+def is_unobserved() -> bool:
+    """Whether no tape is open in any thread, and nothing is traced, repeated or guarded here.
+
+    Only then may values leave regrad by a function of NumPy's: nobody could miss their gradient.
+    """
+    state = current()
+    return not OPEN and (state is None or not (state.tapes or state.guard or state.region))
+
+
+def _values(value: Any) -> Any:
+    """Arguments with NumPy's arrays in the places of Tensors."""
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, Readable):
+        return value._read().numpy()
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(map(_values, value))
+    if type(value) is dict:
+        return {k: _values(v) for k, v in value.items()}
+    return value
 
 
 def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
@@ -165,6 +200,10 @@ FUNCTIONS: dict[Callable[..., Any], str | Callable[..., Any]] = {
 }
 
 
+# SciPy calls it on gradients, and hands them to compiled code that takes NumPy's arrays alone.
+TO_ARRAYS = {np.atleast_1d}
+
+
 def array_function(
     self: Tensor,
     func: Callable[..., Any],
@@ -175,6 +214,19 @@ def array_function(
     """`__array_function__`: what NumPy calls for `np.sum(t)` and `np.concatenate([t, u])`."""
     if any(_is_foreign(t, "__array_function__") for t in types):
         return NotImplemented
+    if func in TO_ARRAYS and is_unobserved():
+        return func(*_values(args), **_values(kwargs))
+    try:
+        return _function_of_tensors(func, args, kwargs)
+    except ArgumentError:
+        if not is_unobserved():
+            raise
+        return func(*_values(args), **_values(kwargs))
+
+
+def _function_of_tensors(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     name = f"{func.__module__}.{func.__name__}".removeprefix("numpy.")
     ours = FUNCTIONS.get(func)
     if ours is None:

@@ -1,0 +1,97 @@
+"""Tensors in the hands of matplotlib, SciPy, scikit-learn and Python's own tools."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import regrad as rg
+
+T = rg.linspace(0.0, 1.0, 8)
+M = rg.reshape(rg.arange(16) * 1.0, (4, 4))
+S = rg.scalar(0.5)
+CALLS = {
+    "plot": (T, T), "scatter": (T, T), "imshow": (M,), "contourf": (M,), "pcolormesh": (M,),
+    "fill_between": (T, T, 2 * T), "errorbar": (T, T, T), "quiver": (T, T, T, T), "step": (T, T),
+    "stem": (T, T), "hexbin": (T, T), "pie": (T,), "semilogy": (T + 1, T + 1), "hist": (T,),
+    "boxplot": (M,), "violinplot": (T,), "axvline": (S,), "axhline": (S,), "text": (S, S, "a"),
+    "annotate": ("a", (S, S)), "bar": (T, T), "barh": (T, T), "hist2d": (T, T),
+    "stackplot": (T, T, T), "xlim": (S, S + 1), "contour": (T, T, rg.ones((8, 8)) * T),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_matplotlib_draws_tensors(name):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure()
+    try:
+        getattr(plt, name)(*CALLS[name])
+        figure.canvas.draw()
+    finally:
+        plt.close(figure)
+
+
+def test_scipy_minimizes_by_value_and_grad():
+    from scipy.optimize import minimize
+
+    f = rg.value_and_grad(lambda x: ((rg.asarray(x) - 1) ** 2).sum())
+    for method in ("BFGS", "L-BFGS-B", "CG", "TNC"):
+        found = minimize(f, np.zeros(3), jac=True, method=method)
+        np.testing.assert_allclose(found.x, 1, atol=1e-5)
+
+
+def test_scikit_learn_takes_tensors_through_a_pipeline():
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = np.asarray(M), np.asarray(T[:4])
+    due = make_pipeline(StandardScaler(), Ridge()).fit(x, y).predict(x)
+    got = make_pipeline(StandardScaler(), Ridge()).fit(M, T[:4]).predict(M)
+    np.testing.assert_allclose(np.asarray(got), due, rtol=1e-5)
+
+
+def test_python_s_own_tools():
+    for t in (T, M, S, rg.ones((2, 3, 4)), rg.Variable([1.0])):
+        assert dict(inspect.getmembers(t))["ndim"] == t.ndim
+        assert t not in (None, "a", object()) and t != None  # noqa: E711
+        assert (t == "a") is False and (t == object()) is False
+    assert (T == [0.0] * 8).tolist() == [True] + 7 * [False]
+    assert (np.zeros(8) == T).sum().item() == 1
+    with pytest.raises(TypeError, match="rank 0 cannot be iterated"):
+        iter(S)
+    assert not np.iterable(S) and np.iterable(T)
+    assert not hasattr(T, "T") and M.T.shape == (4, 4)
+
+
+def test_methods_that_people_type():
+    x = rg.tensor([[3.0, 1.0, 2.0], [6.0, 5.0, 4.0]])
+    a = np.array(x)
+    same = np.testing.assert_array_equal
+    same(x.reshape(3, 2), a.reshape(3, 2))
+    same(x.reshape(-1), a.ravel())
+    same(x.ravel(), a.ravel())
+    same(x.transpose(1, 0), a.T)
+    same(x.transpose(), a.T)
+    same(x.swapaxes(0, 1), a.T)
+    same(x.sort(), np.sort(a))
+    same(x.argsort(0), np.argsort(a, 0))
+    same(x.take([1, 5]), a.take([1, 5]))
+    same(x.take([1], axis=1), a.take([1], axis=1))
+    same(x.repeat(2), a.repeat(2))
+    same(x.repeat([1, 2], axis=0), a.repeat([1, 2], axis=0))
+    same(x.clip(1.5, 4.0), a.clip(1.5, 4.0))
+    same(x.copy(), a)
+    same(x.astype("int32"), a.astype("int32"))
+    same(x.at[0].set(0.0), [[0, 0, 0], a[1]])
+    same(x.at[:, 1].add(1.0), a + np.array([0, 1, 0]))
+    same(x.at[0, 0].get(), a[0, 0])
+    np.testing.assert_allclose(x.std(0), a.std(0), rtol=1e-6)
+    np.testing.assert_allclose(x.var(axis=1, correction=1), a.var(axis=1, ddof=1), rtol=1e-6)
+    assert (x.nbytes, x.itemsize) == (a.nbytes, a.itemsize)
+    assert rg.grad(lambda x: (x * x.detach()).sum())(x).tolist() == a.tolist()
+    assert rg.grad(lambda x: x.at[0].set(0.0))(x).tolist() == [[0, 0, 0], [1, 1, 1]]
