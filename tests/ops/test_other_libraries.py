@@ -95,3 +95,44 @@ def test_methods_that_people_type():
     assert (x.nbytes, x.itemsize) == (a.nbytes, a.itemsize)
     assert rg.grad(lambda x: (x * x.detach()).sum())(x).tolist() == a.tolist()
     assert rg.grad(lambda x: x.at[0].set(0.0))(x).tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1e-9, -2e-9], "[ 1.e-09, -2.e-09]"),
+        ([[1e-5, 1.0]], "[[1.e-05, 1.e+00]]"),
+        ([1e9, 1.0], "[1.e+09, 1.e+00]"),
+        ([0.0, 1e-9], "[0.e+00, 1.e-09]"),
+        ([0.25, 200.0], "[0.25, 200]"),
+        ([0.0, 0.0], "[0, 0]"),
+        ([float("nan"), 1.0], "[NaN, 1]"),
+        ([1e-9 + 1j], "[1.e-09+1.j]"),
+    ],
+)
+def test_small_numbers_are_not_shown_as_zeros(values, text):
+    t = rg.tensor(values)
+    body = str(t).removeprefix("Tensor\n    ")
+    assert body == text
+    assert str(rg.Variable(t)).endswith(text)
+    if "e-" in text or "e+" in text:
+        assert body == np.array2string(np.array(t), separator=", ")
+
+
+def test_printoptions(capsys):
+    t = rg.tensor([1e-9, 1 / 3])
+    rg.set_printoptions(precision=2)
+    try:
+        assert repr(t) == "Tensor([1.00e-09, 3.33e-01], dtype=float32)"
+        rg.set_printoptions(suppress=True)
+        assert str(t) == "Tensor\n    [0, 0.3333333]"
+        rg.set_printoptions(threshold=4, edgeitems=1)
+        assert "...," in repr(rg.arange(9))
+        with pytest.raises(TypeError, match="set_printoptions"):
+            rg.set_printoptions(precision="a")  # pyright: ignore
+        with pytest.raises(TypeError, match=r"set_printoptions.*digits"):
+            rg.set_printoptions(digits=3)  # pyright: ignore
+    finally:
+        rg.set_printoptions()
+    t.print()
+    assert capsys.readouterr().out == "Tensor\n    [0, 0.3333333]\n"  # TensorFlow.js's

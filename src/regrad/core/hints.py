@@ -172,7 +172,7 @@ ATTRIBUTES = {  # of a Tensor
     "array_sync": "Use x.tolist().",
     "asScalar": "Use x.item() for the number.",
     "as1D": "Use x.flatten().",
-    "as2D": "Use x.reshape((rows, columns)).",
+    "as2D": "Use x.reshape(rows, columns).",
     "bool": "Use x.cast(regrad.bool).",
     "bufferSync": "A Tensor never changes; x.numpy() is a view of its values.",
     "byte": "Use x.cast(regrad.uint8).",

@@ -225,7 +225,7 @@ class Methods:
         print(printing.to_string(self, verbose))
 
     def __str__(self) -> str:
-        return printing.to_string(self)
+        return printing.text_of(self)
 
     def __repr__(self) -> str:
         return printing.repr_of(self)

@@ -1,4 +1,8 @@
-"""Tensors as text: `str` and `print` as TensorFlow.js writes them, `repr` as NumPy does."""
+"""Tensors as text: `t.print()` as TensorFlow.js writes it, `repr` as NumPy does.
+
+`str` is TensorFlow.js's as well, but where that would round numbers away it uses exponents, by
+NumPy's rule.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad.core.backends import is_here, is_traced
+from regrad.core.signatures import public
 from regrad.core.tensor import Tensor, TensorLike
+from regrad.errors import ArgumentError
 
 if TYPE_CHECKING:
     from regrad.core.tensor import Tensor
 
+OPTIONS: dict[str, Any] = {}  # of NumPy's, as `set_printoptions` has set them
 SHOWN_WHOLE = 20  # an axis longer than this shows its first and last EDGE entries
 EDGE = 3
 DECIMALS = 7
@@ -29,7 +36,7 @@ def to_string(t: TensorLike, verbose: bool = False) -> str:
     Source: `Tensor.toString` of TensorFlow.js, reproduced to the blank.
 
     >>> import regrad as rg
-    >>> print(rg.tensor([[1, 20], [300, 1 / 3]]))
+    >>> rg.tensor([[1, 20], [300, 1 / 3]]).print()
     Tensor
         [[1  , 20       ],
          [300, 0.3333333]]
@@ -37,6 +44,86 @@ def to_string(t: TensorLike, verbose: bool = False) -> str:
     t = _held(t)
     head = ["Tensor", *(_heading(t) if verbose else ())]
     return "\n".join([*head, *(f"    {line}" for line in _lines(t))])
+
+
+def text_of(t: TensorLike) -> str:
+    """A Tensor or Variable as `str` gives it: TensorFlow.js's text, with exponents where needed.
+
+    They are needed where NumPy uses them: for numbers from 1e8, below 1e-4, or that differ by a
+    factor of more than 1000. Such values are laid out by NumPy.
+
+    >>> import regrad as rg
+    >>> print(rg.tensor([1e-9, 2e-9]))
+    Tensor
+        [1.e-09, 2.e-09]
+    """
+    t = _held(t)
+    if t.ndim and not is_traced(t._data) and is_here(t._data):
+        values = _plain(t)
+        if _needs_exponents(values):
+            with np.printoptions(**OPTIONS):
+                body = np.array2string(values, separator=", ", prefix="    ")
+            return f"Tensor\n    {body}"
+    return to_string(t)
+
+
+def _options() -> dict[str, Any]:
+    return {**np.get_printoptions(), **OPTIONS}
+
+
+def _needs_exponents(values: np.ndarray) -> bool:
+    """Whether NumPy writes these numbers with exponents."""
+    if values.dtype.kind not in "fc" or _options()["suppress"]:
+        return False
+    sizes = np.abs(np.stack([np.real(values), np.imag(values)]))
+    sizes = sizes[np.isfinite(sizes) & (sizes != 0)]
+    if not sizes.size:
+        return False
+    least, most = float(sizes.min()), float(sizes.max())
+    return most >= 1e8 or least < 1e-4 or most / least > 1000
+
+
+@public
+def set_printoptions(
+    *,
+    precision: int | None = None,
+    threshold: int | None = None,
+    edgeitems: int | None = None,
+    linewidth: int | None = None,
+    suppress: bool | None = None,
+) -> None:
+    """Set how `str` and `repr` show Tensors. Called without arguments: as NumPy's options say.
+
+    Args:
+        precision: Digits after the point.
+        threshold: Elements from which on a Tensor is shown in part.
+        edgeitems: Entries at each end of an axis that is shown in part.
+        linewidth: Characters in a line.
+        suppress: Whether small numbers are shown as 0, and no exponents are used.
+
+    What is left out is as `numpy.set_printoptions` has it. `t.print()` and `str` of numbers that
+    need no exponents are TensorFlow.js's text, which has no options.
+
+    Source: `numpy.set_printoptions`.
+
+    >>> import regrad as rg
+    >>> rg.set_printoptions(precision=2)
+    >>> rg.tensor([1 / 3, 1000.0])
+    Tensor([3.33e-01, 1.00e+03], dtype=float32)
+    >>> rg.set_printoptions()
+    """
+    given = {
+        "precision": precision, "threshold": threshold, "edgeitems": edgeitems,
+        "linewidth": linewidth, "suppress": suppress,
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        with np.printoptions(**given):
+            pass
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"set_printoptions: {error}") from error
+    OPTIONS.clear()
+    OPTIONS.update(given)
 
 
 def to_html(t: TensorLike) -> str:
@@ -231,8 +318,9 @@ def repr_of(t: TensorLike) -> str:
     if not is_here(t._data):
         return f"Tensor(<in parts on several processes>, shape={t.shape}, dtype={t.dtype})"
     values = _plain(t)
-    body = np.array2string(values, separator=", ", prefix="Tensor(", suffix=",")
-    options = np.get_printoptions()
+    with np.printoptions(**OPTIONS):
+        body = np.array2string(values, separator=", ", prefix="Tensor(", suffix=",")
+    options = _options()
     hidden = not t.size or t.size > options["threshold"]
     tail = f"shape={t.shape}, dtype={t.dtype})" if hidden else f"dtype={t.dtype})"
     text = f"Tensor({body}, {tail}"
