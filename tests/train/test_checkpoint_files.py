@@ -116,6 +116,56 @@ def test_a_file_that_does_not_fit_restores_nothing(tmp_path):
         train.restore(tmp_path / "a", [*other[:2], rg.Variable(1.0, name="extra")])
 
 
+def test_parts_of_a_file_are_restored_if_that_is_said(tmp_path):
+    model = [rg.Variable([1.0, 2.0], name="w"), rg.Variable(3.0, name="b")]
+    state = rg.Variable([5, 6], name="adam/mu", trainable=False, dtype="int32")
+    train.save(tmp_path / "a", [*model, state], {"epoch": "3"})
+    other = rg.Variable(7.0, name="head")
+    for v in (*model, state):
+        v.assign(rg.zeros_like(v))
+    with pytest.raises(CheckpointError, match=r"'adam/mu' is in the file, but .*strict=False"):
+        train.restore(tmp_path / "a", model)
+    assert train.restore(tmp_path / "a", [*model, other], strict=False) == {"epoch": "3"}
+    assert [v.tolist() for v in (*model, state, other)] == [[1.0, 2.0], 3.0, [0, 0], 7.0]
+    with pytest.raises(CheckpointError, match="'head' is not in the file"):
+        train.restore(tmp_path / "a", [other], strict=False)
+    wide = rg.Variable([0.0, 0.0, 0.0], name="w")
+    model[1].assign(0.0)
+    with pytest.raises(CheckpointError, match=r"'w' is float32 \(2,\) there"):
+        train.restore(tmp_path / "a", [wide, model[1]], strict=False)
+    assert model[1].item() == 0.0
+
+
+def test_the_contents_of_a_file_are_listed(tmp_path):
+    """A file as Hugging Face's have it: bfloat16, names with dots, no checksums."""
+    layer = "model.layers.0.self_attn"
+    arrays = {
+        "model.embed_tokens.weight": np.arange(12, dtype=jnp.bfloat16).reshape(4, 3),
+        f"{layer}.q_proj.weight": np.ones((3, 3), jnp.bfloat16),
+        "lm_head.weight": np.ones((4, 3), np.float16),
+    }
+    save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    listed = train.list_variables(tmp_path / "model.safetensors")
+    assert listed == {
+        "lm_head.weight": ((4, 3), "float16"),
+        "model.embed_tokens.weight": ((4, 3), "bfloat16"),
+        f"{layer}.q_proj.weight": ((3, 3), "bfloat16"),
+    }
+    assert listed["lm_head.weight"].shape == (4, 3)
+    shape, dtype = listed["model.embed_tokens.weight"]
+    table = rg.Variable(jnp.zeros(shape, dtype))
+    notes = train.restore(
+        tmp_path / "model.safetensors", {"model.embed_tokens.weight": table}, strict=False
+    )
+    assert notes == {"format": "pt"}
+    assert table.numpy().astype(float).tolist() == np.arange(12.0).reshape(4, 3).tolist()
+    train.save(tmp_path / "viewed", [rg.Variable([1 + 2j], dtype="complex128", name="c")])
+    assert train.list_variables(tmp_path / "viewed") == {"c": ((1,), "complex128")}
+    (tmp_path / "bad").write_bytes(b"{}")
+    with pytest.raises(CheckpointError):
+        train.list_variables(tmp_path / "bad")
+
+
 def test_damaged_and_missing_files(tmp_path):
     (tmp_path / "a").write_bytes(b"no such thing, of more than eight bytes")
     with pytest.raises(CheckpointError, match="is damaged, or no safetensors file"):

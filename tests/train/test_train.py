@@ -1,5 +1,6 @@
 """Optimizers and the loop of `regrad.train`."""
 
+import io
 import json
 import sys
 
@@ -388,6 +389,37 @@ def test_fit_reads_losses_once_an_epoch():
 
     train.fit(step, lambda: iter(range(3)), epochs=2)
     assert log == (["step"] * 3 + ["read"] * 3) * 2
+
+
+def test_callbacks_see_each_epoch(tmp_path):
+    seen, w = [], rg.Variable(4.0, name="w")
+    sgd = train.Optimizer(optax.sgd(0.25))
+
+    def note(epoch, figures):
+        seen.append((epoch, figures))
+        train.save(tmp_path / f"{epoch}", [w])
+
+    def step(x):
+        return sgd.minimize(lambda: rg.square(w - x))
+
+    history = train.fit(step, [0.0], 2, evaluate=lambda: w, callbacks=[note, lambda *_: None])
+    assert seen == [(1, {"loss": 16.0, "evaluation": 2.0}), (2, {"loss": 4.0, "evaluation": 1.0})]
+    train.restore(tmp_path / "1", [w])
+    assert w.item() == 2.0
+    train.fit(step, [0.0], 1, callbacks=lambda epoch, figures: figures.clear())
+    assert history["loss"] == [16.0, 4.0]
+    with pytest.raises(ArgumentError, match=r"expected functions for callbacks, got int"):
+        train.fit(step, [0.0], 1, callbacks=[3])  # pyright: ignore[reportArgumentType]
+
+
+def test_the_bar_shows_the_loss(monkeypatch):
+    text = io.StringIO()
+    text.isatty = lambda: True  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(sys, "stderr", text)
+    train.fit(lambda x: x, [1.0, 2.0], 1)
+    assert "epoch 1/1: 100%" in text.getvalue() and "loss=1.5" in text.getvalue()
+    train.fit(lambda x: x, iter([1.0, 4.0]), 1)
+    assert "loss=2.5" in text.getvalue()
 
 
 def test_fit_without_tqdm(monkeypatch):

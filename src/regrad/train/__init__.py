@@ -4,6 +4,8 @@ Nothing here is needed for gradients, and JAX, optax and safetensors are importe
 first used.
 """
 
+from regrad.train.checkpoint import Stored as Stored
+from regrad.train.checkpoint import list_variables as list_variables
 from regrad.train.checkpoint import restore as restore
 from regrad.train.checkpoint import save as save
 from regrad.train.loop import History as History

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -84,12 +85,49 @@ def save(
     )
 
 
-def restore(path: str | os.PathLike[str], variables: Variables) -> dict[str, str]:
+class Stored(NamedTuple):
+    """Shape and dtype of an array in a file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def list_variables(path: str | os.PathLike[str]) -> dict[str, Stored]:
+    """Return the names of the arrays in a safetensors file, with their shapes and dtypes.
+
+    Only the header is read, so a file of many GB is listed at once.
+
+    Raises:
+        MissingPackageError: safetensors is not installed.
+        CheckpointError: The file is damaged.
+        FileNotFoundError: There is no such file.
+
+    Source: `tf.train.list_variables`.
+
+    >>> import tempfile
+    >>> import regrad as rg
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rg.train.save(f"{folder}/model.safetensors", [rg.Variable([1.0, 2.0], name="w")])
+    ...     rg.train.list_variables(f"{folder}/model.safetensors")
+    {'w': Stored(shape=(2,), dtype='float32')}
+    """
+    with _opened(path, "list_variables") as (file, notes):
+        _taken_checksums(notes, set(file.keys()))
+        viewed = json.loads(notes.pop(VIEWED, "{}"))
+        return {name: _stored(file, name, viewed) for name in sorted(file.keys())}
+
+
+def restore(
+    path: str | os.PathLike[str], variables: Variables, *, strict: bool = True
+) -> dict[str, str]:
     """Set variables to the values in a file that `save` wrote; returns its metadata.
 
     Args:
-        path: The file.
-        variables: As for `save`; the names must be those in the file, all of them.
+        path: The file, `save`'s or any other in the safetensors format (Hugging Face's, say).
+        variables: As for `save`. The names must be those in the file, all of them.
+        strict: False to restore what is both in the file and among the variables, and to leave
+            the rest: a model without its optimizer's state, or some layers of a larger model. At
+            least one name must be in both, and shapes and dtypes must be equal.
 
     Values come back bit for bit. A variable keeps its library, and in JAX its devices and
     sharding. All is checked first, by checksums too if `save` wrote the file: after an error no
@@ -102,22 +140,30 @@ def restore(path: str | os.PathLike[str], variables: Variables) -> dict[str, str
         StateError: called inside a compiled function.
         FileNotFoundError: there is no such file.
     """
-    safetensors = needed("safetensors", "train", "regrad.train.restore")
     named = _by_name(variables, "restore")
-    with (
-        reading(path, "safetensors file"),
-        safetensors.safe_open(os.fspath(path), framework="np") as file,
-    ):
-        notes = dict(file.metadata() or {})
+    with _opened(path, "restore") as (file, notes):
         checksums = _taken_checksums(notes, set(file.keys()))
         viewed = json.loads(notes.pop(VIEWED, "{}"))
-        _check(path, file, named, viewed)
+        if not strict and (both := named.keys() & set(file.keys())):
+            named = {name: named[name] for name in named if name in both}
+        _check(path, file, named, viewed, strict)
         arrays = {n: _check_sum(n, file.get_tensor(n), checksums) for n in named}
         arrays = {n: _decode(arrays[n], v, n in viewed) for n, v in named.items()}
     new = [(v, as_held(arrays[name], v.value)) for name, v in named.items()]
     for variable, value in new:
         variable.assign(value)
     return notes
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str], api: str) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Open a file, and give it with its metadata."""
+    safetensors = needed("safetensors", "train", f"regrad.train.{api}")
+    with (
+        reading(path, "safetensors file"),
+        safetensors.safe_open(os.fspath(path), framework="np") as file,
+    ):
+        yield file, dict(file.metadata() or {})
 
 
 # -- arrays as the format has them -----------------------------------------------------------------
@@ -204,24 +250,33 @@ def _check(
     file: Any,
     named: Mapping[str, Variable],
     viewed: Mapping[str, str],
+    strict: bool,
 ) -> None:
     """Refuse a file that does not fit, naming all that is wrong."""
     found = set(file.keys())
     wrong = [f"{n!r} is not in the file" for n in named if n not in found]
-    wrong += [f"{n!r} is in the file, but not among the variables" for n in found - set(named)]
+    if strict:
+        wrong += [f"{n!r} is in the file, but not among the variables" for n in found - set(named)]
     for name in sorted(found & set(named)):
-        part, v = file.get_slice(name), named[name]
-        code, shape = part.get_dtype(), tuple(part.get_shape())
-        dtype, shape = (
-            (viewed[name], shape[:-1]) if name in viewed else (CODES.get(code, code), shape)
-        )
+        v = named[name]
+        shape, dtype = _stored(file, name, viewed)
         if (dtype, shape) != (v.dtype.name, v.shape):
             wrong.append(f"{name!r} is {dtype} {shape} there, the variable {v.dtype} {v.shape}")
     if wrong:
         raise CheckpointError(
             f"restore: {path} does not fit the variables: {'; '.join(sorted(wrong))}. Nothing was "
-            "restored. Give the variables that were saved, or a dict {name in the file: variable}."
+            "restored. Give the variables that were saved, or a dict {name in the file: variable}; "
+            "strict=False restores what is in both."
         )
+
+
+def _stored(file: Any, name: str, viewed: Mapping[str, str]) -> Stored:
+    """Shape and dtype of an array, also of one that is stored as a view."""
+    part = file.get_slice(name)
+    code, shape = part.get_dtype(), tuple(part.get_shape())
+    return (
+        Stored(shape[:-1], viewed[name]) if name in viewed else Stored(shape, CODES.get(code, code))
+    )
 
 
 # -- writing ---------------------------------------------------------------------------------------

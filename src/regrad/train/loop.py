@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from regrad.errors import ArgumentError, kind
+
+Callback = Callable[[int, dict[str, float]], Any]
+SECONDS = 1.0  # between two readings of the loss for the bar
 
 
 @dataclass
@@ -29,6 +34,7 @@ def fit(
     progress: bool = True,
     evaluate: Callable[[], Any] | None = None,
     patience: int | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
 ) -> History:
     """Call `step(batch)` for each batch, in each epoch.
 
@@ -41,11 +47,18 @@ def fit(
         evaluate: Gives a number after each epoch, the smaller the better.
         patience: Stop after so many epochs in which the evaluation (without one, the loss) was
             not smaller than ever before.
+        callbacks: Functions that are called after each epoch as `callback(epoch, figures)`: the
+            epoch, counted from 1, and a dict of its figures, `{"loss": …}` with `"evaluation"`
+            if there is one. Save, log, or change a rate there.
 
     The loss of an epoch is the mean over its batches. Losses are read once an epoch, so that
-    JAX need not wait after each step.
+    JAX need not wait after each step; a bar that is shown reads one every second. For TensorBoard:
 
-    Raises ArgumentError if an epoch has no batches.
+        writer = tensorboardX.SummaryWriter()
+        fit(..., callbacks=lambda epoch, figures: writer.add_scalars("fit", figures, epoch))
+
+    Raises ArgumentError if an epoch has no batches, a step returns no loss, or a callback is not
+    callable.
 
     >>> import optax
     >>> import regrad as rg
@@ -55,20 +68,15 @@ def fit(
     >>> rg.train.fit(step, [1.0, 3.0], epochs=2)["loss"]
     [10.0, 4.0]
     """
+    called = _callables(callbacks)
     history, best, since = History(), float("inf"), 0
     for epoch in range(epochs):
-        losses = [step(batch) for batch in _bar(batches, epoch, epochs, progress)]
-        if not losses:
-            raise ArgumentError(
-                f"fit: there are no batches in epoch {epoch + 1}. An iterator is used up after "
-                "one epoch: give a list, or a function that makes an iterator."
-            )
-        if any(loss is None for loss in losses):
-            raise ArgumentError("fit: step(batch) must return its loss, got None")
-        figures = {"loss": sum(map(float, losses)) / len(losses)}
+        figures = {"loss": _mean_loss(step, batches, f"epoch {epoch + 1}/{epochs}", progress)}
         if evaluate is not None:
             figures["evaluation"] = float(evaluate())
         history.epochs.append(figures)
+        for callback in called:
+            callback(epoch + 1, dict(figures))
         watched = figures.get("evaluation", figures["loss"])
         best, since = (watched, 0) if watched < best else (best, since + 1)
         if patience is not None and since >= patience:
@@ -77,14 +85,53 @@ def fit(
     return history
 
 
-def _bar(batches: Any, epoch: int, epochs: int, progress: bool) -> Iterable[Any]:
-    """The batches of one epoch, behind a progress bar where that can be had."""
+def _callables(callbacks: Any) -> Sequence[Callback]:
+    found = [callbacks] if callable(callbacks) else list(callbacks)
+    for callback in found:
+        if not callable(callback):
+            raise ArgumentError(f"fit: expected functions for callbacks, got {kind(callback)}")
+    return found
+
+
+def _mean_loss(step: Callable[[Any], Any], batches: Any, epoch: str, progress: bool) -> float:
+    """Go through the batches once, and return the mean of the losses."""
+    losses: list[Any] = []
     made = batches() if callable(batches) else batches
     if not isinstance(made, Iterable):
-        raise ArgumentError(f"fit: batches are a list or the like, got {kind(made)}")
+        raise ArgumentError(f"fit: expected a list or the like for batches, got {kind(made)}")
+    with _bar(epoch, getattr(made, "__len__", lambda: None)(), progress) as show:
+        for batch in made:
+            losses.append(step(batch))
+            if losses[-1] is None:
+                raise ArgumentError("fit: step(batch) must return its loss, got None")
+            show(losses[-1])
+        if not losses:
+            raise ArgumentError(
+                f"fit: there are no batches in {epoch.partition('/')[0]}. An iterator is used up "
+                "after one epoch: give a list, or a function that makes an iterator."
+            )
+        mean = sum(map(float, losses)) / len(losses)
+        show(mean, 0)
+    return mean
+
+
+@contextmanager
+def _bar(epoch: str, total: int | None, progress: bool) -> Iterator[Callable[..., None]]:
+    """A progress bar, where that can be had, and a function that shows a loss in it."""
     try:
         from tqdm import tqdm
     except ImportError:
-        return made
+        yield lambda loss, steps=1: None
+        return
     off = None if progress else True  # None: off where there is no terminal
-    return tqdm(made, desc=f"epoch {epoch + 1}/{epochs}", disable=off)
+    with tqdm(desc=epoch, total=total, disable=off) as bar:
+        last = time.monotonic()
+
+        def show(loss: Any, steps: int = 1) -> None:
+            nonlocal last
+            if not bar.disable and (not steps or time.monotonic() - last > SECONDS):
+                bar.set_postfix(loss=f"{float(loss):.4g}")
+                last = time.monotonic()
+            bar.update(steps)
+
+        yield show
