@@ -432,5 +432,5 @@ def test_what_fit_refuses():
         train.fit(lambda x: 1.0, iter([1, 2]), 2)
     with pytest.raises(ArgumentError, match="must return its loss, got None"):
         train.fit(lambda x: None, [1], 1)
-    with pytest.raises(ArgumentError, match="batches are a list or the like, got int"):
+    with pytest.raises(ArgumentError, match="expected a list or the like for batches, got int"):
         train.fit(lambda x: 1.0, 3, 1)

@@ -273,10 +273,11 @@ def _check(
 def _stored(file: Any, name: str, viewed: Mapping[str, str]) -> Stored:
     """Shape and dtype of an array, also of one that is stored as a view."""
     part = file.get_slice(name)
-    code, shape = part.get_dtype(), tuple(part.get_shape())
-    return (
-        Stored(shape[:-1], viewed[name]) if name in viewed else Stored(shape, CODES.get(code, code))
-    )
+    code: str = part.get_dtype()
+    shape = tuple(part.get_shape())
+    if name in viewed:
+        return Stored(shape[:-1], viewed[name])
+    return Stored(shape, CODES.get(code, code))
 
 
 # -- writing ---------------------------------------------------------------------------------------
