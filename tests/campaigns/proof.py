@@ -6,6 +6,7 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
     python -m tests.campaigns.proof --only F13 --device cuda    torch's samples on a GPU
+    python -m tests.campaigns.proof page             docs/proof.md anew, from what is recorded
 
 Nine campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
 rules (`answers`); F5, random programs in every mode (`agreement`); F8, threads and tasks
@@ -26,11 +27,8 @@ import hashlib
 import json
 import multiprocessing
 import os
-import platform
-import re
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter, defaultdict
@@ -39,7 +37,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tqdm
-from bench import report as machine
 
 import regrad
 from tests.campaigns import (
@@ -52,6 +49,8 @@ from tests.campaigns import (
     malformed,
     memory,
     op_calls,
+    proof_page,
+    records,
     torch_ops,
     torch_samples,
 )
@@ -68,7 +67,7 @@ from tests.campaigns.verdicts import (
 from tests.helpers.paths import ROOT
 
 OUT = ROOT / "out"
-RESULTS = Path(__file__).parent / "results"
+RESULTS = records.RESULTS
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
 CAMPAIGNS: dict[str, Any] = {
     "F1": fires,
@@ -326,11 +325,7 @@ def suffix(options: argparse.Namespace) -> str:
 
 def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
     content = {
-        "date": machine.today(),
-        "command": " ".join(["python -m tests.campaigns.proof", *sys.argv[1:]]),
-        "machine": machine.described(),
-        "versions": [f"Python {platform.python_version()}", *machine.versions()],
-        "commit": machine.commit(),
+        **records.facts("tests.campaigns.proof"),
         "seconds": round(sum(entry["seconds"] for entry in entries)),
         "jobs": len(entries),
         "counts": totals(entries),
@@ -340,20 +335,14 @@ def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
         content["op types of no float input"] = sorted(
             op_calls.covered().difference(op_calls.op_types())
         )
-    path.parent.mkdir(exist_ok=True)
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    path.write_text(without_folders(text), encoding="utf-8")
-    return path
-
-
-def without_folders(text: str) -> str:
-    """Messages without the folders of this machine: that of the project, and temporary ones."""
-    temporary = re.escape(f"{tempfile.gettempdir()}{os.sep}") + r"tmp\w+" + re.escape(os.sep)
-    return re.sub(temporary, "", text.replace(f"{ROOT}{os.sep}", ""))
+    return records.write(path, content, ROOT)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.proof")
+    parser.add_argument(
+        "page", nargs="?", choices=["page"], help="write docs/proof.md, run nothing"
+    )
     parser.add_argument("--quick", action="store_true", help="a minute's worth, for every change")
     parser.add_argument("--only", default="", metavar="F1", help="jobs whose name begins like this")
     parser.add_argument("--seed", type=int, default=0, help="the first random program (F5)")
@@ -368,6 +357,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
+    if options.page:
+        proof_page.write(CAMPAIGNS)
+        return 0
     if options.device != torch_samples.DEVICE:  # it is read when the campaigns are imported
         os.environ["REGRAD_PROOF_DEVICE"] = options.device
         os.execv(sys.executable, [sys.executable, "-m", "tests.campaigns.proof", *sys.argv[1:]])

@@ -19,6 +19,7 @@ from tests.campaigns import (
     op_calls,
     programs,
     proof,
+    records,
     regions,
 )
 from tests.campaigns.agreement import Task, differences
@@ -355,7 +356,7 @@ def test_results_are_written(runner, tmp_path):
 def test_results_name_no_folder_of_the_machine():
     with tempfile.TemporaryDirectory() as folder:
         text = f"{folder}/model.npz is damaged ({proof.ROOT}/tests/x.py:3)"
-    assert proof.without_folders(text) == "model.npz is damaged (tests/x.py:3)"
+    assert records.without_folders(text) == "model.npz is damaged (tests/x.py:3)"
 
 
 def test_a_campaign_that_fails_is_broken(monkeypatch, runner):
