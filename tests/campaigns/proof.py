@@ -49,6 +49,7 @@ from tests.campaigns import (
     malformed,
     memory,
     op_calls,
+    peers,
     proof_page,
     records,
     torch_ops,
@@ -355,10 +356,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+def other_blocks() -> dict[str, str]:
+    """The parts of the page that are not about these campaigns."""
+    return {"peers": peers.report(peers.recorded())}
+
+
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
     if options.page:
-        proof_page.write(CAMPAIGNS)
+        proof_page.write(CAMPAIGNS, other_blocks())
         return 0
     if options.device != torch_samples.DEVICE:  # it is read when the campaigns are imported
         os.environ["REGRAD_PROOF_DEVICE"] = options.device

@@ -63,16 +63,20 @@ def records(campaigns: Campaigns) -> list[Record]:
     return sorted(found, key=lambda r: (int(r.campaign[1:]), len(r.part), r.part))
 
 
-def write(campaigns: Campaigns) -> None:
+def write(campaigns: Campaigns, others: Mapping[str, str]) -> None:
     """Make the page and its picture."""
     found = records(campaigns)
     draw(found, campaigns)
-    PAGE.write_text(page(found, campaigns), encoding="utf-8")
+    PAGE.write_text(page(found, campaigns, others), encoding="utf-8")
 
 
-def page(found: Sequence[Record], campaigns: Campaigns) -> str:
-    """Return the text of the page: the prose, with tables at the marks."""
+def page(found: Sequence[Record], campaigns: Campaigns, others: Mapping[str, str]) -> str:
+    """Return the text of the page: the prose, with tables at the marks.
+
+    `others` has the texts of marks that are not about the campaigns, by name.
+    """
     blocks = {
+        **others,
         "figures": figures(found, campaigns),
         "campaigns": "\n\n".join(sections(found, campaigns)),
         "runs": runs(found),

@@ -16,7 +16,7 @@ def entry(outcome, name, detail="", count=1):
 
 def test_the_page_is_made_of_the_results():
     found = proof_page.records(proof.CAMPAIGNS)
-    text = proof_page.page(found, proof.CAMPAIGNS)
+    text = proof_page.page(found, proof.CAMPAIGNS, proof.other_blocks())
     assert text == proof_page.PAGE.read_text(encoding="utf-8"), AGAIN
     assert proof_page.digest(found) in proof_page.PLOT.read_text(encoding="utf-8"), AGAIN
 
@@ -24,7 +24,7 @@ def test_the_page_is_made_of_the_results():
 def test_every_campaign_has_a_record_and_a_section():
     found = proof_page.records(proof.CAMPAIGNS)
     assert {r.campaign for r in found} == set(proof.CAMPAIGNS)
-    text = proof_page.page(found, proof.CAMPAIGNS)
+    text = proof_page.page(found, proof.CAMPAIGNS, proof.other_blocks())
     assert all(f"### {name}: " in text for name in proof.CAMPAIGNS)
 
 
