@@ -1,4 +1,4 @@
-"""The grid on other libraries: its programs do what they say, and a slice of it holds for regrad."""
+"""The grid on other libraries: its programs do what they say; a slice of it holds for regrad."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def test_a_rule_that_is_lost_is_silent():
 
 
 def test_only_an_error_is_right_for_a_wrong_answer():
-    library, way = BY_NAME["regrad"], way_of("regrad", "map")
+    library, way = BY_NAME["regrad"], way_of("regrad", "custom")
     wrong = Place("", "got = rg.zeros(3)", ERROR)
     assert peers.ran(library, way, wrong, "Tanh") == (
         SILENT,
