@@ -8,13 +8,14 @@
     python -m tests.campaigns.proof --only F13 --device cuda    torch's samples on a GPU
     python -m tests.campaigns.proof page             docs/proof.md anew, from what is recorded
 
-Nine campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
-rules (`answers`); F5, random programs in every mode (`agreement`); F8, threads and tasks
-(`concurrency`); F9, memory (`memory`); F10, interrupts (`interrupts`); F11, damaged files
-(`damage`); F12, calls that make no sense (`malformed`); F13, torch's own samples of its ops, in
-every way in which torch runs them (`torch_ops`). What is done is noted under `out/`; a second run
-of the same sources goes on from there. A campaign that is run whole writes its results
-to `tests/campaigns/results/F1.json` and so on, and what is not whole to `out/`.
+The campaigns: F1, a rule for every op type in every context (`fires`); F2, every gradient in every
+dtype and mode (`numerics`); F3, wrong answers of rules (`answers`); F5, random programs in every
+mode (`agreement`); F8, threads and tasks (`concurrency`); F9, memory (`memory`); F10, interrupts
+(`interrupts`); F11, damaged files (`damage`); F12, calls that make no sense (`malformed`); F13,
+torch's own samples of its ops, in every way in which torch runs them (`torch_ops`). What is done is
+noted under `out/`; a second run of the same sources goes on from there. A campaign that is run
+whole writes its results to `tests/campaigns/results/F1.json` and so on, and what is not whole to
+`out/`.
 
 The exit status is 1 if anything was silent or broken.
 """
@@ -48,6 +49,7 @@ from tests.campaigns import (
     interrupts,
     malformed,
     memory,
+    numerics,
     op_calls,
     peers,
     proof_page,
@@ -72,6 +74,7 @@ RESULTS = records.RESULTS
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
 CAMPAIGNS: dict[str, Any] = {
     "F1": fires,
+    "F2": numerics,
     "F3": answers,
     "F5": agreement,
     "F8": concurrency,
@@ -104,6 +107,7 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
     programs = options.programs or (40 if quick else 20_000)
     names: dict[str, Callable[[], Sequence[str]]] = {
         "F1": quick_jobs if quick else fires.jobs,
+        "F2": lambda: numerics.jobs(quick),
         "F3": answers.jobs,
         "F5": lambda: agreement.jobs(programs, options.seed),
         "F10": lambda: interrupts.jobs(quick),

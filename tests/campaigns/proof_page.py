@@ -130,7 +130,10 @@ def sections(found: Sequence[Record], campaigns: Campaigns) -> Iterator[str]:
     for name in dict.fromkeys(r.campaign for r in found):
         mine = [r for r in found if r.campaign == name]
         title, _, text = (campaigns[name].__doc__ or "").partition("\n\n")
-        parts = [f"### {' '.join(title.split()).rstrip('.')}", text.strip(), *folds(mine)]
+        parts = [f"### {' '.join(title.split()).rstrip('.')}", text.strip()]
+        if tables := getattr(campaigns[name], "tables", None):  # (a campaign's own view of them)
+            parts.append(tables([each for r in mine for each in r.content["classes"]]))
+        parts += folds(mine)
         yield "\n\n".join(parts)
 
 

@@ -1,5 +1,6 @@
 """The proof can fail: faults that are put in are found. And a slice of each of its campaigns."""
 
+import dataclasses
 import json
 import random
 import tempfile
@@ -16,6 +17,7 @@ from tests.campaigns import (
     concurrency,
     fires,
     memory,
+    numerics,
     op_calls,
     programs,
     proof,
@@ -129,6 +131,38 @@ def test_errors_of_the_library_and_others():
     assert judged("", [np.ones(2)], due).outcome == DELIVERED
     assert judged("", [np.ones(3)], due).outcome == SILENT
     assert judged("", [np.full(2, np.nan)], due).outcome == SILENT
+
+
+# -- F2 --------------------------------------------------------------------------------------------
+
+
+def row_of(name):
+    return next(row for row in numerics.ROWS if str(row) == name)
+
+
+@pytest.mark.parametrize(
+    "name", ["elementwise: Tanh", "elementwise: a real tensor times a complex one"]
+)
+def test_a_slice_of_the_gradients(name):
+    found = [*numerics.verdicts(row_of(name))]
+    assert len(found) > 10
+    assert outcomes(found) == {DELIVERED}
+
+
+def test_a_wrong_gradient_is_found_in_each_mode(monkeypatch):
+    row = row_of("elementwise: Tanh")
+    right = numerics.nth
+    monkeypatch.setattr(numerics, "nth", lambda *args: [1.5 * dx for dx in right(*args)])
+    for mode in numerics.MODES:
+        for forward in (False, True):
+            found = numerics.compared(row, "float32", mode, forward)
+            assert outcomes(found) == {SILENT}, mode
+
+
+def test_a_rule_that_differences_contradict_is_found():
+    row = row_of("elementwise: Tanh")
+    wrong = dataclasses.replace(row, f=lambda x: rg.tanh(rg.rules.reverse_gradient(x)))
+    assert outcomes(numerics.differences(wrong)) == {SILENT}
 
 
 # -- F3 --------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
     "not supported for the input types",
     "does not accept dtype",
     "not implemented for",
+    "not inexact",
 )
 
 
