@@ -10,7 +10,8 @@
 
 The campaigns: F1, a rule for every op type in every context (`fires`); F2, every gradient in every
 dtype and mode (`numerics`); F3, wrong answers of rules (`answers`); F5, random programs in every
-mode (`agreement`); F8, threads and tasks (`concurrency`); F9, memory (`memory`); F10, interrupts
+mode (`agreement`); F6, the ends of the range (`edges`); F7, eager, graph and compiled to the last
+digit (`ulps`); F8, threads and tasks (`concurrency`); F9, memory (`memory`); F10, interrupts
 (`interrupts`); F11, damaged files (`damage`); F12, calls that make no sense (`malformed`); F13,
 torch's own samples of its ops, in every way in which torch runs them (`torch_ops`). What is done is
 noted under `out/`; a second run of the same sources goes on from there. A campaign that is run
@@ -45,6 +46,7 @@ from tests.campaigns import (
     answers,
     concurrency,
     damage,
+    edges,
     fires,
     interrupts,
     malformed,
@@ -56,6 +58,7 @@ from tests.campaigns import (
     records,
     torch_ops,
     torch_samples,
+    ulps,
 )
 from tests.campaigns.verdicts import (
     BROKEN,
@@ -77,6 +80,8 @@ CAMPAIGNS: dict[str, Any] = {
     "F2": numerics,
     "F3": answers,
     "F5": agreement,
+    "F6": edges,
+    "F7": ulps,
     "F8": concurrency,
     "F9": memory,
     "F10": interrupts,
@@ -110,6 +115,8 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F2": lambda: numerics.jobs(quick),
         "F3": answers.jobs,
         "F5": lambda: agreement.jobs(programs, options.seed),
+        "F6": lambda: edges.jobs(quick),
+        "F7": lambda: ulps.jobs(quick),
         "F10": lambda: interrupts.jobs(quick),
         "F8": lambda: concurrency.jobs(quick),
         "F9": lambda: memory.jobs(quick),

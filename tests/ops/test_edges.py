@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
+from regrad.errors import MatrixError
 from tests.helpers.sample_runs import arrays_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinities
@@ -67,3 +68,11 @@ def test_gelu_is_straight_far_away_in_every_dtype(approximate, dtype):
     third = lambda x: rg.sum(rg.grad(second)(x))  # noqa: E731
     np.testing.assert_array_equal(rg.grad(third)(x).numpy(), 0)
     assert np.isnan(rg.grad(f)(rg.tensor([np.nan])).numpy())
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("columns", [(3,), (3, 2)])
+def test_a_singular_matrix_is_called_so(library, columns):
+    a, b = [rg.asarray(arrays_of(library, x)) for x in (np.ones((3, 3)), np.ones(columns))]
+    with pytest.raises(MatrixError, match=r"(?i)singular"):
+        rg.linalg.solve(a, b)

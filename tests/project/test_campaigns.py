@@ -15,6 +15,7 @@ from tests.campaigns import (
     agreement,
     answers,
     concurrency,
+    edges,
     fires,
     memory,
     numerics,
@@ -23,6 +24,7 @@ from tests.campaigns import (
     proof,
     records,
     regions,
+    ulps,
 )
 from tests.campaigns.agreement import Task, differences
 from tests.campaigns.programs import Program, Stmt
@@ -295,6 +297,51 @@ def test_chosen_modes_fit():
     for seed in range(5):
         made = programs.made(seed)
         assert all(agreement.fits(made, m) for m in agreement.chosen(made, random.Random(seed)))
+
+
+# -- F6, F7 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", ["points/numpy/Pow", "points/torch/Atan2", "points/jax/Hypot"])
+def test_a_slice_of_the_special_points(job):
+    found = edges.run(job)
+    assert len(found) > 600
+    assert outcomes(found) == {DELIVERED, EXPLAINED}
+
+
+def test_wrong_numbers_at_special_points_are_found(monkeypatch):
+    right = edges.by_regrad
+    monkeypatch.setattr(edges, "by_regrad", lambda *args: [1 - x for x in right(*args)])
+    assert SILENT in outcomes(edges.run("points/numpy/Tanh"))
+
+
+def test_a_slice_of_the_fills():
+    assert outcomes(edges.run("fills/torch/0", quick=True)) == {DELIVERED}
+    row = next(row for row in edges.ROWS if str(row) == "linalg: MatrixSolve: columns")
+    assert edges.filled(row, "0", "torch").outcome == REFUSED
+    broken = dataclasses.replace(row, f=lambda a, b: {}[a])
+    assert edges.filled(broken, "0", "torch").outcome == BROKEN
+
+
+def test_distances_in_ulps():
+    one = np.array([1.0, 1e-9])
+    assert ulps.distance(one, one) == 0
+    assert ulps.distance(one, one + np.array([3 * np.spacing(1.0), 0])) == 3
+    small = np.array([0, np.spacing(1e-3)])  # what counts is a thousandth of the largest
+    assert ulps.distance(one, one + small) == pytest.approx(1)
+    assert ulps.distance(np.array([np.nan]), np.array([1.0])) == np.inf
+    assert ulps.distance(np.array([np.inf]), np.array([-np.inf])) == np.inf
+    assert ulps.distance(np.array([np.nan]), np.array([np.nan])) == 0
+
+
+def test_a_slice_of_the_ulps(monkeypatch):
+    row = next(row for row in ulps.ROWS if str(row) == "elementwise: Tanh")
+    assert ulps.judged(row, "float32", "graph").case == "float32/graph/0 elementwise: Tanh"
+    assert ulps.judged(row, "float64", "jit").outcome == DELIVERED
+    run = ulps.RUN["graph"]
+    wrong = lambda row, arrays: [y * (1 + 1e-9) for y in run(row, arrays)]  # noqa: E731
+    monkeypatch.setitem(ulps.RUN, "graph", wrong)
+    assert ulps.judged(row, "float64", "graph").outcome == SILENT
 
 
 # -- F8 --------------------------------------------------------------------------------------------
