@@ -53,6 +53,7 @@ from tests.campaigns import (
     memory,
     numerics,
     op_calls,
+    op_tables,
     peers,
     proof_page,
     records,
@@ -369,7 +370,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def other_blocks() -> dict[str, str]:
     """The parts of the page that are not about these campaigns."""
-    return {"peers": peers.report(peers.recorded())}
+    return {
+        "peers": peers.report(peers.recorded()),
+        "op_tables": op_tables.report(op_tables.recorded()),
+    }
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """The page of the proof is made of what the campaigns have recorded."""
 
-from tests.campaigns import proof, proof_page
+from tests.campaigns import op_tables, proof, proof_page
 from tests.campaigns.proof_page import Record
 
 AGAIN = "run python -m tests.campaigns.proof page"
@@ -49,3 +49,9 @@ def test_a_part_of_a_campaign_is_named():
     part = Record("F5", "5800", {})
     assert part.title(proof.CAMPAIGNS) == "F5 random programs, from program 5800 on"
     assert part.file == "F5-5800.json"
+
+
+def test_the_counts_of_samples_are_those_of_the_table():
+    assert op_tables.recorded()["regrad"] == op_tables.of_regrad(), (
+        "run python -m tests.campaigns.op_tables"
+    )
