@@ -69,13 +69,18 @@ def is_pointwise(op: Any) -> bool:
 def references(op_type: str) -> Iterator[tuple[Arrays, list[Arrays]]]:
     """Values, and gradients where there are any, of the other libraries."""
     name = rg.find_op(op_type).function.__name__
-    for library, spaces in SPACES.items():
-        found = [f for s in spaces for n in (name, NAMES.get(name)) if n and (f := vars(s).get(n))]
-        for f in found[:1]:
+    for library in SPACES:
+        for f in named(name, library)[:1]:
             try:
                 yield PEERS[library](f, points(op_type))
             except (AttributeError, TypeError, ValueError, RuntimeError):
                 continue  # it takes other arguments, or other dtypes, or returns one bool
+
+
+def named(name: str, library: str) -> list[Any]:
+    """The functions of this name in a library."""
+    names = [name, NAMES.get(name, name)]
+    return [f for space in SPACES[library] for n in names if (f := vars(space).get(n))]
 
 
 def points(op_type: str) -> Arrays:
