@@ -151,8 +151,10 @@ def folds(mine: Sequence[Record]) -> Iterator[str]:
 def kinds(classes: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """The largest kinds, each with its count and an example; and how many there are beside."""
     found: dict[str, list[Any]] = defaultdict(list)
+    reasons = {plain(each) for each in classes}
+    told = len(reasons) <= 2 * FEW and not re.search(r"\d\d", "".join(reasons))
     for each in classes:
-        found[kind(each)].append(each)
+        found[kind(each, told)].append(each)
     largest = sorted(found.items(), key=lambda pair: -sum(e["count"] for e in pair[1]))
     for name, these in largest[:FEW]:
         shortest = min(these, key=lambda e: len(e["detail"]))
@@ -163,14 +165,19 @@ def kinds(classes: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
         yield [names, f"{sum(e['count'] for e in rest):,}", ""]
 
 
-def kind(each: Mapping[str, Any]) -> str:
-    """The error that came, or the class where nothing is said."""
+def kind(each: Mapping[str, Any], by_reason: bool) -> str:
+    """The error that came, or the reason if these are few and no figures, or the class."""
     error = re.match(r"\w+Error\b", each["detail"])
-    return error[0] if error else each["class"]
+    return error[0] if error else (by_reason and plain(each)) or each["class"]
+
+
+def plain(each: Mapping[str, Any]) -> str:
+    """What is said of a class, as text that is the same tomorrow."""
+    return re.sub(r" at 0x\w+", "", each["detail"]).replace("`", "'")
 
 
 def example(each: Mapping[str, Any]) -> str:
-    text = re.sub(r" at 0x\w+", "", each["detail"]).replace("`", "'")
+    text = plain(each)
     case = f"{each['class']}: {each['cases'][0]}".strip(": ").replace("`", "'")
     return f"`{case}`" + (f": `{text}`" if text else "")
 

@@ -55,3 +55,12 @@ def test_the_counts_of_samples_are_those_of_the_table():
     assert op_tables.recorded()["regrad"] == op_tables.of_regrad(), (
         "run python -m tests.campaigns.op_tables"
     )
+
+
+def test_what_is_explained_is_shown_by_reason_where_there_are_few():
+    few = [entry("explained", f"jit {i}", "a kink", count=2) for i in range(30)]
+    (text,) = proof_page.folds([record(*few, explained=60)])
+    assert "| a kink | 60 |" in text
+    many = [entry("explained", f"jit {i}", f"{i} ulps", count=2) for i in range(30)]
+    (text,) = proof_page.folds([record(*many, explained=60)])
+    assert "| jit 0 | 2 |" in text
