@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def write() -> None:
 
 def suites() -> list[str]:
     """The suites in the order of the prose."""
-    names = re.findall(r"^\[\[(\w+)\]\]$", PROSE.read_text(encoding="utf-8"), re.MULTILINE)
+    names = report.marks(PROSE.read_text(encoding="utf-8"))
     return [name for name in names if name not in ("runs", "behind")]
 
 
@@ -63,8 +62,7 @@ def page(found: Results) -> str:
     first = {name: found[name][0] for name in names}
     blocks = {name: tables(found[name]) for name in names}
     blocks |= {"runs": runs(found, names), "behind": behind(first)}
-    prose = PROSE.read_text(encoding="utf-8")
-    return re.sub(r"^\[\[(\w+)\]\]$", lambda m: blocks[m[1]], prose, flags=re.MULTILINE)
+    return report.filled(PROSE.read_text(encoding="utf-8"), blocks)
 
 
 def digest(found: Results) -> str:

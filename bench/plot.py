@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,22 @@ INCH = 0.165  # for a row
 def draw(suites: Iterable[tuple[str, list[Row]]], path: Path, digest: str) -> None:
     """Write the picture. `digest` goes into its metadata, to tell of which figures it is made."""
     lines = [line for title, rows in suites for line in lines_of(title, rows)]
-    # (text stays text: a tenth of the size of outlines, and it can be searched)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "regrad", "font.size": 8}):
-        figure = Figure(figsize=(9.5, INCH * len(lines) + 0.9), layout="constrained")
-        axes = figure.subplots()
+    with picture(path, (9.5, INCH * len(lines) + 0.9), digest) as axes:
         for y, (label, row) in enumerate(lines):
             mark(axes, y, label, row)
         dress(axes, len(lines))
+
+
+@contextmanager
+def picture(path: Path, size: tuple[float, float], digest: str) -> Iterator[Any]:
+    """The axes of a picture, which is written as SVG when the block ends.
+
+    Nothing in it but `digest` depends on the day or the machine.
+    """
+    # (text stays text: a tenth of the size of outlines, and it can be searched)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "regrad", "font.size": 8}):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure.subplots()
         figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": digest})
 
 

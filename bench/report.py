@@ -100,6 +100,19 @@ def table_line(texts: Sequence[str]) -> str:
     return f"| {' | '.join(texts)} |"
 
 
+MARK = re.compile(r"^\[\[(\w+)\]\]$", re.MULTILINE)
+
+
+def marks(prose: str) -> list[str]:
+    """The names of the tables that a page's prose has marks for, in order."""
+    return MARK.findall(prose)
+
+
+def filled(prose: str, blocks: Mapping[str, str]) -> str:
+    """The prose of a page with a block in place of each line `[[name]]`."""
+    return MARK.sub(lambda mark: blocks[mark[1]], prose)
+
+
 def versions() -> Iterator[str]:
     """Those of the libraries that were loaded."""
     packages = packages_distributions()  # (TensorFlow comes under several names)

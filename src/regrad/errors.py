@@ -142,7 +142,6 @@ class RetraceWarning(UserWarning):
 
 
 CLASSES = {  # of an error that is not ours, and what it becomes; the first that fits
-    LinAlgError: MatrixError,
     IndexError: IndexRangeError,
     OverflowError: NumberRangeError,
     MemoryError: ResultSizeError,
@@ -155,6 +154,13 @@ CLASSES = {  # of an error that is not ours, and what it becomes; the first that
     LookupError: ArgumentError,
     AssertionError: ArgumentError,
 }
+
+
+def is_of_a_matrix(error: Exception) -> bool:
+    """Whether a kernel of NumPy or PyTorch (whose class is private) met a singular matrix."""
+    return type(error).__name__ in ("LinAlgError", "_LinAlgError")
+
+
 NESTED = "a container holds itself, or is nested too deeply"
 
 
@@ -168,6 +174,7 @@ def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Excepti
     if isinstance(error, RegradError):
         return prefixed(error, name, got if _is_unnamed(error, given) else "")
     ours = next((ours for other, ours in CLASSES.items() if isinstance(error, other)), None)
+    ours = MatrixError if is_of_a_matrix(error) else ours
     if ours is None:
         error.add_note(f"in {name}")
         return error

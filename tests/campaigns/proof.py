@@ -6,14 +6,17 @@
     python -m tests.campaigns.proof --only F1/Sign   the jobs whose name begins like this
     python -m tests.campaigns.proof --fresh          from the beginning
     python -m tests.campaigns.proof --only F13 --device cuda    torch's samples on a GPU
+    python -m tests.campaigns.proof page             docs/proof.md anew, from what is recorded
 
-Nine campaigns: F1, a rule for every op type in every context (`fires`); F3, wrong answers of
-rules (`answers`); F5, random programs in every mode (`agreement`); F8, threads and tasks
-(`concurrency`); F9, memory (`memory`); F10, interrupts (`interrupts`); F11, damaged files
-(`damage`); F12, calls that make no sense (`malformed`); F13, torch's own samples of its ops, in
-every way in which torch runs them (`torch_ops`). What is done is noted under `out/`; a second run
-of the same sources goes on from there. A campaign that is run whole writes its results
-to `tests/campaigns/results/F1.json` and so on, and what is not whole to `out/`.
+The campaigns: F1, a rule for every op type in every context (`fires`); F2, every gradient in every
+dtype and mode (`numerics`); F3, wrong answers of rules (`answers`); F5, random programs in every
+mode (`agreement`); F6, the ends of the range (`edges`); F7, eager, graph and compiled to the last
+digit (`ulps`); F8, threads and tasks (`concurrency`); F9, memory (`memory`); F10, interrupts
+(`interrupts`); F11, damaged files (`damage`); F12, calls that make no sense (`malformed`); F13,
+torch's own samples of its ops, in every way in which torch runs them (`torch_ops`). What is done is
+noted under `out/`; a second run of the same sources goes on from there. A campaign that is run
+whole writes its results to `tests/campaigns/results/F1.json` and so on, and what is not whole to
+`out/`.
 
 The exit status is 1 if anything was silent or broken.
 """
@@ -26,11 +29,8 @@ import hashlib
 import json
 import multiprocessing
 import os
-import platform
-import re
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter, defaultdict
@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tqdm
-from bench import report as machine
 
 import regrad
 from tests.campaigns import (
@@ -47,13 +46,20 @@ from tests.campaigns import (
     answers,
     concurrency,
     damage,
+    edges,
     fires,
     interrupts,
     malformed,
     memory,
+    numerics,
     op_calls,
+    op_tables,
+    peers,
+    proof_page,
+    records,
     torch_ops,
     torch_samples,
+    ulps,
 )
 from tests.campaigns.verdicts import (
     BROKEN,
@@ -68,12 +74,15 @@ from tests.campaigns.verdicts import (
 from tests.helpers.paths import ROOT
 
 OUT = ROOT / "out"
-RESULTS = Path(__file__).parent / "results"
+RESULTS = records.RESULTS
 OUTCOMES = (DELIVERED, REFUSED, UNNAMED, EXPLAINED, SILENT, BROKEN)
 CAMPAIGNS: dict[str, Any] = {
     "F1": fires,
+    "F2": numerics,
     "F3": answers,
     "F5": agreement,
+    "F6": edges,
+    "F7": ulps,
     "F8": concurrency,
     "F9": memory,
     "F10": interrupts,
@@ -104,8 +113,11 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
     programs = options.programs or (40 if quick else 20_000)
     names: dict[str, Callable[[], Sequence[str]]] = {
         "F1": quick_jobs if quick else fires.jobs,
+        "F2": lambda: numerics.jobs(quick),
         "F3": answers.jobs,
         "F5": lambda: agreement.jobs(programs, options.seed),
+        "F6": lambda: edges.jobs(quick),
+        "F7": lambda: ulps.jobs(quick),
         "F10": lambda: interrupts.jobs(quick),
         "F8": lambda: concurrency.jobs(quick),
         "F9": lambda: memory.jobs(quick),
@@ -326,11 +338,7 @@ def suffix(options: argparse.Namespace) -> str:
 
 def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
     content = {
-        "date": machine.today(),
-        "command": " ".join(["python -m tests.campaigns.proof", *sys.argv[1:]]),
-        "machine": machine.described(),
-        "versions": [f"Python {platform.python_version()}", *machine.versions()],
-        "commit": machine.commit(),
+        **records.facts("tests.campaigns.proof"),
         "seconds": round(sum(entry["seconds"] for entry in entries)),
         "jobs": len(entries),
         "counts": totals(entries),
@@ -340,20 +348,14 @@ def write(path: Path, entries: Sequence[dict[str, Any]], found: Any) -> Path:
         content["op types of no float input"] = sorted(
             op_calls.covered().difference(op_calls.op_types())
         )
-    path.parent.mkdir(exist_ok=True)
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    path.write_text(without_folders(text), encoding="utf-8")
-    return path
-
-
-def without_folders(text: str) -> str:
-    """Messages without the folders of this machine: that of the project, and temporary ones."""
-    temporary = re.escape(f"{tempfile.gettempdir()}{os.sep}") + r"tmp\w+" + re.escape(os.sep)
-    return re.sub(temporary, "", text.replace(f"{ROOT}{os.sep}", ""))
+    return records.write(path, content, ROOT)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.proof")
+    parser.add_argument(
+        "page", nargs="?", choices=["page"], help="write docs/proof.md, run nothing"
+    )
     parser.add_argument("--quick", action="store_true", help="a minute's worth, for every change")
     parser.add_argument("--only", default="", metavar="F1", help="jobs whose name begins like this")
     parser.add_argument("--seed", type=int, default=0, help="the first random program (F5)")
@@ -366,8 +368,19 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+def other_blocks() -> dict[str, str]:
+    """The parts of the page that are not about these campaigns."""
+    return {
+        "peers": peers.report(peers.recorded()),
+        "op_tables": op_tables.report(op_tables.recorded()),
+    }
+
+
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
+    if options.page:
+        proof_page.write(CAMPAIGNS, other_blocks())
+        return 0
     if options.device != torch_samples.DEVICE:  # it is read when the campaigns are imported
         os.environ["REGRAD_PROOF_DEVICE"] = options.device
         os.execv(sys.executable, [sys.executable, "-m", "tests.campaigns.proof", *sys.argv[1:]])

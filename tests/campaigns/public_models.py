@@ -36,7 +36,6 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import platform
 import re
 import sys
 import time
@@ -47,12 +46,11 @@ from pathlib import Path
 from typing import Any
 
 import tqdm
-from bench import report as machine
 
 import regrad.torch
 import torch
 from regrad.errors import RegradError
-from tests.campaigns import public_jax, public_oracle, public_peers, public_table
+from tests.campaigns import public_jax, public_oracle, public_peers, public_table, records
 from tests.campaigns.public_oracle import BY_NAME, Op
 from tests.campaigns.verdicts import BROKEN, DELIVERED, EXPLAINED, REFUSED, SILENT, WRONG, Verdict
 from tests.helpers.paths import ROOT
@@ -326,11 +324,7 @@ def listing(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def written(path: Path, entries: Sequence[dict[str, Any]], found: Any, peers: Any) -> None:
     content = {
-        "date": machine.today(),
-        "command": " ".join(["python -m tests.campaigns.public_models", *sys.argv[1:]]),
-        "machine": machine.described(),
-        "versions": [f"Python {platform.python_version()}", *versions()],
-        "commit": machine.commit(),
+        **records.facts("tests.campaigns.public_models", versions()),
         "seconds": round(sum(entry["seconds"] for entry in entries)),
         "models": len(entries),
         "counts": totals(entries),
@@ -338,12 +332,7 @@ def written(path: Path, entries: Sequence[dict[str, Any]], found: Any, peers: An
         "guided backprop: relative error": peers,
         "cases": {case: outcome for e in entries for case, outcome, _ in e["cases"]},
     }
-    path.parent.mkdir(exist_ok=True)
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    from tests.campaigns.proof import without_folders
-
-    text = re.sub(r"[^\s\"'(]*/site-packages/", "", without_folders(text))
-    path.write_text(text, encoding="utf-8")
+    records.write(path, content)
 
 
 def needed() -> list[str]:

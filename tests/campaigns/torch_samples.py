@@ -196,16 +196,21 @@ NO_VALUES = ("empty", "new_empty")
 
 @cache
 def load() -> dict[str, Any]:
-    """torch's samples, by name. Their code imports expecttest, of which nothing is needed."""
+    """torch's samples of ops that have values, by name."""
+    return {
+        op.formatted_name: op
+        for op in op_db()
+        if {torch.float32, torch.float64} & op.dtypes and not op.name.startswith(NO_VALUES)
+    }
+
+
+def op_db() -> list[Any]:
+    """PyTorch's own table of its ops. Its code imports expecttest, of which nothing is needed."""
     if "expecttest" not in sys.modules and not importlib.util.find_spec("expecttest"):
         sys.modules["expecttest"] = mock.Mock(TestCase=unittest.TestCase, __spec__=None)
     from torch.testing._internal import common_methods_invocations as samples
 
-    return {
-        op.formatted_name: op
-        for op in samples.op_db
-        if {torch.float32, torch.float64} & op.dtypes and not op.name.startswith(NO_VALUES)
-    }
+    return samples.op_db
 
 
 class Case(NamedTuple):

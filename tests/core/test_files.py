@@ -308,3 +308,13 @@ def test_the_folder_is_synced(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", lambda f: synced.append(os.fstat(f).st_mode) or fsync(f))
     files.replace_file(tmp_path / "new", lambda file: file.write(b"x"))
     assert [stat.S_ISDIR(mode) for mode in synced] == [False, True]
+
+
+@pytest.mark.parametrize("step", [1, 2, -1])
+def test_checksums_are_of_the_elements_however_they_lie(step):
+    array = np.arange(12.0)[::step]
+    assert files.checksum(array) == files.checksum(array.copy())
+    assert bytes(files.as_bytes(array)) == array.tobytes()
+    assert bytes(files.as_bytes(np.arange(12.0).reshape(3, 4).T)) == (
+        np.arange(12.0).reshape(3, 4).T.tobytes()
+    )

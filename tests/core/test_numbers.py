@@ -251,6 +251,22 @@ def test_half_precision_stays_half_precision(row: Sample) -> None:
         assert row.family == "linalg"
 
 
+def test_a_kernel_that_numpy_lacks_in_half_precision_is_refused_in_a_graph_too() -> None:
+    with tf.Graph().as_default():
+        x = tf.placeholder(np.float16, [2, 2])
+        y = rg.linalg.det(rg.asarray(x))
+        with tf.Session() as session, pytest.raises(DTypeError, match=r"half precision.*Cast"):
+            session.run(y, {x: np.eye(2)})
+
+
+@pytest.mark.parametrize("kind", HALVES[2:])
+def test_a_kernel_that_jax_lacks_in_half_precision_is_refused_when_it_is_compiled(kind) -> None:
+    x = half(kind, np.eye(2))
+    for f in (rg.linalg.cholesky, rg.jit(rg.linalg.cholesky)):
+        with pytest.raises(DTypeError, match=r"cholesky.*[Cc]ast before and after"):
+            f(x)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", HALVES[1:])
 def test_half_precision_in_the_other_libraries(kind: str) -> None:

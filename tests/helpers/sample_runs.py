@@ -75,18 +75,33 @@ def gradients(row: Sample, xs: list[Any], order: int) -> list[np.ndarray]:
 
 def gradient_tensors(row: Sample, xs: list[Any], order: int) -> list[Any]:
     """The same as Tensors, which compiled functions return."""
+    return rg.grads(scalar(row, xs, order - 1), unconnected="zero")(floats_of(row, xs))
+
+
+def tangent(row: Sample, xs: list[Any], order: int) -> Any:
+    """The sum of what `gradients` gives, by forward mode."""
+    floats = [rg.asarray(x) for x in floats_of(row, xs)]
+    return rg.jvp(scalar(row, xs, order - 1), floats, [rg.ones_like(x) for x in floats])[1]
+
+
+def floats_of(row: Sample, xs: list[Any]) -> list[Any]:
+    """The inputs that are differentiated."""
+    return [x for x, a in zip(xs, row.inputs, strict=True) if is_float(a)]
+
+
+def scalar(row: Sample, xs: list[Any], order: int) -> Any:
+    """A weighted sum of a sample's results as a function of its floats, differentiated so often."""
     places = [i for i, a in enumerate(row.inputs) if is_float(a)]
 
-    def scalar(*floats: Any) -> Any:
+    def f(*floats: Any) -> Any:
         full = [rg.asarray(x) for x in xs]
         for i, x in zip(places, floats, strict=True):
             full[i] = x
         return weighted_sum(outputs(row.f(*full)))
 
-    f = scalar
-    for _ in range(order - 1):
+    for _ in range(order):
         f = next_order(f)
-    return rg.grads(f, unconnected="zero")([xs[i] for i in places])
+    return f
 
 
 def next_order(f: Any) -> Any:
@@ -96,8 +111,8 @@ def next_order(f: Any) -> Any:
 def weighted_sum(tensors: list[Any]) -> Any:
     total = rg.scalar(0.0)
     for t in tensors:
-        if t.dtype.kind == "f":
-            weights = np.cos(np.arange(t.size, dtype=t.dtype)).reshape(t.shape)
+        if t.dtype.kind in "fV":  # (V: bfloat16)
+            weights = np.cos(np.arange(t.size)).astype(t.dtype).reshape(t.shape)
             total = total + (t * weights).sum()
         elif t.dtype.kind == "c":
             total = total + (rg.real(t) * 0.7).sum() + (rg.imag(t) * 0.3).sum()

@@ -1,5 +1,6 @@
 """The proof can fail: faults that are put in are found. And a slice of each of its campaigns."""
 
+import dataclasses
 import json
 import random
 import tempfile
@@ -14,12 +15,16 @@ from tests.campaigns import (
     agreement,
     answers,
     concurrency,
+    edges,
     fires,
     memory,
+    numerics,
     op_calls,
     programs,
     proof,
+    records,
     regions,
+    ulps,
 )
 from tests.campaigns.agreement import Task, differences
 from tests.campaigns.programs import Program, Stmt
@@ -128,6 +133,38 @@ def test_errors_of_the_library_and_others():
     assert judged("", [np.ones(2)], due).outcome == DELIVERED
     assert judged("", [np.ones(3)], due).outcome == SILENT
     assert judged("", [np.full(2, np.nan)], due).outcome == SILENT
+
+
+# -- F2 --------------------------------------------------------------------------------------------
+
+
+def row_of(name):
+    return next(row for row in numerics.ROWS if str(row) == name)
+
+
+@pytest.mark.parametrize(
+    "name", ["elementwise: Tanh", "elementwise: a real tensor times a complex one"]
+)
+def test_a_slice_of_the_gradients(name):
+    found = [*numerics.verdicts(row_of(name))]
+    assert len(found) > 10
+    assert outcomes(found) == {DELIVERED}
+
+
+def test_a_wrong_gradient_is_found_in_each_mode(monkeypatch):
+    row = row_of("elementwise: Tanh")
+    right = numerics.nth
+    monkeypatch.setattr(numerics, "nth", lambda *args: [1.5 * dx for dx in right(*args)])
+    for mode in numerics.MODES:
+        for forward in (False, True):
+            found = numerics.compared(row, "float32", mode, forward)
+            assert outcomes(found) == {SILENT}, mode
+
+
+def test_a_rule_that_differences_contradict_is_found():
+    row = row_of("elementwise: Tanh")
+    wrong = dataclasses.replace(row, f=lambda x: rg.tanh(rg.rules.reverse_gradient(x)))
+    assert outcomes(numerics.differences(wrong)) == {SILENT}
 
 
 # -- F3 --------------------------------------------------------------------------------------------
@@ -262,6 +299,51 @@ def test_chosen_modes_fit():
         assert all(agreement.fits(made, m) for m in agreement.chosen(made, random.Random(seed)))
 
 
+# -- F6, F7 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", ["points/numpy/Pow", "points/torch/Atan2", "points/jax/Hypot"])
+def test_a_slice_of_the_special_points(job):
+    found = edges.run(job)
+    assert len(found) > 600
+    assert outcomes(found) == {DELIVERED, EXPLAINED}
+
+
+def test_wrong_numbers_at_special_points_are_found(monkeypatch):
+    right = edges.by_regrad
+    monkeypatch.setattr(edges, "by_regrad", lambda *args: [1 - x for x in right(*args)])
+    assert SILENT in outcomes(edges.run("points/numpy/Tanh"))
+
+
+def test_a_slice_of_the_fills():
+    assert outcomes(edges.run("fills/torch/0", quick=True)) == {DELIVERED}
+    row = next(row for row in edges.ROWS if str(row) == "linalg: MatrixSolve: columns")
+    assert edges.filled(row, "0", "torch").outcome == REFUSED
+    broken = dataclasses.replace(row, f=lambda a, b: {}[a])
+    assert edges.filled(broken, "0", "torch").outcome == BROKEN
+
+
+def test_distances_in_ulps():
+    one = np.array([1.0, 1e-9])
+    assert ulps.distance(one, one) == 0
+    assert ulps.distance(one, one + np.array([3 * np.spacing(1.0), 0])) == 3
+    small = np.array([0, np.spacing(1e-3)])  # what counts is a thousandth of the largest
+    assert ulps.distance(one, one + small) == pytest.approx(1)
+    assert ulps.distance(np.array([np.nan]), np.array([1.0])) == np.inf
+    assert ulps.distance(np.array([np.inf]), np.array([-np.inf])) == np.inf
+    assert ulps.distance(np.array([np.nan]), np.array([np.nan])) == 0
+
+
+def test_a_slice_of_the_ulps(monkeypatch):
+    row = next(row for row in ulps.ROWS if str(row) == "elementwise: Tanh")
+    assert ulps.judged(row, "float32", "graph").case == "float32/graph/0 elementwise: Tanh"
+    assert ulps.judged(row, "float64", "jit").outcome == DELIVERED
+    run = ulps.RUN["graph"]
+    wrong = lambda row, arrays: [y * (1 + 1e-9) for y in run(row, arrays)]  # noqa: E731
+    monkeypatch.setitem(ulps.RUN, "graph", wrong)
+    assert ulps.judged(row, "float64", "graph").outcome == SILENT
+
+
 # -- F8 --------------------------------------------------------------------------------------------
 
 
@@ -355,7 +437,7 @@ def test_results_are_written(runner, tmp_path):
 def test_results_name_no_folder_of_the_machine():
     with tempfile.TemporaryDirectory() as folder:
         text = f"{folder}/model.npz is damaged ({proof.ROOT}/tests/x.py:3)"
-    assert proof.without_folders(text) == "model.npz is damaged (tests/x.py:3)"
+    assert records.without_folders(text) == "model.npz is damaged (tests/x.py:3)"
 
 
 def test_a_campaign_that_fails_is_broken(monkeypatch, runner):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import regrad as rg
+import regrad.v1 as tf
 from regrad.errors import ArgumentError, GradientError, ShapeError
 
 
@@ -236,3 +237,41 @@ def test_an_override_of_what_makes_constants_counts(library, jitted):
     x, v, _ = [rg.tensor(LIBRARIES[library](row)) for row in VALUES]
     with pytest.raises(GradientError, match=r"not linear.*'Mul'"):
         rg.jvp(under(rule, jitted), [x], [v])
+
+
+def in_graph(rule, values):
+    """The result of `under` and its tangent, by a session."""
+    with tf.Graph().as_default() as graph:
+        x, v = [tf.placeholder(np.float32, [None]) for _ in values]
+        with graph.gradient_override_map({"Tanh": rule}):
+            found = rg.jvp(lambda x: rg.tanh(x) * 2, [x], [v])
+        with tf.Session() as session:
+            return session.run(list(found), dict(zip([x, v], values, strict=True)))
+
+
+@pytest.mark.parametrize("kind", STRAIGHT)
+def test_forward_mode_of_linear_rules_in_a_graph(kind):
+    x, v = VALUES[:2]
+    y, dy = in_graph(STRAIGHT[kind], [x, v])
+    due = rg.jvp(under(STRAIGHT[kind], jitted=False), [x], [v])
+    np.testing.assert_allclose(y, due[0].numpy(), rtol=1e-6)
+    np.testing.assert_allclose(dy, due[1].numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", BENT)
+def test_forward_mode_of_rules_that_are_not_linear_in_a_graph(kind):
+    try:
+        dy = in_graph(BENT[kind], VALUES[:2])[1]
+    except GradientError as error:
+        assert "forward mode" in str(error)
+    else:  # only the run can tell
+        assert np.isnan(dy).all()
+
+
+def test_forward_mode_of_second_order_in_a_graph():
+    x, v = VALUES[:2].astype(np.float64)
+    with tf.Graph().as_default():
+        p = tf.placeholder(np.float64, [None])
+        found = rg.jvp(rg.grad(lambda x: rg.sin(x).sum()), [p], [rg.asarray(v)])[1]
+        with tf.Session() as session:
+            np.testing.assert_allclose(session.run(found, {p: x}), -np.sin(x) * v)

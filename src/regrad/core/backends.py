@@ -408,11 +408,12 @@ def is_traced(array: Array) -> bool:
 def has_values(array: Array) -> bool:
     """Whether the values of an array can be read now: no transformation of its library is at work.
 
-    (torch.func and torch.compile, like JAX, run functions on stand-ins.)
+    The symbols of a graph have none until it runs. (torch.func and torch.compile, like JAX, run
+    functions on stand-ins.)
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
-        return not is_traced(array)
+        return BACKENDS[type(array)].name != "graph" and not is_traced(array)
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(array)
     return type(array) in (torch.Tensor, torch.nn.Parameter) and not wrapped
 

@@ -162,4 +162,7 @@ def checksum(array: np.ndarray, start: int = 0) -> int:
 
 def as_bytes(array: np.ndarray) -> memoryview:
     """Return the elements of an array, in C order, as bytes; a copy only if they lie otherwise."""
-    return array.reshape(-1).view("uint8").data if array.size else memoryview(b"")
+    if not array.size:
+        return memoryview(b"")
+    flat = array.reshape(-1)  # (of every other element, it is still a view with gaps)
+    return (flat if flat.flags.c_contiguous else flat.copy()).view("uint8").data

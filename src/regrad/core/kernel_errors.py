@@ -21,6 +21,7 @@ from regrad.errors import (
     RegradError,
     ShapeError,
     TraceError,
+    is_of_a_matrix,
     prefixed,
     refusal,
 )
@@ -39,6 +40,7 @@ NOT_FOR_DTYPE = (  # what NumPy, JAX and PyTorch say
     "not supported for the input types",
     "does not accept dtype",
     "not implemented for",
+    "not inexact",
 )
 
 
@@ -68,6 +70,8 @@ def explain(error: Exception, op: Op, xs: Sequence[Tensor], attrs: Attrs = NO_AT
         )
     if any(words in str(error) for words in NOT_FOR_DTYPE):
         return _undefined(op, inputs)
+    if is_of_a_matrix(error):
+        return refusal(error, f"{op.type}: regrad.{op.name} of {inputs}", attrs)
     if op.broadcasts and not _broadcast([x.shape for x in xs]):
         return ShapeError(
             f"{op.type}: operands could not be broadcast together, regrad.{op.name} got {inputs}"

@@ -17,6 +17,7 @@ import numpy as np
 from regrad.core import dims
 from regrad.core.callers import PACKAGE
 from regrad.core.kernel_errors import explain
+from regrad.core.tensor import wrap
 from regrad.graph.graph import CONST, PLACEHOLDER, Node, Symbol
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
 
 def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
     """A kernel's error with the op of the graph in which it happened, and what that had read."""
-    failure = explain(error, node.op, values)
+    failure = explain(error, node.op, [wrap(value) for value in values])
     failure.add_note(f"in the graph's op {node.name!r}")
     if not hasattr(failure, "node"):
         failure.node, failure.values = node, values  # pyright: ignore

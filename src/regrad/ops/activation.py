@@ -163,6 +163,7 @@ def gelu(xp, x: TensorLike, /, approximate: bool = False) -> Tensor:
 
 @gradient("Gelu")
 def _(dy, x, approximate):
+    x = clip(x, -GELU_ENDS, GELU_ENDS)
     if approximate:
         s = sigmoid(TANH_SLOPE * (x + TANH_CUBIC * x * square(x)))
         return dy * (s + x * (s * (1 - s)) * (TANH_SLOPE * (1 + 3 * TANH_CUBIC * square(x))))
@@ -170,6 +171,8 @@ def _(dy, x, approximate):
     return dy * (0.5 * erfc(-SQRT_HALF * x) + x * density)
 
 
+# Beyond it the density is 0 in every dtype, and the cube of x overflows in none.
+GELU_ENDS = 40
 SQRT_HALF = math.sqrt(0.5)
 TANH_SLOPE = 2 * math.sqrt(2 / math.pi)
 TANH_CUBIC = 0.044715

@@ -268,7 +268,8 @@ floor_divide = _binary(
 )
 piecewise_constant("FloorDiv", lambda dy: None)
 remainder = _binary("FloorMod", "remainder", "remainder", "`a % b`, with the sign of b.",
-                    lambda dy: dy, lambda dy, a, b: -dy * floor(a / b), real=True)  # fmt: skip
+                    lambda dy: dy, lambda dy, a, b: -dy * floor_divide(a, b),
+                    real=True)  # fmt: skip
 maximum = _binary("Maximum", "maximum", "maximum", "The larger; a tie's gradient goes to a.",
                   lambda dy, a, b: where(a >= b, dy, 0),
                   lambda dy, a, b: where(a >= b, 0, dy), real=True)  # fmt: skip
@@ -288,8 +289,15 @@ hypot = _binary("Hypot", "hypot", "hypot", "`sqrt(a² + b²)` without overflow. 
                 lambda dy, b, y: _grad_or_zero(dy, y) * (b / where(y == 0, 1, y)),
                 to_float=True)  # fmt: skip
 logaddexp = _binary("LogAddExp", "logaddexp", "logaddexp", "`log(exp(a) + exp(b))`, stable.",
-                    lambda dy, a, y: dy * exp(a - y), lambda dy, b, y: dy * exp(b - y),
-                    to_float=True)  # fmt: skip
+                    lambda dy, a, b, y: dy * _part(a, b, y),
+                    lambda dy, a, b, y: dy * _part(b, a, y), to_float=True)  # fmt: skip
+
+
+def _part(a, b, y):
+    """The share of exp(a) in exp(y): all of it where a is y, which may be infinite."""
+    return exp(where(logical_and(a == y, a != b), 0, a - y))
+
+
 copysign = _binary("Copysign", "copysign", "copysign", "The size of a with the sign of b.",
                    lambda dy, a, y: where((a < 0) == signbit(y), dy, -dy),
                    lambda dy: None, to_float=True, real=True)  # fmt: skip
@@ -332,8 +340,9 @@ entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
 
 
 def _pow_a(dy, a, b):
-    # b = 0 is a constant, whatever a is: its gradient is 0, also at 0⁰
-    return dy * (b * pow(a, where(b == 0, 1, b - 1)))
+    # a ** 0 is a constant: its gradient is 0, also at 0⁰
+    none = logical_and(a == 0, b == 0)
+    return dy * where(none, 0, b * pow(where(none, 1, a), b - 1))
 
 
 def _pow_b(dy, a, y):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad.autodiff.gradients import callable_or_raise, watchable
-from regrad.core import containers, dispatch
+from regrad.core import containers, dims, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
 from regrad.core.blocks import inside
 from regrad.core.pullback import or_zeros, run_taped
@@ -102,7 +102,7 @@ def _like(values: Any, structure: Any, what: str) -> list[Tensor]:
     given = []
     for leaf, t in zip(leaves, tensors, strict=True):
         v = dispatch.lift_as(leaf, t.dtype)
-        if v.shape != t.shape:
+        if dims.differ(v.shape, t.shape):
             raise ShapeError(f"{what}: the shape {t.shape} is due, got {v.shape}")
         given.append(v)
     return given

@@ -164,8 +164,8 @@ class Program:
         except SourceFound:  # for other shapes it takes something
             self.forget()
             return self._call_plainly(arrays[: variant.n], closure)
-        except (TypeError, ValueError) as error:
-            self.check_places(error, [*map(wrap, arrays)])
+        except (TypeError, ValueError, NotImplementedError) as error:
+            self.check_inputs(error, [*map(wrap, arrays)])
             raise
         if results is None:
             return self._call_plainly(arrays, closure)
@@ -270,10 +270,15 @@ class Program:
     def _donates(self) -> bool:
         return bool(self.assigned or self.donated) and may_donate(self.jax)
 
-    def check_places(self, error: Exception, inputs: Sequence[Tensor]) -> None:
-        """Raise the error that is due where inputs are not JAX's, or lie where they do not fit."""
+    def check_inputs(self, error: Exception, inputs: Sequence[Tensor]) -> None:
+        """Raise regrad's error for inputs that JAX cannot take: by kind, dtype or place."""
         if type(error).__name__ == "UnexpectedTracerError":
             raise TraceError(f"{self.name}: {LEAKED}") from None
+        if "Unsupported dtype" in str(error):
+            raise DTypeError(
+                f"{self.name}: JAX has no compiled kernel of this dtype for an op of the function "
+                f"({error.args[-1]}) Cast before and after the op, with astype."
+            ) from error
         for x in inputs:
             to_jax(x._data)
         sources = [self.source(s) for s in self.sources]
@@ -435,8 +440,8 @@ class Variant:
             elif self.program.verify:
                 self._verify(kept, given)
             return self.compiled(kept, given)
-        except (TypeError, ValueError) as error:
-            self.program.check_places(error, inputs)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            self.program.check_inputs(error, inputs)
             raise
         finally:
             self.given = ()
