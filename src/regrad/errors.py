@@ -22,6 +22,10 @@ class ShapeError(RegradError, ValueError):
     """Shapes that do not fit each other, or do not fit what was asked."""
 
 
+class AxisError(ShapeError, IndexError):
+    """An axis that a tensor does not have."""
+
+
 class UnknownShapeError(ShapeError):
     """A size or rank was asked for that only the run of a graph can tell."""
 

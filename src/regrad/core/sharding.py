@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrad.core.backends import JAX
-from regrad.core.tensor import Tensor
+from regrad.core.backends import JAX, backend_of, is_traced
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, DeviceError
 
 if TYPE_CHECKING:
@@ -45,6 +46,31 @@ def _plainest(sharding: Any) -> Any:
         spec.pop()
     return jax.sharding.NamedSharding(
         sharding.mesh, jax.sharding.PartitionSpec(*spec), memory_kind=sharding.memory_kind
+    )
+
+
+def place(array: Array, device: Any) -> Any:
+    """An array on a device, in the library of the device; "cpu" is NumPy's, except to torch."""
+    if isinstance(device, str) and device == "cpu" and (type(array) is ndarray or is_traced(array)):
+        return array  # (a compiled function runs where its inputs lie)
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    backend = backend_of(array)
+    if torch and (isinstance(device, torch.device) or backend.name == "torch"):
+        if not isinstance(device, torch.device | str):
+            raise _unknown(device)
+        own = array if backend.name == "torch" else torch.from_numpy(backend.to_numpy(array).copy())
+        return own.to(device)
+    if jax and isinstance(device, jax.Device | jax.sharding.Sharding):
+        return put(wrap(array), device, "to_device")
+    if isinstance(device, str) and device == "cpu":
+        return backend.to_numpy(array)
+    raise _unknown(device)
+
+
+def _unknown(device: object) -> DeviceError:
+    return DeviceError(
+        f'expected a device, "cpu", a jax.Device (or sharding) or a torch.device, got '
+        f"{device!r:.80}"
     )
 
 
