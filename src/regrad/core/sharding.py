@@ -49,21 +49,28 @@ def _plainest(sharding: Any) -> Any:
     )
 
 
+def resolve(device: Any, array: Array) -> Any:
+    """A device as users write it beside an array: to torch, a name is one of its own devices."""
+    if not isinstance(device, str) or backend_of(array).name != "torch":
+        return device
+    try:
+        return type(array.device)(device)
+    except RuntimeError as error:
+        raise _unknown(device) from error
+
+
 def place(array: Array, device: Any) -> Any:
-    """An array on a device, in the library of the device; "cpu" is NumPy's, except to torch."""
-    if isinstance(device, str) and device == "cpu" and (type(array) is ndarray or is_traced(array)):
-        return array  # (a compiled function runs where its inputs lie)
+    """An array on a device, in the library of the device: "cpu" is NumPy's."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     backend = backend_of(array)
-    if torch and (isinstance(device, torch.device) or backend.name == "torch"):
-        if not isinstance(device, torch.device | str):
-            raise _unknown(device)
+    if isinstance(device, str) and device == "cpu":
+        # (a compiled function runs where its inputs lie)
+        return array if is_traced(array) else backend.to_numpy(array)
+    if torch and isinstance(device, torch.device):
         own = array if backend.name == "torch" else torch.from_numpy(backend.to_numpy(array).copy())
         return own.to(device)
     if jax and isinstance(device, jax.Device | jax.sharding.Sharding):
         return put(wrap(array), device, "to_device")
-    if isinstance(device, str) and device == "cpu":
-        return backend.to_numpy(array)
     raise _unknown(device)
 
 

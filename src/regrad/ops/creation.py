@@ -378,7 +378,8 @@ def on_device(t: Tensor, device: Any) -> Tensor:
     """Return a Tensor on a device; itself, if it lies there or None is given."""
     if device is None or device == t.device:
         return t
-    return _to_device(t, device=device, source=t.device)
+    device = sharding.resolve(device, t._data) if backends.is_array(t._data) else device
+    return t if device == t.device else _to_device(t, device=device, source=t.device)
 
 
 # -- ops: they follow the data of their input --------------------------------------------------
@@ -432,7 +433,7 @@ def _filled_like(
         y = xp.full_like(x, value, dtype=dtype)  # which lies where x lies
     else:
         y = xp.full(tuple(x.shape), value, dtype=dtype, **backends.beside(x))
-    return y if device is None else sharding.place(y, device)
+    return y if device is None else sharding.place(y, sharding.resolve(device, y))
 
 
 def fitting(value: complex, dtype: np.dtype) -> complex:
