@@ -5,6 +5,7 @@ Array operations carry the names and signatures of the Array API standard.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from regrad import fft as fft
 from regrad import linalg as linalg
 from regrad import losses as losses
 from regrad import nn as nn
@@ -53,6 +54,7 @@ from regrad.ops.array import unstack as unstack
 from regrad.ops.creation import arange as arange
 from regrad.ops.creation import asarray as asarray
 from regrad.ops.creation import empty as empty
+from regrad.ops.creation import empty_like as empty_like
 from regrad.ops.creation import eye as eye
 from regrad.ops.creation import from_dlpack as from_dlpack
 from regrad.ops.creation import full as full
@@ -152,6 +154,7 @@ from regrad.ops.elementwise import negative as negative
 from regrad.ops.elementwise import nextafter as nextafter
 from regrad.ops.elementwise import not_equal as not_equal
 from regrad.ops.elementwise import polygamma as polygamma
+from regrad.ops.elementwise import positive as positive
 from regrad.ops.elementwise import pow as pow
 from regrad.ops.elementwise import real as real
 from regrad.ops.elementwise import reciprocal as reciprocal
@@ -182,11 +185,15 @@ from regrad.ops.indexing import scatter_nd as scatter_nd
 from regrad.ops.indexing import segment_sum as segment_sum
 from regrad.ops.indexing import take as take
 from regrad.ops.indexing import take_along_axis as take_along_axis
+from regrad.ops.indexing import unique_all as unique_all
+from regrad.ops.indexing import unique_counts as unique_counts
+from regrad.ops.indexing import unique_inverse as unique_inverse
 from regrad.ops.indexing import unique_values as unique_values
 from regrad.ops.matmul import einsum as einsum
 from regrad.ops.matmul import matmul as matmul
 from regrad.ops.matmul import tensordot as tensordot
 from regrad.ops.matmul import vecdot as vecdot
+from regrad.ops.namespace_info import __array_namespace_info__ as __array_namespace_info__
 from regrad.ops.printing import set_printoptions as set_printoptions
 from regrad.ops.reduction import all as all
 from regrad.ops.reduction import any as any
@@ -250,6 +257,7 @@ _TOOLS = {  # by the module from which they are imported when they are first use
 }  # fmt: skip
 variable = Variable
 __version__ = "0.1.0"
+__array_api_version__ = "2024.12"
 # (Without extend, jax, plot, torch and train, which are imported when they are first used.)
 __all__ = [
     "Indices", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add", "add_n",
@@ -260,26 +268,27 @@ __all__ = [
     "checkpoint", "clip", "complex64", "complex128", "concat", "cond", "conj", "copysign", "cos",
     "cosh", "count_nonzero", "cumulative_max", "cumulative_min", "cumulative_prod",
     "cumulative_sum", "custom_grad", "device_put", "diff", "digamma", "divide", "e", "einsum",
-    "empty", "equal", "erf", "erfc", "erfinv", "exp", "expand_dims", "expm1", "eye", "find_op",
-    "finfo", "flip", "float16", "float32", "float64", "floor", "floor_divide", "fori_loop",
-    "from_dlpack", "full", "full_like", "gather_nd", "grad", "gradient", "gradient_override_map",
-    "grads", "greater", "greater_equal", "hessian", "hypot", "identity", "iinfo", "imag", "inf",
-    "int8", "int16", "int32", "int64", "isdtype", "isfinite", "isinf", "isnan", "jacobian", "jit",
-    "jvp", "less", "less_equal", "lgamma", "linalg", "linear_recurrence", "linspace", "log",
-    "log1p", "log2", "log10", "logaddexp", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "logsumexp", "losses", "map", "matmul", "matrix_transpose", "max", "maximum",
-    "mean", "meshgrid", "min", "minimum", "moveaxis", "multiply", "nan", "negative", "newaxis",
-    "nextafter", "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones", "ones_like",
-    "op", "op_types", "pad", "permute_dims", "pi", "polygamma", "pow", "prod", "random", "real",
-    "reciprocal", "remainder", "repeat", "reshape", "result_type", "roll", "round", "rsqrt",
-    "rules", "scalar", "scan", "scatter_nd", "searchsorted", "segment_sum", "set_printoptions",
-    "sign", "signbit", "sin", "sinh", "slice", "sort", "split", "sqrt", "square",
-    "squared_difference", "squeeze", "stack", "std", "step", "stop_gradient", "subtract", "sum",
-    "sum_to", "swapaxes", "take", "take_along_axis", "tan", "tanh", "tensor", "tensor1d",
-    "tensor2d", "tensor3d", "tensor4d", "tensordot", "tile", "top_k", "tril", "triu", "trunc",
-    "uint8", "uint16", "uint32", "uint64", "unique_values", "unstack", "value_and_grad",
-    "value_and_grads", "var", "variable", "variable_grads", "vecdot", "vjp", "vmap", "where",
-    "while_loop", "zeros", "zeros_like",
+    "empty", "empty_like", "equal", "erf", "erfc", "erfinv", "exp", "expand_dims", "expm1", "eye",
+    "fft", "find_op", "finfo", "flip", "float16", "float32", "float64", "floor", "floor_divide",
+    "fori_loop", "from_dlpack", "full", "full_like", "gather_nd", "grad", "gradient",
+    "gradient_override_map", "grads", "greater", "greater_equal", "hessian", "hypot", "identity",
+    "iinfo", "imag", "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite", "isinf",
+    "isnan", "jacobian", "jit", "jvp", "less", "less_equal", "lgamma", "linalg",
+    "linear_recurrence", "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul",
+    "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum", "moveaxis",
+    "multiply", "nan", "negative", "newaxis", "nextafter", "nn", "nonzero", "not_differentiable",
+    "not_equal", "one_hot", "ones", "ones_like", "op", "op_types", "pad", "permute_dims", "pi",
+    "polygamma", "positive", "pow", "prod", "random", "real", "reciprocal", "remainder", "repeat",
+    "reshape", "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
+    "searchsorted", "segment_sum", "set_printoptions", "sign", "signbit", "sin", "sinh", "slice",
+    "sort", "split", "sqrt", "square", "squared_difference", "squeeze", "stack", "std", "step",
+    "stop_gradient", "subtract", "sum", "sum_to", "swapaxes", "take", "take_along_axis", "tan",
+    "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d", "tensor4d", "tensordot", "tile", "top_k",
+    "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64", "unique_all", "unique_counts",
+    "unique_inverse", "unique_values", "unstack", "value_and_grad", "value_and_grads", "var",
+    "variable", "variable_grads", "vecdot", "vjp", "vmap", "where", "while_loop", "zeros",
+    "zeros_like",
 ]  # fmt: skip
 
 

@@ -26,6 +26,10 @@ class NoTransposeError(ShapeError, AttributeError):
     """`x.T` or `x.mT` of a Tensor that is not a matrix: the attribute is missing there."""
 
 
+class AxisError(ShapeError, IndexError):
+    """An axis that a tensor does not have."""
+
+
 class UnknownShapeError(ShapeError):
     """A size or rank was asked for that only the run of a graph can tell."""
 

@@ -31,7 +31,7 @@ from tests.samples import all_samples
 ROWS = all_samples()
 FAMILIES = sorted({row.family for row in ROWS})
 F32, F64, I64 = (np.dtype(name) for name in ("float32", "float64", "int64"))
-DATA_DECIDES = {"Where", "UniqueValues"}
+DATA_DECIDES = {"Where", "UniqueValues", "Unique"}
 
 
 # -- what the samples run --------------------------------------------------------------------------

@@ -21,6 +21,7 @@ NEEDS_VALUES = {
     "indexing: at_add, a mask, a tensor": "what is added has as many entries as the mask says",
     "indexing: nonzero": "the values decide how many there are",
     "indexing: unique_values": "the values decide how many there are",
+    "indexing: unique_all": "the values decide how many there are",
 }
 
 

@@ -42,8 +42,8 @@ def test_work_on_numpy_loads_no_jax():
 # no circle. `core` is what docs/how_it_works.py builds; the last is TensorFlow 1 on top of all.
 PACKAGES = [
     "errors", "core", "shapes", "graph", "ops", "autodiff", "transforms", "checking",
-    "inspection", "rules", "linalg", "random", "nn", "losses", "testing", "plot", "extend", "train",
-    "jax", "torch", "", "v1", "__main__",
+    "inspection", "rules", "fft", "linalg", "random", "nn", "losses", "testing", "plot", "extend",
+    "train", "jax", "torch", "", "v1", "__main__",
 ]  # fmt: skip
 
 

@@ -49,6 +49,9 @@ def band(x, shape, offset):
 
 
 SAMPLES = [
+    sample("a tensor where it lies", lambda x: rg.find_op("ToDevice").function(
+               x, device=x.device, source=x.device), spread(2, 3), covers="ToDevice",
+           reference=lambda x: x),
     # reshaping
     shaped("reshape", lambda x: array.reshape(x, (3, 2)), MATRIX, "Reshape",
            lambda x: x.reshape(3, 2)),

@@ -250,6 +250,10 @@ SAMPLES = [
            covers="Where", reference=np.nonzero, order=0, reason=NONE),
     sample("unique_values", lambda x: rg.unique_values(x), np.array([3, 1, 3, -2]),
            covers="UniqueValues", reference=np.unique, order=0, reason=NONE),
+    sample("unique_all", lambda x: tuple(rg.unique_all(x)), np.array([[3, 1], [3, -2], [1, 3]]),
+           covers="Unique", reference=lambda x: (
+               *np.unique(x, return_index=True), *np.unique(x, return_inverse=True)[1:],
+               np.unique(x, return_counts=True)[1]), order=0, reason=NONE),
     # complex numbers
     sample("x[...] of complex numbers", lambda x: getitem(x, ([0, 1, 0], [1, 1, 1])),
            COMPLEX, covers="GatherNd", reference=lambda x: x[[0, 1, 0], [1, 1, 1]]),

@@ -50,7 +50,10 @@ def alike(fetches, feed=None, before=(), rtol=1e-5):
 
 # -- samples of every family -----------------------------------------------------------------------
 
-SIZED_BY_VALUES = {"indexing: unique_values"}  # cannot be compiled, see below
+SIZED_BY_VALUES = {
+    "indexing: unique_values",
+    "indexing: unique_all",
+}  # cannot be compiled, see below
 SLICE = [row for row in runs.ROWS if "jax" in row.backends][::9]
 SLICE = [row for row in SLICE if str(row) not in SIZED_BY_VALUES | graphs.UNSTACKED.keys()]
 

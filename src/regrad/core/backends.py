@@ -112,6 +112,14 @@ class Backend:
         dtype = array.dtype
         return np.array(array, dtype=dtype if dtype.isnative else dtype.newbyteorder("="))
 
+    def export(self, array: Array, copy: bool) -> Any:
+        """What DLPack hands to other libraries: a copy, or the memory as nobody may write to it."""
+        if copy:
+            return np.array(array)
+        array = array.view()
+        array.flags.writeable = False
+        return array
+
     def from_numpy(self, array: np.ndarray, like: Array = None) -> Any:
         """The same values in this library, where an array of it lies."""
         return array
@@ -180,6 +188,9 @@ class JaxBackend(Backend):
 
     def own(self, array: Array) -> Any:
         return array  # immutable already
+
+    def export(self, array: Array, copy: bool) -> Any:
+        return self.xp.array(array, copy=True) if copy else array
 
     def from_numpy(self, array: np.ndarray, like: Array = None) -> Any:
         if array.dtype not in HELD:
@@ -295,6 +306,14 @@ class TorchBackend(Backend):
     def own(self, array: Array) -> Any:
         self.check(array)
         return array.detach().clone()
+
+    def export(self, array: Array, copy: bool) -> Any:
+        if not copy:
+            raise BufferError(
+                "__dlpack__(copy=False): torch cannot export memory as read-only, and a Tensor "
+                "never changes. Leave copy out, or take the torch tensor itself, x.data."
+            )
+        return array.detach().clone().resolve_conj()
 
     def from_numpy(self, array: np.ndarray, like: Array = None) -> Any:
         import torch

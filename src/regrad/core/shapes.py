@@ -13,6 +13,7 @@ from regrad.core import dims
 from regrad.core.signatures import public
 from regrad.errors import (
     ArgumentError,
+    AxisError,
     InvalidValueError,
     RegradError,
     ShapeError,
@@ -113,7 +114,7 @@ def normalized_axis(axis: int, ndim: int, what: str = "axis") -> int:
     except (TypeError, ValueError):
         raise ArgumentError(f"expected an integer for {what}, got {axis!r}") from None
     if not -ndim <= axis < ndim:
-        raise ShapeError(f"{what} {axis} is out of range for a Tensor of rank {ndim}")
+        raise AxisError(f"{what} {axis} is out of range for a Tensor of rank {ndim}")
     return axis % ndim
 
 

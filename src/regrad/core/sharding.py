@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrad.core.backends import JAX
-from regrad.core.tensor import Tensor
+from regrad.core.backends import JAX, backend_of, is_traced
+from regrad.core.tensor import Tensor, wrap
 from regrad.errors import ArgumentError, DeviceError
 
 if TYPE_CHECKING:
@@ -45,6 +46,38 @@ def _plainest(sharding: Any) -> Any:
         spec.pop()
     return jax.sharding.NamedSharding(
         sharding.mesh, jax.sharding.PartitionSpec(*spec), memory_kind=sharding.memory_kind
+    )
+
+
+def resolve(device: Any, array: Array) -> Any:
+    """A device as users write it beside an array: to torch, a name is one of its own devices."""
+    if not isinstance(device, str) or backend_of(array).name != "torch":
+        return device
+    try:
+        return type(array.device)(device)
+    except RuntimeError as error:
+        raise _unknown(device) from error
+
+
+def place(array: Array, device: Any) -> Any:
+    """An array on a device, in the library of the device: "cpu" is NumPy's."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    backend = backend_of(array)
+    if isinstance(device, str) and device == "cpu":
+        # (a compiled function runs where its inputs lie)
+        return array if is_traced(array) else backend.to_numpy(array)
+    if torch and isinstance(device, torch.device):
+        own = array if backend.name == "torch" else torch.from_numpy(backend.to_numpy(array).copy())
+        return own.to(device)
+    if jax and isinstance(device, jax.Device | jax.sharding.Sharding):
+        return put(wrap(array), device, "to_device")
+    raise _unknown(device)
+
+
+def _unknown(device: object) -> DeviceError:
+    return DeviceError(
+        f'expected a device, "cpu", a jax.Device (or sharding) or a torch.device, got '
+        f"{device!r:.80}"
     )
 
 

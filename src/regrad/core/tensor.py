@@ -19,6 +19,7 @@ else:
 
 
 id_of = attrgetter("_id")
+API_VERSIONS = "2021.12", "2022.12", "2023.12", "2024.12"  # of the Array API standard
 OURS = -1  # the id of the library's own constants, which no tape and no region asks about
 
 
@@ -138,9 +139,24 @@ class Tensor(Methods):
             return np.array(values, dtype=dtype)
         return read_only(values)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Export a copy of the values, or with `copy=False` the memory itself, read-only.
+
+        A consumer may write to what it gets (torch does, whatever the flag says), and a Tensor
+        never changes. Raises BufferError where memory cannot be exported read-only.
+        """
         self._leave("__dlpack__()")
-        return read_only(self._data).__dlpack__(**options)
+        backend = backends.BACKENDS[type(self._data)]
+        exported = backend.export(self._data, copy is not False)
+        options = {"stream": stream, "max_version": max_version, "dl_device": dl_device}
+        return exported.__dlpack__(**{k: v for k, v in options.items() if v is not None})
 
     def __dlpack_device__(self) -> Any:
         return self._data.__dlpack_device__()
@@ -148,6 +164,11 @@ class Tensor(Methods):
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         import regrad
 
+        if api_version not in (None, *API_VERSIONS):
+            raise ArgumentError(
+                f"__array_namespace__: expected an api_version of {', '.join(API_VERSIONS)}, got "
+                f"{api_version!r}"
+            )
         return regrad
 
     def __float__(self) -> float:

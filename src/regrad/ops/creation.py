@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.core import backends, dims, dispatch, numbers
+from regrad.core import backends, dims, dispatch, numbers, sharding
 from regrad.core.backends import FLOAT, Array, DTypeLike, Namespace
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import OPS, gradient
@@ -95,7 +95,7 @@ def _with_dtype(values: TensorLike, dtype: DTypeLike | None) -> Tensor:
     dtype = as_numpy_dtype(dtype)
     if dispatch.is_plain(values):
         return wrap(numbers.under(values, dtype))
-    return _own(_convert(dispatch.lift(values), dtype))
+    return _own(convert(dispatch.lift(values), dtype))
 
 
 def _own(t: Tensor) -> Tensor:
@@ -103,7 +103,8 @@ def _own(t: Tensor) -> Tensor:
     return wrap(t._data) if t._id == OURS else t
 
 
-def _convert(t: Tensor, dtype: np.dtype) -> Tensor:
+def convert(t: Tensor, dtype: np.dtype) -> Tensor:
+    """Return t under a dtype: t itself if it has it."""
     if t.dtype == dtype:
         return t
     return OPS["Cast"].function(t, dtype=dtype)
@@ -178,8 +179,8 @@ def asarray(
     """A Tensor by the Array API standard's rules: Python ints are integers here.
 
     `copy=False` shares the memory of an array instead of copying it; do not write to that
-    array afterwards. `copy=None` and `copy=True` copy arrays. `device` must be None, or the
-    device on which the data lies already.
+    array afterwards. `copy=None` and `copy=True` copy arrays. `device` says where the Tensor
+    is to lie: "cpu" (NumPy data), a device of JAX's or of torch's, or None (where obj lies).
 
     >>> import regrad as rg
     >>> rg.asarray([1, 2]).dtype
@@ -188,13 +189,14 @@ def asarray(
     try:
         plain = dtype is not None and dispatch.is_plain(obj)
         t = _with_dtype(obj, dtype) if plain else _take_over(obj, copy)
-        if device is not None and device != t.device:
-            raise ArgumentError(f"asarray: the data lies on {t.device!r}, not on {device!r}")
+        if copy is False and device is not None and device != t.device:
+            raise ArgumentError(f"asarray: copy=False, but {t.device} to {device} needs a copy")
+        t = on_device(t, device)
         if dtype is None or t.dtype == as_numpy_dtype(dtype):
             return t
         if copy is False:
             raise ArgumentError(f"asarray: copy=False, but {t.dtype} to {dtype} needs a copy")
-        return _convert(t, as_numpy_dtype(dtype))
+        return convert(t, as_numpy_dtype(dtype))
     except Exception as error:
         raise answered(error, asarray, (obj,), {"dtype": dtype, "copy": copy}) from error.__cause__
 
@@ -220,7 +222,7 @@ def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
 def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Zeros, float32 by default."""
     try:
-        return _filled("zeros", as_shape(shape), _default(dtype))
+        return on_device(_filled("zeros", as_shape(shape), _default(dtype)), device)
     except Exception as error:
         raise answered(error, zeros, (shape,), {"dtype": dtype}) from error.__cause__
 
@@ -228,7 +230,7 @@ def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -
 def ones(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """Ones, float32 by default."""
     try:
-        return _filled("ones", as_shape(shape), _default(dtype))
+        return on_device(_filled("ones", as_shape(shape), _default(dtype)), device)
     except Exception as error:
         raise answered(error, ones, (shape,), {"dtype": dtype}) from error.__cause__
 
@@ -241,7 +243,7 @@ def _filled(function: str, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
 @public
 def empty(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
     """A Tensor of that shape; its values (zeros) are not to be relied on."""
-    return zeros(shape, dtype=dtype)
+    return zeros(shape, dtype=dtype, device=device)
 
 
 def full(
@@ -254,8 +256,8 @@ def full(
     try:
         shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
         if dispatch.is_plain(fill_value) and dims.is_known(shape):
-            return wrap(np.full(shape, value._data))
-        return OPS["BroadcastTo"].function(value, shape)
+            return on_device(wrap(np.full(shape, value._data)), device)
+        return on_device(OPS["BroadcastTo"].function(value, shape), device)
     except Exception as error:
         raise answered(error, full, (shape, fill_value), {"dtype": dtype}) from error.__cause__
 
@@ -271,6 +273,10 @@ def arange(
     device: Any = None,
 ) -> Tensor:
     """Evenly spaced values in `[start, stop)`: integers if all arguments are, else float32."""
+    return on_device(_arange(start, stop, step, dtype), device)
+
+
+def _arange(start: float, stop: float | None, step: float, dtype: DTypeLike | None) -> Tensor:
     start, stop = (0, start) if stop is None else (start, stop)
     if isinstance(step, int | float) and step == 0:
         raise InvalidValueError("arange: step is 0, expected another number")
@@ -316,9 +322,10 @@ def linspace(
     if isinstance(num, int) and all(type(v) in (int, float) for v in (start, stop)):
         args = start, stop, num, endpoint
         y = dispatch.made_in_trace("linspace", args, _default(dtype), num)
-    if y is not None:
-        return y
-    return wrap(numbers.under(np.linspace(start, stop, num, endpoint=endpoint), _default(dtype)))
+    if y is None:
+        values = np.linspace(start, stop, num, endpoint=endpoint)
+        y = wrap(numbers.under(values, _default(dtype)))
+    return on_device(y, device)
 
 
 @public
@@ -334,7 +341,8 @@ def eye(
     """Ones on the k-th diagonal, zeros elsewhere."""
     size = n_rows * (n_rows if n_cols is None else n_cols)
     y = dispatch.made_in_trace("eye", (n_rows, n_cols, k), _default(dtype), size)
-    return wrap(np.eye(n_rows, n_cols, k=k, dtype=_default(dtype))) if y is None else y
+    y = wrap(np.eye(n_rows, n_cols, k=k, dtype=_default(dtype))) if y is None else y
+    return on_device(y, device)
 
 
 def _default(dtype: DTypeLike | None) -> np.dtype:
@@ -343,42 +351,89 @@ def _default(dtype: DTypeLike | None) -> np.dtype:
 
 @public
 def from_dlpack(x: TensorLike, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
-    """A Tensor that shares the memory of any array with `__dlpack__`."""
+    """A Tensor of any array with `__dlpack__`, whose memory it shares unless `copy` is True."""
     if isinstance(x, Tensor):
-        return x
+        return on_device(x, device)
     array = x if backends.is_array(x) else np.from_dlpack(x)
-    return asarray(array, copy=copy if copy else False)
+    t = asarray(array, copy=copy if copy else False)
+    if copy is False and device is not None and device != t.device:
+        raise ArgumentError(f"from_dlpack: copy=False, but {t.device} to {device} needs a copy")
+    return on_device(t, device)
+
+
+# -- devices -----------------------------------------------------------------------------------
+
+
+@op("ToDevice")
+def _to_device(xp, x: TensorLike, /, *, device: Any, source: Any) -> Tensor:
+    return sharding.place(x, device)
+
+
+@gradient("ToDevice")
+def _(dy, device, source):
+    return _to_device(dy, device=source, source=device)
+
+
+def on_device(t: Tensor, device: Any) -> Tensor:
+    """Return a Tensor on a device; itself, if it lies there or None is given."""
+    if device is None or device == t.device:
+        return t
+    device = sharding.resolve(device, t._data) if backends.is_array(t._data) else device
+    return t if device == t.device else _to_device(t, device=device, source=t.device)
 
 
 # -- ops: they follow the data of their input --------------------------------------------------
 
 
 @op("ZerosLike")
-def zeros_like(xp, x: TensorLike, /, *, dtype: DTypeLike | None = None) -> Tensor:
-    """Zeros of x's shape, dtype (unless given) and library."""
-    return _filled_like(xp, x, 0, dtype)
+def zeros_like(
+    xp, x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None
+) -> Tensor:
+    """Zeros of x's shape; of its dtype, library and device, unless others are given."""
+    return _filled_like(xp, x, 0, dtype, device)
 
 
 @op("OnesLike")
-def ones_like(xp, x: TensorLike, /, *, dtype: DTypeLike | None = None) -> Tensor:
-    """Ones of x's shape, dtype (unless given) and library."""
-    return _filled_like(xp, x, 1, dtype)
+def ones_like(
+    xp, x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None
+) -> Tensor:
+    """Ones of x's shape; of its dtype, library and device, unless others are given."""
+    return _filled_like(xp, x, 1, dtype, device)
 
 
 @op("FullLike")
 def full_like(
-    xp, x: TensorLike, /, fill_value: complex, *, dtype: DTypeLike | None = None
+    xp,
+    x: TensorLike,
+    /,
+    fill_value: complex,
+    *,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
 ) -> Tensor:
-    """One number everywhere, of x's shape, dtype (unless given) and library."""
-    return _filled_like(xp, x, fill_value, dtype)
+    """One number everywhere, of x's shape; of its dtype, library and device, unless given."""
+    return _filled_like(xp, x, fill_value, dtype, device)
 
 
-def _filled_like(xp: Namespace, x: TensorLike, value: complex, dtype: DTypeLike | None) -> Array:
+@public
+def empty_like(x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
+    """A Tensor of x's shape; its values (zeros) are not to be relied on.
+
+    Op type: `ZerosLike`.
+    """
+    return zeros_like(x, dtype=dtype, device=device)
+
+
+def _filled_like(
+    xp: Namespace, x: TensorLike, value: complex, dtype: DTypeLike | None, device: Any
+) -> Array:
     dtype = backends.numpy_dtype(x.dtype) if dtype is None else as_numpy_dtype(dtype)
     value, dtype = fitting(value, dtype), backends.native_dtype(xp, dtype)
     if xp.__name__ == "jax.numpy":
-        return xp.full_like(x, value, dtype=dtype)  # which lies where x lies
-    return xp.full(tuple(x.shape), value, dtype=dtype, **backends.beside(x))
+        y = xp.full_like(x, value, dtype=dtype)  # which lies where x lies
+    else:
+        y = xp.full(tuple(x.shape), value, dtype=dtype, **backends.beside(x))
+    return y if device is None else sharding.place(y, sharding.resolve(device, y))
 
 
 def fitting(value: complex, dtype: np.dtype) -> complex:

@@ -18,6 +18,7 @@ from regrad.core import backends
 from regrad.core.backends import Array, Namespace
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient, not_differentiable
+from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError, ShapeError
 from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, tril, triu
@@ -303,18 +304,24 @@ def _(dy, y):
 
 
 @op("MatrixPseudoInverse", to_float=True, holomorphic=False)
-def pinv(xp, x: TensorLike, /, *, rtol: float | None = None) -> Tensor:
-    """The pseudo-inverse (Moore and Penrose), by the SVD.
-
-    Singular values up to `rtol` times the largest count as 0; by default `rtol` is the larger
-    side times the dtype's epsilon. The gradient holds where the rank does not change.
-
-    Source: the Array API standard.
-    """
+def _pinv(xp, x: TensorLike, rtol: TensorLike | None = None, /) -> Tensor:
     return xp.linalg.pinv(x, rtol=_default_rtol(x) if rtol is None else rtol)
 
 
-@gradient("MatrixPseudoInverse")
+@public
+def pinv(x: TensorLike, /, *, rtol: TensorLike | None = None) -> Tensor:
+    """The pseudo-inverse (Moore and Penrose), by the SVD.
+
+    Singular values up to `rtol` times the largest count as 0; by default `rtol` is the larger
+    side times the dtype's epsilon. A Tensor holds one for each matrix of a stack. The gradient
+    holds where the rank does not change.
+
+    Op type: `MatrixPseudoInverse`. Source: the Array API standard.
+    """
+    return _pinv(x, rtol)
+
+
+@gradient("MatrixPseudoInverse", "x")
 def _(dy, x, y):
     dyh, yh = _adjoint(dy), _adjoint(y)
     left = matmul(dyh, matmul(y, yh))
@@ -324,14 +331,25 @@ def _(dy, x, y):
     return left + right - matmul(matmul(yh, dy), yh)
 
 
+@gradient("MatrixPseudoInverse", "rtol")
+def _(dy):
+    return None
+
+
 @op("MatrixRank", to_float=True)
-def matrix_rank(xp, x: TensorLike, /, *, rtol: float | None = None) -> Tensor:
+def _matrix_rank(xp, x: TensorLike, rtol: TensorLike | None = None, /) -> Tensor:
+    s = xp.linalg.svdvals(x)
+    limit = _default_rtol(x) if rtol is None else rtol[..., None]
+    return xp.sum(s > limit * s[..., :1], axis=-1)
+
+
+@public
+def matrix_rank(x: TensorLike, /, *, rtol: TensorLike | None = None) -> Tensor:
     """The number of singular values above `rtol` times the largest. It has no gradient.
 
-    Source: the Array API standard.
+    Op type: `MatrixRank`. Source: the Array API standard.
     """
-    s = xp.linalg.svdvals(x)
-    return xp.sum(s > (_default_rtol(x) if rtol is None else rtol) * s[..., :1], axis=-1)
+    return _matrix_rank(x, rtol)
 
 
 not_differentiable("MatrixRank")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,10 +34,26 @@ _KINDS = {
 }
 
 
+class FloatLimits(NamedTuple):
+    """The limits of a float dtype, as Python floats."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    smallest_normal: float
+    dtype: np.dtype
+
+
 @public
-def finfo(type: TensorLike | DTypeLike, /) -> np.finfo:
-    """The limits of a float dtype: `eps`, `max`, `min`, `smallest_normal`, `bits`, `dtype`."""
-    return np.finfo(_dtype_of(type))
+def finfo(type: TensorLike | DTypeLike, /) -> FloatLimits:
+    """The limits of a float dtype: `eps`, `max`, `min`, `smallest_normal`, `bits`, `dtype`.
+
+    A complex dtype has those of its parts.
+    """
+    of = np.finfo(_dtype_of(type))
+    eps, most, least, normal = map(float, (of.eps, of.max, of.min, of.smallest_normal))
+    return FloatLimits(of.bits, eps, most, least, normal, np.dtype(of.dtype))
 
 
 @public

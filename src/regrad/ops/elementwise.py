@@ -73,6 +73,16 @@ identity = elementwise(
     lambda dy: dy,
 )  # fmt: skip
 
+
+@public
+def positive(x: TensorLike, /) -> Tensor:
+    """x itself, as `+x` is: the function of the Array API standard.
+
+    Op type: `Identity`.
+    """
+    return identity(x)
+
+
 stop_gradient = elementwise(
     "StopGradient",
     "stop_gradient",

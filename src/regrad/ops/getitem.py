@@ -143,7 +143,11 @@ def _check_int(i: int, axis: int, shape: tuple[int, ...]) -> int:
 
 def _nonzero_of_mask(mask: Tensor, axis: int, shape: tuple[int, ...]) -> list[Tensor]:
     """A mask as one vector of indices per axis (for a mask of rank 0: along a new axis)."""
-    if mask.shape != shape[axis : axis + mask.ndim]:
+    sizes = shape[axis : axis + mask.ndim]
+    fits = len(sizes) == mask.ndim and all(
+        m in (n, 0) for m, n in zip(mask.shape, sizes, strict=True)
+    )
+    if not fits:  # (the standard lets a mask be empty along any axis)
         raise IndexRangeError(
             f"x[...]: a mask of shape {mask.shape} does not fit the axes from {axis} on of the "
             f"shape {shape}"

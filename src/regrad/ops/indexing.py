@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from regrad.core.backends import Array, DTypeLike, Namespace
 from regrad.core.op import Indices, TensorLike, op
 from regrad.core.registry import gradient, not_differentiable
 from regrad.core.shapes import Shape, as_count, as_shape, broadcast_shapes, normalized_axis
+from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, IndexRangeError, ShapeError
 from regrad.graph.deferred import deferrable
@@ -463,4 +464,81 @@ def unique_values(xp, x: TensorLike, /) -> Tensor:
     return xp.sort(xp.unique_values(x))
 
 
-not_differentiable("OneHot", "Where", "UniqueValues")
+@op("Unique")
+def _unique(xp, x: TensorLike, /) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the distinct values, where each is first, where each element went, how many."""
+    flat = xp.reshape(x, (-1,))
+    order = xp.argsort(flat, stable=True)
+    ascending = flat[order]
+    first = xp.concat([xp.ones_like(order[:1], dtype=xp.bool), ascending[1:] != ascending[:-1]])
+    places = xp.arange(flat.shape[0], dtype=order.dtype, **backends.beside(flat))
+    starts = places[first]
+    counts = xp.concat([starts[1:], xp.full_like(order[:1], flat.shape[0])]) - starts
+    number = xp.cumulative_sum(xp.astype(first, order.dtype), axis=0) - 1
+    inverse = xp.reshape(number[xp.argsort(order)], tuple(x.shape))
+    return ascending[first], order[first], inverse, counts
+
+
+class UniqueAllResult(NamedTuple):
+    """The distinct values of a Tensor, with all that is known of them."""
+
+    values: Tensor
+    indices: Tensor
+    inverse_indices: Tensor
+    counts: Tensor
+
+
+class UniqueCountsResult(NamedTuple):
+    """The distinct values of a Tensor, and how often each occurs."""
+
+    values: Tensor
+    counts: Tensor
+
+
+class UniqueInverseResult(NamedTuple):
+    """The distinct values of a Tensor, and which of them each element is."""
+
+    values: Tensor
+    inverse_indices: Tensor
+
+
+@public
+def unique_all(x: TensorLike, /) -> UniqueAllResult:
+    """The distinct values of x, sorted, with their places and counts; no gradient.
+
+    Returns:
+        `values`, `indices` (where in the flattened x each comes first), `inverse_indices` (of
+        x's shape: `values[inverse_indices]` is x) and `counts`. Every NaN is a value of its own.
+
+    The values decide the shapes, so they must be known (they are not under jit).
+
+    Op type: `Unique`. Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.unique_all(rg.tensor([3.0, 1.0, 3.0])).counts.tolist()
+    [1, 2]
+    """
+    return UniqueAllResult(*_unique(x))
+
+
+@public
+def unique_counts(x: TensorLike, /) -> UniqueCountsResult:
+    """The distinct values of x, sorted, and how often each occurs; see `unique_all`.
+
+    Op type: `Unique`.
+    """
+    values, _, _, counts = _unique(x)
+    return UniqueCountsResult(values, counts)
+
+
+@public
+def unique_inverse(x: TensorLike, /) -> UniqueInverseResult:
+    """The distinct values of x, sorted, and which of them each element is; see `unique_all`.
+
+    Op type: `Unique`.
+    """
+    values, _, inverse, _ = _unique(x)
+    return UniqueInverseResult(values, inverse)
+
+
+not_differentiable("OneHot", "Where", "UniqueValues", "Unique")

@@ -177,6 +177,21 @@ class Methods:
     def __rmatmul__(self, other: TensorLike) -> Any:
         return products.matmul(other, self)
 
+    def __rand__(self, other: TensorLike) -> Any:
+        return elementwise.bitwise_and(other, self)
+
+    def __ror__(self, other: TensorLike) -> Any:
+        return elementwise.bitwise_or(other, self)
+
+    def __rxor__(self, other: TensorLike) -> Any:
+        return elementwise.bitwise_xor(other, self)
+
+    def __rlshift__(self, other: TensorLike) -> Any:
+        return elementwise.bitwise_left_shift(other, self)
+
+    def __rrshift__(self, other: TensorLike) -> Any:
+        return elementwise.bitwise_right_shift(other, self)
+
     def __iter__(self: Any) -> Any:
         if not self.ndim:
             raise ArgumentError("a Tensor of rank 0 cannot be iterated over; x.item() is its value")
@@ -208,6 +223,22 @@ class Methods:
         if self.ndim < 2:
             raise NoTransposeError(f"mT needs a rank of 2 or more, got the shape {self.shape}")
         return array.matrix_transpose(self)
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
+        """Return this tensor on a device, itself if it lies there.
+
+        Args:
+            device: "cpu" (which means NumPy data), a `jax.Device` or sharding, or a
+                `torch.device`.
+            stream: Must be None: libraries choose their streams themselves.
+
+        Raises DeviceError for any other device. The gradient goes back to where x lies.
+
+        Source: the Array API standard.
+        """
+        if stream is not None:
+            raise ArgumentError(f"to_device: expected None for 'stream', got {stream!r}")
+        return creation.on_device(dispatch.lift(self), device)
 
     # -- NumPy's functions, see regrad.ops.numpy_protocol ----------------------------------------
 

@@ -18,6 +18,7 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops.array import diagonal, squeeze
+from regrad.ops.creation import as_numpy_dtype, convert
 from regrad.ops.elementwise import (
     abs,
     astype,
@@ -46,8 +47,8 @@ def _as_floating(x: TensorLike) -> Any:
     return x if is_inexact(x.dtype) else astype(x, FLOAT)
 
 
-def _of_dtype(x: Tensor, dtype: DTypeLike) -> Any:
-    return x if dtype is None else astype(x, dtype)
+def _of_dtype(x: TensorLike, dtype: DTypeLike | None) -> Any:
+    return x if dtype is None else convert(dispatch.lift(x), as_numpy_dtype(dtype))
 
 
 def _count(shape: tuple[int, ...], axis: Axis) -> int:
@@ -95,13 +96,12 @@ def sum(
 ) -> Tensor:
     """The sum over `axis` (all axes by default); 0 for no elements.
 
-    Small integers and bools are summed as the default integer, as the standard says; with
-    `dtype` x is converted first.
+    Small integers and bools are summed as the default integer, as the standard says. With
+    `dtype` x is converted first, and the sum has that dtype.
 
     Op type: `Sum`.
     """
-    x = x if dtype is None else _of_dtype(x, dtype)
-    return _sum(x, axis=axis, keepdims=keepdims)
+    return _of_dtype(_sum(_of_dtype(x, dtype), axis=axis, keepdims=keepdims), dtype)
 
 
 @op("Mean", to_float=True)
@@ -161,7 +161,7 @@ def prod(
     """The product over `axis` (all axes by default); 1 for no elements.
 
     The gradient is the product of the other elements, so zeros among the factors are no
-    exception, at any order. With `dtype` x is converted first.
+    exception, at any order. With `dtype` x is converted first, and the product has that dtype.
 
     Op type: `Prod`.
 
@@ -170,8 +170,7 @@ def prod(
     Tensor
         [0, 6, 0]
     """
-    x = x if dtype is None else _of_dtype(x, dtype)
-    return _prod(x, axis=axis, keepdims=keepdims)
+    return _of_dtype(_prod(_of_dtype(x, dtype), axis=axis, keepdims=keepdims), dtype)
 
 
 # -- largest and smallest ------------------------------------------------------------------------

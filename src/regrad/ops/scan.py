@@ -16,7 +16,7 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.ops.array import concat
-from regrad.ops.elementwise import astype
+from regrad.ops.creation import as_numpy_dtype, convert
 from regrad.ops.getitem import getitem
 from regrad.ops.indexing import scatter_along_axis
 from regrad.ops.slicing import pad
@@ -68,7 +68,7 @@ def _run_scan(
     reverse: bool,
 ) -> Tensor:
     """A scan of arguments that are checked and brought to the op's form."""
-    x = dispatch.lift(x if dtype is None else astype(x, dtype))
+    x = dispatch.lift(x if dtype is None else convert(dispatch.lift(x), as_numpy_dtype(dtype)))
     axis = _scan_axis(op.__name__, x, axis)
     if include_initial and exclusive:
         raise ArgumentError(
@@ -79,7 +79,8 @@ def _run_scan(
         more = [(0, 0)] * x.ndim
         more[axis] = (1, 0) if reverse else (0, 1)
         x = pad(x, more)
-    return op(x, axis=axis, exclusive=exclusive or include_initial, reverse=reverse)
+    y = op(x, axis=axis, exclusive=exclusive or include_initial, reverse=reverse)
+    return y if dtype is None else convert(y, x.dtype)  # (small integers are summed as large ones)
 
 
 def _scan_axis(name: str, x: Tensor, axis: int | None) -> int:
@@ -118,7 +119,7 @@ def cumulative_sum(
 
     `exclusive` leaves each element out of its own sum, so the first sum is 0; `reverse` runs
     from the end. `include_initial` puts a 0 before the first sum, and the result is one longer.
-    With `dtype` x is converted first.
+    With `dtype` x is converted first, and the sums have that dtype.
 
     Op type: `Cumsum`. Source: the Array API standard; `tf.cumsum` has the other two arguments.
 

@@ -45,6 +45,7 @@ from regrad.shapes.table import (
 
 
 @form("Cast", "FullLike", "OnesLike", "ZerosLike", "_Promote", dtype=dtype_attribute)
+@form("HermitianWeights", "ToDevice")
 @form("LRN", "NeighbourSum", "OrZero", "OrZeroGrad", "TensorStridedSliceUpdate", "_Alias")
 def _like_x(arguments: Arguments, attrs: Attrs) -> Shape:
     return arguments[0].shape
@@ -450,5 +451,12 @@ def _where(arguments: Arguments, attrs: Attrs) -> Shape:
 
 
 @form("UniqueValues")
-def _unique(arguments: Arguments, attrs: Attrs) -> Shape:
+def _unique_values(arguments: Arguments, attrs: Attrs) -> Shape:
     return (None,)
+
+
+@form("Unique")
+def _unique(arguments: Arguments, attrs: Attrs) -> list[Spec]:
+    (x,) = arguments
+    some = Spec((None,), INDEX)
+    return [Spec((None,), x.dtype), some, Spec(x.shape, INDEX), some]

@@ -1,0 +1,102 @@
+"""Discrete Fourier transforms: complex to complex, real to half a spectrum, and back.
+
+All are linear. The complex ones are symmetric matrices, so each is its own rule. `RFFT` and
+`IRFFT` are each other's rule but for the elements that half a spectrum leaves out:
+`HermitianWeights` counts those. `ResizeAxis` trims an axis or pads it with zeros, and is its own
+adjoint. The public functions are in `regrad.fft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from regrad.core import backends
+from regrad.core.backends import beside
+from regrad.core.op import TensorLike, op
+from regrad.core.registry import gradient
+from regrad.core.tensor import Tensor
+from regrad.ops.elementwise import real
+
+# The scale of the adjoint is that of the transform itself; by its name for the other direction:
+OTHER_WAY = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
+
+
+@op("ResizeAxis")
+def resize_axis(xp, x: TensorLike, /, *, n: int, axis: int) -> Tensor:
+    """x with n elements along an axis: the first n, or all and zeros after them."""
+    more = n - x.shape[axis]
+    if more <= 0:
+        return x[(slice(None),) * axis + (slice(0, n),)]
+    shape = (*x.shape[:axis], more, *x.shape[axis + 1 :])
+    return xp.concat([x, xp.zeros(shape, dtype=x.dtype, **beside(x))], axis=axis)
+
+
+@gradient("ResizeAxis")
+def _(dy, x_shape, axis):
+    return resize_axis(dy, n=x_shape[axis], axis=axis)
+
+
+@op("FFT")
+def fft(xp, x: TensorLike, /, *, axes: Sequence[int], norm: str) -> Tensor:
+    """The transform of complex numbers along axes."""
+    return xp.fft.fftn(x, axes=axes, norm=norm)
+
+
+@gradient("FFT")
+def _(dy, axes, norm):
+    return fft(dy, axes=axes, norm=norm)
+
+
+@op("IFFT")
+def ifft(xp, x: TensorLike, /, *, axes: Sequence[int], norm: str) -> Tensor:
+    """The inverse transform of complex numbers along axes."""
+    return xp.fft.ifftn(x, axes=axes, norm=norm)
+
+
+@gradient("IFFT")
+def _(dy, axes, norm):
+    return ifft(dy, axes=axes, norm=norm)
+
+
+@op("RFFT", holomorphic=False)
+def rfft(xp, x: TensorLike, /, *, axis: int, norm: str) -> Tensor:
+    """The transform of real numbers along an axis, without the half that is its mirror image."""
+    return xp.fft.rfft(x, axis=axis, norm=norm)
+
+
+@gradient("RFFT")
+def _(dy, x_shape, axis, norm):
+    whole = resize_axis(dy, n=x_shape[axis], axis=axis)
+    return real(ifft(whole, axes=(axis,), norm=OTHER_WAY[norm]))
+
+
+@op("IRFFT", holomorphic=False)
+def irfft(xp, x: TensorLike, /, *, n: int, axis: int, norm: str) -> Tensor:
+    """The n real numbers whose `rfft` along an axis is x, which has `n // 2 + 1` elements there."""
+    return xp.fft.irfft(x, n=n, axis=axis, norm=norm)
+
+
+@gradient("IRFFT")
+def _(dy, n, axis, norm):
+    return _weigh(rfft(dy, axis=axis, norm=OTHER_WAY[norm]), n=n, axis=axis)
+
+
+@op("HermitianWeights")
+def _weigh(xp, x: TensorLike, /, *, n: int, axis: int) -> Tensor:
+    """x times how often each of its elements is in a whole spectrum of n."""
+    count = np.full(n // 2 + 1, 2)
+    count[0] = 1
+    if n % 2 == 0:
+        count[-1] = 1
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    wide = backends.numpy_dtype(x.dtype)
+    weights = backends.backend_of(x).from_numpy(count.astype(wide).reshape(shape), x)
+    return x * weights
+
+
+@gradient("HermitianWeights")
+def _(dy, n, axis):
+    return _weigh(dy, n=n, axis=axis)

@@ -1,0 +1,90 @@
+"""What the Array API standard asks a namespace about itself."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any
+
+import numpy as np
+
+from regrad.core.signatures import public
+from regrad.errors import ArgumentError
+from regrad.ops import dtypes
+
+# The dtypes of the standard, by the kinds by which it asks for them. (float16 is none of them.)
+_BY_KIND: dict[str, tuple[str, ...]] = {
+    "bool": ("bool",),
+    "signed integer": ("int8", "int16", "int32", "int64"),
+    "unsigned integer": ("uint8", "uint16", "uint32", "uint64"),
+    "real floating": ("float32", "float64"),
+    "complex floating": ("complex64", "complex128"),
+}
+_BY_KIND["integral"] = _BY_KIND["signed integer"] + _BY_KIND["unsigned integer"]
+_BY_KIND["numeric"] = (
+    _BY_KIND["integral"] + _BY_KIND["real floating"] + _BY_KIND["complex floating"]
+)
+
+
+class NamespaceInfo:
+    """What regrad does as an Array API namespace; get it by `regrad.__array_namespace_info__()`."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """Return what is possible outside of compiled functions and graphs, with NumPy's limits."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
+
+    def default_device(self) -> str:
+        """Return "cpu": what is made of Python numbers is NumPy data."""
+        return "cpu"
+
+    def devices(self) -> list[Any]:
+        """Return "cpu" for NumPy, and the devices of JAX and torch where these are imported."""
+        return ["cpu", *_jax_devices(), *_torch_devices()]
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
+        """Return the dtypes that are chosen where none is given."""
+        return {
+            "real floating": dtypes.float32,
+            "complex floating": dtypes.complex64,
+            "integral": dtypes.int64,
+            "indexing": np.dtype(np.intp),
+        }
+
+    @public
+    def dtypes(
+        self, *, device: Any = None, kind: str | tuple[str, ...] | None = None
+    ) -> dict[str, np.dtype]:
+        """Return the standard's dtypes of a kind, by name; all of them by default."""
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        found = {}
+        for each in ("bool", "numeric") if kind is None else kinds:
+            if each not in _BY_KIND:
+                expected = ", ".join(_BY_KIND)
+                raise ArgumentError(f"dtypes: expected a kind of {expected}, got {each!r}")
+            found.update({name: getattr(dtypes, name) for name in _BY_KIND[each]})
+        return found
+
+
+def _jax_devices() -> builtins.list[Any]:
+    jax = sys.modules.get("jax")
+    return [] if jax is None else jax.devices()
+
+
+def _torch_devices() -> builtins.list[Any]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    cuda = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return [torch.device("cpu"), *cuda]
+
+
+def __array_namespace_info__() -> NamespaceInfo:
+    """Return what regrad answers about itself as an Array API namespace.
+
+    Source: the Array API standard, 2024.12.
+
+    >>> import regrad as rg
+    >>> rg.__array_namespace_info__().default_dtypes()["integral"]
+    dtype('int64')
+    """
+    return NamespaceInfo()
