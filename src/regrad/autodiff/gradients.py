@@ -105,7 +105,7 @@ def grad(
             return _gradient_by(Choice(f, "grad", 0), unconnected)(x, dy=dy, **options)
         return _gradients(f, (x,), dy, "grad", unconnected)[1][0]
 
-    return _of_x_and_dy(f, g, "grad(f)")
+    return _like(f, g, "grad(f)", OF_X_AND_DY)
 
 
 def _gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]:
@@ -179,7 +179,7 @@ def value_and_grad(
         value, (dx,) = _gradients(f, (x,), dy, "value_and_grad", unconnected)
         return new(ValueAndGrad, (value, dx))
 
-    return _of_x_and_dy(f, g, "value_and_grad(f)")
+    return _like(f, g, "value_and_grad(f)", OF_X_AND_DY)
 
 
 def _value_and_gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]:
@@ -215,22 +215,20 @@ def value_and_grads(
     return _like(f, g, "value_and_grads(f)")
 
 
-def _like(f: Callable[..., Any], g: Callable[..., Any], api: str) -> Callable[..., Any]:
+def _like(
+    f: Callable[..., Any], g: Callable[..., Any], api: str, signature: Signature | None = None
+) -> Callable[..., Any]:
     """The gradient function g, named after its function."""
     call: Any = answering(g, api)
     call.__wrapped__ = g
+    if signature is not None:
+        call.__signature__ = signature
     name = getattr(f, "__name__", None) or type(f).__name__
     call.__name__ = call.__qualname__ = f"grad_of_{name.strip('<>')}"
     return call
 
 
-def _of_x_and_dy(f: Callable[..., Any], g: Any, api: str) -> Callable[..., Any]:
-    """As `_like`, for a g of x and dy. It shows dy as a keyword: see `choosing.takes_second`."""
-    call: Any = _like(f, g, api)
-    call.__signature__ = OF_X_AND_DY
-    return call
-
-
+# what gradient functions of x and dy show: dy as a keyword, see `choosing.takes_second`
 OF_X_AND_DY = Signature(
     [
         Parameter("x", Parameter.POSITIONAL_ONLY),
@@ -254,7 +252,7 @@ def _chosen(choice: Choice, g: Callable[..., Any]) -> Callable[..., Any]:
 
     if choice.given:
         return _like(f, by, f"{api}(f)")
-    return _of_x_and_dy(f, of_x, f"{api}(f)")
+    return _like(f, of_x, f"{api}(f)", OF_X_AND_DY)
 
 
 def callable_or_raise(f: object, api: str) -> None:
