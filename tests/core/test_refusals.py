@@ -45,8 +45,10 @@ APIS = [getattr(rg, name) for name in f"{NAMES} map while_loop fori_loop".split(
 FOREIGN = ["argnums", "has_aux", "holomorphic", "allow_int", "axis_name", "static_argnums"]
 
 
-@pytest.mark.parametrize("keyword", FOREIGN)
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.__name__)
+REFUSED = [(a, k) for a in APIS for k in FOREIGN if k not in inspect.signature(a).parameters]
+
+
+@pytest.mark.parametrize(("api", "keyword"), REFUSED)
 def test_keywords_of_jax_say_what_to_write(api, keyword):
     from regrad.core.hints import KEYWORDS
 
@@ -55,18 +57,12 @@ def test_keywords_of_jax_say_what_to_write(api, keyword):
 
 
 def test_argnums_says_what_to_call():
-    says(lambda: rg.grad(product, argnums=1), "grad(lambda a: f(a, b))", "grads(f)([a, b])")
-    says(lambda: rg.value_and_grad(product, argnums=1), "value_and_grads(f)([a, b])")
-    says(lambda: rg.jacobian(product, argnums=1), "jacobian(lambda ab: f(*ab))((a, b))")
-    both = rg.jacobian(lambda ab: product(*ab))((x, x))  # as the message says
-    assert [d.tolist() for d in both] == [[1.0, 2.0], [1.0, 2.0]]
+    says(lambda: rg.grads(product, argnums=1), "grads(f)([a, b])")
+    says(lambda: rg.vjp(product, x, x, argnums=1), "vjp(f, a, b)")
 
 
-def test_has_aux_says_what_to_call():
-    says(lambda: rg.value_and_grad(f, has_aux=True), "(y, aux), back = vjp(f, x)")
-    (y, aux), back = rg.vjp(lambda x: (f(x), 3 * x), x)  # as the message says
-    (dx,) = back((rg.ones_like(y), rg.zeros_like(aux)))
-    assert (y.item(), aux.tolist(), dx.tolist()) == (5.0, [3.0, 6.0], [2.0, 4.0])
+def test_has_aux_says_who_takes_it():
+    says(lambda: rg.grads(f, has_aux=True), "value_and_grad, jacobian, hessian and vjp take it")
 
 
 def test_misspelt_keywords_say_which_there_are():
@@ -75,19 +71,22 @@ def test_misspelt_keywords_say_which_there_are():
     says(lambda: rg.scan(product, x, lenght=3), "Did you mean 'length'?")
 
 
-@pytest.mark.parametrize("api", [rg.grad, rg.value_and_grad, rg.jacobian, rg.hessian, rg.vmap])
-def test_options_of_f_go_in_a_closure(api):
-    says(lambda: api(f)(x, k=2), f"{api.__name__}(lambda x: f(x, k=k))")
+@pytest.mark.parametrize("api", [rg.grad, rg.value_and_grad, rg.jacobian, rg.hessian])
+def test_keywords_that_f_does_not_take(api):
+    says(lambda: api(f)(x, k=2), "takes (x)", "1 argument and the keyword k")
+    says(lambda: rg.vmap(f)(x, k=2), "vmap(lambda x: f(x, k=k))")
     says(lambda: rg.grads(f)([x], k=2), "got an unexpected keyword argument 'k'")
 
 
 def test_a_second_argument_of_f_is_no_dy():
-    says(lambda: rg.grad(product)(x, x), "takes (a, b)", "1 argument", "dy is the gradient")
-    says(lambda: rg.value_and_grad(product)(x, x), "value_and_grads(f)([a, b])")
-    says(lambda: rg.grad(f)(x, 1.0, 2), "too many positional arguments", "grads(f)([a, b])")
+    says(lambda: rg.grad(product)(x, x), "ambiguous", "dy=dy", "argnums=0", "grads(f)([x, a])")
+    says(lambda: rg.value_and_grad(product)(x, x), "value_and_grads(f)([x, a])")
+    says(lambda: rg.grad(product)(x), "takes (a, b)", "1 argument", "grads(f)([a, b])")
+    says(lambda: rg.grad(f)(x, 1.0, 2), "got 3 positional arguments")
+    says(lambda: rg.grad(f)(x, 1.0, dy=2), "got 2 positional arguments and dy")
+    says(lambda: rg.grad(f)(), "missing", "It takes x, dy.")
     for api in (rg.jacobian, rg.hessian):
-        says(lambda api=api: api(product)(x, x), f"{api.__name__}(lambda a: f(a, b))(a)")
-        says(lambda api=api: api(product)(x), "takes (a, b)", f"{api.__name__}(lambda a: f(a, b))")
+        says(lambda api=api: api(product)(x), "takes (a, b)", f"{api.__name__}(f, argnums=(0, 1))")
 
 
 def test_f_is_called_with_what_the_gradient_function_says():
@@ -119,10 +118,11 @@ def test_errors_of_f_itself_are_left_alone():
 def test_gradient_functions_keep_name_and_signature():
     import inspect
 
-    assert list(inspect.signature(rg.grad(f)).parameters) == ["x", "dy"]
+    assert str(inspect.signature(rg.grad(f))) == "(x, /, *, dy=None, **options)"
     assert list(inspect.signature(rg.grads(f)).parameters) == ["args", "dy"]
     assert rg.grad(f).__name__ == "grad_of_f"
-    assert rg.grad.__doc__ and list(inspect.signature(rg.grad).parameters) == ["f", "unconnected"]
+    named = ["f", "argnums", "has_aux", "unconnected"]
+    assert rg.grad.__doc__ and list(inspect.signature(rg.grad).parameters) == named
     assert np.allclose(rg.jit(rg.grad(f))(x).numpy(), [2, 4])
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
-from regrad.autodiff.custom_calls import CUSTOM, CustomCall, CustomRule
+from regrad.autodiff import custom_calls, guards
+from regrad.autodiff.custom_calls import CustomCall, CustomRule
 from regrad.autodiff.custom_functions import CustomFunction, unpack
 from regrad.autodiff.gradients import callable_or_raise
-from regrad.autodiff.guards import SPARE, Guard
+from regrad.autodiff.guards import Guard
 from regrad.core import containers, dispatch
+from regrad.core import state as core_state
 from regrad.core.backends import is_array
 from regrad.core.signatures import public
-from regrad.core.state import STATE, State, current, next_id
+from regrad.core.state import State, current
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError
 
@@ -60,17 +62,26 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
         [0, 1, 2]
     """
     callable_or_raise(f, "custom_grad")
-    op = _custom_op(CustomFunction(f))
-    return update_wrapper(op, f) if hasattr(f, "__name__") else op
+    custom = CustomFunction(f)
+    op = _custom_op(custom)
+    if hasattr(f, "__name__"):
+        update_wrapper(op, f)
+    if (shown := custom.signature()) is not None:
+        op.__signature__ = shown  # pyright: ignore[reportFunctionMemberAccess]
+    return op
 
 
 def _custom_op(custom: CustomFunction) -> Callable[..., Any]:
-    """The function that users call."""
+    """The function that users call.
+
+    cloudpickle sends it by value, with the globals that it names. Those that hold the state of
+    this process are therefore reached by their modules, which go by name.
+    """
 
     def op(*args: Any, **options: Any) -> Any:
         # All that `_general` comes to under one tape, with nothing else in force. It is one frame,
         # as on the fast path of the ops.
-        state = current()
+        state = core_state.current()
         if state is None or (tape := state.tape) is None or options:
             return _general(op, custom, state, args, options)
         watched, reached = tape.watched, False
@@ -83,7 +94,7 @@ def _custom_op(custom: CustomFunction) -> Callable[..., Any]:
             return _general(op, custom, state, args, options)
         rule = CustomRule(custom, len(args))
         try:
-            inner = SPARE.pop()
+            inner = guards.SPARE.pop()
         except IndexError:
             inner = State(guard=Guard())
         guard = inner.guard
@@ -91,10 +102,10 @@ def _custom_op(custom: CustomFunction) -> Callable[..., Any]:
         guard.inputs = args
         guard.tapes = state.tapes
         guard.watched = watched
-        guard.mark = mark = next_id()
+        guard.mark = mark = core_state.next_id()
         inner.recorder = guard
         try:
-            STATE.set(inner)
+            core_state.STATE.set(inner)
             if len(args) == custom.plainly:  # as `run` has it, without a call
                 answer = custom.f(*args, rule.save)
             else:
@@ -102,16 +113,16 @@ def _custom_op(custom: CustomFunction) -> Callable[..., Any]:
             y, rule.grad_func = unpack(answer, custom.name)
             made = type(y) is Tensor and y._id > mark
             if not made:
-                guard.check(CUSTOM, containers.flatten(y)[0])
+                guard.check(custom_calls.CUSTOM, containers.flatten(y)[0])
         finally:
-            STATE.set(state)  # (first of all: a signal may raise after a call)
+            core_state.STATE.set(state)  # (first of all: a signal may raise after a call)
             rule.running = False
             inner.recorder = None
             guard.inputs = guard.tapes = ()
-            SPARE.append(inner)
+            guards.SPARE.append(inner)
         if made:
-            y._id = next_id()  # as the output (see `adopted`)
-            tape.write_call(CUSTOM, rule, args, y)
+            y._id = core_state.next_id()  # as the output (see `adopted`)
+            tape.write_call(custom_calls.CUSTOM, rule, args, y)
             return y
         return CustomCall(custom, args).after(rule, mark, y, state)
 

@@ -37,6 +37,14 @@ class CustomFunction:
         self._ways: dict[int, str] = {}  # how f takes `save`, by the number of its arguments
         self.plainly: int | None = None  # with so many arguments f takes `save` after them
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CustomFunction, (self.f,)
+
+    def signature(self) -> inspect.Signature | None:
+        """Return what callers pass, which is all but `save`; None if f does not name that."""
+        rest = [p for p in self.parameters if p.name != "save"]
+        return inspect.Signature(rest) if len(rest) < len(self.parameters) else None
+
     def run(
         self, args: tuple[Any, ...], options: Mapping[str, Any], save: Callable[..., None]
     ) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from regrad.autodiff.choosing import Argnums, Choice, weight
 from regrad.autodiff.variables import Variable, VariableTape
 from regrad.core import containers, dispatch
 from regrad.core.backends import FLOAT, is_inexact
@@ -47,40 +50,73 @@ class VariableGrads(NamedTuple):
 
 
 @helpful("grad")
-def grad(f: Callable[[Any], Any], *, unconnected: Unconnected = "raise") -> Callable[..., Any]:
+def grad(
+    f: Callable[..., Any],
+    *,
+    argnums: Argnums | None = None,
+    has_aux: bool = False,
+    unconnected: Unconnected = "raise",
+) -> Callable[..., Any]:
     """The gradient of `f`: a function `g(x, dy=None)` that gives d sum(f(x) * dy) / dx.
 
     Args:
-        f: A function of one argument that returns a Tensor of any shape.
+        f: A function that returns a Tensor of any shape.
+        argnums: The position of the argument to differentiate by, or a sequence of positions,
+            which gives a tuple of gradients. All positional arguments of g are then those of f.
+        has_aux: f returns `(y, aux)`, and g returns `(gradient, aux)`.
         unconnected: What to do when no path leads from x to f(x): `"raise"`, or give
             `"zero"` or `"none"` for it.
 
     `x` may be a Tensor, an array, a number, a list of numbers, or any nesting of containers
     of these; the gradient has the same structure, and each leaf the shape and dtype of its
-    input. `dy` weighs the elements of a result that is no scalar (default: ones).
+    input. `dy` weighs the elements of a result that is no scalar (default: ones). Other
+    keywords are passed on to f; they, and the arguments that argnums leaves out, are constants.
+
+    Without argnums the second positional argument is `dy`, as in TensorFlow.js. Where f itself
+    could take a second one, it is ambiguous and raises: write `dy=` or `argnums=`.
 
     `g` may be differentiated again, to any order. `x` is differentiated as a fresh alias of
     itself, so tensors of outer derivatives are constants inside.
 
     Raises:
         GradientError: no path from x to f(x); x is integer or bool.
-        ArgumentError: f is not callable, or does not return a Tensor.
+        ArgumentError: f is not callable, or does not return a Tensor; argnums does not fit the
+            call; the second positional argument is ambiguous.
         ShapeError, DTypeError: dy does not match f(x).
 
-    Source: `tf.grad` of TensorFlow.js.
+    Source: `tf.grad` of TensorFlow.js; `jax.grad` for argnums and has_aux.
 
     >>> import regrad as rg
     >>> f = lambda x: x.square()
     >>> rg.grad(f)(rg.tensor([2.0, 3.0])).print()
     Tensor
         [4, 6]
+    >>> rg.grad(lambda x, p: x**p, argnums=0)(3.0, 2.0).item()
+    6.0
     """
     _check(f, "grad", unconnected)
+    if argnums is not None or has_aux:
+        return _gradient_by(Choice(f, "grad", argnums, has_aux), unconnected)
 
-    def g(x: Any, dy: TensorLike | None = None) -> Any:
+    def g(x: Any, /, *more: Any, dy: TensorLike | None = None, **options: Any) -> Any:
+        if more:
+            dy = weight(f, more, dy, "grad")
+        if options:
+            return _gradient_by(Choice(f, "grad", 0), unconnected)(x, dy=dy, **options)
         return _gradients(f, (x,), dy, "grad", unconnected)[1][0]
 
-    return _like(f, g, "grad(f)")
+    return _like(f, g, "grad(f)", OF_X_AND_DY)
+
+
+def _gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]:
+    """The gradient function for what a choice says."""
+
+    def g(args: tuple[Any, ...], dy: Any, options: dict[str, Any]) -> Any:
+        call = choice.call(args, options)
+        found = _gradients(call, call.inputs, dy, choice.api, unconnected, call.places)[1]
+        return call.with_aux(call.parts(found))
+
+    return _chosen(choice, g)
 
 
 @helpful("grads")
@@ -112,11 +148,17 @@ def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Calla
 
 @helpful("value_and_grad")
 def value_and_grad(
-    f: Callable[[Any], Any], *, unconnected: Unconnected = "raise"
+    f: Callable[..., Any],
+    *,
+    argnums: Argnums | None = None,
+    has_aux: bool = False,
+    unconnected: Unconnected = "raise",
 ) -> Callable[..., ValueAndGrad]:
     """As `grad`, with the value: `g(x, dy=None)` gives a named tuple `(value, grad)`.
 
-    Source: `tf.valueAndGrad` of TensorFlow.js.
+    With `has_aux=True` the value is the pair `(y, aux)`.
+
+    Source: `tf.valueAndGrad` of TensorFlow.js; `jax.value_and_grad` for argnums and has_aux.
 
     >>> import regrad as rg
     >>> value, dx = rg.value_and_grad(lambda x: x.square())(rg.scalar(3.0))
@@ -124,13 +166,31 @@ def value_and_grad(
     (9.0, 6.0)
     """
     _check(f, "value_and_grad", unconnected)
+    if argnums is not None or has_aux:
+        return _value_and_gradient_by(Choice(f, "value_and_grad", argnums, has_aux), unconnected)
     new = tuple.__new__  # (the class's own is a function of Python)
 
-    def g(x: Any, dy: TensorLike | None = None) -> ValueAndGrad:
+    def g(x: Any, /, *more: Any, dy: TensorLike | None = None, **options: Any) -> ValueAndGrad:
+        if more:
+            dy = weight(f, more, dy, "value_and_grad")
+        if options:
+            choice = Choice(f, "value_and_grad", 0)
+            return _value_and_gradient_by(choice, unconnected)(x, dy=dy, **options)
         value, (dx,) = _gradients(f, (x,), dy, "value_and_grad", unconnected)
         return new(ValueAndGrad, (value, dx))
 
-    return _like(f, g, "value_and_grad(f)")
+    return _like(f, g, "value_and_grad(f)", OF_X_AND_DY)
+
+
+def _value_and_gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]:
+    """As `_gradient_by`, with the value."""
+
+    def g(args: tuple[Any, ...], dy: Any, options: dict[str, Any]) -> ValueAndGrad:
+        call = choice.call(args, options)
+        y, found = _gradients(call, call.inputs, dy, choice.api, unconnected, call.places)
+        return ValueAndGrad(call.with_aux(y), call.parts(found))
+
+    return _chosen(choice, g)
 
 
 @helpful("value_and_grads")
@@ -155,13 +215,44 @@ def value_and_grads(
     return _like(f, g, "value_and_grads(f)")
 
 
-def _like(f: Callable[..., Any], g: Callable[..., Any], api: str) -> Callable[..., Any]:
+def _like(
+    f: Callable[..., Any], g: Callable[..., Any], api: str, signature: Signature | None = None
+) -> Callable[..., Any]:
     """The gradient function g, named after its function."""
     call: Any = answering(g, api)
     call.__wrapped__ = g
+    if signature is not None:
+        call.__signature__ = signature
     name = getattr(f, "__name__", None) or type(f).__name__
     call.__name__ = call.__qualname__ = f"grad_of_{name.strip('<>')}"
     return call
+
+
+# what gradient functions of x and dy show: dy as a keyword, see `choosing.takes_second`
+OF_X_AND_DY = Signature(
+    [
+        Parameter("x", Parameter.POSITIONAL_ONLY),
+        Parameter("dy", Parameter.KEYWORD_ONLY, default=None),
+        Parameter("options", Parameter.VAR_KEYWORD),
+    ]
+)
+
+
+def _chosen(choice: Choice, g: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that users call of `g(args, dy, options)`, for what a choice says."""
+    f, api = choice.f, choice.api
+
+    def by(*args: Any, dy: TensorLike | None = None, **options: Any) -> Any:
+        return g(args, dy, options)
+
+    def of_x(x: Any, /, *more: Any, dy: TensorLike | None = None, **options: Any) -> Any:
+        if more:
+            dy = weight(f, more, dy, api)
+        return g((x,), dy, options)
+
+    if choice.given:
+        return _like(f, by, f"{api}(f)")
+    return _like(f, of_x, f"{api}(f)", OF_X_AND_DY)
 
 
 def callable_or_raise(f: object, api: str) -> None:
@@ -193,8 +284,9 @@ def _gradients(
     dy: TensorLike | None,
     api: str,
     unconnected: Unconnected,
+    places: Sequence[int] | None = None,
 ) -> tuple[Tensor, Any]:
-    """The value of f, and its gradients by these arguments."""
+    """The value of f, and its gradients by these arguments (which stand at these places)."""
     inputs, aliases, close = watched_inputs(args, api)
     tape = Tape(map(id_of, aliases))
     try:
@@ -213,7 +305,7 @@ def _gradients(
     for i, x in enumerate(aliases):
         dx = found.get(x._id, UNUSED)
         gradients.append(
-            dx if isinstance(dx, Tensor) else without(dx, x, unconnected, api, args, i)
+            dx if isinstance(dx, Tensor) else without(dx, x, unconnected, api, args, i, places)
         )
     return y, gradients if close is None else list(close(gradients))
 
@@ -296,21 +388,31 @@ def checked_dy(dy: TensorLike | None, y: Tensor, api: str) -> Tensor | None:
 
 
 def without(
-    dx: Tensor | None, x: Tensor, unconnected: Unconnected, api: str, args: Sequence[Any], i: int
+    dx: Tensor | None,
+    x: Tensor,
+    unconnected: Unconnected,
+    api: str,
+    args: Sequence[Any],
+    i: int,
+    places: Sequence[int] | None,
 ) -> Tensor | None:
     """What is due for an input that got no gradient: from a rule (None), or for lack of a path."""
     if dx is UNUSED:
         if unconnected == "none":
             return None
         if unconnected == "raise":
-            raise no_path(api, args, i)
+            raise no_path(api, args, i, places)
     return OPS["ZerosLike"].function(x)
 
 
-def no_path(api: str, args: Sequence[Any], i: int) -> GradientError:
+def no_path(
+    api: str, args: Sequence[Any], i: int, places: Sequence[int] | None = None
+) -> GradientError:
     """The error for an input (the i-th leaf) from which no path leads to y."""
     name = containers.paths(tuple(args), "args")[i]
-    if not api.endswith("grads"):
+    if places is not None:
+        name = re.sub(r"\d+", lambda found: str(places[int(found[0])]), name, count=1)
+    elif not api.endswith("grads"):
         name = name.replace("args[0]", "x", 1)
     return GradientError(
         f"cannot compute the gradient of y = f(x) by {name}: no path leads from it to y. "

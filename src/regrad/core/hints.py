@@ -20,9 +20,9 @@ KEYWORDS = {
     "axis_name": "Axes have no names: f sees single examples. Sum or average the results of vmap.",
     "batch_size": "Nothing is done in batches here; vmap does all at once.",
     "create_graph": _ORDERS,
-    "grad_outputs": "It is called dy here, and goes to the gradient function: grad(f)(x, dy).",
-    "has_aux": "f returns just what is differentiated. With more results use vjp: "
-    "(y, aux), back = vjp(f, x); (dx,) = back((ones_like(y), zeros_like(aux))).",
+    "grad_outputs": "It is called dy here, and goes to the gradient function: grad(f)(x, dy=dy).",
+    "has_aux": "grad, value_and_grad, jacobian, hessian and vjp take it; here f returns just what "
+    "is differentiated.",
     "holomorphic": "Leave it out: complex inputs are differentiated as they are, by TensorFlow's "
     "convention (the conjugate of JAX's).",
     "in_dims": "It is called in_axes here.",
@@ -98,7 +98,10 @@ def of_passed(api: str) -> str:
         return f"{name}(f)([a, b]) gives it one argument for each entry of the list."
     if name in ("vjp", "jvp"):
         return f"{_all(name)} gives it one argument for each input."
-    hint = f"Differentiate by one argument with {name}(lambda a: f(a, b))(a), by all with "
+    if name in ("jacobian", "hessian"):
+        return f"{name}(f, argnums=(0, 1))(a, b) gives it both, and differentiates by both."
+    one = "(f, argnums=0)(a, b)" if name in ALL else "(lambda a: f(a, b))(a)"
+    hint = f"Differentiate by one argument with {name}{one}, by all with "
     is_dy = f" In {name}(f)(x, dy), dy is the gradient that arrives, and no argument of f."
     return f"{hint}{_all(name)}.{is_dy if name in ALL else ''}"
 

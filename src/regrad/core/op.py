@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad.core import dispatch
-from regrad.core.callers import PACKAGE
 from regrad.core.fastpath import binary, unary
+from regrad.core.generated import define
 from regrad.core.registry import OPS, Input, Op, check_op_type, find_op, gradient
 from regrad.core.rule import Entwined
 from regrad.core.signatures import check_call
@@ -218,15 +218,13 @@ def _write_function(entry: Op, kernel: Callable[..., Array]) -> Callable[..., An
     tensors = "".join(f"{i.name}, " for i in entry.inputs)
     attrs = ", ".join(f"{a!r}: {a}" for a in entry.attrs)
     # As namedtuple does: a function with exactly this signature, which answers whatever else it
-    # is given. Its file name says that it is ours, so that hits and warnings name the line of
-    # the caller.
+    # is given.
     source = (
         f"def {entry.name}({', '.join([*pieces, '**unknown_'])}):\n"
         f"    if {fault}: raise misfit_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
         f"    return call_(op_, ({tensors}), {{{attrs}}})"
     )
-    exec(compile(source, f"{PACKAGE}<{entry.name}>", "exec"), scope)
-    return scope[entry.name]
+    return define(entry.name, source, scope)
 
 
 MISSING = object()  # stands for an argument that was not given

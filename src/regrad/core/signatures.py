@@ -106,7 +106,9 @@ def check_call(
     fault = misfit(function, args, options)
     if fault is None:
         return
-    known = list(inspect.signature(function, follow_wrapped=False).parameters)
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    known = [p.name for p in parameters if p.kind not in several]
     unknown = next((key for key in options if key not in known), None)
     if unknown is not None:
         fault = f"got an unexpected keyword argument {unknown!r}"
@@ -152,11 +154,16 @@ def parameters_of(function: Callable[..., Any]) -> str:
     return str(inspect.Signature(plain))
 
 
-def check_passed(f: Callable[..., Any], args: Sequence[Any], api: str) -> None:
+def check_passed(
+    f: Callable[..., Any], args: Sequence[Any], api: str, options: Mapping[str, Any] | None = None
+) -> None:
     """Refuse the f passed to a gradient function if it does not take what it is given."""
-    if misfit(f, args, {}) is None:
+    options = options or {}
+    if misfit(f, args, options) is None:
         return
     count = f"{len(args)} argument{'s' if len(args) != 1 else ''}" if args else "no argument"
+    if options:
+        count += f" and the keyword{'s' if len(options) != 1 else ''} {', '.join(options)}"
     raise ArgumentError(
         f"the f passed in {api} takes {parameters_of(f)}, and is called "
         f"with {count}. {of_passed(api)}"

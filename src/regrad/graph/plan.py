@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.callers import PACKAGE
+from regrad.core.generated import define
 from regrad.core.kernel_errors import explain
 from regrad.core.tensor import wrap
 from regrad.graph.graph import CONST, PLACEHOLDER, Node, Symbol
@@ -194,9 +194,7 @@ class _Writer:
         self._line(f"    return [{', '.join(self.names[s.id] for s in fetches)}]", None)
 
     def function(self) -> Callable[..., list[Any]]:
-        # a file name of ours, so that hits and warnings name the line of the caller
-        exec(compile("\n".join(self.text), f"{PACKAGE}<plan>", "exec"), self.scope)
-        return self.scope["plan"]
+        return define("plan", "\n".join(self.text), self.scope)
 
     def _line(self, text: str, node: Node | None) -> None:
         self.text.append(text)

@@ -6,10 +6,12 @@ Where nothing is connected they give zeros: a linear function has a Hessian.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regrad.autodiff.choosing import Argnums, Call, Choice
 from regrad.autodiff.gradients import callable_or_raise, watchable
 from regrad.core import containers, dims, dispatch
 from regrad.core.backends import BACKENDS, is_inexact
@@ -109,12 +111,13 @@ def _like(values: Any, structure: Any, what: str) -> list[Tensor]:
 
 
 @helpful("vjp")
-def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
+def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """`f(*xs)`, and the function that carries a gradient of it back to xs.
 
     Returns `(y, vjp_function)`; `vjp_function(dy)` gives a tuple with one gradient per input,
     each in its input's structure, zeros where nothing is connected. It can be called any
-    number of times, and differentiated. `dy` has the structure and shapes of y.
+    number of times, and differentiated. `dy` has the structure and shapes of y. With
+    `has_aux=True` f returns `(y, aux)`, and vjp `(y, vjp_function, aux)`.
 
     Source: `jax.vjp`.
 
@@ -123,13 +126,16 @@ def vjp(f: Callable[..., Any], *xs: Any) -> tuple[Any, VjpFunction]:
     >>> [dx.item() for dx in back(1.0)]
     [5.0, 2.0]
     """
-    run = Linearized(f, xs, "vjp(f, *xs)")
+    callable_or_raise(f, "vjp")
+    call = Choice(f, "vjp", range(len(xs)) if xs else None, has_aux).call(xs or (None,), {})
+    run = Linearized(call if has_aux else f, xs, "vjp(f, *xs)")
 
     def vjp_function(dy: TensorLike) -> tuple[Any, ...]:
         with masked():
             return run.close_inputs(run.pull(_like(dy, run.value, "the dy of a vjp function")))
 
-    return run.handed_out(), vjp_function
+    y = run.handed_out()
+    return (y, vjp_function, call.aux) if has_aux else (y, vjp_function)
 
 
 @helpful("jvp")
@@ -166,12 +172,21 @@ def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
 
 
 @helpful("jacobian")
-def jacobian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The Jacobian of `f`: a function of x that gives all derivatives of f(x) by x.
+def jacobian(
+    f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
+) -> Callable[..., Any]:
+    """The Jacobian of `f`: a function that gives all derivatives of f(x) by x.
+
+    Args:
+        f: A function that returns a Tensor or a container of Tensors.
+        argnums: The position of the argument to differentiate by (default: the first), or a
+            sequence of positions, which gives a tuple in each place.
+        has_aux: f returns `(y, aux)`, and the function `(jacobian, aux)`.
 
     For Tensors y = f(x) the result has the shape `y.shape + x.shape`, zeros where nothing is
-    connected. For containers it is y's structure with x's structure in each place. With JAX data
-    (and under `jit`) all rows are computed at once, elsewhere one after another.
+    connected. For containers it is y's structure with x's structure in each place. The other
+    arguments and the keywords of f are constants. With JAX data (and under `jit`) all rows are
+    computed at once, elsewhere one after another.
 
     Source: `jax.jacrev`.
 
@@ -181,41 +196,50 @@ def jacobian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
         [[2, 0],
          [0, 6]]
     """
-    return _jacobian(f, "jacobian")
+    callable_or_raise(f, "jacobian")
+    choice = Choice(f, "jacobian", argnums, has_aux)
 
-
-def _jacobian(f: Callable[[Any], Any], api: str) -> Callable[[Any], Any]:
-    callable_or_raise(f, api)
-
-    @helpful(f"{api}(f)")
-    def jacobian_of_f(x: Any) -> Any:
-        run = Linearized(f, [x], f"{api}(f)(x)")
-        return run.rebuild([run.close_inputs([_rows(run, i)])[0] for i in range(len(run.ys))])
+    @helpful("jacobian(f)")
+    def jacobian_of_f(*args: Any, **options: Any) -> Any:
+        call = choice.call(args, options)
+        return call.with_aux(_jacobian(call, call, "jacobian"))
 
     return jacobian_of_f
 
 
+def _jacobian(call: Call, f: Callable[..., Any], api: str) -> Any:
+    """The derivatives of f, a function of the chosen arguments of a call, by all of these."""
+    run = Linearized(f, call.inputs, f"{api}(f)(x)")
+    per_output = [_rows(run, i) for i in range(len(run.ys))]
+    return run.rebuild([call.parts(run.close_inputs(rows)) for rows in per_output])
+
+
 @inside(masked)
-def _rows(run: Linearized, i: int) -> list[Tensor]:
-    """The derivatives of all elements of one output by each input."""
+def _rows(run: Linearized, i: int) -> list[list[Tensor]]:
+    """The derivatives of all elements of one output by each input, grouped as the inputs are."""
     y = run.ys[i]
+    inputs = [x for group in run.inputs for x in group]
+
+    def grouped(rows: Sequence[Tensor]) -> list[list[Tensor]]:
+        found = iter(rows)
+        return [[next(found) for _ in group] for group in run.inputs]
+
+    def pull(dys: Sequence[Tensor]) -> list[Tensor]:
+        return [dx for group in run.pull([*zeros[:i], *dys, *zeros[i + 1 :]]) for dx in group]
+
     zeros = [zeros_like(t) for t in run.ys]
     if y.size and BACKENDS[type(y._data)].name == "jax":
         units = np.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
 
-        def flat(dys: Sequence[Tensor]) -> Sequence[Tensor]:
-            return run.pull([*zeros[:i], *dys, *zeros[i + 1 :]])[0]
-
-        rows = at_once(flat, [dispatch.lift(units)], [True], "jacobian")
-        return [reshape(r, (*y.shape, *x.shape)) for r, x in zip(rows, run.inputs[0], strict=True)]
+        rows = at_once(pull, [dispatch.lift(units)], [True], "jacobian")
+        shaped = [reshape(r, (*y.shape, *x.shape)) for r, x in zip(rows, inputs, strict=True)]
+        return grouped(shaped)
     rows = []
     for j in range(y.size):
         unit = np.zeros(y.size, y.dtype)
         unit[j] = 1
-        dy = OPS["AddV2"].function(zeros[i], unit.reshape(y.shape))
-        (row,) = run.pull([*zeros[:i], dy, *zeros[i + 1 :]])
-        rows.append(row)
-    return [_stacked([row[k] for row in rows], y, x) for k, x in enumerate(run.inputs[0])]
+        rows.append(pull([OPS["AddV2"].function(zeros[i], unit.reshape(y.shape))]))
+    return grouped([_stacked([row[k] for row in rows], y, x) for k, x in enumerate(inputs)])
 
 
 def _stacked(rows: Sequence[Tensor], y: Tensor, x: Tensor) -> Tensor:
@@ -226,8 +250,15 @@ def _stacked(rows: Sequence[Tensor], y: Tensor, x: Tensor) -> Tensor:
 
 
 @helpful("hessian")
-def hessian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The Hessian of a scalar function: a function of x that gives all second derivatives.
+def hessian(
+    f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
+) -> Callable[..., Any]:
+    """The Hessian of a scalar function: a function that gives all second derivatives.
+
+    Args:
+        f: A function that returns a scalar Tensor.
+        argnums: As in `jacobian`; a sequence gives a tuple of tuples.
+        has_aux: f returns `(y, aux)`, and the function `(hessian, aux)`.
 
     For a Tensor x the result has the shape `x.shape + x.shape`; a linear function's is zeros.
     Reverse mode over reverse mode, so every rule counts at both orders.
@@ -241,15 +272,22 @@ def hessian(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
          [0, 12]]
     """
     callable_or_raise(f, "hessian")
+    choice = Choice(f, "hessian", argnums, has_aux)
 
-    def gradient_of_f(x: Any) -> Any:
-        run = Linearized(f, [x], "hessian(f)(x)")
-        if len(run.ys) != 1 or run.ys[0].ndim:
-            raise ShapeError(
-                "the f passed in hessian(f) must return a scalar Tensor, got "
-                f"{', '.join(str(y.shape) for y in run.ys)}; use jacobian(jacobian(f)) otherwise"
-            )
-        with masked():
-            return run.close_inputs(run.pull([seed(run.ys[0])]))[0]
+    @helpful("hessian(f)")
+    def hessian_of_f(*args: Any, **options: Any) -> Any:
+        call = choice.call(args, options)
+        return call.with_aux(_jacobian(call, partial(_gradient, call), "hessian"))
 
-    return _jacobian(gradient_of_f, "hessian")
+    return hessian_of_f
+
+
+def _gradient(call: Call, *inputs: Any) -> Any:
+    run = Linearized(call, inputs, "hessian(f)(x)")
+    if len(run.ys) != 1 or run.ys[0].ndim:
+        raise ShapeError(
+            "the f passed in hessian(f) must return a scalar Tensor, got "
+            f"{', '.join(str(y.shape) for y in run.ys)}; use jacobian(jacobian(f)) otherwise"
+        )
+    with masked():
+        return call.parts(run.close_inputs(run.pull([seed(run.ys[0])])))

@@ -1,0 +1,165 @@
+"""Which arguments of a function a gradient is by: `argnums`, `has_aux`, keywords and `dy`."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from regrad.core.signatures import check_passed
+from regrad.errors import ArgumentError, kind
+
+Argnums = int | Sequence[int]
+
+
+class Choice:
+    """What `grad(f, argnums=…, has_aux=…)` says of f: the arguments to differentiate by, and aux.
+
+    Args:
+        f: The function.
+        api: The name of the gradient function, for messages.
+        argnums: The positions to differentiate by; None stands for the first.
+        has_aux: f returns `(y, aux)`, and only y is differentiated.
+    """
+
+    def __init__(
+        self, f: Callable[..., Any], api: str, argnums: Argnums | None, has_aux: bool = False
+    ) -> None:
+        self.f = f
+        self.api = api
+        self.given = argnums is not None
+        self.single = argnums is None or not isinstance(argnums, Sequence)
+        self.argnums = (0,) if argnums is None else _positions(argnums, api)
+        if not isinstance(has_aux, bool):
+            raise ArgumentError(f"{api}: has_aux is True or False, got {kind(has_aux)}")
+        self.has_aux = has_aux
+
+    def call(self, args: Sequence[Any], options: Mapping[str, Any]) -> Call:
+        """Return the call of f with these arguments, as a function of the chosen ones."""
+        count = len(args)
+        places = []
+        for number in self.argnums:
+            if not -count <= number < count:
+                raise ArgumentError(
+                    f"{self.api}(f): argnums={number}, but f is called with {count} positional "
+                    f"argument{'s' if count != 1 else ''}. argnums counts these from 0; what is "
+                    "passed by keyword is a constant."
+                )
+            places.append(number % count)
+        if len(set(places)) < len(places):
+            raise ArgumentError(
+                f"{self.api}(f): argnums={self.argnums} names one of {count} arguments twice"
+            )
+        return Call(self, args, options, places)
+
+
+class Call:
+    """One call of f as a function of the chosen arguments alone; it keeps the aux of f."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        args: Sequence[Any],
+        options: Mapping[str, Any],
+        places: Sequence[int],
+    ) -> None:
+        self.choice = choice
+        self.args = args
+        self.options = options
+        self.places = places
+        self.aux: Any = None
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The arguments to differentiate by."""
+        return [self.args[i] for i in self.places]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Return what f returns, without its aux, with these inputs in their places."""
+        args = list(self.args)
+        for i, x in zip(self.places, inputs, strict=True):
+            args[i] = x
+        choice = self.choice
+        try:
+            y = choice.f(*args, **self.options)
+        except TypeError:
+            check_passed(choice.f, args, choice.api, self.options)
+            raise
+        if choice.has_aux:
+            y, self.aux = pair(y, choice.api)
+        return y
+
+    def parts(self, found: Sequence[Any]) -> Any:
+        """Return what belongs to the inputs as the caller asked for it: one thing, or a tuple."""
+        return found[0] if self.choice.single else tuple(found)
+
+    def with_aux(self, answer: Any) -> Any:
+        """Return `(answer, aux)` where f has aux, else the answer."""
+        return (answer, self.aux) if self.choice.has_aux else answer
+
+
+def pair(y: Any, api: str) -> tuple[Any, Any]:
+    """Return what a function with aux returned, in its two parts."""
+    if not isinstance(y, tuple | list) or len(y) != 2:
+        raise ArgumentError(
+            f"{api}(f): with has_aux=True f must return a pair (y, aux), got "
+            + (f"{len(y)} values" if isinstance(y, tuple | list) else kind(y))
+        )
+    return y[0], y[1]
+
+
+def _positions(argnums: Any, api: str) -> tuple[int, ...]:
+    numbers = argnums if isinstance(argnums, Sequence) else (argnums,)
+    try:
+        if isinstance(argnums, str) or any(isinstance(n, bool) for n in numbers):
+            raise TypeError
+        positions = tuple(map(operator.index, numbers))
+    except TypeError:
+        raise ArgumentError(
+            f"{api}(f, argnums=…): argnums is an int or a sequence of ints, got {argnums!r:.60}"
+        ) from None
+    if not positions:
+        raise ArgumentError(f"{api}(f, argnums=()): there is nothing to differentiate by")
+    return positions
+
+
+def weight(f: Callable[..., Any], more: Sequence[Any], dy: Any, api: str) -> Any:
+    """Return the `dy` of `grad(f)(x, dy)`, which is a second argument by position.
+
+    Raises ArgumentError where it may have been meant for f.
+    """
+    if len(more) > 1 or dy is not None:
+        raise ArgumentError(
+            f"{api}(f) gives a function of x and dy, got {1 + len(more)} positional arguments"
+            f"{' and dy' if dy is not None else ''}. {_ways(api)}"
+        )
+    if takes_second(f):
+        raise ArgumentError(
+            f"{api}(f)(x, …): f takes a second positional argument, so it is ambiguous whether "
+            f"the second value is that or the dy which weighs f(x). {_ways(api)}"
+        )
+    return more[0]
+
+
+def _ways(api: str) -> str:
+    return (
+        f"Write {api}(f)(x, dy=dy) for the gradient weighed by dy, {api}(f, argnums=0)(x, a) for "
+        f"f(x, a), and {api}s(f)([x, a]) for the gradients by both."
+    )
+
+
+def takes_second(f: Callable[..., Any]) -> bool:
+    """Whether a second positional argument could be f's own.
+
+    The `save` of a `custom_grad` function is not in its signature, and the `dy` of a gradient
+    function is a keyword there, so these do not count. What does not say what it takes is thought
+    to take one argument.
+    """
+    try:
+        parameters = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return True
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) > 1
