@@ -16,9 +16,6 @@ ROWS = all_samples()
 
 # Samples in which a value decides a shape. Only eager mode has it; compiled, they are refused.
 NEEDS_VALUES = {
-    "indexing: x[a mask]": "the values of the mask decide how many there are",
-    "indexing: at_set, a mask, a tensor": "what is set has as many entries as the mask says",
-    "indexing: at_add, a mask, a tensor": "what is added has as many entries as the mask says",
     "indexing: nonzero": "the values decide how many there are",
     "indexing: unique_values": "the values decide how many there are",
     "indexing: unique_all": "the values decide how many there are",

@@ -124,7 +124,7 @@ def test_log_softmax_where_softmax_is_0():
 def test_softmax_with_excluded_classes():
     x = rg.tensor([0.0, -math.inf, 0.0])
     assert nn.softmax(x).tolist() == [0.5, 0, 0.5]
-    assert rg.grad(nn.softmax)(x, [1.0, 0.0, 0.0]).tolist() == [0.25, 0, -0.25]
+    assert rg.grad(nn.softmax)(x, dy=[1.0, 0.0, 0.0]).tolist() == [0.25, 0, -0.25]
 
 
 # -- normalisation -------------------------------------------------------------------------------

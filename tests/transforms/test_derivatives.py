@@ -126,10 +126,13 @@ def test_every_op_that_is_differentiable_has_forward_mode():
         ys, dys = (y, dy) if isinstance(y, tuple | list) else ([y], [dy])
         _, back = rg.vjp(row.f, *xs)
         ws = [f64(np.sin(np.arange(1, t.size + 1)).reshape(t.shape)) for t in ys]
-        ws = [w if t.dtype.kind == "f" else t for w, t in zip(ws, ys, strict=True)]
+        ws = [w if t.dtype.kind in "fc" else t for w, t in zip(ws, ys, strict=True)]
+        ws = [rg.astype(w, t.dtype) for w, t in zip(ws, ys, strict=True)]
         dxs = back(tuple(ws) if isinstance(y, tuple) else ws if isinstance(y, list) else ws[0])
         left = sum(
-            float((w * d).sum()) for w, d, t in zip(ws, dys, ys, strict=True) if t.dtype.kind == "f"
+            complex((w * d).sum()).real
+            for w, d, t in zip(ws, dys, ys, strict=True)
+            if t.dtype.kind in "fc"
         )
         right = sum(float((dx * v).sum()) for dx, v in zip(dxs, vs, strict=True))
         assert left == pytest.approx(right, rel=1e-8, abs=1e-9), str(row)
