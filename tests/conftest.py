@@ -7,6 +7,8 @@ from importlib.metadata import version
 
 import pytest
 
+from tests.helpers.optional import ABSENT, absent_in, is_installed
+
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -15,7 +17,8 @@ os.environ["JAX_ENABLE_X64"] = "1"
 # Nearly every program of the tests runs once, on few numbers: its time is that of compiling it.
 # Without these passes XLA takes a quarter of the time. `helpers.quick.full_effort` puts them back.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-if version("jaxlib").startswith("0.10."):  # (XLA ends the process over a flag it does not know)
+XLA = version("jaxlib") if is_installed("jaxlib") else ""
+if XLA.startswith("0.10."):  # (XLA ends the process over a flag it does not know)
     os.environ.setdefault(
         "XLA_FLAGS",
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
@@ -23,6 +26,51 @@ if version("jaxlib").startswith("0.10."):  # (XLA ends the process over a flag i
 
 # What needs a GPU is for machines that have one.
 collect_ignore = [] if shutil.which("nvidia-smi") else ["torch/test_cuda.py"]
+
+
+# -- without optional packages ---------------------------------------------------------------------
+
+
+class Module(pytest.Module):
+    """A test file, which is skipped if it imports a package that is not installed."""
+
+    def _getobj(self):
+        try:
+            return super()._getobj()
+        except Exception as error:
+            if name := absent_in(error):
+                pytest.skip(f"needs {name}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Module.from_parent(parent, path=module_path) if ABSENT else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip a test that fails for the absence of a package."""
+    try:
+        return (yield)
+    except Exception as error:
+        if name := absent_in(error):
+            pytest.skip(f"needs {name}")
+        raise
+
+
+pytest_runtest_setup = pytest_runtest_call
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say in one line what was not tested, and why."""
+    if ABSENT:
+        count = len(terminalreporter.stats.get("skipped", ()))
+        terminalreporter.write_line(
+            f"{count} tests and files were skipped; not installed: {', '.join(ABSENT)}"
+        )
+
+
+# -- fixtures --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-ALL = ("numpy", "jax", "torch")
+from tests.helpers.optional import is_installed
+
+ALL = tuple(name for name in ("numpy", "jax", "torch") if is_installed(name))
 
 
 @dataclass(frozen=True)

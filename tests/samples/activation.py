@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import scipy.special
-from torch.nn import functional
 
-import torch
 from regrad import nn
+from tests.helpers.optional import optional
 from tests.samples import away, sample, spread
+
+torch = optional("torch")
+functional = optional("torch.nn.functional")
 
 REAL = spread(2, 3, low=-3.0, high=3.0)
 BOTH = away(2, 3)  # the rectifiers have a kink at 0

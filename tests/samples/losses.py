@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import scipy.special
-from torch.nn import functional
 
-import torch
 from regrad import losses, nn
+from tests.helpers.optional import optional
 from tests.samples import away, sample, spread
 from tests.samples.activation import by_torch
+
+torch = optional("torch")
+functional = optional("torch.nn.functional")
 
 LABELS, PREDICTIONS = spread(2, 3, seed=1), spread(2, 3, seed=2) + 0.05
 PROBABILITIES = spread(2, 3, low=0.1, high=0.9, seed=3)

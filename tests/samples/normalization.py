@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from torch.nn import functional
 
-import torch
 from regrad import nn
+from tests.helpers.optional import optional
 from tests.samples import sample, spread
 from tests.samples.activation import by_torch
+
+torch = optional("torch")
+functional = optional("torch.nn.functional")
 
 REAL = spread(2, 3)
 PER_CHANNEL = (spread(3, seed=1), spread(3, low=0.5, high=2.0, seed=2))  # mean, variance

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
-import jax
 import regrad as rg
-import torch
 from regrad.ops import pooling
+from tests.helpers.optional import optional
 from tests.samples import sample, spread
+
+torch = optional("torch")
+jax = optional("jax")
 
 
 def raw(type: str) -> Any:
