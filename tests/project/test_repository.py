@@ -1,0 +1,83 @@
+"""What the repository promises around the code: metadata, workflows, versions, optional packages."""
+
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.helpers.optional import OPTIONAL
+from tests.helpers.paths import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def bounds():
+    """The lower bounds of what users install."""
+    extras = PROJECT["optional-dependencies"]
+    names = [*PROJECT["dependencies"], *extras["jax"], *extras["train"], *extras["export"]]
+    found = [Requirement(name) for name in names]
+    return {
+        r.name: Version(s.version)
+        for r in found
+        if r.name != "regrad"
+        for s in r.specifier
+        if s.operator == ">="
+    }
+
+
+def test_the_oldest_versions_that_are_tested_are_the_lower_bounds():
+    lines = (ROOT / ".github/oldest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert pinned.keys() == bounds().keys()
+    for name, bound in bounds().items():
+        release = Version(pinned[name]).release
+        assert release[: len(bound.release)] == bound.release, name
+
+
+def test_classifiers_and_workflow_name_the_same_versions_of_python():
+    named = {c.split()[-1] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)}
+    workflow = (ROOT / ".github/workflows/tests.yml").read_text()
+    line = re.search(r"python: \[(.*)\]", workflow)
+    assert line and {v.strip('" ') for v in line[1].split(",")} == named
+    assert min(named, key=Version) == PROJECT["requires-python"].removeprefix(">=")
+
+
+def test_versions_agree():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {PROJECT['version']}\n" in citation
+    assert f"\nlicense: {PROJECT['license']}\n" in citation
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_tests_that_need_a_package_are_skipped_without_it(tmp_path, name):
+    """A run in which a package cannot be imported: one test needs it, one does not."""
+    (tmp_path / "conftest.py").write_text(
+        "import sys, importlib.util as util\n"
+        f"sys.modules[{name!r}] = None\n"
+        "find, util.find_spec = util.find_spec, lambda n, *a: "
+        f"None if n.partition('.')[0] == {name!r} else find(n, *a)\n"
+        "from tests.conftest import *\n"
+    )
+    (tmp_path / "test_file.py").write_text(f"import {name}.nothing\ndef test(): pass\n")
+    (tmp_path / "test_some.py").write_text(
+        f"def test_with():\n    import {name}\n\n"
+        "def test_without():\n    import regrad\n\n"
+        "def test_wrong():\n    import no_such_module\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run([*command, "--rootdir", str(tmp_path)], capture_output=True, text=True,
+                          cwd=ROOT)  # fmt: skip
+    assert "1 failed, 1 passed, 2 skipped" in done.stdout, done.stdout
+    assert f"2 tests and files were skipped; not installed: {name}" in done.stdout
+
+
+def test_optional_packages_are_those_of_the_extras():
+    extras = PROJECT["optional-dependencies"]
+    names = {Requirement(r).name for rs in extras.values() for r in rs}
+    modules = {"scikit-learn": "sklearn", "dm-haiku": "haiku"}
+    tools = {"regrad", "pytest", "pytest-xdist", "hypothesis", "ruff", "pyright"}
+    assert {modules.get(n, n) for n in names - tools} <= {*OPTIONAL}
