@@ -1,4 +1,4 @@
-"""What the repository promises around the code: metadata, workflows, versions, optional packages."""
+"""Around the code: metadata, workflows, versions, and tests without optional packages."""
 
 import re
 import subprocess
