@@ -134,7 +134,7 @@ BINARY = [
         ("floor_div", np.floor_divide, (ints(7, -7), ints(2, 2)), "FloorDiv", None),
         ("floormod", np.remainder, (V, POSITIVE), "FloorMod", None),
         ("mod", np.remainder, (ints(7, -7), ints(3, 3)), "FloorMod", None),
-        ("truncatediv", lambda a, b: np.fix(a / b).astype(I32), (ints(7, -7), ints(2, 2)), None,
+        ("truncatediv", lambda a, b: np.trunc(a / b).astype(I32), (ints(7, -7), ints(2, 2)), None,
          None),
         ("truncatemod", np.fmod, (ints(7, -7), ints(2, 2)), None, None),
         ("pow", np.power, (POSITIVE, V), "Pow", None),

@@ -31,7 +31,7 @@ def test_import_regrad_loads_nothing_heavy():
 
 
 def test_this_test_can_fail():
-    assert loaded("import regrad, scipy.special") == ["scipy.special"]
+    assert "scipy.special" in loaded("import regrad, scipy.special")  # (newer ones load more)
 
 
 def test_work_on_numpy_loads_no_jax():
