@@ -71,6 +71,7 @@ def test_complex_numbers_have_no_order(f, library):
 
 
 def test_float64_on_jax_without_x64_raises():
+    pytest.importorskip("jax")
     script = (
         "import jax.numpy as jnp, numpy as np, regrad as rg\n"
         "x = rg.asarray(jnp.ones(2))\n"
