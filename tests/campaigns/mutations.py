@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import types
 import warnings
 from collections import Counter, defaultdict
@@ -182,8 +183,9 @@ NAMES = {
 
 LEFT_OUT = {
     "sum_to", "broadcast_to", "permute_dims", "reshape", "flip", "matrix_transpose", "_adjoint",
-    "conj", "real", "clip", "abs", "stop_gradient", "reciprocal", "tril", "triu", "cumulative_sum",
-    "expand_dims", "roll", "pad", "astype", "squeeze", "take_along_axis", "_or_zero", "or_zero", "swapaxes", "moveaxis",
+    "conj", "real", "clip", "abs", "stop_gradient", "reciprocal", "tril", "triu",
+    "cumulative_sum", "expand_dims", "roll", "pad", "astype", "squeeze", "take_along_axis",
+    "_or_zero", "or_zero", "swapaxes", "moveaxis",
 }  # fmt: skip
 
 
