@@ -15,6 +15,8 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import subprocess
+import sys
 import types
 import warnings
 from collections import Counter, defaultdict
@@ -24,6 +26,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 import regrad as rg
 from regrad.core import registry
@@ -33,6 +36,7 @@ from regrad.core.tensor import Tensor
 from regrad.testing import check_gradients
 from tests.campaigns.verdicts import EXPLAINED, REFUSED, SILENT, Verdict
 from tests.helpers import sample_runs as runs
+from tests.helpers.paths import ROOT
 from tests.samples import Sample
 
 TITLE = "broken rules"
@@ -60,10 +64,21 @@ def sites(op_type: str) -> list[Site]:
         return [Site(op_type, "all", rule, rule.function)]  # pyright: ignore[reportArgumentType]
     if not isinstance(rule, PerInput):
         return []
-    found = [Site(op_type, wrt, rule, f) for wrt, f in rule.functions.items()]
+    found = [Site(op_type, wrt, rule, f) for wrt, f in rule.functions.items() if not is_none(f)]
     if isinstance(rule, Entwined):
         found.append(Site(op_type, "together", rule, rule.of_both))
     return found
+
+
+def is_none(function: Function) -> bool:
+    """Whether a rule says that there is no gradient: `lambda dy: None`."""
+    steps = {step.opname for step in dis.get_instructions(function)}
+    code = getattr(function, "__code__", None)
+    return (
+        code is not None
+        and code.co_consts == (None,)
+        and steps <= {"RESUME", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}
+    )
 
 
 @contextmanager
@@ -167,7 +182,7 @@ def _stale(function: Function, name: str, args: Any, names: Any) -> Any:
 # -- mutants of code -------------------------------------------------------------------------------
 
 OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "**": "*", "@": "*", "//": "/", "%": "/"}
-COMPARISONS = {"<": ">", ">": "<", "<=": "<", ">=": ">", "==": "!=", "!=": "=="}
+COMPARISONS = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "!=", "!=": "=="}
 BOUNDS = {"<": "<=", ">": ">=", "<=": "<", ">=": ">"}
 NAMES = {
     "sin": "cos", "cos": "sin", "sinh": "cosh", "cosh": "sinh", "tan": "tanh", "tanh": "tan",
@@ -209,7 +224,8 @@ Code = tuple[str, types.CodeType, dict[str, Any]]
 def _instructions(code: types.CodeType) -> Iterator[Code]:
     symbols = {name: i for i, (_, name) in enumerate(dis._nb_ops)}  # pyright: ignore
     for step in dis.get_instructions(code):
-        where = f"line {step.positions.lineno}" if step.positions else f"at {step.offset}"
+        at = step.positions
+        where = f"line {at.lineno}:{at.col_offset}" if at else f"at {step.offset}"
         if step.opname == "BINARY_OP" and (other := OPERATORS.get(step.argrepr)):
             what = f"{step.argrepr} to {other}"
             yield _with_byte(code, step.offset + 1, symbols[other], what, where)
@@ -394,7 +410,36 @@ def judge(site: Site, what: str, mutant: Function) -> Verdict:
             return Verdict(case, REFUSED, found)
         if is_same(site, mutant):
             return Verdict(case, EXPLAINED, "the same rule")
+    if conventions_fail(case):
+        return Verdict(case, REFUSED, CONVENTIONS)
     return Verdict(case, SILENT, "survived")
+
+
+# What gradients are at kinks, ties and singular points is no derivative, and has tests of its own.
+FILES = (
+    "tests/core/test_conventions.py", "tests/ops/test_nn.py", "tests/ops/test_reduction.py",
+    "tests/ops/test_linalg.py", "tests/ops/test_degenerate.py", "tests/ops/test_edges.py",
+    "tests/ops/test_losses.py",
+)  # fmt: skip
+CONVENTIONS = "a test of conventions"
+
+
+def conventions_fail(case: str) -> bool:
+    """Whether one of these tests fails under a mutant, in a process of its own."""
+    command = [sys.executable, "-m", "tests.campaigns.mutations", case]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.returncode == 1
+
+
+def main(case: str) -> int:
+    """Run the tests of conventions with one mutant in force."""
+    op_type, _, wrt = case.partition(": ")[0].partition(", ")
+    site = next(site for site in sites(op_type) if site.wrt == wrt)
+    mutant = dict(mutants(site))[case.partition(": ")[2]]
+    with broken(site, mutant):
+        return pytest.main(["-q", "-x", "-p", "no:cacheprovider", *FILES])
 
 
 def kind_of(case: str) -> str:
@@ -415,14 +460,15 @@ def class_of(case: str, outcome: str, detail: str) -> tuple[str, str]:
 
 def tables(classes: Sequence[Mapping[str, Any]]) -> str:
     """Return the score: mutants by kind, and what has caught them."""
+    columns = [*(f"differences at order {n}" for n in (1, 2, 3)), CONVENTIONS, "an error"]
+    columns += [SILENT, EXPLAINED]
+    titles = ["order 1", "order 2", "order 3", "conventions", "an error", "survived", "the same"]
     every: dict[str, Counter[str]] = defaultdict(Counter)
     for each in classes:
         kind, _, detail = each["class"].partition(": ")
-        found = detail if detail.startswith("differences") else "an error"
+        found = detail if detail in columns else "an error"
         every[kind][found if each["outcome"] == REFUSED else each["outcome"]] += each["count"]
     total = sum(every.values(), Counter())
-    columns = [*(f"differences at order {n}" for n in (1, 2, 3)), "an error", SILENT, EXPLAINED]
-    titles = ["order 1", "order 2", "order 3", "an error", "survived", "the same rule"]
     lines = ["| mutants | " + " | ".join(titles) + " |", "|---|" + "--:|" * len(titles)]
     for kind, counts in [*every.items(), ("**all**", total)]:
         lines.append(f"| {kind} | " + " | ".join(f"{counts[c]:,}" for c in columns) + " |")
@@ -431,3 +477,7 @@ def tables(classes: Sequence[Mapping[str, Any]]) -> str:
     return f"Caught: {score:.2f} % of {different:,} mutants that differ from the rule.\n\n" + (
         "\n".join(lines)
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
