@@ -9,14 +9,14 @@
     python -m tests.campaigns.proof page             docs/proof.md anew, from what is recorded
 
 The campaigns: F1, a rule for every op type in every context (`fires`); F2, every gradient in every
-dtype and mode (`numerics`); F3, wrong answers of rules (`answers`); F5, random programs in every
-mode (`agreement`); F6, the ends of the range (`edges`); F7, eager, graph and compiled to the last
-digit (`ulps`); F8, threads and tasks (`concurrency`); F9, memory (`memory`); F10, interrupts
-(`interrupts`); F11, damaged files (`damage`); F12, calls that make no sense (`malformed`); F13,
-torch's own samples of its ops, in every way in which torch runs them (`torch_ops`). What is done is
-noted under `out/`; a second run of the same sources goes on from there. A campaign that is run
-whole writes its results to `tests/campaigns/results/F1.json` and so on, and what is not whole to
-`out/`.
+dtype and mode (`numerics`); F3, wrong answers of rules (`answers`); F4, broken rules that the tests
+must see (`mutations`); F5, random programs in every mode (`agreement`); F6, the ends of the range
+(`edges`); F7, eager, graph and compiled to the last digit (`ulps`); F8, threads and tasks
+(`concurrency`); F9, memory (`memory`); F10, interrupts (`interrupts`); F11, damaged files
+(`damage`); F12, calls that make no sense (`malformed`); F13, torch's own samples of its ops, in
+every way in which torch runs them (`torch_ops`). What is done is noted under `out/`; a second run
+of the same sources goes on from there. A campaign that is run whole writes its results to
+`tests/campaigns/results/F1.json` and so on, and what is not whole to `out/`.
 
 The exit status is 1 if anything was silent or broken.
 """
@@ -51,6 +51,7 @@ from tests.campaigns import (
     interrupts,
     malformed,
     memory,
+    mutations,
     numerics,
     op_calls,
     op_tables,
@@ -80,6 +81,7 @@ CAMPAIGNS: dict[str, Any] = {
     "F1": fires,
     "F2": numerics,
     "F3": answers,
+    "F4": mutations,
     "F5": agreement,
     "F6": edges,
     "F7": ulps,
@@ -115,6 +117,7 @@ def all_jobs(options: argparse.Namespace) -> list[Job]:
         "F1": quick_jobs if quick else fires.jobs,
         "F2": lambda: numerics.jobs(quick),
         "F3": answers.jobs,
+        "F4": lambda: mutations.jobs(quick),
         "F5": lambda: agreement.jobs(programs, options.seed),
         "F6": lambda: edges.jobs(quick),
         "F7": lambda: ulps.jobs(quick),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,27 @@ def scalar(row: Sample, xs: list[Any], order: int) -> Any:
 
     for _ in range(order):
         f = next_order(f)
+    return f
+
+
+def alone(row: Sample) -> Iterator[Sample]:
+    """The row by each of its floats, if there are several, with the others as constants."""
+    places = [i for i, a in enumerate(row.inputs) if is_float(a)]
+    for i in places if len(places) > 1 else ():
+
+        def f(x: Any, i: int = i) -> Any:
+            return row.f(*row.inputs[:i], x, *row.inputs[i + 1 :])
+
+        yield replace(row, name=f"{row.name}, by input {i}", f=f, inputs=(row.inputs[i],))
+
+
+def squared(row: Sample) -> Any:
+    """The row's function, and the squares of its results: what arrives at its ops depends on x."""
+
+    def f(*xs: Any) -> Any:
+        ys = [y for y in outputs(row.f(*xs)) if y.dtype.kind in "fc"]
+        return [y * y for y in ys]
+
     return f
 
 

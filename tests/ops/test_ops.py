@@ -14,6 +14,7 @@ from regrad.testing import check_gradients
 from tests.helpers.sample_runs import (
     NEEDS_VALUES,
     ROWS,
+    alone,
     arrays_of,
     case_named,
     gradient_tensors,
@@ -21,6 +22,7 @@ from tests.helpers.sample_runs import (
     inputs_of,
     numbers,
     outputs,
+    squared,
 )
 from tests.samples import Sample
 
@@ -69,6 +71,22 @@ def check_values(row: Sample, xs: list[Any], due: list[np.ndarray]) -> None:
 @over([r for r in ROWS if r.order])
 def test_gradients_against_differences(row: Sample) -> None:
     check_gradients(row.f, [rg.asarray(a) for a in row.inputs], order=row.order, rtol=row.rtol)
+
+
+@over([r for r in ROWS if r.order])
+def test_gradients_go_on_through_what_arrives(row: Sample) -> None:
+    """The second order of a linear op is all in the gradient that arrives at it."""
+    xs = [rg.asarray(a) for a in row.inputs]
+    check_gradients(squared(row), xs, order=min(row.order, 2), rtol=row.rtol)
+
+
+@over([r for r in ROWS if r.order and len(r.inputs) > 1])
+def test_gradients_by_one_input_alone(row: Sample) -> None:
+    """Rules see which gradients are wanted, and may compute each in a way of its own."""
+    for one in alone(row):
+        with case_named(one.name):
+            xs = [rg.asarray(a) for a in one.inputs]
+            check_gradients(one.f, xs, order=min(row.order, 2), rtol=row.rtol)
 
 
 @over([r for r in ROWS if r.order])

@@ -18,6 +18,7 @@ from tests.campaigns import (
     edges,
     fires,
     memory,
+    mutations,
     numerics,
     op_calls,
     programs,
@@ -446,3 +447,42 @@ def test_a_campaign_that_fails_is_broken(monkeypatch, runner):
 
     monkeypatch.setattr(proof.fires, "run", fails)
     assert proof.main(["--only", "F1/Sign/numpy"]) == 1
+
+
+# -- broken rules ----------------------------------------------------------------------------------
+
+
+def test_broken_rules_are_caught():
+    verdicts = [*mutations.run("Sin"), *mutations.run("MatMul")]
+    assert len(verdicts) > 25 and outcomes(verdicts) <= {REFUSED, EXPLAINED}
+
+
+def test_broken_rules_survive_a_check_that_never_fails(monkeypatch):
+    monkeypatch.setattr(mutations, "check_gradients", lambda *args, **options: None)
+    monkeypatch.setattr(mutations, "conventions_fail", lambda case: False)
+    verdicts = [*mutations.run("Sin")]
+    assert len(verdicts) > 8 and outcomes(verdicts) <= {SILENT, EXPLAINED}
+
+
+def test_a_mutant_is_one_and_the_rule_comes_back():
+    (site,) = mutations.sites("Sin")
+    doubled = dict(mutations.mutants(site))["factor of 2"]
+    with mutations.broken(site, doubled):
+        assert rg.grad(rg.sin)(0.0).item() == 2.0
+    assert rg.grad(rg.sin)(0.0).item() == 1.0
+    named = dict(mutations.mutants(site))
+    with mutations.broken(site, named["cos to sin"]):
+        assert rg.grad(rg.sin)(0.0).item() == 0.0
+    (site,) = [site for site in mutations.sites("Maximum") if site.wrt == "a"]
+    (bound,) = [f for what, f in mutations.mutants(site) if what.startswith(">= to >,")]
+    with mutations.broken(site, bound):
+        assert rg.grad(lambda a: rg.maximum(a, 1.0))(1.0).item() == 0.0
+    assert rg.grad(lambda a: rg.maximum(a, 1.0))(1.0).item() == 1.0
+
+
+def test_mutants_that_change_nothing_are_told_from_survivors():
+    (site,) = mutations.sites("Sin")
+    assert mutations.is_same(site, site.function)
+    assert not mutations.is_same(site, dict(mutations.mutants(site))["factor of 1.001"])
+    unreached = next(site for site in mutations.sites("Sqrt"))
+    assert not mutations.is_same(unreached._replace(op_type="Sin"), unreached.function)

@@ -282,8 +282,10 @@ class Entwined(PerInput):
     """
 
     together: Part
+    of_both: RuleFunction
 
     def add_together(self, function: RuleFunction) -> None:
+        self.of_both = function
         self.together = Part(function, self.op, self.name)
         self.pulls = None  # the walk asks `pull`, and says what is wanted
 
