@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from regrad.core.signatures import check_passed
 from regrad.errors import ArgumentError, kind
 
-Argnums = int | Sequence[int]
+Argnums: TypeAlias = int | Sequence[int]
 
 
 class Choice:

@@ -12,7 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    overload,
+)
 
 import numpy as np
 
@@ -37,6 +46,9 @@ if TYPE_CHECKING:
     from regrad.core.overrides import OpBinding, Overrides
     from regrad.core.rule import Rule
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 ndarray = np.ndarray
 VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
 MANY = 8  # traces after which a function that is traced once more gets a warning
@@ -50,6 +62,28 @@ class CacheInfo(NamedTuple):
     traces: int
     programs: int
     dropped: int
+
+
+@overload
+def jit(
+    f: Callable[P, R],
+    *,
+    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    donate: str | Sequence[str] = (),
+    verify: bool | None = None,
+) -> Jitted[P, R]: ...
+
+
+@overload
+def jit(
+    f: None = None,
+    *,
+    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    donate: str | Sequence[str] = (),
+    verify: bool | None = None,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
 @public
@@ -183,12 +217,12 @@ class Statics:
         )
 
 
-class Jitted:
+class Jitted(Generic[P, R]):
     """A compiled function, see `jit`."""
 
     def __init__(
         self,
-        f: Callable[..., Any],
+        f: Callable[P, R],
         *,
         static_argnames: str | Sequence[str] = (),
         static_argnums: int | Sequence[int] = (),
@@ -227,6 +261,14 @@ class Jitted:
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
+
+    @overload
+    def __get__(
+        self: Jitted[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method is compiled for each object that it is called on."""
         if instance is None:
@@ -245,7 +287,7 @@ class Jitted:
         }
         return method, CompiledMethod(method, **{**self.options, **static})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self.calls += 1
         state = current()
         if state is not None:
@@ -350,11 +392,12 @@ class Jitted:
         return set(self.programs.values())
 
     def _body(self, given: Given) -> Body:
+        f: Callable[..., Any] = self.f
         close = given.closer()
 
         def body(xs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
             args, kwargs = close(xs)
-            return returned(self.f(*args, **kwargs))
+            return returned(f(*args, **kwargs))
 
         return body
 
@@ -427,7 +470,7 @@ class Jitted:
         return "a rule, or a setting of JAX"
 
 
-class CompiledMethod(Jitted):
+class CompiledMethod(Jitted[..., Any]):
     """A compiled method of one object, which it does not keep alive, but gets at each call."""
 
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
