@@ -289,6 +289,7 @@ def _in_turn(
     checkpoint: bool,
 ) -> tuple[Sequence[Tensor], list[Tensor]]:  # fmt: skip
     """The steps one after another, in Python."""
+
     def row(*tensors: Tensor) -> Any:
         return step(tensors)
 

@@ -203,9 +203,12 @@ class Statics:
     def __init__(
         self, parameters: Sequence[str], names: Sequence[str], places: Sequence[int]
     ) -> None:
-        self.places = {*places, *[i for i, name in enumerate(parameters) if name in names]}
-        self.names = {*names, *[parameters[i] for i in places if i < len(parameters)]}
-        self.any = bool(self.places or self.names)
+        self.places: set[int] = {
+            *places,
+            *[i for i, name in enumerate(parameters) if name in names],
+        }
+        self.names: set[str] = {*names, *[parameters[i] for i in places if i < len(parameters)]}
+        self.any: bool = bool(self.places or self.names)
 
     def marked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -231,33 +234,33 @@ class Jitted(Generic[P, R]):
     ) -> None:
         find_jax()
         self.f = f
-        self.name = f"jit({getattr(f, '__name__', type(f).__name__)})"
-        self.options = {
+        self.name: str = f"jit({getattr(f, '__name__', type(f).__name__)})"
+        self.options: dict[str, Any] = {
             "static_argnames": static_argnames,
             "static_argnums": static_argnums,
             "donate": donate,
             "verify": verify,
         }
-        self.donate = _names(f, donate, "donate")
+        self.donate: tuple[str, ...] = _names(f, donate, "donate")
         self.verify = verify
         self.programs: OrderedDict[Any, Program] = OrderedDict()  # the one used last comes last
-        self.full = False  # programs are to be dropped
-        self.dropped = 0
+        self.full: bool = False  # programs are to be dropped
+        self.dropped: int = 0
         self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
         self.closure = Closure(f)
         self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
         self.version: int | None = None  # of the registry, when a program was found
         self.stamp: Any = None  # of the registry, when the closure was made
         self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
-        self.methods: dict[int, tuple[Method, Jitted]] = {}
-        self.calls = 0
-        self.traces = 0
+        self.methods: dict[int, tuple[Method, Jitted[..., Any]]] = {}
+        self.calls: int = 0
+        self.traces: int = 0
         self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
         signature = _signature(f)
-        self.parameters = list(signature.parameters) if signature is not None else []
+        self.parameters: list[str] = list(signature.parameters) if signature is not None else []
         names = _names(f, static_argnames, "static_argnames")
-        self.static = Statics(self.parameters, names, _places(f, static_argnums))
-        self.shortcuts = Shortcuts(self.static.places, self.static.names)
+        self.static: Statics = Statics(self.parameters, names, _places(f, static_argnums))
+        self.shortcuts: Shortcuts = Shortcuts(self.static.places, self.static.names)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
@@ -278,7 +281,7 @@ class Jitted(Generic[P, R]):
             known = self.methods[id(instance)] = self._of(instance)
         return MethodType(known[1], instance)
 
-    def _of(self, instance: Any) -> tuple[Method, Jitted]:
+    def _of(self, instance: Any) -> tuple[Method, Jitted[..., Any]]:
         methods, key = self.methods, id(instance)
         method = Method(self.f, instance, gone=lambda _: methods.pop(key, None))
         static = {  # less self, which is reached
@@ -339,7 +342,7 @@ class Jitted(Generic[P, R]):
         stamp = registry.version, len(registry.OPS)
         if not overrides and not reaching:
             if stamp != self.stamp or not self.closure.is_current():
-                self.closure = Closure(self.f, *registered(*stamp))
+                self.closure: Closure = Closure(self.f, *registered(*stamp))
                 self.stamp = stamp
                 self._forget()
             return self.closure
