@@ -95,6 +95,10 @@ class CustomRule(Saves, Rule):
 class CustomCall(CustomRule):
     """One call of a custom function, in any state: f runs under a guard, and is recorded."""
 
+    grad_func: Callable[..., Any]
+    rebuild: containers.Rebuild
+    saved: Any
+    scopes: Any
     again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
     mark: int = 0  # what is newer, f made
     # the tapes that see what f does, with their numbers of records before it

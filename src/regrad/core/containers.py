@@ -85,7 +85,9 @@ CLOSED = (
 )
 
 
-LATER = Iterator | AsyncIterator | Awaitable | KeysView | ValuesView | ItemsView
+LATER: tuple[type[Any], ...] = (
+    Iterator, AsyncIterator, Awaitable, KeysView, ValuesView, ItemsView
+)  # fmt: skip
 
 
 def is_closed(value: object, depth: int = 3) -> bool:

@@ -42,7 +42,7 @@ _LIBRARIES = tuple(
 )
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MISSING: Any = object()
-CONTAINERS = (
+CONTAINERS: tuple[type[Any], ...] = (
     list, tuple, dict, set, frozenset, deque, UserDict, UserList, ChainMap, bytearray, array,
     types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()),
 )  # fmt: skip
