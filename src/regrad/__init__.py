@@ -3,7 +3,7 @@
 Array operations carry the names and signatures of the Array API standard.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from regrad import fft as fft
 from regrad import linalg as linalg
@@ -235,7 +235,7 @@ from regrad.transforms.devices import device_put as device_put
 from regrad.transforms.jit import jit as jit
 from regrad.transforms.vmap import vmap as vmap
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from regrad import extend as extend
     from regrad import jax as jax
     from regrad import plot as plot
@@ -292,18 +292,20 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> object:
-    """Import parts when they are first used; say what a misspelt or foreign name is called."""
-    from importlib import import_module
+if not _typing.TYPE_CHECKING:  # to a type checker a name that is not above is an error
 
-    try:
-        if name in _PARTS:
-            return import_module(f"regrad.{name}")
-        if name in _TOOLS:
-            return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
-    except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no
-        raise _MissingPartError(str(error)) from error
-    if name.startswith("__"):  # Python asks for such names, and so does code that looks around
-        raise AttributeError(f"module 'regrad' has no attribute {name!r}")
-    known = [n for n in globals() if not n.startswith("_")]
-    raise AttributeError(f"module 'regrad' has no attribute {name!r}.{_of_name(name, known)}")
+    def __getattr__(name: str) -> object:
+        """Import parts when they are first used; say what a misspelt or foreign name is called."""
+        from importlib import import_module
+
+        try:
+            if name in _PARTS:
+                return import_module(f"regrad.{name}")
+            if name in _TOOLS:
+                return getattr(import_module(f"regrad.{_TOOLS[name]}"), name)
+        except _MissingPackageError as error:  # so that hasattr(regrad, "jax") says no
+            raise _MissingPartError(str(error)) from error
+        if name.startswith("__"):  # Python asks for such names, and so does code that looks around
+            raise AttributeError(f"module 'regrad' has no attribute {name!r}")
+        known = [n for n in globals() if not n.startswith("_")]
+        raise AttributeError(f"module 'regrad' has no attribute {name!r}.{_of_name(name, known)}")

@@ -145,7 +145,9 @@ class RetraceWarning(UserWarning):
     """A compiled function that is traced again and again."""
 
 
-CLASSES = {  # of an error that is not ours, and what it becomes; the first that fits
+CLASSES: dict[
+    type[Exception], type[RegradError]
+] = {  # of an error that is not ours, and what it becomes; the first that fits
     IndexError: IndexRangeError,
     OverflowError: NumberRangeError,
     MemoryError: ResultSizeError,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,10 @@ from regrad.ops.creation import as_numpy_dtype
 from regrad.ops.elementwise import astype, less
 from regrad.ops.indexing import take
 from regrad.transforms.traces import find_jax
+
+if TYPE_CHECKING:
+    from regrad.core.backends import Backend
+
 
 # An array is a key of JAX. (As text: NumPy loads its random numbers when they are first named.)
 Key: TypeAlias = "int | np.random.Generator | Array"
@@ -279,7 +283,7 @@ class JaxSource:
 
     def __init__(self, key: Array) -> None:
         self.key = key
-        self.backend = BACKENDS[type(key)]
+        self.backend: Backend = BACKENDS[type(key)]
 
     def draw(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Numbers from the standard form of the distribution `name`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from regrad.core.signatures import check_passed
 from regrad.errors import ArgumentError, kind
 
-Argnums = int | Sequence[int]
+Argnums: TypeAlias = int | Sequence[int]
 
 
 class Choice:
@@ -28,9 +28,9 @@ class Choice:
     ) -> None:
         self.f = f
         self.api = api
-        self.given = argnums is not None
-        self.single = argnums is None or not isinstance(argnums, Sequence)
-        self.argnums = (0,) if argnums is None else _positions(argnums, api)
+        self.given: bool = argnums is not None
+        self.single: bool = argnums is None or not isinstance(argnums, Sequence)
+        self.argnums: tuple[int, ...] = (0,) if argnums is None else _positions(argnums, api)
         if not isinstance(has_aux, bool):
             raise ArgumentError(f"{api}: has_aux is True or False, got {kind(has_aux)}")
         self.has_aux = has_aux

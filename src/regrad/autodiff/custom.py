@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from regrad.autodiff import custom_calls, guards
 from regrad.autodiff.custom_calls import CustomCall, CustomRule
@@ -21,6 +21,19 @@ from regrad.errors import GradientError
 
 if TYPE_CHECKING:
     from regrad.transforms.region import Region
+
+
+Y = TypeVar("Y")
+
+
+# A type checker cannot take the last parameter off a function, and so not know whether there is a
+# `save`: it knows what comes back, and not what goes in.
+@overload
+def custom_grad(f: Callable[..., tuple[Y, Any]]) -> Callable[..., Y]: ...
+
+
+@overload
+def custom_grad(f: Callable[..., Mapping[str, Any]]) -> Callable[..., Any]: ...
 
 
 @public

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from regrad.graph.graph import is_symbolic
 
 if TYPE_CHECKING:
     from regrad.core.rule import Cotangent
-    from regrad.core.tape import Record
+    from regrad.core.tape import Record, Tape
 
 CUSTOM = Op("CustomGrad", "custom_grad", lambda xp, x: x, [Input("x", "one")])
 NOTHING: tuple[frozenset[int], bool] = frozenset(), False
@@ -38,14 +38,15 @@ class CustomRule(Saves, Rule):
     scopes: Any = None  # the overrides in force at the call
     form: Sequence[Any] | None = None  # of the arguments; None: each is a Tensor
     nests = False  # whether one of the arguments is a container of Tensors
-    rebuild = staticmethod(containers.only)  # the structure of the value
+    rebuild: containers.Rebuild = staticmethod(containers.only)  # the structure of the value
 
     def __init__(self, custom: CustomFunction, count: int) -> None:
-        self.custom = custom  # (not by Saves: a second call, at every call of a custom function)
-        self.count = count  # of inputs
-        self.pulls = ONLY_INPUT if count == 1 else None
-        self.saved = ()
-        self.running = True
+        # (not by Saves: a second call, at every call of a custom function)
+        self.custom: CustomFunction = custom
+        self.count: int = count  # of inputs
+        self.pulls: Any = ONLY_INPUT if count == 1 else None
+        self.saved: Any = ()
+        self.running: bool = True
 
     def keep(self, value: Any) -> Any:
         return _copied(value)
@@ -94,13 +95,18 @@ class CustomRule(Saves, Rule):
 class CustomCall(CustomRule):
     """One call of a custom function, in any state: f runs under a guard, and is recorded."""
 
+    grad_func: Callable[..., Any]
+    rebuild: containers.Rebuild
+    saved: Any
+    scopes: Any
     again: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # the call, if inspected
-    mark = 0  # what is newer, f made
-    seen = UNSEEN  # the tapes that see what f does, with their numbers of records before it
+    mark: int = 0  # what is newer, f made
+    # the tapes that see what f does, with their numbers of records before it
+    seen: Mapping[Tape, int] = UNSEEN
 
     def __init__(self, custom: CustomFunction, inputs: tuple[Tensor, ...]) -> None:
         super().__init__(custom, len(inputs))
-        self.inputs = inputs  # until the call is recorded
+        self.inputs: tuple[Tensor, ...] = inputs  # until the call is recorded
 
     def on(self, inputs: tuple[Tensor, ...]) -> CustomCall:
         """The same call on other inputs."""
@@ -117,7 +123,7 @@ class CustomCall(CustomRule):
         if state is None or (capture is None and not state.tapes):
             self.mark = next_id()
             value, self.grad_func = unpack(run(), self.name)
-            self.running = False
+            self.running: bool = False
             return value if type(value) is Tensor or not _is_in_graph(value) else self.placed(value)
         if capture is not None:
             return capture.custom(self, lambda: self.guarding(run, state), state)

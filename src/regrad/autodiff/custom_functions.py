@@ -26,12 +26,14 @@ class CustomFunction:
     __slots__ = ("_ways", "code", "f", "name", "parameters", "plainly", "takes")
 
     def __init__(self, f: Callable[..., Any]) -> None:
-        self.f = f
-        self.name = getattr(f, "__name__", type(f).__name__)
+        self.f: Callable[..., Any] = f
+        self.name: Any | str = getattr(f, "__name__", type(f).__name__)
         self.code: Any = None  # of the last gradient function, which is made anew at each call
         self.takes = True  # whether one with that code takes what was saved
         try:
-            self.parameters = list(inspect.signature(f).parameters.values())
+            self.parameters: list[inspect.Parameter] = list(
+                inspect.signature(f).parameters.values()
+            )
         except ValueError:
             self.parameters = []
         self._ways: dict[int, str] = {}  # how f takes `save`, by the number of its arguments
@@ -93,7 +95,8 @@ class CustomFunction:
             code = grad_func.__code__
             others = code.co_kwonlyargcount | code.co_flags & CO_VARARGS
             if 0 < code.co_argcount <= 2 and grad_func.__defaults__ is None and not others:
-                self.code, self.takes = code, code.co_argcount == 2
+                self.code = code
+                self.takes: bool = code.co_argcount == 2
                 return self.takes
         return _takes_saved(grad_func)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, overload
 
 from regrad.autodiff.choosing import Argnums, Choice, weight
 from regrad.autodiff.variables import Variable, VariableTape
@@ -22,7 +22,7 @@ from regrad.errors import ArgumentError, DTypeError, GradientError, ShapeError, 
 if TYPE_CHECKING:
     from regrad.core.tensor import TensorLike
 
-Unconnected = Literal["raise", "zero", "none"]
+Unconnected: TypeAlias = Literal["raise", "zero", "none"]
 
 
 class ValueAndGrad(NamedTuple):
@@ -46,7 +46,39 @@ class VariableGrads(NamedTuple):
     grads: dict[str, Tensor | None]
 
 
+class Gradient(Protocol):
+    """The gradient function of a function of one argument: `g(x, dy=None)`."""
+
+    @overload
+    def __call__(
+        self, x: Tensor | Variable | complex, /, *more: Any, dy: TensorLike = None, **options: Any
+    ) -> Tensor: ...
+
+    @overload
+    def __call__(self, x: Any, /, *more: Any, dy: TensorLike = None, **options: Any) -> Any: ...
+
+
 # -- grad, grads, value_and_grad, value_and_grads --------------------------------------------
+
+
+@overload
+def grad(
+    f: Callable[..., Any],
+    *,
+    argnums: None = None,
+    has_aux: Literal[False] = False,
+    unconnected: Literal["raise", "zero"] = "raise",
+) -> Gradient: ...
+
+
+@overload
+def grad(
+    f: Callable[..., Any],
+    *,
+    argnums: Argnums | None = None,
+    has_aux: bool = False,
+    unconnected: Unconnected = "raise",
+) -> Callable[..., Any]: ...
 
 
 @helpful("grad")

@@ -62,7 +62,8 @@ class Guard:
         """Watch over nothing until the next call."""
         self.inputs: tuple[Tensor, ...] = ()  # what the function may use
         self.tapes: tuple[Tape, ...] = ()
-        self.seen = UNSEEN  # the tapes that see what it does, with their numbers of records before
+        # the tapes that see what it does, with their numbers of records before
+        self.seen: Mapping[Tape, int] = UNSEEN
 
     def check(self, op: Op, xs: Iterable[Tensor]) -> None:
         """Refuse inputs of an op that f closes over while a tape watches them."""

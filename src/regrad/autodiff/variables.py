@@ -89,8 +89,8 @@ class Variable(Methods, Readable):
             raise prefixed(error, "Variable") from error.__cause__
         self._lent = True  # somebody else may hold the Tensor: a program must not write over it
         self._away = False  # a program may be writing over it
-        self.trainable = trainable
-        self.name = name or f"Variable_{self._serial}"
+        self.trainable: bool = trainable
+        self.name: str = name or f"Variable_{self._serial}"
 
     # Two Variables are equal if they are one, so that they can be keys of dicts and found in
     # lists; with anything else the values are compared.
@@ -235,13 +235,29 @@ class Variable(Methods, Readable):
         with UPDATES:
             self._assign(self.sub(value))
 
-    def _no_augmented(self, other: object) -> Any:
-        raise ArgumentError(
+    def _refusal(self) -> ArgumentError:
+        return ArgumentError(
             f"v += x would bind the name to a Tensor and leave the Variable {self.name!r} as it "
             "is; write v.assign_add(x), v.assign_sub(x) or v.assign(...)"
         )
 
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _no_augmented
+    def __iadd__(self, other: object) -> Any:
+        raise self._refusal()
+
+    def __isub__(self, other: object) -> Any:
+        raise self._refusal()
+
+    def __imul__(self, other: object) -> Any:
+        raise self._refusal()
+
+    def __itruediv__(self, other: object) -> Any:
+        raise self._refusal()
+
+    def __ipow__(self, other: object) -> Any:
+        raise self._refusal()
+
+    def __imatmul__(self, other: object) -> Any:
+        raise self._refusal()
 
     def numpy(self) -> Any:
         """The current value as a read-only NumPy view."""
@@ -300,7 +316,7 @@ class VariableTape(Tape):
 
     def __init__(self, only: list[Variable] | None = None) -> None:
         super().__init__()
-        self.only = None if only is None else {id(v) for v in only}
+        self.only: set[int] | None = None if only is None else {id(v) for v in only}
         self.reads: dict[Variable, tuple[Tensor, Tensor]] = {}
 
     def wants(self, variable: Variable) -> bool:

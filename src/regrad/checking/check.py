@@ -146,16 +146,16 @@ class Level:
     trembling: dict[bytes, list[np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rng = np.random.default_rng([self.settings.seed, self.order])
-        self.flat = [reals(x) for x in self.xs]
-        self.scales = [natural(x, self.settings.step) for x in self.flat]
-        self.ys = self.function.f(self.xs)
-        self.y = joined(self.ys)
+        self.rng: np.random.Generator = np.random.default_rng([self.settings.seed, self.order])
+        self.flat: list[np.ndarray] = [reals(x) for x in self.xs]
+        self.scales: list[np.ndarray] = [natural(x, self.settings.step) for x in self.flat]
+        self.ys: Arrays = self.function.f(self.xs)
+        self.y: np.ndarray = joined(self.ys)
         y = joined([np.abs(y) * (1 + 1j) if np.iscomplexobj(y) else np.abs(y) for y in self.ys])
-        self.finite = np.isfinite(self.y)
-        self.pull = self.function.vjp(self.xs)
+        self.finite: np.ndarray = np.isfinite(self.y)
+        self.pull: Pull = self.function.vjp(self.xs)
         size = y if self.made_of is None else np.maximum(self.made_of, y)
-        self.size = np.where(self.finite, size, 0.0)
+        self.size: np.ndarray = np.where(self.finite, size, 0.0)
 
     # -- what is compared ------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class Block:
             raise ArgumentError(f"this {type(self).__name__} is open already; {self._twice}")
         return ended.__enter__()
 
-    __exit__ = _Exit()
+    __exit__: _Exit = _Exit()
 
 
 def block(steps: Callable[P, Generator[T]]) -> Callable[P, _Ended[T]]:

@@ -67,7 +67,7 @@ class Builtin:
 
     def __init__(self, op: Op) -> None:
         self.op = op
-        self.__name__ = op.type
+        self.__name__: str = op.type
         if isinstance(self.rule, NoGradient | Missing):
             has = "has no gradient" if isinstance(self.rule, NoGradient) else "has no rule"
             raise MissingRuleError(

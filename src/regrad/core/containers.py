@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from functools import cached_property
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from regrad.core.backends import is_array
 from regrad.core.dispatch import NUMBERS, is_tensor
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from optree import PyTreeSpec
 
-Rebuild = Callable[[Sequence[Any]], Any]
+Rebuild: TypeAlias = Callable[[Sequence[Any]], Any]
 
 
 def is_number_list(value: object) -> bool:
@@ -85,7 +85,9 @@ CLOSED = (
 )
 
 
-LATER = Iterator | AsyncIterator | Awaitable | KeysView | ValuesView | ItemsView
+LATER: tuple[type[Any], ...] = (
+    Iterator, AsyncIterator, Awaitable, KeysView, ValuesView, ItemsView
+)  # fmt: skip
 
 
 def is_closed(value: object, depth: int = 3) -> bool:
@@ -167,7 +169,13 @@ class Hole(NamedTuple):
 
 
 # a list is as good as a tuple, and a dict is its keys, in any order
-KINDS = {list: list, tuple: list, dict: dict, OrderedDict: dict, defaultdict: dict}
+KINDS: dict[type[Any] | None, type[Any]] = {
+    list: list,
+    tuple: list,
+    dict: dict,
+    OrderedDict: dict,
+    defaultdict: dict,
+}
 
 
 def container(type: Any, keys: Iterable[Any], what: Any, parts: Iterable[Any]) -> Container:

@@ -33,7 +33,7 @@ class Source:
     __slots__ = ("id",)
 
     id: int
-    words = Words()
+    words: Words = Words()
 
     def __init__(self, id: int = 0) -> None:
         self.id = id
@@ -56,8 +56,8 @@ class Dim:
     def __init__(
         self, compute: Callable[..., int], args: tuple[Any, ...], key: tuple[object, ...]
     ) -> None:
-        self.compute = compute
-        self.args = args  # Dims, ints, and (in a leaf) the symbol
+        self.compute: Callable[..., Any] = compute
+        self.args: tuple[Any, ...] = args  # Dims, ints, and (in a leaf) the symbol
         # Two Dims with one key are equal whatever the run will be. The key of arithmetic is its
         # kind and a number, so that keys do not grow with what they stand for.
         made = any(isinstance(arg, Dim) for arg in args)
@@ -86,12 +86,26 @@ class Dim:
     def __bool__(self) -> bool:
         self._ask()
 
-    __int__ = __index__ = __float__ = __bool__  # pyright: ignore[reportAssignmentType]
+    def __int__(self) -> int:
+        self._ask()
 
-    def _compare(self, other: object) -> bool:
+    def __index__(self) -> int:
+        self._ask()
+
+    def __float__(self) -> float:
+        self._ask()
+
+    def __lt__(self, other: object) -> bool:
         self._ask(f"how it compares to {other}")
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compare
+    def __le__(self, other: object) -> bool:
+        self._ask(f"how it compares to {other}")
+
+    def __gt__(self, other: object) -> bool:
+        self._ask(f"how it compares to {other}")
+
+    def __ge__(self, other: object) -> bool:
+        self._ask(f"how it compares to {other}")
 
     def __add__(self, other: Dim | float) -> Any:
         return _arithmetic(operator.add, "+", self, other)
@@ -190,16 +204,34 @@ class UnknownRank:
     __slots__ = ("source",)
 
     def __init__(self, source: Source) -> None:
-        self.source = source
+        self.source: Source = source
 
-    def _ask(self, *args: object) -> NoReturn:
+    def _ask(self) -> NoReturn:
         raise UnknownShapeError(
             f"the rank of {self.source} is known only when the graph runs. Give the placeholder a "
             "shape (None for the sizes that vary), or call set_shape."
         )
 
-    __iter__ = __len__ = __getitem__ = __contains__ = __bool__ = _ask  # pyright: ignore
-    __add__ = __radd__ = _ask  # pyright: ignore
+    def __iter__(self) -> Iterator[Any]:
+        self._ask()
+
+    def __len__(self) -> int:
+        self._ask()
+
+    def __getitem__(self, index: object) -> Any:
+        self._ask()
+
+    def __contains__(self, item: object) -> bool:
+        self._ask()
+
+    def __bool__(self) -> bool:
+        self._ask()
+
+    def __add__(self, other: object) -> Any:
+        self._ask()
+
+    def __radd__(self, other: object) -> Any:
+        self._ask()
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, UnknownRank):

@@ -38,9 +38,9 @@ class ForeignRule:
     def __init__(self, value: str | RuleFunction, op: Op) -> None:
         self.op = op
         self.rule: Rule = resolve(value, op)
-        self.name = self.rule.name
-        self.is_borrowed = lender(value) is not None
-        self.takes_all = self.is_borrowed or takes_all(value)
+        self.name: str = self.rule.name
+        self.is_borrowed: bool = lender(value) is not None
+        self.takes_all: bool = self.is_borrowed or takes_all(value)
         self.plain: bool | None = False if self.is_borrowed else None
         self.plans: dict[Any, tuple[list[int], list[int], bool]] = {}
 

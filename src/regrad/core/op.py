@@ -308,7 +308,7 @@ def elementwise(
     function = (unary if len(names) == 1 else binary)(entry)
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]
-    function.__annotations__ = dict.fromkeys([*names, "return"], "Tensor")
+    function.__annotations__ = {**dict.fromkeys(names, "TensorLike"), "return": "Tensor"}
     function.__doc__ = f"{doc}\n\n    Op type: `{type}`."
     entry.function = function
     for wrt, rule in zip(names, rules, strict=False):

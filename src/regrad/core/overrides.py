@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from regrad.core.callers import find_caller
@@ -25,16 +25,16 @@ class WrappedRule(Rule):
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.name = rule.name
-        self.function = rule.function
-        self.watches = rule.watches
-        self.flat = rule.flat
-        self.constant = rule.constant
-        self.holomorphic = rule.holomorphic
-        self.whole = rule.whole
-        self.keeps = rule.keeps
-        self.carries = rule.carries
-        self.unless = rule.unless
+        self.name: str = rule.name
+        self.function: RuleFunction | None = rule.function
+        self.watches: bool = rule.watches
+        self.flat: bool = rule.flat
+        self.constant: bool = rule.constant
+        self.holomorphic: bool = rule.holomorphic
+        self.whole: bool = rule.whole
+        self.keeps: Callable[..., Any] = rule.keeps
+        self.carries: Callable[..., Any] = rule.carries
+        self.unless: Callable[..., Any] | None = rule.unless
 
     @property
     def bare(self) -> Rule:
@@ -107,8 +107,8 @@ class RepeatedBinding(OpBinding):
 
     def __init__(self, first: OpBinding) -> None:
         super().__init__(first.op, first.rule, first.depth)
-        self.counted_at = first.counted_at
-        self.hit_at = first.hit_at
+        self.counted_at: Callable[..., Any] = first.counted_at
+        self.hit_at: Callable[..., Any] = first.hit_at
 
     def bind(self, xs: Sequence[Tensor]) -> CountedRule:
         counted = super().bind(xs)

@@ -16,7 +16,16 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
 
 NAMESPACE = "regrad"
-LEAVES = {Tensor, np.ndarray, bool, int, float, complex, str, list}  # most are one of these
+LEAVES: set[type[Any]] = {
+    Tensor,
+    np.ndarray,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    list,
+}  # most are one of these
 
 
 def adopted(leaves: Iterable[Any]) -> bool:

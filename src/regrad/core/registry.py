@@ -42,7 +42,7 @@ OPS: dict[str, Op] = {}
 RULES: dict[str, RuleFunction | Rule] = {}  # registered under a free name, for maps
 
 CACHED = type(cache(id))
-version = 0  # counts the changes of rules, which compiled programs have built in
+version: int = 0  # counts the changes of rules, which compiled programs have built in
 
 ALIASES = {
     "Add": "AddV2",
@@ -132,23 +132,23 @@ class Op:
         stateful: bool = False,
         elementwise: bool = False,
     ) -> None:
-        self.type = type
-        self.name = name
-        self.kernels = Kernels(kernel)
-        self.inputs = tuple(inputs)
-        self.attrs = tuple(attrs)
-        self.flat = all(i.kind == "one" for i in inputs)
-        self.single = self.flat and len(inputs) == 1 and not inputs[0].integers
-        self.elementwise = elementwise
-        self.broadcasts = broadcasts
+        self.type: str = type
+        self.name: str = name
+        self.kernels: Kernels = Kernels(kernel)
+        self.inputs: tuple[Input, ...] = tuple(inputs)
+        self.attrs: tuple[str, ...] = tuple(attrs)
+        self.flat: bool = all(i.kind == "one" for i in inputs)
+        self.single: bool = self.flat and len(inputs) == 1 and not inputs[0].integers
+        self.elementwise: bool = elementwise
+        self.broadcasts: bool = broadcasts
         if isinstance(promotes, bool):
             promotes = [i.name for i in inputs] if promotes or broadcasts or to_float else []
-        self.promotes = tuple(i.name in promotes for i in inputs)
-        self.to_float = to_float
-        self.holomorphic = holomorphic
-        self.real = real
-        self.several = several  # its kernel returns a tuple
-        self.stateful = stateful  # its kernel takes the state of the run first (graphs only)
+        self.promotes: tuple[bool, ...] = tuple(i.name in promotes for i in inputs)
+        self.to_float: bool = to_float
+        self.holomorphic: bool = holomorphic
+        self.real: bool = real
+        self.several: bool = several  # its kernel returns a tuple
+        self.stateful: bool = stateful  # its kernel takes the state of the run first (graphs only)
         # the kinds of NumPy dtypes that need neither promotion nor refusal; None: all
         self.kinds = ("f" if real else "fc") if to_float else "biuf" if real else None
         self.rule: Rule = Missing(self)

@@ -27,11 +27,11 @@ class Hit:
     __slots__ = ("count", "op_type", "ran", "rule", "sizes", "where")
 
     def __init__(self, op_type: str, rule: str, where: str) -> None:
-        self.op_type = op_type
-        self.rule = rule
-        self.where = where
-        self.count = 0
-        self.ran = 0
+        self.op_type: str = op_type
+        self.rule: str = rule
+        self.where: str = where
+        self.count: int = 0
+        self.ran: int = 0
         self.sizes: dict[Any, None] = {}  # the shapes, in the order in which they came
 
     def add(self, shape: Shape) -> None:
@@ -168,8 +168,8 @@ class Table:
     """Rows under headings: plain text when printed, a drawn table in `rich`; `rows` is the data."""
 
     def __init__(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        self.headings = tuple(headings)
-        self.rows = [tuple(row) for row in rows]
+        self.headings: tuple[str, ...] = tuple(headings)
+        self.rows: list[tuple[str, ...]] = [tuple(row) for row in rows]
 
     def __str__(self) -> str:
         lines = [self.headings, *[(*map(_short, row),) for row in self.rows]]

@@ -96,10 +96,10 @@ class Conjugated(Rule):
     def __init__(self, rule: Rule, conj: Callable[[Tensor], Tensor]) -> None:
         self.rule = rule
         self.conj = conj
-        self.name = rule.name
-        self.keeps = rule.keeps
-        self.whole = rule.whole
-        self.linear_in = rule.linear_in
+        self.name: str = rule.name
+        self.keeps: Callable[..., Any] = rule.keeps
+        self.whole: bool = rule.whole
+        self.linear_in: Callable[..., Any] = rule.linear_in
 
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
@@ -143,12 +143,14 @@ class Part:
     def __init__(self, function: RuleFunction, op: Op, rule_name: str) -> None:
         names, by_place = asked(function, op)
         inputs = [i.name for i in op.inputs]
-        self.inputs = frozenset([inputs.index(n) for n in names if n in inputs])
-        self.output = "y" in names
+        self.inputs: frozenset[int] = frozenset([inputs.index(n) for n in names if n in inputs])
+        self.output: bool = "y" in names
         getters = [getter(op, name, function, rule_name) for name in names]
         self.pull = _call_with(named(function, f"d{op.type}"), getters)
         if not by_place:
-            self.pull = partial(_call_by_keyword, function, dict(zip(names, getters, strict=True)))
+            self.pull: Callable[..., Any] = partial(
+                _call_by_keyword, function, dict(zip(names, getters, strict=True))
+            )
 
 
 def _call_with(
@@ -238,13 +240,13 @@ class PerInput(Rule):
         self.parts: dict[int, Part] = {}
         self.functions: dict[str, RuleFunction] = {}
         self.made: dict[frozenset[int], tuple[frozenset[int], bool]] = {}
-        self.plans = self.made
+        self.plans: Mapping[frozenset[int], tuple[frozenset[int], bool]] = self.made
 
     def add(self, wrt: str, function: RuleFunction) -> None:
         index = [i.name for i in self.op.inputs].index(wrt)
         self.parts[index] = Part(function, self.op, self.name)
         self.functions[wrt] = function
-        self.pulls = [
+        self.pulls: Any = [
             self.parts[i].pull if i in self.parts else partial(self.missing, i)
             for i in range(len(self.op.inputs))
         ]
@@ -287,7 +289,7 @@ class Entwined(PerInput):
     def add_together(self, function: RuleFunction) -> None:
         self.of_both = function
         self.together = Part(function, self.op, self.name)
-        self.pulls = None  # the walk asks `pull`, and says what is wanted
+        self.pulls: Any = None  # the walk asks `pull`, and says what is wanted
 
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]
@@ -302,8 +304,8 @@ class Joint(Rule):
     def __init__(self, op: Op, name: str, function: RuleFunction) -> None:
         self.op = op
         self.name = name
-        self.function = function
-        self.part = Part(function, op, name)
+        self.function: RuleFunction | None = function
+        self.part: Part = Part(function, op, name)
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:
         return self.part.inputs, self.part.output
@@ -322,6 +324,8 @@ class TensorFlowForm(Rule):
     def __init__(self, op: Op, name: str, function: RuleFunction) -> None:
         self.op = op
         self.name = name
+        self.call: RuleFunction
+        self.function: RuleFunction | None
         self.function = self.call = function
 
     def keeps(self, wanted: frozenset[int]) -> tuple[frozenset[int], bool]:

@@ -40,7 +40,9 @@ LIVE: set[Any] = set()  # weak references to the states there are
 OPEN: dict[Tape, None] = {}
 BESIDE: dict[Tape, None] = {}
 
-next_id = itertools.count(1).__next__  # never reused, unlike id(); 0 means "on no tape"
+next_id: Callable[[], int] = itertools.count(
+    1
+).__next__  # never reused, unlike id(); 0 means "on no tape"
 
 
 class Recorder(Protocol):
@@ -79,8 +81,8 @@ class State:
         guard: Guard | None = None,
         region: Region | Renamed | None = None,
     ) -> None:
-        self.tapes = tapes
-        self.overrides = overrides
+        self.tapes: tuple[Tape, ...] = tapes
+        self.overrides: Overrides = overrides
         self.guard: Any = guard
         self.region: Any = region
         self.left: tuple[State | None] | None = None  # of a scope left out of turn: what was before
@@ -93,7 +95,7 @@ class State:
                 if overrides is None and region is None:
                     self.tape = tapes[0]
         else:
-            self.plain = all(tape.plain for tape in tapes)
+            self.plain: bool = all(tape.plain for tape in tapes)
         # A state that only has a guard is needed no longer than the state around it, which is here.
         # (`discard` runs when the state goes, without a step of Python in which a signal's handler
         # could raise: what is raised in `__del__` is lost)
@@ -125,7 +127,7 @@ class State:
 
 
 STATE: ContextVar[State | None] = ContextVar("regrad_state", default=None)
-current = STATE.get
+current: Callable[[], State | None] = STATE.get
 
 
 @block

@@ -59,11 +59,11 @@ class Record:
         outputs: int | tuple[int, ...],
         y: Result | None,
     ) -> None:
-        self.op = op
-        self.rule = rule
-        self.attrs = attrs
-        self.inputs = inputs
-        self.specs = specs
+        self.op: Op = op
+        self.rule: Rule = rule
+        self.attrs: Attrs = attrs
+        self.inputs: tuple[int, ...] = inputs
+        self.specs: Sequence[Spec] = specs
         self.xs: Sequence[Any] = xs
         self.outputs: Any = outputs
         self.y: Any = y
@@ -119,9 +119,9 @@ class GroupedRecord(Record):
         symbolic: Sequence[Tensor] | None = None,
     ) -> None:
         super().__init__(op, rule, attrs, inputs, specs, xs, outputs, y)
-        self.layout = layout or tuple(range(len(inputs)))
-        self.output_specs = output_specs
-        self.symbolic = symbolic  # the outputs, of a graph
+        self.layout: tuple[Place, ...] | tuple[int, ...] = layout or tuple(range(len(inputs)))
+        self.output_specs: Sequence[Spec] = output_specs
+        self.symbolic: Sequence[Tensor] | None = symbolic  # the outputs, of a graph
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
         return placed(leaves, self.layout[parameter])

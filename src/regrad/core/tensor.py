@@ -18,7 +18,7 @@ else:
     Methods = object  # regrad.ops.methods puts the methods on Tensor when it is imported
 
 
-id_of = attrgetter("_id")
+id_of: attrgetter[Any] = attrgetter("_id")
 API_VERSIONS = "2021.12", "2022.12", "2023.12", "2024.12"  # of the Array API standard
 OURS = -1  # the id of the library's own constants, which no tape and no region asks about
 

@@ -59,13 +59,13 @@ class Symbol(Source):
     spec: Spec  # shape and dtype, as inference takes them
 
     def __init__(self, node: Node, index: int, spec: Spec) -> None:
-        self.node = node
-        self.index = index
-        self.dtype = spec.dtype
-        self.id = next_id()
-        self.carries = is_inexact(spec.dtype)
+        self.node: Node = node
+        self.index: int = index
+        self.dtype: np.dtype = spec.dtype
+        self.id: int = next_id()
+        self.carries: bool = is_inexact(spec.dtype)
         self.content: np.ndarray | None = None
-        self.relied = False  # whether the content was used for a shape
+        self.relied: bool = False  # whether the content was used for a shape
         self.face: Any = None  # what its user sees of it
         if spec.shape is not None and not dims.KINDS.issuperset(map(type, spec.shape)):
             what = f"{node.op.name}: expected integers for the sizes of the result"
@@ -258,7 +258,7 @@ class Graph:
     `captures` (outer id -> (outer Tensor, the placeholder that stands for it inside)).
     """
 
-    words = Words()  # what its user writes, for messages
+    words: Words = Words()  # what its user writes, for messages
 
     def __init__(self, outer: Graph | None = None) -> None:
         self.outer = outer

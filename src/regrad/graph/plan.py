@@ -41,9 +41,9 @@ class Run:
     xp: Any = np
 
     def __init__(self, variables: dict[Any, Any], others: dict[Any, Any]) -> None:
-        self.variables = variables
+        self.variables: dict[Any, Any] = variables
         self.written: dict[Any, Any] = {}
-        self.others = others
+        self.others: dict[Any, Any] = others
         self.path: tuple[int, ...] = ()
         self.drawn: dict[Any, Any] = {}
 
@@ -70,7 +70,7 @@ class Shaped:
     __slots__ = ("shape",)
 
     def __init__(self, array: Array) -> None:
-        self.shape = array.shape
+        self.shape: Array = array.shape
 
 
 class Arena(dict[int, Any]):
@@ -119,21 +119,21 @@ class Plan:
     def __init__(self, fetches: Sequence[Symbol], targets: Sequence[Node], feeds: Sequence[Symbol]):
         fed = {s.id for s in feeds}
         wanted = [s.node for s in fetches if s.id not in fed]
-        self.nodes = needed([*wanted, *targets], fed)
+        self.nodes: list[Node] = needed([*wanted, *targets], fed)
         unfed = [n for n in self.nodes if n.op is PLACEHOLDER and n.outputs not in fed]
-        self.unfed = unfed[0] if unfed else None
-        self.feeds = list(feeds)
+        self.unfed: Node | None = unfed[0] if unfed else None
+        self.feeds: list[Symbol] = list(feeds)
         self.donates = False  # whether a run writes over the values of variables
-        self.stateful = any(node.op.stateful for node in self.nodes)
+        self.stateful: bool = any(node.op.stateful for node in self.nodes)
         self._prepare(fetches, feeds, fed)
 
     def _prepare(self, fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]) -> None:
         writer = _Writer(self.nodes, fetches, feeds, fed)
-        self.owned = writer.owned
-        self.lines = writer.owners
-        self.reads = writer.reads
+        self.owned: list[bool] = writer.owned
+        self.lines: list[Node | None] = writer.owners
+        self.reads: dict[int, list[str]] = writer.reads
         self._arenas: list[Arena] = []  # of runs that are over; each run has one to itself
-        self.function = writer.function()
+        self.function: Callable[..., Any] = writer.function()
 
     def __call__(self, values: Sequence[Any], run: Run) -> list[Any]:
         try:

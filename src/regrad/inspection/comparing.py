@@ -147,7 +147,7 @@ class TrueCustom(Rule):
 
     def __init__(self, call: Any) -> None:
         self.call: CustomCall = call  # (the tape inspects, so it is no mere rule)
-        self.name = call.name
+        self.name: Any = call.name
 
     def pull(
         self, record: Record, dy: Cotangent, wanted: Sequence[int]

@@ -41,7 +41,7 @@ class SeenTape(VariableTape):
 
     def __init__(self, only: list[Variable] | None = None) -> None:
         super().__init__(only)
-        self.records = _Lines()
+        self.records: Any = _Lines()
         self.cuts: list[tuple[str, str]] = []  # ops that pass no gradient on: op type and line
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
@@ -72,6 +72,7 @@ class Run:
         callable_or_raise(f, api)
         self.tape = tape
         self.args = args
+        self.aliases: list[Tensor]
         inputs, self.aliases, _ = watched_inputs(args, f"{api}(f)") if args else ((), [], None)
         tape.watched.update(x._id for x in self.aliases)
         self.forward = 0  # how many records the forward pass made
@@ -86,9 +87,9 @@ class Run:
             return value
 
         try:
-            self.value = run_taped(tape, run, inputs)
+            self.value: Any = run_taped(tape, run, inputs)
         finally:
-            self.watched = tape.close()
+            self.watched: set[int] = tape.close()
 
     @property
     def y(self) -> Tensor:

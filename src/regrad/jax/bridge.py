@@ -184,7 +184,7 @@ class RegradGradient(Gradient):
         self.flat = flat
         self.avals = avals
         self.count = count
-        self.reached = [i for i, aval in enumerate(outs) if is_float(aval)]
+        self.reached: list[int] = [i for i, aval in enumerate(outs) if is_float(aval)]
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
         return range(len(self.avals)), False

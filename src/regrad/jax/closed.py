@@ -36,8 +36,8 @@ class Choice:
     """The functions with a derivative of their own that are to be opened, or to be kept."""
 
     def __init__(self, open: Iterable[Any], keep: Iterable[Any]) -> None:
-        self.open = [_name_of("open", each) for each in _check_list("open", open)]
-        self.keep = [_name_of("keep", each) for each in _check_list("keep", keep)]
+        self.open: list[str] = [_name_of("open", each) for each in _check_list("open", open)]
+        self.keep: list[str] = [_name_of("keep", each) for each in _check_list("keep", keep)]
         both = [name for name in self.open if name in self.keep]
         if both:
             raise ArgumentError(f"override: {both[0]!r} is in open= and in keep=; name it in one")

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import update_wrapper
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend import core
 from jax.interpreters import ad
@@ -24,6 +24,9 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, GradientError, RuleError, kind
 from regrad.jax.bridge import conjugate
 from regrad.jax.primitives import Gradient, fit, is_float, run_op
+
+if TYPE_CHECKING:
+    from regrad.core.containers import Arguments
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,14 +86,16 @@ class CustomJaxCall(Saves):
     ) -> None:
         super().__init__(custom)
         self.options = options
+        self.leaves: list[Any]
+        self.structure: Any
         self.leaves, self.structure = tree_flatten(args)
-        self.places = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
+        self.places: list[int] = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
         count = len(self.places)
-        self.arguments = containers.Arguments(self.f, self.name, count, self.slots, read)
+        self.arguments: Arguments = containers.Arguments(self.f, self.name, count, self.slots, read)
 
     def run(self) -> Any:
         arrays = [jax.numpy.asarray(self._array(self.leaves[i])) for i in self.places]
-        self.avals = [jax.typeof(x) for x in arrays]
+        self.avals: Sequence[Any] = [jax.typeof(x) for x in arrays]
         closed = jax.make_jaxpr(self.traced)(*arrays)
         self.running = False
         jaxpr, outside = with_constants_as_inputs(closed)
@@ -123,10 +128,11 @@ class CustomJaxCall(Saves):
             given[i] = x
         args = tree_unflatten(self.structure, given)
         value, grad_func = self.unpack(self.custom.run(args, self.options, self.save))
+        self.result: Any
         ys, self.result = tree_flatten(value)
         ys = [jax.numpy.asarray(y) for y in ys]
-        self.count = len(ys)
-        self.floats = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
+        self.count: int = len(ys)
+        self.floats: list[int] = [i for i, y in enumerate(ys) if is_float(jax.typeof(y))]
         self.trace_gradient(grad_func, ys)
         return [*ys, *self.back.consts]
 
@@ -141,8 +147,8 @@ class CustomJaxCall(Saves):
             answer = self.custom.pull(grad_func, dy, self.saved)
             return [self.check(dx, i) for i, dx in enumerate(self.arguments.leaves(answer))]
 
-        self.back = jax.make_jaxpr(back)(*[jax.numpy.zeros_like(ys[i]) for i in self.floats])
-        self.own = {
+        self.back: Any = jax.make_jaxpr(back)(*[jax.numpy.zeros_like(ys[i]) for i in self.floats])
+        self.own: dict[int, int] = {
             k: i for k, c in enumerate(self.back.consts) for i, y in enumerate(ys) if c is y
         }
 
@@ -230,15 +236,15 @@ class CustomGradient(Gradient):
 
     def __init__(self, call: CustomJaxCall, jaxpr: core.Jaxpr, outside: Sequence[Any]) -> None:
         self.call = call
-        self.name = f"custom_grad({call.name})"
-        self.outside = len(outside)
-        self.avals = [v.aval for v in jaxpr.invars]
-        self.called = [_find_origin(call, c) for c in outside]
-        self.needed = [k for k in range(len(call.back.consts)) if k not in call.own]
+        self.name: str = f"custom_grad({call.name})"
+        self.outside: int = len(outside)
+        self.avals: Sequence[Any] = [v.aval for v in jaxpr.invars]
+        self.called: list[str] = [_find_origin(call, c) for c in outside]
+        self.needed: list[int] = [k for k in range(len(call.back.consts)) if k not in call.own]
         used = [i - call.count in self.needed for i in range(len(jaxpr.outvars))]
         body, reads = pe.dce_jaxpr(jaxpr, used)
-        self.residuals = core.ClosedJaxpr(body, ())
-        self.reads = [i for i, read in enumerate(reads) if read]
+        self.residuals: Any = core.ClosedJaxpr(body, ())
+        self.reads: list[int] = [i for i, read in enumerate(reads) if read]
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
         return self.reads, bool(self.call.own)

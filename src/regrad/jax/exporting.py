@@ -263,8 +263,8 @@ class Program:
         self.exported = exported
         self.name = name
         self.order = order
-        self.taken = _places(exported.in_avals)
-        self.returned = _places(exported.out_avals)
+        self.taken: list[int] = _places(exported.in_avals)
+        self.returned: list[int] = _places(exported.out_avals)
 
     @cached_property
     def pullback(self) -> Program:
@@ -361,7 +361,7 @@ class Exported:
         self.name: str = about["name"]
         self.order: int = about["order"]
         self.variables: list[str] = list(about["variables"])
-        self.program = jax_export.deserialize(bytearray(serialized))
+        self.program: jax_export.Exported = jax_export.deserialize(bytearray(serialized))
         self.platforms: tuple[str, ...] = tuple(self.program.platforms)
         self._top = Program(self.program, self.name, self.order)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,13 @@ class RuleGradient(Gradient):
     ) -> None:
         self.rule = rule
         self.hit = hit
-        self.name = f"the rule {rule.name!r} for {hit.op_type!r} ({hit.where})"
+        self.name: str = f"the rule {rule.name!r} for {hit.op_type!r} ({hit.where})"
         self.avals = avals
         self.outs = outs
         self.places = places
         self.fixed = fixed
         self.known = attrs
-        self.operand = {p: i for i, p in enumerate(places) if p is not None}
+        self.operand: dict[int | str, int] = {p: i for i, p in enumerate(places) if p is not None}
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:
         inputs, output = self.rule.keeps(self._inputs(wanted))
@@ -127,11 +127,11 @@ class ScaledGradient(Gradient):
 
     def __init__(self, one: Gradient, scale: Any) -> None:
         self.one = one
-        self.name = one.name
-        self.avals = one.avals
+        self.name: str = one.name
+        self.avals: Sequence[Any] = one.avals
         self.scale = scale
-        self.keeps = one.keeps
-        self.allow = one.allow
+        self.keeps: Callable[..., Any] = one.keeps
+        self.allow: Callable[..., Any] = one.allow
 
     def pull(
         self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
@@ -145,7 +145,7 @@ class CountedGradient(Gradient):
 
     def __init__(self, hit: Hit, avals: Sequence[Any]) -> None:
         self.hit = hit
-        self.name = f"JAX's own derivative of {hit.op_type!r} ({hit.where})"
+        self.name: str = f"JAX's own derivative of {hit.op_type!r} ({hit.where})"
         self.avals = avals
 
     def keeps(self, wanted: Sequence[int]) -> tuple[Sequence[int], bool]:

@@ -127,24 +127,32 @@ class FunctionKey(Key):
     """A function that JAX compiles or that has a derivative of its own."""
 
     def __init__(self, function: Any, label: str = "", target: Target | None = None) -> None:
-        self.label = label or getattr(function, "__qualname__", None) or function.__name__
+        self.label: str | Any = (
+            label or getattr(function, "__qualname__", None) or function.__name__
+        )
+        self.name: str
+        self.place: str
         self.name, self.place = find_definition(function)
-        self.targets = [Target(f"{self.name} at {self.place}")]
+        self.targets: Sequence[Target] = [Target(f"{self.name} at {self.place}")]
         if isinstance(function, jax.custom_jvp | jax.custom_vjp) and not label:
-            self.call = inspect.unwrap(type(function).__call__).__code__
-        self.function = function
-        self.single = target is not None  # an op type of one input: other operands are attributes
-        self.is_inlined = target is not None and target.inlined
-        self.options = (target and target.options) or (lambda eqns: [])
+            self.call: Any = inspect.unwrap(type(function).__call__).__code__
+        self.function: Any = function
+        self.single: bool = (
+            target is not None
+        )  # an op type of one input: other operands are attributes
+        self.is_inlined: bool = target is not None and target.inlined
+        self.options: Callable[..., Any] = (target and target.options) or (lambda eqns: [])
         self.given: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        self.code = _code(function)
-        self.closes = bool(inspect.getclosurevars(_unwrap(function)).nonlocals)
-        self.is_known = self.closes and isinstance(function, jax.custom_jvp | jax.custom_vjp)
+        self.code: Any = _code(function)
+        self.closes: bool = bool(inspect.getclosurevars(_unwrap(function)).nonlocals)
+        self.is_known: bool = self.closes and isinstance(function, jax.custom_jvp | jax.custom_vjp)
         self.bodies: dict[Any, Any] = {}
-        self.codes = [c for c in map(_code, _parts(function)) if c is not None and c not in SHARED]
+        self.codes: Sequence[Any] = [
+            c for c in map(_code, _parts(function)) if c is not None and c not in SHARED
+        ]
         without = getattr(function, "nondiff_argnums", ())
         given = enumerate(inspect.signature(function).parameters)
-        self.parameters = [name for i, name in given if i not in without]
+        self.parameters: list[str] = [name for i, name in given if i not in without]
         self.ops: dict[Any, Op] = {}
 
     def meets(self, other: Key) -> bool:

@@ -104,7 +104,7 @@ class override(Report[KeyBinding]):
             if hasattr(f, name):
                 setattr(self, name, getattr(f, name))
         with suppress(TypeError, ValueError):
-            self.__signature__ = inspect.signature(f)
+            self.__signature__: inspect.Signature = inspect.signature(f)
 
     def _bind(self, key: Any, rule: Any) -> None:
         meant = key_for(key)
@@ -211,10 +211,14 @@ class TracedCall:
     """The arguments of one call (the function is one of them), opened, and the results."""
 
     def __init__(self, given: Any) -> None:
-        self.modules = Modules(given)
+        self.modules: Modules = Modules(given)
+        self.leaves: list[Any]
+        self.structure: Any
         self.leaves, self.structure = tree_flatten(given, is_leaf=self.modules.holds)
-        self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, jax.Array)]
-        self.arrays = [self.leaves[i] for i in self.places] + self.modules.arrays
+        self.places: list[int] = [
+            i for i, leaf in enumerate(self.leaves) if isinstance(leaf, jax.Array)
+        ]
+        self.arrays: list[Any] = [self.leaves[i] for i in self.places] + self.modules.arrays
 
     def traced(self, *xs: Any) -> list[Any]:
         """The function on these arrays: the arrays among its results, then changed state."""
@@ -224,8 +228,12 @@ class TracedCall:
         self.modules.inside(leaves, xs[len(self.places) :])
         f, args, kwargs = tree_unflatten(self.structure, leaves)
         y = f(*args, **kwargs)
+        self.outs: list[Any]
+        self.out_structure: Any
         self.outs, self.out_structure = tree_flatten(y, is_leaf=self.modules.is_copy)
-        self.out_places = [i for i, y in enumerate(self.outs) if isinstance(y, jax.Array)]
+        self.out_places: list[int] = [
+            i for i, y in enumerate(self.outs) if isinstance(y, jax.Array)
+        ]
         return [*(self.outs[i] for i in self.out_places), *self.modules.changed_arrays()]
 
     def result(self, ys: list[Any]) -> Any:
@@ -250,7 +258,9 @@ class Modules:
             leaves = jax.tree_util.tree_leaves(given, is_leaf=self.holds)
             self.found = [leaf for leaf in leaves if self.holds(leaf)]
         if self.nnx is not None and self.found:
+            self.graph: Any
             self.graph, state = self.nnx.split(self.found)
+            self.state: Any
             self.arrays, self.state = tree_flatten(state)
 
     def holds(self, leaf: Any) -> bool:
@@ -262,7 +272,7 @@ class Modules:
     def inside(self, leaves: list[Any], xs: Sequence[Any]) -> None:
         """Put objects with these arrays in the places of those outside."""
         if self.found:
-            self.given = list(xs)
+            self.given: list[Any] = list(xs)
             self.copies = self.nnx.merge(self.graph, tree_unflatten(self.state, xs))
             copies = iter(self.copies)
             leaves[:] = [next(copies) if self.holds(leaf) else leaf for leaf in leaves]
@@ -281,10 +291,13 @@ class Modules:
         if not self.found:
             return []
         state = self.nnx.state(self.copies)
+        self.after: Any
         now, self.after = tree_flatten(state)
         before = self.given if len(now) == len(self.given) else [None] * len(now)
-        self.moved = [i for i, (a, b) in enumerate(zip(now, before, strict=True)) if a is not b]
-        self.count = len(now)
+        self.moved: list[int] = [
+            i for i, (a, b) in enumerate(zip(now, before, strict=True)) if a is not b
+        ]
+        self.count: int = len(now)
         return [now[i] for i in self.moved]
 
     def update(self, ys: list[Any]) -> None:

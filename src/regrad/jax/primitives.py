@@ -78,7 +78,7 @@ def map_over(axis: Any, f: Callable[..., Any], in_axes: Any) -> Callable[..., An
 
 # -- the op ----------------------------------------------------------------------------------------
 
-op_p = core.Primitive("regrad_op")
+op_p: Any = core.Primitive("regrad_op")
 op_p.multiple_results = True
 
 
@@ -177,12 +177,12 @@ class BatchedGradient(Gradient):
         self, one: Gradient, along: Sequence[bool], avals: Sequence[Any], axis: Any
     ) -> None:
         self.one = one
-        self.name = one.name
+        self.name: str = one.name
         self.avals = avals
         self.along = along
         self.axis = axis
-        self.keeps = one.keeps
-        self.allow = one.allow
+        self.keeps: Callable[..., Any] = one.keeps
+        self.allow: Callable[..., Any] = one.allow
 
     def pull(
         self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
@@ -200,7 +200,7 @@ class BatchedGradient(Gradient):
 
 # -- the tangent -----------------------------------------------------------------------------------
 
-tangent_p = core.Primitive("regrad_tangent")
+tangent_p: Any = core.Primitive("regrad_tangent")
 tangent_p.multiple_results = True
 
 
@@ -225,10 +225,12 @@ class OpTangent(Tangent):
         self, gradient: Gradient, wanted: Sequence[int], count: int, outs: Sequence[Any]
     ) -> None:
         self.gradient = gradient
-        self.name = gradient.name
+        self.name: str = gradient.name
         self.wanted = wanted
         self.count = count
         self.outs = outs
+        self.kept: Sequence[int]
+        self.keeps_outputs: bool
         self.kept, self.keeps_outputs = gradient.keeps(wanted)
 
     def residuals(self, xs: Sequence[Any], ys: Sequence[Any]) -> list[Any]:
@@ -251,8 +253,8 @@ class DerivedTangent(Tangent):
 
     def __init__(self, base: Tangent, count: int, places: Sequence[int]) -> None:
         self.base = base
-        self.name = base.name
-        self.outs = base.outs
+        self.name: str = base.name
+        self.outs: Sequence[Any] = base.outs
         self.count = count
         self.places = places
 
@@ -272,7 +274,7 @@ class BatchedTangent(Tangent):
 
     def __init__(self, one: Tangent, along: Sequence[bool], outs: Sequence[Any], axis: Any) -> None:
         self.one = one
-        self.name = one.name
+        self.name: str = one.name
         self.outs = outs
         self.along = along
         self.axis = axis

@@ -54,10 +54,10 @@ class Ran:
     __slots__ = ("eqn", "ins", "like", "outs", "pull", "site", "wanted", "xs", "ys")
 
     def __init__(self, site: Site, eqn: Any, ins: Sequence[int], wanted: Sequence[int]) -> None:
-        self.site = site
-        self.eqn = eqn
-        self.ins = ins
-        self.wanted = wanted
+        self.site: Site = site
+        self.eqn: Any = eqn
+        self.ins: Sequence[int] = ins
+        self.wanted: Sequence[int] = wanted
         self.ys: list[int] = []
         self.like: list[Any] = []
         self.pull: Callable[[Sequence[Any]], Sequence[Any]] | None = None
@@ -97,14 +97,16 @@ class Given:
     ) -> None:
         callable_or_raise(f, api)
         self.api = api
-        self.argnums = (argnums,) if isinstance(argnums, int) else argnums
+        self.argnums: tuple[int] | Sequence[int] | None = (
+            (argnums,) if isinstance(argnums, int) else argnums
+        )
         self.has_aux = has_aux
         args = tuple(_as_input(arg) for arg in args)
-        self.call = TracedCall((f, args, dict(kwargs)))
-        self.arrays = list(self.call.arrays)
-        self.names = self._names((f, args, dict(kwargs)))
+        self.call: TracedCall = TracedCall((f, args, dict(kwargs)))
+        self.arrays: list[Any] = list(self.call.arrays)
+        self.names: list[str] = self._names((f, args, dict(kwargs)))
         floats = [i for i, x in enumerate(self.arrays) if is_float(jax.typeof(x))]
-        self.watched = [i for i in floats if self._is_asked(self.names[i])]
+        self.watched: list[int] = [i for i in floats if self._is_asked(self.names[i])]
         if not self.watched:
             raise GradientError(f"{api}: no argument holds floats, so there is no gradient")
 
@@ -117,7 +119,7 @@ class Given:
             if structure.num_nodes < 3 or len(structure.children()) != 2:
                 raise ArgumentError(f"{self.api}: with has_aux=True f must return a pair (y, aux)")
             count = structure.children()[0].num_leaves
-        self.results = [
+        self.results: list[int] = [
             k for k, i in enumerate(self.call.out_places)
             if i < count and is_float(closed.out_avals[k])
         ]  # fmt: skip
@@ -235,13 +237,13 @@ class Run:
         self.longest = longest
         self.ran: list[Ran] = []
         self.cuts: list[Site] = []  # what was given something watched, and gives no floats
-        self.count = 0
+        self.count: int = 0
         inputs = [self._value(x) for x in arrays]
-        self.sources = [inputs[i].key for i in watched]
-        self.watched = set(self.sources)
+        self.sources: list[int] = [inputs[i].key for i in watched]
+        self.watched: set[int] = set(self.sources)
         outs = self._run(program, inputs, Around())
-        self.ys = [outs[i] for i in results]
-        self.values = [out.x for out in outs]
+        self.ys: list[Value] = [outs[i] for i in results]
+        self.values: list[Any] = [out.x for out in outs]
 
     def _value(self, x: Any) -> Value:
         self.count += 1
@@ -386,7 +388,7 @@ class Run:
                 yield ran, arrived, left
             for i, dx in zip(ran.wanted, left, strict=True):
                 _add(dys, ran.ins[i], dx)
-        self.gradients = [dys.get(key) for key in self.sources]
+        self.gradients: list[Any | None] = [dys.get(key) for key in self.sources]
 
 
 @contextmanager

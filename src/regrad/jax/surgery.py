@@ -85,7 +85,7 @@ class KeyBinding(Binding):
         self.key = key
         self.value = value
         lent = lender(value)
-        self.native = lent is not None and same_thing(key, lent)  # JAX's own derivative
+        self.native: bool = lent is not None and same_thing(key, lent)  # JAX's own derivative
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
 
     def bind(self, op: Op) -> ForeignRule:
@@ -144,12 +144,14 @@ class Surgery:
     def __init__(self, bindings: Sequence[KeyBinding], choice: Choice) -> None:
         self.bindings = bindings
         self.choice = choice
-        self.codes = {code: b for b in bindings for code in b.key.codes}
+        self.codes: dict[Any, KeyBinding] = {code: b for b in bindings for code in b.key.codes}
         self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
         keys = [b.key for b in bindings]
-        self.inlined = [k for k in keys if isinstance(k, FunctionKey) and k.is_inlined]
-        self.ruled = [b.key for b in bindings if not b.native]
-        self.lines = ["unknown"]  # of the equations around
+        self.inlined: list[FunctionKey] = [
+            k for k in keys if isinstance(k, FunctionKey) and k.is_inlined
+        ]
+        self.ruled: list[Key] = [b.key for b in bindings if not b.native]
+        self.lines: list[str] = ["unknown"]  # of the equations around
         self.programs: list[core.Jaxpr] = []  # around the equation, and the equations that run them
         self.eqns: list[Any] = []
         self.calls: set[Any] = set()

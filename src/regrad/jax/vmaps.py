@@ -146,7 +146,7 @@ class _Vmap(core.Primitive):
             return _run(*args, **params)
 
 
-vmap_p = _Vmap("regrad_vmap")
+vmap_p: _Vmap = _Vmap("regrad_vmap")
 vmap_p.def_impl(_run)
 mlir.register_lowering(vmap_p, mlir.lower_fun(_run, multiple_results=True))
 

@@ -378,6 +378,8 @@ _conv2d, _conv2d_input, _ = _triangle(
 _conv3d, _conv3d_input, _ = _triangle(
     "conv3d", "Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"
 )
+_: Callable[..., Any]
+_: Callable[..., Any]
 _depthwise_conv2d, _, _ = _triangle(
     "depthwise_conv2d",
     "DepthwiseConv2dNative",

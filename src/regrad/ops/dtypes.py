@@ -15,13 +15,29 @@ from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError
 from regrad.ops.creation import as_numpy_dtype
 
-bool = np.dtype("bool")
+bool: np.dtype = np.dtype("bool")
+int8: np.dtype
+int16: np.dtype
+int32: np.dtype
+int64: np.dtype
 int8, int16, int32, int64 = (np.dtype(f"int{n}") for n in (8, 16, 32, 64))
+uint8: np.dtype
+uint16: np.dtype
+uint32: np.dtype
+uint64: np.dtype
 uint8, uint16, uint32, uint64 = (np.dtype(f"uint{n}") for n in (8, 16, 32, 64))
+float16: np.dtype
+float32: np.dtype
+float64: np.dtype
 float16, float32, float64 = (np.dtype(f"float{n}") for n in (16, 32, 64))
-complex64, complex128 = np.dtype("complex64"), np.dtype("complex128")
+complex64: np.dtype = np.dtype("complex64")
+complex128: np.dtype = np.dtype("complex128")
 
-e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None
+e: float = math.e
+pi: float = math.pi
+inf: float = math.inf
+nan: float = math.nan
+newaxis: None = None
 
 _KINDS = {
     "bool": "b",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from regrad.core import dispatch
@@ -36,7 +36,7 @@ def _reducing(reduce: Callable[..., Tensor]) -> Any:
     """The method of a reduction, which takes its options by position too."""
     name = reduce.__name__
 
-    def method(self: Tensor, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Any:
+    def method(self: Tensor, axis: Axis = None, keepdims: bool = False, **unknown: Any) -> Tensor:
         if unknown:  # the op says what it takes
             return reduce(self, axis=axis, keepdims=keepdims, **unknown)
         return reduce(self, axis=axis, keepdims=keepdims)
@@ -122,7 +122,7 @@ class Methods:
     __matmul__ = products.matmul
     __getitem__ = getitem.getitem
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         try:
             return elementwise.equal(self, other)  # pyright: ignore[reportArgumentType]
         except ArgumentError:
@@ -130,7 +130,7 @@ class Methods:
                 raise
             return NotImplemented  # Python then says False, as for `x == None`
 
-    def __ne__(self, other: object) -> Any:
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
         try:
             return elementwise.not_equal(self, other)  # pyright: ignore[reportArgumentType]
         except ArgumentError:
@@ -138,67 +138,67 @@ class Methods:
                 raise
             return NotImplemented
 
-    def __pos__(self) -> Any:
+    def __pos__(self: Any) -> Tensor:
         return self
 
-    def __round__(self, digits: int | None = None) -> Any:
+    def __round__(self, digits: int | None = None) -> Tensor:
         if not digits:
             return elementwise.round(self)
         scale = 10.0**digits
         return elementwise.divide(elementwise.round(elementwise.multiply(self, scale)), scale)
 
-    def __divmod__(self, other: TensorLike) -> Any:
+    def __divmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
         return elementwise.floor_divide(self, other), elementwise.remainder(self, other)
 
-    def __rdivmod__(self, other: TensorLike) -> Any:
+    def __rdivmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
         return elementwise.floor_divide(other, self), elementwise.remainder(other, self)
 
-    def __radd__(self, other: TensorLike) -> Any:
+    def __radd__(self, other: TensorLike) -> Tensor:
         return elementwise.add(other, self)
 
-    def __rsub__(self, other: TensorLike) -> Any:
+    def __rsub__(self, other: TensorLike) -> Tensor:
         return elementwise.subtract(other, self)
 
-    def __rmul__(self, other: TensorLike) -> Any:
+    def __rmul__(self, other: TensorLike) -> Tensor:
         return elementwise.multiply(other, self)
 
-    def __rtruediv__(self, other: TensorLike) -> Any:
+    def __rtruediv__(self, other: TensorLike) -> Tensor:
         return elementwise.divide(other, self)
 
-    def __rfloordiv__(self, other: TensorLike) -> Any:
+    def __rfloordiv__(self, other: TensorLike) -> Tensor:
         return elementwise.floor_divide(other, self)
 
-    def __rmod__(self, other: TensorLike) -> Any:
+    def __rmod__(self, other: TensorLike) -> Tensor:
         return elementwise.remainder(other, self)
 
-    def __rpow__(self, other: TensorLike) -> Any:
+    def __rpow__(self, other: TensorLike) -> Tensor:
         return elementwise.pow(other, self)
 
-    def __rmatmul__(self, other: TensorLike) -> Any:
+    def __rmatmul__(self, other: TensorLike) -> Tensor:
         return products.matmul(other, self)
 
-    def __rand__(self, other: TensorLike) -> Any:
+    def __rand__(self, other: TensorLike) -> Tensor:
         return elementwise.bitwise_and(other, self)
 
-    def __ror__(self, other: TensorLike) -> Any:
+    def __ror__(self, other: TensorLike) -> Tensor:
         return elementwise.bitwise_or(other, self)
 
-    def __rxor__(self, other: TensorLike) -> Any:
+    def __rxor__(self, other: TensorLike) -> Tensor:
         return elementwise.bitwise_xor(other, self)
 
-    def __rlshift__(self, other: TensorLike) -> Any:
+    def __rlshift__(self, other: TensorLike) -> Tensor:
         return elementwise.bitwise_left_shift(other, self)
 
-    def __rrshift__(self, other: TensorLike) -> Any:
+    def __rrshift__(self, other: TensorLike) -> Tensor:
         return elementwise.bitwise_right_shift(other, self)
 
-    def __iter__(self: Any) -> Any:
+    def __iter__(self: Any) -> Iterator[Tensor]:
         if not self.ndim:
             raise ArgumentError("a Tensor of rank 0 cannot be iterated over; x.item() is its value")
         return iter(array.unstack(self))
 
     @property
-    def T(self) -> Any:  # the standard's name
+    def T(self) -> Tensor:  # the standard's name
         """The transpose of a matrix."""
         x = dispatch.lift(self)
         if x.ndim != 2:
@@ -218,13 +218,13 @@ class Methods:
         return self.size * self.dtype.itemsize
 
     @property
-    def mT(self: Any) -> Any:
+    def mT(self: Any) -> Tensor:
         """The last two axes exchanged."""
         if self.ndim < 2:
             raise NoTransposeError(f"mT needs a rank of 2 or more, got the shape {self.shape}")
         return array.matrix_transpose(self)
 
-    def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
         """Return this tensor on a device, itself if it lies there.
 
         Args:
@@ -338,7 +338,7 @@ class Methods:
     logical_or = elementwise.logical_or
     logical_xor = elementwise.logical_xor
 
-    def where(self, condition: TensorLike, b: TensorLike) -> Any:
+    def where(self, condition: TensorLike, b: TensorLike) -> Tensor:
         """This tensor where `condition`, `b` elsewhere; see `regrad.where`."""
         return elementwise.where(condition, self, b)
 
@@ -355,38 +355,38 @@ class Methods:
     std = _reducing(reduction.std)
     var = _reducing(reduction.var)
 
-    def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Any:
+    def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""
         names: dict[Any, Any] = {"euclidean": 2, "fro": 2, "inf": float("inf")}  # TensorFlow.js's
         return reduction.vector_norm(self, axis=axis, keepdims=keepdims, ord=names.get(ord, ord))
 
-    def argmax(self, axis: int | None = None) -> Any:
+    def argmax(self, axis: int | None = None) -> Tensor:
         """The place of the maximum; see `regrad.argmax`."""
         return reduction.argmax(self, axis=axis)
 
-    def argmin(self, axis: int | None = None) -> Any:
+    def argmin(self, axis: int | None = None) -> Tensor:
         """The place of the minimum; see `regrad.argmin`."""
         return reduction.argmin(self, axis=axis)
 
-    def cumsum(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
+    def cumsum(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
         """The sum of all elements so far; see `regrad.cumulative_sum`."""
         return scan.cumulative_sum(self, axis=axis, exclusive=exclusive, reverse=reverse)
 
-    def cumprod(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
+    def cumprod(self, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
         """The product of all elements so far; see `regrad.cumulative_prod`."""
         return scan.cumulative_prod(self, axis=axis, exclusive=exclusive, reverse=reverse)
 
-    def topk(self, k: int = 1) -> Any:
+    def topk(self, k: int = 1) -> tuple[Tensor, Tensor]:
         """The k largest of the last axis and their places; see `regrad.top_k`."""
         return sorting.top_k(self, k)
 
     # -- shape and indexing ----------------------------------------------------------------------
 
-    def reshape(self, *shape: Any) -> Any:
+    def reshape(self, *shape: Any) -> Tensor:
         """The elements in another shape, given as one argument or one for each size."""
         return array.reshape(self, shape[0] if len(shape) == 1 else shape)
 
-    def transpose(self, *axes: Any) -> Any:
+    def transpose(self, *axes: Any) -> Tensor:
         """The axes in another order (reversed by default), given as one argument or several."""
         return array.permute_dims(self, *(axes if len(axes) < 2 else (axes,)))
 
@@ -397,7 +397,7 @@ class Methods:
     tile = array.tile
     split = array.split
 
-    def flatten(self) -> Any:
+    def flatten(self) -> Tensor:
         """The elements in one axis."""
         return array.reshape(self, (-1,))
 
@@ -408,42 +408,42 @@ class Methods:
         """`x.at[index].set(y)` and `.add(y)`: as `at_set` and `at_add`, in JAX's notation."""
         return At(self)
 
-    def concat(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Any:
+    def concat(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Tensor:
         """This tensor and others, one after the other; see `regrad.concat`."""
         others = others if isinstance(others, list | tuple) else [others]
         return array.concat([self, *others], axis=axis)
 
-    def stack(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Any:
+    def stack(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Tensor:
         """This tensor and others along a new axis; see `regrad.stack`."""
         others = others if isinstance(others, list | tuple) else [others]
         return array.stack([self, *others], axis=axis)
 
-    def unstack(self, axis: int = 0) -> Any:
+    def unstack(self, axis: int = 0) -> tuple[Tensor, ...]:
         """The tensors along an axis; see `regrad.unstack`."""
         return array.unstack(self, axis=axis)
 
-    def reverse(self, axis: Axis = None) -> Any:
+    def reverse(self, axis: Axis = None) -> Tensor:
         """The elements in reverse along axes; see `regrad.flip`."""
         return array.flip(self, axis=axis)
 
-    def gather(self, indices: TensorLike, axis: int = 0, batch_dims: int = 0) -> Any:
+    def gather(self, indices: TensorLike, axis: int = 0, batch_dims: int = 0) -> Tensor:
         """The slices with these indices; see `regrad.take`."""
         return indexing.take(self, indices, axis=axis, batch_dims=batch_dims)
 
-    def take(self: Any, indices: TensorLike, axis: int | None = None) -> Any:
+    def take(self: Any, indices: TensorLike, axis: int | None = None) -> Tensor:
         """The slices with these indices, of all elements by default; see `regrad.take`."""
         x = self if axis is not None or self.ndim == 1 else array.reshape(self, (-1,))
         return indexing.take(x, indices, axis=axis)
 
-    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
+    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
         """Each element repeated, as in NumPy; see `regrad.repeat`. (PyTorch's repeat is `tile`.)"""
         return indexing.repeat(self, repeats, axis=axis)
 
-    def sort(self, axis: int = -1, descending: bool = False) -> Any:
+    def sort(self, axis: int = -1, descending: bool = False) -> Tensor:
         """The elements in order along `axis`; see `regrad.sort`."""
         return sorting.sort(self, axis=axis, descending=descending)
 
-    def argsort(self, axis: int = -1, descending: bool = False) -> Any:
+    def argsort(self, axis: int = -1, descending: bool = False) -> Tensor:
         """The indices that sort along `axis`; see `regrad.argsort`."""
         return sorting.argsort(self, axis=axis, descending=descending)
 

@@ -34,8 +34,10 @@ class _Regrad:
         return getattr(regrad, name)
 
 
-rg = _Regrad()
-signature = lru_cache(maxsize=None)(inspect.signature)
+rg: _Regrad = _Regrad()
+signature: Callable[[Callable[..., Any]], inspect.Signature] = lru_cache(maxsize=None)(
+    inspect.signature
+)
 
 
 # -- ufuncs --------------------------------------------------------------------------------------
@@ -56,7 +58,7 @@ SCIPY = {  # ufuncs of scipy.special, which is not imported for this
     "gammaln": "lgamma",
     "log_expit": "nn.log_sigmoid",
 }
-METHODS = {  # of ufuncs; they take `axis`, which is 0 unless given
+METHODS: dict[Any, Any] = {  # of ufuncs; they take `axis`, which is 0 unless given
     (np.add, "reduce"): "sum",
     (np.multiply, "reduce"): "prod",
     (np.maximum, "reduce"): "max",

@@ -29,7 +29,11 @@ Pairs = tuple[tuple[int, int], ...]
 Padding = str | int | Sequence[Sequence[int]]
 Places = Sequence[tuple[slice, ...]]
 
-SPATIAL = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+SPATIAL: dict[int, tuple[str, ...]] = {
+    1: ("width",),
+    2: ("height", "width"),
+    3: ("depth", "height", "width"),
+}
 
 
 # -- what users write ----------------------------------------------------------------------------

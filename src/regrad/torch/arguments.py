@@ -93,8 +93,12 @@ class ArgumentRebuilder:
     def __init__(self, args: Sequence[Any], options: Mapping[str, Any], paths: Sequence[Any]):
         self.paths = paths
         taken = {key for key, _ in paths}
-        self.args = [None if i in taken and _is_tensor(a) else a for i, a in enumerate(args)]
-        self.options = {k: None if k in taken and _is_tensor(v) else v for k, v in options.items()}
+        self.args: list[Any | None] = [
+            None if i in taken and _is_tensor(a) else a for i, a in enumerate(args)
+        ]
+        self.options: dict[str, Any | None] = {
+            k: None if k in taken and _is_tensor(v) else v for k, v in options.items()
+        }
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         args, options = list(self.args), dict(self.options)

@@ -97,7 +97,7 @@ class Opened:
         rebuild: containers.Rebuild, overrides: Any,
     ) -> None:  # fmt: skip
         self.f = f
-        self.leaves = list(leaves)
+        self.leaves: list[Any] = list(leaves)
         self.places = places
         self.rebuild = rebuild
         self.overrides = overrides
@@ -112,7 +112,7 @@ class Opened:
         tapes = () if outer is None else outer.tapes
         with in_state(State(tapes, self.overrides)):
             ys, self.close = containers.flatten(self.f(*args, **options))
-        self.overrides = overrides_for_replay(self.overrides)
+        self.overrides: Any = overrides_for_replay(self.overrides)
         for y in ys:
             if not isinstance(y, Tensor):
                 raise ArgumentError(

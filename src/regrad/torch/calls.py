@@ -41,10 +41,13 @@ class RuleCall:
         self.forward = forward
         self.hit = hit
         arrays = tuple([isinstance(v, torch.Tensor) for v in values])
+        self.places: list[int]
+        self.kept: list[int]
+        self.keeps_y: bool
         self.places, self.kept, self.keeps_y = rule.plan(arrays, layout)
         pairs = zip(values, arrays, strict=True)
-        self.values = [None if is_array else v for v, is_array in pairs]
-        self.is_simple = layout is None and len(self.places) == len(self.values)
+        self.values: list[Any | None] = [None if is_array else v for v, is_array in pairs]
+        self.is_simple: bool = layout is None and len(self.places) == len(self.values)
 
     kind: type = tuple  # of several outputs
     at: Sequence[int] | None = None  # where its tensors stand among a Function's arguments
@@ -224,11 +227,11 @@ class Pull:
         self.specs = self.work = specs
         self.wanted = wanted
         self.outputs = outputs
-        self.leaves = [call.places[n] for n in wanted]
+        self.leaves: list[int] = [call.places[n] for n in wanted]
 
     def _work_in(self, dtype: torch.dtype, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Have the rule see floats of this precision."""
-        self.work = [(shape, _as_precise(d, dtype)) for shape, d in self.specs]
+        self.work: Sequence[Any] = [(shape, _as_precise(d, dtype)) for shape, d in self.specs]
         return [x.to(_as_precise(x.dtype, dtype)) for x in given]
 
     def __call__(self, saved: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> list[Any]:

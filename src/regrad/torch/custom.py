@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import CellType, FunctionType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from regrad.autodiff.custom_functions import CustomFunction, Saves, unpack
@@ -15,6 +15,9 @@ from regrad.errors import GradientError, RuleError, kind
 from regrad.torch.bridge import apply, in_graph, is_differentiable, shield, spread
 from regrad.torch.nodes import is_leaf, new_nodes, tensors
 from regrad.torch.open_scopes import OWN
+
+if TYPE_CHECKING:
+    from regrad.core.containers import Arguments
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,9 +112,9 @@ class CustomTorchCall(Saves):
         make: Callable[[], Any],
     ) -> None:
         super().__init__(custom)
-        self.inputs = inputs
-        self.count = len(inputs)
-        self.arguments = containers.Arguments(self.f, self.name, self.count, make)
+        self.inputs: Sequence[torch.Tensor] = inputs
+        self.count: int = len(inputs)
+        self.arguments: Arguments = containers.Arguments(self.f, self.name, self.count, make)
 
     def __call__(self, ys: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The values, with the gradient function behind them."""

@@ -40,7 +40,7 @@ class Watch:
     """
 
     def __init__(self, rules: Iterable[str]) -> None:
-        self.rules = frozenset(rules)
+        self.rules: frozenset[str] = frozenset(rules)
         self.harmless: dict[Any, str] = {}  # a function and its kinds of nodes: what reports show
 
     def look(

@@ -43,7 +43,12 @@ def _rnn(function: Callable[..., Any]) -> Callable[..., Callable[..., tuple[Any,
     return ready
 
 
-STEPS = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn(torch.tanh), "rnn_relu": _rnn(torch.relu)}
+STEPS: dict[str, Callable[..., Any]] = {
+    "lstm": _lstm,
+    "gru": _gru,
+    "rnn_tanh": _rnn(torch.tanh),
+    "rnn_relu": _rnn(torch.relu),
+}
 
 
 def cell(name: str) -> Callable[..., Any]:
@@ -113,9 +118,9 @@ class LayerRun:
     """
 
     def __init__(self, op: Lookup, name: str, sizes: list[int] | None) -> None:
-        self.product = product(op)
+        self.product: Callable[..., Any] = product(op)
         self.sizes = sizes
-        self.step = STEPS[name](op)
+        self.step: Any = STEPS[name](op)
 
     def __call__(
         self, x: Tensor, state: tuple[Any, ...], weights: tuple[Any, ...], back: bool

@@ -53,22 +53,29 @@ class Coverage:
 
     def __init__(self, keys: Sequence[Any], keep: tuple[Any, ...], outer: Coverage | None) -> None:
         self.families: dict[Any, Family] = {key: family_of(key) for key in keys}
-        self.functions = {k: f.type for k, f in self.families.items() if functions.is_function(k)}
-        self.keep = (*keep, *self.functions)  # whose own forward passes are left alone
+        self.functions: dict[Any, str] = {
+            k: f.type for k, f in self.families.items() if functions.is_function(k)
+        }
+        self.keep: tuple[Any, ...] = (
+            *keep,
+            *self.functions,
+        )  # whose own forward passes are left alone
         self.outer = outer
-        self.types = frozenset(family.type for family in self.families.values())
+        self.types: frozenset[str] = frozenset(family.type for family in self.families.values())
         spelled: dict[Any, Spelling] = {}
         for key, family in self.families.items():
             spelled.update(spellings_of(family))
             if op := custom_op(key):
                 spelled.update(dict.fromkeys((op, op._overloadpacket), Spelling(family, op)))
-        self.alone = {f for f, s in spelled.items() if not s.family.parameters}
-        self.spelled = {f: s for f, s in spelled.items() if f not in keep}
-        self.left = {*keep, *gradients()}  # whose nodes are not looked at
-        self.watch = Watch(self.types)
+        self.alone: set[Any] = {f for f, s in spelled.items() if not s.family.parameters}
+        self.spelled: dict[Any, Spelling] = {f: s for f, s in spelled.items() if f not in keep}
+        self.left: set[Any] = {*keep, *gradients()}  # whose nodes are not looked at
+        self.watch: Watch = Watch(self.types)
         found = [(f, rows) for f, all in fused().items() if (rows := self._concerned(f, all))]
-        self.fused = dict(found)
-        self.bodies = {f: b for f, b in bodies().items() if not self._is_left(f)}
+        self.fused: dict[Any, list[Fused]] = dict(found)
+        self.bodies: dict[Any, Callable[..., Any]] = {
+            f: b for f, b in bodies().items() if not self._is_left(f)
+        }
 
     def chain(self) -> Iterator[Coverage]:
         """Yield this one, and those of the scopes around."""
@@ -108,8 +115,10 @@ class RuleSet:
         self, rules: Mapping[Any, Any], keep: tuple[Any, ...], outer: RuleSet | None = None
     ) -> None:
         self.outer = outer
-        self.coverage = coverage_of(tuple(rules), keep, None if outer is None else outer.coverage)
-        self.keep = self.coverage.keep
+        self.coverage: Coverage = coverage_of(
+            tuple(rules), keep, None if outer is None else outer.coverage
+        )
+        self.keep: tuple[Any, ...] = self.coverage.keep
         self.rules: dict[str, ForeignRule] = {}
         for key, value in rules.items():
             family = self.coverage.families[key]

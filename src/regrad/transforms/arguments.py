@@ -26,7 +26,7 @@ class Note:
     def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
         self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
         self.rebuild = rebuild
-        self.full = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
+        self.full: bool = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
 
     def is_like(self, other: Note) -> bool:
         """Whether two notes put the same structure around as many Tensors."""
@@ -66,7 +66,7 @@ def _placed(leaf: object, given: Iterator[Tensor]) -> Any:
 
 TENSOR, ARRAY = object(), object()
 NUMBER = {type(example): example for example in (0, 0.0, 0j)}  # how a traced number is noted
-NOTHING_INSIDE = {object, _Traced, type(None), bool, int, float, complex, str}
+NOTHING_INSIDE: set[type[Any]] = {object, _Traced, type(None), bool, int, float, complex, str}
 ONE = Note([TENSOR], containers.only)
 
 
@@ -114,7 +114,9 @@ class Given:
         *,
         numbers: Literal["as they are", "weak", "Tensors"] = "as they are",
     ) -> None:
-        self.arguments = args, kwargs
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = args, kwargs
+        self.structure: Any
+        self.rebuild: containers.Rebuild
         leaves, self.rebuild, self.structure = containers.opened(self.arguments)
         self.tensors: list[Tensor] = []
         self.leaves: list[Any] = []

@@ -45,6 +45,7 @@ from regrad.transforms.trail import Trail, capturing
 
 if TYPE_CHECKING:
     from regrad.core.backends import Array
+    from regrad.core.state import State
 
 
 class BodyRun:
@@ -57,14 +58,14 @@ class BodyRun:
     def __init__(
         self, kind: str, xs: Sequence[Tensor], *, traced: bool, tape: type[RegionTape] = Links
     ) -> None:
-        self.state = current()
+        self.state: State | None = current()
         self.kind = kind
-        self.xs = [in_region(x) for x in xs]
-        self.overrides = None if self.state is None else self.state.overrides
-        self.tapes = inner_tapes(tape, self.state)
-        self.region = Region(kind, tapes=self.tapes, traced=traced)
-        self.inner = [self.region.make_stand_in(x) for x in self.xs]
-        self.watched = set() if not self.tapes else self.tapes[0].watched
+        self.xs: list[Tensor] = [in_region(x) for x in xs]
+        self.overrides: Overrides = None if self.state is None else self.state.overrides
+        self.tapes: tuple[RegionTape, ...] = inner_tapes(tape, self.state)
+        self.region: Region = Region(kind, tapes=self.tapes, traced=traced)
+        self.inner: list[Tensor] = [self.region.make_stand_in(x) for x in self.xs]
+        self.watched: set[Any] | set[int] = set() if not self.tapes else self.tapes[0].watched
         self.outputs: list[list[int]] = []  # ids by place, one list for each run
 
     def stand_ins(self, arrays: Sequence[Array]) -> list[Tensor]:
@@ -174,8 +175,8 @@ class BodyFunction:
     ) -> None:
         self.f = f
         self.count = count
-        self.captured = list(captured)
-        self.overrides = overrides_for_replay(overrides)
+        self.captured: list[Source] = list(captured)
+        self.overrides: Overrides = overrides_for_replay(overrides)
         self.kind = kind
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -199,7 +200,7 @@ class Rerun:
         self.trail: Trail | None = None
         reached = Closure(flat.function).generators  # pyright: ignore[reportFunctionMemberAccess]
         # Generators, and where they stood
-        self.drawn = [(g, g.bit_generator.state) for _, g in reached]
+        self.drawn: list[tuple[Any, Any]] = [(g, g.bit_generator.state) for _, g in reached]
 
     def __call__(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         region = current().region  # pyright: ignore[reportOptionalMemberAccess]

@@ -59,7 +59,7 @@ class Branch:
         self.given = given
         self.form = form
         self.k = k
-        self.flat = Captured(self._run, "cond")
+        self.flat: Captured = Captured(self._run, "cond")
 
     def _run(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
         args, kwargs = self.given.close(xs)

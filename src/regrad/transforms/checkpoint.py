@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import assign_all
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from regrad.core.rule import Cotangent
     from regrad.core.tape import Record
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @public
-def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
+def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
     """`f`, of which the tapes keep only the inputs; the backward pass runs it again.
 
     Args:
@@ -56,7 +59,7 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
     callable_or_raise(f, "checkpoint")
 
     @wraps(f)
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+    def checkpointed(*args: P.args, **kwargs: P.kwargs) -> R:
         state = current()
         if state is None or not state.tapes or state.inspected:
             return f(*args, **kwargs)

@@ -42,7 +42,7 @@ _LIBRARIES = tuple(
 )
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MISSING: Any = object()
-CONTAINERS = (
+CONTAINERS: tuple[type[Any], ...] = (
     list, tuple, dict, set, frozenset, deque, UserDict, UserList, ChainMap, bytearray, array,
     types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()),
 )  # fmt: skip
@@ -77,7 +77,9 @@ class Closure:
         for function in functions:
             walk.value(function, getattr(function, "__name__", "f"), MISSING)
         self.key = tuple(walk.entries)
-        self.arrays = [i for i, r in enumerate(self.tensors) if not isinstance(r(), Tensor)]
+        self.arrays: list[int] = [
+            i for i, r in enumerate(self.tensors) if not isinstance(r(), Tensor)
+        ]
 
     @contextmanager
     def undrawn(self, kind: str) -> Iterator[None]:
@@ -113,9 +115,9 @@ class Method:
 
     def __init__(self, function: Any, instance: Any, gone: Callable[[Any], Any]) -> None:
         self.__func__ = function
-        self.__name__ = getattr(function, "__name__", "method")
+        self.__name__: Any | str = getattr(function, "__name__", "method")
         bound = function.__get__(instance, type(instance))
-        self.__signature__ = inspect.signature(bound)
+        self.__signature__: inspect.Signature = inspect.signature(bound)
         try:
             self.instance: Callable[[], Any] = weakref.ref(instance, gone)
         except TypeError:  # slots without __weakref__
@@ -354,7 +356,7 @@ class IdentityKey:
     __slots__ = ("value",)
 
     def __init__(self, value: object) -> None:
-        self.value = value
+        self.value: object = value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, IdentityKey) and self.value is other.value

@@ -289,7 +289,11 @@ def _in_turn(
     checkpoint: bool,
 ) -> tuple[Sequence[Tensor], list[Tensor]]:  # fmt: skip
     """The steps one after another, in Python."""
-    run: Any = recomputing(lambda *tensors: step(tensors)) if checkpoint else None
+
+    def row(*tensors: Tensor) -> Any:
+        return step(tensors)
+
+    run: Any = recomputing(row) if checkpoint else None
     rows: list[Any] = [None] * n
     count = len(carry)
     for i in reversed(range(n)) if reverse else range(n):

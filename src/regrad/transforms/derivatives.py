@@ -47,9 +47,11 @@ class Linearized:
                 f"{api}: there is nothing to differentiate by; give the inputs of f"
             )
         opened = [containers.flatten(x) for x in xs]
-        self.rebuilds = [rebuild for _, rebuild in opened]
-        self.inputs = [[watchable(leaf, api) for leaf in leaves] for leaves, _ in opened]
-        self.tape = tape([a._id for group in self.inputs for a in group])
+        self.rebuilds: list[containers.Rebuild] = [rebuild for _, rebuild in opened]
+        self.inputs: list[list[Tensor]] = [
+            [watchable(leaf, api) for leaf in leaves] for leaves, _ in opened
+        ]
+        self.tape: Tape = tape([a._id for group in self.inputs for a in group])
         aliases = [r(group) for r, group in zip(self.rebuilds, self.inputs, strict=True)]
         try:
             y = run_taped(self.tape, f, aliases)
@@ -57,7 +59,9 @@ class Linearized:
             check_passed(f, aliases, api)
             raise
         finally:
-            self.watched = self.tape.close()
+            self.watched: set[int] = self.tape.close()
+        self.ys: list[Tensor]
+        self.rebuild: containers.Rebuild
         self.ys, self.rebuild = _outputs(y, api)
 
     @property

@@ -171,7 +171,7 @@ class LinearTape(Tape):
 
     def before(self, record: Record) -> None:
         """A rule is about to run."""
-        self.record = record
+        self.record: Record = record
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
         if rule.constant:

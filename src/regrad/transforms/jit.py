@@ -12,7 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    overload,
+)
 
 import numpy as np
 
@@ -37,6 +46,9 @@ if TYPE_CHECKING:
     from regrad.core.overrides import OpBinding, Overrides
     from regrad.core.rule import Rule
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 ndarray = np.ndarray
 VERIFY = "REGRAD_JIT_VERIFY"  # in the environment: 1 for all compiled functions
 MANY = 8  # traces after which a function that is traced once more gets a warning
@@ -50,6 +62,28 @@ class CacheInfo(NamedTuple):
     traces: int
     programs: int
     dropped: int
+
+
+@overload
+def jit(
+    f: Callable[P, R],
+    *,
+    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    donate: str | Sequence[str] = (),
+    verify: bool | None = None,
+) -> Jitted[P, R]: ...
+
+
+@overload
+def jit(
+    f: None = None,
+    *,
+    static_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    donate: str | Sequence[str] = (),
+    verify: bool | None = None,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
 @public
@@ -169,9 +203,12 @@ class Statics:
     def __init__(
         self, parameters: Sequence[str], names: Sequence[str], places: Sequence[int]
     ) -> None:
-        self.places = {*places, *[i for i, name in enumerate(parameters) if name in names]}
-        self.names = {*names, *[parameters[i] for i in places if i < len(parameters)]}
-        self.any = bool(self.places or self.names)
+        self.places: set[int] = {
+            *places,
+            *[i for i, name in enumerate(parameters) if name in names],
+        }
+        self.names: set[str] = {*names, *[parameters[i] for i in places if i < len(parameters)]}
+        self.any: bool = bool(self.places or self.names)
 
     def marked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -183,12 +220,12 @@ class Statics:
         )
 
 
-class Jitted:
+class Jitted(Generic[P, R]):
     """A compiled function, see `jit`."""
 
     def __init__(
         self,
-        f: Callable[..., Any],
+        f: Callable[P, R],
         *,
         static_argnames: str | Sequence[str] = (),
         static_argnums: int | Sequence[int] = (),
@@ -197,35 +234,43 @@ class Jitted:
     ) -> None:
         find_jax()
         self.f = f
-        self.name = f"jit({getattr(f, '__name__', type(f).__name__)})"
-        self.options = {
+        self.name: str = f"jit({getattr(f, '__name__', type(f).__name__)})"
+        self.options: dict[str, Any] = {
             "static_argnames": static_argnames,
             "static_argnums": static_argnums,
             "donate": donate,
             "verify": verify,
         }
-        self.donate = _names(f, donate, "donate")
+        self.donate: tuple[str, ...] = _names(f, donate, "donate")
         self.verify = verify
         self.programs: OrderedDict[Any, Program] = OrderedDict()  # the one used last comes last
-        self.full = False  # programs are to be dropped
-        self.dropped = 0
+        self.full: bool = False  # programs are to be dropped
+        self.dropped: int = 0
         self.read: dict[Any, set[int]] = {}  # which arrays of the closure a trace read plainly
         self.closure = Closure(f)
         self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
         self.version: int | None = None  # of the registry, when a program was found
         self.stamp: Any = None  # of the registry, when the closure was made
         self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
-        self.methods: dict[int, tuple[Method, Jitted]] = {}
-        self.calls = 0
-        self.traces = 0
+        self.methods: dict[int, tuple[Method, Jitted[..., Any]]] = {}
+        self.calls: int = 0
+        self.traces: int = 0
         self.last: list[tuple[Any, ...]] = []  # what the last two traces were for
         signature = _signature(f)
-        self.parameters = list(signature.parameters) if signature is not None else []
+        self.parameters: list[str] = list(signature.parameters) if signature is not None else []
         names = _names(f, static_argnames, "static_argnames")
-        self.static = Statics(self.parameters, names, _places(f, static_argnums))
-        self.shortcuts = Shortcuts(self.static.places, self.static.names)
+        self.static: Statics = Statics(self.parameters, names, _places(f, static_argnums))
+        self.shortcuts: Shortcuts = Shortcuts(self.static.places, self.static.names)
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
+
+    @overload
+    def __get__(
+        self: Jitted[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method is compiled for each object that it is called on."""
@@ -236,7 +281,7 @@ class Jitted:
             known = self.methods[id(instance)] = self._of(instance)
         return MethodType(known[1], instance)
 
-    def _of(self, instance: Any) -> tuple[Method, Jitted]:
+    def _of(self, instance: Any) -> tuple[Method, Jitted[..., Any]]:
         methods, key = self.methods, id(instance)
         method = Method(self.f, instance, gone=lambda _: methods.pop(key, None))
         static = {  # less self, which is reached
@@ -245,7 +290,7 @@ class Jitted:
         }
         return method, CompiledMethod(method, **{**self.options, **static})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self.calls += 1
         state = current()
         if state is not None:
@@ -297,7 +342,7 @@ class Jitted:
         stamp = registry.version, len(registry.OPS)
         if not overrides and not reaching:
             if stamp != self.stamp or not self.closure.is_current():
-                self.closure = Closure(self.f, *registered(*stamp))
+                self.closure: Closure = Closure(self.f, *registered(*stamp))
                 self.stamp = stamp
                 self._forget()
             return self.closure
@@ -350,11 +395,12 @@ class Jitted:
         return set(self.programs.values())
 
     def _body(self, given: Given) -> Body:
+        f: Callable[..., Any] = self.f
         close = given.closer()
 
         def body(xs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Any]:
             args, kwargs = close(xs)
-            return returned(self.f(*args, **kwargs))
+            return returned(f(*args, **kwargs))
 
         return body
 
@@ -427,7 +473,7 @@ class Jitted:
         return "a rule, or a setting of JAX"
 
 
-class CompiledMethod(Jitted):
+class CompiledMethod(Jitted[..., Any]):
     """A compiled method of one object, which it does not keep alive, but gets at each call."""
 
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:

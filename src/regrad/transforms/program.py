@@ -99,7 +99,7 @@ class Program:
         derived: bool = False,
         verify: bool = False,
     ) -> None:
-        self.jax = find_jax()
+        self.jax: Any = find_jax()
         self.body = body
         self.name = name
         self.donated = donated
@@ -410,23 +410,27 @@ class Variant:
         self.wanted = wanted
         variables = [(i, s) for i, s in enumerate(program.sources, n) if isinstance(s, Variable)]
         donates = donates and not wanted
-        self.donated = [i for i, v in variables if v in program.assigned] if donates else []
-        self.lent = list(program.donated) if donates else []
-        self.updated = [program.sources[i - n] for i in self.donated]
-        self.read = [(i, s) for i, s in enumerate(program.sources, n) if i not in self.donated]
-        self.threads = bool(variables or program.assigned)
+        self.donated: list[int] = (
+            [i for i, v in variables if v in program.assigned] if donates else []
+        )
+        self.lent: list[int] = list(program.donated) if donates else []
+        self.updated: list[Any] = [program.sources[i - n] for i in self.donated]
+        self.read: list[tuple[int, Any]] = [
+            (i, s) for i, s in enumerate(program.sources, n) if i not in self.donated
+        ]
+        self.threads: bool = bool(variables or program.assigned)
         self.donates = donates
-        self.single = program.jax.sharding.SingleDeviceSharding
+        self.single: Any = program.jax.sharding.SingleDeviceSharding
         places = {*self.donated, *self.lent}
-        self.places = [*self.donated, *self.lent]
-        self.kept = [i for i in range(n + len(program.sources)) if i not in places]
+        self.places: list[int] = [*self.donated, *self.lent]
+        self.kept: list[int] = [i for i in range(n + len(program.sources)) if i not in places]
         self.converted: dict[int, tuple[Tensor, Any]] = {}
         self.given: Sequence[Tensor] = ()
         self.traces: list[Trace] = []  # those that compiled programs belong to
         self.complete = False  # a trace has found nothing that was not an input
         self.news = False
         self.verifying: list[Trace] | None = None  # the trace that is compared with the program
-        self.compiled = compile_donating(program.jax, self._results)
+        self.compiled: Any = compile_donating(program.jax, self._results)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         kept = [
@@ -454,7 +458,7 @@ class Variant:
         self.compiled.trace(kept, given)  # which the call after it finds
         if self.news:
             raise SourceFound
-        self.complete = True
+        self.complete: bool = True
 
     def _verify(self, kept: list[Array], given: tuple[Array, ...]) -> None:
         """Trace once more, and compare with the program; nothing else comes of the trace."""
@@ -520,7 +524,7 @@ class Variant:
             program.check_sources(region)
             self.verifying.append(trace)  # which JAX refers to weakly (see `Mark`)
             return Mark(trace), *outputs
-        self.news = program.find(region)
+        self.news: bool = program.find(region)
         if self.news:
             trace.rewind()
             program.begun[shapes] = trace

@@ -62,13 +62,13 @@ class Region:
         around: State | Literal["here"] | None = "here",
     ) -> None:
         self.kind = kind
-        self.around = current() if around == "here" else around
-        self.traced = traced or ((outer := self.outer) is not None and outer.traced)
+        self.around: State | None = current() if around == "here" else around
+        self.traced: bool = traced or ((outer := self.outer) is not None and outer.traced)
         self.tapes = tapes
-        self.mark = next_id()
-        self.count = 0
-        self.stand_ins = dict(stand_ins or {})
-        self.values = dict(values or {})
+        self.mark: int = next_id()
+        self.count: int = 0
+        self.stand_ins: dict[int, Tensor] = dict(stand_ins or {})
+        self.values: dict[Variable, Tensor] = dict(values or {})
         self.captured: list[Source] = []
         self.assigned: list[Variable] = []
         self.entries: dict[int, Tensor] = {}  # what stands inside for each of `captured`, at first
@@ -229,7 +229,7 @@ class Inline(Region):
 
     def __init__(self, kind: str, *stand_ins: Any) -> None:
         super().__init__(kind, *stand_ins)
-        self.capture = capturing()
+        self.capture: Any = capturing()
 
     def _stand_in(self, x: Tensor) -> Tensor:
         return x
@@ -247,7 +247,7 @@ class RegionTape(Tape):
 
     def __init__(self, outer: Sequence[Tape]) -> None:
         super().__init__()
-        self.outer = outer
+        self.outer: Sequence[Tape] = outer
 
     def walks_back(self) -> bool:
         return any(tape.walks_back() for tape in self.outer)
@@ -268,7 +268,7 @@ class Links(RegionTape):
 
     def __init__(self, outer: Sequence[Tape]) -> None:
         super().__init__(outer)
-        self.records = _Pairs()
+        self.records: Any = _Pairs()
 
 
 class Shadow(Links):
@@ -386,9 +386,11 @@ class Passage:
         reached: Sequence[int],
         edges: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        self.wanted = list(wanted)
-        self.reached = list(reached)
-        self.edges = dict.fromkeys(self.wanted, self.reached) if edges is None else edges
+        self.wanted: list[int] = list(wanted)
+        self.reached: list[int] = list(reached)
+        self.edges: dict[int, list[int]] | Mapping[int, Sequence[int]] = (
+            dict.fromkeys(self.wanted, self.reached) if edges is None else edges
+        )
 
 
 Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]
@@ -406,7 +408,7 @@ class RegionRule(Rule):
         self, name: str, inputs: Sequence[Tensor], passage: Passage, answer: Answer, push: Answer
     ) -> None:
         self.name = name
-        self.inputs = list(inputs)
+        self.inputs: list[Tensor] = list(inputs)
         self.passage = passage
         self.answer = answer
         self.push = push

@@ -57,8 +57,8 @@ class Capture(Trail):
     def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
         super().__init__(kind, xs, expected)
         state = current()
-        self.depth = 0 if state is None else len(state.tapes)
-        self.mark = next_id()
+        self.depth: int = 0 if state is None else len(state.tapes)
+        self.mark: int = next_id()
         self.steps: list[Any] = []
         self.strangers: dict[int, tuple[int, Any]] = {}  # id() of an array: a number, the array
         self.patchy = False  # whether a body inside has strangers of which too little is known
@@ -352,7 +352,7 @@ class Captured:
 
     def __init__(self, flat: Flat, kind: str, expected: Trail | None = None) -> None:
         self.flat = flat
-        self.function = getattr(flat, "function", None)
+        self.function: Any | None = getattr(flat, "function", None)
         self.kind = kind
         self.expected = expected
         self.first: Capture | None = None
@@ -414,9 +414,11 @@ class Captured:
             ys = [region.enter(y) for y in self.flat(xs)]
         finally:
             region.swap(around)
-        self.xs = _ids(xs)
-        self.ys = [capture.ref(y) for y in ys]
-        self.assigned = {v: capture.ref(value) for v, value in capture.assigned.items()}
+        self.xs: list[float] = _ids(xs)
+        self.ys: list[Ref] = [capture.ref(y) for y in ys]
+        self.assigned: dict[Any, Ref] = {
+            v: capture.ref(value) for v, value in capture.assigned.items()
+        }
         self.first = capture
         return ys
 
@@ -447,7 +449,7 @@ class Captured:
         held = {id(x._data): _Id(i) for i, x in inner.items()}
         consts = [held.get(id(c), c) for c in closed.consts]
         self.first.steps.insert(0, StrangerStep(sliced(closed.jaxpr), consts, self.xs, numbers))
-        self.complete = not self.first.patchy
+        self.complete: bool = not self.first.patchy
 
     def replay(self, xs: Sequence[Tensor], around: Env | None = None) -> Sequence[Tensor]:
         """Do it again on other inputs; what it reached outside is found in the region of now."""
@@ -481,10 +483,11 @@ class Back:
     note: Any = None
 
     def __init__(self, call: CustomCall) -> None:
-        self.call = call.on(())  # with the gradient function as the user wrote it
-        self.flat = Captured(self._run, f"the gradient function of {call.name}")
+        self.call: CustomCall = call.on(())  # with the gradient function as the user wrote it
+        self.flat: Captured = Captured(self._run, f"the gradient function of {call.name}")
 
     def __call__(self, dy: Cotangent) -> Any:
+        self.close: containers.Rebuild
         dys, self.close = containers.flatten(dy)
         ys = self.flat(dys)
         return self.note(ys)
@@ -503,7 +506,7 @@ class Renamed:
     def __init__(self, region: Region, env: Env) -> None:
         self.region = region
         self.env = env
-        self.outside = region.capture
+        self.outside: Any = region.capture
 
     def enter(self, x: Tensor) -> Tensor:
         """What stands inside for a Tensor.

@@ -97,17 +97,19 @@ class Scan:
         self.reverse = reverse
         self.checkpoint = checkpoint
         self.kind = kind
-        self.assigned = list(assigned)
+        self.assigned: list[Variable] = list(assigned)
         self.tape = tape
-        self.count = len(carry)
-        self.carry = [*carry, *[v._read() for v in assigned]]
+        self.count: int = len(carry)
+        self.carry: list[Tensor] = [*carry, *[v._read() for v in assigned]]
         # (no method: what is kept of it for later must not keep this run)
-        self.step = partial(stepped, flat, self.count, len(self.carry), self.assigned)
-        self.xs = list(xs)
-        self.body_run = BodyRun(kind, [*self.carry, *self.xs], traced=True, tape=tape)
+        self.step: partial[Sequence[Tensor]] = partial(
+            stepped, flat, self.count, len(self.carry), self.assigned
+        )
+        self.xs: list[Tensor] = list(xs)
+        self.body_run: BodyRun = BodyRun(kind, [*self.carry, *self.xs], traced=True, tape=tape)
         # the carries that each tape watches: the main one all floats, until a trace tells which
         # of them what is watched comes round to
-        self.watched = [set(self._seeds(t)) for t in self.body_run.tapes]
+        self.watched: list[set[int]] = [set(self._seeds(t)) for t in self.body_run.tapes]
         for places in self.watched[:1]:
             places.update(i for i, x in enumerate(self.carry) if is_inexact(x.dtype))
         self.kept: list[tuple[str, Any]] = []
@@ -183,8 +185,8 @@ class Scan:
             tape.watched.update(inner[i]._id for i in watched)
         ys = body_run.run(self.step, inner)
         arrays = [to_jax(y._data) for y in ys]
-        self.outputs = len(arrays)
-        self.changed = not self._settled()
+        self.outputs: int = len(arrays)
+        self.changed: bool = not self._settled()
         if self.tape is RegionTape and not self.changed:
             arrays += run_inside(
                 lambda: self._linearized(inner, ys, arrays), body_run.region, body_run.overrides
@@ -202,10 +204,10 @@ class Scan:
         stand_ins = [region.stand_in_for(s) for s in body_run.sources]
         given = [*inner, *stand_ins]
         keys = [x._id for x in given]
-        self.wanted = [
+        self.wanted: list[int] = [
             i for i, key in enumerate(keys) if i in self.carried or key in body_run.watched
         ]
-        self.active = [
+        self.active: list[int] = [
             i for i, y in enumerate(ys) if i in self.carried or (i >= m and y._id in tape.watched)
         ]
         step = BodyFunction(self.step, len(inner), body_run.sources, body_run.overrides, self.kind)
@@ -223,7 +225,7 @@ class Scan:
                 for dx, i, dtype in zip(dxs, self.wanted, dtypes, strict=True)
             ]
 
-        self.wide = widest((*given, *ys))
+        self.wide: np.dtype = widest((*given, *ys))
         dtypes = [gradient_dtype(given[i], self.wide) for i in self.wanted]
         outputs = [results[i] for i in self.active]
         shapes = [y.shape for y in outputs]
@@ -231,7 +233,7 @@ class Scan:
             map(jax.ShapeDtypeStruct, shapes, [gradient_dtype(y, self.wide) for y in outputs])
         )
         closed = jax.make_jaxpr(back)(*specs)
-        self.jaxpr = closed.jaxpr
+        self.jaxpr: Any = closed.jaxpr
         return self._sorted(closed.consts, inner, stand_ins, results[m:])
 
     def _sorted(

@@ -7,6 +7,7 @@ what it is, and does at length what is done here in few steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from regrad.transforms.program import Program
 
 ndarray = np.ndarray
-EXACT = {int, bool, str, type(None), type}  # types whose equal values are the same
+EXACT: set[type[Any]] = {int, bool, str, type(None), type}  # types whose equal values are the same
 # What JAX says of a dict whose keys it cannot sort, and of a container that holds itself.
 UNFIT = (TypeError, ValueError, RecursionError, SystemError)
 NUMBERS: dict[type, tuple[type, type]] = {  # a Python number without JAX's x64 mode, and with it
@@ -41,10 +42,10 @@ class Shortcuts:
         self.flatten: Any = jax.tree_util.tree_flatten  # three times as quick as optree's
         self.places = places  # of static arguments
         self.names = names
-        self.fixed = bool(places or names)
+        self.fixed: bool = bool(places or names)
         self.types: set[type] = {ndarray}  # of arrays that go in as they are
         self.programs: dict[Any, Program] = {}
-        self.clear = self.programs.clear
+        self.clear: Callable[..., Any] = self.programs.clear
 
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]] | None:
         """The key of a call, and the arrays of its arguments; None if it is not usual."""

@@ -46,7 +46,7 @@ class Trace:
     ) -> None:
         self.body = body
         self.bindings = bindings
-        self.flat = Captured(self._values, name, expected)
+        self.flat: Captured = Captured(self._values, name, expected)
         self.derivatives: dict[Any, Program] = {}
 
     def _values(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -85,8 +85,8 @@ class Mark:
     __slots__ = ("structure", "trace")
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = weakref.ref(trace)
-        self.structure = _Structure({(): self})
+        self.trace: weakref.ref[Trace] = weakref.ref(trace)
+        self.structure: _Structure = _Structure({(): self})
 
     def open(self) -> tuple[tuple[()], _Structure]:
         return (), self.structure

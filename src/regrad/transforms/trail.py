@@ -53,15 +53,15 @@ class Trail:
         self.expected = expected
         # where each Tensor came from
         self.places: dict[float, Any] = {x._id: ("input", i) for i, x in enumerate(xs)}
-        self.outputs = 0
+        self.outputs: int = 0
         self.sources: list[tuple[Any, float]] = []
         self.inner: dict[float, Tensor] = {}  # what stood for the sources
         self.assigned: dict[Any, Tensor] = {}  # by Variable
         for source, _ in () if expected is None else expected.sources:
             self.source(source, resolved(source))
         self.digest = 0
-        self.count = 0
-        self.stride = 1  # one digest is kept for as many ops
+        self.count: int = 0
+        self.stride: int = 1  # one digest is kept for as many ops
         self.digests: list[int] = []
 
     def did(
@@ -135,7 +135,7 @@ class Trail:
         """Note one step from xs to ys."""
         shown = [(k, _shown(v)) for k, v in (attrs or {}).items()]
         here = label, str(shown), tuple([self._origin(x) for x in xs])
-        self.digest = hash((self.digest, here))
+        self.digest: int = hash((self.digest, here))
         self.count += 1
         self.made(ys)
         if self.expected is not None:

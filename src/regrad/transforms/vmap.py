@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.core import containers
@@ -37,11 +37,14 @@ from regrad.transforms.replay import Captured
 if TYPE_CHECKING:
     from regrad.core.backends import Array
 
-Axes = Any  # an int, None, or containers of these
+Axes: TypeAlias = Any  # an int, None, or containers of these
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @helpful("vmap")
-def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
+def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P, R]:
     """`f` applied along an axis: a function of single examples as one of batches.
 
     Args:
@@ -72,7 +75,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
 
     @helpful("vmap(f)")
     @wraps(f)
-    def batched(*args: Any) -> Any:
+    def batched(*args: Any) -> R:
         each = in_axes if isinstance(in_axes, list | tuple) else [in_axes] * len(args)
         for i, (x, axis) in enumerate(zip(args, each, strict=False)):
             if axis is not None:
@@ -85,7 +88,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callab
         result = body.note(ys)
         return placed_along(result, out_axes) if out_axes != 0 else result
 
-    return batched
+    return batched  # pyright: ignore[reportReturnType] (it refuses keywords)
 
 
 def axes_of(in_axes: Axes, args: tuple[Any, ...], given: Given) -> list[int | None]:

@@ -16,6 +16,7 @@ TensorFlow's; a name that is not covered says what to call instead.
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 from regrad.core.signatures import answer_in
 from regrad.v1 import array_grad as array_grad
@@ -61,8 +62,8 @@ NoGradient = no_gradient = NotDifferentiable
 mul, sub, neg = multiply, subtract, negative
 arg_max, arg_min = argmax, argmin
 
-compat = sys.modules[__name__]
-v1 = sys.modules[__name__]  # tf.compat.v1
+compat: ModuleType = sys.modules[__name__]
+v1: ModuleType = sys.modules[__name__]  # tf.compat.v1
 __version__ = "1.15"
 
 

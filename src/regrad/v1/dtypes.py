@@ -57,15 +57,15 @@ class DType:
         """Of complex numbers the dtype of their parts."""
         return of(np.real(np.zeros((), self._dtype)).dtype)
 
-    is_floating = _of_kind("f", "Whether it is a dtype of real floats.")
-    is_integer = _of_kind("iu", "Whether it is a dtype of integers (bool is not).")
-    is_unsigned = _of_kind("u", "Whether it is a dtype of unsigned integers.")
-    is_complex = _of_kind("c", "Whether it is a dtype of complex numbers.")
-    is_bool = _of_kind("b", "Whether it is bool.")
+    is_floating: property = _of_kind("f", "Whether it is a dtype of real floats.")
+    is_integer: property = _of_kind("iu", "Whether it is a dtype of integers (bool is not).")
+    is_unsigned: property = _of_kind("u", "Whether it is a dtype of unsigned integers.")
+    is_complex: property = _of_kind("c", "Whether it is a dtype of complex numbers.")
+    is_bool: property = _of_kind("b", "Whether it is bool.")
     is_numpy_compatible = True  # the values are NumPy's
 
-    min = property(lambda self: self._limits().min, doc="The smallest number.")
-    max = property(lambda self: self._limits().max, doc="The largest number.")
+    min: property = property(lambda self: self._limits().min, doc="The smallest number.")
+    max: property = property(lambda self: self._limits().max, doc="The largest number.")
 
     def _limits(self) -> np.finfo | np.iinfo:
         return np.finfo(self._dtype) if self.is_floating else np.iinfo(self._dtype)
@@ -104,13 +104,26 @@ class DType:
 # What names a dtype: `tf.float32`, `np.dtype("float32")`, `np.float32` or `float`, `"float32"`.
 DTypeLike: TypeAlias = DType | np.dtype | type | str
 
-bool = DType(np.bool_)
+bool: DType = DType(np.bool_)
+int8: DType
+int16: DType
+int32: DType
+int64: DType
 int8, int16, int32, int64 = (DType(f"int{n}") for n in (8, 16, 32, 64))
+uint8: DType
+uint16: DType
+uint32: DType
+uint64: DType
 uint8, uint16, uint32, uint64 = (DType(f"uint{n}") for n in (8, 16, 32, 64))
+float16: DType
+float32: DType
+float64: DType
 float16, float32, float64 = (DType(f"float{n}") for n in (16, 32, 64))
-half, double = float16, float64
-complex64, complex128 = DType("complex64"), DType("complex128")
-string = DType(object)
+half: DType = float16
+double: DType = float64
+complex64: DType = DType("complex64")
+complex128: DType = DType("complex128")
+string: DType = DType(object)
 
 _KNOWN = {dtype._dtype: dtype for dtype in list(globals().values()) if isinstance(dtype, DType)}
 

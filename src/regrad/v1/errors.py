@@ -22,8 +22,8 @@ class OpError(RegradError):
         self, node_def: NodeDef | str | None, op: Operation | Node | None = None, message: str = ""
     ) -> None:
         # TensorFlow's argument order; a message alone will do
-        self.message = message or str(node_def)
-        self.node_def = node_def if message else None
+        self.message: str = message or str(node_def)
+        self.node_def: NodeDef | str | None = node_def if message else None
         self.op = op
         super().__init__(self.message)
 

@@ -92,16 +92,16 @@ def _is_own(module: ModuleType, name: str, value: Any) -> bool:
     return not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
 
 
-math = Namespace(
+math: Namespace = Namespace(
     "math", _math, reductions, clipping, confusion_matrix=_indexing.confusion_matrix,
     l2_normalize=_nn.l2_normalize, softplus=_nn.softplus, softsign=_nn.softsign,
     top_k=_nn.top_k, in_top_k=_nn.in_top_k, zero_fraction=_nn.zero_fraction,
 )  # fmt: skip
-linalg = Namespace(
+linalg: Namespace = Namespace(
     "linalg", _linalg, eye=creation.eye,
     l2_normalize=_nn.l2_normalize, global_norm=clipping.global_norm,
 )  # fmt: skip
-random = Namespace(
+random: Namespace = Namespace(
     "random", normal=random_ops.random_normal, uniform=random_ops.random_uniform,
     truncated_normal=random_ops.truncated_normal, shuffle=random_ops.random_shuffle,
     multinomial=random_ops.multinomial, categorical=random_ops.categorical,
@@ -109,7 +109,7 @@ random = Namespace(
 )  # fmt: skip
 
 _LOG = python_logging.getLogger("regrad.v1")
-logging = SimpleNamespace(
+logging: SimpleNamespace = SimpleNamespace(
     DEBUG=10, INFO=20, WARN=30, ERROR=40, FATAL=50,
     set_verbosity=_LOG.setLevel, get_verbosity=_LOG.getEffectiveLevel,
     debug=_LOG.debug, info=_LOG.info, warn=_LOG.warning, warning=_LOG.warning,

@@ -19,9 +19,9 @@ class Figures:
     __slots__ = ("dtype", "parts", "shape")
 
     def __init__(self, g: torch.Tensor) -> None:
-        self.shape = tuple(g.shape)
-        self.dtype = str(g.dtype).removeprefix("torch.")
-        self.parts = _measure(g)
+        self.shape: tuple[int, ...] = tuple(g.shape)
+        self.dtype: str = str(g.dtype).removeprefix("torch.")
+        self.parts: tuple[Any, ...] = _measure(g)
 
     def numbers(self) -> Numbers:
         """The figures as numbers."""

@@ -25,7 +25,7 @@ class _Holder(Unseen):
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.held = nn.ModuleList(modules)
+        self.held: nn.ModuleList = nn.ModuleList(modules)
 
     def forward(self, f: Callable[..., Any], args: Sequence[Any]) -> Any:
         return f(*args)
@@ -43,21 +43,23 @@ class Floats:
         self.f = f
         self.api = api
         self.seed = seed
+        self.leaves: list[Any]
+        self.rebuild: Callable[..., Any]
         self.leaves, self.rebuild = containers.flatten(tuple(args)) if args else ([], tuple)
         paths = containers.paths(tuple(args), "args") if args else []
-        self.places = [i for i, x in enumerate(self.leaves) if is_float(x)]
-        self.outside = found_in(f, args, {})
+        self.places: list[int] = [i for i, x in enumerate(self.leaves) if is_float(x)]
+        self.outside: dict[str, Any] = found_in(f, args, {})
         modules = {n: m for n, m in self.outside.items() if isinstance(m, nn.Module)}
         for module in modules.values():
             _refuse_lazy(module, api)
-        self.holder = _Holder(list(modules.values()))
+        self.holder: _Holder = _Holder(list(modules.values()))
         prefixes = [f"{name}." if len(modules) > 1 else "" for name in modules]
         named = [(n, p) for n, p in self.holder.named_parameters() if p.requires_grad]
-        self.keys = [name for name, _ in named]
-        self.names = [paths[i] for i in self.places]
+        self.keys: list[str] = [name for name, _ in named]
+        self.names: list[str] = [paths[i] for i in self.places]
         self.names += [_shown(key, prefixes) for key in self.keys]
         every = [self.leaves[i] for i in self.places] + [p for _, p in named]
-        self.xs = [wide(x.detach()) for x in every]
+        self.xs: list[torch.Tensor] = [wide(x.detach()) for x in every]
 
     def __call__(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The floats among the results, for these."""

@@ -72,9 +72,9 @@ class ModulePaths:
     def __init__(self, held: dict[str, Any]) -> None:
         modules = {name: m for name, m in held.items() if isinstance(m, nn.Module)}
         alone = len(modules) == 1
-        self.roots = {id(m): "" if alone else name for name, m in modules.items()}
+        self.roots: dict[int, str] = {id(m): "" if alone else name for name, m in modules.items()}
         self.modules = modules
-        self.thread = get_ident()  # torch's hooks are asked in all threads
+        self.thread: int = get_ident()  # torch's hooks are asked in all threads
         self.stack: list[tuple[Any, str]] = []
         self.known: dict[tuple[int, int], str] = {}
         self.met: dict[int, nn.Module] = {}  # all that ran, by id

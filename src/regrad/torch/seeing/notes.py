@@ -39,14 +39,14 @@ class OpNote:
                  "run", "same", "state")  # fmt: skip
 
     def __init__(self, run: int, op_type: str, line: str = "", path: str = "") -> None:
-        self.run = run  # the number of the run that it belongs to
+        self.run: int = run  # the number of the run that it belongs to
         self.op_type = op_type
         self.kind: RuleKind = "built-in"
         self.rule = ""
         self.line = line
-        self.path = path
+        self.path: str = path
         self.names: Sequence[str] = ()  # of the inputs, edge by edge
-        self.same = False  # it lays its input out anew, and no more
+        self.same: bool = False  # it lays its input out anew, and no more
         self.func: Any = None  # the torch function, or the autograd.Function
         self.call: RuleCall | None = None  # of an override
         self.inputs: Any = None  # what it was given, if the tool keeps that
@@ -87,11 +87,11 @@ class OpNote:
         rule = call.rule.rule
         self.call = call
         self.kind = "override"
-        self.rule = place(rule.function) if rule.function else call.rule.name
+        self.rule: str = place(rule.function) if rule.function else call.rule.name
         if named:
-            self.op_type = spelled(call.rule.op.type)
+            self.op_type: Any = spelled(call.rule.op.type)
         if not self.line and call.hit is not None:
-            self.line = call.hit.where
+            self.line: str = call.hit.where
         inputs = call.rule.op.inputs
         if call.layout is None and len(inputs) >= len(call.places) and named:
             self.names = [inputs[i].name for i in call.places if i < len(inputs)]

@@ -24,11 +24,13 @@ class Recorded:
     def __init__(self, note: OpNote, func: Any, args: Sequence[Any], options: Any) -> None:
         self.note = note
         self.func = func  # a torch function, an autograd.Function, or a custom function's call
-        self.args = copied(tuple(args))
-        self.options = copied(options or {})
+        self.args: Any = copied(tuple(args))
+        self.options: Any = copied(options or {})
         leaves = containers.flatten((tuple(args), options or {}))[0]
         # which leaves of the arguments are differentiated
-        self.places = [i for i, x in enumerate(leaves) if is_float(x) and x.requires_grad]
+        self.places: list[int] = [
+            i for i, x in enumerate(leaves) if is_float(x) and x.requires_grad
+        ]
         self.dys: tuple[Any, ...] | None = None
         self.dxs: dict[str, torch.Tensor] = {}  # by the name of the input
 

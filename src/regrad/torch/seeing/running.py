@@ -22,9 +22,9 @@ class ModelRun:
         self.api = api
         self.looker = looker
         self.args = args
-        self.outside = found_in(f, args, options)
-        self.given = [x for x in tensors((args, options)) if x.requires_grad]
-        self.value = f(*args, **options)
+        self.outside: dict[str, Any] = found_in(f, args, options)
+        self.given: list[torch.Tensor] = [x for x in tensors((args, options)) if x.requires_grad]
+        self.value: Any = f(*args, **options)
         self.loss: torch.Tensor | None = None
         if not looker.ran_backward:
             self.loss = find_loss(self.value, api)

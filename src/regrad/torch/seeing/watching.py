@@ -51,9 +51,9 @@ class Looker:
     keeps_inputs = False  # whether `before` is to be called with what each function is given
 
     def __init__(self, held: dict[str, Any]) -> None:
-        self.run = next(_RUNS)
-        self.paths = ModulePaths(held)
-        self.start = sequence_nr()
+        self.run: int = next(_RUNS)
+        self.paths: ModulePaths = ModulePaths(held)
+        self.start: int = sequence_nr()
         self.handles: list[Any] = []
         self.inside = 0  # of how many forward passes of Functions
         self.ran_backward = False
@@ -246,7 +246,7 @@ class Looker:
                 error.add_note(f"in the backward pass of {self.current.place}, or after it")
             raise
         finally:
-            self.closed = True
+            self.closed: bool = True
             functions.remove()
             for handle in self.handles:
                 handle.remove()

@@ -51,7 +51,7 @@ class Graph(engine.Graph):
     ['Const', 'Sign']
     """
 
-    words = Words("tf.shape(x)[i]", "tf.cond or tf.where", "tf.constant")
+    words: Words = Words("tf.shape(x)[i]", "tf.cond or tf.where", "tf.constant")
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,8 @@ class Graph(engine.Graph):
 class MissingNameError(GraphError, KeyError):
     """A name that no op or tensor of the graph has."""
 
-    __str__ = Exception.__str__
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
 
 class GraphOverrideScope(OverrideScope):

@@ -19,11 +19,11 @@ class NodeDef:
     """
 
     def __init__(self, op: Operation) -> None:
-        self.name = op.name
-        self.op = op.type
-        self.input = [x.name.removesuffix(":0") for x in op.inputs]
+        self.name: str = op.name
+        self.op: str = op.type
+        self.input: list[str] = [x.name.removesuffix(":0") for x in op.inputs]
         self.input += [f"^{other.name}" for other in op.control_inputs]
-        self.attr = tf_names.attrs(op._node)
+        self.attr: dict[str, Any] = tf_names.attrs(op._node)
         self.device = ""
 
     def __str__(self) -> str:

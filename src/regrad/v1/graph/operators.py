@@ -36,7 +36,7 @@ def _logical(for_bools: Operator, for_integers: Operator) -> Operator:
     return function
 
 
-TWO_SIDED = {
+TWO_SIDED: dict[str, Any] = {
     "add": (math.add, "add"),
     "sub": (math.subtract, "sub"),
     "mul": (math.multiply, "mul"),
@@ -64,7 +64,7 @@ def _invert(self: Readable) -> Any:
     return math.logical_not(x) if dtype_of(x).kind == "b" else bitwise.invert(x)
 
 
-OTHERS = {
+OTHERS: dict[str, Any] = {
     "lt": math.less, "le": math.less_equal, "gt": math.greater, "ge": math.greater_equal,
     "eq": _equal, "ne": _not_equal, "invert": _invert, "getitem": getitem, "abs": math.abs,
     "neg": math.negative,

@@ -53,10 +53,10 @@ class GraphRegion:
         targets: Sequence[Node] = (),
     ) -> None:  # fmt: skip
         self.graph = graph
-        self.arguments = list(arguments)
+        self.arguments: list[rg.Tensor] = list(arguments)
         self.captured: list[rg.Tensor] = []
-        self.outputs = list(outputs)
-        self.targets = list(targets)
+        self.outputs: list[rg.Tensor] = list(outputs)
+        self.targets: list[Node] = list(targets)
 
     @property
     def inputs(self) -> list[rg.Tensor]:
@@ -337,8 +337,10 @@ class Loop:
         self.cond = cond
         self.body = body
         self.limit = limit
-        self.count = len(body.arguments)
-        self.wrt = [_is_float(x) for x in body.captured]  # whether a capture has a gradient
+        self.count: int = len(body.arguments)
+        self.wrt: list[bool] = [
+            _is_float(x) for x in body.captured
+        ]  # whether a capture has a gradient
         self.gradient: GraphRegion | None = None
 
     def steps(self, call: Call, values: Values, captured: Values) -> Iterator[Values]:

@@ -24,7 +24,8 @@ class Dimension(int):
     def __repr__(self) -> str:
         return f"Dimension({int(self)})"
 
-    __str__ = int.__repr__
+    def __str__(self) -> str:
+        return int.__repr__(self)
 
 
 class TensorShape:
@@ -178,7 +179,8 @@ class UnknownDimension:
     def __repr__(self) -> str:
         return "Dimension(None)"
 
-    __str__ = lambda self: "?"  # noqa: E731
+    def __str__(self) -> str:
+        return "?"
 
 
 # A size, None where it is unknown; a static shape, as TensorShape takes it.

@@ -40,8 +40,8 @@ class Operation(OpView):
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.type = node.op.type.lstrip("_")
-        self.name = node.name
+        self.type: str = node.op.type.lstrip("_")
+        self.name: str = node.name
 
     @property
     def graph(self) -> Any:
@@ -244,7 +244,11 @@ class Tensor(TensorView):
         shape = "" if self.shape.ndims is None else f", shape={self.shape}"
         return f'Tensor("{self.name}"{shape}, dtype={self.dtype.name})'
 
-    __hash__ = object.__hash__  # equality is elementwise, so identity must do for dicts
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+    else:
+        __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         raise ArgumentError(
@@ -480,7 +484,9 @@ class IndexedSlices:
     def __init__(
         self, values: TensorLike, indices: TensorLike, dense_shape: TensorLike = None
     ) -> None:
-        self.values, self.indices, self.dense_shape = values, indices, dense_shape
+        self.values: TensorLike = values
+        self.indices: TensorLike = indices
+        self.dense_shape: TensorLike = dense_shape
 
 
 class AllAxes(NamedTuple):

@@ -272,11 +272,20 @@ def data_format(node: Node) -> bytes:
     return b"NHWC" if len(node.attrs["strides"]) == 2 else b"NDHWC"
 
 
-WINDOWS = {"T": T, "strides": window("strides"), "padding": padding, "data_format": data_format}
-CONV = {**WINDOWS, "dilations": window("dilations"), "explicit_paddings": explicit_paddings}
-CONV2D = {**CONV, "use_cudnn_on_gpu": True}
-POOL = {**WINDOWS, "ksize": window("filter_size")}
-RESIZE = {"T": T, "align_corners": at("align"), "half_pixel_centers": at("half")}
+WINDOWS: dict[str, Any] = {
+    "T": T,
+    "strides": window("strides"),
+    "padding": padding,
+    "data_format": data_format,
+}
+CONV: dict[str, Any] = {
+    **WINDOWS,
+    "dilations": window("dilations"),
+    "explicit_paddings": explicit_paddings,
+}
+CONV2D: dict[str, Any] = {**CONV, "use_cudnn_on_gpu": True}
+POOL: dict[str, Any] = {**WINDOWS, "ksize": window("filter_size")}
+RESIZE: dict[str, Any] = {"T": T, "align_corners": at("align"), "half_pixel_centers": at("half")}
 
 # -- op types that TensorFlow tells apart --------------------------------------------------------
 
@@ -326,7 +335,7 @@ def each(op_types: str, view: View) -> dict[str, View]:
 
 
 REDUCED = (XS, ("reduction_indices", axes))
-REDUCTION = {"keep_dims": at("keepdims"), "Tidx": INT32}
+REDUCTION: dict[str, Any] = {"keep_dims": at("keepdims"), "Tidx": INT32}
 SEEDS = {"seed": at("seed"), "seed2": at("seed2")}
 
 VIEWS: dict[str, View | Callable[[Node], View]] = {

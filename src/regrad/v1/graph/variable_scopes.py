@@ -50,9 +50,9 @@ class VariableScope:
         self.defaults = defaults
         self.original_name_scope = name_scope
 
-    initializer = property(lambda self: self.defaults.get("initializer"))
-    regularizer = property(lambda self: self.defaults.get("regularizer"))
-    dtype = property(lambda self: self.defaults.get("dtype") or dtypes.float32)
+    initializer: property = property(lambda self: self.defaults.get("initializer"))
+    regularizer: property = property(lambda self: self.defaults.get("regularizer"))
+    dtype: property = property(lambda self: self.defaults.get("dtype") or dtypes.float32)
 
     def reuse_variables(self) -> None:
         """Only find variables from here on."""

@@ -149,14 +149,15 @@ class Variable(Readable):
                 "a Variable cannot be made inside a branch or a loop; make it before and use it "
                 "inside"
             )
+        self.graph: Graph
         self.graph = graph = get_default_graph()
         self.trainable = trainable
         self.constraint = constraint
-        self.use_resource = bool(use_resource)  # makes no difference to what a Variable is
+        self.use_resource: bool = bool(use_resource)  # makes no difference to what a Variable is
         self._validate = validate_shape
         with graph.name_scope(name or "Variable") as scope:
             value = initial_value() if callable(initial_value) else initial_value
-            self.initial_value = convert_to_tensor(value, dtype, name="initial_value")
+            self.initial_value: Tensor = convert_to_tensor(value, dtype, name="initial_value")
             symbol = self.initial_value._symbol
             spec = symbol.spec if validate_shape else Spec(None, symbol.dtype)
             with graph.naming("VariableV2", scope):
@@ -164,7 +165,7 @@ class Variable(Readable):
                 self._variable = face(graph.add(VARIABLE, NO_RULE, (), attrs, specs=[spec]))
             self._key = self._variable._symbol.node.name
             operation(self._variable._symbol.node).variable = self
-            self.initializer = self._assign(self.initial_value, "Assign").op
+            self.initializer: Operation = self._assign(self.initial_value, "Assign").op
             self._snapshot = self._new_read("read")
         self._controls = graph.controls
         for key in collections or (GraphKeys.GLOBAL_VARIABLES,):
@@ -315,7 +316,11 @@ class Variable(Readable):
     def __bool__(self) -> bool:
         return bool(self.value())
 
-    __hash__ = object.__hash__
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+    else:
+        __hash__ = object.__hash__
 
 
 install_operators(Variable)

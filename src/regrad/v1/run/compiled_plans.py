@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,11 @@ from regrad.v1.run.tracing import (
     settle_all,
 )
 
+if TYPE_CHECKING:
+    from regrad.graph.graph import Node
+    from regrad.v1.run.tracing import Touched
+
+
 LONG = frozenset({np.dtype(np.int64), np.dtype(np.uint64)})
 DOUBLE = frozenset({np.dtype(np.float64), np.dtype(np.complex128)})
 
@@ -43,27 +48,31 @@ class CompiledPlan(Plan):
     """
 
     def _prepare(self, fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]) -> None:
-        self.jax = find_jax()
-        self.fetches = list(fetches)
-        self.owned = [True] * len(fetches)
-        self.touched = find_touched(self.nodes)
-        self.asserts = [node for node in self.nodes if node.op.type == "Assert"]
-        self.prints = any(node.op.type == "Print" for node in all_nodes(self.nodes))
+        self.jax: Any = find_jax()
+        self.fetches: list[Symbol] = list(fetches)
+        self.owned: list[bool] = [True] * len(fetches)
+        self.touched: Touched = find_touched(self.nodes)
+        self.asserts: list[Node] = [node for node in self.nodes if node.op.type == "Assert"]
+        self.prints: bool = any(node.op.type == "Print" for node in all_nodes(self.nodes))
         donated = self.touched.written - self.touched.resized
-        self.donated = [] if self.asserts else sorted(donated)  # a failed run leaves them alone
-        self.kept = sorted((self.touched.read | self.touched.written) - set(self.donated))
+        self.donated: list[str] = (
+            [] if self.asserts else sorted(donated)
+        )  # a failed run leaves them alone
+        self.kept: list[str] = sorted(
+            (self.touched.read | self.touched.written) - set(self.donated)
+        )
         symbols = self._symbols()
-        self.long = any(s.dtype in LONG for s in symbols)
-        self.double = next((s for s in symbols if s.dtype in DOUBLE), None)
-        self.text = next((s for s in symbols if s.dtype.kind in "OSU"), None)
-        self.donates = bool(self.donated)
+        self.long: bool = any(s.dtype in LONG for s in symbols)
+        self.double: Symbol | None = next((s for s in symbols if s.dtype in DOUBLE), None)
+        self.text: Symbol | None = next((s for s in symbols if s.dtype.kind in "OSU"), None)
+        self.donates: bool = bool(self.donated)
         self.labels: dict[int, Any] = {}  # the text in the data of asserts, by symbol
         self._begin()
 
     def _begin(self) -> None:
         """Compile anew, and let go of what was compiled. (JAX keeps it as long as the function.)"""
-        self.traces = 0
-        self.program = compile_donating(self.jax, self._results)
+        self.traces: int = 0
+        self.program: Any = compile_donating(self.jax, self._results)
 
     def _symbols(self) -> list[Symbol]:
         """The values of the plan that are not just constants."""

@@ -38,7 +38,7 @@ class ConfigProto:
 
     def __init__(self, **options: Any) -> None:
         self.__dict__.update(options)
-        self.gpu_options = options.get("gpu_options") or GPUOptions()
+        self.gpu_options: Any | GPUOptions = options.get("gpu_options") or GPUOptions()
 
 
 class GPUOptions:
@@ -191,7 +191,7 @@ class Session(Block):
             raise ArgumentError(f"Session: graph must be a tf.Graph, got {kind(graph)}")
         plan_type = _compiled_plans() if jit else Plan
         self._plan = lru_cache(PLANS)(partial(_planned, plan_type))
-        self.graph = get_default_graph() if graph is None else graph
+        self.graph: Graph = get_default_graph() if graph is None else graph
         self._variables: dict[Any, Any] = {}
         self._others: dict[Any, Any] = {}
         self._lock = threading.RLock()

@@ -34,7 +34,7 @@ class TraceRun(Interpreter):
 
     def __init__(self, variables: dict[str, Any], keys: dict[int, Any]) -> None:
         super().__init__(variables, {})
-        self.keys = keys
+        self.keys: dict[int, Any] = keys
 
     @property
     def xp(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Initializer:
     """
 
     def __init__(self, dtype: dtypes.DTypeLike = _FLOAT) -> None:
-        self.dtype = dtypes.as_dtype(dtype)
+        self.dtype: dtypes.DType = dtypes.as_dtype(dtype)
 
     def __call__(
         self, shape: ShapeLike, dtype: dtypes.DTypeLike | None = None, partition_info: None = None
@@ -76,7 +77,8 @@ class Constant(Initializer):
         self, value: TensorLike = 0, dtype: dtypes.DTypeLike = _FLOAT, verify_shape: bool = False
     ) -> None:
         super().__init__(dtype)
-        self.value, self.verify_shape = value, verify_shape
+        self.value: TensorLike = value
+        self.verify_shape: bool = verify_shape
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         return tensors.constant(self.value, dtype, shape, verify_shape=self.verify_shape)
@@ -90,7 +92,9 @@ class RandomUniform(Initializer):
         dtype: dtypes.DTypeLike = _FLOAT,
     ) -> None:  # fmt: skip
         super().__init__(dtype)
-        self.minval, self.maxval, self.seed = minval, maxval, seed
+        self.minval: TensorLike = minval
+        self.maxval: TensorLike = maxval
+        self.seed: int | None = seed
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         return random_ops.random_uniform(shape, self.minval, self.maxval, dtype, seed=self.seed)
@@ -99,14 +103,16 @@ class RandomUniform(Initializer):
 class RandomNormal(Initializer):
     """Normal numbers. Source: `tf.random_normal_initializer`."""
 
-    draw = staticmethod(random_ops.random_normal)
+    draw: Callable[..., Any] = staticmethod(random_ops.random_normal)
 
     def __init__(
         self, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, seed: int | None = None,
         dtype: dtypes.DTypeLike = _FLOAT,
     ) -> None:  # fmt: skip
         super().__init__(dtype)
-        self.mean, self.stddev, self.seed = mean, stddev, seed
+        self.mean: TensorLike = mean
+        self.stddev: TensorLike = stddev
+        self.seed: int | None = seed
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         return self.draw(shape, self.mean, self.stddev, dtype, seed=self.seed)
@@ -118,7 +124,7 @@ class TruncatedNormal(RandomNormal):
     Source: `tf.truncated_normal_initializer`.
     """
 
-    draw = staticmethod(random_ops.truncated_normal)
+    draw: Callable[..., Any] = staticmethod(random_ops.truncated_normal)
 
 
 class VarianceScaling(Initializer):
@@ -150,7 +156,10 @@ class VarianceScaling(Initializer):
             raise GraphError(f"Invalid `mode` argument: {mode!r}")
         if distribution not in ("normal", "truncated_normal", "untruncated_normal", "uniform"):
             raise GraphError(f"Invalid `distribution` argument: {distribution!r}")
-        self.scale, self.mode, self.distribution, self.seed = scale, mode, distribution, seed
+        self.scale: float = scale
+        self.mode = mode
+        self.distribution = distribution
+        self.seed: int | None = seed
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         fan_in, fan_out = fans(shape)
@@ -185,12 +194,12 @@ def _scaling(name: str, scale: float, mode: str, distribution: str, source: str)
 
 
 _GLOROT, _HE, _LECUN = "Glorot and Bengio (2010)", "He et al. (2015)", "LeCun et al. (1998)"
-GlorotUniform = _scaling("GlorotUniform", 1.0, "fan_avg", "uniform", _GLOROT)  # the default
-GlorotNormal = _scaling("GlorotNormal", 1.0, "fan_avg", "truncated_normal", _GLOROT)
-HeUniform = _scaling("HeUniform", 2.0, "fan_in", "uniform", _HE)
-HeNormal = _scaling("HeNormal", 2.0, "fan_in", "truncated_normal", _HE)
-LecunUniform = _scaling("LecunUniform", 1.0, "fan_in", "uniform", _LECUN)
-LecunNormal = _scaling("LecunNormal", 1.0, "fan_in", "truncated_normal", _LECUN)
+GlorotUniform: Any = _scaling("GlorotUniform", 1.0, "fan_avg", "uniform", _GLOROT)  # the default
+GlorotNormal: Any = _scaling("GlorotNormal", 1.0, "fan_avg", "truncated_normal", _GLOROT)
+HeUniform: Any = _scaling("HeUniform", 2.0, "fan_in", "uniform", _HE)
+HeNormal: Any = _scaling("HeNormal", 2.0, "fan_in", "truncated_normal", _HE)
+LecunUniform: Any = _scaling("LecunUniform", 1.0, "fan_in", "uniform", _LECUN)
+LecunNormal: Any = _scaling("LecunNormal", 1.0, "fan_in", "truncated_normal", _LECUN)
 
 
 class UniformUnitScaling(Initializer):
@@ -200,7 +209,8 @@ class UniformUnitScaling(Initializer):
         self, factor: float = 1.0, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT
     ) -> None:
         super().__init__(dtype)
-        self.factor, self.seed = factor, seed
+        self.factor: float = factor
+        self.seed: int | None = seed
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         limit = math.sqrt(3 / max(1, math.prod(shape[:-1]))) * self.factor
@@ -217,7 +227,8 @@ class Orthogonal(Initializer):
         self, gain: float = 1.0, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT
     ) -> None:
         super().__init__(dtype)
-        self.gain, self.seed = gain, seed
+        self.gain: float = gain
+        self.seed: int | None = seed
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         if len(shape) < 2:
@@ -263,5 +274,7 @@ glorot_normal_initializer = glorot_normal = GlorotNormal
 uniform_unit_scaling_initializer = uniform_unit_scaling = UniformUnitScaling
 orthogonal_initializer = orthogonal = Orthogonal
 identity_initializer = identity = Identity
-he_uniform, he_normal = HeUniform, HeNormal
-lecun_uniform, lecun_normal = LecunUniform, LecunNormal
+he_uniform: Any = HeUniform
+he_normal: Any = HeNormal
+lecun_uniform: Any = LecunUniform
+lecun_normal: Any = LecunNormal

@@ -163,6 +163,9 @@ def _conv_layer(layer_name: str, n: int) -> Callable[..., Tensor]:
     )
 
 
+conv1d: Callable[..., Any]
+conv2d: Callable[..., Any]
+conv3d: Callable[..., Any]
 conv1d, conv2d, conv3d = (_conv_layer(f"conv{n}d", n) for n in (1, 2, 3))
 
 
@@ -345,7 +348,7 @@ def _pooling_layer(layer_name: str, n: int, function: Callable[..., Any]) -> Cal
     return _describe(pooling, layer_name, text)
 
 
-max_pooling2d = _pooling_layer("max_pooling2d", 2, nn.max_pool)
-average_pooling2d = _pooling_layer("average_pooling2d", 2, nn.avg_pool)
-max_pooling3d = _pooling_layer("max_pooling3d", 3, nn.max_pool3d)
-average_pooling3d = _pooling_layer("average_pooling3d", 3, nn.avg_pool3d)
+max_pooling2d: Callable[..., Any] = _pooling_layer("max_pooling2d", 2, nn.max_pool)
+average_pooling2d: Callable[..., Any] = _pooling_layer("average_pooling2d", 2, nn.avg_pool)
+max_pooling3d: Callable[..., Any] = _pooling_layer("max_pooling3d", 3, nn.max_pool3d)
+average_pooling3d: Callable[..., Any] = _pooling_layer("average_pooling3d", 3, nn.avg_pool3d)
