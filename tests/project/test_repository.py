@@ -79,5 +79,5 @@ def test_optional_packages_are_those_of_the_extras():
     extras = PROJECT["optional-dependencies"]
     names = {Requirement(r).name for rs in extras.values() for r in rs}
     modules = {"scikit-learn": "sklearn", "dm-haiku": "haiku"}
-    tools = {"regrad", "pytest", "pytest-xdist", "hypothesis", "ruff", "pyright"}
+    tools = {"regrad", "pytest", "pytest-xdist", "hypothesis", "mypy", "ruff", "pyright"}
     assert {modules.get(n, n) for n in names - tools} <= {*OPTIONAL}
