@@ -228,10 +228,14 @@ from regrad.transforms.control_flow import scan as scan
 from regrad.transforms.control_flow import while_loop as while_loop
 from regrad.transforms.derivatives import hessian as hessian
 from regrad.transforms.derivatives import jacobian as jacobian
+from regrad.transforms.derivatives import jacrev as jacrev
 from regrad.transforms.derivatives import jvp as jvp
 from regrad.transforms.derivatives import vjp as vjp
 from regrad.transforms.devices import block_until_ready as block_until_ready
 from regrad.transforms.devices import device_put as device_put
+from regrad.transforms.directions import hvp as hvp
+from regrad.transforms.directions import jacfwd as jacfwd
+from regrad.transforms.directions import linearize as linearize
 from regrad.transforms.jit import jit as jit
 from regrad.transforms.vmap import vmap as vmap
 
@@ -271,24 +275,24 @@ __all__ = [
     "empty", "empty_like", "equal", "erf", "erfc", "erfinv", "exp", "expand_dims", "expm1", "eye",
     "fft", "find_op", "finfo", "flip", "float16", "float32", "float64", "floor", "floor_divide",
     "fori_loop", "from_dlpack", "full", "full_like", "gather_nd", "grad", "gradient",
-    "gradient_override_map", "grads", "greater", "greater_equal", "hessian", "hypot", "identity",
-    "iinfo", "imag", "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite", "isinf",
-    "isnan", "jacobian", "jit", "jvp", "less", "less_equal", "lgamma", "linalg",
-    "linear_recurrence", "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul",
-    "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum", "moveaxis",
-    "multiply", "nan", "negative", "newaxis", "nextafter", "nn", "nonzero", "not_differentiable",
-    "not_equal", "one_hot", "ones", "ones_like", "op", "op_types", "pad", "permute_dims", "pi",
-    "polygamma", "positive", "pow", "prod", "random", "real", "reciprocal", "remainder", "repeat",
-    "reshape", "result_type", "roll", "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd",
-    "searchsorted", "segment_sum", "set_printoptions", "sign", "signbit", "sin", "sinh", "slice",
-    "sort", "split", "sqrt", "square", "squared_difference", "squeeze", "stack", "std", "step",
-    "stop_gradient", "subtract", "sum", "sum_to", "swapaxes", "take", "take_along_axis", "tan",
-    "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d", "tensor4d", "tensordot", "tile", "top_k",
-    "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64", "unique_all", "unique_counts",
-    "unique_inverse", "unique_values", "unstack", "value_and_grad", "value_and_grads", "var",
-    "variable", "variable_grads", "vecdot", "vjp", "vmap", "where", "while_loop", "zeros",
-    "zeros_like",
+    "gradient_override_map", "grads", "greater", "greater_equal", "hessian", "hvp", "hypot",
+    "identity", "iinfo", "imag", "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite",
+    "isinf", "isnan", "jacfwd", "jacobian", "jacrev", "jit", "jvp", "less", "less_equal", "lgamma",
+    "linalg", "linear_recurrence", "linearize", "linspace", "log", "log1p", "log2", "log10",
+    "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "losses",
+    "map", "matmul", "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum",
+    "moveaxis", "multiply", "nan", "negative", "newaxis", "nextafter", "nn", "nonzero",
+    "not_differentiable", "not_equal", "one_hot", "ones", "ones_like", "op", "op_types", "pad",
+    "permute_dims", "pi", "polygamma", "positive", "pow", "prod", "random", "real", "reciprocal",
+    "remainder", "repeat", "reshape", "result_type", "roll", "round", "rsqrt", "rules", "scalar",
+    "scan", "scatter_nd", "searchsorted", "segment_sum", "set_printoptions", "sign", "signbit",
+    "sin", "sinh", "slice", "sort", "split", "sqrt", "square", "squared_difference", "squeeze",
+    "stack", "std", "step", "stop_gradient", "subtract", "sum", "sum_to", "swapaxes", "take",
+    "take_along_axis", "tan", "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d", "tensor4d",
+    "tensordot", "tile", "top_k", "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64",
+    "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack", "value_and_grad",
+    "value_and_grads", "var", "variable", "variable_grads", "vecdot", "vjp", "vmap", "where",
+    "while_loop", "zeros", "zeros_like",
 ]  # fmt: skip
 
 

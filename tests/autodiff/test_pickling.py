@@ -59,3 +59,23 @@ def test_optimizers_go_with_their_state():
         optimizer.minimize(lambda variable=variable: variable.square().sum())
     assert v is not w and v.tolist() == w.tolist()
     assert [s.tolist() for s in other.variables] == [s.tolist() for s in adam.variables]
+
+
+@rg.jit
+def compiled(a):
+    return a * a
+
+
+def plain(a, n):
+    return a * n
+
+
+def test_compiled_functions():
+    assert pickle.loads(pickle.dumps(compiled)) is compiled
+    by_two = rg.jit(plain, static_argnames="n")
+    other = pickle.loads(pickle.dumps(by_two))
+    assert other is not by_two
+    assert (other.f, other.options) == (plain, by_two.options)
+    assert other(rg.scalar(3.0), n=2).item() == 6.0
+    nested = pickle.loads(cloudpickle.dumps(rg.jit(lambda a: a * 5)))
+    assert rg.grad(nested)(rg.scalar(3.0)).item() == 5.0

@@ -21,8 +21,8 @@ KEYWORDS = {
     "batch_size": "Nothing is done in batches here; vmap does all at once.",
     "create_graph": _ORDERS,
     "grad_outputs": "It is called dy here, and goes to the gradient function: grad(f)(x, dy=dy).",
-    "has_aux": "grad, value_and_grad, jacobian, hessian and vjp take it; here f returns just what "
-    "is differentiated.",
+    "has_aux": "grad, value_and_grad, jacobian, jacfwd, hessian and vjp take it; here f returns "
+    "just what is differentiated.",
     "holomorphic": "Leave it out: complex inputs are differentiated as they are, by TensorFlow's "
     "convention (the conjugate of JAX's).",
     "in_dims": "It is called in_axes here.",
@@ -60,6 +60,8 @@ ALL = {  # how each differentiates by all arguments of f
     "variable_grads": "grads(f)([a, b])",
     "vjp": "vjp(f, a, b)",
     "jvp": "jvp(f, [a, b], [da, db])",
+    "linearize": "linearize(f, a, b)",
+    "hvp": "hvp(f, [a, b], [da, db])",
 }
 
 
@@ -80,7 +82,7 @@ def of_arguments(api: str) -> str:
     name = api.removesuffix("(f)")
     if api != name:
         return of_passed(name)
-    if name in ("grad", "value_and_grad", "jacobian", "hessian"):
+    if name in ("grad", "value_and_grad", "jacobian", "jacfwd", "hessian"):
         return f"It gives a function: {name}(f)(x)."
     if name in ("grads", "value_and_grads"):
         return f"It gives a function of a list: {name}(f)([a, b])."
@@ -96,9 +98,9 @@ def of_passed(api: str) -> str:
         return "Close over the data: variable_grads(lambda: f(x))."
     if name in ("grads", "value_and_grads"):
         return f"{name}(f)([a, b]) gives it one argument for each entry of the list."
-    if name in ("vjp", "jvp"):
+    if name in ("vjp", "jvp", "linearize", "hvp"):
         return f"{_all(name)} gives it one argument for each input."
-    if name in ("jacobian", "hessian"):
+    if name in ("jacobian", "jacfwd", "hessian"):
         return f"{name}(f, argnums=(0, 1))(a, b) gives it both, and differentiates by both."
     one = "(f, argnums=0)(a, b)" if name in ALL else "(lambda a: f(a, b))(a)"
     hint = f"Differentiate by one argument with {name}{one}, by all with "
@@ -231,8 +233,6 @@ NAMES = {  # of the package
     "enable_grad": _FUNCTIONS,
     "from_numpy": "Use regrad.asarray.",
     "function": "Use regrad.jit.",
-    "jacfwd": "Use regrad.jacobian.",
-    "jacrev": "Use regrad.jacobian.",
     "lax": "scan, cond, while_loop, fori_loop and map are regrad's own: regrad.scan.",
     "no_grad": "Nothing is differentiated outside grad and its kin; inside, use stop_gradient(x).",
     "numpy": "NumPy's functions are regrad's own: regrad.sum. x.numpy() gives NumPy's data.",

@@ -98,7 +98,7 @@ def _outputs(y: Any, api: str) -> tuple[list[Tensor], containers.Rebuild]:
     return leaves, rebuild
 
 
-def _like(values: Any, structure: Any, what: str) -> list[Tensor]:
+def like(values: Any, structure: Any, what: str) -> list[Tensor]:
     """The leaves of `values` as Tensors of the shapes and dtypes of those of `structure`."""
     tensors = containers.flatten(structure)[0]
     try:
@@ -136,7 +136,7 @@ def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ..
 
     def vjp_function(dy: TensorLike) -> tuple[Any, ...]:
         with masked():
-            return run.close_inputs(run.pull(_like(dy, run.value, "the dy of a vjp function")))
+            return run.close_inputs(run.pull(like(dy, run.value, "the dy of a vjp function")))
 
     y = run.handed_out()
     return (y, vjp_function, call.aux) if has_aux else (y, vjp_function)
@@ -168,7 +168,7 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
 @inside(masked)
 def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
     inputs = run.close_inputs(run.inputs)
-    directions = _like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs")
+    directions = like(tuple(dxs), inputs, "jvp(f, xs, dxs): dxs")
     xs = [x for group in run.inputs for x in group]
     tangents: Tangents = {x._id: dx for x, dx in zip(xs, directions, strict=True)}
     dys = push_through(run.tape.records, run.watched, tangents, run.ys)
@@ -253,6 +253,9 @@ def _stacked(rows: Sequence[Tensor], y: Tensor, x: Tensor) -> Tensor:
     return reshape(OPS["Pack"].function(list(rows), axis=0), shape)
 
 
+jacrev = jacobian  # JAX's name for it
+
+
 @helpful("hessian")
 def hessian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
@@ -287,10 +290,15 @@ def hessian(
 
 
 def _gradient(call: Call, *inputs: Any) -> Any:
-    run = Linearized(call, inputs, "hessian(f)(x)")
+    return gradient_of(call, inputs, "hessian(f)(x)")
+
+
+def gradient_of(call: Call, inputs: Sequence[Any], api: str) -> Any:
+    """Return the gradients of a call's scalar by its inputs, as the caller asked for them."""
+    run = Linearized(call, inputs, api)
     if len(run.ys) != 1 or run.ys[0].ndim:
         raise ShapeError(
-            "the f passed in hessian(f) must return a scalar Tensor, got "
+            f"the f passed in {api.split(')')[0]}) must return a scalar Tensor, got "
             f"{', '.join(str(y.shape) for y in run.ys)}; use jacobian(jacobian(f)) otherwise"
         )
     with masked():

@@ -7,6 +7,7 @@ import inspect
 import operator
 import os
 import re
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -264,6 +265,16 @@ class Jitted(Generic[P, R]):
         if hasattr(f, "__name__"):
             update_wrapper(self, f)
 
+    def __reduce__(self) -> Any:
+        """Travel by name, or as the function and the options: programs are compiled anew."""
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        name = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self and self.__module__ != "__main__":
+            return name
+        return _jitted, (self.f, self.options)
+
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
 
@@ -471,6 +482,11 @@ class Jitted(Generic[P, R]):
         if self.read.get(new):
             return "the content of a NumPy array that the function reads, not as an operand"
         return "a rule, or a setting of JAX"
+
+
+def _jitted(f: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Compile a function that comes out of a pickle."""
+    return jit(f, **options)
 
 
 class CompiledMethod(Jitted[..., Any]):
