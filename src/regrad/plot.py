@@ -16,7 +16,8 @@ from regrad.core.overrides import gradient_override_map
 from regrad.core.registry import find_op
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, kind
-from regrad.inspection.plots import COLOURS, plot_trace
+from regrad.inspection.comparisons import GradientComparison
+from regrad.inspection.plots import COLOURS, plot_comparison, plot_trace
 from regrad.inspection.traces import GradientTrace
 from regrad.ops.creation import asarray
 from regrad.ops.reduction import sum as sum_of
@@ -208,6 +209,11 @@ def saliency(image: Any, gradients: Mapping[str, Any]) -> Any:
 def trace(trace: GradientTrace, ax: Any = None) -> Any:
     """Draw a trace of the backward pass; the same as `trace.plot(ax)`."""
     return plot_trace(trace, ax)
+
+
+def comparison(comparison: GradientComparison, ax: Any = None) -> Any:
+    """Draw two gradients side by side, as heat strips; the same as `comparison.plot(ax)`."""
+    return plot_comparison(comparison, ax)
 
 
 def _array(x: Any) -> np.ndarray:

@@ -90,3 +90,24 @@ def test_a_trace():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["Sum", "Mul", "Relu", "Sub"]
     assert ax.get_yscale() == "log"
     assert "died" in [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_a_comparison():
+    def f(p):
+        return (rg.sign(p["a"]) * p["b"]).sum() + (p["a"] * p["c"]).sum()
+
+    args = {"a": np.array([0.5, -2.0]), "b": np.ones(2), "c": np.array([2.0, 1.0])}
+    with rg.gradient_override_map({"Sign": "Identity"}):
+        found = rg.compare_gradients(f, surrogates=["Sign"])(args)
+    ax = rg.plot.comparison(found)
+    strips = ax.images[0].get_array()
+    assert strips.shape == (3, len(found.rows))
+    names = [label.get_text() for label in ax.get_xticklabels()]
+    assert names == ["args[0]['a']", "args[0]['b']", "args[0]['c']", "Sign by x"]
+    for i, row in enumerate(found.rows):
+        if np.isfinite(row.cosine):
+            assert strips[0, i] == pytest.approx(row.cosine)
+        colour = ax.get_xticklabels()[i].get_color()
+        assert (colour == "black") == (not row.differs())
+    same = rg.compare_gradients(f)(args).plot()
+    assert all(label.get_color() == "black" for label in same.get_xticklabels())

@@ -11,6 +11,7 @@ import numpy as np
 
 from regrad.core.reports import Table
 from regrad.errors import GradientError
+from regrad.inspection.plots import plot_comparison
 
 RowKind = Literal["argument", "parameter", "op"]
 RTOL = 1e-4  # up to which two gradients count as one: float32, and sums in another order
@@ -244,6 +245,10 @@ class GradientComparison:
              "source line", "module"),
             [self._cells(row) for row in self.rows],
         )  # fmt: skip
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw cosines, ratios of norms and signs as heat strips, with matplotlib."""
+        return plot_comparison(self, ax)
 
     def _cells(self, row: Compared) -> Sequence[str]:
         verdict = "same"
