@@ -18,6 +18,7 @@ from regrad.autodiff.gradients import value_and_grad as value_and_grad
 from regrad.autodiff.gradients import value_and_grads as value_and_grads
 from regrad.autodiff.gradients import variable_grads as variable_grads
 from regrad.autodiff.variables import Variable as Variable
+from regrad.core.containers import tree_map as tree_map
 from regrad.core.hints import of_name as _of_name
 from regrad.core.op import Indices as Indices
 from regrad.core.op import op as op
@@ -251,13 +252,15 @@ if _typing.TYPE_CHECKING:
     from regrad.inspection.tracing import saved_bytes as saved_bytes
     from regrad.inspection.tracing import trace_gradients as trace_gradients
     from regrad.jax.exporting import Exported as Exported
+    from regrad.jax.exporting import eval_shape as eval_shape
     from regrad.jax.exporting import export as export
 
 _PARTS = "extend", "jax", "plot", "torch", "train"  # modules that are imported likewise
 _TOOLS = {  # by the module from which they are imported when they are first used
     "Exported": "jax.exporting", "compare_gradients": "inspection.comparing",
-    "draw": "inspection.drawing", "export": "jax.exporting", "find_nan": "inspection.tracing",
-    "saved_bytes": "inspection.tracing", "trace_gradients": "inspection.tracing",
+    "draw": "inspection.drawing", "eval_shape": "jax.exporting", "export": "jax.exporting",
+    "find_nan": "inspection.tracing", "saved_bytes": "inspection.tracing",
+    "trace_gradients": "inspection.tracing",
 }  # fmt: skip
 variable = Variable
 __version__ = "0.1.0"
@@ -289,10 +292,10 @@ __all__ = [
     "sin", "sinh", "slice", "sort", "split", "sqrt", "square", "squared_difference", "squeeze",
     "stack", "std", "step", "stop_gradient", "subtract", "sum", "sum_to", "swapaxes", "take",
     "take_along_axis", "tan", "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d", "tensor4d",
-    "tensordot", "tile", "top_k", "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64",
-    "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack", "value_and_grad",
-    "value_and_grads", "var", "variable", "variable_grads", "vecdot", "vjp", "vmap", "where",
-    "while_loop", "zeros", "zeros_like",
+    "tensordot", "tile", "top_k", "tree_map", "tril", "triu", "trunc", "uint8", "uint16", "uint32",
+    "uint64", "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack",
+    "value_and_grad", "value_and_grads", "var", "variable", "variable_grads", "vecdot", "vjp",
+    "vmap", "where", "while_loop", "zeros", "zeros_like",
 ]  # fmt: skip
 
 

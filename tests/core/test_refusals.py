@@ -62,7 +62,10 @@ def test_argnums_says_what_to_call():
 
 
 def test_has_aux_says_who_takes_it():
-    says(lambda: rg.grads(f, has_aux=True), "value_and_grad, jacobian, hessian and vjp take it")
+    says(
+        lambda: rg.grads(f, has_aux=True),
+        "value_and_grad, jacobian, jacfwd, hessian and vjp take it",
+    )
 
 
 def test_misspelt_keywords_say_which_there_are():

@@ -311,3 +311,20 @@ def test_overrides_do_not_reach_into_a_program():
             assert rg.grad(program)(rg.ones(2)).tolist() == [0.0, 0.0]
     with pytest.raises(rg.errors.NotFiredError):
         used.assert_fired()
+
+
+def test_shapes_are_told_without_computing():
+    def f(p, x):
+        return {"y": p["w"] @ x, "n": rg.argmax(x)}
+
+    found = rg.eval_shape(f, {"w": np.zeros((3, 2), "float32")}, rg.zeros(2))
+    due = jax.eval_shape(lambda p, x: {"y": p["w"] @ x, "n": jnp.argmax(x)},
+                         {"w": np.zeros((3, 2), "float32")}, jnp.zeros(2, "float32"))  # fmt: skip
+    assert found["y"] == due["y"] and found["n"].shape == ()
+    assert rg.eval_shape(rg.grad(lambda x: rg.sin(x).sum()), 2.0).dtype == np.float32
+    huge = jax.ShapeDtypeStruct((10**6, 10**6), "float32")
+    assert rg.eval_shape(lambda x: x @ x, huge).shape == (10**6, 10**6)
+    with pytest.raises(ArgumentError, match=r"eval_shape: expected Tensors.*got str"):
+        rg.eval_shape(rg.sin, "a")
+    with pytest.raises(TraceError):
+        rg.eval_shape(lambda x: float(x), 1.0)

@@ -69,6 +69,37 @@ def opened(
     return leaves, lambda new: optree.tree_unflatten(spec, new), spec
 
 
+def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Apply a function to each leaf of a container, and return the results in its structure.
+
+    Args:
+        f: A function of a leaf of `tree`, and of what stands in its place in each of `rest`.
+        tree: A Tensor, array or number, or any nesting of lists, tuples, dicts and registered
+            classes of these. None is a container without leaves.
+        *rest: Containers of the same structure, or of one that goes deeper.
+
+    Raises ArgumentError if f is not callable, or the structures do not fit.
+
+    Source: `jax.tree.map`.
+
+    >>> import regrad as rg
+    >>> params = {"w": rg.tensor([1.0, 2.0]), "b": 0.5}
+    >>> grads = rg.grad(lambda p: (p["w"] * p["b"]).sum())(params)
+    >>> step = rg.tree_map(lambda p, g: p - 0.1 * g, params, grads)
+    >>> step["w"].print()
+    Tensor
+        [0.95, 1.95]
+    """
+    if not callable(f):
+        raise ArgumentError(f"tree_map: expected a function, got {kind(f)}")
+    leaves, rebuild, spec = opened(tree, None)
+    try:
+        others = [spec.flatten_up_to(other) for other in rest]
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"tree_map: the structures do not fit: {error}") from None
+    return rebuild([f(*parts) for parts in zip(leaves, *others, strict=True)])
+
+
 def refuse_closed(value: Any, name: str, api: str) -> None:
     """Refuse objects that hold Tensors where only containers are opened."""
     if isinstance(value, Tensor):

@@ -245,8 +245,7 @@ NAMES = {  # of the package
     "sigmoid": "Use regrad.nn.sigmoid.",
     "softmax": "Use regrad.nn.softmax.",
     "transpose": "Use regrad.permute_dims or matrix_transpose.",
-    "tree_map": "Use optree.tree_map, which knows regrad's containers.",
-    "tree_util": "Use optree, which knows regrad's containers.",
+    "tree_util": "Use regrad.tree_map, or optree, which knows regrad's containers.",
 }
 
 

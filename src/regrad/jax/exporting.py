@@ -137,6 +137,32 @@ def export(
     return Exported(serialized, about)
 
 
+def eval_shape(f: Callable[..., Any], *args: Any) -> Any:
+    """Return the shapes and dtypes of what a function returns, without computing it.
+
+    Args:
+        f: A function of Tensors and containers of them, which returns the like.
+        *args: Its arguments: Tensors, arrays or numbers, `jax.ShapeDtypeStruct`, and containers
+            of these. Only their shapes and dtypes count.
+
+    Returns a `jax.ShapeDtypeStruct` for each Tensor, in the containers that f returns. f is traced
+    once, as by `jit`.
+
+    Raises:
+        ArgumentError: f is not callable; an argument is not an array.
+        TraceError: f asks for values.
+        MissingPackageError: JAX is not installed.
+
+    Source: `jax.eval_shape`.
+
+    >>> import regrad as rg
+    >>> rg.eval_shape(lambda x: x @ x.T, rg.zeros((3, 2))).shape
+    (3, 3)
+    """
+    callable_or_raise(f, "eval_shape")
+    return jax.eval_shape(from_regrad(f), *_specs(args, None, "eval_shape"))
+
+
 def _checked_order(order: int) -> int:
     try:
         found = operator.index(order)
@@ -166,10 +192,10 @@ def _is_tensor(x: object) -> bool:
     return isinstance(x, Tensor | Variable)
 
 
-def _specs(args: Sequence[Any], shapes: Any) -> Sequence[Any]:
+def _specs(args: Sequence[Any], shapes: Any, api: str = "export") -> Sequence[Any]:
     """Shapes and dtypes of the arguments, with symbols for the sizes that may differ."""
     leaves, structure = jax.tree_util.tree_flatten(tuple(args), is_leaf=_is_tensor)
-    specs = jax.tree_util.tree_unflatten(structure, [*map(_spec, leaves)])
+    specs = jax.tree_util.tree_unflatten(structure, [_spec(leaf, api) for leaf in leaves])
     if shapes is None:
         return specs
     dims.add_open(type(jax_export.symbolic_shape("size")[0]))
@@ -193,13 +219,13 @@ def _fits(shape: Sequence[Any], due: Sequence[Any]) -> bool:
     )
 
 
-def _spec(x: Any) -> jax.ShapeDtypeStruct:
+def _spec(x: Any, api: str = "export") -> jax.ShapeDtypeStruct:
     if isinstance(x, jax.ShapeDtypeStruct):
         return x
     if not (_is_tensor(x) or is_array(x) or isinstance(x, bool | int | float | complex)):
         raise ArgumentError(
-            f"export: expected Tensors, arrays or numbers as arguments, got {kind(x)}. Bind "
-            "anything else to the function: export(lambda x: f(x, option), x)."
+            f"{api}: expected Tensors, arrays or numbers as arguments, got {kind(x)}. Bind "
+            f"anything else to the function: {api}(lambda x: f(x, option), x)."
         )
     x = dispatch.lift(x)
     return jax.ShapeDtypeStruct(x.shape, JAX.native_dtype(x.dtype))
