@@ -51,6 +51,12 @@ def test_gradients_at_kinks(name):
     np.testing.assert_array_equal(dx.numpy(), due)
 
 
+def test_second_derivatives_at_a_kink_are_those_of_the_branch_taken():
+    second = rg.grad(lambda x: rg.grad(rg.nn.elu)(x).sum(), unconnected="zero")
+    assert second([0.0, 1.0]).tolist() == [0.0, 0.0]
+    assert second([-1.0]).tolist() == pytest.approx([np.exp(-1.0)])
+
+
 def test_smooth_functions_of_kinks_have_no_wrong_second_derivative():
     for f in (rg.linalg.vector_norm, lambda x: rg.hypot(x[0], x[1]), rg.std):
         assert np.isnan(rg.hessian(lambda x, f=f: f(x) ** 2)(np.zeros(2)).numpy()).all()
