@@ -17,12 +17,16 @@ from regrad.autodiff.gradients import grads as grads
 from regrad.autodiff.gradients import value_and_grad as value_and_grad
 from regrad.autodiff.gradients import value_and_grads as value_and_grads
 from regrad.autodiff.gradients import variable_grads as variable_grads
+from regrad.autodiff.modules import Module as Module
 from regrad.autodiff.variables import Variable as Variable
 from regrad.core.containers import tree_map as tree_map
 from regrad.core.hints import of_name as _of_name
 from regrad.core.op import Indices as Indices
 from regrad.core.op import op as op
 from regrad.core.overrides import gradient_override_map as gradient_override_map
+from regrad.core.promotion import default_dtype as default_dtype
+from regrad.core.promotion import get_default_dtype as get_default_dtype
+from regrad.core.promotion import set_default_dtype as set_default_dtype
 from regrad.core.registry import RegisterGradient as RegisterGradient
 from regrad.core.registry import find_op as find_op
 from regrad.core.registry import gradient as gradient
@@ -267,35 +271,36 @@ __version__ = "0.1.0"
 __array_api_version__ = "2024.12"
 # (Without extend, jax, plot, torch and train, which are imported when they are first used.)
 __all__ = [
-    "Indices", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add", "add_n",
-    "all", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin", "asinh", "astype",
-    "at_add", "at_set", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert",
+    "Indices", "Module", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add",
+    "add_n", "all", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin", "asinh",
+    "astype", "at_add", "at_set", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert",
     "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "block_until_ready",
     "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast", "ceil",
     "checkpoint", "clip", "complex64", "complex128", "concat", "cond", "conj", "copysign", "cos",
     "cosh", "count_nonzero", "cumulative_max", "cumulative_min", "cumulative_prod",
-    "cumulative_sum", "custom_grad", "device_put", "diff", "digamma", "divide", "e", "einsum",
-    "empty", "empty_like", "equal", "erf", "erfc", "erfinv", "exp", "expand_dims", "expm1", "eye",
-    "fft", "find_op", "finfo", "flip", "float16", "float32", "float64", "floor", "floor_divide",
-    "fori_loop", "from_dlpack", "full", "full_like", "gather_nd", "grad", "gradient",
-    "gradient_override_map", "grads", "greater", "greater_equal", "hessian", "hvp", "hypot",
-    "identity", "iinfo", "imag", "inf", "int8", "int16", "int32", "int64", "isdtype", "isfinite",
-    "isinf", "isnan", "jacfwd", "jacobian", "jacrev", "jit", "jvp", "less", "less_equal", "lgamma",
-    "linalg", "linear_recurrence", "linearize", "linspace", "log", "log1p", "log2", "log10",
-    "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "losses",
-    "map", "matmul", "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum",
-    "moveaxis", "multiply", "nan", "negative", "newaxis", "nextafter", "nn", "nonzero",
-    "not_differentiable", "not_equal", "one_hot", "ones", "ones_like", "op", "op_types", "pad",
-    "permute_dims", "pi", "polygamma", "positive", "pow", "prod", "random", "real", "reciprocal",
-    "remainder", "repeat", "reshape", "result_type", "roll", "round", "rsqrt", "rules", "scalar",
-    "scan", "scatter_nd", "searchsorted", "segment_sum", "set_printoptions", "sign", "signbit",
-    "sin", "sinh", "slice", "sort", "split", "sqrt", "square", "squared_difference", "squeeze",
-    "stack", "std", "step", "stop_gradient", "subtract", "sum", "sum_to", "swapaxes", "take",
-    "take_along_axis", "tan", "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d", "tensor4d",
-    "tensordot", "tile", "top_k", "tree_map", "tril", "triu", "trunc", "uint8", "uint16", "uint32",
-    "uint64", "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack",
-    "value_and_grad", "value_and_grads", "var", "variable", "variable_grads", "vecdot", "vjp",
-    "vmap", "where", "while_loop", "zeros", "zeros_like",
+    "cumulative_sum", "custom_grad", "default_dtype", "device_put", "diff", "digamma", "divide",
+    "e", "einsum", "empty", "empty_like", "equal", "erf", "erfc", "erfinv", "exp", "expand_dims",
+    "expm1", "eye", "fft", "find_op", "finfo", "flip", "float16", "float32", "float64", "floor",
+    "floor_divide", "fori_loop", "from_dlpack", "full", "full_like", "gather_nd",
+    "get_default_dtype", "grad", "gradient", "gradient_override_map", "grads", "greater",
+    "greater_equal", "hessian", "hvp", "hypot", "identity", "iinfo", "imag", "inf", "int8", "int16",
+    "int32", "int64", "isdtype", "isfinite", "isinf", "isnan", "jacfwd", "jacobian", "jacrev",
+    "jit", "jvp", "less", "less_equal", "lgamma", "linalg", "linear_recurrence", "linearize",
+    "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul", "matrix_transpose", "max",
+    "maximum", "mean", "meshgrid", "min", "minimum", "moveaxis", "multiply", "nan", "negative",
+    "newaxis", "nextafter", "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones",
+    "ones_like", "op", "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow",
+    "prod", "random", "real", "reciprocal", "remainder", "repeat", "reshape", "result_type", "roll",
+    "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd", "searchsorted", "segment_sum",
+    "set_default_dtype", "set_printoptions", "sign", "signbit", "sin", "sinh", "slice", "sort",
+    "split", "sqrt", "square", "squared_difference", "squeeze", "stack", "std", "step",
+    "stop_gradient", "subtract", "sum", "sum_to", "swapaxes", "take", "take_along_axis", "tan",
+    "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d", "tensor4d", "tensordot", "tile", "top_k",
+    "tree_map", "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64", "unique_all",
+    "unique_counts", "unique_inverse", "unique_values", "unstack", "value_and_grad",
+    "value_and_grads", "var", "variable", "variable_grads", "vecdot", "vjp", "vmap", "where",
+    "while_loop", "zeros", "zeros_like",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from regrad.core import dispatch
 from regrad.core.backends import DTypeLike, is_inexact
+from regrad.core.promotion import get_default_dtype
 from regrad.core.shapes import Axis, as_count, normalized_axes, normalized_axis
 from regrad.core.signatures import answer_in
 from regrad.core.tensor import Tensor, TensorLike
@@ -314,7 +315,7 @@ def _resized_all(name: str, x: Tensor, s: Any, axes: Any) -> tuple[Tensor, tuple
 
 
 def _float(dtype: DTypeLike | None) -> np.dtype:
-    return np.dtype(np.float32) if dtype is None else as_numpy_dtype(dtype)
+    return get_default_dtype() if dtype is None else as_numpy_dtype(dtype)
 
 
 answer_in(sys.modules[__name__])

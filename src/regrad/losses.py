@@ -16,9 +16,10 @@ rule for `LogSoftmax` fires, `softmax_cross_entropy` of `LogSoftmax` and others.
 
 from __future__ import annotations
 
-from regrad.core.backends import FLOAT, is_inexact
+from regrad.core.backends import is_inexact
 from regrad.core.dims import at_least, differ, same
 from regrad.core.dispatch import lift
+from regrad.core.promotion import get_default_dtype
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, near
 from regrad.graph.deferred import deferrable
@@ -118,7 +119,7 @@ def _pair(loss: str, labels: TensorLike, predictions: TensorLike) -> tuple[Tenso
 def _float(x: Tensor, like: Tensor) -> Tensor:
     if is_inexact(x.dtype):
         return x
-    return astype(x, like.dtype if is_inexact(like.dtype) else FLOAT)
+    return astype(x, like.dtype if is_inexact(like.dtype) else get_default_dtype())
 
 
 # -- losses of predictions -----------------------------------------------------------------------

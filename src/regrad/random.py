@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from regrad.core.backends import BACKENDS, FLOAT, Array, DTypeLike, is_array, promote
+from regrad.core.backends import BACKENDS, FLOAT, Array, DTypeLike, is_array
 from regrad.core.dispatch import lift
+from regrad.core.promotion import get_default_dtype, promote
 from regrad.core.shapes import Shape, as_shape, normalized_axis
 from regrad.core.signatures import public
 from regrad.core.state import current
@@ -215,7 +216,7 @@ def _parameters(
     values = tuple(v if type(v) in (int, float) else lift(v) for v in values)
     tensors = [v for v in values if isinstance(v, Tensor)]
     if dtype is None:
-        dtype = promote([t.dtype for t in tensors if t.dtype.kind == "f"] or [FLOAT])
+        dtype = promote([t.dtype for t in tensors if t.dtype.kind == "f"] or [get_default_dtype()])
     dtype = as_numpy_dtype(dtype)
     if dtype.kind not in "fV":
         raise DTypeError(f"{name}: the dtype must be one of floats, got {dtype}")

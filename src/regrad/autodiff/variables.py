@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterable
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,11 @@ class Variable(Methods, Readable):
         return self is not other if isinstance(other, Variable) else Methods.__ne__(self, other)
 
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType] (a Tensor has none)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether somebody chose the name; False for `Variable_1` and the like."""
+        return re.fullmatch(r"Variable_\d+", self.name) is None
 
     @property
     def value(self) -> Tensor:

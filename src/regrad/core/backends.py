@@ -9,7 +9,7 @@ library is imported before one of its arrays turns up.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, cached_property
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -19,7 +19,7 @@ import numpy as np
 from regrad.errors import ArgumentError, DeviceError, DTypeError, TraceError
 
 if TYPE_CHECKING:
-    from regrad.core.tensor import Tensor
+    pass
 
 
 class DType(Protocol):
@@ -33,7 +33,7 @@ Array: TypeAlias = Any  # an array of NumPy, JAX, PyTorch, …, on which a kerne
 Namespace: TypeAlias = ModuleType  # the functions of the Array API standard, for such arrays
 DTypeLike: TypeAlias = str | type | DType  # "float32", float, np.float32, rg.float32, torch.float32
 
-FLOAT = np.dtype("float32")  # the dtype of Python numbers
+FLOAT = np.dtype("float32")
 KINDS = "biufcV"  # V: bfloat16 and its kin come to NumPy as void types
 
 
@@ -476,41 +476,3 @@ def is_complex(array: Array) -> bool:
 def is_inexact(dtype: np.dtype) -> bool:
     """Whether a dtype is of floats or complex numbers, and so has gradients."""
     return dtype.kind in "fcV"
-
-
-def promote(dtypes: list[np.dtype]) -> np.dtype:
-    """The common dtype: the standard's, and an integer or bool with a float takes the float's.
-
-    (NumPy alone would make float64 of int32 with float32.)
-    """
-    inexact = [d for d in dtypes if is_inexact(d)]
-    first, *rest = inexact or dtypes
-    for dtype in rest:
-        first = first if dtype == first else np.promote_types(first, dtype)
-    return first
-
-
-def widest(xs: Iterable[Tensor | Array]) -> np.dtype:
-    """The widest dtype of the real floats among these: float32 if there are none."""
-    dtypes = [x.dtype for x in xs]
-    return promote([d for d in dtypes if getattr(d, "kind", "") in ("f", "V")] or [FLOAT])
-
-
-def gradient_dtype(x: Array, wide: np.dtype) -> np.dtype:
-    """The dtype of a gradient by x: its own; by integers, the one given.
-
-    An integer has a gradient where a rule gave it one, of any float dtype. A program must know
-    which before it arrives, and two branches must agree: it is the widest around.
-    """
-    return x.dtype if is_inexact(x.dtype) else wide
-
-
-def weak(value: complex, dtype: np.dtype) -> np.dtype:
-    """The dtype of a Python number beside a tensor of `dtype`: it never widens the tensor."""
-    if type(value) is complex and dtype.kind != "c":
-        return np.dtype("complex128" if dtype == np.float64 else "complex64")
-    if type(value) is float and not is_inexact(dtype):
-        return FLOAT
-    if type(value) is int and dtype.kind == "b":
-        return np.dtype("int64")
-    return dtype

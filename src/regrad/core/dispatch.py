@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regrad.core import backends, dims, numbers
-from regrad.core.backends import BACKENDS, FLOAT, JAX, backend_of, is_array, is_inexact
+from regrad.core.backends import BACKENDS, JAX, backend_of, is_array, is_inexact
 from regrad.core.dims import Dim, Shape
 from regrad.core.hints import of_value
 from regrad.core.kernel_errors import explain
 from regrad.core.numbers import is_tensor
+from regrad.core.promotion import complex_dtype, get_default_dtype, number_dtype, promote, weak
 from regrad.core.registry import Attrs, Input, Op
 from regrad.core.rule import PerInput, Rule
 from regrad.core.signatures import is_of_caller
@@ -146,24 +147,14 @@ def is_plain(value: object) -> bool:
     return type(value) in NUMBERS or isinstance(value, list | tuple)
 
 
-def number_dtype(value: complex, integers: bool = False) -> np.dtype:
-    """The dtype of a Python number on its own: float32, as in TensorFlow.js."""
-    if type(value) is bool:
-        return np.dtype(bool)
-    if type(value) is complex:
-        return np.dtype(np.complex64)
-    return np.dtype(np.int64) if integers and type(value) is int else FLOAT
-
-
 def _from_list(values: Sequence[Any], integers: bool) -> np.ndarray:
     found = numbers.listed(values, exact=integers)
     if found.dtype.kind == "b" or (integers and found.dtype.kind in "iu"):
         return found
     if found.dtype.kind == "c":
-        return found.astype(np.complex64)
-    dtype = (
-        np.dtype(np.int64) if integers and (found.dtype.kind == "O" or not found.size) else FLOAT
-    )
+        return found.astype(complex_dtype())
+    whole = integers and (found.dtype.kind == "O" or not found.size)
+    dtype = np.dtype(np.int64) if whole else get_default_dtype()
     return numbers.under(values, dtype) if found.dtype.kind == "O" else found.astype(dtype)
 
 
@@ -185,7 +176,7 @@ def prepare(op: Op, leaves: Sequence[TensorLike], parameters: Sequence[int]) -> 
             return tuple(xs)
         dtype = common_dtype([x for x, weak in zip(xs, promoted, strict=True) if weak])
         if op.to_float and not is_inexact(dtype):
-            dtype = FLOAT
+            dtype = get_default_dtype()
         pairs = zip(xs, promoted, strict=True)
         return tuple([as_dtype(x, dtype) if weak else x for x, weak in pairs])
     except Exception as error:
@@ -224,9 +215,9 @@ def common_dtype(xs: Sequence[Any]) -> np.dtype:
 
 def common(dtypes: list[np.dtype], plain: Sequence[complex]) -> np.dtype:
     """The dtype that these promote to; plain numbers are weak."""
-    dtype = backends.promote(dtypes or [number_dtype(n) for n in plain])
+    dtype = promote(dtypes or [number_dtype(n) for n in plain])
     for number in plain:
-        dtype = backends.weak(number, dtype)
+        dtype = weak(number, dtype)
     return dtype
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from regrad.core import backends, dims, dispatch, numbers, sharding
-from regrad.core.backends import FLOAT, Array, DTypeLike, Namespace
+from regrad.core.backends import Array, DTypeLike, Namespace
 from regrad.core.op import TensorLike, op
+from regrad.core.promotion import complex_dtype, get_default_dtype
 from regrad.core.registry import OPS, gradient
 from regrad.core.shapes import Shape, as_shape
 from regrad.core.signatures import answered, public
 from regrad.core.tensor import OURS, Tensor, wrap
 from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError, kind
 
-COMPLEX, UNSIGNED = np.dtype(np.complex64), np.dtype(np.uint64)
+UNSIGNED = np.dtype(np.uint64)
 
 
 @public
@@ -27,8 +28,8 @@ def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
         backends.check_dtype(dtype)
         return dtype
     if dtype in (bool, float, int, complex):
-        return {bool: np.dtype(bool), float: FLOAT, int: np.dtype(np.int64)}.get(
-            dtype, np.dtype(np.complex64)
+        return {bool: np.dtype(bool), float: get_default_dtype(), int: np.dtype(np.int64)}.get(
+            dtype, complex_dtype()
         )
     if dtype is None:  # NumPy takes it for float64
         raise DTypeError("expected a dtype such as regrad.float32 or 'float32', got None")
@@ -215,12 +216,12 @@ def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
     if not dispatch.is_plain(obj):
         return dispatch.lift(obj)
     found = numbers.listed(obj)
-    due = {"f": FLOAT, "c": COMPLEX, "O": UNSIGNED}.get(found.dtype.kind, found.dtype)
-    return wrap(numbers.under(obj, due))
+    dtypes = {"f": get_default_dtype(), "c": complex_dtype(), "O": UNSIGNED}
+    return wrap(numbers.under(obj, dtypes.get(found.dtype.kind, found.dtype)))
 
 
 def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Zeros, float32 by default."""
+    """Zeros, of the default dtype unless another is given."""
     try:
         return on_device(_filled("zeros", as_shape(shape), _default(dtype)), device)
     except Exception as error:
@@ -228,7 +229,7 @@ def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -
 
 
 def ones(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Ones, float32 by default."""
+    """Ones, of the default dtype unless another is given."""
     try:
         return on_device(_filled("ones", as_shape(shape), _default(dtype)), device)
     except Exception as error:
@@ -346,7 +347,7 @@ def eye(
 
 
 def _default(dtype: DTypeLike | None) -> np.dtype:
-    return FLOAT if dtype is None else as_numpy_dtype(dtype)
+    return get_default_dtype() if dtype is None else as_numpy_dtype(dtype)
 
 
 @public

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regrad.core import backends, dispatch
+from regrad.core import dispatch
 from regrad.core.backends import DTypeLike
+from regrad.core.promotion import promote
 from regrad.core.signatures import public
 from regrad.core.tensor import TensorLike
 from regrad.errors import ArgumentError
@@ -102,7 +103,7 @@ def result_type(*arrays_and_dtypes: TensorLike | DTypeLike) -> np.dtype:
 def can_cast(from_: TensorLike | DTypeLike, to: DTypeLike, /) -> builtins.bool:
     """Whether the standard's promotion rules lead from one dtype (or Tensor) to another."""
     to = as_numpy_dtype(to)
-    return backends.promote([_dtype_of(from_), to]) == to
+    return promote([_dtype_of(from_), to]) == to
 
 
 def _dtype_of(x: Any) -> np.dtype:

@@ -18,6 +18,7 @@ import numpy as np
 from regrad.core import backends, dispatch
 from regrad.core.backends import Array, DTypeLike, Namespace
 from regrad.core.op import Indices, TensorLike, op
+from regrad.core.promotion import get_default_dtype
 from regrad.core.registry import gradient, not_differentiable
 from regrad.core.shapes import Shape, as_count, as_shape, broadcast_shapes, normalized_axis
 from regrad.core.signatures import public
@@ -402,8 +403,30 @@ def _(dy, ids, num_segments):
 
 
 @op("OneHot")
-def one_hot(
+def _one_hot(
     xp,
+    indices: Indices,
+    /,
+    depth: int,
+    *,
+    on_value: complex = 1,
+    off_value: complex = 0,
+    axis: int = -1,
+    dtype: DTypeLike,
+) -> Tensor:
+    depth = as_count(depth, "depth")
+    dtype = as_numpy_dtype(dtype)
+    native = backends.native_dtype(xp, dtype)
+    values = [fitting(value, dtype) for value in (on_value, off_value)]
+    ids = _as_index(xp, indices)
+    hot = ids[..., None] == _count_up(xp, depth, ids)
+    on, off = (xp.full_like(ids[..., None], value, dtype=native) for value in values)
+    axis = normalized_axis(axis, ids.ndim + 1)
+    return xp.moveaxis(xp.where(hot, on, off), -1, axis)
+
+
+@public
+def one_hot(
     indices: Indices,
     /,
     depth: int,
@@ -415,8 +438,9 @@ def one_hot(
 ) -> Tensor:
     """`on_value` where the index is, `off_value` elsewhere, along a new axis of size `depth`.
 
-    An index outside `[0, depth)` gives a row of `off_value`. float32 by default (TensorFlow.js's
-    `oneHot` gives int32). It has no gradient: the indices are integers.
+    An index outside `[0, depth)` gives a row of `off_value`. The dtype is the default dtype unless
+    another is given (TensorFlow.js's `oneHot` returns int32). It has no gradient: the indices are
+    integers.
 
     >>> import regrad as rg
     >>> rg.one_hot([2, 0, -1], 3).print()
@@ -425,15 +449,9 @@ def one_hot(
          [1, 0, 0],
          [0, 0, 0]]
     """
-    depth = as_count(depth, "depth")
-    dtype = backends.FLOAT if dtype is None else as_numpy_dtype(dtype)
-    native = backends.native_dtype(xp, dtype)
-    values = [fitting(value, dtype) for value in (on_value, off_value)]
-    ids = _as_index(xp, indices)
-    hot = ids[..., None] == _count_up(xp, depth, ids)
-    on, off = (xp.full_like(ids[..., None], value, dtype=native) for value in values)
-    axis = normalized_axis(axis, ids.ndim + 1)
-    return xp.moveaxis(xp.where(hot, on, off), -1, axis)
+    values = {"on_value": on_value, "off_value": off_value, "axis": axis}
+    dtype = get_default_dtype() if dtype is None else dtype
+    return _one_hot(indices, depth, **values, dtype=dtype)
 
 
 @op("Where")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from regrad.core.promotion import complex_dtype, get_default_dtype
 from regrad.core.signatures import public
 from regrad.errors import ArgumentError
 from regrad.ops import dtypes
@@ -44,8 +45,8 @@ class NamespaceInfo:
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
         """Return the dtypes that are chosen where none is given."""
         return {
-            "real floating": dtypes.float32,
-            "complex floating": dtypes.complex64,
+            "real floating": get_default_dtype(),
+            "complex floating": complex_dtype(),
             "integral": dtypes.int64,
             "indexing": np.dtype(np.intp),
         }

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from regrad.core import backends, dispatch
-from regrad.core.backends import FLOAT, Array, DTypeLike, Namespace, is_inexact
+from regrad.core.backends import Array, DTypeLike, Namespace, is_inexact
 from regrad.core.op import TensorLike, op
+from regrad.core.promotion import get_default_dtype
 from regrad.core.registry import gradient, not_differentiable
 from regrad.core.shapes import Axis, normalized_axes, normalized_axis
 from regrad.core.signatures import public
@@ -42,9 +43,9 @@ from regrad.ops.scan import cumulative_prod
 
 
 def _as_floating(x: TensorLike) -> Any:
-    """x as a Tensor of floats; integers and bools become float32."""
+    """x as a Tensor of floats; integers and bools get the default dtype."""
     x = dispatch.lift(x)
-    return x if is_inexact(x.dtype) else astype(x, FLOAT)
+    return x if is_inexact(x.dtype) else astype(x, get_default_dtype())
 
 
 def _of_dtype(x: TensorLike, dtype: DTypeLike | None) -> Any:

@@ -31,7 +31,6 @@ from regrad.shapes.table import (
     Attrs,
     Spec,
     dtype_attribute,
-    dtype_attribute_or_float,
     form,
     quotient_dtype,
     second_dtype,
@@ -437,7 +436,7 @@ def _segments(arguments: Arguments, attrs: Attrs) -> Shape:
     return (attrs["num_segments"], *shape[len(ids) :])
 
 
-@form("OneHot", dtype=dtype_attribute_or_float)
+@form("OneHot", dtype=dtype_attribute)
 def _one_hot(arguments: Arguments, attrs: Attrs) -> Shape:
     ids = _index(arguments[0])
     axis = normalized_axis(attrs["axis"], len(ids) + 1)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.backends import FLOAT, is_inexact
+from regrad.core.backends import is_inexact
 from regrad.core.dims import Dim, Source, UnknownRank
+from regrad.core.promotion import get_default_dtype
 from regrad.core.registry import Op
 from regrad.core.signatures import is_of_caller
 from regrad.errors import (
@@ -161,7 +162,8 @@ def _guess(op: Op, arguments: Arguments) -> list[Spec]:
             "the run. Say so in a function of your own, under @shape_of."
         )
     dtypes = [x.dtype for x in _leaves(arguments)]
-    return [Spec(None, next(filter(is_inexact, dtypes), dtypes[0] if dtypes else FLOAT))]
+    other = dtypes[0] if dtypes else get_default_dtype()
+    return [Spec(None, next(filter(is_inexact, dtypes), other))]
 
 
 def _try(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:

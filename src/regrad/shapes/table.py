@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from regrad.core import dims
-from regrad.core.backends import FLOAT
 from regrad.core.registry import Attrs, Op, find_op
 from regrad.errors import RegistrationError
 from regrad.shapes.sizes import Shape, StandIn, broadcast
@@ -166,12 +165,6 @@ def dtype_attribute(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
     """The attribute `dtype`; the input's where that is None."""
     dtype = attrs["dtype"]
     return arguments[0].dtype if dtype is None else _dtype_named(dtype)
-
-
-def dtype_attribute_or_float(op: Op, arguments: Arguments, attrs: Attrs) -> np.dtype:
-    """The attribute `dtype`; float32 where that is None."""
-    dtype = attrs["dtype"]
-    return FLOAT if dtype is None else _dtype_named(dtype)
 
 
 def _dtype_named(dtype: DTypeLike | None) -> np.dtype:

@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from regrad.core import containers, dispatch
-from regrad.core.backends import BACKENDS, is_array
+from regrad.core.backends import BACKENDS, JAX, Array, is_array
 from regrad.core.pytrees import exactly
+from regrad.core.sharding import to_jax
 from regrad.core.tensor import Tensor, wrap
-from regrad.errors import ArgumentError, kind
+from regrad.errors import ArgumentError, DTypeError, kind
 
 
 class Note:
@@ -208,6 +209,24 @@ class Body:
         args, kwargs = self.given.close(xs)
         ys, self.note = returned(self.function(*args, **kwargs))
         return ys
+
+
+def can_go_in(array: Array) -> bool:
+    """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
+    library = BACKENDS[type(array)]
+    try:
+        JAX.native_dtype(library.dtype(array))
+    except DTypeError:
+        return False
+    return library.name != "torch"
+
+
+def argument(x: Tensor) -> Any:
+    """An argument as compiled programs take it: small NumPy arrays go in as they are."""
+    data = x._data
+    if type(data) is not np.ndarray or data.dtype.itemsize <= 4:
+        return data
+    return to_jax(data)
 
 
 def is_key(leaf: Any) -> bool:

@@ -12,9 +12,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from regrad.autodiff.variables import Variable
-from regrad.core.backends import gradient_dtype, is_inexact, widest
+from regrad.core.backends import is_inexact
 from regrad.core.blocks import block
 from regrad.core.dispatch import in_region
+from regrad.core.promotion import gradient_dtype, widest
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap

@@ -29,15 +29,16 @@ import numpy as np
 from regrad.autodiff.gradients import callable_or_raise
 from regrad.autodiff.variables import UPDATES
 from regrad.core import registry
+from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
 from regrad.core.signatures import public
 from regrad.core.state import State, current, is_held
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError, RetraceWarning
+from regrad.errors import ArgumentError, RetraceWarning, StateError
 from regrad.graph.graph import Symbol
-from regrad.transforms.arguments import Given, Static, returned
+from regrad.transforms.arguments import Given, Static, argument, returned
 from regrad.transforms.closures import Closure, Method
-from regrad.transforms.program import Body, Program, argument, find_jax
+from regrad.transforms.program import Body, Program, find_jax
 from regrad.transforms.shortcuts import Shortcuts
 
 if TYPE_CHECKING:
@@ -251,6 +252,7 @@ class Jitted(Generic[P, R]):
         self.closure = Closure(f)
         self.plain: dict[int, Program] = {}  # by number of arguments, if all are Tensors
         self.version: int | None = None  # of the registry, when a program was found
+        self.default: np.dtype | None = None  # the default dtype, when a program was found
         self.stamp: Any = None  # of the registry, when the closure was made
         self.under: tuple[Any, ...] = None, (), None, None  # overrides, arguments, what they reach
         self.methods: dict[int, tuple[Method, Jitted[..., Any]]] = {}
@@ -319,14 +321,56 @@ class Jitted(Generic[P, R]):
                 program = self.plain.get(len(args))
         if program is None and (found := self.shortcuts.open(args, kwargs)) is not None:
             program, arrays = self.shortcuts.programs.get(found[0]), found[1]
-        if program is None or registry.version != self.version or not self.closure.is_current():
+        if (
+            program is None
+            or registry.version != self.version
+            or get_default_dtype() is not self.default
+            or not self.closure.is_current()
+        ):
             return self._call(None, args, kwargs)
         return program.call_quick(arrays, self.closure)
 
-    def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Trace the function for these arguments, and return its program as JAX lowers it.
+
+        Args:
+            *args, **kwargs: Arguments as for a call. Nothing is computed.
+
+        Returns:
+            A `jax.stages.Lowered`: `.as_text()` is its StableHLO, and `.compile()` has
+            `.cost_analysis()` and `.memory_analysis()`. Its inputs are arrays: those of the
+            arguments, of Variables and of the closure. Overrides in force are built in.
+
+        Raises:
+            StateError: called in a function that is being differentiated or compiled.
+            TraceError, ArgumentError, DTypeError: as a call.
+
+        Source: `jax.jit(f).lower`.
+
+        >>> import regrad as rg
+        >>> f = rg.jit(lambda x: rg.sin(x) * 2)
+        >>> "stablehlo.sine" in f.lower(rg.scalar(1.0)).as_text()
+        True
+        """
+        state = current()
+        if state is not None and (state.tapes or state.region or state.guard):
+            raise StateError(
+                f"{self.name}.lower: called in a function that is being differentiated or "
+                "compiled. Lower f outside of it; to see the program of a gradient, "
+                "lower a compiled one: jit(grad(f)).lower(x)."
+            )
+        given, reaching = self._opened(args, kwargs)
+        overrides = None if state is None else state.overrides
+        closure = self._closure(overrides, reaching)
+        return self._program(given, closure, overrides).lower(given.tensors, closure, overrides)
+
+    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, list[Any]]:
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
         given = Given(*marked, numbers="weak")
-        reaching = given.open_to_change(self.parameters)
+        return given, given.open_to_change(self.parameters)
+
+    def _call(self, state: State | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given, reaching = self._opened(args, kwargs)
         if any(type(x._data) is Symbol for x in given.tensors):
             return self.f(*args, **kwargs)
         if state is not None and state.inspected:
@@ -367,8 +411,11 @@ class Jitted(Generic[P, R]):
 
     def _program(self, given: Given, closure: Closure, overrides: Overrides) -> Program:
         rules = tuple(k for k, _ in in_order(overrides)) if overrides else ()
-        self.version = registry.version
-        known = given.key, closure.key, rules, self.version
+        self.version, default = registry.version, get_default_dtype()
+        if default is not self.default:
+            self.default = default
+            self._forget()
+        known = given.key, closure.key, rules, self.version, default
         with UPDATES:  # as the call of a program
             if self.full:
                 self._drop()

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrad.autodiff.variables import UPDATES, Variable
-from regrad.core.backends import BACKENDS, JAX, gradient_dtype, widest
 from regrad.core.interrupts import Deferred
 from regrad.core.kernel_errors import LEAKED
+from regrad.core.promotion import get_default_dtype, gradient_dtype, widest
 from regrad.core.pullback import pull_through
 from regrad.core.sharding import layout, to_jax, to_jax_as, trouble
 from regrad.core.state import LIVE, State, current, next_id
 from regrad.core.tensor import Tensor, wrap
 from regrad.errors import DeviceError, DTypeError, StaleError, TraceError
 from regrad.transforms import verification
-from regrad.transforms.arguments import ONE
+from regrad.transforms.arguments import ONE, argument, can_go_in
 from regrad.transforms.bodies import BodyFunction, pullback, pushforward
 from regrad.transforms.closures import Closure
 from regrad.transforms.donation import compile_donating, may_donate, set_apart
@@ -39,6 +39,7 @@ from regrad.transforms.region import (
     check_guard,
     in_region,
     inner_tapes,
+    listed,
     passage_between,
     record_region,
     results,
@@ -55,31 +56,7 @@ if TYPE_CHECKING:
     from regrad.core.tape import Tape
     from regrad.transforms.region import Source
 
-ndarray = np.ndarray
 SMALL = 4096  # elements of a NumPy array that is sooner copied than made one of JAX's
-
-
-def _listed(sources: Sequence[Source]) -> str:
-    names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
-    return ", ".join(names) or "a Tensor of its closure"
-
-
-def _can_go_in(array: Array) -> bool:
-    """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
-    library = BACKENDS[type(array)]
-    try:
-        JAX.native_dtype(library.dtype(array))
-    except DTypeError:
-        return False
-    return library.name != "torch"
-
-
-def argument(x: Tensor) -> Any:
-    """An argument as compiled programs take it: small NumPy arrays go in as they are."""
-    data = x._data
-    if type(data) is not ndarray or data.dtype.itemsize <= 4:
-        return data
-    return to_jax(data)
 
 
 class Program:
@@ -120,9 +97,7 @@ class Program:
     ) -> tuple[list[Tensor], Any]:
         """The results as Tensors, and the note; assignments are made, and tapes record."""
         with UPDATES:
-            self.closure, self.overrides = closure, overrides
-            if closure is not None and not self.variants and not self.sources:
-                self.sources = [i for i in closure.arrays if _can_go_in(closure.tensors[i]())]
+            self._prepare(closure, overrides)
             while True:
                 try:
                     return self._call(xs, current())
@@ -190,7 +165,7 @@ class Program:
             return None
         for variable in self.assigned:
             data = variable._tensor._data
-            if type(data) is ndarray or type(data.sharding) is not variant.single:
+            if type(data) is np.ndarray or type(data.sharding) is not variant.single:
                 return None
         kept = [*arrays, *self._convert_sources(variant, closure)]
         given = []
@@ -217,7 +192,7 @@ class Program:
             value = source._tensor if isinstance(source, Variable) else source
             if isinstance(value, Tensor):
                 found.append(variant.convert(i, value))
-            elif type(value) is ndarray and value.dtype.itemsize <= 4 and value.size <= SMALL:
+            elif type(value) is np.ndarray and value.dtype.itemsize <= 4 and value.size <= SMALL:
                 found.append(value.copy())  # its owner may change it while the program runs
             else:
                 found.append(to_jax(np.asarray(value)))
@@ -248,12 +223,7 @@ class Program:
     def _finish(
         self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
     ) -> tuple[list[Tensor], Any]:
-        # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
-        layouts = tuple([layout(v._tensor._data) for v in self.assigned])
-        key = wanted, strict, layouts, self._donates()
-        variant = self.variants.get(key)
-        if variant is None:
-            variant = self.variants[key] = Variant(self, n, wanted, key[-1])
+        variant, layouts = self._variant(n, wanted, strict)
         mark, *results = variant(inputs)
         trace = mark.trace()
         if not (wanted or variant.lent or any(layouts)):
@@ -266,6 +236,41 @@ class Program:
         for variable, y in zip(trace.assigned, ys[trace.count :], strict=True):
             variable._set(y, lent=bool(wanted))
         return ys[: trace.count], trace.note
+
+    def _variant(
+        self, n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
+    ) -> tuple[Variant, tuple[Any, ...]]:
+        """The variant for a call, and the layouts of what it assigns."""
+        # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
+        layouts = tuple([layout(v._tensor._data) for v in self.assigned])
+        key = wanted, strict, layouts, self._donates()
+        variant = self.variants.get(key)
+        if variant is None:
+            variant = self.variants[key] = Variant(self, n, wanted, key[-1])
+        return variant, layouts
+
+    def lower(self, xs: Sequence[Tensor], closure: Closure, overrides: Overrides) -> Any:
+        """JAX's `Lowered` of the program for these inputs, which is traced but does not run."""
+        with UPDATES:
+            self._prepare(closure, overrides)
+            while True:
+                inputs = [*xs, *map(self._value, self.sources)]
+                try:
+                    variant, _ = self._variant(len(xs), (), ())
+                    lowered = variant.lower(inputs)
+                    break
+                except SourceFound:
+                    self.forget()
+            trace = variant.traces[-1]
+            if trace.bindings:
+                self._count(trace, overrides, forward=True)
+            return lowered
+
+    def _prepare(self, closure: Closure | None, overrides: Overrides) -> None:
+        """Take in what is in force at this call."""
+        self.closure, self.overrides = closure, overrides
+        if closure is not None and not self.variants and not self.sources:
+            self.sources = [i for i in closure.arrays if can_go_in(closure.tensors[i]())]
 
     def _donates(self) -> bool:
         return bool(self.assigned or self.donated) and may_donate(self.jax)
@@ -327,7 +332,7 @@ class Program:
         """Raise if a trace took something from outside that the program does not know."""
         if region.captured:
             raise StaleError(
-                f"{self.name} is stale: traced again it uses {_listed(region.captured)}, which its "
+                f"{self.name} is stale: traced again it uses {listed(region.captured)}, which its "
                 "program does not have"
             )
 
@@ -385,7 +390,7 @@ class Program:
         self, trace: Trace, n: int, passage: Passage, way: Callable[..., Flat], what: str
     ) -> Program:
         """The program of a gradient (by `pullback`) or of tangents (by `pushforward`)."""
-        key = way, n, tuple(passage.wanted), tuple(passage.reached)
+        key = way, n, tuple(passage.wanted), tuple(passage.reached), get_default_dtype()
         if key not in trace.derivatives:
             trace.derivatives[key] = made = Program(
                 lambda xs: (run(xs), None), f"{what} {self.name}", derived=True
@@ -433,17 +438,26 @@ class Variant:
         self.compiled: Any = compile_donating(program.jax, self._results)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+        return self._run(inputs, [self._donate(i, inputs[i]) for i in self.places], self.compiled)
+
+    def lower(self, inputs: Sequence[Tensor]) -> Any:
+        """JAX's `Lowered` for these inputs; nothing runs, so nothing is written over."""
+        given = [to_jax(inputs[i]._data) for i in self.places]
+        return self._run(inputs, given, lambda *xs: self.compiled.trace(*xs).lower())
+
+    def _run(self, inputs: Sequence[Tensor], donated: Sequence[Array], compiled: Any) -> Any:
+        """Trace, if that has not been done, and call `compiled`."""
         kept = [
             argument(inputs[i]) if i < self.n else self.convert(i, inputs[i]) for i in self.kept
         ]
-        given = tuple([self._donate(i, inputs[i]) for i in self.places])
+        given = tuple(donated)
         self.given = inputs  # what the tapes know, if this is traced now
         try:
             if not self.complete:
                 self._find(kept, given)
             elif self.program.verify:
                 self._verify(kept, given)
-            return self.compiled(kept, given)
+            return compiled(kept, given)
         except (TypeError, ValueError, NotImplementedError) as error:
             self.program.check_inputs(error, inputs)
             raise
@@ -472,7 +486,7 @@ class Variant:
 
     def convert(self, i: int, x: Tensor) -> Any:
         """A source as JAX's; what stays the same from call to call is converted once."""
-        if type(x._data) is not ndarray:
+        if type(x._data) is not np.ndarray:
             return x._data
         known = self.converted.get(i)
         if known is None or known[0] is not x:

@@ -483,6 +483,12 @@ def tape_for(inputs: Sequence[Tensor]) -> type[RegionTape]:
     return RegionTape if any(tape.walks_back() for tape in back) else Links
 
 
+def listed(sources: Sequence[Source]) -> str:
+    """Return the names of what a body takes from outside, for messages."""
+    names = [f"the Variable {s.name!r}" for s in sources if isinstance(s, Variable)]
+    return ", ".join(names) or "a Tensor of its closure"
+
+
 def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:
     """Which of these the open tapes watch."""
     state = current()

@@ -15,7 +15,8 @@ import numpy as np
 
 from regrad.autodiff.variables import Variable, assign_all
 from regrad.core import dispatch
-from regrad.core.backends import gradient_dtype, is_inexact, widest
+from regrad.core.backends import is_inexact
+from regrad.core.promotion import gradient_dtype, widest
 from regrad.core.pullback import pull_through, step_back
 from regrad.core.sharding import to_jax, to_jax_as
 from regrad.core.state import current

@@ -1,0 +1,167 @@
+"""The dtypes of results: what dtypes promote to, and the default dtype.
+
+The default dtype is that of Python numbers, and of Tensors that are created without a dtype. It is
+float32, as in TensorFlow.js, unless the user says otherwise: for the process by
+`set_default_dtype`, for a block of one thread or task by `default_dtype`. A number next to a Tensor
+takes the Tensor's dtype, whatever the default is.
+
+The default is read where a number becomes a Tensor. A compiled function has a program for each
+default under which it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regrad.core.backends import FLOAT, Array, DTypeLike, check_dtype, is_inexact, numpy_dtype
+from regrad.core.blocks import block
+from regrad.errors import DTypeError
+
+if TYPE_CHECKING:
+    from regrad.core.tensor import Tensor
+
+SCOPED: ContextVar[np.dtype | None] = ContextVar("regrad_default_dtype", default=None)
+PROCESS: list[np.dtype] = [FLOAT]
+
+
+def get_default_dtype() -> np.dtype:
+    """Return the dtype of Python numbers, and of Tensors that are created without a dtype.
+
+    Returns:
+        A real floating dtype: float32 unless `set_default_dtype` or `default_dtype` changed it.
+
+    Source: `torch.get_default_dtype`.
+
+    >>> import regrad as rg
+    >>> rg.get_default_dtype()
+    dtype('float32')
+    """
+    scoped = SCOPED.get()
+    return PROCESS[0] if scoped is None else scoped
+
+
+def complex_dtype() -> np.dtype:
+    """Return the dtype of Python's complex numbers: as wide as the default dtype."""
+    return np.dtype(np.complex128 if get_default_dtype() == np.float64 else np.complex64)
+
+
+def set_default_dtype(dtype: DTypeLike) -> None:
+    """Set the dtype of Python numbers, and of Tensors created without a dtype, for the process.
+
+    It concerns Python floats and integers that stand alone (`scalar(0.1)`, `tensor([1, 2])`),
+    `zeros`, `ones`, `eye`, `linspace`, `one_hot` and random numbers, integers that become floats
+    (`arange(3) * 0.5`, `mean` of integers), and, if it is float64, Python's complex numbers.
+    Arrays and Tensors keep their dtypes, and a number next to a Tensor of floats takes the
+    Tensor's. Graphs of
+    `regrad.v1` keep to TensorFlow 1's dtypes.
+
+    Args:
+        dtype: A real floating dtype, such as `"float64"`.
+
+    Raises:
+        DTypeError: dtype is not a real floating dtype.
+
+    Source: `torch.set_default_dtype`.
+
+    >>> import regrad as rg
+    >>> rg.set_default_dtype("float64")
+    >>> rg.scalar(0.1).dtype
+    dtype('float64')
+    >>> rg.set_default_dtype("float32")
+    """
+    PROCESS[0] = _real("set_default_dtype", dtype)
+
+
+@block
+def default_dtype(dtype: DTypeLike) -> Generator[None]:
+    """Set the default dtype for a block: that of Python numbers and of Tensors created without one.
+
+    The scope is the thread's or task's own, and wins over `set_default_dtype`, which says what the
+    default concerns.
+
+    Args:
+        dtype: A real floating dtype, such as `"float64"`.
+
+    Raises:
+        DTypeError: dtype is not a real floating dtype.
+
+    >>> import regrad as rg
+    >>> with rg.default_dtype("float64"):
+    ...     print(rg.scalar(0.1).dtype, (rg.arange(3) * 0.5).dtype)
+    float64 float64
+    """
+    before = SCOPED.get()
+    found = _real("default_dtype", dtype)
+    try:
+        SCOPED.set(found)
+        yield
+    finally:
+        SCOPED.set(before)
+
+
+def _real(function: str, dtype: DTypeLike) -> np.dtype:
+    try:
+        found = np.dtype(dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except TypeError:
+        found = numpy_dtype(dtype)
+    if dtype is not None and found.kind in "fV":
+        check_dtype(found)
+        return found
+    raise DTypeError(
+        f"{function}: expected a real floating dtype such as 'float64' or rg.float32, got {dtype!r}"
+    )
+
+
+def number_dtype(value: complex, integers: bool = False) -> np.dtype:
+    """Return the dtype of a Python number on its own: the default, as in TensorFlow.js.
+
+    Bools stay bools; with `integers`, so do integers.
+    """
+    if type(value) is bool:
+        return np.dtype(bool)
+    if type(value) is complex:
+        return complex_dtype()
+    return np.dtype(np.int64) if integers and type(value) is int else get_default_dtype()
+
+
+def promote(dtypes: list[np.dtype]) -> np.dtype:
+    """The common dtype: the standard's, and an integer or bool with a float takes the float's.
+
+    (NumPy alone would make float64 of int32 with float32.)
+    """
+    inexact = [d for d in dtypes if is_inexact(d)]
+    first, *rest = inexact or dtypes
+    for dtype in rest:
+        first = first if dtype == first else np.promote_types(first, dtype)
+    return first
+
+
+def widest(xs: Iterable[Tensor | Array]) -> np.dtype:
+    """The widest dtype of the real floats among these: the default dtype if there are none."""
+    dtypes = [x.dtype for x in xs]
+    floats = [d for d in dtypes if getattr(d, "kind", "") in ("f", "V")]
+    return promote(floats or [get_default_dtype()])
+
+
+def gradient_dtype(x: Array, wide: np.dtype) -> np.dtype:
+    """The dtype of a gradient by x: its own; by integers, the one given.
+
+    An integer has a gradient where a rule gave it one, of any float dtype. A program must know
+    which before it arrives, and two branches must agree: it is the widest around.
+    """
+    return x.dtype if is_inexact(x.dtype) else wide
+
+
+def weak(value: complex, dtype: np.dtype) -> np.dtype:
+    """The dtype of a Python number beside a tensor of `dtype`: it never widens the tensor."""
+    if type(value) is complex and dtype.kind != "c":
+        return np.dtype(np.complex128) if dtype == np.float64 else complex_dtype()
+    if type(value) is float and not is_inexact(dtype):
+        return get_default_dtype()
+    if type(value) is int and dtype.kind == "b":
+        return np.dtype("int64")
+    return dtype
