@@ -25,6 +25,7 @@ from regrad.core.signatures import is_of_caller
 from regrad.core.state import LIVE, current, next_id
 from regrad.core.tape import CUT, NO_ATTRS, REAL, Place, Record, placed, put, record
 from regrad.core.tensor import OURS, Readable, Tensor, wrap
+from regrad.core.tracebacks import fold
 from regrad.errors import (
     ArgumentError,
     DTypeError,
@@ -236,20 +237,24 @@ WEAKEST = (*NUMBERS, Number)
 
 def call(op: Op, arguments: tuple[Any, ...], attrs: Attrs) -> Any:
     """Run an op on whatever the user gave."""
-    for name, value in attrs.items():
-        if type(value) not in PLAIN:
-            attrs[name] = _attribute(op, name, value)
-    if op.single and isinstance(x := arguments[0], Tensor) and type(x) is not Number:
-        if op.kinds is None or x._data.dtype in REAL:
-            return run(op, arguments, attrs)
-    elif op.flat and op.promotes == TWO:
-        pair = _pair(*arguments)
-        if pair is not None:
-            return run(op, pair, attrs)
-    if op.flat:
-        return run(op, prepare(op, arguments, range(len(arguments))), attrs)
-    leaves, parameters, layout = _leaves(op, arguments)
-    return run(op, prepare(op, leaves, parameters), attrs, layout)
+    try:
+        for name, value in attrs.items():
+            if type(value) not in PLAIN:
+                attrs[name] = _attribute(op, name, value)
+        if op.single and isinstance(x := arguments[0], Tensor) and type(x) is not Number:
+            if op.kinds is None or x._data.dtype in REAL:
+                return run(op, arguments, attrs)
+        elif op.flat and op.promotes == TWO:
+            pair = _pair(*arguments)
+            if pair is not None:
+                return run(op, pair, attrs)
+        if op.flat:
+            return run(op, prepare(op, arguments, range(len(arguments))), attrs)
+        leaves, parameters, layout = _leaves(op, arguments)
+        return run(op, prepare(op, leaves, parameters), attrs, layout)
+    except Exception as error:
+        fold(error)
+        raise
 
 
 def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor] | None:

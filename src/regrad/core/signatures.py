@@ -10,6 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from regrad.core.hints import of_arguments, of_keyword, of_passed
+from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, RegradError, refusal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,9 +41,10 @@ def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             return function(*args, **options)
         except Exception as error:
             answer = answered(error, function, args, options, name)
-            if answer is error:
-                raise
-            raise answer from error
+            if answer is not error:
+                raise answer from error
+            fold(error)
+            raise
 
     return call
 

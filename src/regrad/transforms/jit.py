@@ -34,6 +34,7 @@ from regrad.core.rule import place
 from regrad.core.signatures import public
 from regrad.core.state import State, current, is_held
 from regrad.core.tensor import Tensor
+from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, RetraceWarning, StateError
 from regrad.graph.graph import Symbol
 from regrad.transforms.arguments import Given, Static, argument, returned
@@ -305,30 +306,34 @@ class Jitted(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self.calls += 1
-        state = current()
-        if state is not None:
-            if state.region is not None and state.region.traced:
-                return self.f(*args, **kwargs)
-            return self._call(state, args, kwargs)
-        program, arrays = None, []
-        if not kwargs:
-            for x in args:
-                if type(x) is not Tensor:
-                    break
-                data = x._data
-                arrays.append(data if type(data) is not ndarray else argument(x))
-            else:
-                program = self.plain.get(len(args))
-        if program is None and (found := self.shortcuts.open(args, kwargs)) is not None:
-            program, arrays = self.shortcuts.programs.get(found[0]), found[1]
-        if (
-            program is None
-            or registry.version != self.version
-            or get_default_dtype() is not self.default
-            or not self.closure.is_current()
-        ):
-            return self._call(None, args, kwargs)
-        return program.call_quick(arrays, self.closure)
+        try:
+            state = current()
+            if state is not None:
+                if state.region is not None and state.region.traced:
+                    return self.f(*args, **kwargs)
+                return self._call(state, args, kwargs)
+            program, arrays = None, []
+            if not kwargs:
+                for x in args:
+                    if type(x) is not Tensor:
+                        break
+                    data = x._data
+                    arrays.append(data if type(data) is not ndarray else argument(x))
+                else:
+                    program = self.plain.get(len(args))
+            if program is None and (found := self.shortcuts.open(args, kwargs)) is not None:
+                program, arrays = self.shortcuts.programs.get(found[0]), found[1]
+            if (
+                program is None
+                or registry.version != self.version
+                or get_default_dtype() is not self.default
+                or not self.closure.is_current()
+            ):
+                return self._call(None, args, kwargs)
+            return program.call_quick(arrays, self.closure)
+        except Exception as error:
+            fold(error)
+            raise
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Trace the function for these arguments, and return its program as JAX lowers it.

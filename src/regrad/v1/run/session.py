@@ -15,6 +15,7 @@ from regrad.core import dims, numbers
 from regrad.core.blocks import Block, block
 from regrad.core.interrupts import Deferred
 from regrad.core.tensor import Readable, TensorLike, read_only
+from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, GraphError, ShapeError, kind, refusal
 from regrad.graph.graph import Node, Symbol, is_symbolic, made_inside
 from regrad.graph.plan import Plan, Run
@@ -219,9 +220,13 @@ class Session(Block):
             raise errors.ClosedError(
                 "The Session graph is empty. Add operations to the graph before calling run()."
             )
-        wanted = _Fetches(self.graph, fetches)
-        feeds = self._feeds(feed_dict) if feed_dict else {}
-        return wanted.build(self._values(wanted.symbols, wanted.nodes, feeds))
+        try:
+            wanted = _Fetches(self.graph, fetches)
+            feeds = self._feeds(feed_dict) if feed_dict else {}
+            return wanted.build(self._values(wanted.symbols, wanted.nodes, feeds))
+        except Exception as error:
+            fold(error)
+            raise
 
     def _values(
         self, symbols: Sequence[Symbol], nodes: Sequence[Node], feeds: dict[Symbol, Any]
