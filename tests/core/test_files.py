@@ -48,6 +48,7 @@ def temporaries(folder):
 
 def test_two_threads_save_and_a_third_reads(path, save, read):
     save(path, 0.0)
+    read(path)  # which says in this thread if a package is missing
     running, failures, seen = threading.Event(), [], []
 
     def writer(number):

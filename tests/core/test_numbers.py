@@ -261,6 +261,8 @@ def test_a_kernel_that_numpy_lacks_in_half_precision_is_refused_in_a_graph_too()
 
 @pytest.mark.parametrize("kind", HALVES[2:])
 def test_a_kernel_that_jax_lacks_in_half_precision_is_refused_when_it_is_compiled(kind) -> None:
+    import jax  # noqa: F401
+
     x = half(kind, np.eye(2))
     for f in (rg.linalg.cholesky, rg.jit(rg.linalg.cholesky)):
         with pytest.raises(DTypeError, match=r"cholesky.*[Cc]ast before and after"):

@@ -23,6 +23,8 @@ LIMIT = 120  # seconds; on two free cores each setup takes about ten
 
 def run_children(folder: Path, *commands: list[str]) -> list[dict[str, str | None]]:
     """The reports of children that run side by side; none outlives this call."""
+    import jax  # noqa: F401 (without which the children fail)
+
     reports = [folder / f"{i}.json" for i in range(len(commands))]
     logs = [(folder / f"{i}.log").open("w+", encoding="utf-8") for i in range(len(commands))]
     children = [

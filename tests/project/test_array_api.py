@@ -57,6 +57,8 @@ print("right")
 def test_consumers_take_tensors():
     import os
 
+    import sklearn  # noqa: F401 (which the other process needs)
+
     done = subprocess.run(
         [sys.executable, "-c", CONSUMERS], capture_output=True, text=True, timeout=240,
         env={**os.environ, "SCIPY_ARRAY_API": "1"},
