@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -142,10 +142,7 @@ def struck(f: Callable[[], None], strikes: int, seed: int) -> Iterator[tuple[str
         for _ in range(strikes):
             swallowed.clear()
             try:
-                signal.setitimer(signal.ITIMER_REAL, 1e-6 + rng.random() * span)
-                end = time.monotonic() + 10
-                while time.monotonic() < end and not swallowed:
-                    f()
+                _repeat(f, 1e-6 + rng.random() * span, swallowed)
                 yield (EXPLAINED if any(swallowed) else SILENT), f"swallowed {swallowed}"
             except KeyboardInterrupt:  # (asked while its traceback lives)
                 in_force = left()
@@ -154,6 +151,17 @@ def struck(f: Callable[[], None], strikes: int, seed: int) -> Iterator[tuple[str
                 yield BROKEN, shown(error)
             clear()
     signal.alarm(limit)
+
+
+def _repeat(f: Callable[[], None], delay: float, swallowed: Sequence[str]) -> None:
+    """Run a program until the timer strikes; it is a call, so that the caller's `try` covers all.
+
+    (From Python 3.13 on the jump at the end of a loop lies outside of the `try` around the loop.)
+    """
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not swallowed:
+        f()
 
 
 @contextmanager
