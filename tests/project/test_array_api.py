@@ -66,6 +66,29 @@ def test_consumers_take_tensors():
     assert done.stdout == "right\n", done.stderr
 
 
+EXTRA = {
+    "atleast_nd": lambda xpx, x, xp: xpx.atleast_nd(x, ndim=3, xp=xp),
+    "cov": lambda xpx, x, xp: xpx.cov(x, xp=xp),
+    "kron": lambda xpx, x, xp: xpx.kron(x, x, xp=xp),
+    "nunique": lambda xpx, x, xp: xpx.nunique(xp.asarray([1, 2, 2]), xp=xp),
+    "one_hot": lambda xpx, x, xp: xpx.one_hot(xp.asarray([0, 2]), 3, xp=xp),
+    "partition": lambda xpx, x, xp: xpx.partition(x, 1, xp=xp),
+    "setdiff1d": lambda xpx, x, xp: xpx.setdiff1d(xp.asarray([1, 2]), xp.asarray([2]), xp=xp),
+    "sinc": lambda xpx, x, xp: xpx.sinc(x, xp=xp),
+}
+
+
+@pytest.mark.parametrize("function", EXTRA.values(), ids=EXTRA)
+def test_array_api_extra_takes_tensors(function):
+    """Those functions of array-api-extra that do not assign to elements (scikit-learn ships it)."""
+    import sklearn.externals.array_api_extra as xpx
+
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    y = function(xpx, rg.tensor(x), rg)
+    assert isinstance(y, rg.Tensor)
+    np.testing.assert_allclose(y.numpy(), function(xpx, x, np))
+
+
 def test_what_torch_writes_does_not_reach_a_tensor():
     import torch
 
