@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad.core import dispatch
+from regrad.core.docstrings import complete
 from regrad.core.fastpath import binary, unary
 from regrad.core.generated import define
 from regrad.core.registry import OPS, Input, Op, check_op_type, find_op, gradient
@@ -271,7 +272,7 @@ def _dress(function: Callable[..., Any], entry: Op, like: Callable[..., Any]) ->
     function.__name__ = function.__qualname__ = entry.name
     function.__module__ = like.__module__
     function.__annotations__ = {k: v for k, v in like.__annotations__.items() if k != "xp"}
-    function.__doc__ = f"{like.__doc__}\n\n    Op type: `{entry.type}`." if like.__doc__ else None
+    function.__doc__ = complete(like.__doc__, entry) if like.__doc__ else None
     return function
 
 
@@ -285,11 +286,13 @@ def elementwise(
     holomorphic: bool = True,
     real: bool = False,
     inputs: str = "x",
+    boolean: bool = False,
 ) -> Callable[..., Any]:
     """One row of a table of elementwise ops; it desugars to `@op` and `@gradient`.
 
     `kernel` is a function of `(xp, x)`, or the name that the standard gives it. One rule per
-    input, in order; none for ops that have no gradient.
+    input, in order; none for ops that have no gradient. `boolean` tells the docstring that the
+    results are bools.
     """
     names = inputs.split()
     _check_free(type)
@@ -309,7 +312,7 @@ def elementwise(
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]
     function.__annotations__ = {**dict.fromkeys(names, "TensorLike"), "return": "Tensor"}
-    function.__doc__ = f"{doc}\n\n    Op type: `{type}`."
+    function.__doc__ = complete(doc, entry, boolean=boolean)
     entry.function = function
     for wrt, rule in zip(names, rules, strict=False):
         gradient(type, wrt)(rule)

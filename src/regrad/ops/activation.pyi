@@ -10,10 +10,30 @@ from regrad.core.tensor import Tensor
 def relu(x: TensorLike, /) -> Tensor:
     """`max(x, 0)`. Gradient at 0: 0.
 
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+
     Op type: `Relu`."""
 
 def relu6(x: TensorLike, /) -> Tensor:
     """`min(max(x, 0), 6)`. Gradient at 0: 0, at 6: 1.
+
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
 
     Op type: `Relu6`."""
 
@@ -22,6 +42,18 @@ def prelu(a: Any, b: Any, /) -> Tensor:
     """x where x > 0, `alpha * x` elsewhere; `alpha` is learned, and broadcasts.
 
     Gradient by x at 0: `alpha`.
+
+    Args:
+        x, alpha: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `Prelu`."""
 
@@ -33,6 +65,17 @@ def _selu(xp: Namespace, x: Array) -> Array: ...
 def elu(x: TensorLike, /) -> Tensor:
     """x where x > 0, `exp(x) - 1` elsewhere. Gradient at 0: 1.
 
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+
     Op type: `Elu`."""
 
 def selu(x: TensorLike, /) -> Tensor:
@@ -40,26 +83,79 @@ def selu(x: TensorLike, /) -> Tensor:
 
     Gradient at 0: 1.7580993408473768, the limit from below.
 
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+
     Op type: `Selu`."""
 
 def _softplus(xp: Namespace, x: Array) -> Array: ...
 def sigmoid(x: TensorLike, /) -> Tensor:
     """`1 / (1 + exp(-x))`.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Sigmoid`."""
 
 def log_sigmoid(x: TensorLike, /) -> Tensor:
     """`log(sigmoid(x))`, stable.
+
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
 
     Op type: `LogSigmoid`."""
 
 def softplus(x: TensorLike, /) -> Tensor:
     """`log(1 + exp(x))`, stable.
 
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+
     Op type: `Softplus`."""
 
 def softsign(x: TensorLike, /) -> Tensor:
     """`x / (1 + abs(x))`.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Softsign`."""
 
@@ -68,6 +164,16 @@ def hard_tanh(x: TensorLike, /) -> Tensor: ...
 def _silu(dy: Any, x: Any) -> Any: ...
 def silu(x: TensorLike, /) -> Tensor:
     """`x * sigmoid(x)`, also called swish.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Silu`."""
 

@@ -262,8 +262,12 @@ def _binary(
     *rules: Callable[..., Any],
     to_float: bool = False,
     real: bool = False,
+    boolean: bool = False,
 ) -> Any:
-    return elementwise(type, name, kernel, doc, *rules, to_float=to_float, real=real, inputs="a b")
+    return elementwise(
+        type, name, kernel, doc, *rules,
+        to_float=to_float, real=real, inputs="a b", boolean=boolean,
+    )  # fmt: skip
 
 
 add = _binary("AddV2", "add", "add", "`a + b`.", lambda dy: dy, lambda dy: dy)

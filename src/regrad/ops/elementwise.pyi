@@ -16,6 +16,15 @@ def imag(x: TensorLike, /) -> Tensor: ...
 def identity(x: TensorLike, /) -> Tensor:
     """x itself, as an op that a rule can be put on.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Identity`."""
 
 def positive(x: TensorLike, /) -> Tensor: ...
@@ -24,14 +33,21 @@ def stop_gradient(x: TensorLike, /) -> Tensor:
 
     `g(x) + stop_gradient(f(x) - g(x))` has the value of f and the gradient of g.
 
-    Source: `tf.stop_gradient`.
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
+    Op type: `StopGradient`. Source: `tf.stop_gradient`.
 
     >>> import regrad as rg
     >>> rg.grad(lambda x: x * rg.stop_gradient(x))(rg.scalar(3.0)).print()
     Tensor
-        3
-
-    Op type: `StopGradient`."""
+        3"""
 
 def _cast(x: TensorLike, /, *, dtype: DTypeLike) -> Tensor: ...
 def _to_integers(attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool: ...
@@ -42,150 +58,446 @@ def _unary(type: str, name: str, kernel: Kernel, doc: str, *rules: Callable[...,
 def abs(x: TensorLike, /) -> Tensor:
     """The absolute value. Gradient at 0: 0.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Abs`."""
 
 def negative(x: TensorLike, /) -> Tensor:
     """`-x`.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Neg`."""
 
 def sign(x: TensorLike, /) -> Tensor:
     """-1, 0 or 1; `x / abs(x)` for complex x. Gradient: 0.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Sign`."""
 
 def square(x: TensorLike, /) -> Tensor:
     """`x * x`.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Square`."""
 
 def sqrt(x: TensorLike, /) -> Tensor:
     """The square root. Gradient at 0: infinite.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Sqrt`."""
 
 def rsqrt(x: TensorLike, /) -> Tensor:
     """`1 / sqrt(x)`.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Rsqrt`."""
 
 def reciprocal(x: TensorLike, /) -> Tensor:
     """`1 / x`.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Reciprocal`."""
 
 def exp(x: TensorLike, /) -> Tensor:
     """e to the power x.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Exp`."""
 
 def expm1(x: TensorLike, /) -> Tensor:
     """`exp(x) - 1`, accurate near 0.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Expm1`."""
 
 def log(x: TensorLike, /) -> Tensor:
     """The natural logarithm.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Log`."""
 
 def log1p(x: TensorLike, /) -> Tensor:
     """`log(1 + x)`, accurate near 0.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Log1p`."""
 
 def log2(x: TensorLike, /) -> Tensor:
     """The logarithm to base 2.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Log2`."""
 
 def log10(x: TensorLike, /) -> Tensor:
     """The logarithm to base 10.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Log10`."""
 
 def sin(x: TensorLike, /) -> Tensor:
     """The sine.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Sin`."""
 
 def cos(x: TensorLike, /) -> Tensor:
     """The cosine.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Cos`."""
 
 def tan(x: TensorLike, /) -> Tensor:
     """The tangent.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Tan`."""
 
 def asin(x: TensorLike, /) -> Tensor:
     """The inverse sine.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Asin`."""
 
 def acos(x: TensorLike, /) -> Tensor:
     """The inverse cosine.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Acos`."""
 
 def atan(x: TensorLike, /) -> Tensor:
     """The inverse tangent.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Atan`."""
 
 def sinh(x: TensorLike, /) -> Tensor:
     """The hyperbolic sine.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Sinh`."""
 
 def cosh(x: TensorLike, /) -> Tensor:
     """The hyperbolic cosine.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Cosh`."""
 
 def tanh(x: TensorLike, /) -> Tensor:
     """The hyperbolic tangent.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Tanh`."""
 
 def asinh(x: TensorLike, /) -> Tensor:
     """The inverse hyperbolic sine.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Asinh`."""
 
 def acosh(x: TensorLike, /) -> Tensor:
     """The inverse hyperbolic cosine.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Acosh`."""
 
 def atanh(x: TensorLike, /) -> Tensor:
     """The inverse hyperbolic tangent.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Atanh`."""
 
 def erf(x: TensorLike, /) -> Tensor:
     """The error function.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Erf`."""
 
 def erfc(x: TensorLike, /) -> Tensor:
     """`1 - erf(x)`.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Erfc`."""
 
 def erfinv(x: TensorLike, /) -> Tensor:
     """The inverse of `erf`.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Erfinv`."""
 
 def lgamma(x: TensorLike, /) -> Tensor:
     """The logarithm of the absolute value of the gamma function.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Lgamma`."""
 
 def digamma(x: TensorLike, /) -> Tensor:
     """The derivative of `lgamma`.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Digamma`."""
 
@@ -193,20 +505,59 @@ def polygamma(x: TensorLike, /, n: int) -> Tensor: ...
 def ceil(x: TensorLike, /) -> Tensor:
     """The least integer not below x. Gradient: 0.
 
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+
     Op type: `Ceil`."""
 
 def floor(x: TensorLike, /) -> Tensor:
     """The greatest integer not above x. Gradient: 0.
+
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
 
     Op type: `Floor`."""
 
 def round(x: TensorLike, /) -> Tensor:
     """The nearest integer, half to even. Gradient: 0.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `Round`."""
 
 def trunc(x: TensorLike, /) -> Tensor:
     """x without its fraction. Gradient: 0.
+
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
 
     Op type: `Trunc`."""
 
@@ -214,30 +565,85 @@ def step(x: TensorLike, /, alpha: float = 0.0) -> Tensor: ...
 def isnan(x: TensorLike, /) -> Tensor:
     """Whether x is NaN.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `IsNan`."""
 
 def isinf(x: TensorLike, /) -> Tensor:
     """Whether x is infinite.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `IsInf`."""
 
 def isfinite(x: TensorLike, /) -> Tensor:
     """Whether x is a finite number.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `IsFinite`."""
 
 def signbit(x: TensorLike, /) -> Tensor:
     """Whether x is negative, -0 included.
+
+    Args:
+        x: A Tensor or array of real numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
 
     Op type: `SignBit`."""
 
 def logical_not(x: TensorLike, /) -> Tensor:
     """`not x`.
 
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+
     Op type: `LogicalNot`."""
 
 def bitwise_invert(x: TensorLike, /) -> Tensor:
     """`~x`, bit by bit.
+
+    Args:
+        x: A Tensor or array of real or complex numbers, or a number.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
 
     Op type: `Invert`."""
 
@@ -249,64 +655,194 @@ def _binary(
     *rules: Callable[..., Any],
     to_float: bool = False,
     real: bool = False,
+    boolean: bool = False,
 ) -> Any: ...
 def add(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a + b`.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `AddV2`."""
 
 def subtract(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a - b`.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `Sub`."""
 
 def multiply(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a * b`.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `Mul`."""
 
 def divide(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a / b`; integers become float32.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `RealDiv`."""
 
 def floor_divide(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a // b`. Gradient: 0.
+
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `FloorDiv`."""
 
 def remainder(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a % b`, with the sign of b.
 
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `FloorMod`."""
 
 def maximum(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The larger; a tie's gradient goes to a.
+
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `Maximum`."""
 
 def minimum(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The smaller; a tie's gradient goes to a.
 
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `Minimum`."""
 
 def squared_difference(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`(a - b)²`.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `SquaredDifference`."""
 
 def atan2(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The angle of the point (b, a).
 
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `Atan2`."""
 
 def hypot(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`sqrt(a² + b²)` without overflow. Gradient at 0: 0.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `Hypot`."""
 
 def logaddexp(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`log(exp(a) + exp(b))`, stable.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `LogAddExp`."""
 
@@ -314,10 +850,34 @@ def _part(a: Any, b: Any, y: Any) -> Any: ...
 def copysign(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The size of a with the sign of b.
 
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `Copysign`."""
 
 def nextafter(a: TensorLike, b: TensorLike, /) -> Tensor:
     """The next number from a towards b.
+
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        Integers and bools give the default dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `NextAfter`."""
 
@@ -328,75 +888,229 @@ def _pow_b(dy: Any, a: Any, y: Any) -> Any: ...
 def pow(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a` to the power `b`. The gradient by b is 0 where a <= 0.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `Pow`."""
 
 def equal(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a == b`.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `Equal`."""
 
 def not_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a != b`.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `NotEqual`."""
 
 def less(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a < b`.
+
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `Less`."""
 
 def less_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a <= b`.
 
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `LessEqual`."""
 
 def greater(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a > b`.
+
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `Greater`."""
 
 def greater_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a >= b`.
 
+    Args:
+        a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        DTypeError: an argument is complex.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `GreaterEqual`."""
 
 def logical_and(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a and b`.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `LogicalAnd`."""
 
 def logical_or(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a or b`.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `LogicalOr`."""
 
 def logical_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
     """Either, not both.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `LogicalXor`."""
 
 def bitwise_and(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a & b`, bit by bit.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `BitwiseAnd`."""
 
 def bitwise_or(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a | b`, bit by bit.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `BitwiseOr`."""
 
 def bitwise_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a ^ b`, bit by bit.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `BitwiseXor`."""
 
 def bitwise_left_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a << b`.
 
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
     Op type: `LeftShift`."""
 
 def bitwise_right_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
     """`a >> b`.
+
+    Args:
+        a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
+
+    Returns:
+        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `RightShift`."""
 

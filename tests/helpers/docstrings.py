@@ -1,0 +1,94 @@
+"""Parts that the docstrings of public names must have.
+
+    python -m tests.helpers.docstrings [MODULE …]
+
+lists what is missing. Every public callable has a summary in the imperative, its arguments, what it
+returns, its errors, and an example that runs (tests/project/test_docs.py runs it). Classes have a
+summary that says what they are; exceptions only that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+MODULES = [
+    "regrad", "regrad.nn", "regrad.losses", "regrad.linalg", "regrad.random", "regrad.fft",
+    "regrad.rules", "regrad.extend", "regrad.testing", "regrad.plot", "regrad.train", "regrad.jax",
+    "regrad.torch", "regrad.v1",
+]  # fmt: skip
+HEADLESS = re.compile(r"(The|A|An|What|Whether|Which|How|As|[a-z`\d-].*?|\W.*?|[a-z]+,)\b")
+
+
+def public(module: str) -> Iterator[tuple[str, Any]]:
+    """Yield the public callables of a module by their full names."""
+    found = import_module(module)
+    names = getattr(found, "__all__", None) or [n for n in dir(found) if n[0] != "_"]
+    for name in names:
+        value = getattr(found, name)
+        of_us = (getattr(value, "__module__", None) or "regrad").startswith("regrad")
+        if callable(value) and of_us and not isinstance(value, ModuleType):
+            yield f"{module}.{name}", value
+
+
+def missing(value: Any) -> list[str]:
+    """Return what the docstring of a public callable lacks."""
+    doc = inspect.cleandoc(value.__doc__ or "")
+    if not doc:
+        return ["a docstring"]
+    found = []
+    summary = doc.splitlines()[0]
+    if not summary.endswith("."):
+        found.append("a summary of one sentence")
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return found
+    names = _parameters(value)
+    if not isinstance(value, type):
+        if HEADLESS.match(summary):
+            found.append(f"a summary in the imperative, not {summary!r}")
+        if not _has(doc, "Returns", "Yields") and not re.match(r"Returns? ", summary):
+            found.append("Returns")
+        if names and not _has(doc, "Raises"):
+            found.append("Raises")
+    found += [f"Args: {name}" for name in names if not _describes(doc, name)]
+    if ">>>" not in doc:
+        found.append("an example")
+    return found
+
+
+def _parameters(value: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(value).parameters
+    except (TypeError, ValueError):
+        return []
+    return [name for name in parameters if name != "self" and name[0] != "_"]
+
+
+def _has(doc: str, *titles: str) -> bool:
+    """Whether there is a section, or a sentence, of this title."""
+    return any(re.search(rf"^{title}(:$| )", doc, re.M) for title in titles)
+
+
+def _describes(doc: str, name: str) -> bool:
+    """Whether a line of the section of arguments is about a parameter."""
+    section = re.search(r"^Args:\n((?: .*\n|\n)+)", doc + "\n", re.M)
+    lines = re.findall(r"^ {4}([\w*, ]+):", section[1], re.M) if section else []
+    return name in {part.strip(" *") for line in lines for part in line.split(",")}
+
+
+def main(modules: list[str]) -> None:
+    for module in modules or MODULES:
+        gaps = {name: missing(value) for name, value in public(module)}
+        for name, parts in gaps.items():
+            if parts:
+                print(f"{name}: {'; '.join(parts)}")
+        print(f"{module}: {sum(map(bool, gaps.values()))} of {len(gaps)} lack something")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
