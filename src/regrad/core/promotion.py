@@ -19,6 +19,7 @@ import numpy as np
 
 from regrad.core.backends import FLOAT, Array, DTypeLike, check_dtype, is_inexact, numpy_dtype
 from regrad.core.blocks import block
+from regrad.core.signatures import public
 from regrad.errors import DTypeError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def complex_dtype() -> np.dtype:
     return np.dtype(np.complex128 if get_default_dtype() == np.float64 else np.complex64)
 
 
+@public
 def set_default_dtype(dtype: DTypeLike) -> None:
     """Set the dtype of Python numbers, and of Tensors created without a dtype, for the process.
 
@@ -76,6 +78,7 @@ def set_default_dtype(dtype: DTypeLike) -> None:
     PROCESS[0] = _real("set_default_dtype", dtype)
 
 
+@public
 @block
 def default_dtype(dtype: DTypeLike) -> Generator[None]:
     """Set the default dtype for a block: that of Python numbers and of Tensors created without one.
