@@ -79,12 +79,18 @@ def test_public_functions_have_docstrings(function):
     assert function.__doc__
 
 
+# Links that are read far from the repository's files, as those of README.md on a package index.
+ABROAD = r"\]\(https://(?:github\.com|raw\.githubusercontent\.com)/regrad/regrad/(?:blob/)?main/([^)#]+)\)"
+
+
 def links():
     front = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     for page in [*front, *sorted((ROOT / "docs").glob("*.md"))]:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
         for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             yield page, target
+        for target in re.findall(ABROAD, prose):
+            yield ROOT / "README.md", target
 
 
 @pytest.mark.parametrize(("page", "target"), list(links()), ids=lambda v: getattr(v, "name", v))
