@@ -1,6 +1,6 @@
 """Every error of regrad, and the helpers that build their sentences.
 
-A message says what failed, where, what came and what was due, and what to call instead.
+A message says what failed, where, what was expected, what came, and what to call instead.
 Each class also derives from the built-in class that Python code expects there.
 """
 
@@ -15,7 +15,7 @@ class RegradError(Exception):
 
 
 class ArgumentError(RegradError, TypeError):
-    """An argument of the wrong kind: a number where a function is due, say."""
+    """An argument of the wrong kind: a number instead of a function, say."""
 
 
 class ShapeError(RegradError, ValueError):
@@ -63,7 +63,7 @@ class DTypeError(RegradError, TypeError):
 
 
 class GradientError(RegradError, ValueError):
-    """A gradient that cannot be had: no path, an integer input, a lost history."""
+    """A gradient that does not exist: no path, an integer input, a lost history."""
 
 
 class RuleError(RegradError, ValueError):
@@ -163,7 +163,7 @@ CLASSES: dict[
 
 
 def is_of_a_matrix(error: Exception) -> bool:
-    """Whether a kernel of NumPy or PyTorch (whose class is private) met a singular matrix."""
+    """Return whether NumPy or PyTorch (whose class is private) reports a singular matrix."""
     return type(error).__name__ in ("LinAlgError", "_LinAlgError")
 
 
@@ -173,7 +173,7 @@ NESTED = "a container holds itself, or is nested too deeply"
 def refusal(error: Exception, name: str, given: Mapping[str, object]) -> Exception:
     """An error as one of ours that names the function and what it was given.
 
-    What is no fault of the call (a warning made an error, a missing file, a NaN that the user
+    What is not a fault of the call (a warning made an error, a missing file, a NaN that the user
     has asked to be told of) stays as it is.
     """
     got = ", ".join(f"{key}={brief(value)}" for key, value in given.items())
@@ -198,7 +198,7 @@ def prefixed(error: RegradError, name: str, got: str = "") -> RegradError:
 
 
 def _is_unnamed(error: RegradError, given: Mapping[str, object]) -> bool:
-    """Whether an error is about an argument, and does not say which."""
+    """Return whether an error is about an argument, and does not say which."""
     if not isinstance(error, ArgumentError | ShapeError | DTypeError | NumberRangeError):
         return False
     return not any(re.search(rf"\b{name}\b", str(error)) for name in given)
@@ -253,7 +253,7 @@ def camel_case(name: str) -> str:
 
 
 def kind(value: object) -> str:
-    """What a value is, for a message: `int`, `None`, `list`, `Tensor(float32, (3,))`."""
+    """Return what a value is, for a message: `int`, `None`, `list`, `Tensor(float32, (3,))`."""
     if value is None:
         return "None"
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)

@@ -71,7 +71,7 @@ def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
     b is a matrix of columns, or, if it has one axis, a vector.
 
     Raises ShapeError if the sizes differ. A singular matrix is an error on NumPy and PyTorch
-    and gives infinities or NaN on JAX.
+    and infinities or NaN on JAX.
 
     Source: the Array API standard.
 

@@ -165,5 +165,5 @@ def _bools(mask: Tensor) -> Tensor:
 
 
 def _least(dtype: np.dtype) -> float:
-    """A score that gives no weight, and from which any ordinary score can be subtracted."""
+    """A score of no weight, from which any ordinary score can be subtracted."""
     return -3e4 if dtype == np.float16 else -1e30

@@ -29,7 +29,7 @@ def rule(
     function: Callable[..., Any] | str, rule: Any = None, *, low: float = -3.0, high: float = 3.0,
     points: int = 601, ax: Any = None,
 ) -> Any:  # fmt: skip
-    """Draw a function of one number, its true derivative, and the one that its rule gives.
+    """Draw a function of one number, its true derivative, and that of its rule.
 
     Args:
         function: A function of a Tensor that works element by element (`rg.sign`, a function made

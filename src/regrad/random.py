@@ -2,10 +2,10 @@
 
 The first argument of every function is `key`, one of
 
-* a NumPy `Generator` (`np.random.default_rng(0)`): it advances, so each call gives new numbers;
+* a NumPy `Generator` (`np.random.default_rng(0)`): it advances, so each call draws new numbers;
 * an int, a seed: short for `np.random.default_rng(seed)`, so equal seeds give equal numbers;
-* a JAX key (`jax.random.key(0)`): it never changes, so the same key gives the same numbers each
-  time. Make new keys with `jax.random.split`. Under jit only a JAX key gives new numbers at each
+* a JAX key (`jax.random.key(0)`): it never changes, so the same key draws the same numbers each
+  time. Make new keys with `jax.random.split`. Under jit only a JAX key draws new numbers at each
   call, and a Generator is refused there.
 
 The result lives in the library of its source: NumPy, or JAX. The parameters of a distribution
@@ -196,7 +196,7 @@ def _jax_key(key: Key) -> Any:
     found = source(key)
     if not isinstance(found, JaxSource):
         raise ArgumentError(
-            f"a key of JAX's is due, regrad.random.key(0), got {kind(key)}; a NumPy Generator "
+            f"expected a key of JAX, regrad.random.key(0), got {kind(key)}; a NumPy Generator "
             "needs no splitting, because it advances"
         )
     return found.key

@@ -1,7 +1,7 @@
 """Rules that people reuse, each with its paper.
 
 Rules for `gradient_override_map` come first: a function `(dy, …)`, or a function that makes one
-from its parameters (and gives it its own name, for reports). Then functions of a tensor whose value
+from its parameters (and names it, for reports). Then functions of a tensor whose value
 is the tensor and whose gradient is changed.
 
 >>> import regrad as rg

@@ -59,7 +59,7 @@ def check_gradients(
     Raises GradientCheckError if `gradient_report`, which takes the same arguments, finds
     something. The message names order, input, element and numbers, and the rules or custom
     gradients that disagree with differences of their op alone. What differences cannot judge
-    (a kink, rounding) is no error; the report has it.
+    (a kink, rounding) is not an error; the report has it.
 
     Source: `check_grads` of HIPS autograd and JAX.
 
@@ -104,7 +104,7 @@ def gradient_report(
     Small functions (up to 8 numbers in and out) are checked entry by entry of the Jacobian,
     others input by input in a random direction, with weights under which all outputs count
     alike. Where a quick difference disagrees, differences of many steps, extrapolated, say how
-    large their own error is, element by element; so a tiny gradient beside a large one is judged
+    large their own error is, element by element; so a tiny gradient next to a large one is judged
     by its own size, and a difference that does not converge (a kink) by the slopes to both
     sides. Where that tells nothing, the report lists it as inconclusive and points nearby are
     checked.
@@ -176,7 +176,7 @@ def _as_float64(value: TensorLike) -> Tensor:
 
 
 def _outputs(y: Any) -> list[Tensor]:
-    """What f returned as a list of the Tensors that have gradients."""
+    """Return what f returned as a list of the Tensors that have gradients."""
     ys = list(y) if isinstance(y, tuple | list) else [y]
     for t in ys:
         if not isinstance(t, Tensor):
@@ -303,7 +303,7 @@ def _wrong_inputs(
 
 
 def _names(record: Record, leaves: Sequence[int]) -> list[str]:
-    """What the inputs are called, a custom function's after its parameters."""
+    """Return what the inputs are called, a custom function's after its parameters."""
     call = bare_rule(record.rule)
     if not isinstance(call, CustomCall):
         return [name_of(record, i) for i in leaves]
@@ -335,7 +335,7 @@ def _isolate(record: Record) -> Callable[[tuple[Tensor, ...]], Any] | None:
 
 
 def _called_again(call: CustomCall, xs: tuple[Tensor, ...]) -> list[Any]:
-    """What a custom function gives for other tensors."""
+    """Return the results of a custom function for other tensors."""
     function, args, options = call.again
     leaves, rebuild = containers.flatten(args)
     given = iter(xs)

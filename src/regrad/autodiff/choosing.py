@@ -14,7 +14,7 @@ Argnums: TypeAlias = int | Sequence[int]
 
 
 class Choice:
-    """What `grad(f, argnums=…, has_aux=…)` says of f: the arguments to differentiate by, and aux.
+    """The arguments by which `grad(f, argnums=…, has_aux=…)` differentiates, and whether f has aux.
 
     Args:
         f: The function.
@@ -131,7 +131,7 @@ def weight(f: Callable[..., Any], more: Sequence[Any], dy: Any, api: str) -> Any
     """
     if len(more) > 1 or dy is not None:
         raise ArgumentError(
-            f"{api}(f) gives a function of x and dy, got {1 + len(more)} positional arguments"
+            f"{api}(f) returns a function of x and dy, got {1 + len(more)} positional arguments"
             f"{' and dy' if dy is not None else ''}. {_ways(api)}"
         )
     if takes_second(f):
@@ -150,7 +150,7 @@ def _ways(api: str) -> str:
 
 
 def takes_second(f: Callable[..., Any]) -> bool:
-    """Whether a second positional argument could be f's own.
+    """Return whether a second positional argument could be f's own.
 
     The `save` of a `custom_grad` function is not in its signature, and the `dy` of a gradient
     function is a keyword there, so these do not count. What does not say what it takes is thought

@@ -1,4 +1,4 @@
-"""`custom_grad`: a function whose gradient its author gives."""
+"""`custom_grad`: a function whose author defines its gradient."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             may be left out; it is given by keyword if f names it, else last.
 
     Tensors and arrays among the arguments, also inside containers, are the inputs; everything
-    else passes through. `g(dy, saved)`, or `g(dy)`, gives the gradients as a list with one entry
+    else passes through. `g(dy, saved)`, or `g(dy)`, returns the gradients as a list with one entry
     per argument that holds tensors, in order. An entry has its argument's structure, with
     Tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a
     list and a tuple are alike). None, for an argument or any part of it, means no gradient. If

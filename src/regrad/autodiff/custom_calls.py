@@ -27,7 +27,7 @@ NOTHING: tuple[frozenset[int], bool] = frozenset(), False
 
 
 class CustomRule(Saves, Rule):
-    """What stays of the call of a custom function: what it saved, and its gradient function.
+    """The record of one call of a custom function: what it saved, and its gradient function.
 
     Where nothing else is in force, a call makes no more than this.
     """
@@ -58,7 +58,7 @@ class CustomRule(Saves, Rule):
         return False  # nobody can know
 
     def answer(self, dy: Cotangent, holding: bool = True) -> Any:
-        """What grad_func says, by ops that no override concerns (the walk, which asks, is masked).
+        """Return what grad_func returns, run by ops that no override concerns.
 
         A function that it differentiates in its turn (the model again, say) runs under the
         overrides that were in force at the call.
@@ -74,7 +74,7 @@ class CustomRule(Saves, Rule):
         return enumerate(self.per_input(answer))
 
     def per_input(self, answer: Any) -> Sequence[Any]:
-        """What grad_func answered, one entry per input."""
+        """Return what grad_func answered, one entry per input."""
         if not self.nests and type(answer) in (list, tuple) and len(answer) == self.count:
             for dx in answer:
                 if not isinstance(dx, Tensor) and dx is not None:
@@ -136,7 +136,7 @@ class CustomCall(CustomRule):
         return self.recorded(value, state)
 
     def guarding(self, run: Callable[[], Any], state: State) -> Any:
-        """What f returns, by `run`, while a guard watches over it."""
+        """Return what f returns, by `run`, while a guard watches over it."""
         xs, outer = self.inputs, state.tapes
         if state.guard is not None:
             state.guard.check(CUSTOM, xs)

@@ -50,7 +50,7 @@ class CustomFunction:
     def run(
         self, args: tuple[Any, ...], options: Mapping[str, Any], save: Callable[..., None]
     ) -> Any:
-        """What f returns; it is given `save` where it takes it."""
+        """Return what f returns; it is given `save` where it takes it."""
         way = self._ways.get(len(args)) or self._find_way(len(args))
         if way == "last":
             self.plainly = len(args)
@@ -71,7 +71,7 @@ class CustomFunction:
         return "last" if needed == count + 1 else "not"
 
     def pull(self, grad_func: Callable[..., Any], dy: Any, saved: Any) -> Any:
-        """What the gradient function answers; it may take what was saved beside dy, or leave it."""
+        """Return the answer of the gradient function, which may take what was saved after dy."""
         try:
             return grad_func(dy, saved) if self.takes_saved(grad_func) else grad_func(dy)
         except (IndexError, AttributeError) as error:
@@ -90,7 +90,7 @@ class CustomFunction:
             ) from error
 
     def takes_saved(self, grad_func: Callable[..., Any]) -> bool:
-        """Whether a gradient function takes what was saved."""
+        """Return whether a gradient function takes what was saved."""
         if type(grad_func) is FunctionType:
             code = grad_func.__code__
             others = code.co_kwonlyargcount | code.co_flags & CO_VARARGS
@@ -176,7 +176,7 @@ class Saves:
         else:
             raise ArgumentError(
                 f"custom_grad: in {self.name}, save takes one list or keywords: save([a, b]) "
-                f"gives saved[0] and saved[1], save(a=a) gives saved.a; got "
+                f"makes saved[0] and saved[1], save(a=a) makes saved.a; got "
                 f"{', '.join([*map(kind, tensors), *named]) or 'nothing'}"
             )
 
@@ -217,7 +217,7 @@ def _not_a_pair(name: str, got: str) -> ArgumentError:
 
 
 def _takes_saved(grad_func: Callable[..., Any]) -> bool:
-    """Whether a gradient function must be given a second argument.
+    """Return whether a gradient function must be given a second argument.
 
     A parameter with a default keeps it (`lambda dy, k=k: …`), unless it is called `saved`.
     """
@@ -240,7 +240,7 @@ def _takes_saved(grad_func: Callable[..., Any]) -> bool:
 
 
 def _is_from_deeper(error: Exception) -> bool:
-    """Whether an error was raised in what the gradient function calls, not in itself."""
+    """Return whether an error was raised in what the gradient function calls, not in itself."""
     trace = error.__traceback__
     return trace is None or trace.tb_next is None or trace.tb_next.tb_next is not None
 

@@ -14,7 +14,7 @@ from regrad.graph.graph import PLACEHOLDER, Symbol, home, put_down
 if TYPE_CHECKING:
     from regrad.core.tape import Record
 
-# The values go in beside the inputs, so that the op runs after what computes them; the gradient
+# The values go in with the inputs, so that the op runs after what computes them; the gradient
 # goes by the inputs alone.
 IN_GRAPH = Op(
     "IdentityN",
@@ -47,7 +47,7 @@ class InGraph(Rule):
         return self.names(leaf)
 
     def sources(self, node: Any) -> list[Symbol]:
-        """What the gradient depends on: the inputs, and what must not be differentiated by."""
+        """Return what the gradient depends on: the inputs, and values that must stay constant."""
         places = node.layout[1]
         return [node.xs[i]._data for i in places] + self.closed
 
@@ -58,7 +58,7 @@ class InGraph(Rule):
                 raise GradientError(
                     f"custom gradient: {self.name} (the op {node.name!r}) closes over "
                     f"{symbol.name!r}, which is being differentiated; its gradient would be lost. "
-                    "Pass it as an input of its own, for which the gradient function gives a "
+                    "Pass it as an input of its own, for which the gradient function returns a "
                     "gradient too, or use stop_gradient on it."
                 )
 
@@ -78,7 +78,7 @@ def custom_node(
 ) -> tuple[Tensor, ...]:
     """Values computed from inputs, as outputs of one node with a gradient of its own.
 
-    What has an id above `mark` was made by the function itself. `input_name` gives the name of
+    What has an id above `mark` was made by the function itself. `input_name` returns the name of
     an input for messages. With `taped` the node goes on the open tapes too.
     """
     graph = home([*ys, *xs])

@@ -26,21 +26,21 @@ Unconnected: TypeAlias = Literal["raise", "zero", "none"]
 
 
 class ValueAndGrad(NamedTuple):
-    """What `value_and_grad(f)(x)` returns."""
+    """The result of `value_and_grad(f)(x)`."""
 
     value: Tensor
     grad: Any
 
 
 class ValueAndGrads(NamedTuple):
-    """What `value_and_grads(f)(args)` returns."""
+    """The result of `value_and_grads(f)(args)`."""
 
     value: Tensor
     grads: list[Any]
 
 
 class VariableGrads(NamedTuple):
-    """What `variable_grads(f)` returns."""
+    """The result of `variable_grads(f)`."""
 
     value: Tensor
     grads: dict[str, Tensor | None]
@@ -89,19 +89,19 @@ def grad(
     has_aux: bool = False,
     unconnected: Unconnected = "raise",
 ) -> Callable[..., Any]:
-    """The gradient of `f`: a function `g(x, dy=None)` that gives d sum(f(x) * dy) / dx.
+    """Return the gradient function of `f`: `g(x, dy=None)` returns d sum(f(x) * dy) / dx.
 
     Args:
         f: A function that returns a Tensor of any shape.
         argnums: The position of the argument to differentiate by, or a sequence of positions,
-            which gives a tuple of gradients. All positional arguments of g are then those of f.
+            which returns a tuple of gradients. All positional arguments of g are then those of f.
         has_aux: f returns `(y, aux)`, and g returns `(gradient, aux)`.
         unconnected: What to do when no path leads from x to f(x): `"raise"`, or give
             `"zero"` or `"none"` for it.
 
     `x` may be a Tensor, an array, a number, a list of numbers, or any nesting of containers
     of these; the gradient has the same structure, and each leaf the shape and dtype of its
-    input. `dy` weighs the elements of a result that is no scalar (default: ones). Other
+    input. `dy` weighs the elements of a result that is not a scalar (default: ones). Other
     keywords are passed on to f; they, and the arguments that argnums leaves out, are constants.
 
     Without argnums the second positional argument is `dy`, as in TensorFlow.js. Where f itself
@@ -155,10 +155,10 @@ def _gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]
 def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
     """The gradients of `f` by all its arguments: a function `g([x, …], dy=None) -> [dx, …]`.
 
-    Arguments, errors and `unconnected` are those of `grad`; the same tensor given twice gives
+    Arguments, errors and `unconnected` are those of `grad`; the same tensor passed twice has
     the partial derivative for each place.
 
-    Source: `tf.grads` of TensorFlow.js (which gives the total derivative twice).
+    Source: `tf.grads` of TensorFlow.js (which returns the total derivative twice).
 
     >>> import regrad as rg
     >>> da, db = rg.grads(lambda a, b: a * b)([rg.scalar(2.0), rg.scalar(5.0)])
@@ -186,7 +186,7 @@ def value_and_grad(
     has_aux: bool = False,
     unconnected: Unconnected = "raise",
 ) -> Callable[..., ValueAndGrad]:
-    """As `grad`, with the value: `g(x, dy=None)` gives a named tuple `(value, grad)`.
+    """Return a function `g(x, dy=None)` of the value and the gradient: `(value, grad)`.
 
     With `has_aux=True` the value is the pair `(y, aux)`.
 
@@ -229,7 +229,7 @@ def _value_and_gradient_by(choice: Choice, unconnected: Unconnected) -> Callable
 def value_and_grads(
     f: Callable[..., Any], *, unconnected: Unconnected = "raise"
 ) -> Callable[..., ValueAndGrads]:
-    """As `grads`, with the value: `g([x, …], dy=None)` gives a named tuple `(value, grads)`.
+    """Return a function `g([x, …], dy=None)` of the value and the gradients: `(value, grads)`.
 
     Source: `tf.valueAndGrads` of TensorFlow.js.
 
@@ -373,13 +373,13 @@ def _no_tensor(leaf: object, api: str) -> ArgumentError:
         return ArgumentError(f"{name}: the input is {kind(leaf)}, {containers.CLOSED}")
     return ArgumentError(
         f"{name}(f) differentiates by Tensors, arrays and numbers, and containers of them; got "
-        f"{kind(leaf)}: {leaf!r:.60}. Pass what is no tensor by a closure: "
+        f"{kind(leaf)}: {leaf!r:.60}. Pass what is not a tensor by a closure: "
         f"{name}(lambda x: f(x, option))."
     )
 
 
 def result(y: Any, api: str) -> Tensor:
-    """What f returned, if it is a Tensor that can have a gradient."""
+    """Return what f returned, if it is a Tensor that can have a gradient."""
     y = _read(y)
     if not isinstance(y, Tensor):
         raise ArgumentError(
@@ -428,7 +428,7 @@ def without(
     i: int,
     places: Sequence[int] | None,
 ) -> Tensor | None:
-    """What is due for an input that got no gradient: from a rule (None), or for lack of a path."""
+    """Return the answer for an input without a gradient: by its rule, or for lack of a path."""
     if dx is UNUSED:
         if unconnected == "none":
             return None
@@ -450,7 +450,7 @@ def no_path(
         f"cannot compute the gradient of y = f(x) by {name}: no path leads from it to y. "
         "Make sure that f uses its argument, with regrad's ops, all the way from x to y; "
         "comparisons, casts to integers and stop_gradient end a path. If it is meant, "
-        f"{api}(f, unconnected='zero') gives zeros."
+        f"{api}(f, unconnected='zero') returns zeros."
     )
 
 
@@ -475,7 +475,7 @@ def variable_grads(
     Raises:
         GradientError: no variable leads to the value; none asked for is trainable; two
             different variables of one name.
-        ShapeError: f returns something that is no scalar.
+        ShapeError: f returns something that is not a scalar.
         ArgumentError: f is not callable or returns no Tensor; var_list holds something else.
 
     Source: `tf.variableGrads` of TensorFlow.js.

@@ -29,7 +29,7 @@ SPARE: list[State] = []
 
 
 class Guard:
-    """What watches over a custom function while it runs.
+    """A guard over a custom function while it runs.
 
     Where one tape is open and nothing else in force, it is also the recorder of the fast path,
     and so hears of the ops whose inputs the tape watches, and of no others. Such guards, with
@@ -113,12 +113,12 @@ class Guard:
         return GradientError(
             f"custom_grad: {self.custom.name} ({place(f)}) closes over {called}, which is being "
             "differentiated; its gradient would be lost. Pass it as an input of its own, for "
-            "which grad_func gives a gradient too, or use stop_gradient on it."
+            "for which grad_func returns a gradient too, or use stop_gradient on it."
         )
 
 
 def name_of(f: Any, x: Tensor) -> str | None:
-    """What f calls a tensor that it closes over."""
+    """Return what f calls a tensor that it closes over."""
     code = getattr(f, "__code__", None)
     if code is None:
         return None

@@ -1,4 +1,4 @@
-"""Variables: names for tensors that change. Reading one gives its current Tensor."""
+"""Variables: names for tensors that change. Reading one returns its current Tensor."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Variable(Methods, Readable):
 
     @property
     def is_named(self) -> bool:
-        """Whether somebody chose the name; False for `Variable_1` and the like."""
+        """True if somebody chose the name; False for `Variable_1` and the like."""
         return re.fullmatch(r"Variable_\d+", self.name) is None
 
     @property
@@ -273,7 +273,7 @@ class Variable(Methods, Readable):
         return self._read().__array__(dtype, copy)
 
     def __getattr__(self, name: str) -> Any:
-        # item, tolist, __float__ and the like: whatever a Tensor has beside the ops' methods
+        # item, tolist, __float__ and the like: whatever a Tensor has besides the ops' methods
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._read(), name)

@@ -39,7 +39,7 @@ LOST = 32 * EPS  # relative to the value of f: what rounding leaves of a gradien
 class Function:
     """A function of arrays and its gradients.
 
-    `vjp(xs)` gives `pull`, and `pull(dys)` the gradients by all xs of `sum(real(conj(dy) * y))`
+    `vjp(xs)` returns `pull`, and `pull(dys)` the gradients by all xs of `sum(real(conj(dy) * y))`
     over all outputs (None for a missing one). For complex x they are the direction of steepest
     ascent, as in TensorFlow. `gradient(dys)` is the function xs -> pull(dys) with its own
     gradients, for the next order. `jvp(xs, dxs)`, how all outputs move along dxs, is checked as
@@ -238,7 +238,7 @@ class Level:
         return self.known[key]
 
     def slope(self, weights: np.ndarray, column: Column) -> float:
-        """What the gradient says along a column."""
+        """Return what the gradient says along a column."""
         if self.mode == "forward":
             used = weights != 0
             return float(weights[used] @ self.pushed(column)[used])
@@ -249,7 +249,7 @@ class Level:
         return float(g[moving] @ column.v[moving])
 
     def pushed(self, column: Column) -> np.ndarray:
-        """How all outputs move along a column, by forward mode."""
+        """Return how all outputs move along a column, by forward mode."""
         assert self.function.jvp is not None
         dxs = [np.zeros_like(x) for x in self.xs]
         dxs[column.input] = like(column.v, self.xs[column.input])
@@ -266,7 +266,7 @@ class Level:
         return pulls
 
     def tremble(self, weights: np.ndarray, column: Column) -> float:
-        """How far rounding moves what the gradient says along a column."""
+        """Return how far rounding moves what the gradient says along a column."""
         key = weights.tobytes()
         if key not in self.trembling:
             now = self.gradient(weights)
@@ -294,7 +294,7 @@ class Level:
     def weights(self) -> np.ndarray:
         """Weights of the outputs under which each moves about as much as the others.
 
-        An output that hardly moves, by its size or beside what differences can tell, has less.
+        An output that hardly moves, by its size or next to what differences can resolve, has less.
         """
         slopes = np.nan_to_num(np.abs(self.quick[1])).sum(axis=1)
         sizes = slopes + 1e-6 * self.size
@@ -305,13 +305,13 @@ class Level:
 
     @property
     def size_of_gradient(self) -> np.ndarray:
-        """What the gradients by the inputs are made of, in size."""
+        """Return what the gradients by the inputs are made of, in size."""
         return float(np.abs(self.weights) @ self.size) / np.concatenate(self.scales)
 
     # -- verdicts --------------------------------------------------------------------------------
 
     def judged(self) -> tuple[list[Finding], list[Finding]]:
-        """What is wrong, and what is inconclusive; the worst of each input."""
+        """Return what is wrong, and what is inconclusive; the worst of each input."""
         if not any(x.size for x in self.flat) or not self.y.size:
             self.gradient(np.zeros(self.y.shape))
             return [], [self.doubt(EMPTY, 0)]
@@ -358,7 +358,7 @@ class Level:
         return judged
 
     def verdict(self, weights: np.ndarray, column: Column, slopes: Slopes) -> Judged:
-        """What differences with an error say about the gradient along a column."""
+        """Return what differences with an error say about the gradient along a column."""
         first = self.compared(weights, column, slopes)
         if first.verdict in ("", "wrong") or np.count_nonzero(weights) < 2:
             return first
@@ -428,7 +428,7 @@ class Level:
         return Finding(reason, self.order, self.names[i], None, np.nan, np.nan, np.inf)
 
     def kind(self, wrong: Sequence[Judged]) -> str:
-        """What sort of error it is, as far as all that is wrong agrees on it."""
+        """Return what sort of error it is, as far as all that is wrong agrees on it."""
         a = np.array([j.analytic for j in wrong])
         b = np.array([j.numerical for j in wrong])
         if not np.isfinite(a).all():
@@ -445,7 +445,7 @@ class Level:
         return "wrong value"
 
     def elsewhere(self) -> list[Finding]:
-        """What is wrong at points nearby, where this one does not tell, so that nothing hides."""
+        """Return what is wrong at nearby points, where this one cannot tell."""
         for what, shrink, spread in NEARBY:
             xs = [like(self.moved(i, shrink, spread), x) for i, x in enumerate(self.xs)]
             try:
@@ -467,7 +467,7 @@ class Level:
 
 
 def is_wrong(judged: Judged) -> bool:
-    """Whether this is an error, and not a doubt."""
+    """Return whether this is an error, and not a doubt."""
     return judged.verdict == "wrong"
 
 
@@ -485,7 +485,7 @@ def is_clear(slopes: Slopes) -> np.ndarray:
 
 
 def in_kink(a: float, b: float, w: np.ndarray, slopes: Slopes, used: np.ndarray) -> bool:
-    """Whether a gradient lies between the slopes to both sides, at every step that can tell."""
+    """Return whether a gradient lies between the one-sided slopes at every step that can tell."""
     left, right = slopes.left[:, used] * w, slopes.right[:, used] * w
     noise = slopes.noise[:, used] @ np.abs(w)
     low = np.minimum(left, right).sum(axis=1) - noise

@@ -74,7 +74,7 @@ def extrapolated(central: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np
 
 
 def contradiction(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """How far the values of smaller steps are from each, more than by their noise.
+    """Return how far the values of smaller steps are from each, more than by their noise.
 
     (Long steps agree with each other where a function is flat far from here.)
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KINK = "differences do not converge, a kink or too large a function value"
-UNSEEN = "too small for differences, beside the rounding of the function"
+UNSEEN = "too small for differences, next to the rounding of the function"
 UNDEFINED = "the function has no finite value here"
 FLAT = "the function is flat here"
 EMPTY = "there are no elements"
@@ -82,7 +82,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """What a check found: `findings` are wrong, of `inconclusive` nobody can tell.
+    """The result of a check: `findings` are wrong, `inconclusive` could not be decided.
 
     `causes` are the rules that are wrong by themselves, which explain the findings.
     """
@@ -95,12 +95,12 @@ class GradientReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing wrong was found."""
+        """True if nothing wrong was found."""
         return not self.findings
 
     @property
     def error(self) -> str:
-        """What is wrong, and why."""
+        """Return what is wrong, and why."""
         text = "\n".join(map(str, self.findings))
         if self.causes:
             text += f" Wrong: {'; '.join(c.as_cause for c in self.causes)}."

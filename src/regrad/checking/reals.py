@@ -9,7 +9,7 @@ import numpy as np
 
 
 def reals(x: Any) -> np.ndarray:
-    """An array as a vector of reals; a complex number gives two."""
+    """An array as a vector of reals; a complex number makes two."""
     x = np.asarray(x)
     wide = np.complex128 if x.dtype.kind == "c" else np.float64
     return np.array(x, dtype=wide).ravel().view(np.float64)

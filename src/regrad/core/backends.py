@@ -44,7 +44,7 @@ GONE = (
 
 
 def gone(error: Exception) -> bool:
-    """Whether JAX says that a program has written over an array."""
+    """Return whether JAX says that a program has written over an array."""
     return isinstance(error, RuntimeError) and "has been deleted" in str(error)
 
 
@@ -73,7 +73,7 @@ class Backend:
     """NumPy's answers; the other libraries override what differs."""
 
     name = "numpy"
-    rank = 0  # data of a higher rank wins: NumPy with JAX gives JAX
+    rank = 0  # data of a higher rank wins: NumPy with JAX is JAX
 
     @cached_property
     def xp(self) -> Any:
@@ -100,7 +100,7 @@ class Backend:
         if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
             raise ArgumentError(
                 f"a Tensor has no mask, and this masked array ({array.dtype}, {array.shape}) would "
-                "lose its own. Fill it, x.filled(0), and give np.ma.getmaskarray(x) beside it, for "
+                "lose its own. Fill it, x.filled(0), and pass np.ma.getmaskarray(x) with it, for "
                 "where(mask, a, b)."
             )
         if array.dtype not in HELD:
@@ -113,7 +113,7 @@ class Backend:
         return np.array(array, dtype=dtype if dtype.isnative else dtype.newbyteorder("="))
 
     def export(self, array: Array, copy: bool) -> Any:
-        """What DLPack hands to other libraries: a copy, or the memory as nobody may write to it."""
+        """Return what DLPack exports: a copy, or memory that is flagged as read-only."""
         if copy:
             return np.array(array)
         array = array.view()
@@ -125,7 +125,7 @@ class Backend:
         return array
 
     def to_numpy(self, array: Array) -> np.ndarray:
-        """The same values in NumPy, shared where that can be had."""
+        """The same values in NumPy, shared where possible."""
         return np.asarray(array)
 
     def wait(self, array: Array) -> None:
@@ -381,7 +381,7 @@ def _no_counterpart(dtype: DTypeLike) -> DTypeError:
 NUMPY = Backend()
 
 
-def beside(like: Array) -> dict[str, Any]:
+def placed_like(like: Array) -> dict[str, Any]:
     """Return the options that make a new array where another one lies: torch must be told."""
     return {"device": like.device} if hasattr(like, "new_zeros") else {}
 
@@ -414,18 +414,18 @@ def _find(array_type: type) -> Backend | None:
 
 
 def is_array(value: object) -> bool:
-    """Whether `value` is an array (or array scalar) of a library that regrad knows."""
+    """Return whether `value` is an array (or array scalar) of a library that regrad knows."""
     return type(value) in BACKENDS or _find(type(value)) is not None
 
 
 def is_traced(array: Array) -> bool:
-    """Whether JAX is tracing an array, so that it has no values yet."""
+    """Return whether JAX is tracing an array, so that it has no values yet."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(array, jax.core.Tracer)
 
 
 def has_values(array: Array) -> bool:
-    """Whether the values of an array can be read now: no transformation of its library is at work.
+    """Return whether the values of an array can be read now: nothing is being traced or batched.
 
     The symbols of a graph have none until it runs. (torch.func and torch.compile, like JAX, run
     functions on stand-ins.)
@@ -438,7 +438,7 @@ def has_values(array: Array) -> bool:
 
 
 def is_here(array: Array) -> bool:
-    """Whether this process has all the values; other processes may hold parts of JAX arrays."""
+    """Return whether this process holds all the values; others may hold parts of a JAX array."""
     return getattr(array, "is_fully_addressable", True) or array.is_fully_replicated
 
 
@@ -469,10 +469,10 @@ def _by_namespace(xp: Namespace) -> Backend:
 
 
 def is_complex(array: Array) -> bool:
-    """Whether an array of any library is of complex numbers."""
+    """Return whether an array of any library is of complex numbers."""
     return numpy_dtype(array.dtype).kind == "c"
 
 
 def is_inexact(dtype: np.dtype) -> bool:
-    """Whether a dtype is of floats or complex numbers, and so has gradients."""
+    """Return whether a dtype is of floats or complex numbers, and so has gradients."""
     return dtype.kind in "fcV"

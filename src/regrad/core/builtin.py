@@ -25,7 +25,7 @@ UNSAID = object()
 
 
 def builtin(op_type: str) -> Builtin:
-    """The rule that the library gives an op type, to be scaled, clipped or logged.
+    """Return the built-in rule of an op type, to be scaled, clipped or logged.
 
     It is called as `builtin("Relu")(dy, y=y)`: with the gradient that arrives and, by keyword,
     the names that it needs. Further names are ignored, so that a rule may hand on whatever it
@@ -33,7 +33,7 @@ def builtin(op_type: str) -> Builtin:
     attributes, shapes and dtypes), and its record keeps all of that. `builtin("Relu").names`
     lists what is needed, if memory matters.
 
-    An op of one input gives one gradient, of the input's shape; any other gives a list with one
+    An op of one input has one gradient, of the input's shape; for any other it is a list with one
     gradient per input, None for an input that has none. Where an op broadcasts, the gradients
     have the shape of the output, and what asked for them sums them. Ops that are constant by
     pieces (`Floor`, `Step`) give zeros.
@@ -85,7 +85,7 @@ class Builtin:
 
     @property
     def names(self) -> list[str]:
-        """What a call needs beside `dy`."""
+        """Return what a call needs besides `dy`."""
         inputs = [i.name for i in self.op.inputs]
         always = [*inputs, *self.op.attrs] if self.rule.unless is not None else []
         asking = [n for f in self._functions().values() for n in asked(f, self.op)[0]]
@@ -119,12 +119,12 @@ class Builtin:
         return OPS["ZerosLike"].function(dy if dx is None else dx) if is_zero else dx
 
     def _is_cut(self, names: Attrs) -> bool:
-        """Whether the op has no gradient for what it was given."""
+        """Return whether the op has no gradient for what it was given."""
         unless = self.rule.unless
         return unless is not None and unless(names, [names[i.name] for i in self.op.inputs])
 
     def _conjugates(self, dy: Cotangent) -> bool:
-        """Whether the rule is that of a holomorphic op, for complex numbers."""
+        """Return whether the rule is that of a holomorphic op, for complex numbers."""
         first = dy[0] if isinstance(dy, tuple) else dy
         return self.op.holomorphic and lift(first).dtype.kind == "c"
 
@@ -148,7 +148,7 @@ class Builtin:
         return shown[0] if len(shown) == 1 else shown
 
     def _pulled(self, record: Record, dy: Any) -> dict[int, Tensor | None]:
-        """The gradients that the rule gives, by leaf, in the shapes of the inputs."""
+        """Return the gradients that the rule returns, by leaf, in the shapes of the inputs."""
         rule = self.bound_to(record.op)
         if cuts(rule, record.attrs, record.xs):
             return {}

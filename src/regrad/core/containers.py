@@ -38,7 +38,7 @@ Rebuild: TypeAlias = Callable[[Sequence[Any]], Any]
 
 
 def is_number_list(value: object) -> bool:
-    """Whether `value` is a (nested) list of plain numbers; an empty list is an empty container."""
+    """Return whether `value` is a (nested) list of plain numbers; empty lists are containers."""
     if not isinstance(value, list) or not value:
         return False
     return all(type(v) in NUMBERS or is_number_list(v) for v in value)
@@ -122,7 +122,7 @@ LATER: tuple[type[Any], ...] = (
 
 
 def is_closed(value: object, depth: int = 3) -> bool:
-    """Whether Tensors or arrays lie in an object that is no container here, or may come from it."""
+    """Return whether an object that is not a container holds or may yield Tensors or arrays."""
     if is_tensor(value) or is_array(value) or isinstance(value, type | FunctionType | ModuleType):
         return False
     if isinstance(value, LATER):
@@ -154,7 +154,7 @@ def refuse_hidden(leaf: object) -> None:
 
 
 def _holds_tensors(cell: CellType) -> bool:
-    """Whether a function closes over Tensors by this cell."""
+    """Return whether a function closes over Tensors by this cell."""
     try:
         return is_closed((cell.cell_contents,))
     except ValueError:  # an empty cell
@@ -194,7 +194,7 @@ class Container(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """Where the arguments of a call hold a tensor: its number among the inputs."""
+    """The place of a tensor among the arguments of a call: its number among the inputs."""
 
     number: int
 
@@ -267,7 +267,7 @@ class Arguments:
 
     @property
     def names(self) -> list[str]:
-        """What each tensor is called: `x`, `params['w']`."""
+        """Return what each tensor is called: `x`, `params['w']`."""
         named = self._named().items()
         return [path for name, arg in named for _, path in _holes(arg, name)]
 
@@ -300,7 +300,7 @@ def tensors(function: Callable[..., Any], name: str, count: int) -> Arguments:
 
 
 def _fits(due: Any, given: Any, gradients: list[Any]) -> bool:
-    """Whether an answer has the structure that is due; its gradients are put in their places."""
+    """Return whether an answer has the expected structure; put its gradients in place."""
     if given is None:
         return True
     if type(due) is Hole:
@@ -348,7 +348,7 @@ def _shown(value: object, path: str = "") -> str:
 
 
 def parameter(function: Callable[..., Any], position: int) -> str:
-    """What a function calls its argument at a position: `x`, or `xs[2]` for `*xs`."""
+    """Return what a function calls its argument at a position: `x`, or `xs[2]` for `*xs`."""
     try:
         known = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

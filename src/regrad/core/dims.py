@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Words(NamedTuple):
-    """What the user of a graph writes, as messages should have it."""
+    """An expression as the user of a graph wrote it, for messages."""
 
     size: str = "the shape as a tensor"
     choice: str = "cond or where"
@@ -28,7 +28,7 @@ class Words(NamedTuple):
 
 
 class Source:
-    """What a leaf refers to: a symbol of a graph, or what stands for one while shapes are tried."""
+    """The source of a size: a symbol of a graph, or its replacement while shapes are tried."""
 
     __slots__ = ("id",)
 
@@ -188,7 +188,7 @@ def _arithmetic(
 
 
 def _fraction(sign: str, a: Dim | float, b: Dim | float) -> Any:
-    """What is no arithmetic of sizes: an error for numbers, another's business for the rest."""
+    """Refuse an operand that sizes cannot compute with: raise for numbers, defer to other types."""
     if isinstance(a, Dim | int | float) and isinstance(b, Dim | int | float):
         raise UnknownShapeError(f"a fraction of a size that only the run can tell: {a} {sign} {b}")
     return NotImplemented
@@ -265,7 +265,7 @@ def entry_of(source: Source, place: int | None) -> Dim:
 
 
 def same(a: Shape, b: Shape) -> bool | None:
-    """Whether two shapes are equal; None if only the run can tell."""
+    """Return whether two shapes are equal; None if only the run can tell."""
     if isinstance(a, UnknownRank) or isinstance(b, UnknownRank):
         return True if a is b or (type(a) is type(b) and a.source is b.source) else None  # pyright: ignore
     if len(a) != len(b):
@@ -281,7 +281,7 @@ def same(a: Shape, b: Shape) -> bool | None:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two sizes (or shapes) are certainly different."""
+    """Return whether two sizes (or shapes) are certainly different."""
     if type(a) is int is type(b):
         return a != b
     pair = (a, b) if isinstance(a, tuple | UnknownRank) else ((a,), (b,))
@@ -296,7 +296,7 @@ def at_least(size: Dim | int, low: int) -> Any:
 
 
 def merged(a: Shape, b: Shape) -> tuple[Any, ...] | None:
-    """What two shapes of one tensor say together; None if the rank is still unknown."""
+    """Return what two shapes of one tensor say together; None if the rank is still unknown."""
     if isinstance(a, UnknownRank) or isinstance(b, UnknownRank):
         known = b if isinstance(a, UnknownRank) else a
         return None if isinstance(known, UnknownRank) else known
@@ -304,7 +304,7 @@ def merged(a: Shape, b: Shape) -> tuple[Any, ...] | None:
 
 
 def is_known(shape: Shape) -> bool:
-    """Whether rank and all sizes are plain numbers."""
+    """Return whether rank and all sizes are plain numbers."""
     return not isinstance(shape, UnknownRank) and not any(isinstance(n, OPEN) for n in shape)
 
 

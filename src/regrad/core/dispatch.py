@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 ndarray = np.ndarray
 TWO = (True, True)
-WEAK = (float, int)  # numbers that take the dtype of a float beside them
+WEAK = (float, int)  # numbers that take the dtype of a float next to them
 NUMBERS = (bool, int, float, complex)  # exact types: np.float64 is an array scalar
 PLAIN = frozenset({*NUMBERS, str, tuple, type(None)})  # attributes that are taken as they are
 
 
 class Deferral(NamedTuple):
-    """What is done where tensors have no values yet, because a graph will compute them."""
+    """The way of computing where tensors have no values yet, because a graph will compute them."""
 
     call: Call  # put an op of such tensors into the graph
     enter: Callable[[Tensor], Tensor]  # what stands for one in the branch that is being built
@@ -76,7 +76,7 @@ class Number(Tensor):
         return y
 
     def alone(self) -> Tensor:
-        """The number where no Tensor says which dtype is due."""
+        """Return the number as a Tensor, where no other Tensor decides the dtype."""
         x = Tensor()
         x._data, x._id = self._data, self._id
         whole = type(self.example) is int  # (an index, say)
@@ -144,7 +144,7 @@ def differentiable(value: TensorLike) -> Tensor:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is a Python number or a list of them, which has no dtype of its own."""
+    """Return whether a value is a Python number or a list of them, which have no dtype."""
     return type(value) in NUMBERS or isinstance(value, list | tuple)
 
 
@@ -186,7 +186,7 @@ def prepare(op: Op, leaves: Sequence[TensorLike], parameters: Sequence[int]) -> 
 
 
 def _blame(error: Exception, op: Op, left: list[str]) -> Exception:
-    """The error for inputs that are no tensors; the first that is left is the one to blame."""
+    """Return the error for inputs that are not tensors; the first one left is to blame."""
     name = f"{op.name}: {left[0]}" if left else op.name
     return error if is_of_caller(error) else refusal(error, name, {})
 
@@ -236,7 +236,7 @@ WEAKEST = (*NUMBERS, Number)
 
 
 def call(op: Op, arguments: tuple[Any, ...], attrs: Attrs) -> Any:
-    """Run an op on whatever the user gave."""
+    """Run an op on the arguments of the user."""
     try:
         for name, value in attrs.items():
             if type(value) not in PLAIN:
@@ -323,7 +323,7 @@ def _sequence(op: Op, name: str, value: Any) -> list[Any]:
             f"Write {op.name}([a, b, ...])."
         )
     if not value:
-        raise ArgumentError(f"{op.name}: {name} is empty; at least one Tensor is due")
+        raise ArgumentError(f"{op.name}: {name} is empty; expected at least one Tensor")
     return list(value)
 
 
@@ -348,7 +348,7 @@ def run(
 def computed(
     op: Op, xs: tuple[Tensor, ...], attrs: Attrs, layout: tuple[Place, ...] | None = None
 ) -> Any:
-    """What an op's kernel makes of Tensors, without a record."""
+    """Return what an op's kernel makes of Tensors, without a record."""
     arrays: Any = [x._data for x in xs]
     if len(arrays) == 1:  # as of most ops
         kernel = op.kernels[type(arrays[0])]
@@ -466,7 +466,7 @@ PROMOTE = _private("_Promote", _promote_kernel, _promote_rule, "dtype")
 
 
 def in_region(x: Tensor) -> Tensor:
-    """What stands for a Tensor in the region that is open, if one is."""
+    """Return what stands for a Tensor in the region that is open, if one is."""
     state = current()
     return x if state is None or state.region is None else state.region.enter(x)
 

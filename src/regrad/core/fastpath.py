@@ -123,7 +123,7 @@ def binary(op: Op) -> Callable[..., Any]:
 
 
 def _record(op: Op, x: Tensor, data: Array) -> Any:
-    """Wrap the results of a kernel that gives several, and record them."""
+    """Wrap the results of a kernel that returns several, and record them."""
     y = wrap_results(data)
     if LIVE:
         record(op, (x,), NO_ATTRS, y)

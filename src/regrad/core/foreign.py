@@ -51,7 +51,7 @@ class ForeignRule:
     def plan(
         self, arrays: tuple[bool, ...], layout: tuple[Place, ...] | None
     ) -> tuple[list[int], list[int], bool]:
-        """Where arrays stand among the values, which of them the rule names, and if it names y.
+        """Return where arrays are among the values, which the rule names, and if it names y.
 
         The others are numbers, or not given.
         """
@@ -78,7 +78,7 @@ def lender(value: Any) -> str | None:
 
 
 def takes_all(value: Any) -> bool:
-    """Whether a rule takes `**names`, which it can only hand on to a rule of the library's own."""
+    """Return whether a rule takes `**names`, which only a built-in rule can read."""
     if (code := plain_code(value)) is not None:
         return bool(code.co_flags & inspect.CO_VARKEYWORDS)
     if not callable(value):
@@ -135,7 +135,7 @@ class ForeignCall:
         return [self._checked(record, i, answers.get(i), first) for i in wanted]
 
     def settle(self, xs: Sequence[Any], y: Any, dy: Any, wanted: Sequence[int]) -> bool:
-        """Whether the rule is plain, found out by running it on these arrays."""
+        """Return whether the rule is plain, found out by running it on these arrays."""
         if self.rule.plain is None:
             record = self._record(xs, y, wanted, dy)
             with in_state(None):
@@ -172,7 +172,7 @@ class ForeignCall:
 
 @cache
 def _is_complex(dtype: DTypeLike) -> bool:
-    """Whether a dtype of any library is complex.
+    """Return whether a dtype of any library is complex.
 
     (NumPy compares dtypes with torch's by trying to convert them, and swallows what is raised
     meanwhile, Ctrl-C too.)

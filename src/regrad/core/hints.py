@@ -10,7 +10,7 @@ from regrad.errors import near, snake_case
 
 _CLOSE_OVER = "Let f reach what is not differentiated by a closure: {api}(lambda x: f(x, option))."
 _UNCONNECTED = "Say what an input without a path gets by unconnected='raise', 'zero' or 'none'."
-_ORDERS = "Leave it out: what {api} gives can be differentiated again, to any order."
+_ORDERS = "Leave it out: what {api} returns can be differentiated again, to any order."
 KEYWORDS = {
     "allow_int": "Integers have no gradient; make floats of them, astype(x, rg.float32).",
     "allow_unused": _UNCONNECTED,
@@ -66,7 +66,7 @@ ALL = {  # how each differentiates by all arguments of f
 
 
 def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
-    """What to write instead of a keyword that a function does not have."""
+    """Return what to write instead of a keyword that a function does not have."""
     if api.endswith("(f)"):  # what it returned
         name = api.removesuffix("(f)")
         return f"Bind it in a closure: {name}(lambda x: f(x, {keyword}={keyword}))(x)."
@@ -78,30 +78,30 @@ def of_keyword(api: str, keyword: str, known: Sequence[str]) -> str:
 
 
 def of_arguments(api: str) -> str:
-    """What to write instead of more arguments than a function takes."""
+    """Return what to write instead of more arguments than a function takes."""
     name = api.removesuffix("(f)")
     if api != name:
         return of_passed(name)
     if name in ("grad", "value_and_grad", "jacobian", "jacfwd", "hessian"):
-        return f"It gives a function: {name}(f)(x)."
+        return f"It returns a function: {name}(f)(x)."
     if name in ("grads", "value_and_grads"):
-        return f"It gives a function of a list: {name}(f)([a, b])."
+        return f"It returns a function of a list: {name}(f)([a, b])."
     if name == "variable_grads":
         return "Its f takes no arguments: variable_grads(lambda: f(x))."
     return f"help(regrad.{name}) says what it takes."
 
 
 def of_passed(api: str) -> str:
-    """What to write for an f that takes other arguments than a gradient function gives it."""
+    """Return what to write for an f that takes other arguments than a gradient function passes."""
     name = api.partition("(")[0]
     if name == "variable_grads":
         return "Close over the data: variable_grads(lambda: f(x))."
     if name in ("grads", "value_and_grads"):
-        return f"{name}(f)([a, b]) gives it one argument for each entry of the list."
+        return f"{name}(f)([a, b]) passes it one argument for each entry of the list."
     if name in ("vjp", "jvp", "linearize", "hvp"):
-        return f"{_all(name)} gives it one argument for each input."
+        return f"{_all(name)} passes it one argument for each input."
     if name in ("jacobian", "jacfwd", "hessian"):
-        return f"{name}(f, argnums=(0, 1))(a, b) gives it both, and differentiates by both."
+        return f"{name}(f, argnums=(0, 1))(a, b) passes it both, and differentiates by both."
     one = "(f, argnums=0)(a, b)" if name in ALL else "(lambda a: f(a, b))(a)"
     hint = f"Differentiate by one argument with {name}{one}, by all with "
     is_dy = f" In {name}(f)(x, dy), dy is the gradient that arrives, and no argument of f."
@@ -112,16 +112,16 @@ def _all(api: str) -> str:
     return ALL.get(api, f"{api}(lambda ab: f(*ab))((a, b))")
 
 
-# -- values that are no tensors --------------------------------------------------------------------
+# -- values that are not tensors -------------------------------------------------------------------
 
 
 def of_name(name: str, known: Sequence[str]) -> str:
-    """What a name is called here that the package does not have."""
+    """Return what a name is called here that the package does not have."""
     return f" {NAMES[name]}" if name in NAMES else near(snake_case(name), known)
 
 
 def of_value(value: object) -> str:
-    """What to do with a value that an op cannot take."""
+    """Return what to do with a value that an op cannot take."""
     if value is None:
         return " Has a function no return statement? (Write `x is None`, not `x == None`.)"
     if isinstance(value, dict):
@@ -129,7 +129,7 @@ def of_value(value: object) -> str:
     if isinstance(value, set | frozenset) or hasattr(value, "__next__"):
         return " Make a list of it first."
     if isinstance(value, str):
-        return " Strings are no data here."
+        return " Tensors hold no strings."
     if callable(value):
         return " Call it first."
     return ""
@@ -235,7 +235,7 @@ NAMES = {  # of the package
     "function": "Use regrad.jit.",
     "lax": "scan, cond, while_loop, fori_loop and map are regrad's own: regrad.scan.",
     "no_grad": "Nothing is differentiated outside grad and its kin; inside, use stop_gradient(x).",
-    "numpy": "NumPy's functions are regrad's own: regrad.sum. x.numpy() gives NumPy's data.",
+    "numpy": "NumPy's functions are regrad's own: regrad.sum. x.numpy() returns NumPy data.",
     "pmap": "Use regrad.jit with sharded data, see device_put.",
     "power": "It is called pow, as in the Array API standard.",
     "reduce_mean": "Use regrad.mean, or regrad.v1.reduce_mean.",

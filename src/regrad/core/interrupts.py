@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):  # a child's main thread is the one that for
 
 
 class Deferred:
-    """A block in which the handlers of signals wait. Those that are due run as it ends.
+    """A block in which the handlers of signals wait; they run when it ends.
 
     Inside it, `at_once` is a block in which they run as ever.
     """

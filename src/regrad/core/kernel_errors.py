@@ -93,14 +93,14 @@ def _undefined(op: Op, inputs: str) -> DTypeError:
 
 
 def _no_halves(error: Exception, xs: Sequence[Tensor]) -> bool:
-    """Whether a library says that it has no such function of float16 (or bfloat16)."""
+    """Return whether a library says that it has no such function of float16 (or bfloat16)."""
     if not any(is_inexact(x.dtype) and x.dtype.itemsize == 2 for x in xs):
         return False
     return isinstance(error, TypeError | NotImplementedError) or "Half" in str(error)
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether shapes broadcast together, as far as their sizes are known."""
+    """Return whether shapes broadcast together, as far as their sizes are known."""
     if not all(map(is_known, shapes)):
         return True
     try:

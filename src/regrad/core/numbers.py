@@ -18,7 +18,7 @@ def is_tensor(value: object) -> bool:
 
 
 HOLDS_TENSORS = (
-    "a list that holds Tensors is no list of numbers: join them with stack([a, b, ...]) or "
+    "a list that holds Tensors is not a list of numbers: join them with stack([a, b, ...]) or "
     "concat([a, b, ...]), which have a gradient"
 )
 
@@ -27,7 +27,7 @@ def listed(values: Any, exact: bool = True) -> np.ndarray:
     """Python numbers as NumPy reads them: bools, integers, floats or complex numbers.
 
     Integers that only Python can hold come as an array of objects. (NumPy makes floats of them
-    where smaller ones stand beside them, as in `[2**63, 1]`; those stay unless it must be exact.)
+    where there are smaller ones too, as in `[2**63, 1]`; they stay floats unless it must be exact.)
     """
     if (
         isinstance(values, list | tuple)
@@ -40,7 +40,7 @@ def listed(values: Any, exact: bool = True) -> np.ndarray:
     except RegradError:  # of a Tensor in one of the rows, which may not be read
         raise ArgumentError(HOLDS_TENSORS) from None
     except ValueError as error:
-        raise ShapeError(f"a list of unequal rows is no Tensor: {error}") from None
+        raise ShapeError(f"a list of unequal rows is not a Tensor: {error}") from None
     if (exact or array.dtype.kind == "O") and (whole := integers(array, values)) is not None:
         return whole
     if array.dtype.kind not in "biufc":
@@ -96,7 +96,7 @@ def out_of_range(value: Any, dtype: np.dtype) -> NumberRangeError:
         return NumberRangeError(
             f"the number {value} does not fit the dtype {dtype}, which holds integers from "
             f"{limits.min} to {limits.max}. Ask for a wider dtype, or convert the Tensor that "
-            "stands beside the number with astype."
+            "meets the number with astype."
         )
     return NumberRangeError(
         f"the number {f'{value!s:.20}…'} is too large for {dtype}, as for every float"

@@ -8,7 +8,7 @@
 Annotations decide what a parameter is. `Tensor`, `Tensor | None` and `Sequence[Tensor]` are
 tensors; `Indices` is a tensor of integers; everything else is an attribute. `TensorLike` reads
 as `Tensor` does, and tells a type checker that arrays and numbers are taken too. `xp` is the
-array namespace and is no part of the public signature.
+array namespace and is not part of the public signature.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _misfit(op: Op, args: Sequence[Any], options: Attrs, unknown: Attrs) -> Exce
 
 
 class Declared(inspect.Signature):
-    """What an op takes, worked out when somebody asks for it."""
+    """The signature of an op, worked out on first use."""
 
     __slots__ = ("_declare",)
 
@@ -290,7 +290,7 @@ def elementwise(
 ) -> Callable[..., Any]:
     """One row of a table of elementwise ops; it desugars to `@op` and `@gradient`.
 
-    `kernel` is a function of `(xp, x)`, or the name that the standard gives it. One rule per
+    `kernel` is a function of `(xp, x)`, or its name in the standard. One rule per
     input, in order; none for ops that have no gradient. `boolean` tells the docstring that the
     results are bools.
     """
@@ -332,7 +332,7 @@ def piecewise_constant(type: str, rule: RuleFunction) -> None:
 
 
 def entwined(type: str, *rules: RuleFunction, together: RuleFunction) -> None:
-    """Give an op one rule per input, and one for the first beside others, see `Entwined`."""
+    """Give an op one rule per input, and one for the first with others; see `Entwined`."""
     entry = find_op(type)
     rule = entry.rule = Entwined(entry, type)
     for each, function in zip(entry.inputs, rules, strict=True):

@@ -220,5 +220,5 @@ class gradient_override_map(Scope[OpBinding]):
 
 
 def _identity(rule: str | RuleFunction) -> Any:
-    """What tells two rules of a map apart; callable objects need no hash."""
+    """Return what tells two rules of a map apart; callable objects need no hash."""
     return rule if isinstance(rule, str) else id(rule)

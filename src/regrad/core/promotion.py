@@ -153,14 +153,14 @@ def widest(xs: Iterable[Tensor | Array]) -> np.dtype:
 def gradient_dtype(x: Array, wide: np.dtype) -> np.dtype:
     """The dtype of a gradient by x: its own; by integers, the one given.
 
-    An integer has a gradient where a rule gave it one, of any float dtype. A program must know
+    An integer has a gradient where a rule returned one, of any float dtype. A program must know
     which before it arrives, and two branches must agree: it is the widest around.
     """
     return x.dtype if is_inexact(x.dtype) else wide
 
 
 def weak(value: complex, dtype: np.dtype) -> np.dtype:
-    """The dtype of a Python number beside a tensor of `dtype`: it never widens the tensor."""
+    """Return the dtype of a Python number next to a tensor of `dtype`, which it never widens."""
     if type(value) is complex and dtype.kind != "c":
         return np.dtype(np.complex128) if dtype == np.float64 else complex_dtype()
     if type(value) is float and not is_inexact(dtype):

@@ -89,7 +89,7 @@ def step_back(
 ) -> StepBack:
     """Return one step of the backward pass of a loop: `(dcarry, sums), entry` to the same, and dxs.
 
-    `pull(dcarry, entry)` gives the gradients of the loop's body: by the carry, which go on to the
+    `pull(dcarry, entry)` returns the gradients of the loop's body: by the carry, which go on to the
     step before; by what the step alone was given, the dxs; and by the `captured` values that all
     steps share, which are summed (None as `sums`: so far there are none). Every loop goes back by
     this function, whatever repeats it: JAX, the engine, Python, or a session's program.

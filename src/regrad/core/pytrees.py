@@ -29,7 +29,7 @@ LEAVES: set[type[Any]] = {
 
 
 def adopted(leaves: Iterable[Any]) -> bool:
-    """Whether there were objects among these that JAX opens; optree opens them from now on."""
+    """Register the classes that JAX opens; return whether there were any among these objects."""
     strange = [x for x in leaves if type(x) not in LEAVES and not isinstance(x, Tensor)]
     jax = sys.modules.get("jax") if strange else None
     registry = getattr(getattr(jax, "tree_util", None), "default_registry", None)
@@ -66,7 +66,7 @@ def _close(frame: Frame, children: Sequence[Any]) -> Any:
 
 
 class Frame:
-    """What is left of an object without its children: the class, and what is static in it."""
+    """An object without its children: its class, and its static fields."""
 
     def __init__(self, treedef: Any) -> None:
         self.treedef = treedef

@@ -36,7 +36,7 @@ from regrad.errors import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 Attrs: TypeAlias = dict[str, Any]  # the attributes of one op, by name
-Kernel: TypeAlias = Callable[..., backends.Array] | str  # or the name that the standard gives it
+Kernel: TypeAlias = Callable[..., backends.Array] | str  # or its name in the standard
 
 OPS: dict[str, Op] = {}
 RULES: dict[str, RuleFunction | Rule] = {}  # registered under a free name, for maps
@@ -160,11 +160,11 @@ class Op:
 
     @property
     def shipped(self) -> Rule:
-        """The rule that its author gave it."""
+        """The rule of its author."""
         return self.replaced or self.rule
 
     def owns(self, rule: Rule) -> bool:
-        """Whether a rule, counted or not, is the op's own."""
+        """Return whether a rule, counted or not, is the op's own."""
         return rule.bare is self.rule or rule.bare is self.replaced
 
     def names(self) -> list[str]:
@@ -209,7 +209,7 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
     name what it needs (an input, the output `y`, an attribute, `x_shape`, `x_dtype`), and
     a record keeps just that; `**names` takes, and keeps, all of them. Anything else makes it
     TensorFlow's: `(op, grad, ...)`.
-    With `wrt` it gives one input's gradient and runs only if that is wanted; without, the
+    With `wrt` it returns one input's gradient and runs only if that is wanted; without, the
     gradients of all inputs in order. None means no gradient.
 
     Raises:

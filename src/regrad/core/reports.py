@@ -81,7 +81,7 @@ B = TypeVar("B", bound=Binding)
 
 
 class Report(Generic[B]):
-    """What an override tells of itself."""
+    """The report of an override: which ops it matched, and how often its rules ran."""
 
     _bindings: dict[str, B]  # by op type
     _name = "gradient_override_map"

@@ -35,7 +35,7 @@ NO_PLANS: Mapping[frozenset[int], tuple[frozenset[int], bool]] = MappingProxyTyp
 
 
 class Rule:
-    """How the gradient passes one op: what a record must keep, and the pull itself."""
+    """The way of a gradient through one op: what a record must keep, and the pull itself."""
 
     __slots__ = ()  # (for rules that are made at each call; others may have any attributes)
 
@@ -53,7 +53,7 @@ class Rule:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the rule is one of the library's own, for an op of its own."""
+        """True if the rule is one of the library's own, for an op of its own."""
         functions = [self.function, *getattr(self, "functions", {}).values()]
         modules = {getattr(f, "__module__", None) or "" for f in functions if f is not None}
         return bool(modules) and all(m.partition(".")[0] == "regrad" for m in modules)
@@ -74,15 +74,15 @@ class Rule:
         return ()
 
     def carries(self, node: Node, index: int) -> bool:
-        """Whether an output of integers in a graph carries a gradient: as inputs of integers do."""
+        """Return whether an integer output in a graph carries a gradient, as integer inputs do."""
         return any(s.carries and s.dtype.kind in "biu" for s in node.sources())
 
     def input_name(self, leaf: int) -> str | None:
-        """What messages call an input; None for the name that the op gives it."""
+        """Return what messages call an input; None for its name in the op."""
         return None
 
     def linear_in(self, wanted: frozenset[int]) -> bool:
-        """Whether the op is affine in these inputs together: its gradient ignores them."""
+        """Return whether the op is affine in these inputs together: its gradient ignores them."""
         kept, keeps_output = self.keeps(wanted)
         return not (self.flat or keeps_output or kept & wanted)
 
@@ -200,7 +200,7 @@ def asked(function: RuleFunction, op: Op) -> tuple[list[str], bool]:
 
 
 def getter(op: Op, name: str, function: RuleFunction, rule_name: str) -> Callable[[Any], Any]:
-    """How a rule's parameter `name` is read from a record."""
+    """Return how a rule's parameter `name` is read from a record."""
     if name == "y":
         return lambda record: record.y
     if name in op.attrs:
@@ -355,7 +355,7 @@ class TensorFlowForm(Rule):
 
 
 class OpView:
-    """What a rule in TensorFlow's form sees of a record (TF's `Operation`)."""
+    """A record as a rule in TensorFlow's form sees it (TF's `Operation`)."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -370,7 +370,7 @@ class OpView:
         return self._record
 
     def places(self) -> Sequence[int | None]:
-        """Which leaf of the record each input is; None for what is an attribute there."""
+        """Return which leaf of the record each input is; None for what is an attribute there."""
         return range(len(self.inputs))
 
     def shown(self, tensor: Tensor | None) -> Any:
@@ -430,7 +430,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def first_is_any(function: RuleFunction) -> bool:
-    """Whether a function's first parameter is `*args`."""
+    """Return whether a function's first parameter is `*args`."""
     found = inspect.signature(function).parameters.values()
     return any(p.kind is p.VAR_POSITIONAL for p in list(found)[:1])
 
@@ -462,7 +462,7 @@ def describe(function: RuleFunction, name: str) -> str:
 
 
 def place(function: Callable[..., Any]) -> str:
-    """Where a function was written: `name, file:line`."""
+    """Return where a function was written: `name, file:line`."""
     code = getattr(function, "__code__", None)
     if code is None:
         return getattr(function, "__name__", repr(function))

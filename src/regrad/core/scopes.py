@@ -28,7 +28,7 @@ class Scope(Block, Report[B]):
 
     @property
     def _failed(self) -> bool:
-        """Whether the block that is being left raises."""
+        """True if the block that is being left raises."""
         return sys.exc_info()[1] is not self._around
 
     def _warn_unless_hit(self) -> None:

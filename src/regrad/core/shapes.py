@@ -67,7 +67,7 @@ def as_shape(shape: int | Sequence[int], *, rest: bool = False) -> tuple[int, ..
 
 
 def _is_possible(sizes: Sequence[Dim | int], least: int) -> bool:
-    """Whether a Tensor could have these sizes, as far as they are known."""
+    """Return whether a Tensor could have these sizes, as far as they are known."""
     elements = 1
     for n in sizes:
         if isinstance(n, int):
@@ -197,7 +197,7 @@ Window = tuple[int, int, int]
 
 
 def window(entry: slice, length: int) -> Window:
-    """What a slice selects of an axis of this length."""
+    """Return what a slice selects of an axis of this length."""
     if entry.start is None is entry.stop and entry.step is None:
         return 0, length, 1
     if entry.step is not None and index(entry.step) == 0:

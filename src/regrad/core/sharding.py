@@ -27,7 +27,7 @@ AUTO = (
 
 
 def layout(array: Array) -> Any:
-    """How an array lies on a mesh, as JAX's NamedSharding; None if it lies on no mesh."""
+    """Return how an array lies on a mesh, as JAX's NamedSharding; None if it lies on no mesh."""
     if type(array) is ndarray:
         return None
     sharding = getattr(array, "sharding", None)  # (traced arrays have none)
@@ -36,7 +36,7 @@ def layout(array: Array) -> Any:
 
 @lru_cache(maxsize=1024)
 def _plainest(sharding: Any) -> Any:
-    """The shortest name of a layout: XLA gives P("model") for what came as P("model", None)."""
+    """Return the shortest name of a layout: XLA returns P("model") for P("model", None)."""
     import jax.core
 
     sizes = sharding.mesh.shape
@@ -50,7 +50,7 @@ def _plainest(sharding: Any) -> Any:
 
 
 def resolve(device: Any, array: Array) -> Any:
-    """A device as users write it beside an array: to torch, a name is one of its own devices."""
+    """Return a device as users write it with an array: to torch, a name means its own devices."""
     if not isinstance(device, str) or backend_of(array).name != "torch":
         return device
     try:
@@ -87,7 +87,7 @@ def put(x: Tensor, sharding: Any, what: str) -> Any:
 
     if not isinstance(sharding, jax.Device | jax.sharding.Sharding):
         raise ArgumentError(
-            f"{what}: a jax.sharding.Sharding or a jax.Device is due, got {sharding!r:.80}"
+            f"{what}: expected a jax.sharding.Sharding or a jax.Device, got {sharding!r:.80}"
         )
     axes = getattr(getattr(sharding, "mesh", None), "axis_types", ())
     if any(axis.name == "Explicit" for axis in axes):
@@ -131,7 +131,7 @@ def kept_in_place(new: Tensor, before: Tensor) -> Tensor:
 
 
 def trouble(error: Exception, xs: Sequence[Tensor], names: Sequence[str] = ()) -> str | None:
-    """What an error of JAX's says of the places of these Tensors, in regrad's words."""
+    """Return what an error of JAX's says of the places of these Tensors, in regrad's words."""
     if type(error).__name__ == "ShardingTypeError":
         return f"{AUTO}. JAX says: {error}"
     if "incompatible devices" not in str(error):
@@ -158,7 +158,7 @@ def _where(x: Tensor) -> str:
 
 
 def searches_nan(jax: ModuleType) -> bool:
-    """Whether JAX looks for NaN or infinities, and if it finds one calls the program once more."""
+    """Return whether JAX looks for NaN or infinities, and runs a program again that made one."""
     return jax.config.jax_debug_nans or jax.config.jax_debug_infs
 
 

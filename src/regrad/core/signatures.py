@@ -80,7 +80,7 @@ OWN = {
 
 
 def is_of_caller(error: Exception) -> bool:
-    """Whether an error passed through code that is neither ours nor of a library that we use."""
+    """Return whether an error passed through code that is not ours nor a dependency's."""
     frame = error.__traceback__
     while frame is not None:
         module = frame.tb_frame.f_globals.get("__name__", "regrad")
@@ -147,7 +147,7 @@ def plain_code(function: object) -> CodeType | None:
 
 
 def parameters_of(function: Callable[..., Any]) -> str:
-    """What a function takes, for a message: `(dy, x)`."""
+    """Return what a function takes, for a message: `(dy, x)`."""
     try:
         found = inspect.signature(function)
     except ValueError:

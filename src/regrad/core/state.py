@@ -35,8 +35,8 @@ T = TypeVar("T")
 LIVE: set[Any] = set()  # weak references to the states there are
 
 # The tapes under which a function is running, in all contexts, and those of them that began while
-# another context had one. (They are dicts because `del` is no call, after which a signal's handler
-# may raise.)
+# another context had one. (They are dicts because `del` is not a call: a signal's handler may raise
+# after any call.)
 OPEN: dict[Tape, None] = {}
 BESIDE: dict[Tape, None] = {}
 
@@ -122,7 +122,7 @@ class State:
 
     @property
     def inspected(self) -> bool:
-        """Whether a tape is to see every op: what else is one record then runs op by op."""
+        """True if a tape is to see every op: what else is one record then runs op by op."""
         return not self.plain and any(tape.opens for tape in self.tapes)
 
 
@@ -163,7 +163,7 @@ def run_held(scopes: Overrides, f: Callable[..., T], *args: Any) -> T:
 
 
 def is_held(key: object) -> bool:
-    """Whether this is the key of an override that is held back."""
+    """Return whether this is the key of an override that is held back."""
     return type(key) is tuple and key[0] is HELD
 
 
@@ -191,7 +191,7 @@ def watchers(tensor_id: int) -> list[Tape]:
 
 
 def note_beside(tape: Tape, before: State | None) -> None:
-    """Note that a tape was opened, in this state, beside one of another context, if it was."""
+    """Note that a tape was opened, in this state, while another context had one, if it was."""
     if not OPEN.keys() <= {tape, *_own_tapes(before)}:
         BESIDE[tape] = None
 

@@ -69,7 +69,7 @@ class Record:
         self.y: Any = y
 
     def argument(self, leaves: Sequence[Any], parameter: int) -> Any:
-        """What belongs to a parameter among `leaves`: one item, a list, or None."""
+        """Return what belongs to a parameter among `leaves`: one item, a list, or None."""
         return leaves[parameter]
 
     def detail(self, parameter: int, which: int) -> Any:
@@ -85,7 +85,7 @@ class Record:
             self.y = other
 
     def view(self) -> OpView:
-        """What a rule in TensorFlow's form sees."""
+        """Return what a rule in TensorFlow's form sees."""
         return OpView(self)
 
     def wanted(self, watched: set[int]) -> list[int]:
@@ -158,7 +158,7 @@ def positions(place: Place) -> tuple[int, ...]:
 
 
 def placed(leaves: Sequence[Any], place: Place) -> Any:
-    """What of the leaves one parameter gets: one, a list of them, or None."""
+    """Return what of the leaves one parameter gets: one, a list of them, or None."""
     if isinstance(place, tuple):
         return [leaves[i] for i in place]
     return None if place is None else leaves[place]
@@ -291,18 +291,18 @@ class Tape:
         return watched
 
     def admit(self, op: Op, rule: Rule, wanted: frozenset[int]) -> bool:
-        """Whether to record an op; an error refuses one that this tape cannot do with."""
+        """Return whether to record an op; an error refuses one that this tape cannot do with."""
         return True
 
     def read_plainly(self) -> None:
         """A watched tensor was read as a plain number (`float(x)`, `x.item()`, `bool(x)`)."""
 
     def walks_back(self) -> bool:
-        """Whether gradients will go back along the records (those of forward mode do not)."""
+        """Return whether gradients will go back along the records; in forward mode they do not."""
         return True
 
     def wants(self, variable: Variable) -> bool:
-        """Whether reads of this Variable are watched (only `variable_grads` does)."""
+        """Return whether reads of this Variable are watched (only `variable_grads` does)."""
         return False
 
 
@@ -352,14 +352,14 @@ def rule_in_force(state: State, op: Op, xs: Sequence[Tensor], graph: Graph | Non
 
 
 def cuts(rule: Rule, attrs: Attrs, xs: Sequence[Tensor]) -> bool:
-    """Whether no gradient passes an op under this rule."""
+    """Return whether no gradient passes an op under this rule."""
     return not rule.watches or (rule.unless is not None and rule.unless(attrs, xs))
 
 
 def effective(op: Op, rule: Rule, specs: Sequence[Spec], y: Result) -> Rule:
     """The rule itself, or for complex numbers the conjugated rule of a holomorphic op.
 
-    Rules that an override gives are used as they are, but for those of other ops.
+    Rules of an override are used as they are, except for those of other ops.
     """
     if not specs or specs[0][1] in REAL or not rule.watches:
         return rule

@@ -28,7 +28,7 @@ class Tensor(Methods):
 
     Make one with `tensor`, `asarray`, `zeros`, …. It holds an array of NumPy, JAX or PyTorch
     and never changes. Its methods have TensorFlow.js's names (`a.mul(b)`, `a.square()`),
-    beside Python's operators and indexing.
+    besides Python's operators and indexing.
     """
 
     __slots__ = ("__weakref__", "_data", "_id")
@@ -65,7 +65,7 @@ class Tensor(Methods):
 
     @property
     def device(self) -> Any:
-        """Where the data lies, as its library says it."""
+        """Return where the data lies, as its library says it."""
         return getattr(self._data, "device", "cpu")
 
     def block_until_ready(self) -> Tensor:
@@ -86,7 +86,7 @@ class Tensor(Methods):
         return read_only(self._data)
 
     def numpy(self) -> np.ndarray:
-        """A read-only NumPy view of the values, or a copy where no view can be had.
+        """A read-only NumPy view of the values, or a copy where a view is not possible.
 
         Raises GradientError while the tensor is being differentiated, because what is
         computed from the array would be lost to the gradient.

@@ -47,7 +47,7 @@ class Inspector(Protocol):
         """The record's rule is about to run."""
 
     def __call__(self, record: Record, dy: Cotangent, leaf: int, dx: Tensor | None) -> None:
-        """The rule gave `dx` for an input, and it fits."""
+        """Take `dx`, the gradient of a rule for an input, which fits."""
 
 
 def walk(
@@ -62,7 +62,7 @@ def walk(
 
     Ops that the rules create are recorded on the tapes that are open now, with overrides
     masked, so that the result does not depend on the scope in which the walk runs.
-    `inspect` sees each record before its rule runs, and each gradient that the rule gives.
+    `inspect` sees each record before its rule runs, and each gradient that the rule returns.
     """
     state = current()
     if state is None or state.overrides is None:
@@ -144,7 +144,7 @@ def _walk(
 
 
 def leaf_gradients(record: Record, dy: Any, watched: set[int]) -> Any:
-    """What the rule gives, by leaf.
+    """Return what the rule returns, by leaf.
 
     A rule that asks for a size which only the run of the graph can tell, runs in the run.
     """
@@ -243,7 +243,7 @@ def check_gradient(record: Record, leaf: int, dx: Any, dy: Cotangent) -> Tensor 
 
 
 def wrong_dtype(dx: Tensor, dtype: DTypeLike) -> bool:
-    """Whether a gradient's dtype is not its input's (an integer input takes any)."""
+    """Return whether a gradient's dtype is not its input's (an integer input takes any)."""
     dtype = numpy_dtype(dtype)
     return is_inexact(dtype) and dx.dtype != dtype
 
@@ -272,7 +272,7 @@ def tuple_of(shape: Shape) -> Any:
 
 
 def _was_spread(small: Shape, large: Shape, y: Shape) -> bool:
-    """Whether `large` may be `small`, spread along axes along which the op spread it to make y."""
+    """Return whether `large` is `small` spread along the axes that the op itself broadcast."""
     if len(small) > len(large):
         return False
     small = (1,) * (len(large) - len(small)) + tuple(small)

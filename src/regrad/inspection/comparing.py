@@ -47,7 +47,7 @@ def compare_gradients(
 
     Returns:
         A function of f's arguments that returns a `GradientComparison`: a row for each argument
-        and Variable, and, beside the true gradient, a row for each input of each op under an
+        and Variable, and, next to the true gradient, a row for each input of each op under an
         override and of each custom function, in place: the gradient that arrived there goes
         through its rule and through its true derivative. (An override that lets no gradient
         pass, `"StopGradient"`, has no row of its own.)
@@ -143,10 +143,10 @@ def _by_differences(f: Callable[..., Any], args: Sequence[Any], run: Run) -> lis
 
 
 class TrueCustom(Rule):
-    """The derivative of a custom function op by op, in place of the one that its author gave."""
+    """The derivative of a custom function op by op, in place of the one that its author wrote."""
 
     def __init__(self, call: Any) -> None:
-        self.call: CustomCall = call  # (the tape inspects, so it is no mere rule)
+        self.call: CustomCall = call  # (the tape inspects, so it is not a mere rule)
         self.name: Any = call.name
 
     def pull(
@@ -170,7 +170,7 @@ class TrueCustom(Rule):
 
 
 def _run_again(call: CustomCall, xs: Sequence[Tensor]) -> list[Tensor]:
-    """What a custom function computes of other tensors, by ops that have their own rules."""
+    """Return what a custom function computes of other tensors, by ops that have their own rules."""
     _, args, options = call.again
     leaves, rebuild = containers.flatten(args)
     given = iter(xs)

@@ -81,12 +81,12 @@ class Compared:
         return cls(kind, name, a.shape, *_figures(a.ravel(), b.ravel()), "", **about)  # pyright: ignore
 
     def differs(self, rtol: float = RTOL) -> bool:
-        """Whether the two are not the same, within a tolerance relative to the larger norm."""
+        """Return whether the two differ, by a tolerance relative to the larger norm."""
         return not self.gap <= rtol
 
     @property
     def place(self) -> str:
-        """What the row is about, for a message."""
+        """Return what the row is about, for a message."""
         if self.kind != "op":
             return f"the gradient by {self.name}"
         inside = f" in {self.path}" if self.path else ""
@@ -96,7 +96,7 @@ class Compared:
 
     @property
     def text(self) -> str:
-        """How the two differ, for a message."""
+        """Return how the two differ, for a message."""
         if self.missing:
             return "neither has one" if self.missing == "both" else f"the {self.missing} has none"
         words = f"cosine {self.cosine:.4g}, norms' ratio {self.ratio:.4g}"
@@ -215,7 +215,7 @@ class GradientComparison:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no difference but declared ones."""
+        """True if there is no difference but declared ones."""
         return not self.undeclared
 
     def worst(self) -> list[Compared]:
@@ -290,7 +290,7 @@ class GradientComparison:
 
 
 def _is_meant(row: Compared, meant: frozenset[str]) -> bool:
-    """Whether a row's difference was declared, by its op type, its rule or its name."""
+    """Return whether a row's difference was declared, by its op type, its rule or its name."""
     if row.kind != "op":
         return row.name in meant
     rule = row.rule.partition(",")[0]
@@ -298,7 +298,7 @@ def _is_meant(row: Compared, meant: frozenset[str]) -> bool:
 
 
 def _angle(row: Compared) -> float:
-    """What rows are sorted by: the cosine, or less if there is none."""
+    """Return what rows are sorted by: the cosine, or less if there is none."""
     return -2.0 if math.isnan(row.cosine) else row.cosine
 
 

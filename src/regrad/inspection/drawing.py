@@ -95,7 +95,7 @@ class ScopedTape(SeenTape):
     def __init__(self) -> None:
         super().__init__()
         self.records: Any = _Scoped()
-        # what runs outside of the function that is drawn is no scope of the picture
+        # what runs outside of the function that is drawn is not a scope of the picture
         self.records.outermost = sys._getframe(1)
 
 

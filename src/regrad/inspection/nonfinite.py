@@ -54,7 +54,7 @@ class Operand:
 
     @property
     def is_infinite(self) -> bool:
-        """Whether the input itself is infinite: at the element, if that is known, or anywhere."""
+        """True if the input itself is infinite: at the element, if that is known, or anywhere."""
         if self.value is not None:
             return bool(np.isinf(self.value))
         return bool(np.isinf(self.smallest) or np.isinf(self.largest))
@@ -114,7 +114,7 @@ class NonFinite:
 
 
 def first_bad(array: Any) -> tuple[str, tuple[int, ...], int] | None:
-    """What is not finite in an array, the index of the first such element, and how many are."""
+    """Return the kind, first index and count of elements of an array that are not finite."""
     a = np.asarray(array)
     if a.dtype.kind not in "fc" and a.dtype.kind != "V":
         return None
@@ -142,6 +142,6 @@ def operand(name: str, array: Any, shape: tuple[int, ...], index: tuple[int, ...
 
 
 def broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:
-    """Whether an array of one shape broadcasts to the other."""
+    """Return whether an array of one shape broadcasts to the other."""
     pairs = zip(reversed(small), reversed(large), strict=False)
     return len(small) <= len(large) and all(s in (1, n) for s, n in pairs)

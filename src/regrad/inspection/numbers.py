@@ -33,7 +33,7 @@ class Numbers:
 
     @property
     def finite(self) -> bool:
-        """Whether no element is NaN or infinite."""
+        """True if no element is NaN or infinite."""
         return not (self.nans or self.infs)
 
     @property
@@ -43,7 +43,7 @@ class Numbers:
 
     @property
     def is_zero(self) -> bool:
-        """Whether there are elements, and all of them are 0."""
+        """True if there are elements, and all of them are 0."""
         return self.zeros == self.size > 0
 
     @property

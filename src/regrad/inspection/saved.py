@@ -10,7 +10,7 @@ from regrad.core.reports import Table
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the ops of one type that one line ran keep: bytes, and the number of arrays."""
+    """The memory that ops of one type, run by one line, keep: bytes, and the number of arrays."""
 
     op_type: str
     line: str
@@ -21,7 +21,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """What a backward pass keeps, by op type, line and module: the largest first."""
+    """The memory that a backward pass keeps, by op type, line and module: the largest first."""
 
     rows: tuple[Saved, ...]
 

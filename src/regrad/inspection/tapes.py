@@ -98,7 +98,7 @@ class Run:
 
     @property
     def sources(self) -> list[tuple[str, Tensor]]:
-        """What it was differentiated by: (name, Tensor), the arguments and then the Variables."""
+        """Return what it was differentiated by as (name, Tensor): arguments, then Variables."""
         paths = containers.paths(tuple(self.args), "args") if self.args else []
         named = list(zip(paths, self.aliases, strict=True))
         return [*named, *[(v.name, alias) for v, (_, alias) in self.tape.reads.items()]]

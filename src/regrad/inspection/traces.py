@@ -52,13 +52,13 @@ class Step:
 
     @property
     def dead(self) -> bool:
-        """Whether something arrived that is not 0, and only zeros left."""
+        """True if something arrived that is not 0, and only zeros left."""
         arrived, sent = self.arrived, self.sent
         return bool(arrived and sent and sent.is_zero and arrived.size and not arrived.is_zero)
 
     @property
     def breaks(self) -> bool:
-        """Whether finite numbers arrived and others left."""
+        """True if finite numbers arrived and others left."""
         arrived, sent = self.arrived, self.sent
         return bool(sent and not sent.finite and (arrived is None or arrived.finite))
 
@@ -76,7 +76,7 @@ class Step:
 
 
 SymptomKind = Literal["not finite", "dead", "cut", "grows", "decays"]
-CUTS = 3  # ops that gave no gradient on, of which worst() speaks
+CUTS = 3  # ops that passed no gradient on, of which worst() speaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class GradientTrace:
         steps: One for each op.
         inputs: The gradients by what was differentiated by: (name, figures), None for no path.
         value: What the function returned.
-        cuts: Ops that were given something differentiated, and gave no gradient on (`detach`,
+        cuts: Ops with a differentiated input that passed no gradient on (`detach`,
             what ran under `no_grad`), where a library can tell. They ran forward only.
     """
 
@@ -119,7 +119,7 @@ class GradientTrace:
         )
 
     def worst(self) -> list[Symptom]:
-        """What is most likely wrong, worst first.
+        """Return what is most likely wrong, worst first.
 
         The first step that made a NaN or infinity of finite numbers; steps at which the gradient
         died; where it was cut off, if something has none; and, if they change it a thousandfold,
@@ -209,7 +209,7 @@ def _cut(step: Step, inputs: Sequence[tuple[str, Numbers | None]]) -> Symptom:
     return Symptom(
         "cut",
         step,
-        f"cut: {step.place} gives no gradient on; none came to {', '.join(without[:3])}{more}",
+        f"cut: {step.place} passes no gradient on; none came to {', '.join(without[:3])}{more}",
     )
 
 

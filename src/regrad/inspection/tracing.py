@@ -26,7 +26,7 @@ def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
 
     Args:
         f: A function of Tensors, arrays, numbers and containers of them that returns a Tensor. A
-            result that is no scalar is taken with the gradient 1 for each element.
+            result that is not a scalar is taken with the gradient 1 for each element.
 
     Returns:
         A function of f's arguments that returns a `GradientTrace`. Gradients are taken by all
@@ -110,7 +110,7 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
         A function of f's arguments that returns a `NonFinite`, or None if all is finite: the op,
         the line of your code that ran it, the element, what the op was given there, and the usual
         cure. An argument or a Variable that is not finite to begin with is reported as such. An
-        infinity that spoils neither the result nor a gradient (a mask of -inf) is no finding.
+        infinity that spoils neither the result nor a gradient (a mask of -inf) is not a finding.
 
     Raises:
         ArgumentError, GradientError: as `trace_gradients`.
@@ -147,7 +147,7 @@ def find_nan(f: Callable[..., Any]) -> Callable[..., NonFinite | None]:
 
 
 def _made_forward(record: Record, tape: SeenTape) -> NonFinite | None:
-    """What is not finite in the results of an op, if anything."""
+    """Return what is not finite in the results of an op, if anything."""
     ys = record.y if isinstance(record.y, tuple) else (record.y,)
     for y in ys:
         if y is not None and is_inexact(y.dtype) and (bad := first_bad(y._values())):
@@ -243,7 +243,7 @@ def _kept(tape: SeenTape) -> Iterator[tuple[str, str, str, int]]:
 
 
 def _saved_by(record: Record) -> list[Any]:
-    """What a custom function saved for its gradient function."""
+    """Return what a custom function saved for its gradient function."""
     rule = bare_rule(record.rule)
     saved = getattr(rule, "saved", ())
     return containers.flatten(saved)[0] if saved else []

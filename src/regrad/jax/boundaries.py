@@ -40,7 +40,7 @@ def restore_calls(
 
 
 def was_running(key: FunctionKey, eqn: core.JaxprEqn) -> bool:
-    """Whether the function of a key was running when JAX made an equation."""
+    """Return whether the function of a key was running when JAX made an equation."""
     trace = eqn.source_info.traceback
     return trace is not None and key.code in trace.raw_frames()[0]
 
@@ -61,7 +61,7 @@ def _call(key: FunctionKey, eqns: Sequence[Any], outs: Sequence[Any]) -> tuple[A
 
 
 def _escapes(eqns: Sequence[Any], count: int, y: core.Var, outs: Sequence[Any]) -> bool:
-    """Whether another result than y of the first equations is read by the rest."""
+    """Return whether another result than y of the first equations is read by the rest."""
     read = [*outs, *(v for eqn in eqns[count:] for v in eqn.invars)]
     inner = {v for eqn in eqns[:count] for v in eqn.outvars if v is not y}
     return any(not isinstance(v, core.Literal) and v in inner for v in read)

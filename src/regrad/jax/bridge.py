@@ -86,7 +86,7 @@ def _to_jax(array: Any) -> Any:
         return array
     if isinstance(array, np.ndarray | np.generic):
         return JAX.from_numpy(np.asarray(array))
-    raise ArgumentError(f"from_regrad: JAX's and NumPy's arrays are due, got {kind(array)}")
+    raise ArgumentError(f"from_regrad: expected an array of JAX or NumPy, got {kind(array)}")
 
 
 def _result(y: Any, name: str) -> Tensor:
@@ -122,7 +122,7 @@ def _trace_of(array: Any) -> Any:
 
 
 def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
-    """A flat function of Tensors, run on JAX's arrays, with the gradient that regrad gives it."""
+    """A flat function of Tensors, run on JAX's arrays, with its gradient in regrad."""
     state = current()
     overrides = None if state is None else state.overrides
     region = Finder(name)

@@ -53,7 +53,7 @@ def check_gradients(
         GradientCheckError: `gradient_report`, which takes the same arguments, finds something.
             The message names order, mode, input, element and numbers, and the rules that
             disagree with differences of their op alone. What differences cannot judge (a kink,
-            rounding) is no error; the report has it.
+            rounding) is not an error; the report has it.
 
     Source: `check_grads` of HIPS autograd and JAX.
 
@@ -102,7 +102,7 @@ def gradient_report(
         what it was given in this run; where none is wrong, each `stop_gradient` that you wrote.
 
     Raises:
-        ArgumentError: args is no list, or order is less than 1.
+        ArgumentError: args is not a list, or order is less than 1.
         GradientError: as `trace_gradients`.
 
     >>> import jax, jax.numpy as jnp, regrad as rg
@@ -214,12 +214,12 @@ def _causes(f: OfArrays, xs: Sequence[Any], order: int, settings: Settings) -> l
 
 
 def _with_rules(ran: Sequence[Ran]) -> list[Ran]:
-    """What has a rule that is not JAX's own."""
+    """Return what has a rule that is not JAX's own."""
     return [each for each in ran if each.wanted and each.eqn is not None and is_custom(each.eqn)]
 
 
 def _stopped(ran: Sequence[Ran]) -> list[Ran]:
-    """Where the user's code stops a gradient."""
+    """Return where the user's code stops a gradient."""
     named = (each for each in ran if each.site.op_type == "stop_gradient")
     return [each for each in named if each.wanted and not each.site.by_jax]
 
@@ -236,7 +236,7 @@ def _derive(f: OfArrays) -> OfArrays:
 
 
 def _wrong(ran: Ran, order: int, settings: Settings) -> list[Finding]:
-    """What is wrong with the rule of one op, given what it was given."""
+    """Return what is wrong with the rule of one op, given what it was given."""
     run = as_function(ran.eqn)
     floats = [i for i, y in enumerate(ran.outs) if is_float(jax.typeof(y))]
 

@@ -43,7 +43,7 @@ class Choice:
             raise ArgumentError(f"override: {both[0]!r} is in open= and in keep=; name it in one")
 
     def opens(self, body: core.Jaxpr | core.ClosedJaxpr) -> bool:
-        """Whether a function is to be differentiated op by op."""
+        """Return whether a function is to be differentiated op by op."""
         return not _names(body).isdisjoint(self.open)
 
     def keeps(self, body: core.Jaxpr | core.ClosedJaxpr) -> bool:
@@ -90,7 +90,7 @@ def _source(body: core.Jaxpr | core.ClosedJaxpr) -> str:
 
 
 def of_jax(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, around: Sequence[Any]) -> bool:
-    """Whether an equation of a program comes from code of JAX's alone.
+    """Return whether an equation of a program comes from code of JAX's alone.
 
     A function of JAX's may call functions that it was given; then their code stands between. If
     the function itself is nowhere, JAX has inlined it: then whoever called it stands there, as in
@@ -122,7 +122,7 @@ def _caller(eqn: core.JaxprEqn) -> Any:
 
 
 def advice(closed: Sequence[Closed]) -> str:
-    """Where these functions are, and how to open or keep them."""
+    """Return where these functions are, and how to open or keep them."""
     each = dict.fromkeys(
         f"{c.name} ({c.place.removeprefix(JAX)}, called in {c.where}) computes "
         f"{', '.join(map(repr, sorted(c.keys)))}"

@@ -1,4 +1,4 @@
-"""`compare_gradients` for JAX functions: the gradient that counts, and the true one beside it."""
+"""`compare_gradients` for JAX functions: the gradient that counts, and the true one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compare_gradients(
 
     Returns:
         A function of f's arguments that returns a `GradientComparison`: a row for each array
-        that is differentiated by, and, beside the true gradient, a row for each input of each
+        that is differentiated by, and, next to the true gradient, a row for each input of each
         op with such a rule, in place: the gradient that arrived there goes through the op's
         rule and through its true derivative.
 
@@ -150,7 +150,7 @@ def _closed(program: Any) -> Any:
 
 
 def _in_place(ran: Ran, arrived: Sequence[Any], left: Sequence[Any]) -> list[Compared]:
-    """The rows of an op with a rule of the user's: that rule beside the true derivative."""
+    """Return the rows of an op with a rule of the user's: that rule and the true derivative."""
     if not is_custom(ran.eqn):
         return []
     run = core.jaxpr_as_fun(_closed(without_rules(body_of_custom(ran.eqn))))

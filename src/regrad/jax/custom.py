@@ -38,7 +38,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             out.
 
     Arrays among the positional arguments, also inside containers, are the inputs; all else passes
-    through. `g(dy, saved)`, or `g(dy)`, gives the gradients as a list with one entry per argument
+    through. `g(dy, saved)`, or `g(dy)`, returns the gradients as a list with one entry per argument
     that holds arrays, in order. An entry has its argument's structure, with arrays of the inputs'
     shapes and dtypes: for `{"w": w, "b": b}` a dict with these keys (a list and a tuple are
     alike). None, for an argument or any part of it, means no gradient. If there is only one such
@@ -117,8 +117,8 @@ class CustomJaxCall(Saves):
 
     def _ours(self, what: str) -> ArgumentError:
         return ArgumentError(
-            f"custom_grad of regrad.jax: in {self.name} {what} is a Tensor of regrad, and arrays "
-            "of JAX are due. rg.jax.from_regrad(f) makes a JAX function of one of regrad's."
+            f"custom_grad of regrad.jax: in {self.name} {what} is a Tensor of regrad, expected "
+            "an array of JAX. rg.jax.from_regrad(f) makes a JAX function of one of regrad's."
         )
 
     def traced(self, *xs: Any) -> list[Any]:
@@ -170,8 +170,8 @@ class CustomJaxCall(Saves):
                 raise self._ours("the value")
             if not is_array(leaf):
                 raise ArgumentError(
-                    f"custom_grad: the value that {self.name} returned holds {kind(leaf)}; arrays "
-                    "are due"
+                    f"custom_grad: the value that {self.name} returned holds {kind(leaf)}, "
+                    "expected arrays"
                 )
         if not leaves:
             raise ArgumentError(f"custom_grad: the value that {self.name} returned is empty")
@@ -188,7 +188,7 @@ class CustomJaxCall(Saves):
             raise self._ours("a gradient")
         where = f"wrong gradient: {self.name} ({place(self.f)}), input {self.arguments.names[i]!r},"
         if not is_array(dx):
-            raise RuleError(f"{where} returned {kind(dx)}, and an array is due, or None")
+            raise RuleError(f"{where} returned {kind(dx)}, expected an array or None")
         if (dx.shape, dx.dtype) != (aval.shape, aval.dtype):
             raise RuleError(
                 f"{where} returned {dx.dtype} {tuple(dx.shape)}, and the input is {aval.dtype} "
@@ -254,7 +254,7 @@ class CustomGradient(Gradient):
             raise GradientError(
                 f"custom_grad: {self.call.name} ({place(self.call.f)}) "
                 f"{self.called[min(wanted)]}, which is being differentiated; its gradient would "
-                "be lost. Pass it as an input of its own, for which grad_func gives a gradient "
+                "be lost. Pass it as an input of its own, for which grad_func returns a gradient "
                 "too, or use jax.lax.stop_gradient on it."
             )
 
@@ -278,7 +278,7 @@ class CustomGradient(Gradient):
 
 
 def _find_origin(call: CustomJaxCall, x: Any) -> str:
-    """How f comes by an array that is no input: `closes over 'w'`."""
+    """Return how f reaches an array that is not an input: `closes over 'w'`."""
     for key, value in call.options.items():
         if any(leaf is x for leaf in jax.tree_util.tree_leaves(value)):
             return f"got the keyword argument {key!r}"

@@ -213,7 +213,7 @@ def _specs(args: Sequence[Any], shapes: Any, api: str = "export") -> Sequence[An
 
 
 def _fits(shape: Sequence[Any], due: Sequence[Any]) -> bool:
-    """Whether an array of one shape may be given where another is expected."""
+    """Return whether an array of one shape may be given where another is expected."""
     return len(shape) == len(due) and all(
         n == m or not isinstance(m, int) for n, m in zip(shape, due, strict=True)
     )
@@ -316,7 +316,7 @@ class Program:
 
     @cached_property
     def gradients(self) -> list[int]:
-        """Which inputs have a gradient."""
+        """Return which inputs have a gradient."""
         avals = self.exported.in_avals
         return [n for n, i in enumerate(self.taken) if _is_inexact(avals[i])]
 
@@ -413,9 +413,9 @@ class Exported:
 
     def __repr__(self) -> str:
         takes = ", ".join(f"{a.dtype.name}{_shape(a)}" for a in self.program.in_avals)
-        gives = ", ".join(f"{a.dtype.name}{_shape(a)}" for a in self.program.out_avals)
+        returns = ", ".join(f"{a.dtype.name}{_shape(a)}" for a in self.program.out_avals)
         on = ", ".join(self.platforms)
-        return f"<Exported {self.name}: {takes} -> {gives}, order {self.order}, for {on}>"
+        return f"<Exported {self.name}: {takes} -> {returns}, order {self.order}, for {on}>"
 
     def serialize(self) -> bytes:
         """Return what `save` writes: the program as `jax.export` has it, and a checksum."""

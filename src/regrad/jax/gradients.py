@@ -56,7 +56,7 @@ class RuleGradient(Gradient):
             if not isinstance(self.places[i], int):
                 what = self.places[i] or "a value that the function closes over"
                 raise GradientError(
-                    f"{self.name} gives no gradient by {what}, which is being differentiated. "
+                    f"{self.name} returns no gradient by {what}, which is being differentiated. "
                     "Pass it as an argument, or use jax.lax.stop_gradient on it."
                 )
 
@@ -69,7 +69,7 @@ class RuleGradient(Gradient):
     def answer(
         self, xs: Sequence[Any], ys: Sequence[Any] | None, dys: Sequence[Any], wanted: Sequence[int]
     ) -> Sequence[Any]:
-        """What the rule says, uncounted."""
+        """Return what the rule says, uncounted."""
         call, given, y, dy = self._call(xs, ys, [*map(conjugate, dys)])
         inputs = self._inputs(wanted)
         if call.settle(given, y, dy, inputs):
@@ -109,7 +109,7 @@ class RuleGradient(Gradient):
         self, call: ForeignCall, xs: Sequence[Any], y: Any, dy: Any, wanted: list[int]
     ) -> list[Any]:
         """The rule run on Tensors, and differentiated by regrad from there on."""
-        leaves, structure = jax.tree_util.tree_flatten((list(xs), y, dy))  # (None is no leaf)
+        leaves, structure = jax.tree_util.tree_flatten((list(xs), y, dy))  # (None is not a leaf)
 
         def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
             xs, y, dy = jax.tree_util.tree_unflatten(structure, tensors)
@@ -123,7 +123,7 @@ class RuleGradient(Gradient):
 
 
 class ScaledGradient(Gradient):
-    """The gradient of an operation that gives what another one does, times known numbers."""
+    """The gradient of an operation that computes what another one does, times known numbers."""
 
     def __init__(self, one: Gradient, scale: Any) -> None:
         self.one = one

@@ -33,7 +33,7 @@ INLINED = (
 
 
 class Key:
-    """What a key means: which equations, and what the rule's parameters stand for there."""
+    """The meaning of a key: which equations it names, and what a rule's parameters read there."""
 
     label = ""  # for messages and reports
     targets: Sequence[Target] = ()
@@ -41,7 +41,7 @@ class Key:
     call: Any = None  # the code by which JAX calls it, if its derivative may hide it
 
     def meets(self, other: Key) -> bool:
-        """Whether two keys stand for the same thing."""
+        """Return whether two keys stand for the same thing."""
         return any(a.meets(b) for a in self.targets for b in other.targets)
 
     def matches(self, eqn: core.JaxprEqn, batched: bool = False) -> bool:
@@ -65,11 +65,11 @@ class Key:
         return ""
 
     def form(self, eqn: core.JaxprEqn) -> MatrixForm | None:
-        """How an equation must be written to be one of the op type, if it is not."""
+        """Return how an equation must be written to be one of the op type, if it is not."""
         return None
 
     def scale(self, eqn: core.JaxprEqn) -> Any:
-        """Return the numbers times which the op type gives what the equation does, or None."""
+        """Return the factors by which the op type differs from the equation, or None."""
         return None
 
 
@@ -250,7 +250,7 @@ def make_op(label: str, inputs: Sequence[str], attrs: Sequence[str], several: bo
 
 
 def _text(body: tuple[Any, Sequence[Any]]) -> tuple[Any, ...]:
-    """By which two programs are told apart: what they compute, and with which constants."""
+    """Return the identity of a program: what it computes, and with which constants."""
     return re.sub("0x[0-9a-f]+", "", str(body[0])), *map(id, body[1])
 
 
@@ -305,7 +305,7 @@ def find_definition(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def key_for(key: Any) -> Key:
-    """What a key of the map means; an error says why it cannot be one."""
+    """Return what a key of the map means; an error says why it cannot be one."""
     if isinstance(key, str):
         return _key_named(key)
     if not callable(key):
@@ -338,7 +338,7 @@ def closed_call_p() -> Any:
 
 
 def same_thing(key: Key, op_type: str) -> bool:
-    """Whether a key stands for just what an op type stands for."""
+    """Return whether a key stands for just what an op type stands for."""
     if not targets_of(op_type):
         return False
     return {(t.name, t.power) for t in key.targets} == {

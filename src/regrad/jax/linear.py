@@ -46,7 +46,7 @@ KEEP_ZERO = FIRST | ALL | ONE | {"select_n"}
 
 
 class NotLinear(Exception):
-    """What in a program is not linear."""
+    """The equations of a program that are not linear."""
 
 
 def body_of(eqn: core.JaxprEqn) -> Any:
@@ -65,7 +65,7 @@ def bodies(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def check(jaxpr: core.Jaxpr, consts: Sequence[Any], given: Sequence[str]) -> list[str]:
-    """How the outputs depend on inputs of these kinds; NotLinear says what spoils it."""
+    """Return how the outputs depend on inputs of these kinds; NotLinear says what spoils it."""
     env: dict[Any, str] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
     env.update(zip(jaxpr.invars, given, strict=True))
 
@@ -85,7 +85,7 @@ def _constant(value: Any) -> str:
 
 
 def _propagate(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
-    """How the outputs of one equation depend on inputs of these kinds."""
+    """Return how the outputs of one equation depend on inputs of these kinds."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if name in CALLS:
         jaxpr, consts = body_of(eqn)
@@ -156,7 +156,7 @@ def _cond(eqn: core.JaxprEqn, given: list[str]) -> list[str]:
 
 
 def _join(a: str, b: str) -> str:
-    """What is one of two."""
+    """Return what is one of two."""
     if {a, b} == {CONSTANT, LINEAR}:
         raise NotLinear("a value that is sometimes a constant")
     return a if b in (a, ZERO) else b

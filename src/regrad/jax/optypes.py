@@ -22,7 +22,7 @@ Attrs = Mapping[str, Any]
 
 
 class Target:
-    """What an op type stands for: a primitive, with the attributes it has, or a function.
+    """The meaning of an op type: a primitive with certain attributes, or a function.
 
     `power` picks equations of `integer_pow`, `when` others by what they look like; `refusal` says
     why one cannot be covered. `operand_names` are the op's names for the operands, where these
@@ -63,13 +63,13 @@ class Target:
         return named and self.power in (None, eqn.params.get("y")) and (batched or self.when(eqn))
 
     def meets(self, other: Target) -> bool:
-        """Whether both cover the same equations."""
+        """Return whether both cover the same equations."""
         powers = {self.power, other.power}
         return self.name == other.name and (None in powers or len(powers) == 1)
 
     @property
     def function(self) -> Any:
-        """The function of JAX that is meant, if it is no primitive."""
+        """The function of JAX that is meant, if it is not a primitive."""
         module, _, name = self.name.rpartition(".")
         return getattr(functools.reduce(getattr, module.split(".")[1:], jax), name)
 
@@ -104,7 +104,7 @@ class MatrixForm(NamedTuple):
 
 
 def _as_matmul(eqn: Any) -> MatrixForm | None:
-    """How a `dot_general` is to be written as `a @ b`; None if it is one."""
+    """Return how a `dot_general` is to be written as `a @ b`; None if it is one."""
     (left, right), (first, second) = eqn.params["dimension_numbers"]
     left, right, first, second = map(tuple, (left, right, first, second))
     a, b = (v.aval.shape for v in eqn.invars)
@@ -158,7 +158,7 @@ def _pooling(params: Attrs) -> dict[str, Any]:
 
 
 def _window_counts(attrs: Attrs, aval: Any) -> Any:
-    """How many elements of the data lie in each window: a sum is the mean, times these."""
+    """Return how many elements of the data lie in each window: a sum is the mean, times these."""
     size, strides, pad = attrs["filter_size"], attrs["strides"], attrs["pad"]
     win = windows("AvgPool", tuple(aval.shape[1:-1]), size, strides, pad, (1,) * len(size))
     counts = functools.reduce(np.multiply.outer, map(win.counts, range(len(size))))

@@ -52,7 +52,7 @@ class override(Report[KeyBinding]):
     call in which nothing matched warns with UnusedOverrideWarning.
 
     Raises:
-        ArgumentError: the map is no dict of keys to rules; a function that leaves no boundary in
+        ArgumentError: the map is not a dict of keys to rules; a function that leaves no boundary in
             JAX's programs as a key; two keys for one thing.
         UnknownOpError: a key is neither an op type that can be found nor a primitive.
         RuleError: a rule asks for a name that its op does not have, or answers wrongly.
@@ -128,7 +128,7 @@ class override(Report[KeyBinding]):
         self._bindings[meant.label] = binding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What f returns, with the rules in force."""
+        """Return what f returns, with the rules in force."""
         call = TracedCall((self._original, args, kwargs))
         program, found = self._surgery.operate(self._trace(call))
         self._refuse(found)
@@ -237,7 +237,7 @@ class TracedCall:
         return [*(self.outs[i] for i in self.out_places), *self.modules.changed_arrays()]
 
     def result(self, ys: list[Any]) -> Any:
-        """What the function returned, with these arrays."""
+        """Return what the function returned, with these arrays."""
         count = len(self.out_places)
         outs = [*map(self.modules.original, self.outs)]
         for i, y in zip(self.out_places, ys, strict=False):
@@ -264,7 +264,7 @@ class Modules:
             self.arrays, self.state = tree_flatten(state)
 
     def holds(self, leaf: Any) -> bool:
-        """Whether this is such an object: what nnx knows by reference, but no Ref of JAX's."""
+        """Return whether nnx knows this object by reference and it is not a Ref of JAX's."""
         if self.nnx is None or isinstance(leaf, jax.Ref):
             return False
         return self.nnx.graph.is_graph_node(leaf) or isinstance(leaf, self.nnx.Variable)
@@ -278,7 +278,7 @@ class Modules:
             leaves[:] = [next(copies) if self.holds(leaf) else leaf for leaf in leaves]
 
     def is_copy(self, leaf: Any) -> bool:
-        """Whether this is an object that the function was given."""
+        """Return whether this is an object that the function was given."""
         return any(leaf is copy for copy in self.copies)
 
     def original(self, leaf: Any) -> Any:

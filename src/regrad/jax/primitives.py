@@ -22,7 +22,7 @@ from regrad.jax.linear import TRANSPOSING, NotLinear, transpose
 
 
 class Gradient:
-    """How the gradient passes one op of a JAX program, with cotangents in JAX's convention.
+    """The way of a gradient through one op of a JAX program, with cotangents as JAX has them.
 
     `name` is for messages, `avals` are those of the inputs.
     """
@@ -48,7 +48,7 @@ class Gradient:
 
 
 def is_float(aval: Any) -> bool:
-    """Whether an array of this type has a gradient."""
+    """Return whether an array of this type has a gradient."""
     return jax.numpy.issubdtype(aval.dtype, np.inexact)
 
 
@@ -214,7 +214,7 @@ class Tangent:
     outs: Sequence[Any] = ()
 
     def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
-        """What the transpose gives for each of the inputs."""
+        """Return what the transpose returns for each of the inputs."""
         raise NotImplementedError
 
 
@@ -234,7 +234,7 @@ class OpTangent(Tangent):
         self.kept, self.keeps_outputs = gradient.keeps(wanted)
 
     def residuals(self, xs: Sequence[Any], ys: Sequence[Any]) -> list[Any]:
-        """What the pull needs of the inputs and outputs."""
+        """Return what the pull needs of the inputs and outputs."""
         return [*(xs[i] for i in self.kept), *(ys if self.keeps_outputs else ())]
 
     def pull(self, residuals: Sequence[Any], dys: Sequence[Any]) -> Sequence[Any]:
@@ -246,7 +246,7 @@ class OpTangent(Tangent):
 
 
 class DerivedTangent(Tangent):
-    """How a tangent changes with its residuals: the transpose is the pull's own derivative.
+    """The derivative of a tangent by its residuals: the transpose is the pull's own derivative.
 
     Its residuals are those of the other, then the changes of some of them.
     """

@@ -46,8 +46,8 @@ class Value(NamedTuple):
 class Ran:
     """One op that ran: where it stands, what went in and out, and how a gradient passes it.
 
-    `pull` takes the gradients of the outputs that are floats (`ys`, by key) and gives those by the
-    inputs that are watched (`wanted`, their places among the operands). `xs` are the operands
+    `pull` takes the gradients of the outputs that are floats (`ys`, by key) and returns those of
+    the inputs that are watched (`wanted`, their places among the operands). `xs` are the operands
     and `outs` the results, if the run keeps them.
     """
 
@@ -66,11 +66,11 @@ class Ran:
 
     @property
     def names(self) -> list[str]:
-        """What the watched operands are called."""
+        """Return what the watched operands are called."""
         return [self.name(i) for i in self.wanted]
 
     def name(self, i: int) -> str:
-        """What an operand is called."""
+        """Return what an operand is called."""
         return self.site.names[i] if i < len(self.site.names) else f"x{i}"
 
 
@@ -154,7 +154,7 @@ class Given:
         return [self.names[i] for i in self.watched]
 
     def value(self, ys: Sequence[Any]) -> Any:
-        """What the function returned."""
+        """Return what the function returned."""
         outs = list(self.call.outs)
         for i, y in zip(self.call.out_places, ys, strict=False):
             outs[i] = y
@@ -215,7 +215,7 @@ class Run:
     """One run of a program, equation by equation.
 
     Args:
-        program: What `jax.make_jaxpr` gives.
+        program: The result of `jax.make_jaxpr`.
         arrays: Its inputs.
         watched: The inputs that are differentiated by, by place.
         results: The outputs whose gradients are 1, by place.
@@ -236,7 +236,7 @@ class Run:
         self.keeps = keeps
         self.longest = longest
         self.ran: list[Ran] = []
-        self.cuts: list[Site] = []  # what was given something watched, and gives no floats
+        self.cuts: list[Site] = []  # what takes something watched, and returns no floats
         self.count: int = 0
         inputs = [self._value(x) for x in arrays]
         self.sources: list[int] = [inputs[i].key for i in watched]
@@ -314,7 +314,7 @@ class Run:
         return whole
 
     def _link(self, xs: Sequence[Value], ys: Sequence[Value], pull: Any) -> None:
-        """Note how gradients pass what is no op of the user's."""
+        """Note how gradients pass what is not an op of the user's."""
         wanted = [i for i, x in enumerate(xs) if x.key in self.watched]
         ran = Ran(Site(""), None, [x.key for x in xs], wanted)
         self._keep(ran, [x.x for x in xs], ys, range(len(ys)))

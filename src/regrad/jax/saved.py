@@ -16,7 +16,7 @@ from regrad.jax.sites import Around, line_of, path_of, site_of
 
 
 class Origin(NamedTuple):
-    """What made an array: an op with its line and scope; an argument has neither."""
+    """The origin of an array: an op with its line and scope; an argument has neither."""
 
     op_type: str
     line: str = ""
@@ -81,7 +81,7 @@ def _kept(jaxpr: Any) -> Iterator[tuple[str, str, str, int]]:
 
 
 def _origin(jaxpr: Any, v: Any, around: Around) -> Origin:
-    """What made a variable of a program; calls are opened."""
+    """Return what made a variable of a program; calls are opened."""
     made = {out: (eqn, i) for eqn in jaxpr.eqns for i, out in enumerate(eqn.outvars)}
     if v not in made:
         return Origin("constant" if v in jaxpr.constvars else "argument")

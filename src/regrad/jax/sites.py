@@ -36,7 +36,7 @@ OPERANDS = {
 
 
 class Site(NamedTuple):
-    """An op where it stands. One without a type is no op of the user's."""
+    """An op at its place. One without a type is not an op of the user's."""
 
     op_type: str
     kind: RuleKind = "built-in"
@@ -48,7 +48,7 @@ class Site(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What stands around an equation: the line and scope of the call, and what was called."""
+    """The surroundings of an equation: the line and scope of the call, and what was called."""
 
     line: str = ""
     path: str = ""
@@ -56,7 +56,7 @@ class Around(NamedTuple):
 
     @property
     def in_jax(self) -> bool:
-        """Whether what was called is a function of JAX's."""
+        """True if what was called is a function of JAX's."""
         return self.called.startswith(JAX)
 
     def inside(self, body: Any, line: str, path: str) -> Around:
@@ -73,12 +73,12 @@ def site_of(eqn: core.JaxprEqn, around: Around) -> Site:
 
 
 def is_custom(eqn: core.JaxprEqn) -> bool:
-    """Whether the equation has a rule of the user's, or of a library other than JAX."""
+    """Return whether the equation has a rule of the user's, or of a library other than JAX."""
     return _rule_of(eqn)[1] != "built-in"
 
 
 def is_no_op(eqn: Any) -> bool:
-    """Whether nobody wrote the equation: it counts what passes, or makes a weak type strong."""
+    """Return whether JAX added the equation: it counts calls, or strengthens a weak type."""
     if eqn.primitive is op_p:
         return isinstance(_bare(eqn.params["gradient"]), CountedGradient)
     if eqn.primitive.name != "convert_element_type":
@@ -87,7 +87,7 @@ def is_no_op(eqn: Any) -> bool:
 
 
 def is_number(aval: Any) -> bool:
-    """Whether NumPy can read an array of this type; it cannot read keys of random numbers."""
+    """Return whether NumPy can read an array of this type (it cannot read random keys)."""
     return not jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
@@ -166,7 +166,7 @@ def line_of(eqn: core.JaxprEqn, around: Around) -> str:
 
 
 def _is_by_jax(eqn: core.JaxprEqn, around: Around) -> bool:
-    """Whether a function of JAX's that is made of many ops ran the op."""
+    """Return whether a function of JAX's that is made of many ops ran the op."""
     for code, frame in frames(eqn):
         file = frame.file_name
         if not file.startswith((PACKAGE, JAX, *CARRIERS)):
@@ -186,7 +186,7 @@ def frames(eqn: core.JaxprEqn) -> Iterator[tuple[Any, Any]]:
 
 
 def _library_folders() -> tuple[str, ...]:
-    """Where the libraries that are loaded lie."""
+    """Return where the libraries that are loaded lie."""
     found = []
     for name in LIBRARIES:
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -223,7 +223,7 @@ def _operand_names(eqn: core.JaxprEqn) -> Sequence[str]:
 
 
 def _names_in_rule(gradient: Gradient, count: int) -> Sequence[Any]:
-    """What a rule of ours calls the operands; nothing if it has no names for them."""
+    """Return what a rule of ours calls the operands; nothing if it has no names for them."""
     if isinstance(gradient, CustomGradient):
         names = gradient.call.arguments.names
         return [*(f"outside[{i}]" for i in range(gradient.outside)), *names]

@@ -53,7 +53,7 @@ SCALAR = frozenset({
 
 
 class Around(NamedTuple):
-    """Where in a program an equation stands: in a vmap, in a derivative, in a custom function.
+    """The place of an equation in a program: in a vmap, in a derivative, in a custom function.
 
     In a vmap that was kept (see `vmaps`), equations stand as they were written. The body of a
     function with a derivative of its own is there undifferentiated (`whole`). In one that is left
@@ -119,7 +119,7 @@ class Occurrence(NamedTuple):
 
 
 class Occurrences:
-    """What a program was found to hold: ops under rules, and functions opened, kept and closed.
+    """The contents of a program: ops under rules, and functions opened, kept and closed.
 
     `notes` count those by name, what was done, and source line.
     """
@@ -402,7 +402,7 @@ def has_batches(jaxpr: core.Jaxpr, around: Around = Around()) -> bool:  # noqa: 
 
 
 def is_differentiable(eqn: core.JaxprEqn) -> bool:
-    """Whether a gradient may pass: floats go in, and floats come out."""
+    """Return whether a gradient may pass: floats go in, and floats come out."""
     avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
     return any(map(_float, avals)) and any(_float(v.aval) for v in eqn.outvars)
 
@@ -493,7 +493,7 @@ def _gradient(
 
 
 def call_site(call: Any, codes: Sequence[Any], at: Sequence[int]) -> Any:
-    """Where a function with a derivative of its own was called; None if it is known which.
+    """Return where a function with a derivative of its own was called; None if it is known which.
 
     In a program that was compiled first and differentiated then, what is left of such a call
     says no more than that `call` (JAX's code) was running.

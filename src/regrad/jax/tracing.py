@@ -38,7 +38,7 @@ def trace_gradients(
 
     Args:
         f: A function of JAX's arrays and pytrees of them, which is not edited: a loss, a bound
-            `apply`, what `override` gives. It returns a scalar, or arrays, which are taken with
+            `apply`, what `override` returns. It returns a scalar, or arrays, which are taken with
             the gradient 1 for each element.
         argnums: The arguments whose gradients are asked for; by default all that hold floats, and
             f itself where it is a pytree (a module of Equinox).
@@ -113,7 +113,7 @@ def find_nan(
         finite: the primitive, the line of your code that ran it, the scope, the element, what the
         op was given there, and the usual cure. An argument that is not finite to begin with is
         reported as such. An infinity on the way that spoils nothing (a mask of `-inf` before a
-        softmax) is no finding; one behind a mask is found by what it makes of the gradient.
+        softmax) is not a finding; one behind a mask is found by what it makes of the gradient.
 
     Raises:
         ArgumentError, GradientError: as `trace_gradients`.

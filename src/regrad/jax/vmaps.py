@@ -48,7 +48,7 @@ def _keep_vmaps(keep: bool) -> Generator[None]:
 
 
 def _is_staging() -> bool:
-    """Whether what is called now becomes an equation, and is not differentiated or batched."""
+    """Return whether a call now becomes an equation, and is not differentiated or batched."""
     trace = internal.trace_ctx.trace
     return KEEPING.get() and isinstance(trace, partial_eval.DynamicJaxprTrace)
 
@@ -106,14 +106,14 @@ def _single_aval(x: jax.Array, dim: int, axis: Any) -> Any:
 
 
 def _can_be_kept(body: Any, dests: Sequence[Any]) -> bool:
-    """Whether a body is all there is to see, and its results are batched as usual."""
+    """Return whether a body is all there is to see, and its results are batched as usual."""
     usual = all(type(d) is int or d is None for d in dests)
     on_refs = any(isinstance(e, effects.JaxprInputEffect) for e in body.effects)
     return usual and not on_refs and not _has_own_batching(body.jaxpr)
 
 
 def _has_own_batching(jaxpr: Any) -> bool:
-    """Whether a program calls a `custom_vmap`: its ops are known when it is batched."""
+    """Return whether a program calls a `custom_vmap`: its ops are known when it is batched."""
     return any(
         eqn.primitive.name == "custom_vmap_call"
         or any(map(_has_own_batching, bodies(eqn.params.values())))

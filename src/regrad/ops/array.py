@@ -182,7 +182,7 @@ def permute_dims(xp, x: TensorLike, /, axes: tuple[int, ...] | None = None) -> T
     order = every[::-1] if axes is None else [a + x.ndim if a < 0 else a for a in axes]
     if sorted(order) != every:
         raise ShapeError(
-            f"permute_dims: each axis of {tuple(x.shape)} is due once, got the axes {axes}"
+            f"permute_dims: expected each axis of {tuple(x.shape)} once, got the axes {axes}"
         )
     return xp.permute_dims(x, tuple(order))
 
@@ -292,7 +292,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
         return _concat([reshape(x, (-1,)) for x in xs], axis=0)
     if len({x.ndim for x in xs}) > 1 or xs[0].ndim == 0:
         raise ShapeError(
-            "concat: tensors of one rank, 1 or more, are due, got "
+            "concat: expected tensors of one rank, 1 or more, got "
             f"{', '.join(str(x.shape) for x in xs)}. To join along a new axis use stack."
         )
     return _concat(xs, axis=normalized_axis(axis, xs[0].ndim))
@@ -429,7 +429,7 @@ def _diagonal_places(
     """The indices of a diagonal's elements."""
     down, right = max(-offset, 0), max(offset, 0)
     length = max(min(shape[0] - down, shape[1] - right), 0)
-    options = backends.beside(like)
+    options = backends.placed_like(like)
     i = xp.arange(length, **options) if options else np.arange(length)
     return i + down, i + right
 

@@ -12,7 +12,7 @@ from functools import cache, reduce
 from operator import add
 from typing import Any
 
-from regrad.core.backends import Array, Namespace, beside
+from regrad.core.backends import Array, Namespace, placed_like
 from regrad.core.dispatch import lift
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
@@ -93,7 +93,7 @@ class JaxKernels:
 
 
 class JaxOnCpu(JaxKernels):
-    """What a CPU does faster in another way (bench/formulations.py has the figures)."""
+    """The cases that a CPU computes faster in another way (figures: bench/formulations.py)."""
 
     @staticmethod
     def forward(x: Array, w: Array, plan: ConvolutionPlan) -> Array:
@@ -257,9 +257,9 @@ KERNELS: dict[str, Any] = {"numpy": NumPyKernels, "torch": TorchKernels}
 def _compute(
     xp: Namespace, kernel: str, a: Array, b: Array, plan: ConvolutionPlan, shape: Sizes
 ) -> Array:
-    """Run a kernel; where there is nothing to sum, libraries differ, and zeros are due."""
+    """Run a kernel; where there is nothing to sum, libraries differ, and the result is zeros."""
     if not (math.prod(plan.images) and math.prod(plan.filter) and math.prod(plan.output)):
-        return xp.zeros(shape, dtype=a.dtype, **beside(a))
+        return xp.zeros(shape, dtype=a.dtype, **placed_like(a))
     library = windows.library(xp)
     if library == "jax":
         return _compile(getattr(_jax_kernels(a, plan), kernel))(a, b, plan)
@@ -366,7 +366,7 @@ def _rules(types: Sequence[str], convolve: Kernel, by_images: Kernel, by_filter:
 def _check_transposed(name: str, shape: Sequence[int], plan: ConvolutionPlan) -> None:
     if tuple(shape) != plan.output:
         raise ShapeError(
-            f"{name}: x has the shape {tuple(shape)}, and {plan.output} is due for output_shape "
+            f"{name}: x has the shape {tuple(shape)}, expected {plan.output} for output_shape "
             f"{plan.images}, a filter of shape {plan.filter} (out and in last) and strides "
             f"{plan.win.strides}"
         )
@@ -426,7 +426,7 @@ def conv2d(
 
     Raises:
         ShapeError: a wrong rank, channels that differ, or a filter that does not fit.
-        ArgumentError: an unknown `pad`; strides or dilations that are no positive ints.
+        ArgumentError: an unknown `pad`; strides or dilations that are not positive ints.
 
     Op type: `Conv2D`. Source: `tf.conv2d` of TensorFlow.js.
 
@@ -539,13 +539,13 @@ def conv2d_transpose(
 
     Args:
         x: Images, (batch, height, width, in), or one without the batch axis: the shape that
-            `conv2d` of an `output_shape` gives.
+            `conv2d` of an `output_shape` returns.
         w: The filter, (height, width, out, in).
         output_shape: The shape of the result, (batch, height, width, out), or without the
             batch axis if x has none.
         strides, pad, dilations: Those of the convolution of which this is the adjoint.
 
-    Raises ShapeError where the shapes do not fit, and says which is due.
+    Raises ShapeError where the shapes do not fit, and names the expected one.
 
     Op type: `Conv2DBackpropInput`. Source: `tf.conv2dTranspose` of TensorFlow.js.
     """

@@ -68,7 +68,7 @@ def tensor(
     try:
         if isinstance(shape, str | np.dtype | type):
             raise ArgumentError(
-                f"tensor: {shape!r} is no shape; give a dtype by name, dtype={shape!r}"
+                f"tensor: {shape!r} is not a shape; give a dtype by name, dtype={shape!r}"
             )
         t = _with_dtype(values, dtype)
         if shape is None:
@@ -132,7 +132,7 @@ def _of_rank(
         raise ShapeError(f"tensor{rank}d: the shape must have {rank} sizes, got {tuple(shape)}")
     t = tensor(values, shape, dtype)
     if t.ndim != rank:
-        raise ShapeError(f"tensor{rank}d: values of rank {rank} are due, got the shape {t.shape}")
+        raise ShapeError(f"tensor{rank}d: expected values of rank {rank}, got the shape {t.shape}")
     return t
 
 
@@ -433,7 +433,7 @@ def _filled_like(
     if xp.__name__ == "jax.numpy":
         y = xp.full_like(x, value, dtype=dtype)  # which lies where x lies
     else:
-        y = xp.full(tuple(x.shape), value, dtype=dtype, **backends.beside(x))
+        y = xp.full(tuple(x.shape), value, dtype=dtype, **backends.placed_like(x))
     return y if device is None else sharding.place(y, sharding.resolve(device, y))
 
 

@@ -76,7 +76,7 @@ def _(dy, b, y):
 
 def _check_square(x: Array) -> None:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"square matrices are due (over the last two axes), got {tuple(x.shape)}")
+        raise ShapeError(f"expected square matrices (over the last two axes), got {tuple(x.shape)}")
 
 
 # -- linear systems --------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def _(dy, a, lower, transpose):
 
 # -- determinants ----------------------------------------------------------------------------------
 # The determinant is a polynomial, but the usual rule det(x) * inv(x).T fails for singular
-# matrices. The SVD gives the same matrix, of cofactors, for all of them, and the next
+# matrices. The SVD has the same matrix, of cofactors, for all of them, and the next
 # derivative too.
 
 

@@ -81,7 +81,7 @@ def iinfo(type: TensorLike | DTypeLike, /) -> np.iinfo:
 
 @public
 def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> builtins.bool:
-    """Whether a dtype is of a kind: a name such as "integral", a dtype, or a tuple of these."""
+    """Return whether a dtype is of a kind: "integral", a dtype, or a tuple of these."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str):
@@ -101,7 +101,7 @@ def result_type(*arrays_and_dtypes: TensorLike | DTypeLike) -> np.dtype:
 
 @public
 def can_cast(from_: TensorLike | DTypeLike, to: DTypeLike, /) -> builtins.bool:
-    """Whether the standard's promotion rules lead from one dtype (or Tensor) to another."""
+    """Return whether the standard's promotion rules lead from one dtype (or Tensor) to another."""
     to = as_numpy_dtype(to)
     return promote([_dtype_of(from_), to]) == to
 

@@ -17,7 +17,7 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
 from regrad.ops.creation import as_numpy_dtype, zeros_like
 
-Kernel = Callable[..., Any] | str  # or the name that the standard gives it
+Kernel = Callable[..., Any] | str  # or its name in the standard
 
 
 # -- complex numbers ---------------------------------------------------------------------------

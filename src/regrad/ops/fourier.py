@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from regrad.core import backends
-from regrad.core.backends import beside
+from regrad.core.backends import placed_like
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
 from regrad.core.tensor import Tensor
@@ -30,7 +30,7 @@ def resize_axis(xp, x: TensorLike, /, *, n: int, axis: int) -> Tensor:
     if more <= 0:
         return x[(slice(None),) * axis + (slice(0, n),)]
     shape = (*x.shape[:axis], more, *x.shape[axis + 1 :])
-    return xp.concat([x, xp.zeros(shape, dtype=x.dtype, **beside(x))], axis=axis)
+    return xp.concat([x, xp.zeros(shape, dtype=x.dtype, **placed_like(x))], axis=axis)
 
 
 @gradient("ResizeAxis")

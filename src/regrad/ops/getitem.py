@@ -58,7 +58,7 @@ def _plan_index(index: Index, shape: tuple[int, ...]) -> _IndexPlan:
     axis = out = 0
     for number, e in enumerate(entries):
         if some and isinstance(e, Tensor | int):
-            advanced.append((number, out))  # beside arrays, NumPy counts ints as arrays
+            advanced.append((number, out))  # with arrays, NumPy counts ints as arrays
         if e is None:
             basic.append(None)
             out += 1
@@ -84,7 +84,7 @@ def _plan_index(index: Index, shape: tuple[int, ...]) -> _IndexPlan:
 
 
 def _is_whole(entry: Any, n: Any) -> bool:
-    """Whether an entry of a basic index is all of an axis."""
+    """Return whether an entry of a basic index is all of an axis."""
     if type(entry) is not tuple:
         return False
     first, count, step = entry
@@ -210,7 +210,7 @@ def _leading(x: Tensor, plan: _IndexPlan) -> Tensor:
 
 
 def _in_place(x: Tensor, plan: _IndexPlan) -> Tensor:
-    """What `_leading` gave, with its axes where they were."""
+    """Return the result of `_leading` with its axes where they were."""
     order = _order(x.ndim, plan)
     if order == list(range(x.ndim)):
         return x

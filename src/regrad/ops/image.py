@@ -42,7 +42,7 @@ def _dilation_windows(
 
 
 def _candidates(xp: Namespace, x: Array, w: Array, win: Windows) -> Array:
-    """What the maximum is taken of, tap by tap."""
+    """Return what the maximum is taken of, tap by tap."""
     x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     taps = itertools.product(*map(range, win.size))
     return (x[at] + w[tap] for at, tap in zip(win.places(), taps, strict=True))
@@ -63,7 +63,7 @@ def _dilation2d(
 def _dilation2d_argmax(
     xp, x: TensorLike, w: TensorLike, /, strides: Sizes, pad: str | Pairs, dilations: Sizes
 ) -> Tensor:
-    """Which tap is the first maximum of each window: its number in row-major order."""
+    """Return which tap is the first maximum of each window: its number in row-major order."""
     win = _dilation_windows(x.shape, w.shape, strides, pad, dilations)
     return windows.first_maximum(xp, _candidates(xp, x, w, win))[1]
 

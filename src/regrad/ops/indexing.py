@@ -222,7 +222,7 @@ def repeat(x: TensorLike, repeats: Any, /, *, axis: int | None = None) -> Tensor
         return reshape(spread, (*lead, n * count, *rest))
     if counts.shape != (x.shape[axis],):
         raise ShapeError(
-            f"repeat: one number is due for each of the {x.shape[axis]} elements along axis "
+            f"repeat: expected one number for each of the {x.shape[axis]} elements along axis "
             f"{axis}, got repeats of shape {counts.shape}"
         )
     return take(x, np.repeat(np.arange(x.shape[axis]), counts), axis=axis)
@@ -317,7 +317,7 @@ def _scatter_update(xp, x: TensorLike, indices: Indices, updates: TensorLike, /)
 
 
 def _last(xp: Namespace, ids: Array, n: int) -> Array:
-    """Which entry of `ids` names each of n places last; -1 where none does.
+    """Return which entry of `ids` names each of n places last; -1 where none does.
 
     JAX and PyTorch leave the order of assignments open; a maximum is the same in any order.
     """
@@ -333,7 +333,7 @@ def _last(xp: Namespace, ids: Array, n: int) -> Array:
 
 @op("LastWriter")
 def _last_writer(xp, indices: Indices, /, shape: tuple[int, ...]) -> Tensor:
-    """Which index vector names each place last; -1 where none does."""
+    """Return which index vector names each place last; -1 where none does."""
     return xp.reshape(_last(xp, _linear(xp, indices, shape), math.prod(shape)), shape)
 
 
@@ -438,7 +438,7 @@ def one_hot(
 ) -> Tensor:
     """`on_value` where the index is, `off_value` elsewhere, along a new axis of size `depth`.
 
-    An index outside `[0, depth)` gives a row of `off_value`. The dtype is the default dtype unless
+    An index outside `[0, depth)` makes a row of `off_value`. The dtype is the default dtype unless
     another is given (TensorFlow.js's `oneHot` returns int32). It has no gradient: the indices are
     integers.
 
@@ -489,7 +489,7 @@ def _unique(xp, x: TensorLike, /) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     order = xp.argsort(flat, stable=True)
     ascending = flat[order]
     first = xp.concat([xp.ones_like(order[:1], dtype=xp.bool), ascending[1:] != ascending[:-1]])
-    places = xp.arange(flat.shape[0], dtype=order.dtype, **backends.beside(flat))
+    places = xp.arange(flat.shape[0], dtype=order.dtype, **backends.placed_like(flat))
     starts = places[first]
     counts = xp.concat([starts[1:], xp.full_like(order[:1], flat.shape[0])]) - starts
     number = xp.cumulative_sum(xp.astype(first, order.dtype), axis=0) - 1

@@ -61,7 +61,7 @@ def _as_stack(x: Tensor) -> Tensor:
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """A batch of matrices as one, one beside the other."""
+    """A batch of matrices as one, side by side."""
     *batch, rows, columns = x.shape
     moved = permute_dims(x, (x.ndim - 2, *range(x.ndim - 2), x.ndim - 1))
     return reshape(moved, (rows, math.prod(batch) * columns))

@@ -47,7 +47,7 @@ def _reducing(reduce: Callable[..., Tensor]) -> Any:
 
 
 def _can_be_tensor(value: object) -> bool:
-    """Whether an op takes values of this kind, so that comparing with one is no question."""
+    """Return whether an op takes values of this kind, so that it can be compared with."""
     if isinstance(value, Tensor | Readable | bool | int | float | complex | list | tuple):
         return True
     return is_array(value) or hasattr(value, "__array__")

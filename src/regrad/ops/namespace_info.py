@@ -28,7 +28,7 @@ _BY_KIND["numeric"] = (
 
 
 class NamespaceInfo:
-    """What regrad does as an Array API namespace; get it by `regrad.__array_namespace_info__()`."""
+    """The capabilities of regrad as an Array API namespace: `regrad.__array_namespace_info__()`."""
 
     def capabilities(self) -> dict[str, Any]:
         """Return what is possible outside of compiled functions and graphs, with NumPy's limits."""

@@ -105,7 +105,7 @@ def _ufunc_of_tensors(
 
 
 def is_unobserved() -> bool:
-    """Whether no tape is open in any thread, and nothing is traced, repeated or guarded here.
+    """Return whether no tape is open in any thread, and nothing is traced or guarded here.
 
     Only then may values leave regrad by a function of NumPy's: nobody could miss their gradient.
     """
@@ -160,7 +160,7 @@ def _check_options(options: dict[str, Any], allowed: Sequence[str], name: str) -
 
 
 def _is_foreign(kind: type, protocol: str) -> bool:
-    """Whether a type answers NumPy's protocol and is neither NumPy's nor ours."""
+    """Return whether a type answers NumPy's protocol and is neither NumPy's nor ours."""
     if issubclass(kind, Tensor | Readable | np.ndarray | np.generic):
         return False
     return getattr(kind, protocol, None) is not None
@@ -388,7 +388,7 @@ def _(v, k=0):
 
 @like(np.split)
 def _split(ary, indices_or_sections, axis=0):
-    """NumPy gives the places to cut at, regrad the sizes."""
+    """Split at places, as NumPy counts them; regrad takes sizes."""
     (x,) = _tensors(ary)
     if np.ndim(indices_or_sections) == 0:
         return list(rg.split(x, int(indices_or_sections), axis=axis))
@@ -408,7 +408,7 @@ def _(condition, *xy):
     return rg.where(condition, *xy) if xy else rg.nonzero(condition)
 
 
-# -- constructors, and elementwise functions that are no ufuncs ----------------------------------
+# -- constructors, and elementwise functions that are not ufuncs ---------------------------------
 
 
 @like(np.clip)

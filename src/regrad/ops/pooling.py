@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regrad.core.backends import Array, Namespace, beside
+from regrad.core.backends import Array, Namespace, placed_like
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
 from regrad.core.shapes import Shape, as_shape
@@ -76,7 +76,7 @@ def _to_maxima(xp: Namespace, x: Array, dy: Array, win: Windows) -> Array:
 def _to_maxima_of_tiles(xp: Namespace, x: Array, dy: Array, win: Windows) -> Array:
     x = windows.pad_spatial(xp, x, win.padding, windows.lowest(x))
     where = windows.first_maximum(xp, (x[at] for at in win.places()))[1]
-    taps = xp.arange(math.prod(win.size), dtype=where.dtype, **beside(where))
+    taps = xp.arange(math.prod(win.size), dtype=where.dtype, **placed_like(where))
     mine = _upon_tiles(where, win) == xp.reshape(taps, (*(n for k in win.size for n in (1, k)), 1))
     return _from_tiles(xp, xp.where(mine, _upon_tiles(dy, win), 0), win)
 

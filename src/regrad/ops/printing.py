@@ -47,7 +47,7 @@ def to_string(t: TensorLike, verbose: bool = False) -> str:
 
 
 def text_of(t: TensorLike) -> str:
-    """A Tensor or Variable as `str` gives it: TensorFlow.js's text, with exponents where needed.
+    """A Tensor or Variable as `str` returns it: TensorFlow.js's text, with exponents where needed.
 
     They are needed where NumPy uses them: for numbers from 1e8, below 1e-4, or that differ by a
     factor of more than 1000. Such values are laid out by NumPy.
@@ -72,7 +72,7 @@ def _options() -> dict[str, Any]:
 
 
 def _needs_exponents(values: np.ndarray) -> bool:
-    """Whether NumPy writes these numbers with exponents."""
+    """Return whether NumPy writes these numbers with exponents."""
     if values.dtype.kind not in "fc" or _options()["suppress"]:
         return False
     sizes = np.abs(np.stack([np.real(values), np.imag(values)]))
@@ -160,7 +160,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _held(t: TensorLike) -> Tensor:
-    """What a Variable holds; printing is no read that is differentiated."""
+    """Return what a Variable holds, by a read that is not differentiated."""
     return getattr(t, "_tensor", t)
 
 
@@ -215,7 +215,7 @@ def _width(column: np.ndarray) -> int:
 
 
 def _most(value: Any) -> float:
-    """How long the text of a number can be that is no longer before the point than this one."""
+    """Return the length of the longest text of a number with as many digits before the point."""
     if isinstance(value, float) and math.isfinite(value):
         return len(f"{value:.{DECIMALS}f}")
     return math.inf

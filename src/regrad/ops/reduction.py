@@ -222,25 +222,25 @@ gradient("Min")(_to_ties)
 
 
 def _truth(xp: Namespace, x: Array) -> Array:
-    """Which elements are not 0. (`jnp.any` looks at the real parts of complex numbers alone.)"""
+    """Return which elements are not 0. (`jnp.any` reads only real parts of complex numbers.)"""
     return x if x.dtype == xp.bool else x != 0
 
 
 @op("Any")
 def any(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Whether any element over `axis` is true (not 0); False for no elements."""
+    """Return whether any element over `axis` is true (not 0); False for no elements."""
     return xp.any(_truth(xp, x), axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @op("All")
 def all(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Whether all elements over `axis` are true (not 0); True for no elements."""
+    """Return whether all elements over `axis` are true (not 0); True for no elements."""
     return xp.all(_truth(xp, x), axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @op("CountNonzero")
 def count_nonzero(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """How many elements over `axis` are not 0."""
+    """Return how many elements over `axis` are not 0."""
     return xp.sum(x != 0, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 

@@ -46,12 +46,12 @@ def _in_range(xp: Namespace, ids: Array, n: int) -> Array:
 
 def _zeros(xp: Namespace, shape: Sequence[int], like: Array) -> Array:
     """Zeros of the dtype of an array, on its device."""
-    return xp.zeros(tuple(shape), dtype=like.dtype, **backends.beside(like))
+    return xp.zeros(tuple(shape), dtype=like.dtype, **backends.placed_like(like))
 
 
 def _count_up(xp: Namespace, n: int, like: Array) -> Array:
     """`[0, …, n - 1]`, on the device of an array."""
-    return xp.arange(n, **backends.beside(like))
+    return xp.arange(n, **backends.placed_like(like))
 
 
 def _at(xp: Namespace, x: Array, index: Array) -> Array:

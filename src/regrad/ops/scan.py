@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regrad.core import dispatch
-from regrad.core.backends import Array, DTypeLike, Namespace, beside
+from regrad.core.backends import Array, DTypeLike, Namespace, placed_like
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient, not_differentiable
 from regrad.core.shapes import as_count, normalized_axis
@@ -282,7 +282,7 @@ def _run_starts(xp, x: TensorLike, /, *, axis: int) -> Tensor:
     first = xp.zeros_like(x[_between(axis, 0, 1)], dtype=xp.bool)
     line = [1] * x.ndim
     line[axis] = -1
-    count = xp.arange(x.shape[axis], **beside(x))
+    count = xp.arange(x.shape[axis], **placed_like(x))
     places = xp.where(xp.concat([first, starts], axis=axis), xp.reshape(count, tuple(line)), 0)
     return _run_extreme(xp, places, axis, True)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from regrad.core import dispatch, numbers
-from regrad.core.backends import Array, Namespace, beside
+from regrad.core.backends import Array, Namespace, placed_like
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient
 from regrad.core.shapes import Window, as_ints, as_shape, as_slice, ascending, flipped
@@ -48,7 +48,7 @@ def _embed(
             for n, (first, count, step) in zip(shape, windows, strict=True)
         ]
         return lax.pad(x, xp.asarray(value, dtype=x.dtype), spare)
-    y = xp.full(tuple(shape), value, dtype=x.dtype, **beside(x))
+    y = xp.full(tuple(shape), value, dtype=x.dtype, **placed_like(x))
     if math.prod(x.shape):
         y[tuple(as_slice(w) for w in windows)] = x
     return y
@@ -74,7 +74,7 @@ def _strided_slice_grad(xp, x: TensorLike, /, *, shape: tuple[int, ...], index: 
 
 
 def _ascend(xp: Namespace, x: Array, windows: list[Window]) -> Array:
-    """What belongs into windows, with one axis per window, and first to last."""
+    """Return what belongs into windows, with one axis per window, and first to last."""
     x = xp.reshape(x, tuple(count for _, count, _ in windows))
     back = flipped(windows)
     return xp.flip(x, axis=back) if back else x
@@ -174,9 +174,9 @@ def _mirror_pad(xp, x: TensorLike, /, *, paddings: Paddings, mode: MirrorMode) -
 
 
 def _mirror(xp: Namespace, n: int, pair: tuple[int, int], mode: MirrorMode, like: Array) -> Array:
-    """Which element of an axis of size n each element of the padded axis repeats."""
+    """Return which element of an axis of size n each element of the padded axis repeats."""
     ids = np.pad(np.arange(n), pair, mode=mode)
-    return xp.asarray(ids, **beside(like))
+    return xp.asarray(ids, **placed_like(like))
 
 
 @gradient("MirrorPad")

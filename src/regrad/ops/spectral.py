@@ -5,7 +5,7 @@ x moves, V turns, and the part (i, j) moves by `(a_j - a_i) / (w_j - w_i)`. At e
 that is 0/0, and its limit depends on how a changes with w, which the op cannot know. It is 0 if a
 does not change at all, and is not asked for where the direction leaves the two eigenvectors
 apart; in all other cases the second derivative is NaN here. For singular values a second
-quotient, `(a_i + a_j) / (s_i + s_j)`, stands beside the first, and is 0/0 where both are 0.
+quotient, `(a_i + a_j) / (s_i + s_j)`, stands next to the first, and is 0/0 where both are 0.
 Source: Lewis and Sendov (2001), "Twice differentiable spectral functions", and (2005),
 "Nonsmooth analysis of singular values".
 """
@@ -222,13 +222,13 @@ def _svdvals_by_x(dy, a, x):
 
 
 def _beyond_u(x: Tensor, u: Tensor, vh: Tensor) -> Tensor:
-    """What x makes of the right vectors, without the part along the left ones."""
+    """Return what x makes of the right vectors, without the part along the left ones."""
     y = matmul(x, _adjoint(vh))
     return y - matmul(u, matmul(conj(u), y, True))
 
 
 def _beyond_v(x: Tensor, u: Tensor, vh: Tensor) -> Tensor:
-    """What x makes of the left vectors, without the part along the right ones."""
+    """Return what x makes of the left vectors, without the part along the right ones."""
     y = matmul(conj(u), x, True)
     return y - matmul(matmul(y, _adjoint(vh)), vh)
 
@@ -242,7 +242,7 @@ def _among(u: Tensor, x: Tensor, v: Tensor) -> Tensor:
 
 
 def _equal_pairs(w: Tensor) -> Tensor:
-    """Where w_i and w_j are equal, i and j are not."""
+    """Return where w_i and w_j are equal, i and j are not."""
     return logical_and(_negligible(_gaps(w), w), diag(ones_like(w)) == 0)
 
 
@@ -255,7 +255,7 @@ def _sums(w: Tensor) -> Tensor:
 
 
 def _negligible(x: Tensor, w: Tensor) -> Tensor:
-    """What is 0 but for rounding, if it was computed from eigenvalues (or singular values) w."""
+    """Return where a difference of eigenvalues (or singular values) w is 0 up to rounding."""
     limit = 4 * float(np.finfo(w.dtype).eps) * sum(abs(w), axis=-1, keepdims=True)
     return abs(x) <= (limit if x.ndim == w.ndim else expand_dims(limit, -1))
 

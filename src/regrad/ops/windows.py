@@ -1,7 +1,7 @@
 """Windows that slide over the spatial axes: where they lie, and reading and adding there.
 
 Convolution, pooling and dilation share this geometry. Data is NHWC: `(batch, *spatial,
-channels)`. A *tap* is one place of the window; reading a tap gives one element per window.
+channels)`. A *tap* is one place of the window; reading a tap takes one element per window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from regrad.core.backends import Array, DTypeLike, Namespace, beside, numpy_dtype
+from regrad.core.backends import Array, DTypeLike, Namespace, numpy_dtype, placed_like
 from regrad.core.dispatch import lift
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, kind
@@ -119,7 +119,7 @@ def without_batch(y: Tensor, single: bool) -> Tensor:
 
 
 class Windows(NamedTuple):
-    """Where windows lie: one entry per spatial axis in each field."""
+    """The positions of windows: one entry per spatial axis in each field."""
 
     size: tuple[int, ...]
     strides: tuple[int, ...]
@@ -135,7 +135,7 @@ class Windows(NamedTuple):
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """How many elements a window spans, dilation included."""
+        """Return how many elements a window spans, dilation included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.size, self.dilations, strict=True))
 
     def along(self, i: int) -> list[slice]:
@@ -150,7 +150,7 @@ class Windows(NamedTuple):
         return [(slice(None), *place) for place in itertools.product(*axes)]
 
     def counts(self, i: int) -> np.ndarray:
-        """How many elements of each window along one axis lie in the data, not in the padding."""
+        """Return how many elements of each window along an axis are data rather than padding."""
         taps = np.arange(self.size[i]) * self.dilations[i] - self.padding[i][0]
         at = np.arange(self.outputs[i])[:, None] * self.strides[i] + taps
         return ((at >= 0) & (at < self.inputs[i])).sum(axis=1)
@@ -167,7 +167,7 @@ def windows(
 ) -> Windows:
     """The windows of an op, with their padding and number worked out.
 
-    `"same"` gives `ceil(n / stride)` windows and puts the smaller half of the padding first;
+    `"same"` makes `ceil(n / stride)` windows and puts the smaller half of the padding first;
     otherwise as many as fit. Raises ShapeError if not one fits.
     """
     reach = [(k - 1) * d + 1 for k, d in zip(size, dilations, strict=True)]
@@ -208,7 +208,7 @@ def constant(
     xp: Namespace, values: np.ndarray, like: Array, dtype: DTypeLike | None = None
 ) -> Array:
     """A NumPy array in the library of `like`, and where that lies."""
-    return xp.asarray(values, dtype=dtype, **beside(like))
+    return xp.asarray(values, dtype=dtype, **placed_like(like))
 
 
 def pad_spatial(xp: Namespace, x: Array, padding: Pairs, value: float = 0) -> Array:
@@ -219,7 +219,7 @@ def pad_spatial(xp: Namespace, x: Array, padding: Pairs, value: float = 0) -> Ar
     if library(xp) == "jax":
         return xp.pad(x, full, constant_values=value)
     shape = tuple(n + lo + hi for n, (lo, hi) in zip(x.shape, full, strict=True))
-    y = xp.full(shape, value, dtype=x.dtype, **beside(x))
+    y = xp.full(shape, value, dtype=x.dtype, **placed_like(x))
     y[_inside(x.shape, full)] = x
     return y
 
@@ -235,7 +235,7 @@ def _inside(sizes: Sequence[int], padding: Sequence[tuple[int, int]]) -> tuple[s
 
 
 def lowest(x: Array) -> float:
-    """What padding must hold in order never to be a maximum."""
+    """Return what padding must hold in order never to be a maximum."""
     dtype = numpy_dtype(x.dtype)
     if dtype.kind == "b":
         return False
@@ -250,7 +250,7 @@ def place_parts(
     if library(xp) == "jax":
         return sum(_spread_out(p, at, shape) for p, at in zip(parts, places, strict=True))
     first = next(parts)
-    y = xp.zeros(shape, dtype=first.dtype, **beside(first))
+    y = xp.zeros(shape, dtype=first.dtype, **placed_like(first))
     for part, at in zip(itertools.chain([first], parts), places, strict=True):
         y[at] += part
     return y
@@ -311,7 +311,7 @@ def _where(xp: Namespace, mask: Array, x: Array) -> Array:
 
 
 class ConvolutionPlan(NamedTuple):
-    """What the three kernels of one convolution share.
+    """The parts that the three kernels of one convolution share.
 
     With `groups` > 1 every channel is a group of its own, and the filter has the shape
     (*size, 1, channels * multiplier).
@@ -420,7 +420,7 @@ def summed_copies(x: Array, plan: ConvolutionPlan) -> Any:
 
 
 def taps_of(w: Array, plan: ConvolutionPlan) -> Iterable[tuple[tuple[slice, ...], Any]]:
-    """Where each tap lies, and its matrix of weights (or, by channel, its row)."""
+    """Return where each tap lies, and its matrix of weights (or, by channel, its row)."""
     last = w.shape[-1:] if plan.groups > 1 else w.shape[-2:]
     return zip(plan.win.places(), w.reshape(-1, *last), strict=True)
 

@@ -164,7 +164,7 @@ def _reshape(arguments: Arguments, attrs: Attrs) -> Any:
 
 
 def _factors(sizes: Iterable[Any]) -> tuple[int, list[Dim]]:
-    """Sizes as a product of a number and of Dims that are no products."""
+    """Return sizes as a product of a number and of Dims that are not products."""
     number, unknown = 1, []
     for n in sizes:
         if not isinstance(n, Dim):
@@ -226,7 +226,7 @@ def _transpose(arguments: Arguments, attrs: Attrs) -> Shape:
     n = len(axes) if shape is None else len(shape)
     order = [a + n if a < 0 else a for a in axes]
     if sorted(order) != list(range(n)):
-        raise ShapeError(f"permute_dims: each axis of {shape} is due once, got the axes {axes}")
+        raise ShapeError(f"permute_dims: expected each axis of {shape} once, got the axes {axes}")
     return tuple([shape and shape[a] for a in order])
 
 

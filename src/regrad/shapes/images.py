@@ -16,7 +16,7 @@ from regrad.shapes.table import Arguments, Attrs, form, second_dtype
 def _windows(
     inputs: Sequence[Any], size: Sequence[Any], attrs: Attrs, dilations: Sequence[int] | None = None
 ) -> list[Any]:
-    """How many windows there are along each spatial axis."""
+    """Return how many windows there are along each spatial axis."""
     pad, strides = attrs["pad"], attrs["strides"]
     if pad == "same":
         return [(n + (s - 1)) // s for n, s in pairs(inputs, strides)]
@@ -77,7 +77,7 @@ def _transposed_convolution(arguments: Arguments, attrs: Attrs, depthwise: bool)
     if shape is not None and x is not None and w is not None:
         due = _convolution(shape, w, attrs, depthwise)
         if unlike(x, due):
-            raise ShapeError(f"x has the shape {x}, and {due} is due for output_shape {shape}")
+            raise ShapeError(f"x has the shape {x}, expected {due} for output_shape {shape}")
     return shape
 
 

@@ -78,7 +78,7 @@ def infer(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 def _answer(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec] | None:
-    """What a form says; None if it leaves the case to a trial."""
+    """Return what a form says; None if it leaves the case to a trial."""
     answer = form.function(arguments, attrs)
     kind = type(answer)
     if kind is not tuple and answer is not None:
@@ -137,7 +137,7 @@ def _leaves(arguments: Arguments) -> Iterator[Spec]:
 
 
 def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """What the kernel returns for small arrays (see `infer`)."""
+    """Return what the kernel returns for small arrays (see `infer`)."""
     if op.stateful:
         return _guess(op, arguments)
     if _is_unranked(arguments, attrs):
@@ -167,7 +167,7 @@ def _guess(op: Op, arguments: Arguments) -> list[Spec]:
 
 
 def _try(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """What the kernel returns where all sizes are known; remembered, if that can be."""
+    """Return what the kernel returns where all sizes are known; remembered, if that can be."""
     specs = tuple([tuple(x) if isinstance(x, list) else x for x in arguments])
     items = tuple([(name, type(value), value) for name, value in attrs.items()])
     try_ = _trial if _is_plain(tuple(attrs.values())) else _trial.__wrapped__
@@ -175,7 +175,7 @@ def _try(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value may be kept: it is compared by what it is, and holds nothing alive."""
+    """Return whether a value may be kept: it is compared by what it is, and holds nothing alive."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return isinstance(value, PLAIN)
@@ -259,7 +259,7 @@ def _holds_dims(value: object) -> bool:
 
 
 def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """What trials with other numbers for the unknown sizes have in common.
+    """Return what trials with other numbers for the unknown sizes have in common.
 
     The numbers rise from size to size in one trial and fall in the other, so that no size can
     be mistaken for one computed from another. Where that fails, some sizes may have to be equal;
@@ -283,7 +283,7 @@ def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 
 def _common(op: Op, arguments: Arguments, attrs: Attrs, *numbers: Number) -> list[Spec]:
-    """What is common to a trial for each choice of numbers, and to one of ones if that works."""
+    """Return what the trials with different sizes, and with sizes of 1, have in common."""
     candidates = {n.key: n for n in _dims_of([*_leaves(arguments), *attrs.values()])}
     trials = [_try_filled(op, arguments, attrs, number) for number in numbers]
     stood = [[_fill(n, number) for number in (*numbers, _one)] for n in candidates.values()]
@@ -310,7 +310,7 @@ def _try_filled(op: Op, arguments: Arguments, attrs: Attrs, number: Number) -> l
 
 
 def _common_shape(shapes: Sequence[Any], known: Known) -> Any:
-    """The shape of which the trials gave these examples."""
+    """Return the shape of which the trials returned these examples."""
     if len(set(map(len, shapes))) > 1:
         return None
     return tuple([_common_size(sizes, known) for sizes in zip(*shapes, strict=True)])

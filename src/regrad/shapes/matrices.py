@@ -59,7 +59,7 @@ def _cross(arguments: Arguments, attrs: Attrs) -> Shape:
 
 def _squares(shape: Any) -> Any:
     if len(shape) < 2 or differ(shape[-1], shape[-2]):
-        raise ShapeError(f"square matrices are due (over the last two axes), got {shape}")
+        raise ShapeError(f"expected square matrices (over the last two axes), got {shape}")
     return shape
 
 
@@ -95,7 +95,7 @@ def _log_determinant(arguments: Arguments, attrs: Attrs) -> list[Spec]:
 def _solve(arguments: Arguments, attrs: Attrs) -> Shape:
     a, b = _squares(arguments[0].shape), arguments[1].shape
     if not b or differ(a[-1], b[-1 if len(b) == 1 else -2]):
-        raise ShapeError(f"as many rows are due on the right as on the left, got {a} and {b}")
+        raise ShapeError(f"expected as many rows on the right as on the left, got {a} and {b}")
     if len(b) == 1:
         return a[:-1]
     return (*_batch(a, b), *b[-2:])

@@ -19,19 +19,19 @@ class Clash(ShapeError):
 
 
 def equal(m: Size, n: Size) -> bool:
-    """Whether two sizes are the same for certain."""
+    """Return whether two sizes are the same for certain."""
     if isinstance(m, Dim) or isinstance(n, Dim):
         return isinstance(m, Dim) and isinstance(n, Dim) and m.key == n.key
     return m is not None and m == n
 
 
 def differ(m: Size, n: Size) -> bool:
-    """Whether two sizes are known, and not the same."""
+    """Return whether two sizes are known, and not the same."""
     return type(m) is int and type(n) is int and m != n
 
 
 def unlike(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    """Whether two shapes are different for certain."""
+    """Return whether two shapes are different for certain."""
     return len(a) != len(b) or any(map(differ, a, b))
 
 
@@ -43,7 +43,7 @@ def smaller(m: Size, n: Size) -> Size:
 
 
 def merge(shapes: Iterable[Sequence[Size]]) -> tuple[Size, ...]:
-    """What is known of a shape that all of these are."""
+    """Return what is known of a shape that all of these are."""
     first, *others = shapes
     for other in others:
         if unlike(first, other):
@@ -67,7 +67,7 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
 
 
 def _wider(m: Size, n: Size) -> Size:
-    """The size to which two broadcast; an unknown one beside a number over 1 is 1, or that."""
+    """The size to which two broadcast; an unknown one with a number over 1 is 1, or that."""
     if m is n:
         return m
     if type(m) is not int:

@@ -1,6 +1,6 @@
 """Calls that are taken apart: torch's value from torch's own kernel, and the gradient of the parts.
 
-The parts run beside the kernel, for their gradients alone. So no value depends on how a kernel is
+The parts run besides the kernel, for their gradients alone. So no value depends on how a kernel is
 spelled out, and the rules are met when the call runs, by whoever differentiates it, to any order.
 """
 
@@ -20,7 +20,7 @@ from regrad.torch.composites import Fused
 
 
 class Rules(Protocol):
-    """What is asked of a set of rules."""
+    """The questions that a set of rules must answer."""
 
     def op(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None: ...
@@ -28,13 +28,13 @@ class Rules(Protocol):
 
 
 def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callable[..., Any]:
-    """What runs in place of a callable that computes overridden ops among others."""
+    """Return what runs in place of a callable that computes overridden ops among others."""
 
     def run(*args: Any, **options: Any) -> Any:
         with torch._C.DisableTorchFunction():
             filled = fill_by_place(args, options)
             xs = filled.values
-            if options.get("out") is not None or not xs:  # (torch gives no gradient for `out`)
+            if options.get("out") is not None or not xs:  # (torch has no gradient for `out`)
                 return function(*args, **options)
             if not is_differentiated(xs):
                 rules.count_ops(row.contains, xs)
@@ -56,7 +56,7 @@ def take_apart(rules: Rules, function: Callable[..., Any], row: Fused) -> Callab
 
 
 def is_differentiated(xs: Sequence[torch.Tensor]) -> bool:
-    """Whether anybody may differentiate a call."""
+    """Return whether anybody may differentiate a call."""
     if torch._C._are_functorch_transforms_active() or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
@@ -117,7 +117,7 @@ class Own:
             found = y[i] if isinstance(y, tuple) else y
             if found.shape != ys[i].shape:  # torch would sum the gradient, and say nothing
                 raise PassedOverError(
-                    f"{self.function.__name__} gave the shape {tuple(found.shape)}, and its parts, "
+                    f"{self.function.__name__} has the shape {tuple(found.shape)}, and its parts, "
                     f"one of which is overridden, {tuple(ys[i].shape)}. Write it with separate "
                     f"torch functions, or pass keep=[{self.function.__name__}]."
                 )

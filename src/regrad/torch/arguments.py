@@ -117,7 +117,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _keys(family: Family, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Where each of torch's parameters stands: a position, or a keyword."""
+    """Return where each of torch's parameters stands: a position, or a keyword."""
     names = [theirs for theirs, _ in family.parameters]
     keys: dict[str, Any] = dict(zip(names, range(len(args)), strict=False))
     for key in options:
@@ -147,7 +147,7 @@ def refuse_unknown(family: Family, args: Sequence[Any], options: Mapping[str, An
         if value != default:
             raise RuleError(
                 f"the rule of {family.type!r} is that of regrad's op, which has no {name!r}; this "
-                f"call gives {value!r:.40}. Write a rule that knows it, as a function."
+                f"call passes {value!r:.40}. Write a rule that knows it, as a function."
             )
 
 

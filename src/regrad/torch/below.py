@@ -107,7 +107,7 @@ def script_types(program: Any, rules: Mapping[str, Any]) -> set[str]:
     """The op types, and the callables that are keys, that a TorchScript program names."""
     names = set(_names(program))
     found = {t for name in names for t in _types(name) if t not in WHEN.get(name.strip("_"), ())}
-    for key in rules.keys() - families().keys():  # callables that are no op type of regrad's
+    for key in rules.keys() - families().keys():  # callables that are not op types of regrad
         if key.rpartition(".")[2].rstrip("_") in names or names & _lines(key):
             found.add(key)
     return found & rules.keys()
@@ -118,7 +118,7 @@ _SCRIPTED = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def _names(program: Any) -> Iterator[str]:
-    """What a program calls: ATen ops, and the Python functions, or lines, that they stood in."""
+    """Return what a program calls: ATen ops, and the Python functions or lines around them."""
     graph = program.graph.copy()
     yield from (_callee(node) for node in _nodes(graph) if node.kind() == "prim::CallFunction")
     torch._C._jit_pass_inline(graph)
@@ -160,5 +160,5 @@ def join_types(types: Iterable[str]) -> str:
 
 
 def wants_gradient(values: Sequence[Any]) -> bool:
-    """Whether a gradient is wanted of any of these."""
+    """Return whether a gradient is wanted of any of these."""
     return any(isinstance(x, torch.Tensor) and unwrap(x).requires_grad for x in values)

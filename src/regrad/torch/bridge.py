@@ -199,12 +199,12 @@ def _or_zeros(dx: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
 
 
 def is_differentiable(x: torch.Tensor) -> bool:
-    """Whether a torch tensor has a gradient at all."""
+    """Return whether a torch tensor has a gradient at all."""
     return x.is_floating_point() or x.is_complex()
 
 
 def spread(found: dict[int, Any], count: int) -> tuple[Any, ...]:
-    """Gradients by place as a Function returns them; the first argument is no tensor."""
+    """Gradients by place as a Function returns them; the first argument is not a tensor."""
     return None, *[found.get(i) for i in range(count)]
 
 

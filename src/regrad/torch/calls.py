@@ -198,7 +198,7 @@ def _pull_at_run_time(
 
 
 def in_forward_mode() -> bool:
-    """Whether some transformation around asks for forward-mode derivatives."""
+    """Return whether some transformation around asks for forward-mode derivatives."""
     if forward_ad._current_level >= 0:
         return True
     if not torch._C._are_functorch_transforms_active():

@@ -31,7 +31,7 @@ _SEEN = "seen by regrad"  # in the meta of a node
 
 
 class Place:
-    """Where in the program a node of a graph comes from, and the hits that it is counted in.
+    """The origin of a graph's node in the program, and the hits that it is counted in.
 
     A graph is run several times until it is compiled. The node counts once, when it is certain
     that it will be part of a program.
@@ -71,7 +71,7 @@ def stand_at(place: Place) -> Generator[None]:
 
 
 def place_call(function: Callable[..., Any], place: Place) -> Callable[..., Any]:
-    """What a node calls under a rule, for this one node."""
+    """Return what a node calls under a rule, for this one node."""
 
     def at_its_place(*args: Any, **options: Any) -> Any:
         with stand_at(place):
@@ -99,7 +99,7 @@ def leave_alone(function: Callable[..., Any]) -> None:
 
 
 def is_traceable(function: Callable[..., Any]) -> bool:
-    """Whether torch.compile can look into a function that torch writes in Python.
+    """Return whether torch.compile can look into a function that torch writes in Python.
 
     The others are single nodes of its graphs, and are watched as such.
     """
@@ -149,7 +149,7 @@ def run_node(old: Callable[..., Any]) -> Any:
 
 
 def is_ours(target: object) -> bool:
-    """Whether a node calls a torch function under a rule."""
+    """Return whether a node calls a torch function under a rule."""
     return hasattr(target, "ruleset")
 
 
@@ -259,7 +259,7 @@ def is_operator(function: object) -> bool:
 
 
 def _has_scopes(tx: Any) -> bool:
-    """Whether there is a mode of ours among those that a trace is made under."""
+    """Return whether there is a mode of ours among those that a trace is made under."""
     stack = tx.symbolic_torch_function_state.mode_stack
     return any(hasattr(mode.realize().value, "ruleset") for mode in stack)
 

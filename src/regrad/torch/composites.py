@@ -34,7 +34,7 @@ class Fused(NamedTuple):
     def changes(
         self, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
     ) -> bool:
-        """Whether a call is in place."""
+        """Return whether a call is in place."""
         at = switch(function)
         return self.in_place or bool(
             options.get("inplace") or (at is not None and args[at : at + 1] == (True,))
@@ -49,13 +49,13 @@ def _has_bias(*args: Any, **options: Any) -> bool:
 
 
 def _has_alpha(*args: Any, **options: Any) -> bool:
-    """Whether a sum has a factor, as in `add(a, b, alpha=2)`, or `add(a, 2, b)` in old code."""
+    """Return whether a sum has a factor: `add(a, b, alpha=2)`, or `add(a, 2, b)` in old code."""
     alpha = options.get("alpha", (*args, 1, 1, 1)[2])
     return (isinstance(alpha, torch.Tensor) or alpha != 1) and options.get("out") is None
 
 
 def _has_other(*args: Any, **options: Any) -> bool:
-    """Whether this is `max(a, b)`, and not a reduction."""
+    """Return whether this is `max(a, b)`, and not a reduction."""
     return any(isinstance(x, torch.Tensor) for x in (*args[1:2], options.get("other")))
 
 
@@ -64,7 +64,7 @@ def _is_reduction(*args: Any, **options: Any) -> bool:
 
 
 def _is_relu6(*args: Any, **options: Any) -> bool:
-    """Whether this is `hardtanh(x, 0, 6)`."""
+    """Return whether this is `hardtanh(x, 0, 6)`."""
     said: dict[str, Any] = {"min_val": -1, "max_val": 1}
     said.update(zip(("min_val", "max_val"), args[1:], strict=False))
     said.update(options)
@@ -76,7 +76,7 @@ def _is_complex(input: torch.Tensor) -> bool:
 
 
 def _is_product(*args: Any, **options: Any) -> bool:
-    """Whether einsum has more than one operand."""
+    """Return whether einsum has more than one operand."""
     given = args[1:]
     if not isinstance(args[0], str):  # einsum(x, [0, 1], y, [1, 2])
         return len(args) > 3
@@ -84,12 +84,12 @@ def _is_product(*args: Any, **options: Any) -> bool:
 
 
 def _reduces(*args: Any, **options: Any) -> bool:
-    """Whether a sparse product is not one of sums."""
+    """Return whether a sparse product is not one of sums."""
     return len(args) + len(options) > 2
 
 
 def _gives_indices(*args: Any, **options: Any) -> bool:
-    """Whether a pooling says where it found its maxima."""
+    """Return whether a pooling says where it found its maxima."""
     return bool((*args, *[False] * 7)[6] or options.get("return_indices"))
 
 
@@ -101,13 +101,13 @@ def _drops(
 
 
 def _drops_between(input: torch.Tensor, *args: Any) -> bool:
-    """Whether a recurrent layer in training drops what it hands to the next one."""
+    """Return whether a recurrent layer in training drops what it hands to the next one."""
     _, _, _, layers, dropout, train, *_ = args[isinstance(args[2], list | tuple) :]
     return train and dropout > 0 and layers > 1
 
 
 def _has_vector(*args: Any, **options: Any) -> bool:
-    """Whether a product is not of matrices."""
+    """Return whether a product is not of matrices."""
     return any(x.dim() == 1 for x in (*args, *options.values()) if isinstance(x, torch.Tensor))
 
 
@@ -116,7 +116,7 @@ def _has_no_dim(input: torch.Tensor, dim: int | None = None, *args: Any, **optio
 
 
 def _has_channels(*args: Any, **options: Any) -> bool:
-    """Whether there is a slope for each channel."""
+    """Return whether there is a slope for each channel."""
     x, slope = (*args, *options.values())[:2]
     return slope.dim() == 1 and (slope.numel() > 1 or not x.dim())
 
@@ -128,7 +128,7 @@ def _from_the_end(input: torch.Tensor, dim: int | None = 0, *args: Any, **option
 def _of_no_axes(
     input: torch.Tensor, dim: int | Sequence[int] | None = None, *args: Any, **options: Any
 ) -> bool:
-    """Whether all axes are meant by naming none."""
+    """Return whether all axes are meant by naming none."""
     dim = options.get("axis", dim)
     return isinstance(dim, list | tuple) and not dim
 
@@ -275,7 +275,7 @@ def _forms() -> Iterator[tuple[Any, Fused]]:
 
 
 def is_other_op(op_type: str, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether a call that is spelled like the op type is another op, by its arguments."""
+    """Return whether a call that is spelled like the op type is another op, by its arguments."""
     if op_type == "RealDiv":
         return options.get("rounding_mode") is not None
     if op_type == "SelectV2":
@@ -298,7 +298,7 @@ def ask_when_compiled() -> None:
 
 
 def _is_called(function: Callable[..., Any]) -> bool:
-    """Whether a function is one that programs call, and no wrapper of torch.Tensor."""
+    """Return whether a function is one that programs call, and no wrapper of torch.Tensor."""
     if isinstance(function, FunctionType):
         return function.__module__ == F.__name__
     return isinstance(function, BuiltinFunctionType)

@@ -29,7 +29,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             be left out; it is given by keyword if f names it, else last.
 
     Tensors among the positional arguments, also inside containers, are the inputs; keywords and
-    everything else pass through as constants. `g(dy, saved)`, or `g(dy)`, gives the gradients as
+    everything else pass through as constants. `g(dy, saved)`, or `g(dy)`, returns the gradients as
     a list with one entry per argument that holds tensors, in order. An entry has its argument's
     structure, with tensors of the inputs' shapes and dtypes: for `{"w": w, "b": b}` a dict with
     these keys (a list and a tuple are alike). None, for an argument or any part of it, means no
@@ -79,7 +79,7 @@ def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_arguments(args: tuple[Any, ...]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
-    """The tensors among the arguments, and what gives the arguments with Holes for them."""
+    """The tensors among the arguments, and the arguments with Holes for them."""
     inputs: list[torch.Tensor] = []
     slots: list[Any] = []
     leaves, _, spec = containers.opened(args)
@@ -239,7 +239,7 @@ def _check(call: CustomTorchCall, i: int, dx: torch.Tensor | None, specs: Sequen
         return dx
     where = f"wrong gradient: {call.name} ({place(call.f)}), input {call.arguments.names[i]!r},"
     if not isinstance(dx, torch.Tensor):
-        raise RuleError(f"{where} returned {kind(dx)}, and a tensor is due")
+        raise RuleError(f"{where} returned {kind(dx)}, expected a tensor")
     if dx.dtype != dtype and (dtype.is_floating_point or dtype.is_complex):
         raise RuleError(
             f"{where} returned the dtype {dx.dtype}, expected {dtype}. Use dx.to(x.dtype)."
@@ -282,12 +282,12 @@ def _closes_over(call: CustomTorchCall, found: Any) -> GradientError:
     return GradientError(
         f"custom_grad: {call.name} ({place(call.f)}) closes over {_describe(call.f, found)}, which "
         "requires grad; its gradient would be lost. Pass it as an input of its own, for which "
-        "grad_func gives a gradient too, or detach it."
+        "grad_func returns a gradient too, or detach it."
     )
 
 
 def _describe(f: Callable[..., Any], found: Any) -> str:
-    """What f calls a tensor, or the tensor that a backward node made."""
+    """Return what f calls a tensor, or the tensor that a backward node made."""
     code = getattr(f, "__code__", None)
     names: dict[str, Any] = {}
     if code is not None:

@@ -242,7 +242,7 @@ def _tensors(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
 
 
 def _rule_of(node: Any) -> tuple[BoxKind, str]:
-    """Whether a node has a rule of the user's, and which."""
+    """Return whether a node has a rule of the user's, and which."""
     function = getattr(type(node), "_forward_cls", None)
     if function is None:
         return "op", ""
@@ -257,7 +257,7 @@ def _rule_of(node: Any) -> tuple[BoxKind, str]:
 
 
 def _op_of(node: Any) -> str:
-    """What a node's op is called."""
+    """Return what a node's op is called."""
     call = getattr(node, "call", None)
     if isinstance(call, CustomTorchCall):
         return getattr(call.f, "__name__", "custom")

@@ -21,12 +21,12 @@ PROGRAMS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
 
 
 def is_program(function: Callable[..., Any]) -> bool:
-    """Whether a Function is a program of torch.compile, or a part of one."""
+    """Return whether a Function is a program of torch.compile, or a part of one."""
     return function.__module__.startswith(PROGRAMS) or function.__name__ == "ApplyTemplate"
 
 
 def is_built_in(op_type: str, keep: Sequence[Any]) -> bool:
-    """Whether an op runs in the forward pass of a Function that answers for its gradient.
+    """Return whether an op runs in the forward pass of a Function that answers for its gradient.
 
     That is a program of torch.compile, which has the rule built in, or one that is to be kept.
     Any other `autograd.Function` has a backward pass of its own, and the rule would never run.

@@ -27,7 +27,7 @@ Binder = Callable[[Any, Sequence[Any]], RuleCall | None]
 
 
 def is_function(key: Any) -> bool:
-    """Whether a key is an `autograd.Function`."""
+    """Return whether a key is an `autograd.Function`."""
     return isinstance(key, type) and issubclass(key, torch.autograd.Function)
 
 

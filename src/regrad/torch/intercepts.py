@@ -174,7 +174,7 @@ def _has_threads(pool: Any) -> bool:
 
 
 def _is_worker(thread: Any) -> bool:
-    """Whether a thread is one of a pool's, which runs jobs of anybody."""
+    """Return whether a thread is one of a pool's, which runs jobs of anybody."""
     code = getattr(thread, "_target", None) or type(thread)
     return str(code.__module__).partition(".")[0] in ("concurrent", "multiprocessing")
 

@@ -36,7 +36,7 @@ REFLECTED: dict[str, Callable[[Any, Any, bool], Any]] = {
 
 
 class Mode(torch.overrides.TorchFunctionMode):
-    """What torch asks before each of its functions, in one scope."""
+    """The mode that torch asks before each of its functions, in one scope."""
 
     ruleset: RuleSet
     ways: Mapping[Any, Way]
@@ -52,7 +52,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the scope was left."""
+        """True if the scope was left."""
         return self.scope is None or self.scope._mode is None
 
     def __torch_function__(

@@ -88,7 +88,7 @@ class Watch:
 
 @cache
 def _is_plumbing(func: Callable[..., Any], op_type: str) -> bool:
-    """Whether an op of this type is a detail of how torch computes a function."""
+    """Return whether an op of this type is a detail of how torch computes a function."""
     name = getattr(func, "__name__", "")
     return op_type in LAYOUT or name in PLUMBING.get(op_type, "").split()
 
@@ -98,7 +98,7 @@ LIBRARIES = (_TORCH, PACKAGE, "<eval_with_key>")  # (which torch.compile writes)
 
 
 def _is_news(node: Any) -> bool:
-    """Whether the node is of somebody else's Function, and is met for the first time."""
+    """Return whether the node is of somebody else's Function, and is met for the first time."""
     if node._forward_cls.__module__.startswith("regrad.") or _MET in node.metadata:
         return False
     node.metadata[_MET] = True
@@ -127,7 +127,7 @@ def _return_true(node: Any) -> bool:
 
 @cache
 def gradients() -> frozenset[Any]:
-    """Functions whose results are gradients: what they ran is no op of the program's own."""
+    """Functions whose results are gradients: what they ran is not an op of the program."""
     return frozenset({torch.autograd.grad, torch.Tensor.grad.__get__})  # pyright: ignore
 
 
@@ -138,7 +138,7 @@ def node_named(name: str) -> str:
 
 
 def _is_spelled(func: Callable[..., Any], op_type: str) -> bool:
-    """Whether the call is the op itself, under arguments that make it another op."""
+    """Return whether the call is the op itself, under arguments that make it another op."""
     spelling = spellings().get(func)
     return spelling is not None and spelling.family.type == op_type
 

@@ -55,7 +55,7 @@ class Seen:
 
 
 def _is_seen(values: Any) -> bool:
-    """Whether anybody but us has a say in what functions do with some tensors."""
+    """Return whether anybody but us has a say in what functions do with some tensors."""
     modes = torch.overrides._get_current_function_mode_stack()
     if not all(hasattr(mode, "is_closed") for mode in modes):
         return True
@@ -63,7 +63,7 @@ def _is_seen(values: Any) -> bool:
 
 
 def _decides(kind: type) -> bool:
-    """Whether a subclass of Tensor has a say in what functions do with it."""
+    """Return whether a subclass of Tensor has a say in what functions do with it."""
     own: Any = getattr(kind, "__torch_function__", None)
     plain = (torch.Tensor, torch.nn.Parameter)
     return kind not in plain and own is not torch._C._disabled_torch_function_impl

@@ -21,7 +21,7 @@ from regrad.errors import UnknownOpError
 
 Cached = TypeVar("Cached", bound=Callable[..., Any])
 
-# op type: what else torch calls an elementwise op, beside the op's own name and that of its type.
+# op type: what else torch calls an elementwise op, besides the op's own name and that of its type.
 # (`families` finds those: this and the next table are for what cannot be found by name.)
 SYNONYMS_OF = {
     "Abs": "absolute", "Acos": "arccos", "Acosh": "arccosh", "Asin": "arcsin", "Asinh": "arcsinh",
@@ -145,7 +145,7 @@ class Spelling(NamedTuple):
     def out_of_place(
         self, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> tuple[bool, tuple[Any, ...], dict[str, Any]]:
-        """Whether a call is in place, and its arguments without what says so."""
+        """Return whether a call is in place, and its arguments without what says so."""
         named = {k: v for k, v in options.items() if k != "inplace"} if options else {}
         if self.switch is None or len(args) <= self.switch:
             return self.in_place or bool(options.get("inplace")), args, named
@@ -252,7 +252,7 @@ def _as_method(family: Family) -> Family:
 
 @cache
 def switch(function: Callable[..., Any]) -> int | None:
-    """Where a function that torch writes in Python takes `inplace`."""
+    """Return where a function that torch writes in Python takes `inplace`."""
     names = [*inspect.signature(function).parameters] if inspect.isfunction(function) else []
     return names.index("inplace") if "inplace" in names else None
 
@@ -300,7 +300,7 @@ def make_family(function: Callable[..., Any]) -> Family:
     name = full.rpartition(".")[2]
     if changes_only(name):
         raise UnknownOpError(
-            f"{full} changes a tensor in place, and torch has nothing that gives the same result "
+            f"{full} changes a tensor in place, and torch has nothing that returns the same result "
             "out of place, of which a rule could be the gradient. Give the function that computes "
             "what is written (torch.where, index_put, scatter) as the key, and use it."
         )
@@ -319,7 +319,7 @@ def custom_op(key: Any) -> Any:
 
 
 def changes_only(name: str) -> bool:
-    """Whether a function works in place, and has no variant that does not."""
+    """Return whether a function works in place, and has no variant that does not."""
     if name.startswith("__"):
         return name in ("__setitem__", "__set__") or (
             name.startswith("__i") and getattr(torch.Tensor, "__" + name[3:], None) is None
@@ -335,7 +335,7 @@ def find_family(op_type: str) -> Family | None:
     return families().get(op_type)
 
 
-# Which backward nodes of torch's autograd belong to an op type, beside those of its own functions.
+# Backward nodes of torch's autograd that belong to an op type, besides those of its own functions.
 # Nodes of callables that compute the op among others are here as well.
 NODES = {
     "Sub": "Rsub", "ClipByValue": "ClampMin ClampMax", "Relu6": "Hardtanh Hardswish Hardsigmoid",

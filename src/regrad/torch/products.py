@@ -117,7 +117,7 @@ def _product(matmul: Any, xs: Sequence[Any], at: dict[tuple[int, int], int]) -> 
 
 
 def _cheapest_splits(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Where to split each run of matrices, so that the fewest numbers are multiplied."""
+    """Return where to split each run of matrices, so that the fewest numbers are multiplied."""
     count, cost = len(sizes) - 1, {}
     at: dict[tuple[int, int], int] = {}
     for i in range(count):
@@ -171,7 +171,7 @@ def _letters(labels: Any) -> str:
 def _path(
     equation: str, operands: Sequence[Any], path: Sequence[int] | None
 ) -> list[tuple[int, ...]]:
-    """Which terms are multiplied with which; the product becomes the last one."""
+    """Return which terms are multiplied with which; the product becomes the last one."""
     count = len(operands)
     if path is not None:
         return [tuple(path[i : i + 2]) for i in range(0, len(path), 2)]

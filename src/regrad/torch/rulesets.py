@@ -45,7 +45,7 @@ KEPT = 16  # so many different sets of rules are remembered, so that compiled co
 
 
 class Coverage:
-    """What some keys cover, in a scope inside others: known before any rule is.
+    """The op types that some keys cover, in a scope inside others: known before any rule is.
 
     The mode of an inner scope is asked first, so it takes apart and opens for the scopes around it
     as well, and leaves to them the callables that they have rules for.
@@ -202,7 +202,7 @@ def _type_of(function: Callable[..., Any]) -> str | None:
 
 
 class RuleByCount(ForeignRule):
-    """A rule for a torch callable that is no op type of regrad's.
+    """A rule for a torch callable that is not an op type of regrad.
 
     Its tensors are called x, or a and b; or xs, a list, however many there are.
     """
@@ -258,7 +258,7 @@ def rule_set(
 
 
 def family_of(key: Any) -> Family:
-    """What a key of a map covers."""
+    """Return what a key of a map covers."""
     if isinstance(key, str):
         family = find_family(key)
         if family is None:
@@ -280,7 +280,7 @@ def family_of(key: Any) -> Family:
         return spellings()[key].family
     if not is_seen(key):
         raise UnknownOpError(
-            f"{key!r:.80} is no callable that torch lets anybody see when it runs, so a rule for "
+            f"{key!r:.80} is not a callable that torch shows when it runs, so a rule for "
             "it would be passed over. Give a function of torch, torch.Tensor or "
             "torch.nn.functional; change your own function with regrad.torch.custom_grad."
         )
@@ -288,7 +288,7 @@ def family_of(key: Any) -> Family:
 
 
 def is_seen(function: Callable[..., Any]) -> bool:
-    """Whether torch asks a mode before it runs this function."""
+    """Return whether torch asks a mode before it runs this function."""
     if function in torch.overrides.get_testing_overrides():
         return True
     code = getattr(function, "__code__", None)
@@ -316,7 +316,7 @@ def bind_call(binding: Binding, shape: tuple[int, ...]) -> Hit:
 def _override(
     ruleset: RuleSet, function: Callable[..., Any], spelling: Spelling
 ) -> Callable[..., Any]:
-    """What runs in place of one torch callable."""
+    """Return what runs in place of one torch callable."""
     family, key = spelling.family, spelling.family.type
 
     def overridden(*args: Any, **options: Any) -> Any:
@@ -371,7 +371,7 @@ def find_call(function: Any, args: Sequence[Any]) -> RuleCall | None:
 
 
 def has_tensors(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether a call is of tensors (and not of what torch.fx traces with)."""
+    """Return whether a call is of tensors (and not of what torch.fx traces with)."""
     if args and isinstance(args[0], torch.Tensor):
         return True
     return any(True for _ in tensors((args, options)))

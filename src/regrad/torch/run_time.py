@@ -26,7 +26,7 @@ _PULLS: dict[int, Any] = {}
 
 
 class Pulls:
-    """How a rule is called at a place in a compiled program.
+    """The call of a rule at a place in a compiled program.
 
     Args:
         pull: pulls gradients, given what was saved, those that arrived, and the shapes of the
@@ -53,7 +53,7 @@ class Pulls:
         return [tuple(itertools.islice(every, rank)) for rank in self.ranks]
 
     def zeros(self, given: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
-        """What stands for the gradients wanted, where there are none."""
+        """Return what stands for the gradients wanted, where there are none."""
         shapes = self.shapes(sizes)
         return [
             torch.zeros(shapes[n], dtype=dtype, device=given[-1].device)
@@ -114,7 +114,7 @@ def enable_recording() -> Generator[None]:
 def pull_at_run_time(
     pulls: Any, given: Sequence[torch.Tensor], sizes: Sequence[Any]
 ) -> Sequence[Any]:
-    """What is called with these tensors, by an op that a compiled program keeps as it is."""
+    """Return what is called with these tensors, by an op that a compiled program keeps as it is."""
     number = next(_NUMBERS)
     _PULLS[number] = pulls
     return apply(AtRunTime, number, sizes, *given)
@@ -151,12 +151,12 @@ def _op() -> Any:
 
 
 def is_traced() -> bool:
-    """Whether the ops that run are being written into a program."""
+    """Return whether the ops that run are being written into a program."""
     return get_proxy_mode() is not None
 
 
 def may_change(rule: Any) -> bool:
-    """Whether a rule reads anything that may be another at its next call."""
+    """Return whether a rule reads anything that may be another at its next call."""
     rule = rule.bare
     functions = [rule.function, *getattr(rule, "functions", {}).values()]
     closure = Closure(*[f for f in functions if f is not None])

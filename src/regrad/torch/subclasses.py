@@ -25,7 +25,7 @@ def as_given(y: Any, xs: Sequence[Any]) -> Any:
 
 
 def has_own_protocol(kind: type) -> bool:
-    """Whether a subclass of Tensor says itself what torch's functions do with it."""
+    """Return whether a subclass of Tensor says itself what torch's functions do with it."""
     return _protocol(kind) not in (None, _TENSORS_OWN)
 
 

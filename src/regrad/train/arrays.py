@@ -24,7 +24,7 @@ def needed(package: str, extra: str, api: str) -> Any:
 
 
 def is_jax(x: Tensor) -> bool:
-    """Whether the values are JAX's, concrete or traced."""
+    """Return whether the values are JAX's, concrete or traced."""
     return BACKENDS[type(x._data)].name == "jax"
 
 

@@ -48,14 +48,14 @@ def save(
             choice. (Default names count the variables of a program; name those that another
             program is to restore.) To go on with training later, save the optimizer's too:
             `[*model, *optimizer.variables]`.
-        metadata: Strings to keep beside them, such as `{"epoch": "3"}`; `restore` returns them.
+        metadata: Strings to keep with them, such as `{"epoch": "3"}`; `restore` returns them.
 
     Sharded arrays are gathered. With several hosts all have to call `save`, and the first one
     writes.
 
     Raises:
         ArgumentError: two variables of one name; no variables, or something else.
-        CheckpointError: there is something at `path` that is no file.
+        CheckpointError: there is something at `path` that is not a file.
         OSError: the file cannot be written; the old one is as it was.
         GradientError: a variable is being differentiated.
         StateError: called inside a compiled function.

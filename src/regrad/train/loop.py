@@ -16,7 +16,7 @@ SECONDS = 1.0  # between two readings of the loss for the bar
 
 @dataclass
 class History:
-    """What `fit` saw: for each epoch `{"loss": …}`, with `"evaluation"` if there was one."""
+    """The figures of `fit`: for each epoch `{"loss": …}`, with `"evaluation"` if there was one."""
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped_early: bool = False
@@ -41,7 +41,7 @@ def fit(
     Args:
         step: Does one step and returns its loss, a number or a scalar Tensor.
         batches: The batches, anew for each epoch: a list, a data loader, or a function that
-            gives an iterator (and may shuffle).
+            returns an iterator (and may shuffle).
         epochs: How often to go through them.
         progress: Whether to show a bar (tqdm's, on a terminal, if it is installed).
         evaluate: Gives a number after each epoch, the smaller the better.
@@ -117,7 +117,7 @@ def _mean_loss(step: Callable[[Any], Any], batches: Any, epoch: str, progress: b
 
 @contextmanager
 def _bar(epoch: str, total: int | None, progress: bool) -> Iterator[Callable[..., None]]:
-    """A progress bar, where that can be had, and a function that shows a loss in it."""
+    """A progress bar, if there can be one, and a function that shows a loss in it."""
     try:
         from tqdm import tqdm
     except ImportError:

@@ -30,7 +30,7 @@ Pairs = Sequence[tuple[Any, Variable]]
 
 
 class Name(str):
-    """The name of a variable as a key, told apart from the keys of optax's own dicts."""
+    """The name of a variable as a key, distinct from the keys of optax's own dicts."""
 
     __slots__ = ()
 
@@ -186,7 +186,7 @@ class Optimizer:
 
         Args:
             grads: Pairs (gradient, variable), or a dict from names to gradients, as
-                `variable_grads` gives. Each gradient has the shape and dtype of its variable.
+                `variable_grads` returns. Each gradient has the shape and dtype of its variable.
             var_list: The variables that the names of a dict mean; not needed after `init`.
             extra: Further arguments of optax's `update`, such as `value`.
 
@@ -337,7 +337,7 @@ def _slot(name: str, path: Sequence[Any], leaf: Array) -> Slot:
 
 
 def _key_type(leaf: Array) -> Any:
-    """Which of JAX's random generators a key is for; None for numbers."""
+    """Return which of JAX's random generators a key is for; None for numbers."""
     import jax
 
     typed = jax.numpy.issubdtype(jax.numpy.asarray(leaf).dtype, jax.dtypes.prng_key)
@@ -369,7 +369,7 @@ def _short_names(paths: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _part(key: Any) -> str:
-    """What one step of a path in a tree is called: a name, a key of a dict or a place."""
+    """Return what one step of a path in a tree is called: a name, a key of a dict or a place."""
     found = (getattr(key, a) for a in ("name", "key", "idx") if hasattr(key, a))
     return str(next(found, key))
 

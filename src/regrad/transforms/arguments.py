@@ -22,7 +22,7 @@ from regrad.errors import ArgumentError, DTypeError, kind
 
 
 class Note:
-    """How the results of a trace are put together again, and what there is that is no Tensor."""
+    """The structure around the results of a trace, and those that are not Tensors."""
 
     def __init__(self, leaves: list[Any], rebuild: containers.Rebuild) -> None:
         self.leaves = leaves  # plain values; places of Tensors are TENSOR, of arrays ARRAY
@@ -30,7 +30,7 @@ class Note:
         self.full: bool = all(leaf is TENSOR for leaf in leaves)  # of Tensors only
 
     def is_like(self, other: Note) -> bool:
-        """Whether two notes put the same structure around as many Tensors."""
+        """Return whether two notes put the same structure around as many Tensors."""
         count = len(self.leaves)
         return self.leaves == other.leaves and repr(self.rebuild([0] * count)) == repr(
             other.rebuild([0] * count)
@@ -121,7 +121,7 @@ class Given:
         leaves, self.rebuild, self.structure = containers.opened(self.arguments)
         self.tensors: list[Tensor] = []
         self.leaves: list[Any] = []
-        self.plain: list[int] = []  # the places of leaves that are no Tensors
+        self.plain: list[int] = []  # the places of leaves that are not Tensors
         self.declared: set[int] = set()  # those that the caller has called static
         for leaf in leaves:
             if type(leaf) in dispatch.NUMBERS and numbers != "as they are":
@@ -136,7 +136,7 @@ class Given:
                 self._static(leaf)
 
     def _static(self, leaf: object) -> None:
-        """Note a leaf that is no Tensor."""
+        """Note a leaf that is not a Tensor."""
         self.plain.append(len(self.leaves))
         if type(leaf) is Static:
             self.declared.add(len(self.leaves))
@@ -145,7 +145,7 @@ class Given:
 
     @property
     def key(self) -> Any:
-        """What of the arguments a compiled program has built in."""
+        """Return what of the arguments a compiled program has built in."""
         leaves = list(self.leaves)
         for i in self.plain:
             leaves[i] = self._exactly(leaves[i], i)
@@ -166,11 +166,11 @@ class Given:
         return [value for value, _ in values if not _has_a_value(value)]
 
     def places(self) -> list[bool]:
-        """Which leaves are Tensors."""
+        """Return which leaves are Tensors."""
         return list(map(is_place, self.leaves))
 
     def names(self, parameters: Sequence[str]) -> list[str]:
-        """What each Tensor among the arguments is called: `x`, `batch['labels']`."""
+        """Return what each Tensor among the arguments is called: `x`, `batch['labels']`."""
         paths = containers.paths(self.arguments, "")
         names = [_called(path, parameters) for path in paths]
         return [name for name, there in zip(names, self.places(), strict=True) if there]
@@ -212,7 +212,7 @@ class Body:
 
 
 def can_go_in(array: Array) -> bool:
-    """Whether JAX holds such arrays; others may be read plainly, but are no operands."""
+    """Return whether JAX holds such arrays; others may be read plainly, but are not operands."""
     library = BACKENDS[type(array)]
     try:
         JAX.native_dtype(library.dtype(array))
@@ -230,7 +230,7 @@ def argument(x: Tensor) -> Any:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a key of JAX's for random numbers, which f gets as it is."""
+    """Return whether a leaf is a key of JAX's for random numbers, which f gets as it is."""
     return is_array(leaf) and not isinstance(leaf, np.generic) and "key<" in str(leaf.dtype)
 
 
@@ -253,14 +253,14 @@ def _dtype_of(number: complex, *, wide: bool) -> np.dtype:
 
 
 def _x64() -> bool:
-    """Whether JAX has 64 bits; a weak number is best kept with all of them."""
+    """Return whether JAX has 64 bits; a weak number is best kept with all of them."""
     import jax
 
     return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def is_place(leaf: object) -> bool:
-    """Whether what is noted of a leaf says that a Tensor stands there."""
+    """Return whether what is noted of a leaf says that a Tensor stands there."""
     return leaf is TENSOR or leaf is ARRAY or type(leaf) is _Traced
 
 
@@ -284,7 +284,7 @@ FUNCTIONS = (
 
 
 def is_static(value: object) -> bool:
-    """Whether an argument is static by itself."""
+    """Return whether an argument is static by itself."""
     return (
         value is None
         or value is Ellipsis
@@ -294,7 +294,7 @@ def is_static(value: object) -> bool:
 
 
 def _has_a_value(value: object) -> bool:
-    """Whether a static argument is told by `==`: it is what its class says that it is equal to."""
+    """Return whether a static argument is compared by the `==` of its class."""
     if isinstance(value, tuple | frozenset):
         return all(map(_has_a_value, value))
     if value is None or value is Ellipsis:

@@ -90,11 +90,11 @@ class BodyRun:
 
     @property
     def sources(self) -> list[Source]:
-        """What the body took from outside."""
+        """Return what the body took from outside."""
         return self.region.captured
 
     def as_function(self, flat: Flat, assigned: Sequence[Variable] = ()) -> BodyFunction:
-        """The body as a function of all that it used; it also gives what it assigned."""
+        """The body as a function of all that it used; it also returns what it assigned."""
         return BodyFunction(
             with_assigned(flat, assigned), len(self.xs), self.sources, self.overrides, self.kind
         )
@@ -127,7 +127,7 @@ class BodyRun:
         return results
 
     def passage(self, wanted: Sequence[int], loops: Sequence[tuple[int, int]] = ()) -> Passage:
-        """Which of the wanted inputs reach which outputs, of all runs that count."""
+        """Return which of the wanted inputs reach which outputs, of all runs that count."""
         return passage_between(self.tapes[0].records, self.ids, wanted, self.outputs, loops)
 
     @property

@@ -1,6 +1,7 @@
 """The branches of a traced `cond`: what they return, brought into one form.
 
-Only the run can tell which branch is due, so both must give Tensors of the same shapes and dtypes.
+Only the run can tell which branch is taken, so both must return Tensors of the same shapes and
+dtypes.
 In eager mode a branch may return Python numbers as well; here those that differ become Tensors.
 """
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def branched(pred: Tensor, functions: Sequence[Callable[..., Any]], operands: Any) -> Any:
-    """What the first function returns where `pred` holds, else what the second returns."""
+    """Return what the first function returns where `pred` holds, else what the second returns."""
     given = Given(operands, {})
     form = CommonForm()
     bodies = [Branch(f, given, form, k) for k, f in enumerate(functions)]
@@ -130,7 +131,7 @@ class CommonForm:
 
 
 class _Words(str):
-    """What stands for a leaf in a message, without quotes."""
+    """The text of a leaf in a message, without quotes."""
 
     __repr__ = str.__str__
 
@@ -140,7 +141,7 @@ def _has_dtype(leaf: object) -> bool:
 
 
 def _is_same(x: object, y: object) -> bool:
-    """Whether two leaves are one value, which no program needs to choose (0.0 is not -0.0)."""
+    """Return whether two leaves are the same value, so that nothing is chosen (0.0 is not -0.0)."""
     if isinstance(x, Tensor) or type(x) is not type(y):
         return False
     return x is y or (bool(x == y) and repr(x) == repr(y))

@@ -96,7 +96,7 @@ class Closure:
                 )
 
     def is_current(self) -> bool:
-        """Whether every place holds the very object that it held."""
+        """Return whether every place holds the very object that it held."""
         try:
             for read, value in self.places:
                 if read() is not value:
@@ -106,7 +106,7 @@ class Closure:
         return True
 
     def content(self, places: Sequence[int]) -> tuple[Any, ...]:
-        """What the arrays at some of the places of `tensors` hold now, as part of a key."""
+        """Return what the arrays at some of the places of `tensors` hold now, as part of a key."""
         return tuple([content(self.tensors[i]()) for i in places])
 
 
@@ -155,13 +155,13 @@ class _Walk:
             self.open(value, name, read)
 
     def rule(self, name: object) -> None:
-        """What may be the name of a rule, in an override."""
+        """Return what may be the name of a rule, in an override."""
         if isinstance(name, str) and name in RULES:
             rule = RULES[name]
             self.value(getattr(rule, "function", None) or rule, name, MISSING)
 
     def place(self, namespace: Mapping[str, object], key: str, name: str) -> None:
-        """What a namespace says of a name, now and whenever it is looked at again."""
+        """Return what a namespace says of a name, now and whenever it is looked at again."""
         read = functools.partial(namespace.get, key, MISSING)
         self.watch(namespace, key, read)
         self.value(namespace[key], name, read)
@@ -183,7 +183,7 @@ class _Walk:
         self.closure.names.append(name)
 
     def open(self, value: Any, name: str, read: Read) -> None:
-        """What is no plain value."""
+        """Return the parts that are not plain values."""
         if isinstance(value, Tensor) or (is_array(value) and not isinstance(value, Variable)):
             self.tensor(value, name, read)
         elif isinstance(value, types.FunctionType):
@@ -331,7 +331,7 @@ class _Walk:
                     self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
 
     def member(self, space: Mapping[str, object], attribute: str, owner: object, name: str) -> None:
-        """What a namespace has of a name: a value, or a descriptor, with the code behind it."""
+        """Return what a name means in a namespace: a value, or a descriptor with its code."""
         found = space[attribute]
         self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
         if isinstance(found, types.MemberDescriptorType):
@@ -395,7 +395,7 @@ def _keys_and_values(mapping: Mapping[object, object]) -> list[Any]:
 
 
 def _is_unchanged(read: Read, parts: Sequence[object]) -> bool:
-    """Whether a container has the entries that it had: the same objects, or equal plain values."""
+    """Return whether a container still has its entries: the same objects, or equal plain values."""
     now = read()
     if len(now) != len(parts):
         return False
@@ -409,7 +409,7 @@ def _same_plain(a: object, b: object) -> bool:
 
 
 def content(value: Tensor | Array) -> Any:
-    """What an array holds, as part of a key; one that nobody can write to is told by identity."""
+    """Return the content of an array as part of a key; a read-only one is known by identity."""
     if isinstance(value, Tensor) or BACKENDS[type(value)].name == "jax":
         return IdentityKey(value)
     value = BACKENDS[type(value)].to_numpy(value)
@@ -449,7 +449,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _namespaces(value: object) -> list[Any]:
-    """Where Python looks for an attribute: the object itself, its class, the bases of that."""
+    """Return where Python looks for an attribute: the object, its class, and the class's bases."""
     classes = _own_classes(type(value))
     if isinstance(value, type):
         classes = [*_own_classes(value), *classes]
@@ -472,7 +472,7 @@ def _specials(kind: type) -> set[str]:
 
 
 def _is_made(kind: type, method: object) -> bool:
-    """Whether what stands under a special name is no code of the user's."""
+    """Return whether the value of a special name is not code of the user's."""
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     if code is None:
         return not hasattr(method, "__wrapped__")
@@ -481,7 +481,7 @@ def _is_made(kind: type, method: object) -> bool:
 
 
 def _is_closed(value: object) -> bool:
-    """Whether an object is told apart by identity only: regrad's own, and modules of libraries."""
+    """Return whether an object is known by identity only, as regrad's and modules are."""
     if isinstance(value, types.ModuleType):
         return _is_library_file(getattr(value, "__file__", None) or PACKAGE)
     if isinstance(value, type):

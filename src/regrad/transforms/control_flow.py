@@ -42,16 +42,16 @@ def cond(
     Args:
         pred: A bool, or a Tensor of rank 0.
         true_fn, false_fn: Functions of Tensors and containers of them. Under `jit`, where only
-            the run can tell which is due, both are traced, and must return the same structure,
+            the run can tell which is taken, both are traced, and must return the same structure,
             shapes and dtypes; a Python number takes the dtype of the Tensor that the other returns.
 
-    In eager mode just the one that is due is called. Either way the gradient passes the one that
+    In eager mode only the one that is taken is called. Either way the gradient passes the one that
     ran, under the overrides in force where it was called; what both close over counts, and so
     does what they assign to Variables.
 
     Raises:
         ShapeError, DTypeError: the two results differ (under jit).
-        ArgumentError: pred is no scalar.
+        ArgumentError: pred is not a scalar.
 
     Source: `jax.lax.cond`.
 
@@ -137,7 +137,7 @@ def while_loop(
     """`body_fn` again and again, as long as `cond_fn` of the carry holds.
 
     Args:
-        cond_fn: A function of the carry that gives a bool, or a Tensor of rank 0.
+        cond_fn: A function of the carry that returns a bool, or a Tensor of rank 0.
         body_fn: The step; the carry keeps its structure, shapes and dtypes.
         init: The first carry: Tensors, numbers, or containers of them.
         max_steps: The most steps there can be. Under `jit` a gradient that goes back through the

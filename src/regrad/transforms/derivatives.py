@@ -66,11 +66,11 @@ class Linearized:
 
     @property
     def value(self) -> Any:
-        """What f returned."""
+        """Return what f returned."""
         return self.rebuild(self.ys)
 
     def handed_out(self) -> Any:
-        """What f returned, by Tensors that a custom function may make its own outputs."""
+        """Return what f returned, by Tensors that a custom function may make its own outputs."""
         return self.rebuild([dispatch.alias(y) for y in self.ys])
 
     def pull(self, dys: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -104,12 +104,12 @@ def like(values: Any, structure: Any, what: str) -> list[Tensor]:
     try:
         leaves = containers.matched(values, structure)
     except (ValueError, TypeError) as error:
-        raise ArgumentError(f"{what}: another structure is due. {error}") from None
+        raise ArgumentError(f"{what}: expected another structure. {error}") from None
     given = []
     for leaf, t in zip(leaves, tensors, strict=True):
         v = dispatch.lift_as(leaf, t.dtype)
         if dims.differ(v.shape, t.shape):
-            raise ShapeError(f"{what}: the shape {t.shape} is due, got {v.shape}")
+            raise ShapeError(f"{what}: expected the shape {t.shape}, got {v.shape}")
         given.append(v)
     return given
 
@@ -118,7 +118,7 @@ def like(values: Any, structure: Any, what: str) -> list[Tensor]:
 def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """`f(*xs)`, and the function that carries a gradient of it back to xs.
 
-    Returns `(y, vjp_function)`; `vjp_function(dy)` gives a tuple with one gradient per input,
+    Returns `(y, vjp_function)`; `vjp_function(dy)` returns a tuple with one gradient per input,
     each in its input's structure, zeros where nothing is connected. It can be called any
     number of times, and differentiated. `dy` has the structure and shapes of y. With
     `has_aux=True` f returns `(y, aux)`, and vjp `(y, vjp_function, aux)`.
@@ -146,7 +146,7 @@ def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ..
 def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[Any, Any]:
     """`f(*xs)`, and its derivative in the direction dxs (forward mode).
 
-    Returns `(y, dy)`, both in the structure of f's result. The derivative is had by
+    Returns `(y, dy)`, both in the structure of f's result. The derivative is computed by
     transposing the backward pass, so custom gradients and overrides in force count here too.
     That is right where a rule is linear in the gradient that arrives; elsewhere (a guided
     ReLU's `dy > 0`, a clipped gradient) it raises GradientError, naming rule and op. (That a rule
@@ -179,12 +179,12 @@ def _pushed(run: Linearized, dxs: Sequence[Any]) -> tuple[Any, Any]:
 def jacobian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """The Jacobian of `f`: a function that gives all derivatives of f(x) by x.
+    """Return the Jacobian function of `f`: it returns all derivatives of f(x) by x.
 
     Args:
         f: A function that returns a Tensor or a container of Tensors.
         argnums: The position of the argument to differentiate by (default: the first), or a
-            sequence of positions, which gives a tuple in each place.
+            sequence of positions, for a tuple in each place.
         has_aux: f returns `(y, aux)`, and the function `(jacobian, aux)`.
 
     For Tensors y = f(x) the result has the shape `y.shape + x.shape`, zeros where nothing is
@@ -260,11 +260,11 @@ jacrev = jacobian  # JAX's name for it
 def hessian(
     f: Callable[..., Any], *, argnums: Argnums | None = None, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """The Hessian of a scalar function: a function that gives all second derivatives.
+    """Return the Hessian function of a scalar function: it returns all second derivatives.
 
     Args:
         f: A function that returns a scalar Tensor.
-        argnums: As in `jacobian`; a sequence gives a tuple of tuples.
+        argnums: As in `jacobian`; a sequence makes a tuple of tuples.
         has_aux: f returns `(y, aux)`, and the function `(hessian, aux)`.
 
     For a Tensor x the result has the shape `x.shape + x.shape`; a linear function's is zeros.

@@ -32,7 +32,7 @@ def linearize(f: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[..., Any]]
         xs: Its arguments: Tensors or containers of Tensors.
 
     Returns:
-        `(y, f_jvp)`. `f_jvp(*dxs)` gives the derivative of y in the direction dxs, in the
+        `(y, f_jvp)`. `f_jvp(*dxs)` returns the derivative of y in the direction dxs, in the
         structure, shapes and dtypes of y. It can be called any number of times; f runs once.
 
     Raises:

@@ -30,7 +30,7 @@ def compile_donating(jax: ModuleType, f: Callable[[Any, Any], Any]) -> Any:
 
 
 def may_donate(jax: ModuleType) -> bool:
-    """Whether programs may write over arrays: not if JAX may call them twice."""
+    """Return whether programs may write over arrays: not if JAX may call them twice."""
     return not searches_nan(jax)
 
 

@@ -147,7 +147,7 @@ def _transpose(
 
 
 def _dispelled(dys: list[Tensor | None], doubts: Sequence[Tensor]) -> list[Tensor | None]:
-    """NaN for all, if a rule gave a gradient where none arrived: a program cannot raise."""
+    """Make all NaN if a rule returned a gradient where none arrived: a program cannot raise."""
     if not doubts:
         return dys
     broken = [any_of(logical_and(dx != 0, dx == dx)) for dx in doubts]
@@ -194,7 +194,7 @@ class LinearTape(Tape):
         values = dx._values()
         if np.any((values != 0) & ~np.isnan(values)):
             raise GradientError(
-                f"forward mode: {self.at_work()} gives a gradient for the input "
+                f"forward mode: {self.at_work()} returns a gradient for the input "
                 f"{name_of(record, leaf)!r} even where none arrives, so it is not linear in dy. "
                 "Such a rule has no forward-mode derivative; use vjp, grad or jacobian."
             )

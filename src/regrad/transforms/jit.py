@@ -59,7 +59,7 @@ KEPT = 512  # traces of one function whose programs are kept (of one or two MB, 
 
 
 class CacheInfo(NamedTuple):
-    """What `f.cache_info()` says of a compiled function."""
+    """The counts that `f.cache_info()` returns of a compiled function."""
 
     hits: int
     traces: int
@@ -201,7 +201,7 @@ def _places(f: Callable[..., Any], places: int | Sequence[int]) -> list[int]:
 
 
 class Statics:
-    """Which arguments are static: by position, and by name."""
+    """The arguments that are static: by position, and by name."""
 
     def __init__(
         self, parameters: Sequence[str], names: Sequence[str], places: Sequence[int]
@@ -398,7 +398,7 @@ class Jitted(Generic[P, R]):
         self.shortcuts.clear()
 
     def _closure(self, overrides: Overrides, reaching: Sequence[object]) -> Closure:
-        """What the function reaches now, and the rules in force, and functions among arguments."""
+        """Return the closure of the function, the rules in force and functions among arguments."""
         stamp = registry.version, len(registry.OPS)
         if not overrides and not reaching:
             if stamp != self.stamp or not self.closure.is_current():
@@ -450,7 +450,7 @@ class Jitted(Generic[P, R]):
         self.full = False
 
     def _kept(self) -> int:
-        """How many traces there are of which something is kept."""
+        """Return how many traces there are of which something is kept."""
         return sum(program.size for program in self._distinct())
 
     def _distinct(self) -> set[Program]:
@@ -494,7 +494,7 @@ class Jitted(Generic[P, R]):
     # -- what happened -----------------------------------------------------------------------
 
     def cache_info(self) -> CacheInfo:
-        """How many calls found a program, how many traces there were, how many programs there are.
+        """Return the counts of calls that found a program, of traces, and of programs.
 
         A program is for one state of closures, overrides and static arguments; JAX keeps one
         executable in it for each combination of shapes and dtypes. `dropped` counts the programs
@@ -550,7 +550,7 @@ class CompiledMethod(Jitted[..., Any]):
 
 @functools.lru_cache(maxsize=1)
 def registered(version: int, ops: int) -> list[Any]:
-    """The code that users gave to op types, rules and kernels, at a version of the registry."""
+    """Return the code of users' op types, rules and kernels, at a version of the registry."""
     code = [op.kernels.kernel for op in registry.OPS.values()]
     for op in registry.OPS.values():
         code += [op.rule.function, *getattr(op.rule, "functions", {}).values()]

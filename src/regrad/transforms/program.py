@@ -2,7 +2,7 @@
 
 The body is traced by this very engine, with JAX's tracers inside the Tensors. What it takes from
 outside is found on the way and becomes inputs, for which a first call may trace twice; the Python
-runs once all the same (see `replay`). For gradients the forward program gives, beside its results,
+runs once all the same (see `replay`). For gradients the forward program returns, with its results,
 what the rules keep, and the backward program takes it.
 """
 
@@ -62,8 +62,8 @@ SMALL = 4096  # elements of a NumPy array that is sooner copied than made one of
 class Program:
     """A body compiled, for one state of what its closure reaches and of the overrides in force.
 
-    Shapes and dtypes are told apart by JAX. `sources` are what the body takes from outside
-    beside its arguments: Tensors, Variables, or places of the closure (ints).
+    JAX distinguishes shapes and dtypes. `sources` are what the body takes from outside,
+    besides its arguments: Tensors, Variables, or places of the closure (ints).
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Program:
         self.donated = donated
         self.traces = traces
         self.verify = verify  # trace again at each call, and compare
-        self.derived = derived  # the gradient of another program: its ops are no new hits
+        self.derived = derived  # the gradient of another program: its ops are not new hits
         self.reads = False  # whether a trace may have read arrays of the closure plainly
         self.closure: Closure | None = None
         self.overrides: Overrides = None
@@ -106,7 +106,7 @@ class Program:
 
     @property
     def size(self) -> int:
-        """How many traces it holds; one that has none yet, or failed, takes a place as well."""
+        """The number of traces it holds; at least 1, since a failed trace takes a place as well."""
         return sum(len(variant.traces) for variant in list(self.variants.values())) or 1
 
     def free(self) -> None:
@@ -157,7 +157,7 @@ class Program:
         return note(ys)
 
     def _update(self, variant: Variant, arrays: list[Any], closure: Closure) -> Any:
-        """What the program gives, and its Variables updated, as `_call` does at more length.
+        """Return the results of the program and update its Variables, as `_call` does at length.
 
         None, and nothing has happened, if a Variable lies on several devices or not with JAX.
         """
@@ -295,7 +295,7 @@ class Program:
             raise DeviceError(f"{self.name}: {where}") from None
 
     def source(self, source: Source | int) -> Any:
-        """What stands at a place of the closure, or the source itself."""
+        """Return what stands at a place of the closure, or the source itself."""
         if type(source) is not int:
             return source
         assert self.closure is not None

@@ -100,7 +100,7 @@ class Region:
         return None if self.around is None else self.around.region
 
     def enter(self, x: Tensor) -> Tensor:
-        """What stands inside for a Tensor (itself, if it was made inside)."""
+        """Return what stands inside for a Tensor (itself, if it was made inside)."""
         if not 0 <= x._id < self.mark:
             return x
         inner = self.stand_ins.get(id(x))
@@ -111,7 +111,7 @@ class Region:
         return self._reached(x, inner)
 
     def first(self, source: Reached, number: float) -> Any:
-        """Where a body that is replayed looks for something outside (see `Renamed`)."""
+        """Return where a body that is replayed looks for something outside (see `Renamed`)."""
         return source
 
     def read(self, variable: Variable) -> Tensor:
@@ -122,7 +122,7 @@ class Region:
             if self.traced or self.tapes:
                 value = self._stand_in(value)
             else:  # the tapes outside go on, and know the value by its id
-                self.stand_ins[id(value)] = value  # so that it is no second, lasting input
+                self.stand_ins[id(value)] = value  # so that it is not a second, lasting input
                 self.alive.append(value)
             self.values[variable] = self.entries[id(variable)] = value
             self.captured.append(variable)
@@ -153,7 +153,7 @@ class Region:
         return self._reached(value, inner) if is_traced(inner._data) else inner
 
     def stand_in_for(self, source: Source) -> Tensor:
-        """What stands inside for something captured, before any assignment."""
+        """Return what stands inside for something captured, before any assignment."""
         return self.entries[id(source)]
 
     def refuse_read(self, x: Tensor) -> None:
@@ -236,7 +236,7 @@ class Inline(Region):
 
 
 def is_watched(x: Tensor, state: State) -> bool:
-    """Whether a tape of this state watches a Tensor."""
+    """Return whether a tape of this state watches a Tensor."""
     return any(x._id in tape.watched for tape in state.tapes)
 
 
@@ -303,7 +303,7 @@ class _Pairs(list[Any]):
 
 
 def links_of(record: Record | Link) -> Iterable[Link]:
-    """Which ids lead to which by a record: output by output where its rule tells them apart."""
+    """Return which ids lead to which by a record, per output where its rule can tell."""
     if isinstance(record, Link):
         return (record,)
     inputs, outputs = record.inputs, record.outputs
@@ -318,7 +318,7 @@ def links_of(record: Record | Link) -> Iterable[Link]:
 
 
 def dependences(links: Sequence[Link], seeds: Sequence[Any]) -> dict[Any, int]:
-    """Which of the seeds each id depends on: bit i of its mask stands for the seed i.
+    """Return which of the seeds each id depends on: bit i of its mask stands for the seed i.
 
     Links of loops lead back to seeds, so they are followed until nothing changes.
     """
@@ -397,7 +397,7 @@ Answer = Callable[[Sequence[Tensor], Passage, Sequence[Tensor]], Sequence[Any]]
 
 
 class RegionRule(Rule):
-    """How gradients and tangents pass a region.
+    """The way of gradients and tangents through a region.
 
     `answer(inputs, passage, dys)` returns the gradients by the inputs that are wanted, of those of
     the outputs that they reach; `push(inputs, passage, dxs)` the tangents of the outputs reached,
@@ -457,7 +457,7 @@ def passage_between(
     records: Iterable[Record | Link], ids: Sequence[Any], wanted: Sequence[int],
     outputs: Sequence[Sequence[Any]], loops: Sequence[tuple[int, int]] = (),
 ) -> Passage:  # fmt: skip
-    """Which of the wanted inputs of a body reach which of its outputs.
+    """Return which of the wanted inputs of a body reach which of its outputs.
 
     `ids` are those of the inputs inside, and `outputs` the ids of the results, once for each body
     of which one will count. `loops` are (result, input): what comes round again.
@@ -490,7 +490,7 @@ def listed(sources: Sequence[Source]) -> str:
 
 
 def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which of these the open tapes watch."""
+    """Return which of these the open tapes watch."""
     state = current()
     if state is None or not state.tapes:
         return ()
@@ -498,14 +498,14 @@ def watched_places(inputs: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def in_trace(xs: Iterable[Tensor]) -> bool:
-    """Whether this is being traced: a body that JAX compiles is open, or one of these is traced."""
+    """Return whether a body that JAX compiles is open, or one of these is traced."""
     state = current()
     inside = state is not None and state.region is not None and state.region.traced
     return inside or any(is_traced(x._data) for x in xs)
 
 
 def watched_by(tape: Tape, xs: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which of these one tape watches."""
+    """Return which of these one tape watches."""
     return tuple(i for i, x in enumerate(xs) if x._id in tape.watched)
 
 

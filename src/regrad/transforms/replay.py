@@ -7,7 +7,7 @@ would then give the gradient of another function. So its first run is *captured*
 steps: ops with their attributes and the rules in force, custom functions, regions, and which Tensor
 went where. To replay the steps on other inputs is to run the body again.
 
-Tensors are told apart by their ids, which are never reused. In a replay, `env` maps the ids of the
+Tensors are known by their ids, which are never reused. In a replay, `env` maps the ids of the
 first run to the Tensors of this one. A rule or a gradient function that closes over a Tensor of the
 first run is served too: it runs in a region that knows `env` (see `Renamed`).
 """
@@ -66,7 +66,7 @@ class Capture(Trail):
         self.pulls: set[Any] = set()  # those through which the body asked for a gradient
 
     def ref(self, x: Tensor) -> Ref:
-        """How a replay finds an input of a step."""
+        """Return how a replay finds an input of a step."""
         if x._id in self.places:
             return x._id
         if 0 < x._id < self.mark:  # made earlier in this region: a gradient function saved it
@@ -121,7 +121,7 @@ class Capture(Trail):
         super().region(kind, xs, ys, again, rule)
 
     def pulled(self, passage: Passage, dys: Sequence[Tensor], dxs: Sequence[Tensor]) -> None:
-        """The backward pass of a region that was run in here, where it is no region itself."""
+        """The backward pass of a region that was run in here, where it is not a region itself."""
         self.pulls.add(passage)
         self.steps.append(PullStep(passage, [self.ref(dy) for dy in dys], _ids(dxs)))
         # (by which inputs there are gradients depends on the tapes outside)
@@ -297,7 +297,7 @@ class BodyStep(NamedTuple):
 
 
 class ForeignStep(NamedTuple):
-    """What a function of arrays computed, which no gradient passes."""
+    """A function of arrays that no gradient passes, and what it computed."""
 
     function: Callable[[Sequence[Any]], Sequence[Any]]
     read: Callable[[Tensor], Any]
@@ -314,9 +314,9 @@ def foreign(
     xs: Sequence[Tensor],
     read: Callable[[Tensor], Array],
 ) -> list[Tensor]:
-    """What a function of another library makes of Tensors' arrays, by which no gradient passes.
+    """Return what another library's function computes from Tensors' arrays, as constants.
 
-    `read` gives the array of a Tensor. What is computed by other ways is not known to a capture,
+    `read` returns the array of a Tensor. What is computed by other ways is not known to a capture,
     so that the Python of its body has to run again (see `Captured`).
     """
     xs = [dispatch.in_region(x) for x in xs]
@@ -327,7 +327,7 @@ def foreign(
 
 
 class StrangerStep(NamedTuple):
-    """What another library computed in the trace, from the inputs on: constants to the rules."""
+    """Values that another library computed from the inputs of a trace: constants to the rules."""
 
     jaxpr: Any
     consts: Sequence[Any]  # arrays, or ids of Tensors whose arrays they were
@@ -369,7 +369,7 @@ class Captured:
 
     @property
     def sources(self) -> Sequence[tuple[Any, float]]:
-        """What the body reached outside, each with the id of what stood for it."""
+        """Return what the body reached outside, each with the id of what stood for it."""
         assert self.first is not None
         return self.first.sources
 
@@ -426,7 +426,7 @@ class Captured:
         """Run the Python in a trace of its own, which knows how strangers come from the inputs.
 
         Keys of JAX are split, and numbers drawn from them, by functions that no rule concerns and
-        that are no steps. Of the trace only they are kept; the steps are replayed at once.
+        that are not steps. Of the trace only they are kept; the steps are replayed at once.
         """
         import jax
 
@@ -509,7 +509,7 @@ class Renamed:
         self.outside: Any = region.capture
 
     def enter(self, x: Tensor) -> Tensor:
-        """What stands inside for a Tensor.
+        """Return what stands inside for a Tensor.
 
         A capture that began in here is told the Tensor of the first run, which other replays know,
         too; the capture of this replay, the Tensor of now.
@@ -525,7 +525,7 @@ class Renamed:
         return inner
 
     def first(self, source: Reached, number: float) -> Any:
-        """Where a body looks for something outside: the Tensor with this id, if this run has it."""
+        """Return the Tensor with this id from outside of a body, if this run has it."""
         if number not in self.env or not isinstance(source, Tensor):
             return self.region.first(source, number)
         x = twin(source)

@@ -164,7 +164,7 @@ class Scan:
         return [*last, *ys]
 
     def _settled(self) -> bool:
-        """Whether the tapes watch the carries that they should; if not, they will next time."""
+        """Return whether the tapes watch the right carries; if not, they will in the next trace."""
         m, before = len(self.carry), [set(seeds) for seeds in self.watched]
         for seeds, tape in zip(self.watched, self.body_run.tapes, strict=True):
             seeds.update(i for i in range(m) if self.body_run.outputs[-1][i] in tape.watched)
@@ -241,7 +241,7 @@ class Scan:
         self, consts: Sequence[Array], inner: Sequence[Tensor], stand_ins: Sequence[Tensor],
         ys: Sequence[Array],
     ) -> list[Any]:  # fmt: skip
-        """What the backward step takes: entries of xs or ys, what stays the same, and the rest.
+        """Return the inputs of the backward step: entries of xs or ys, constants, and the rest.
 
         The rest is returned, to be kept of each step.
         """

@@ -99,10 +99,10 @@ class Shortcuts:
 
 
 def _is_built_in(x: object, depth: int = 16) -> bool:
-    """Whether a container, all the way down, is one of Python's own, and not too deep.
+    """Return whether a container, all the way down, is one of Python's own, and not too deep.
 
     Others may have static fields, of which JAX takes 1 and True for the same. And a list of numbers
-    is no container to us, but a Tensor.
+    is not a container to us, but a Tensor.
     """
     if not depth or is_number_list(x):
         return False

@@ -23,7 +23,7 @@ Body = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Any]]  # results, an
 
 
 class Trace:
-    """What one trace of a body found out: it travels with the compiled program.
+    """The findings of one trace of a body; they travel with the compiled program.
 
     `flat` is the body, which is not run again: `derivatives` are made of what it did. `passage` are
     the inputs that tapes watch and the outputs to which they lead; `kept` says where the backward

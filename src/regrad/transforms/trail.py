@@ -152,7 +152,7 @@ class Trail:
             self.outputs += 1
 
     def _origin(self, x: Tensor) -> Any:
-        """Where a Tensor came from: an earlier step or input, or a constant with its values."""
+        """Return the origin of a Tensor: a step, an input, or a constant with its values."""
         known = self.places.get(x._id)
         if known is not None:
             return known
@@ -186,7 +186,7 @@ class Trail:
 
 
 def _shown(value: object) -> str:
-    """An attribute as it is compared; of an object that is no plain value, only its type."""
+    """An attribute as it is compared; of an object that is not a plain value, only its type."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
     return repr(value) if isinstance(value, PLAIN) else type(value).__name__
@@ -199,7 +199,7 @@ def capturing() -> Any:
 
 
 def resolved(source: Reached) -> Tensor:
-    """What stands, in the region that is open, for something that a body reached outside."""
+    """Return what stands, in the region that is open, for something that a body reached outside."""
     state = current()
     assert state is not None
     if isinstance(source, Readable):

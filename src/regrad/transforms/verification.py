@@ -34,7 +34,7 @@ Constant: TypeAlias = tuple[Any, ...]  # what tells a constant apart: see `_cont
 
 
 class Difference(NamedTuple):
-    """Where two traces part: what was, what is now, and the equation that says where."""
+    """The difference between two traces: what was, what is now, and the equation that shows it."""
 
     was: str
     now: str
@@ -58,7 +58,7 @@ def compare(name: str, known: Any, again: Any) -> None:
 
 
 def _around(a: Trace, b: Trace) -> Iterator[Difference]:
-    """Differences in what is no Tensor: plain results, and the Variables assigned to."""
+    """Differences in what is not a Tensor: plain results, and the Variables assigned to."""
     if not a.note.is_like(b.note) or _exact(a.note.leaves) != _exact(b.note.leaves):
         yield Difference(f"the results {a.note}", str(b.note))
     if list(map(id, a.assigned)) != list(map(id, b.assigned)):
@@ -78,7 +78,7 @@ def _backward(a: Trace, b: Trace) -> Iterator[Difference]:
 
 
 def _constants(values: Sequence[Array], kinds: Sequence[str] | None = None) -> list[Any]:
-    """What tells constants apart: their values, or the places where they come from."""
+    """Return what tells constants apart: their values, or the places where they come from."""
     kinds = kinds or ["constant"] * len(values)
     return [
         _content(value) if kind == "constant" else (kind, value)
@@ -121,7 +121,7 @@ def _parts(
 
 
 class _Names:
-    """What the variables of a jaxpr stand for: inputs and results by place, constants by value."""
+    """The meaning of a jaxpr's variables: inputs and results by place, constants by value."""
 
     def __init__(self, jaxpr: Jaxpr, consts: Sequence[Constant]) -> None:
         self.of = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -135,7 +135,7 @@ class _Names:
         return _content(v.val) if hasattr(v, "val") else self.of[v]
 
     def key(self, equation: JaxprEqn) -> Any:
-        """What an equation does, without the jaxprs inside it."""
+        """Return what an equation does, without the jaxprs inside it."""
         inputs = [self[v][:4] for v in equation.invars]
         outputs = [str(v.aval) for v in equation.outvars]
         options = {k: _option(v) for k, v in equation.params.items()}

@@ -112,7 +112,7 @@ def _repeat(body_run: BodyRun, test: Flat, step: Flat) -> Sequence[Any]:
 
 def _refuse(*given: object) -> Any:
     raise GradientError(
-        "while_loop: under jit the gradient of a loop of unknown length cannot be had, because XLA "
+        "while_loop: under jit a loop of unknown length has no gradient, because XLA "
         "must know how much to keep. Give the most steps there can be, while_loop(…, max_steps=n), "
         "or use scan or fori_loop with a fixed number of steps. (Forward mode, jvp, needs neither.)"
     )

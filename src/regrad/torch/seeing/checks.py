@@ -242,14 +242,14 @@ def _stale(op: Recorded, seed: int) -> list[Finding]:
 
 
 def _is_random(op: Recorded, ys: Sequence[torch.Tensor], seed: int) -> bool:
-    """Whether an op gives other results with other random numbers."""
+    """Return whether an op returns other results with other random numbers."""
     with at_rest(seed + 1), torch.no_grad():
         others = op.again(op.xs)
     return any(not torch.equal(y, other) for y, other in zip(ys, others, strict=True))
 
 
 def _differs(name: str, there: np.ndarray, alone: np.ndarray) -> Finding | None:
-    """What is wrong with a gradient, if it is not the same that the op has alone."""
+    """Return what is wrong with a gradient, if it is not the same that the op has alone."""
     scale = float(np.abs(alone).max(initial=0.0)) or 1.0
     gap = np.abs(there - alone)
     if not (gap > 1e-6 * scale).any():

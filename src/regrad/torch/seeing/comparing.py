@@ -53,7 +53,7 @@ def compare_gradients(
 
     Raises:
         ArgumentError: other is neither a function nor `"true"`.
-        GradientError: as `trace_gradients`; surrogates is no list of strings.
+        GradientError: as `trace_gradients`; surrogates is not a list of strings.
 
     >>> import torch
     >>> import regrad as rg
@@ -95,7 +95,7 @@ def _name(f: Any, otherwise: str) -> str:
 
 
 def _spelled(surrogates: Iterable[str], ops: Sequence[Recorded]) -> list[str]:
-    """What is declared, also by regrad's names of op types."""
+    """Return what is declared, also by regrad's names of op types."""
     given = list(surrogates)
     return (
         given

@@ -153,7 +153,7 @@ class _Nonfinite(Looker):
                 self.tell(self._cause(found, before))
 
     def _cause(self, found: NonFinite, before: Sequence[str]) -> NonFinite:
-        """What made a NaN: the op itself, or an infinity that was made before."""
+        """Return what made a NaN: the op itself, or an infinity that was made before."""
         return self.infinite if before and self.infinite is not None else found
 
     def ended(self, loss: torch.Tensor) -> None:
@@ -202,19 +202,19 @@ class _Nonfinite(Looker):
     # -- in the end ------------------------------------------------------------------------------
 
     def verdict(self, value: Any) -> NonFinite | None:
-        """What was found, when all has run."""
+        """Return what was found, when all has run."""
         if self.failed or any(bad_in(y) for y in tensors((value,))):
             return self.infinite or self.found or self.written
         return self.found
 
 
 def _is_true(values: Sequence[Any]) -> bool:
-    """Whether a flag is given, and set (`inplace`, by position)."""
+    """Return whether a flag is given, and set (`inplace`, by position)."""
     return any(value is True for value in values)
 
 
 def _writes_infinity(value: Any) -> bool:
-    """Whether a number among the arguments of a function is infinite."""
+    """Return whether a number among the arguments of a function is infinite."""
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, list | tuple):
@@ -223,7 +223,7 @@ def _writes_infinity(value: Any) -> bool:
 
 
 def bad_in(x: torch.Tensor) -> tuple[str, tuple[int, ...], int] | None:
-    """What is not finite in a tensor, where first, and how many; None if all is finite."""
+    """Return what is not finite in a tensor, where first, and how many; None if all is finite."""
     if not (x.is_floating_point() or x.is_complex()) or x.layout is not torch.strided:
         return None
     if x.is_meta or x.is_nested:
@@ -246,7 +246,7 @@ def as_array(x: torch.Tensor) -> np.ndarray:
 def operands(
     was: Sequence[tuple[str, torch.Tensor]], shape: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[Operand, ...]:
-    """What a function was given, at an element of a result or gradient of this shape."""
+    """Return what a function was given, at an element of a result or gradient of this shape."""
     return tuple(_operands(was, shape, index))
 
 

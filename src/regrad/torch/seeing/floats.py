@@ -87,7 +87,7 @@ def _refuse_lazy(module: nn.Module, api: str) -> None:
 
 
 def _opened(y: Any) -> Any:
-    """What a function returned, as a container: an object with fields is the dict of these."""
+    """Return the result of a function as a container; an object becomes the dict of its fields."""
     if isinstance(y, torch.Tensor | list | tuple | dict):
         return y
     return dict(vars(y)) if hasattr(y, "__dict__") else y
@@ -161,7 +161,7 @@ def pulled(
 def pushed(
     f: OfFloats, xs: Sequence[torch.Tensor], dxs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """How the results move along dxs, by forward mode."""
+    """Return how the results move along dxs, by forward mode."""
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(x, dx) for x, dx in zip(xs, dxs, strict=True)]
         found = [(y, forward_ad.unpack_dual(y).tangent) for y in f(duals)]
@@ -169,7 +169,7 @@ def pushed(
 
 
 def _has_forward_mode(f: OfFloats, xs: Sequence[torch.Tensor]) -> bool:
-    """Whether all that f runs has a forward mode."""
+    """Return whether all that f runs has a forward mode."""
     try:
         with torch.enable_grad():
             given = [x.detach().clone().requires_grad_() for x in xs]

@@ -67,7 +67,7 @@ class _Keeper(Looker):
         self.saved: dict[int, tuple[StorageWeakRef, str, str, str, int]] = {}
 
     def before(self, func: Any, args: Any, options: Any) -> Any:
-        """What is saved from now on is saved by this function."""
+        """Return what is saved from now on is saved by this function."""
         self.now = self.note(function_name(func))
 
     def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
@@ -88,7 +88,7 @@ class _Keeper(Looker):
             return x.detach()  # (an op's own output would hold the op that holds it)
 
     def rows(self, alive: set[int]) -> Iterator[tuple[str, str, str, int]]:
-        """What was saved, and is still kept; all, if the backward pass has let go of it."""
+        """Return what was saved, and is still kept; all, if the backward pass has let go of it."""
         for key, (storage, op_type, line, path, size) in self.saved.items():
             if key not in alive and (self.ran_backward or not storage.expired()):
                 yield op_type, line, path, size

@@ -86,7 +86,7 @@ def measured(function: Function, xs: Arrays, i: int, dys: Arrays) -> np.ndarray:
 
 
 def _lacks_sum(function: Function, xs: Arrays, i: int, dys: Arrays, axis: int) -> bool:
-    """Whether only one slice of the gradient that arrives counts, and all should."""
+    """Return whether only one slice of the gradient that arrives counts, and all should."""
     size = dys[0].shape[axis]
     if not 2 <= size <= SLICES:
         return False

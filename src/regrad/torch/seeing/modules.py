@@ -51,7 +51,7 @@ def _functions(f: Any) -> list[FunctionType]:
 
 
 def _outer(f: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function reads from outside of it: (name, value)."""
+    """Return what a function reads from outside of it: (name, value)."""
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
         try:
             yield name, cell.cell_contents
@@ -67,7 +67,7 @@ class Unseen(nn.Module):
 
 
 class ModulePaths:
-    """Where in a model the program is: a stack of the modules whose forward pass runs."""
+    """The place of the program in a model: a stack of the modules whose forward pass runs."""
 
     def __init__(self, held: dict[str, Any]) -> None:
         modules = {name: m for name, m in held.items() if isinstance(m, nn.Module)}

@@ -59,7 +59,7 @@ class OpNote:
         return f"{self.op_type}{inside}" + (f" at {self.line}" if self.line else "")
 
     def name(self, edge: int) -> str:
-        """What an input is called."""
+        """Return what an input is called."""
         return self.names[edge] if edge < len(self.names) else f"input {edge}"
 
     def describe_function(self, node: Any) -> None:
@@ -98,12 +98,12 @@ class OpNote:
 
 
 def _is_twin(function: Any, other: Any) -> bool:
-    """Whether a Function is one of ours, or its twin in torch's older form."""
+    """Return whether a Function is one of ours, or its twin in torch's older form."""
     return function.backward is other.backward
 
 
 def spelled(op_type: str) -> str:
-    """What torch calls an op type; the type itself where it has no name for it."""
+    """Return what torch calls an op type; the type itself where it has no name for it."""
     family = families().get(op_type)
     return family.names[0] if family else op_type.rpartition(".")[2]
 
@@ -140,7 +140,7 @@ def op_type_of(func: Any) -> str:
 
 @cache
 def parameters_of(func: Any) -> tuple[str, ...]:
-    """What a torch function calls its arguments, in order."""
+    """Return what a torch function calls its arguments, in order."""
     try:
         known = torch.overrides.get_testing_overrides().get(func)
         return tuple(inspect.signature(func if known is None else known).parameters)
@@ -167,7 +167,7 @@ def named_tensors(
 
 
 def labels(func: Any, nodes: Sequence[Any]) -> list[str]:
-    """What the nodes are called that one call of a torch function made, the last first."""
+    """Return what the nodes are called that one call of a torch function made, the last first."""
     name = function_name(func)
     words = [node_word(node.name()) for node in nodes]
     if len(nodes) == 1:
@@ -180,7 +180,7 @@ def labels(func: Any, nodes: Sequence[Any]) -> list[str]:
 
 
 def edge_names(node: Any, given: Sequence[tuple[str, Any, Any, int]], made: set[Any]) -> list[str]:
-    """What the inputs of a node are called, by the arguments (name, leaf, node, output)."""
+    """Return what the inputs of a node are called, by the arguments (name, leaf, node, output)."""
     return [_edge_name(edge, nr, given, made) for edge, nr in node.next_functions]
 
 
@@ -202,7 +202,7 @@ def _edge_name(edge: Any, nr: int, given: Sequence[Any], made: set[Any]) -> str:
 
 
 def function_names(function: Any, args: Sequence[Any]) -> list[str]:
-    """What the tensors among the arguments of an `autograd.Function` are called."""
+    """Return what the tensors among the arguments of an `autograd.Function` are called."""
     forward: Callable[..., Any] = function.forward
     names = list(inspect.signature(forward).parameters)
     if function.setup_context is torch.autograd.Function.setup_context:

@@ -41,7 +41,7 @@ class Recorded:
 
     @property
     def has_rule(self) -> bool:
-        """Whether somebody's rule is its gradient."""
+        """True if somebody's rule is its gradient."""
         return self.note.kind != "built-in"
 
     @property
@@ -50,7 +50,7 @@ class Recorded:
         return [containers.flatten((self.args, self.options))[0][i] for i in self.places]
 
     def names(self) -> list[str]:
-        """What they are called."""
+        """Return what they are called."""
         every = containers.flatten((self.args, self.options))[0]
         places = [i for i, x in enumerate(every) if isinstance(x, torch.Tensor)]
         named = [*self.note.names, *[f"input {i}" for i in range(len(places))]]
@@ -106,7 +106,7 @@ def _floats(y: Any) -> list[torch.Tensor]:
 
 
 def is_float(x: Any) -> bool:
-    """Whether a value is a tensor that may have a gradient."""
+    """Return whether a value is a tensor that may have a gradient."""
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 

@@ -45,7 +45,7 @@ class ModelRun:
         return dict(zip(sources, found, strict=True))
 
     def names(self) -> dict[int, str]:
-        """What all that may have a gradient is called, by id: arguments, then parameters."""
+        """Return what all that may have a gradient is called, by id: arguments, then parameters."""
         named: dict[int, str] = {}
         paths = containers.paths(tuple(self.args), "args") if self.args else []
         leaves = containers.flatten(tuple(self.args))[0] if self.args else []
@@ -107,7 +107,7 @@ def _differentiable(y: torch.Tensor, api: str) -> torch.Tensor:
 
 
 def let_go(value: Any) -> Any:
-    """What f returned, without the graph behind it."""
+    """Return what f returned, without the graph behind it."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if type(value) in (list, tuple):

@@ -21,7 +21,7 @@ def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
     Args:
         f: A function of tensors and anything else, or a module. It returns a tensor, or a
             container with one loss (a scalar, or what is called `loss`); or it calls `backward()`
-            itself, and returns what it likes. A result that is no scalar is taken with the
+            itself, and returns what it likes. A result that is not a scalar is taken with the
             gradient 1 for each element.
 
     Returns:
@@ -32,7 +32,7 @@ def trace_gradients(f: Callable[..., Any]) -> Callable[..., GradientTrace]:
         gradients that arrived and left. Gradients are taken by all parameters and arguments that
         require grad; `.grad` is left as it is, unless f changes it. What torch.compile compiled
         runs op by op. `trace.worst()` says what is most likely wrong, and `trace.cuts` has the
-        ops that gave no gradient on (`detach`, what ran under `no_grad`).
+        ops that passed no gradient on (`detach`, what ran under `no_grad`).
 
     Raises:
         ArgumentError: f is not callable.

@@ -210,7 +210,7 @@ class Looker:
         """Note the node that an `autograd.Function` is making."""
         if not isinstance(ctx, BackwardCFunction) or self.known(ctx) is not None:
             return
-        if get_ident() != self.paths.thread:  # a program that runs beside this one
+        if get_ident() != self.paths.thread:  # a program that runs at the same time
             return
         note = self.note(function.__name__)
         note.func = function
@@ -265,7 +265,7 @@ def _eagerly() -> Generator[None]:
 
 
 class _SeeingMode(torch.overrides.TorchFunctionMode):
-    """What torch asks before each of its functions."""
+    """The mode that torch asks before each of its functions."""
 
     def __init__(self, looker: Looker) -> None:
         super().__init__()

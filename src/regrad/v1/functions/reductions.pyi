@@ -132,7 +132,7 @@ def reduce_any(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Whether any element over `axis` is true (not 0); False for no elements.
+    """Return whether any element over `axis` is true (not 0); False for no elements.
 
     `reduction_indices` is the old name of `axis`.
 
@@ -148,7 +148,7 @@ def reduce_all(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """Whether all elements over `axis` are true (not 0); True for no elements.
+    """Return whether all elements over `axis` are true (not 0); True for no elements.
 
     `reduction_indices` is the old name of `axis`.
 
@@ -221,7 +221,7 @@ def count_nonzero(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """How many elements over `axis` are not 0.
+    """Return how many elements over `axis` are not 0.
 
     `reduction_indices` is the old name of `axis`.
 

@@ -34,7 +34,7 @@ IRREGULAR = {
 
 
 def rule_function(name: str) -> Callable[..., Any]:
-    """The function of this name, which takes `(op, grad, …)` and gives what TensorFlow's does.
+    """The function of this name, which takes `(op, grad, …)` and returns what TensorFlow's does.
 
     That is one tensor for an op of one input, else a list, None where there is no gradient.
     Raises AttributeError, with near names, for a name that stands for no op type with a gradient.
@@ -66,5 +66,5 @@ def _rule(op_type: str) -> Rule:
 
 
 def list_names() -> list[str]:
-    """What a module of these functions shows."""
+    """Return what a module of these functions shows."""
     return sorted(names())
