@@ -12,7 +12,7 @@ data, in graph mode and under jit, at every order, and overrides find it by its 
 ... def _(dy, x):
 ...     return dy * (-1 - rg.log(x))
 >>> rg.grad(entr)(1.0)
-Tensor(-1, dtype=float32)
+Tensor(-1., dtype=float32)
 
 * `op`, `elementwise`: make an op of a kernel, or of a row of a table.
 * `gradient`, `piecewise_constant`, `not_differentiable`: give it a rule, one that is zero wherever

@@ -111,7 +111,7 @@ def sinc(xp, x: TensorLike, /) -> Tensor:
     >>> import regrad as rg
     >>> rg.sinc(rg.tensor([0.0, 0.5])).print()
     Tensor
-        [1, 0.6366197466850281]
+        [1, 0.6366197]
     """
     return xp.sinc(x)
 
