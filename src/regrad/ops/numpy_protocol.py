@@ -439,6 +439,32 @@ FUNCTIONS |= {
 }
 
 
+# -- Fourier transforms --------------------------------------------------------------------------
+
+
+def _transform(name: str) -> Callable[..., Any]:
+    return lambda a, n=None, axis=-1, norm=None: getattr(rg.fft, name)(
+        a, n=n, axis=axis, norm=norm or "backward"
+    )
+
+
+def _transforms(name: str, last: tuple[int, ...] | None) -> Callable[..., Any]:
+    return lambda a, s=None, axes=last, norm=None: getattr(rg.fft, name)(
+        a, s=s, axes=axes, norm=norm or "backward"
+    )
+
+
+for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
+    FUNCTIONS[getattr(np.fft, _name)] = _transform(_name)
+for _name in ("fft", "ifft", "rfft", "irfft"):
+    FUNCTIONS[getattr(np.fft, f"{_name}n")] = _transforms(f"{_name}n", None)
+    FUNCTIONS[getattr(np.fft, f"{_name}2")] = _transforms(f"{_name}n", (-2, -1))
+for _name in ("fftshift", "ifftshift"):
+    FUNCTIONS[getattr(np.fft, _name)] = lambda x, axes=None, _name=_name: getattr(rg.fft, _name)(
+        x, axes=axes
+    )
+
+
 # -- linear algebra ------------------------------------------------------------------------------
 
 FUNCTIONS |= {
