@@ -137,6 +137,7 @@ from regrad.ops.elementwise import greater_equal as greater_equal
 from regrad.ops.elementwise import hypot as hypot
 from regrad.ops.elementwise import identity as identity
 from regrad.ops.elementwise import imag as imag
+from regrad.ops.elementwise import isclose as isclose
 from regrad.ops.elementwise import isfinite as isfinite
 from regrad.ops.elementwise import isinf as isinf
 from regrad.ops.elementwise import isnan as isnan
@@ -201,6 +202,7 @@ from regrad.ops.matmul import vecdot as vecdot
 from regrad.ops.namespace_info import __array_namespace_info__ as __array_namespace_info__
 from regrad.ops.printing import set_printoptions as set_printoptions
 from regrad.ops.reduction import all as all
+from regrad.ops.reduction import allclose as allclose
 from regrad.ops.reduction import any as any
 from regrad.ops.reduction import argmax as argmax
 from regrad.ops.reduction import argmin as argmin
@@ -222,9 +224,16 @@ from regrad.ops.scan import linear_recurrence as linear_recurrence
 from regrad.ops.slicing import pad as pad
 from regrad.ops.slicing import slice as slice
 from regrad.ops.sorting import argsort as argsort
+from regrad.ops.sorting import median as median
+from regrad.ops.sorting import quantile as quantile
 from regrad.ops.sorting import searchsorted as searchsorted
 from regrad.ops.sorting import sort as sort
 from regrad.ops.sorting import top_k as top_k
+from regrad.ops.special import multigammaln as multigammaln
+from regrad.ops.special import nan_to_num as nan_to_num
+from regrad.ops.special import sinc as sinc
+from regrad.ops.special import xdivy as xdivy
+from regrad.ops.special import xlogy as xlogy
 from regrad.transforms.checkpoint import checkpoint as checkpoint
 from regrad.transforms.control_flow import cond as cond
 from regrad.transforms.control_flow import fori_loop as fori_loop
@@ -272,35 +281,36 @@ __array_api_version__ = "2024.12"
 # (Without extend, jax, plot, torch and train, which are imported when they are first used.)
 __all__ = [
     "Indices", "Module", "RegisterGradient", "Tensor", "Variable", "abs", "acos", "acosh", "add",
-    "add_n", "all", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin", "asinh",
-    "astype", "at_add", "at_set", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert",
-    "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "block_until_ready",
-    "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast", "ceil",
-    "checkpoint", "clip", "complex64", "complex128", "concat", "cond", "conj", "copysign", "cos",
-    "cosh", "count_nonzero", "cumulative_max", "cumulative_min", "cumulative_prod",
+    "add_n", "all", "allclose", "any", "arange", "argmax", "argmin", "argsort", "asarray", "asin",
+    "asinh", "astype", "at_add", "at_set", "atan", "atan2", "atanh", "bitwise_and",
+    "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "block_until_ready", "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast",
+    "ceil", "checkpoint", "clip", "complex64", "complex128", "concat", "cond", "conj", "copysign",
+    "cos", "cosh", "count_nonzero", "cumulative_max", "cumulative_min", "cumulative_prod",
     "cumulative_sum", "custom_grad", "default_dtype", "device_put", "diff", "digamma", "divide",
     "e", "einsum", "empty", "empty_like", "equal", "erf", "erfc", "erfinv", "exp", "expand_dims",
     "expm1", "eye", "fft", "find_op", "finfo", "flip", "float16", "float32", "float64", "floor",
     "floor_divide", "fori_loop", "from_dlpack", "full", "full_like", "gather_nd",
     "get_default_dtype", "grad", "gradient", "gradient_override_map", "grads", "greater",
     "greater_equal", "hessian", "hvp", "hypot", "identity", "iinfo", "imag", "inf", "int8", "int16",
-    "int32", "int64", "isdtype", "isfinite", "isinf", "isnan", "jacfwd", "jacobian", "jacrev",
-    "jit", "jvp", "less", "less_equal", "lgamma", "linalg", "linear_recurrence", "linearize",
-    "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and", "logical_not",
-    "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul", "matrix_transpose", "max",
-    "maximum", "mean", "meshgrid", "min", "minimum", "moveaxis", "multiply", "nan", "negative",
-    "newaxis", "nextafter", "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones",
-    "ones_like", "op", "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow",
-    "prod", "random", "real", "reciprocal", "remainder", "repeat", "reshape", "result_type", "roll",
+    "int32", "int64", "isclose", "isdtype", "isfinite", "isinf", "isnan", "jacfwd", "jacobian",
+    "jacrev", "jit", "jvp", "less", "less_equal", "lgamma", "linalg", "linear_recurrence",
+    "linearize", "linspace", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "logsumexp", "losses", "map", "matmul",
+    "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min", "minimum",
+    "moveaxis", "multigammaln", "multiply", "nan", "nan_to_num", "negative", "newaxis", "nextafter",
+    "nn", "nonzero", "not_differentiable", "not_equal", "one_hot", "ones", "ones_like", "op",
+    "op_types", "pad", "permute_dims", "pi", "polygamma", "positive", "pow", "prod", "quantile",
+    "random", "real", "reciprocal", "remainder", "repeat", "reshape", "result_type", "roll",
     "round", "rsqrt", "rules", "scalar", "scan", "scatter_nd", "searchsorted", "segment_sum",
-    "set_default_dtype", "set_printoptions", "sign", "signbit", "sin", "sinh", "slice", "sort",
-    "split", "sqrt", "square", "squared_difference", "squeeze", "stack", "std", "step",
+    "set_default_dtype", "set_printoptions", "sign", "signbit", "sin", "sinc", "sinh", "slice",
+    "sort", "split", "sqrt", "square", "squared_difference", "squeeze", "stack", "std", "step",
     "stop_gradient", "subtract", "sum", "sum_to", "swapaxes", "take", "take_along_axis", "tan",
     "tanh", "tensor", "tensor1d", "tensor2d", "tensor3d", "tensor4d", "tensordot", "tile", "top_k",
     "tree_map", "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64", "unique_all",
     "unique_counts", "unique_inverse", "unique_values", "unstack", "value_and_grad",
     "value_and_grads", "var", "variable", "variable_grads", "vecdot", "vjp", "vmap", "where",
-    "while_loop", "zeros", "zeros_like",
+    "while_loop", "xdivy", "xlogy", "zeros", "zeros_like",
 ]  # fmt: skip
 
 

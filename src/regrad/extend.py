@@ -3,19 +3,16 @@
 An op is a kernel and a rule. This makes one out of nothing; it works on NumPy, JAX and PyTorch
 data, in graph mode and under jit, at every order, and overrides find it by its type:
 
->>> import math
 >>> import regrad as rg
 >>> from regrad.extend import gradient, op
->>> @op("ExtendSinc", elementwise=True, to_float=True)
-... def sinc(xp, x: rg.Tensor, /) -> rg.Tensor:
-...     pix = math.pi * xp.where(x == 0, 1, x)
-...     return xp.where(x == 0, 1, xp.sin(pix) / pix)
->>> @gradient("ExtendSinc")
-... def _(dy, x, y):
-...     safe = rg.where(x == 0, 1, x)
-...     return dy * rg.where(x == 0, 0, (rg.cos(math.pi * x) - y) / safe)
->>> rg.grad(sinc)(0.5)
-Tensor(-1.2732396, dtype=float32)
+>>> @op("ExtendEntr", elementwise=True, to_float=True, real=True)
+... def entr(xp, x: rg.Tensor, /) -> rg.Tensor:
+...     return -x * xp.log(x)
+>>> @gradient("ExtendEntr")
+... def _(dy, x):
+...     return dy * (-1 - rg.log(x))
+>>> rg.grad(entr)(1.0)
+Tensor(-1., dtype=float32)
 
 * `op`, `elementwise`: make an op of a kernel, or of a row of a table.
 * `gradient`, `piecewise_constant`, `not_differentiable`: give it a rule, one that is zero wherever

@@ -21,6 +21,7 @@ from regrad.ops.array import diagonal as diagonal
 from regrad.ops.array import matrix_transpose as matrix_transpose
 from regrad.ops.creation import ones_like
 from regrad.ops.decompositions import det as det
+from regrad.ops.decompositions import expm as expm
 from regrad.ops.decompositions import inv as inv
 from regrad.ops.decompositions import matrix_rank as matrix_rank
 from regrad.ops.decompositions import pinv as pinv
@@ -209,6 +210,54 @@ def svd(x: TensorLike, /, *, full_matrices: bool = True) -> SVDResult:
     Op type: `Svd`.
     """
     return SVDResult(*spectral.svd(x, full_matrices=full_matrices))
+
+
+class LstsqResult(NamedTuple):
+    """A solution by least squares, and what tells how good it is."""
+
+    solution: Tensor
+    residuals: Tensor
+    rank: Tensor
+    singular_values: Tensor
+
+
+@deferrable
+def lstsq(a: TensorLike, b: TensorLike, /, *, rcond: float | None = None) -> LstsqResult:
+    """Return the y of least length for which the length of `a @ y - b` is least.
+
+    Args:
+        a: Matrices of the shape (…, m, n); they may have more rows, or fewer, or dependent ones.
+        b: Matrices of columns, (…, m, k), or, if it has one axis, a vector of m.
+        rcond: Singular values of a up to `rcond` times the largest count as 0; by default `rcond`
+            is the larger of m and n, times the dtype's epsilon.
+
+    Returns the `solution`, (…, n, k) or (…, n); the `residuals`, (…, k) or (…, 1), which are the
+    squared length of `a @ y - b` for each column (of any a, as in JAX; NumPy leaves them out unless
+    a has full rank and more rows than columns); the `rank` of a; and its `singular_values`. The
+    gradient of the solution holds where the rank does not change.
+
+    Raises ShapeError if a is not of matrices, or b has not as many rows.
+
+    A composition of `MatrixPseudoInverse`, `MatMul` and `SingularValues`.
+    Source: `numpy.linalg.lstsq`.
+
+    >>> import regrad as rg
+    >>> line = rg.linalg.lstsq(rg.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]), [1.0, 3.0, 5.0])
+    >>> [round(v, 5) for v in line.solution.tolist()]
+    [1.0, 2.0]
+    """
+    a, b = dispatch.lift(a), dispatch.lift(b)
+    rows = b.shape[-1 if b.ndim == 1 else -2] if b.ndim else None
+    if a.ndim < 2 or a.shape[-2] != rows:
+        raise ShapeError(
+            "lstsq: expected matrices, and as many rows on the right (or a vector of one axis), "
+            f"got {a.shape} and {b.shape}"
+        )
+    columns = expand_dims(b, 1) if b.ndim == 1 else b
+    y = matmul(pinv(a, rtol=rcond), columns)
+    residuals = reduction.sum(reduction._squared_size(matmul(a, y) - columns), axis=-2)
+    solution = reshape(y, y.shape[:-1]) if b.ndim == 1 else y
+    return LstsqResult(solution, residuals, matrix_rank(a, rtol=rcond), svdvals(a))
 
 
 # -- norms and powers ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 import scipy.special
 
 import regrad.v1 as tf
@@ -159,6 +160,10 @@ BINARY = [
          None),
     ]
 ] + [
+    row("xlogy", tf.math.xlogy, special.xlogy, [0.0, 2.0, -1.0], [0.0, 0.5, 3.0], op_type="Xlogy"),
+    row("xdivy", tf.math.xdivy, lambda x, y: F32([0, 4, -0.25]), [0.0, 2.0, -1.0],
+        [0.0, 0.5, 4.0], op_type="Xdivy"),
+] + [
     row(f.__name__, f, reference, ints(6, 5), ints(3, 1), op_type=op_type)
     for f, reference, op_type in [
         (bitwise.bitwise_and, np.bitwise_and, "BitwiseAnd"),
@@ -190,6 +195,41 @@ REDUCED = [
         ("count_nonzero", np.count_nonzero, ints([0, 1], [2, 0]), None),
     ]
     for options in ({}, {"axis": 1}, {"axis": [0, 1]}, {"axis": -1, "keepdims": True})
+]  # fmt: skip
+
+
+SPECTRUM = MATRIX + 1j * MATRIX[::-1]
+TRANSFORMED = [
+    *[
+        row(name, getattr(space, name), lambda x, f=reference: f(x).astype(np.complex64),
+            (CUBE + 1j * CUBE[::-1]).astype(np.complex64), op_type=op_type, name=op_type + more)
+        for space, name, reference, op_type, more in [
+            (tf, "fft", np.fft.fft, "FFT", ""), (tf, "ifft", np.fft.ifft, "IFFT", ""),
+            (tf.signal, "fft2d", np.fft.fft2, "FFT", "2D"),
+            (tf, "ifft2d", np.fft.ifft2, "IFFT", "2D"),
+            (tf, "fft3d", np.fft.fftn, "FFT", "3D"),
+            (tf.spectral, "ifft3d", np.fft.ifftn, "IFFT", "3D"),
+        ]
+    ],
+    row("rfft", tf.spectral.rfft, lambda x: np.fft.rfft(x).astype(np.complex64), MATRIX,
+        op_type="RFFT", name="rfft"),
+    row("rfft of a length", lambda x: tf.spectral.rfft(x, [4]),
+        lambda x: np.fft.rfft(x, 4).astype(np.complex64), MATRIX, op_type="RFFT", name="rfft"),
+    row("irfft", tf.signal.irfft, lambda x: np.fft.irfft(x).astype(F32),
+        SPECTRUM.astype(np.complex64), op_type="IRFFT", name="irfft"),
+    row("irfft of a length", lambda x: tf.spectral.irfft(x, fft_length=[3]),
+        lambda x: np.fft.irfft(x, 3).astype(F32), SPECTRUM.astype(np.complex64)),
+    row("rfft2d", tf.spectral.rfft2d, lambda x: np.fft.rfft2(x).astype(np.complex64), CUBE),
+    row("irfft2d", lambda x: tf.spectral.irfft2d(x, [2, 5]),
+        lambda x: np.fft.irfft2(x, (2, 5)).astype(F32), SPECTRUM.astype(np.complex64)),
+    row("rfft3d", tf.spectral.rfft3d, lambda x: np.fft.rfftn(x).astype(np.complex64), CUBE),
+    row("irfft3d", tf.spectral.irfft3d, lambda x: np.fft.irfftn(x).astype(F32),
+        (CUBE + 0j).astype(np.complex64)),
+    row("fftshift", tf.signal.fftshift, np.fft.fftshift, MATRIX),
+    row("ifftshift", lambda x: tf.signal.ifftshift(x, axes=[1]),
+        lambda x: np.fft.ifftshift(x, axes=1), MATRIX),
+    row("expm", tf.linalg.expm, lambda x: scipy.linalg.expm(x).astype(F32),
+        SQUARE.astype(F32), op_type="MatrixExponential", name="matrix_exponential"),
 ]  # fmt: skip
 
 
@@ -455,7 +495,7 @@ MATRICES = [
     row("self_adjoint_eigvals", tf.self_adjoint_eigvals, np.linalg.eigvalsh, SQUARES),
 ]  # fmt: skip
 
-ROWS = [*UNARY, *BINARY, *REDUCED, *ALONG, *SHAPED, *PICKED, *MATRICES]
+ROWS = [*UNARY, *BINARY, *REDUCED, *TRANSFORMED, *ALONG, *SHAPED, *PICKED, *MATRICES]
 SHAPES = {
     "static": lambda a: a.shape,
     "sizes hidden": lambda a: [None] * a.ndim,

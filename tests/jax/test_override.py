@@ -45,10 +45,14 @@ OTHER = {
     "Reciprocal": jnp.reciprocal, "LogSigmoid": jax.nn.log_sigmoid, "Softsign": jax.nn.soft_sign,
     "LeakyRelu": jax.nn.leaky_relu, "LogSoftmax": jax.nn.log_softmax, "Acosh": lambda x:
     jnp.arccosh(x), "ClipByValue": lambda x: jnp.clip(x, 0.2, 0.5), "Square": jnp.square,
+    "Sinc": jnp.sinc, "NanToNum": lambda x: jnp.nan_to_num(x, nan=1.0),
+    "MatrixExponential": lambda x: jax.scipy.linalg.expm(x[..., None, None]),
+    "RFFT": lambda x: jnp.fft.rfft(x, norm="forward"),
     **{n: getattr(jnp, "arc" + n[1:].lower()) for n in ("Asin", "Acos", "Atan", "Asinh", "Atanh")},
 }  # fmt: skip
 DUE = {"SelectV2": 0}  # 7 - 7
-COMPLEX = {"Real": jnp.real, "Imag": jnp.imag, "Conj": jnp.conj}
+COMPLEX = {"Real": jnp.real, "Imag": jnp.imag, "Conj": jnp.conj, "FFT": jnp.fft.fft2,
+           "IFFT": jnp.fft.ifft, "IRFFT": jnp.fft.irfft}  # fmt: skip
 
 
 def images(x, n):
@@ -82,6 +86,37 @@ def test_every_op_type_of_the_table_is_found(op_type):
     g = jax.grad(lambda x: jnp.sum(ours(x).real))(x)
     np.testing.assert_array_equal(g, np.full_like(x, DUE.get(op_type, 7)))
     ours.assert_fired(op_type)
+
+
+def test_transforms_have_the_attributes_of_the_op():
+    seen = []
+
+    def rule(dy, x, axes, norm):
+        seen.append((axes, norm))
+        return jnp.fft.ifft(dy, norm="forward")  # the adjoint
+
+    x = M * (1 + 1j)
+    ours = rg.jax.override(lambda x: jnp.fft.fft(x, norm="ortho"), {"FFT": rule})
+    f = lambda g: lambda x: jnp.sum(jnp.abs(g(x)) ** 2)  # noqa: E731
+    due = jax.grad(f(lambda x: jnp.fft.fft(x, norm="ortho")))(x)
+    np.testing.assert_allclose(jax.grad(f(ours))(x), due, rtol=1e-6)
+    assert set(seen) == {((-1,), "backward")}
+    seen.clear()
+
+    def inverse(dy, x, n, axis, norm):
+        seen.append((n, axis, norm))
+        return jnp.zeros_like(x)
+
+    ours = rg.jax.override(lambda x: jnp.fft.irfft(x, n=5), {"IRFFT": inverse})
+    assert (jax.grad(lambda x: ours(x).sum())(x) == 0).all()
+    assert set(seen) == {(5, -1, "backward")}
+
+
+def test_transforms_of_real_numbers_along_several_axes_are_refused():
+    for f, op_type in ((jnp.fft.rfft2, "RFFT"), (lambda x: jnp.fft.irfft2(x + 0j), "IRFFT")):
+        ours = rg.jax.override(f, {op_type: seven})
+        with pytest.raises(GradientError, match=r"several axes at once.* use the key 'fft'"):
+            ours(M)
 
 
 def test_squares_and_reciprocals_written_as_powers():

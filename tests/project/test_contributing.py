@@ -6,6 +6,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 import jax
 import regrad as rg
@@ -23,24 +24,49 @@ from regrad.torch.nodes import types_of
 from regrad.torch.optypes import clear
 from tests import samples
 from tests.helpers.paths import ROOT
+from tests.samples import elementwise as rows
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+X = np.array([[0.3, 0.7, 0.2], [8.0, 0.4, 0.6]])
 
 
-def test_the_block_makes_an_op_that_passes_its_sample():
+def seven(op, grad):
+    return op.inputs[0] * 0 + 7
+
+
+@pytest.fixture
+def contributed():
+    """The op of the page, under a name of its own, with its row of samples."""
     scope = {**vars(family)}
-    exec(BLOCKS[0].replace("Sinc", "ContributedSinc"), scope)
-    rg.sinc = scope["sinc"]
+    exec(BLOCKS[0].replace("Entr", "ContributedEntr"), scope)
+    rg.entr = scope["entr"]
     try:
-        names = {"rg": rg, "np": np, "sample": samples.sample, "away": samples.away}
+        names = {**vars(rows), "rg": rg, "sample": samples.sample}
         (row,) = eval(f"[{BLOCKS[1].strip()}]", names)
+        yield row
     finally:
-        del rg.sinc
-        OPS.pop("ContributedSinc")
+        del rg.entr
+        OPS.pop("ContributedEntr")
+        UFUNCS.pop(scipy.special.entr, None)
+        clear()
+
+
+def test_the_block_makes_an_op_that_passes_its_sample(contributed):
+    row = contributed
     np.testing.assert_allclose(row.f(row.inputs[0]).numpy(), row.reference(row.inputs[0]))
     check_gradients(row.f, [*row.inputs], order=3)
-    check_gradients(row.f, [np.array([0.0])], order=1)
+    places = np.array([-1.0, 0.0, 0.5])
+    np.testing.assert_allclose(row.f(places).numpy(), row.reference(places))
+
+
+def test_numpys_protocol_and_overrides_in_torch_find_it_by_its_name(contributed):
+    np.testing.assert_allclose(scipy.special.entr(rg.asarray(X)).numpy(), scipy.special.entr(X))
+    x = torch.tensor(X, requires_grad=True)
+    with regrad.torch.gradient_override_map({"ContributedEntr": seven}) as used:
+        torch.special.entr(x).sum().backward()
+    used.assert_fired()
+    assert x.grad is not None and (x.grad == 7).all()
 
 
 # -- what follows from a declaration -----------------------------------------------------------
@@ -75,13 +101,6 @@ def degrees():
     OPS.pop("ContributedDegrees")
     UFUNCS.pop(np.rad2deg, None)
     clear()
-
-
-X = np.array([[0.3, 0.7, 0.2], [8.0, 0.4, 0.6]])
-
-
-def seven(op, grad):
-    return op.inputs[0] * 0 + 7
 
 
 def test_graphs_know_the_shape_of_its_result(cube_root):

@@ -171,6 +171,19 @@ SAMPLES = [
            reason="differences cannot see through the rounding"),
     sample("astype to integers", lambda x: rg.astype(x, "int64"), REAL, covers="Cast",
            reference=lambda x: x.astype("i8"), order=0, reason=NONE),
+    *[
+        sample(f"IsClose, equal_nan={equal_nan}",
+               lambda a, b, equal_nan=equal_nan: rg.isclose(a, b, rtol=0.1, equal_nan=equal_nan),
+               (np.array([1.0, 1.0, np.nan, np.inf, -np.inf, 3.0]),
+                np.array([1.05, 1.2, np.nan, np.inf, np.inf, np.inf])), covers="IsClose",
+               order=0, reason=NONE,
+               reference=lambda a, b, equal_nan=equal_nan: np.isclose(
+                   a, b, rtol=0.1, equal_nan=equal_nan))
+        for equal_nan in (False, True)
+    ],
+    sample("allclose", lambda a, b: rg.allclose(a, b, atol=0.5), (REAL, REAL + 0.4),
+           order=0, reason=NONE,
+           reference=lambda a, b: np.allclose(a, b, atol=0.5)),
     # clip
     sample("clip", lambda x: rg.clip(x, -1.02, 1.01), REAL, covers="ClipByValue",
            reference=lambda x: np.clip(x, -1.02, 1.01)),

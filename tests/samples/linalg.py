@@ -137,8 +137,31 @@ SAMPLES = [
           (POSITIVE, SQUARE)),
     unary("MatrixCofactorsChange: complex", decompositions._cofactors_change, cofactors_change,
           (HERMITIAN, COMPLEX)),
-    unary("Xdivy", decompositions._quotient, np.divide, (spread(2, 3), away(3))),
-    unary("Xdivy: zeros above", decompositions._quotient, np.divide, (np.zeros(3), away(3))),
+    unary("QuotientOrZero", decompositions._quotient, np.divide, (spread(2, 3), away(3))),
+    unary("QuotientOrZero: zeros above", decompositions._quotient, np.divide,
+          (np.zeros(3), away(3))),
+    unary("MatrixExponential", linalg.expm, scipy.linalg.expm, SQUARE),
+    unary("MatrixExponential: a stack", linalg.expm, scipy.linalg.expm, STACK),
+    unary("MatrixExponential: scaled", linalg.expm, scipy.linalg.expm, 4 * (SQUARE - SQUARE.T)),
+    unary("MatrixExponential: nilpotent", linalg.expm, lambda x: np.eye(3) + x + x @ x / 2,
+          np.triu(SQUARE, 1)),
+    unary("MatrixExponential: complex", linalg.expm, scipy.linalg.expm, COMPLEX),
+    *[
+        sample(f"lstsq, {what}", lambda a, b: tuple(linalg.lstsq(a, b)), (a, b),
+               reference=lambda a, b: (
+                   np.linalg.lstsq(a, b)[0],
+                   np.atleast_1d((np.abs(b - a @ np.linalg.lstsq(a, b)[0]) ** 2).sum(0)),
+                   *np.linalg.lstsq(a, b)[2:]))
+        for what, a, b in [
+            ("a vector", TALL, spread(4, seed=2)),
+            ("columns", TALL, spread(4, 3, seed=2)),
+            ("more unknowns than rows", WIDE, spread(2, seed=2)),
+            ("complex", COMPLEX_TALL, spread(3, seed=2)),
+        ]
+    ],
+    sample("lstsq, stacks that broadcast", lambda a, b: linalg.lstsq(a, b).solution,
+           (STACK, spread(2, 1, seed=2)), covers="MatrixPseudoInverse",
+           reference=np.linalg.solve),
     unary("LogMatrixDeterminant", lambda x: tuple(linalg.slogdet(x)), np.linalg.slogdet, SQUARE),
     unary("LogMatrixDeterminant: a stack", lambda x: tuple(linalg.slogdet(x)), np.linalg.slogdet,
           STACK),

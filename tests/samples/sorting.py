@@ -189,6 +189,32 @@ SAMPLES = [
            lambda a, b, order: rg.searchsorted(a, b, sorter=order),
            (np.array([4.0, 1.0, 2.0]), np.array([1.5, 9.0]), np.array([1, 2, 0])),
            covers="SearchSorted", order=0, reason=NONE, reference=lambda *_: np.array([1, 3])),
+    # quantiles
+    *[
+        sample(f"quantile, {what}", given(rg.quantile, **options), x, covers="Sort",
+               reference=given(np.quantile, **options))
+        for what, x, options in [
+            ("one", X, {"q": 0.3}),
+            ("at an element", X, {"q": 0.0, "axis": -1}),
+            ("several", CUBE, {"q": [0.1, 0.55, 1.0], "axis": 1}),
+            ("a matrix of them", CUBE, {"q": [[0.1, 0.9], [0.5, 0.3]], "axis": (0, -1)}),
+            ("axes kept", CUBE, {"q": [0.1, 0.8], "axis": (2, 0), "keepdims": True}),
+            *[(method, X, {"q": [0.2, 0.6], "axis": 0, "method": method})
+              for method in ("lower", "higher", "midpoint", "nearest")],
+            ("rank 0", np.array(1.3), {"q": 0.4}),
+        ]
+    ],
+    sample("quantile by the share as well", lambda x, q: rg.quantile(x, q, axis=1),
+           (X, np.array([0.23, 0.71])), reference=lambda x, q: np.quantile(x, q, axis=1)),
+    *[
+        sample(f"median, {what}", given(rg.median, **options), x, covers="Sort",
+               reference=given(np.median, **options))
+        for what, x, options in [
+            ("of all", X, {}),
+            ("an odd number", CUBE, {"axis": 1}),
+            ("axes kept", CUBE, {"axis": (0, 2), "keepdims": True}),
+        ]
+    ],
     # differences
     *[
         sample(f"diff, {what}", given(rg.diff, **options), x,

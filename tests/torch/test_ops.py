@@ -33,6 +33,7 @@ ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "Acosh": [(ABOVE,)],
     "Cholesky": [(DEFINITE,)],
     "MatrixInverse": [(DEFINITE,)],
+    "MatrixExponential": [(DEFINITE,)],
     "MatMul": [(X, Y.mT.contiguous()), (X[None], Y.mT[None]), (X, VECTOR), (VECTOR, VECTOR)],
     "Softmax": [(X, -1), (X, -1, False)],
     "LogSoftmax": [(X, -1), (X, -1, False)],
@@ -160,7 +161,7 @@ def test_every_spelling(op_type):
 def takes_no_gradient(function: Any) -> bool:
     """Whether this is an overload of plain numbers, of strings, or one that fills a result."""
     overload = getattr(function, "_overloadname", "")
-    return "out" in overload or overload in OTHER_WAYS or {*overload.split("_")} <= NUMBERS
+    return "out" in overload.lower() or overload in OTHER_WAYS or {*overload.split("_")} <= NUMBERS
 
 
 NUMBERS = {"int", "float", "complex", "Scalar", "bool", "str", "t", "to", "left", "right"}

@@ -13,12 +13,14 @@ Phase = Literal["argument", "forward", "backward"]
 # What to do about it, by op type. The names are those of regrad's op types; the tools for PyTorch
 # and JAX bring theirs to these.
 CURES: dict[str, str] = {
-    "Log": "keep the argument away from 0: log(maximum(x, eps)), or log1p, xlogy, logsumexp",
+    "Log": "keep the argument away from 0: log(maximum(x, eps)), or log1p, logsumexp, or "
+    "xlogy(a, x), which is 0 where a is",
     "Log1p": "keep the argument above -1",
     "Sqrt": "keep the argument above 0, where its slope is infinite: sqrt(x + eps), or "
     "where(x > 0, sqrt(where(x > 0, x, 1)), 0)",
     "Rsqrt": "keep the argument away from 0: rsqrt(x + eps)",
-    "RealDiv": "keep the divisor away from 0: where(b != 0, a / where(b != 0, b, 1), 0)",
+    "RealDiv": "keep the divisor away from 0: where(b != 0, a / where(b != 0, b, 1), 0), or "
+    "xdivy(a, b), which is 0 where a is",
     "Reciprocal": "keep the argument away from 0: where(x != 0, 1 / where(x != 0, x, 1), 0)",
     "Pow": "a power of 0 (or of a negative number) has no finite slope here; keep the base above 0",
     "Exp": "it overflows: subtract the largest element, or use logsumexp, softmax, log_softmax",

@@ -227,6 +227,30 @@ def _along(params: Attrs) -> dict[str, Any]:
     return {"axis": params["axis"], "reverse": params["reverse"], "exclusive": False}
 
 
+def _is_transform(eqn: core.JaxprEqn, kind: jax.lax.FftType) -> bool:
+    return eqn.params["fft_type"] == kind
+
+
+def _transform(params: Attrs) -> dict[str, Any]:
+    # (JAX multiplies by what `norm` asks for afterwards)
+    return {"axes": tuple(range(-len(params["fft_lengths"]), 0)), "norm": "backward"}
+
+
+def _real_transform(params: Attrs) -> dict[str, Any]:
+    return {"axis": -1, "norm": "backward"}
+
+
+def _inverse_real_transform(params: Attrs) -> dict[str, Any]:
+    return {"n": params["fft_lengths"][-1], **_real_transform(params)}
+
+
+def _several_axes(eqn: core.JaxprEqn) -> str:
+    """Say why a transform of real numbers along several axes is not one along one."""
+    if len(eqn.params["fft_lengths"]) == 1 or eqn.params["fft_type"].name in ("FFT", "IFFT"):
+        return ""
+    return "it transforms several axes at once, complex ones among them; use the key 'fft'"
+
+
 TABLE: dict[str, list[Target]] = {
     "RealDiv": [Target("div")],
     "Maximum": [Target("max")],
@@ -278,7 +302,21 @@ TABLE: dict[str, list[Target]] = {
         ]
         for n, name in ((2, "AvgPool"), (3, "AvgPool3D"))
     },
+    **{
+        kind.name: [
+            Target("fft", attrs, refusal=_several_axes,
+                   when=functools.partial(_is_transform, kind=kind))
+        ]
+        for kind, attrs in (
+            (jax.lax.FftType.FFT, _transform), (jax.lax.FftType.IFFT, _transform),
+            (jax.lax.FftType.RFFT, _real_transform),
+            (jax.lax.FftType.IRFFT, _inverse_real_transform),
+        )
+    },
     "ClipByValue": [Target("jax.numpy.clip")],
+    "MatrixExponential": [Target("jax.scipy.linalg.expm")],
+    "NanToNum": [Target("jax.numpy.nan_to_num")],
+    "Sinc": [Target("jax.numpy.sinc")],
     "Trunc": [Target("jax.numpy.trunc")],
 }  # fmt: skip
 

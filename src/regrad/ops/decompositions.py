@@ -21,7 +21,17 @@ from regrad.core.registry import gradient, not_differentiable
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.errors import GradientError, ShapeError
-from regrad.ops.array import diag, diagonal, expand_dims, matrix_transpose, tril, triu
+from regrad.ops.array import (
+    concat,
+    diag,
+    diagonal,
+    expand_dims,
+    matrix_transpose,
+    split,
+    tril,
+    triu,
+)
+from regrad.ops.creation import zeros_like
 from regrad.ops.elementwise import conj, imag
 from regrad.ops.matmul import matmul
 from regrad.ops.reduction import trace
@@ -53,9 +63,9 @@ def _matrix(x: Tensor) -> Tensor:
     return expand_dims(x, (-2, -1))
 
 
-@op("Xdivy", elementwise=True)
+@op("QuotientOrZero", elementwise=True)
 def _quotient(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a / b`, and 0 where a is 0.
+    """`a / b`, and 0 where a is 0: `xdivy`, but that the gradient by a is `1 / b` everywhere.
 
     Where eigenvalues coincide, the gradient of the eigenvectors does not exist and becomes
     infinite or NaN here; but it stays 0 where no gradient arrives at the eigenvectors.
@@ -64,12 +74,12 @@ def _quotient(xp, a: TensorLike, b: TensorLike, /) -> Tensor:
     return xp.where(zero, a, a / xp.where(zero, xp.ones_like(b), b))
 
 
-@gradient("Xdivy", "a")
+@gradient("QuotientOrZero", "a")
 def _(dy, b):
     return _quotient(dy, b)
 
 
-@gradient("Xdivy", "b")
+@gradient("QuotientOrZero", "b")
 def _(dy, b, y):
     return -_quotient(dy * y, b)
 
@@ -260,6 +270,57 @@ def _(dy, x, y):
     if x.dtype.kind == "c":  # the phase turns with the imaginary part of log(det(x))
         dlog = dlog - 1j * imag(conj(dsign) * y[0])
     return _matrix(dlog) * _adjoint(inv(x))
+
+
+# -- the exponential -------------------------------------------------------------------------------
+
+
+@op("MatrixExponential", to_float=True)
+def expm(xp, x: TensorLike, /) -> Tensor:
+    """Return the exponential of square matrices, `I + x + x @ x / 2 + …`.
+
+    It is computed by scaling, Padé approximants and squaring, as SciPy, JAX and PyTorch do each
+    for its arrays. The gradient is a block of the exponential of a matrix of twice the size, so
+    derivatives of any order are as accurate as the value.
+
+    Args:
+        x: Matrices over the last two axes.
+
+    Returns a Tensor of x's shape; integers become float32.
+
+    Raises ShapeError if the matrices are not square.
+
+    Source: `scipy.linalg.expm`; Al-Mohy and Higham (2009), "Computing the Fréchet derivative of
+    the matrix exponential".
+
+    >>> import regrad as rg
+    >>> rg.linalg.expm(rg.tensor([[0.0, 1.0], [0.0, 0.0]])).print()
+    Tensor
+        [[1, 1],
+         [0, 1]]
+    """
+    _check_square(x)
+    if xp is np:
+        return _scipy_expm(x)
+    if xp.__name__ == "jax.numpy":
+        from jax.scipy.linalg import expm as jax_expm
+
+        return jax_expm(x)
+    return xp.linalg.matrix_exp(x)
+
+
+def _scipy_expm(x: Array) -> Any:
+    import scipy.linalg
+
+    wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x  # SciPy has no halves
+    return scipy.linalg.expm(wide).astype(x.dtype, copy=False)
+
+
+@gradient("MatrixExponential")
+def _(dy, x):
+    n, xt = x.shape[-1], matrix_transpose(x)
+    rows = concat([xt, dy], axis=-1), concat([zeros_like(x), xt], axis=-1)
+    return split(split(expm(concat(rows, axis=-2)), (n, n), axis=-1)[1], (n, n), axis=-2)[0]
 
 
 # -- Cholesky, QR ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regrad.core import backends, dispatch
-from regrad.core.backends import Array, DTypeLike, is_inexact, special
+from regrad.core.backends import Array, DTypeLike, Namespace, is_inexact, special
 from regrad.core.op import TensorLike, elementwise, entwined, op, piecewise_constant
 from regrad.core.registry import gradient, not_differentiable
 from regrad.core.signatures import public
@@ -158,7 +158,20 @@ rsqrt = _unary("Rsqrt", "rsqrt", lambda xp, x: 1 / xp.sqrt(x), "`1 / sqrt(x)`.",
 reciprocal = _unary("Reciprocal", "reciprocal", lambda xp, x: 1 / x, "`1 / x`.",
                     lambda dy, y: -dy * square(y))  # fmt: skip
 exp = _unary("Exp", "exp", "exp", "e to the power x.", lambda dy, y: dy * y)
-expm1 = _unary("Expm1", "expm1", "expm1", "`exp(x) - 1`, accurate near 0.",
+
+
+def _expm1(xp: Namespace, x: Array) -> Any:
+    y = xp.expm1(x)
+    if not backends.is_complex(x):
+        return y
+    # where x is not finite the libraries lose what the standard says is known
+    y = xp.where(xp.isfinite(x), y, xp.exp(x) - 1)
+    size, any_angle = xp.real(x), ~xp.isfinite(xp.imag(x))
+    y = xp.where((size == -math.inf) & any_angle, xp.full_like(x, -1), y)
+    return xp.where((size == math.inf) & any_angle, xp.full_like(x, complex("inf+nanj")), y)
+
+
+expm1 = _unary("Expm1", "expm1", _expm1, "`exp(x) - 1`, accurate near 0.",
                lambda dy, y: dy * (y + 1))  # fmt: skip
 log = _unary("Log", "log", "log", "The natural logarithm.", lambda dy, x: dy / x)
 log1p = _unary("Log1p", "log1p", "log1p", "`log(1 + x)`, accurate near 0.",
@@ -385,8 +398,43 @@ bitwise_left_shift = _binary("LeftShift", "bitwise_left_shift", "bitwise_left_sh
 bitwise_right_shift = _binary(
     "RightShift", "bitwise_right_shift", "bitwise_right_shift", "`a >> b`."
 )
+
+
+@op("IsClose", elementwise=True)
+def isclose(
+    xp, a: TensorLike, b: TensorLike, /, *, rtol: float = 1e-5, atol: float = 1e-8,
+    equal_nan: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return where `abs(a - b) <= atol + rtol * abs(b)`; infinities are close to themselves.
+
+    Args:
+        a: The values.
+        b: The values to which they are compared.
+        rtol: The tolerance relative to b.
+        atol: The absolute tolerance.
+        equal_nan: Whether NaN is close to NaN.
+
+    Returns a Tensor of bools. It has no gradient.
+
+    Source: `numpy.isclose`.
+
+    >>> import regrad as rg
+    >>> rg.isclose(rg.tensor([1.0, 2.0]), rg.tensor([1.0, 2.1])).tolist()
+    [True, False]
+    """
+    if a.dtype == xp.bool:
+        a, b = (backends.cast(xp, x, np.uint8) for x in (a, b))
+    finite = xp.isfinite(a) & xp.isfinite(b)
+    x, y = (xp.where(finite, z, xp.zeros_like(z)) for z in (a, b))
+    # (a difference of unsigned integers wraps around)
+    size = xp.abs(x - y) if backends.is_complex(a) else xp.maximum(x, y) - xp.minimum(x, y)
+    near = size <= atol + rtol * xp.abs(y)
+    close = (finite & near) | (a == b)
+    return close | ((a != a) & (b != b)) if equal_nan else close
+
+
 not_differentiable(
-    "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual",
+    "IsClose", "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual",
     "LogicalAnd", "LogicalOr", "LogicalXor",
     "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from regrad.core.backends import Array, DTypeLike
+from regrad.core.backends import Array, DTypeLike, Namespace
 from regrad.core.op import TensorLike
 from regrad.core.tensor import Tensor
 
@@ -171,6 +171,7 @@ def exp(x: TensorLike, /) -> Tensor:
 
     Op type: `Exp`."""
 
+def _expm1(xp: Namespace, x: Array) -> Any: ...
 def expm1(x: TensorLike, /) -> Tensor:
     """`exp(x) - 1`, accurate near 0.
 
@@ -1114,6 +1115,15 @@ def bitwise_right_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
 
     Op type: `RightShift`."""
 
+def isclose(
+    a: TensorLike,
+    b: TensorLike,
+    /,
+    *,
+    rtol: float = 1e-05,
+    atol: float = 1e-08,
+    equal_nan: bool = False,
+) -> Tensor: ...
 def where(condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor: ...
 
 BITS: dict[Any, Any]

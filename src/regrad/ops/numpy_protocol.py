@@ -172,11 +172,8 @@ INSTEAD = {  # what to call, where that is not plain from the name
     "cbrt": "sign(x) * pow(abs(x), 1 / 3)",
     "convolve": "nn.conv1d(x, w, stride, pad)",
     "fill_diagonal": "at_set(x, index, y)",
-    "isclose": "abs(a - b) <= tolerance",
     "may_share_memory": "take(x, order), with the order from random.permutation(len(x))",
-    "median": "sort(x) and take",
-    "nan_to_num": "where(isnan(x), 0, x)",
-    "nansum": "where(isnan(x), 0, x)",
+    "nansum": "sum(nan_to_num(x))",
 }
 
 
@@ -192,8 +189,8 @@ def _refusal(name: str) -> ArgumentError:
 
 SAME_ARGUMENTS = (
     "astype broadcast_arrays broadcast_to einsum expand_dims imag matrix_transpose meshgrid "
-    "moveaxis nonzero real searchsorted unstack linalg.cholesky linalg.cross linalg.det "
-    "linalg.diagonal linalg.eigh linalg.eigvalsh linalg.inv linalg.matrix_norm "
+    "moveaxis nonzero real searchsorted sinc unstack linalg.cholesky linalg.cross linalg.det "
+    "linalg.diagonal linalg.eigh linalg.eigvalsh linalg.inv linalg.lstsq linalg.matrix_norm "
     "linalg.matrix_power linalg.outer linalg.pinv linalg.qr linalg.slogdet linalg.solve "
     "linalg.svd linalg.svdvals linalg.trace linalg.vector_norm"
 )
@@ -303,7 +300,11 @@ FUNCTIONS |= {
     np.amin: _reduction("min"),
     np.cumprod: _scan("cumulative_prod"),
     np.cumsum: _scan("cumulative_sum"),
+    np.median: _reduction("median"),
     np.prod: _total("prod"),
+    np.quantile: lambda a, q, axis=None, *, method="linear", keepdims=False: rg.quantile(
+        a, q, axis=axis, keepdims=keepdims, method=method
+    ),
     np.std: _spread("std"),
     np.sum: _total("sum"),
     np.var: _spread("var"),
@@ -425,11 +426,43 @@ def _(a, decimals=0):
 
 
 FUNCTIONS |= {
+    np.isclose: lambda a, b, rtol=1e-5, atol=1e-8, equal_nan=False: rg.isclose(
+        a, b, rtol=rtol, atol=atol, equal_nan=equal_nan
+    ),
+    np.nan_to_num: lambda x, copy=True, nan=0.0, posinf=None, neginf=None: rg.nan_to_num(
+        x, nan=nan, posinf=posinf, neginf=neginf
+    ),
     np.empty_like: lambda prototype, /, dtype=None: rg.zeros_like(prototype, dtype=dtype),
     np.full_like: lambda a, fill_value, dtype=None: rg.full_like(a, fill_value, dtype=dtype),
     np.ones_like: lambda a, dtype=None: rg.ones_like(a, dtype=dtype),
     np.zeros_like: lambda a, dtype=None: rg.zeros_like(a, dtype=dtype),
 }
+
+
+# -- Fourier transforms --------------------------------------------------------------------------
+
+
+def _transform(name: str) -> Callable[..., Any]:
+    return lambda a, n=None, axis=-1, norm=None: getattr(rg.fft, name)(
+        a, n=n, axis=axis, norm=norm or "backward"
+    )
+
+
+def _transforms(name: str, last: tuple[int, ...] | None) -> Callable[..., Any]:
+    return lambda a, s=None, axes=last, norm=None: getattr(rg.fft, name)(
+        a, s=s, axes=axes, norm=norm or "backward"
+    )
+
+
+for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
+    FUNCTIONS[getattr(np.fft, _name)] = _transform(_name)
+for _name in ("fft", "ifft", "rfft", "irfft"):
+    FUNCTIONS[getattr(np.fft, f"{_name}n")] = _transforms(f"{_name}n", None)
+    FUNCTIONS[getattr(np.fft, f"{_name}2")] = _transforms(f"{_name}n", (-2, -1))
+for _name in ("fftshift", "ifftshift"):
+    FUNCTIONS[getattr(np.fft, _name)] = lambda x, axes=None, _name=_name: getattr(rg.fft, _name)(
+        x, axes=axes
+    )
 
 
 # -- linear algebra ------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from regrad.ops.elementwise import (
     astype,
     conj,
     exp,
+    isclose,
     isfinite,
     isnan,
     log,
@@ -276,6 +277,24 @@ def argmin(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = Fa
 
 
 not_differentiable("Any", "All", "CountNonzero", "ArgMax", "ArgMin")
+
+
+@public
+def allclose(
+    a: TensorLike, b: TensorLike, /, *, rtol: float = 1e-5, atol: float = 1e-8,
+    equal_nan: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return whether all elements of a and b are close (see `isclose`).
+
+    Returns a Tensor of one bool, which `if` and `bool` take.
+
+    A composition of `IsClose` and `All`. Source: `numpy.allclose`.
+
+    >>> import regrad as rg
+    >>> bool(rg.allclose(rg.tensor([1.0, 2.0]), [1.0, 2.0]))
+    True
+    """
+    return all(isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan))
 
 
 # -- compositions --------------------------------------------------------------------------------

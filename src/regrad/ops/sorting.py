@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from regrad.core import dispatch
-from regrad.core.backends import Array, Namespace
+from regrad.core.backends import FLOAT, Array, Namespace, is_inexact
 from regrad.core.op import TensorLike, op
 from regrad.core.registry import gradient, not_differentiable
-from regrad.core.shapes import normalized_axis
+from regrad.core.shapes import Axis, normalized_axes, normalized_axis
 from regrad.core.tensor import Tensor
-from regrad.errors import ArgumentError, ShapeError
+from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError
 from regrad.graph.deferred import deferrable
+from regrad.ops.array import expand_dims, moveaxis, permute_dims, reshape, squeeze
+from regrad.ops.creation import zeros_like
+from regrad.ops.elementwise import (
+    astype,
+    ceil,
+    floor,
+    isfinite,
+    isnan,
+    logical_and,
+    logical_not,
+    minimum,
+    round,
+    where,
+)
 from regrad.ops.indexing import scatter_along_axis, take
 from regrad.ops.scan import _between
 
@@ -140,3 +156,126 @@ def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None)
 
 
 not_differentiable("ArgSort", "SearchSorted")
+
+
+# -- quantiles -----------------------------------------------------------------------------------
+
+# How much of the upper neighbour a quantile has, by its place h and that of the lower one.
+METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": lambda h, low: h - low,
+    "lower": lambda h, low: zeros_like(h),
+    "higher": lambda h, low: ceil(h) - low,
+    "midpoint": lambda h, low: 0.5 * (ceil(h) - low),
+    "nearest": lambda h, low: round(h) - low,
+}
+
+
+@deferrable
+def quantile(
+    x: TensorLike, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False,
+    method: str = "linear",
+) -> Tensor:  # fmt: skip
+    """Return the values below which shares q of the elements over `axis` lie.
+
+    The gradient goes to the one or two elements that a quantile is made of.
+
+    Args:
+        x: The values, real. A NaN among them makes the result NaN.
+        q: Shares in [0, 1], a number or an array of them.
+        axis: The axis or axes; all by default.
+        keepdims: Whether the reduced axes stay, with size 1.
+        method: What to take where a quantile falls between two elements: "linear" (interpolation),
+            "lower", "higher", "midpoint" or "nearest".
+
+    Returns a Tensor of q's shape followed by that of x without the reduced axes; integers become
+    float32.
+
+    Raises ArgumentError for another method, InvalidValueError for numbers q outside [0, 1] (where
+    q is a Tensor, the result is NaN there), DTypeError for complex numbers, ShapeError for no
+    elements.
+
+    A composition of `Sort`, `GatherV2` and arithmetic. Source: `numpy.quantile`.
+
+    >>> import regrad as rg
+    >>> rg.quantile(rg.tensor([4.0, 1.0, 3.0]), [0.25, 1.0]).print()
+    Tensor
+        [2, 4]
+    """
+    if method not in METHODS:
+        expected = ", ".join(map(repr, METHODS))
+        raise ArgumentError(f"quantile: expected one of {expected} for 'method', got {method!r}")
+    return _quantile("quantile", x, q, axis, keepdims, method)
+
+
+@deferrable
+def median(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the median over `axis` (all axes by default).
+
+    Of an even number of elements it is the mean of the two in the middle, and each has half of
+    the gradient. (`torch.median` returns the lower one: `quantile(x, 0.5, method="lower")`.)
+
+    Args:
+        x: The values, real. A NaN among them makes the result NaN.
+        axis: The axis or axes.
+        keepdims: Whether the reduced axes stay, with size 1.
+
+    Returns a Tensor; integers become float32.
+
+    A composition, as `quantile`. Source: `numpy.median`.
+
+    >>> import regrad as rg
+    >>> rg.grad(rg.median)(rg.tensor([4.0, 1.0, 3.0, 9.0])).print()
+    Tensor
+        [0.5, 0, 0.5, 0]
+    """
+    return _quantile("median", x, 0.5, axis, keepdims, "linear")
+
+
+def _quantile(
+    name: str, x: TensorLike, q: TensorLike, axis: Axis, keepdims: bool, method: str
+) -> Tensor:
+    x = dispatch.lift(x)
+    if x.dtype.kind == "c":
+        raise DTypeError(f"{name}: complex numbers have no order. Take abs(x) or real(x) first.")
+    x = x if is_inexact(x.dtype) else astype(x, FLOAT)
+    axes = normalized_axes(axis, x.ndim)
+    kept = tuple(i for i in range(x.ndim) if i not in axes)
+    n = math.prod(x.shape[i] for i in axes)
+    if n == 0:
+        raise ShapeError(f"{name}: expected one element or more, got {x.shape} and axis={axis}")
+    rest = tuple(x.shape[i] for i in kept)
+    ordered = sort(reshape(permute_dims(x, (*kept, *axes)), (*rest, n)))
+    y = _between_neighbours(ordered, *_neighbours(name, q, n, x.dtype, method))
+    front = tuple(range(y.ndim - len(kept)))
+    y = moveaxis(y, tuple(i + len(kept) for i in front), front)
+    return expand_dims(y, tuple(i + len(front) for i in axes)) if keepdims and axes else y
+
+
+def _neighbours(
+    name: str, q: TensorLike, n: int, dtype: np.dtype, method: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the places of the lower and the upper neighbour, and the share of the upper one."""
+    if dispatch.is_tensor(q):
+        shares = dispatch.as_dtype(dispatch.lift(q), dtype)
+        inside = logical_and(shares >= 0, shares <= 1)
+        h = where(inside, shares, 0) * (n - 1)
+    else:  # in double precision, which places in long axes need
+        shares = np.asarray(q, np.float64)
+        if not np.all((shares >= 0) & (shares <= 1)):
+            raise InvalidValueError(f"{name}: expected numbers in [0, 1] for 'q', got {q!r}")
+        h, inside = dispatch.lift(shares * (n - 1)), True
+    low = floor(h)
+    share = astype(METHODS[method](h, low), dtype)
+    place = astype(low, np.dtype(np.int64))
+    return place, minimum(place + 1, n - 1), where(inside, share, math.nan)
+
+
+def _between_neighbours(ordered: Tensor, low: Tensor, high: Tensor, share: Tensor) -> Tensor:
+    """Return what lies between sorted elements; NaN where there is a NaN, which is the last."""
+    a, b = take(ordered, low, axis=-1), take(ordered, high, axis=-1)
+    y = a * (1 - share) + b * share
+    y = where(logical_and(share == 0, logical_not(isfinite(b))), a, y)  # 0 times infinity
+    last = take(ordered, [-1], axis=-1)
+    last = expand_dims(last, tuple(range(last.ndim, y.ndim))) if y.ndim > last.ndim else last
+    last = last if low.ndim else squeeze(last, -1)
+    return where(isnan(last), last, y)

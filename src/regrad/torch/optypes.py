@@ -41,6 +41,8 @@ INPUTS = {1: "input=x", 2: "input=a other=b"}
 OTHERS = {
     "Cholesky": ("cholesky", "input=x"),
     "MatrixInverse": ("inverse inv", "input=x"),
+    "MatrixExponential": ("matrix_exp", "input=x"),
+    "NanToNum": ("nan_to_num", "input=x nan=nan posinf=posinf neginf=neginf"),
     "MatMul": ("matmul mm bmm mv dot", "input=a other=b"),
     "Softmax": ("softmax _softmax _safe_softmax", "input=x dim=axis"),
     "LogSoftmax": ("log_softmax _log_softmax", "input=x dim=axis"),
@@ -350,7 +352,7 @@ NODES = {
                "ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
     "Tanh": "Mish MkldnnRnnLayer ThnnFusedLstmCell ThnnFusedGruCell CudnnRnn",
     "Softplus": "Mish", "Selu": "Elu", "MatrixInverse": "LinalgInvEx",
-    "Cholesky": "LinalgCholeskyEx",
+    "Cholesky": "LinalgCholeskyEx", "MatrixExponential": "LinalgMatrixExp",
 }  # fmt: skip
 
 # Whether a backward node that several ops share is one of the op type, by what it holds.

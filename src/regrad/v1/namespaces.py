@@ -17,14 +17,16 @@ from regrad.v1.functions import indexing as _indexing
 from regrad.v1.functions import linalg as _linalg
 from regrad.v1.functions import math as _math
 from regrad.v1.functions import nn as _nn
+from regrad.v1.functions import spectral as _spectral
 from regrad.v1.functions.arrays import identity
 from regrad.v1.graph.graphs import current_graph
 from regrad.v1.graph.static_shapes import ShapeLike, TensorShape
 from regrad.v1.graph.tensors import Tensor, convert_to_tensor, face
 
 __all__ = [
-    "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "get_static_value",
-    "linalg", "logging", "math", "placeholder", "placeholder_with_default", "random",
+    "disable_eager_execution", "disable_v2_behavior", "executing_eagerly", "fft", "fft2d",
+    "fft3d", "get_static_value", "ifft", "ifft2d", "ifft3d", "linalg", "logging", "math",
+    "placeholder", "placeholder_with_default", "random", "signal", "spectral",
 ]  # fmt: skip
 
 
@@ -107,6 +109,13 @@ random: Namespace = Namespace(
     multinomial=random_ops.multinomial, categorical=random_ops.categorical,
     set_random_seed=random_ops.set_random_seed,
 )  # fmt: skip
+
+spectral: Namespace = Namespace("spectral", _spectral)
+signal: Namespace = Namespace("signal", _spectral)
+for _shift in ("fftshift", "ifftshift"):  # of tf.signal alone
+    delattr(spectral, _shift)
+fft, fft2d, fft3d = _spectral.fft, _spectral.fft2d, _spectral.fft3d
+ifft, ifft2d, ifft3d = _spectral.ifft, _spectral.ifft2d, _spectral.ifft3d
 
 _LOG = python_logging.getLogger("regrad.v1")
 logging: SimpleNamespace = SimpleNamespace(

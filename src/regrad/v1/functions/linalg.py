@@ -276,6 +276,10 @@ logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT)
 matrix_inverse = inv = define(
     "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool
 )
+expm = define(
+    "tf.linalg.expm(input)", "MatrixExponential", rg.linalg.expm, INEXACT,
+    "The exponential of square matrices, `I + x + x @ x / 2 + …`.", scope="matrix_exponential",
+)  # fmt: skip
 matrix_solve = solve = define(
     "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool
 )

@@ -172,6 +172,11 @@ def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
 
     Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
 
+def expm(input: Any, name: str | None = None) -> Any:
+    """The exponential of square matrices, `I + x + x @ x / 2 + …`.
+
+    Op type: `MatrixExponential`. Source: `tf.linalg.expm`."""
+
 def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
     """The y with `matrix @ y = rhs` (or with the adjoint on the left).
 

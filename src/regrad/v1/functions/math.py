@@ -123,6 +123,10 @@ greater_equal = define("tf.greater_equal(x, y)", "GreaterEqual", rg.greater_equa
 logical_and = define("tf.logical_and(x, y)", "LogicalAnd", rg.logical_and, BOOLS)
 logical_or = define("tf.logical_or(x, y)", "LogicalOr", rg.logical_or, BOOLS)
 logical_xor = define("tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS)
+xlogy = define("tf.math.xlogy(x, y)", "Xlogy", rg.xlogy, INEXACT,
+               "`x * log(y)`, and 0 where x is 0, with the gradient 0 there.")  # fmt: skip
+xdivy = define("tf.math.xdivy(x, y)", "Xdivy", rg.xdivy, INEXACT,
+               "`x / y`, and 0 where x is 0, with the gradient 0 there.")  # fmt: skip
 atan2 = define("tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS, "The angle of the point (x, y).")
 
 

@@ -387,6 +387,16 @@ def logical_xor(x: Any, y: Any, name: str | None = None) -> Any:
 
     Op type: `LogicalXor`. Source: `tf.logical_xor`."""
 
+def xlogy(x: Any, y: Any, name: str | None = None) -> Any:
+    """`x * log(y)`, and 0 where x is 0, with the gradient 0 there.
+
+    Op type: `Xlogy`. Source: `tf.math.xlogy`."""
+
+def xdivy(x: Any, y: Any, name: str | None = None) -> Any:
+    """`x / y`, and 0 where x is 0, with the gradient 0 there.
+
+    Op type: `Xdivy`. Source: `tf.math.xdivy`."""
+
 def atan2(y: Any, x: Any, name: str | None = None) -> Any:
     """The angle of the point (x, y).
 

@@ -39,9 +39,12 @@ from regrad.v1.graph.tensors import (
 )
 
 # Kinds of dtypes (as NumPy has them) that an op takes, as TensorFlow registers them.
-ANY, BOOLS, INTEGERS, FLOATS = "", "b", "iu", "f"
+ANY, BOOLS, INTEGERS, FLOATS, COMPLEX = "", "b", "iu", "f", "c"
 REALS, INEXACT, NUMBERS = "iuf", "fc", "iufc"
-SPELT = {"b": "bools", "iu": "integers", "f": "real floats", "iuf": "real numbers", "fc": "floats"}
+SPELT = {
+    "b": "bools", "iu": "integers", "f": "real floats", "c": "complex numbers",
+    "iuf": "real numbers", "fc": "floats",
+}  # fmt: skip
 
 
 def is_eager(*values: TensorLike) -> bool:
