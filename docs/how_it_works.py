@@ -267,7 +267,7 @@ def walk(tape, grads):
 
 
 def pulled(record, dy):
-    """The gradients that a rule gives, each with the id of its input."""
+    """Return the gradients of a rule, each with the id of its input."""
     if record.rule is None:
         raise ValueError(f"no gradient is defined for the op type {record.op.type}")
     dxs = record.rule(dy, **record.saved)
@@ -282,7 +282,7 @@ def fitted(record, dx, shape):
         return dx
     if record.op.broadcasts:
         return sum_to(dx, shape)
-    raise ValueError(f"the rule of {record.op.type} gave {dx.shape}, expected {shape}")
+    raise ValueError(f"the rule of {record.op.type} returned {dx.shape}, expected {shape}")
 
 
 dx = walk(tape, {y.id: Tensor([1.0, 1.0])})[x.id]  # of y = sin(x) + x + 10, recorded above
@@ -290,7 +290,7 @@ assert np.allclose(dx.value, np.cos([1.0, 2.0]) + 1)
 
 # ## 5. grad, and why it differentiates by an alias (`autodiff/gradients.py`)
 #
-# `vjp` runs a function under a tape and gives its value together with the way back, as a
+# `vjp` runs a function under a tape and returns its value together with the way back, as a
 # function of `dy`. `grad` takes that way from dy = 1.
 #
 # The tape does not watch the tensor that the caller passed, but a **fresh alias** of it: the
@@ -318,7 +318,7 @@ def vjp(f, x):
 
 
 def grad(f):
-    """The function that gives the gradient of `sum(f(x))` by x."""
+    """Return the function that computes the gradient of `sum(f(x))` by x."""
 
     def g(x):
         y, pull = vjp(f, x)
@@ -339,7 +339,7 @@ assert np.array_equal(grad(lambda z: z * row)(column).value, [[6.0], [6.0]])  # 
 # Nothing needs to be added. While the inner `grad` takes its walk, the tapes outside are
 # still open; and since rules are made of ops, what they do is recorded there like anything
 # else. Aliases keep the levels apart: in the last line x is a constant for the inner `grad`,
-# which gives 1, so that the outer one differentiates x * 1.
+# which is 1, so that the outer one differentiates x * 1.
 
 x = Tensor(0.5)
 assert np.allclose(grad(grad(grad(sin)))(x).value, -np.cos(0.5))
@@ -398,7 +398,7 @@ assert np.array_equal(grad(grad(square))(x).value, [-1.0, 1.0])  # through what 
 # `call` has looked rules up in `OVERRIDES` all along, so there is little left to do. Note
 # *when* it looks: as the op is created. The record carries that rule from then on, and it
 # does not matter where the walk happens. For the same reason the walk masks all overrides:
-# the ops that rules create are no business of a scope that happens to be open just then.
+# the ops that rules create are not for a scope that happens to be open just then.
 
 
 def gradient_override_map(rules):

@@ -1,7 +1,7 @@
 """A convolutional network of binary weights and activations, each training step compiled.
 
 The model calls `rg.sign`, whose own gradient is 0: only offsets would learn, and the weights stay
-as they were drawn. An override gives sign the identity's gradient where |x| <= 1, and 0 outside;
+as they were drawn. An override replaces the gradient of sign by the identity's where |x| <= 1, and 0 outside;
 the compiled step obeys it. What must survive a step (latent weights, running means, Adam's
 moments) is in Variables, which `rg.jit` takes in and out of the program.
 

@@ -8,7 +8,7 @@ Run:     python examples/gradient_reversal.py [--quick]      (a minute)
 Prints:  accuracy on both domains without reversal (λ = 0) and with it (λ = 6), and how far all
          parameters end from those of the paper's algorithm, written by hand in NumPy, after
          the same draws. Draws out/gradient_reversal.png. One start of three that were tried
-         (λ = 6 gave 87, 91 and 94 % on the target, λ = 0 gave 79 % each time). The learning rate
+         (λ = 6 reached 87, 91 and 94 % on the target, λ = 0 79 % each time). The learning rate
          and the number of steps were chosen by a sweep that looked at the target's labels, so
          take the gain as an illustration; the agreement with NumPy does not depend on it.
 Source:  Ganin et al., "Domain-Adversarial Training of Neural Networks", 2015, arXiv 1505.07818,

@@ -7,7 +7,7 @@ an infinite number, and the rule's own derivative meets it; and at -20 it cancel
 "log1pexp" keeps x instead and answers with the sigmoid, an op with a rule of its own.
 
 Run:     python examples/log1pexp.py
-Prints:  value, first, second and third derivative by the three ways, beside the true numbers.
+Prints:  value, first, second and third derivative by the three ways, and the true numbers.
 Source:  TensorFlow, `tf.custom_gradient`; JAX, "Custom derivative rules".
 """
 

@@ -1,7 +1,7 @@
 """A TensorFlow 1 script that uses most of what the gradients API of TensorFlow 1 has.
 
 It is for comparing: each line is a name and numbers that depend on nothing random, so the output
-is the same wherever the program runs. Each function builds one graph and prints what it gives.
+is the same wherever the program runs. Each function builds one graph and prints its results.
 
 Run:     python examples/tf1/carried_over.py
 Prints:  fifty-eight lines; TensorFlow's own are in tests/golden/tf1_carried_over.txt.

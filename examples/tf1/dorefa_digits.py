@@ -1,4 +1,4 @@
-"""A DoReFa-Net of few bits, beside the same network of floats, as a TensorFlow 1 program.
+"""A DoReFa-Net of few bits, and the same network of floats, as a TensorFlow 1 program.
 
 All three quantisers round, and rounding has no gradient, so each says what to pass instead:
 

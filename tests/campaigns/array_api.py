@@ -89,7 +89,7 @@ def page(record: dict[str, Any]) -> str:
         "", "| | passed | failed | skipped |", "|---|---|---|---|", *rows, "",
         "`python -m tests.campaigns.array_api --suite CHECKOUT --revision COMMIT` runs it and "
         "writes this page.", "",
-        "Skipped for regrad, beside what is skipped for NumPy (tests of later standards):", "",
+        "Skipped for regrad, besides what is skipped for NumPy (tests of later standards):", "",
         *[f"* `{name}`: {SKIPS[name]}." for name in beyond], "",
         f"All {len(ours['failed'])} tests that fail, fail for NumPy too:", "",
         *[f"* `{name}`" for name in ours["failed"]], "",

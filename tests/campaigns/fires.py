@@ -1,7 +1,7 @@
 """F1: a rule in force fires or raises, op type by op type, wherever the op is created.
 
 Each op type is called under a rule whose answer is known without the library (`op_calls`), in
-every region, in graphs and in compiled functions. What a context gives is then
+every region, in graphs and in compiled functions. The result in a context is then
 *delivered* (these numbers), *refused* (an error of regrad's), *silent* (other numbers) or *broken*
 (another error).
 """

@@ -3,11 +3,11 @@
 Every row of the table of samples (`tests/samples`) that has a gradient is differentiated once,
 twice and three times. In float64 and complex128 on NumPy the numbers are compared with differences.
 In other dtypes, on PyTorch's and JAX's data, in graphs and compiled they are compared with those
-that float64 on NumPy gives at the same inputs, rounded as the dtype has them. Forward mode must
+that float64 on NumPy has at the same inputs, rounded as the dtype has them. Forward mode must
 give the sum of the gradient. A cell is *delivered* within the tolerance (`TOLERANCES`, of the
 largest gradient, times the order), *explained* where inputs that differ by rounding change the
 gradient as much, where it leaves the range of the dtype, or where a library has no such kernel,
-*refused* by an error of regrad's, and *silent* where it gives other numbers. On JAX op by op, and
+*refused* by an error of regrad's, and *silent* where it returns other numbers. On JAX op by op, and
 compiled, the first row of each op type runs.
 """
 

@@ -149,9 +149,9 @@ def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[A
     Returns `(y, dy)`, both in the structure of f's result. The derivative is computed by
     transposing the backward pass, so custom gradients and overrides in force count here too.
     That is right where a rule is linear in the gradient that arrives; elsewhere (a guided
-    ReLU's `dy > 0`, a clipped gradient) it raises GradientError, naming rule and op. (That a rule
-    makes 0 of 0 can only be seen where there are values: under jit the result is NaN where one
-    does not.)
+    ReLU's `dy > 0`, a clipped gradient) it raises GradientError, naming rule and op. (A linear rule
+    returns 0 for 0. That can be checked only where there are values: under jit the result is NaN
+    if a rule does not.)
 
     Source: `jax.jvp`; the transposition is Townsend's "new trick" (2017).
 
