@@ -19,6 +19,9 @@ TREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.M | re.S)
 DOC = re.compile(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`")
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)^```$", re.M | re.S)
 EXECUTED = [page for page in PAGES if CELL.search(page.read_text(encoding="utf-8"))]
+LONG = {DOCS / "howto/saliency.md", DOCS / "howto/straight_through.md"}  # `make docs` runs them
+NEEDED = {"jax", "matplotlib", "optax", "safetensors", "sklearn", "torch"}
+needs_all = pytest.mark.skipif(bool(NEEDED & {*ABSENT}), reason="needs the optional packages")
 
 
 def relative(page: Path) -> str:
@@ -39,13 +42,13 @@ def public_names():
 # -- the reference ---------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool({"jax", "torch"} & {*ABSENT}), reason="needs JAX and PyTorch")
+@needs_all
 def test_the_reference_shows_every_public_name(public_names):
     assert public_names.missing() == set()
     assert {"regrad.sin", "regrad.nn.relu", "regrad.torch.draw"} <= public_names.public_names()
 
 
-@pytest.mark.skipif(bool({"jax", "torch"} & {*ABSENT}), reason="needs JAX and PyTorch")
+@needs_all
 def test_a_name_without_a_place_is_noticed(public_names, tmp_path, monkeypatch):
     (tmp_path / "one.md").write_text("```{api} regrad\n:names: sin\n```\n")
     monkeypatch.setattr(public_names, "PAGES", tmp_path)
@@ -103,10 +106,41 @@ def test_references_to_pages_lead_somewhere(page, target):
     assert any(stem.with_name(stem.name + suffix).exists() for suffix in (".md", ".py"))
 
 
+# -- cheat sheets ----------------------------------------------------------------------------------
+
+SHEETS = ("pytorch", "jax", "tf1", "tfjs")
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+ROW = re.compile(r"^\| .* \| (`.*) \|$", re.M)
+
+
+def cells(sheet: str) -> list[str]:
+    text = (DOCS / f"coming_from/{sheet}.md").read_text(encoding="utf-8")
+    return [code for row in ROW.findall(text) for code in re.findall(r"`([^`]+)`", row)]
+
+
+@needs_all
+@pytest.mark.parametrize("sheet", SHEETS)
+def test_cells_of_cheat_sheets_run(sheet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where they write files
+    text = (DOCS / f"coming_from/{sheet}.md").read_text(encoding="utf-8")
+    given = {}
+    for program in PROGRAM.findall(text):
+        exec(program, given)
+    assert len(cells(sheet)) > 20
+    for cell in cells(sheet):
+        scope = {**given}
+        try:
+            exec(cell, scope)
+        except Exception as error:
+            error.add_note(f"in the cell {cell}")
+            raise
+
+
 # -- executed pages --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", EXECUTED, ids=relative)
+@needs_all
+@pytest.mark.parametrize("page", [p for p in EXECUTED if p not in LONG], ids=relative)
 def test_executed_pages_run(page, tmp_path):
     """As plain scripts: what a reader copies must not need a notebook."""
     cells = CELL.findall(page.read_text(encoding="utf-8"))
