@@ -22,6 +22,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.utils import new_document
 from myst_parser.mocking import MockRSTParser
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -85,7 +86,9 @@ def table_of(rows: list[tuple[str, str]]) -> list[str]:
 def entry(path: str) -> Iterator[str]:
     """Yield the lines of reStructuredText that document one name."""
     value = find(path)
-    if isinstance(value, type):
+    if isinstance(value, type) and value.__name__ != path.rpartition(".")[2]:
+        yield from (f".. py:data:: {path}", "", f"   Another name of ``{value.__name__}``.", "")
+    elif isinstance(value, type):
         yield from (f".. autoclass:: {path}", "")
         if issubclass(value, BaseException):
             return
@@ -116,7 +119,9 @@ class Api(SphinxDirective):
         links = [f":py:obj:`{label(p)} <{home(p)}>`" for p in entries]
         table = table_of([(link, summary(p)) for link, p in zip(links, entries, strict=True)])
         own = [line for path in entries if home(path) == path for line in entry(path)]
-        return self.parsed([*table, *own]) if entries else []
+        package = paths[0].rpartition(".")[0]
+        context = [f".. py:currentmodule:: {package}", ""]  # of the names in backticks
+        return self.parsed([*context, *table, *own]) if entries else []
 
     def paths(self) -> list[str]:
         """Return the dotted names to show."""
@@ -154,6 +159,27 @@ class TensorMethods(Api):
         return self.parsed(table_of([(f"``{n}``", first_lines(getattr(cls, n))) for n in names]))
 
 
+def settle_types(app: Sphinx, doctree: nodes.document) -> None:
+    """Say which class a signature means: `bool` is Python's, `Tensor` is that of the page."""
+    package = "regrad.v1" if "/tf1_" in app.env.docname else "regrad"
+    for reference in list(doctree.findall(addnodes.pending_xref)):
+        name = reference["reftarget"]
+        if reference["reftype"] == "class" and name in DTYPES:
+            reference.replace_self(reference.children)
+        elif reference["reftype"] == "class" and name in ("Tensor", "Variable"):
+            reference["reftarget"] = f"{package}.{name}"
+
+
+def mark_code(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Mark indented paragraphs of a docstring as code: it is Markdown's habit, and ours."""
+    for i in range(len(lines) - 2, 0, -1):
+        before, gap, code = lines[i - 1 : i + 2]
+        if before[:1] not in ("", " ", "*") and not gap and code.startswith("    "):
+            lines[i : i + 1] = ["", "::", ""]
+
+
 def check_complete(app: Sphinx, env: BuildEnvironment) -> None:
     """Fail the build if a public name has no place or no entry in the reference."""
     if absent := public_names.missing():
@@ -171,5 +197,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("api", Api)
     app.add_directive("tensorflow-api", TensorFlowApi)
     app.add_directive("tensor-methods", TensorMethods)
+    app.connect("doctree-read", settle_types)
+    app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
     app.connect("env-check-consistency", check_complete)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

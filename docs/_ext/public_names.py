@@ -75,6 +75,7 @@ def names_of(block: Block) -> list[str]:
     return sorted(chosen, key=str.lower)
 
 
+TF_FENCE = re.compile(r"^```\{tensorflow-api\} ([^`\n]*)\n```$", re.M)
 FENCE = re.compile(r"^```\{api\} (\S+)\n(?::from: (.*)\n)?(?::names: (.*)\n)?```$", re.M)
 
 
@@ -91,17 +92,26 @@ def public_names() -> set[str]:
 
 
 def missing() -> set[str]:
-    """Return the public names that no page of the reference shows."""
+    """Return the public names, and the rows of TensorFlow's, that no page shows."""
     placed = {f"{b.package}.{name}" for _, b in blocks() for name in names_of(b)}
-    return public_names() - placed
+    return (public_names() - placed) | (tensorflow_rows().keys() - rows_shown())
+
+
+def rows_shown() -> set[str]:
+    """Return the labels of all `{tensorflow-api}` blocks."""
+    texts = [page.read_text(encoding="utf-8") for page in sorted(PAGES.glob("*.md"))]
+    return {label for text in texts for label in TF_FENCE.findall(text)}
 
 
 def tensorflow_rows() -> dict[str, list[str]]:
-    """Return the rows of docs/tf1.md that list what `regrad.v1` covers: label to dotted names."""
+    """Return the rows of docs/tf1.md that list what `regrad.v1` covers: label to dotted names.
+
+    A label is the first cell without its backticks: `tf: shapes`, `tf.nn`.
+    """
     text = V1.read_text(encoding="utf-8")
     covered = text[text.index("## What is covered") : text.index("## What is not")]
     rows = {}
     for label, names in re.findall(r"^\| (`tf[.\w]*`[^|]*) \| (.*) \|$", covered, re.M):
         space = label.split("`")[1].replace("tf", "regrad.v1", 1)
-        rows[label] = [f"{space}.{name}" for name in re.findall(r"`(\w+)`", names)]
+        rows[label.replace("`", "")] = [f"{space}.{name}" for name in re.findall(r"`(\w+)`", names)]
     return rows
