@@ -84,10 +84,10 @@ def table_of(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def entry(path: str) -> Iterator[str]:
-    """Yield the lines of reStructuredText that document one name."""
-    value = find(path)
-    if isinstance(value, type) and value.__name__ != path.rpartition(".")[2]:
-        yield from (f".. py:data:: {path}", "", f"   Another name of ``{value.__name__}``.", "")
+    """Yield the lines of reStructuredText that document one name of the current module."""
+    value, name = find(path), path.rpartition(".")[2]
+    if isinstance(value, type) and value.__name__ != name:
+        yield from (f".. py:data:: {name}", "", f"   Another name of ``{value.__name__}``.", "")
     elif isinstance(value, type):
         yield from (f".. autoclass:: {path}", "")
         if issubclass(value, BaseException):
@@ -97,7 +97,7 @@ def entry(path: str) -> Iterator[str]:
     elif callable(value):
         yield from (f".. autofunction:: {path}", "")
     else:
-        yield from (f".. py:data:: {path}", f"   :value: {value!r}", "")
+        yield from (f".. py:data:: {name}", f"   :value: {value!r}", "")
         yield from (f"   {summary(path)}", "")
 
 

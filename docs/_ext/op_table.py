@@ -23,11 +23,12 @@ from regrad.jax.optypes import targets_of
 from regrad.torch.optypes import families
 
 COLUMNS = (
-    "op type, function", "inputs", "rule", "convention", "dtypes", "under jit", "in PyTorch",
+    "op type, function", "inputs", "rule", "convention", "dtypes", "modes", "in PyTorch",
     "in JAX",
 )  # fmt: skip
 CONVENTIONS = public_names.V1.with_name("conventions.md")
 SPELLED = {"a ** b": "pow"}
+ONLY_IN_GRAPHS = {"Const", "Placeholder"}  # and those with a state
 DECLARED = re.compile(r"Op types?: ((?:`\w+`(?:, | or | and )?)+)")
 
 
@@ -50,7 +51,7 @@ def conventions() -> dict[str, str]:
         for name in re.findall(r"`([^`]+)`", names):
             name = SPELLED.get(name, name.rpartition(".")[2])
             by = names.rpartition("` ")[2] if " by " in names else ""
-            told = f"{by} at {where}: {gradient}".strip()
+            told = f"{by} {where} → {gradient}".strip()
             found[name] = f"{found[name]}; {told}" if name in found else told
     return found
 
@@ -68,6 +69,13 @@ def dtypes(op: Op) -> str:
     if op.to_float:
         return f"{numbers}; integers become floats"
     return numbers if op.real else "all"
+
+
+def modes(op: Op, values_decide: bool) -> str:
+    """Return where an op runs; what decides its shape by values cannot be compiled."""
+    if op.stateful or op.type in ONLY_IN_GRAPHS:
+        return "graph"
+    return "eager, graph" if values_decide else "eager, graph, jit"
 
 
 def inputs(op: Op) -> str:
@@ -107,14 +115,13 @@ class OpTypes(SphinxDirective):
             also = f" ({older[op_type]}) " if op_type in older else " "
             family = torchs.get(op_type)
             kink = "" if isinstance(op.rule, NoGradient) else kinks.get(op.name, "")
-            compiled = "no: a value decides the shape" if op_type in values else "yes"
             rows.append([
                 [nodes.literal("", op_type), nodes.Text(also), *self.link(public.get(op_type))],
                 [nodes.Text(inputs(op))],
                 [nodes.Text(kind_of_rule(op))],
                 [nodes.Text(kink.replace("`", ""))],
                 [nodes.Text(dtypes(op))],
-                [nodes.Text(compiled)],
+                [nodes.Text(modes(op, op_type in values))],
                 codes(dict.fromkeys(spelled(family))) if family else [],
                 codes(dict.fromkeys(target.name for target in targets_of(op_type))),
             ])  # fmt: skip
