@@ -48,11 +48,15 @@ def fft(
         axis: The axis.
         norm: "backward" (no factor), "ortho" (`1/sqrt(n)`) or "forward" (`1/n`).
 
-    Returns a complex Tensor of x's shape, with n elements along the axis.
+    Returns:
+        A complex Tensor of x's shape, with n elements along the axis.
+
+    Raises:
+        ArgumentError: another `norm`.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
 
     Op type: `FFT`. Source: the Array API standard.
 
-    >>> import regrad as rg
     >>> rg.real(rg.fft.fft(rg.tensor([1.0, 0.0, 0.0]))).print()
     Tensor
         [1, 1, 1]
@@ -66,7 +70,24 @@ def ifft(
 ) -> Tensor:
     """Return the inverse of `fft`: by default with the factor `1/n`.
 
+    Args:
+        x: The values, complex or real.
+        n: The number of elements along the axis, by default as many as x has.
+        axis: The axis.
+        norm: "backward" (`1/n`), "ortho" (`1/sqrt(n)`) or "forward" (no factor).
+
+    Returns:
+        A complex Tensor of x's shape, with n elements along the axis.
+
+    Raises:
+        ArgumentError: another `norm`.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+
     Op type: `IFFT`. Source: the Array API standard.
+
+    >>> rg.real(rg.fft.ifft([2.0, 0.0])).print()
+    Tensor
+        [1, 1]
     """
     return _complex_along("ifft", fourier.ifft, x, n, axis, norm)
 
@@ -77,11 +98,24 @@ def rfft(
 ) -> Tensor:
     """Return the first `n // 2 + 1` elements of the transform of real numbers.
 
-    The others are their mirror image. The arguments are those of `fft`.
+    The others are their mirror image.
+
+    Args:
+        x: The values, real.
+        n: The number of elements along the axis, by default as many as x has.
+        axis: The axis.
+        norm: "backward" (no factor), "ortho" (`1/sqrt(n)`) or "forward" (`1/n`).
+
+    Returns:
+        A complex Tensor of x's shape, with `n // 2 + 1` elements along the axis.
+
+    Raises:
+        ArgumentError: another `norm`.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        DTypeError: x is complex.
 
     Op type: `RFFT`. Source: the Array API standard.
 
-    >>> import regrad as rg
     >>> rg.fft.rfft(rg.ones((4,))).shape
     (3,)
     """
@@ -95,10 +129,26 @@ def irfft(
 ) -> Tensor:
     """Return the n real numbers whose `rfft` is x.
 
-    `n` is `2 * (m - 1)` by default, where x has m elements along the axis. Imaginary parts of
-    elements that are real in every such spectrum are ignored.
+    Imaginary parts of elements that are real in every such spectrum are ignored.
+
+    Args:
+        x: The values, complex or real.
+        n: The number of elements along the axis, by default `2 * (m - 1)`, where x has m.
+        axis: The axis.
+        norm: "backward" (`1/n`), "ortho" (`1/sqrt(n)`) or "forward" (no factor).
+
+    Returns:
+        A real Tensor of x's shape, with n elements along the axis.
+
+    Raises:
+        ArgumentError: another `norm`.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
 
     Op type: `IRFFT`. Source: the Array API standard.
+
+    >>> rg.fft.irfft([4.0, 0.0, 0.0]).print()
+    Tensor
+        [1, 1, 1, 1]
     """
     x = _as_complex(x)
     axis = normalized_axis(axis, x.ndim)
@@ -111,9 +161,26 @@ def irfft(
 def hfft(
     x: TensorLike, /, *, n: int | None = None, axis: int = -1, norm: str = "backward"
 ) -> Tensor:
-    """Return the real spectrum of n elements of a Hermitian signal, of which x is the first half.
+    """Return the real spectrum of a Hermitian signal, of which x is the first half.
 
-    Source: the Array API standard.
+    Args:
+        x: The values, complex or real.
+        n: The number of elements along the axis, by default `2 * (m - 1)`, where x has m.
+        axis: The axis.
+        norm: "backward" (no factor), "ortho" (`1/sqrt(n)`) or "forward" (`1/n`).
+
+    Returns:
+        A real Tensor of x's shape, with n elements along the axis.
+
+    Raises:
+        ArgumentError: another `norm`.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+
+    A composition of `IRFFT` and `Conj`. Source: the Array API standard.
+
+    >>> rg.fft.hfft([1.0, 0.0, 0.0]).print()
+    Tensor
+        [1, 1, 1, 1]
     """
     turned = fourier.OTHER_WAY[_check("hfft", norm)]
     return irfft(conj(_as_complex(x)), n=n, axis=axis, norm=turned)
@@ -125,7 +192,24 @@ def ihfft(
 ) -> Tensor:
     """Return the first half of the Hermitian signal whose spectrum is x: the inverse of `hfft`.
 
-    Source: the Array API standard.
+    Args:
+        x: The values, real.
+        n: The number of elements along the axis, by default as many as x has.
+        axis: The axis.
+        norm: "backward" (`1/n`), "ortho" (`1/sqrt(n)`) or "forward" (no factor).
+
+    Returns:
+        A complex Tensor of x's shape, with `n // 2 + 1` elements along the axis.
+
+    Raises:
+        ArgumentError: another `norm`.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        DTypeError: x is complex.
+
+    A composition of `RFFT` and `Conj`. Source: the Array API standard.
+
+    >>> rg.fft.ihfft(rg.ones((4,))).shape
+    (3,)
     """
     return conj(rfft(x, n=n, axis=axis, norm=fourier.OTHER_WAY[_check("ihfft", norm)]))
 
@@ -150,7 +234,17 @@ def fftn(
         axes: The axes; by default the last `len(s)`, or all.
         norm: As for `fft`; n is the number of elements in all.
 
+    Returns:
+        A complex Tensor of x's shape, with the sizes s along the axes.
+
+    Raises:
+        ArgumentError: another `norm`, or axes and sizes that do not fit.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+
     Op type: `FFT`. Source: the Array API standard.
+
+    >>> rg.fft.fftn(rg.ones((2, 3))).shape
+    (2, 3)
     """
     x, axes = _resized_all("fftn", _as_complex(x), s, axes)
     return fourier.fft(x, axes=axes, norm=_check("fftn", norm))
@@ -167,7 +261,23 @@ def ifftn(
 ) -> Tensor:
     """Return the inverse of `fftn`.
 
+    Args:
+        x: The values, complex or real.
+        s: The number of elements along each of the axes, by default as many as x has.
+        axes: The axes; by default the last `len(s)`, or all.
+        norm: As for `ifft`; n is the number of elements in all.
+
+    Returns:
+        A complex Tensor of x's shape, with the sizes s along the axes.
+
+    Raises:
+        ArgumentError: another `norm`, or axes and sizes that do not fit.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+
     Op type: `IFFT`. Source: the Array API standard.
+
+    >>> rg.fft.ifftn(rg.ones((2, 3))).shape
+    (2, 3)
     """
     x, axes = _resized_all("ifftn", _as_complex(x), s, axes)
     return fourier.ifft(x, axes=axes, norm=_check("ifftn", norm))
@@ -184,7 +294,25 @@ def rfftn(
 ) -> Tensor:
     """Return the transform of real numbers along several axes: `rfft` on the last, `fft` before.
 
-    Source: the Array API standard.
+    Args:
+        x: The values, real.
+        s: The number of elements along each of the axes, by default as many as x has.
+        axes: The axes; by default the last `len(s)`, or all.
+        norm: As for `fft`; n is the number of elements in all.
+
+    Returns:
+        A complex Tensor of x's shape, with the sizes s along the axes; `s[-1] // 2 + 1` along the
+        last one.
+
+    Raises:
+        ArgumentError: another `norm`, or axes and sizes that do not fit.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+        DTypeError: x is complex.
+
+    A composition of `RFFT` and `FFT`. Source: the Array API standard.
+
+    >>> rg.fft.rfftn(rg.ones((2, 4))).shape
+    (2, 3)
     """
     x, axes = _resized_all("rfftn", _as_real("rfftn", x), s, axes)
     half = fourier.rfft(x, axis=axes[-1], norm=_check("rfftn", norm))
@@ -200,9 +328,26 @@ def irfftn(
     axes: Sequence[int] | None = None,
     norm: str = "backward",
 ) -> Tensor:
-    """Return the inverse of `rfftn`; the last of `s` is n of `irfft`.
+    """Return the inverse of `rfftn`.
 
-    Source: the Array API standard.
+    Args:
+        x: The values, complex or real.
+        s: The number of elements along each of the axes, by default as many as
+            x has; the last is n of `irfft`.
+        axes: The axes; by default the last `len(s)`, or all.
+        norm: As for `ifft`; n is the number of elements in all.
+
+    Returns:
+        A real Tensor of x's shape, with the sizes s along the axes.
+
+    Raises:
+        ArgumentError: another `norm`, or axes and sizes that do not fit.
+        InvalidValueError: there are no elements along the axis, or `n` is less than 1.
+
+    A composition of `IFFT` and `IRFFT`. Source: the Array API standard.
+
+    >>> rg.fft.irfftn(rg.ones((2, 3))).shape
+    (2, 4)
     """
     x = _as_complex(x)
     axes = _axes("irfftn", x, s, axes)
@@ -219,7 +364,22 @@ def irfftn(
 def fftfreq(
     n: int, /, *, d: float = 1.0, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """Return the frequencies of the elements of `fft`, of n samples at distance d; float32.
+    """Return the frequencies of the elements of `fft`.
+
+    Args:
+        n: The number of samples.
+        d: The distance between samples.
+        dtype: The dtype of the result; the default dtype by default.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+
+    Returns:
+        A Tensor of the shape `(n,)`.
+
+    Raises:
+        ArgumentError: `n` is not an int.
+        InvalidValueError: `n` is less than 1.
+
+    Source: the Array API standard.
 
     >>> import regrad as rg
     >>> rg.fft.fftfreq(4).tolist()
@@ -231,13 +391,49 @@ def fftfreq(
 def rfftfreq(
     n: int, /, *, d: float = 1.0, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """Return the frequencies of the elements of `rfft`, of n samples at distance d; float32."""
+    """Return the frequencies of the elements of `rfft`.
+
+    Args:
+        n: The number of samples.
+        d: The distance between samples.
+        dtype: The dtype of the result; the default dtype by default.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+
+    Returns:
+        A Tensor of the shape `(n // 2 + 1,)`.
+
+    Raises:
+        ArgumentError: `n` is not an int.
+        InvalidValueError: `n` is less than 1.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.fft.rfftfreq(4).tolist()
+    [0.0, 0.25, 0.5]
+    """
     return asarray(np.fft.rfftfreq(_size("rfftfreq", n), d), dtype=_float(dtype), device=device)
 
 
 @deferrable
 def fftshift(x: TensorLike, /, *, axes: Axis = None) -> Tensor:
-    """Return x with the frequency 0 in the middle of the axes (all by default)."""
+    """Return x with the frequency 0 in the middle of the axes.
+
+    Args:
+        axes: The axis or axes; all by default.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        AxisError: there is no such axis.
+
+    Op type: `Roll`. Source: the Array API standard.
+
+    >>> rg.fft.fftshift([0.0, 1.0, -2.0, -1.0]).print()
+    Tensor
+        [-2, -1, 0, 1]
+    """
     x = dispatch.lift(x)
     places = normalized_axes(axes, x.ndim)
     return roll(x, tuple(x.shape[axis] // 2 for axis in places), axis=places)
@@ -245,7 +441,23 @@ def fftshift(x: TensorLike, /, *, axes: Axis = None) -> Tensor:
 
 @deferrable
 def ifftshift(x: TensorLike, /, *, axes: Axis = None) -> Tensor:
-    """Undo `fftshift`."""
+    """Return x with `fftshift` undone.
+
+    Args:
+        axes: The axis or axes; all by default.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        AxisError: there is no such axis.
+
+    Op type: `Roll`. Source: the Array API standard.
+
+    >>> rg.fft.ifftshift([-2.0, -1.0, 0.0, 1.0]).print()
+    Tensor
+        [0, 1, -2, -1]
+    """
     x = dispatch.lift(x)
     places = normalized_axes(axes, x.ndim)
     return roll(x, tuple(-(x.shape[axis] // 2) for axis in places), axis=places)

@@ -43,7 +43,16 @@ if TYPE_CHECKING:
 
 
 class SlogdetResult(NamedTuple):
-    """The sign of a determinant (or its phase) and the logarithm of its size."""
+    """The sign of a determinant (or its phase) and the logarithm of its size.
+
+    Args:
+        sign: -1, 0 or 1; a number of size 1 for complex matrices.
+        logabsdet: The logarithm of the absolute value, -inf for 0.
+
+    >>> import regrad as rg
+    >>> rg.linalg.slogdet(rg.tensor([[2.0, 0.0], [0.0, -0.5]])).sign
+    Tensor(-1., dtype=float32)
+    """
 
     sign: Tensor
     logabsdet: Tensor
@@ -51,13 +60,16 @@ class SlogdetResult(NamedTuple):
 
 @public
 def slogdet(x: TensorLike, /) -> SlogdetResult:
-    """The sign of the determinant (a phase for complex matrices) and the log of its size.
+    """Return the sign of the determinant (a phase for complex matrices) and the log of its size.
 
-    Source: the Array API standard.
+    Returns:
+        `sign` and `logabsdet`, of x's shape without the last two axes.
 
-    Op type: `LogMatrixDeterminant`.
+    Raises:
+        ShapeError: the matrices are not square.
 
-    >>> import regrad as rg
+    Op type: `LogMatrixDeterminant`. Source: the Array API standard.
+
     >>> rg.linalg.slogdet(rg.tensor([[2.0, 0.0], [0.0, -0.5]])).sign.print()
     Tensor
         -1
@@ -67,16 +79,23 @@ def slogdet(x: TensorLike, /) -> SlogdetResult:
 
 @deferrable
 def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """The y with `a @ y = b`, for square matrices a; stacks of matrices broadcast.
+    """Return the y with `a @ y = b`, for square matrices a.
 
-    b is a matrix of columns, or, if it has one axis, a vector.
+    Args:
+        a: Matrices over the last two axes. Stacks of a and b broadcast.
+        b: Matrices of columns, or, if it has one axis, a vector.
 
-    Raises ShapeError if the sizes differ. A singular matrix is an error on NumPy and PyTorch
-    and infinities or NaN on JAX.
+    Returns:
+        A Tensor of b's shape, up to broadcasting, of the dtype to which they promote.
 
-    Source: the Array API standard.
+    Raises:
+        ShapeError: a is not of square matrices, or the sizes differ.
+        MatrixError: a matrix is singular (on NumPy and PyTorch; JAX has infinities or NaN).
 
-    Op type: `MatrixSolve`.
+    Op type: `MatrixSolve`. Source: the Array API standard.
+
+    >>> rg.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 2.0])
+    Tensor([1. , 0.5], dtype=float32)
     """
     return _solve("solve", decompositions.solve, a, b)
 
@@ -85,14 +104,25 @@ def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
 def triangular_solve(
     a: TensorLike, b: TensorLike, /, *, lower: bool = True, adjoint: bool = False
 ) -> Tensor:
-    """The y with `a @ y = b`, where only the lower (or upper) triangle of a is read.
+    """Return the y with `a @ y = b`, where only the lower (or upper) triangle of a is read.
 
-    With `adjoint`, the conjugate transpose of that triangle stands on the left. b is a matrix
-    of columns, or, if it has one axis, a vector; stacks of matrices broadcast.
+    Args:
+        a: Square matrices over the last two axes. Stacks of a and b broadcast.
+        b: Matrices of columns, or, if it has one axis, a vector.
+        lower: Whether the lower triangle is read.
+        adjoint: Whether the conjugate transpose of that triangle takes its place.
 
-    Source: `tf.linalg.triangular_solve`.
+    Returns:
+        A Tensor of b's shape, up to broadcasting, of the dtype to which they promote.
 
-    Op type: `MatrixTriangularSolve`.
+    Raises:
+        ShapeError: a is not of square matrices, or the sizes differ.
+        ArgumentError: a flag is not True or False.
+
+    Op type: `MatrixTriangularSolve`. Source: `tf.linalg.triangular_solve`.
+
+    >>> rg.linalg.triangular_solve([[2.0, 9.0], [2.0, 1.0]], [2.0, 3.0])
+    Tensor([1., 1.], dtype=float32)
     """
 
     for name, flag in (("lower", lower), ("adjoint", adjoint)):
@@ -122,22 +152,42 @@ def _solve(name: str, solver: Callable[..., Tensor], a: TensorLike, b: TensorLik
 
 @deferrable
 def cholesky(x: TensorLike, /, *, upper: bool = False) -> Tensor:
-    """The lower triangular y with `y @ adjoint(y) = x`, or its adjoint (`upper`).
+    """Return the lower triangular y with `y @ adjoint(y) = x`.
 
-    x must be Hermitian (symmetric, if real) and positive definite. It is symmetrised first,
-    `(x + adjoint(x)) / 2`, as JAX does; so the gradient is symmetric, as TensorFlow's and
-    PyTorch's, and right for every change of x.
+    x is symmetrised first, `(x + adjoint(x)) / 2`, as JAX does; so the gradient is symmetric, as
+    TensorFlow's and PyTorch's, and right for every change of x.
 
-    Source: the Array API standard.
+    Args:
+        x: Hermitian (symmetric, if real), positive definite matrices over the last two axes.
+        upper: Whether to return the adjoint of y.
 
-    Op type: `Cholesky`.
+    Returns:
+        A Tensor of x's shape and dtype. Integers and bools become the default dtype.
+
+    Raises:
+        ShapeError: the matrices are not square.
+        MatrixError: a matrix is not positive definite (on NumPy and PyTorch).
+
+    Op type: `Cholesky`. Source: the Array API standard.
+
+    >>> rg.linalg.cholesky([[4.0, 0.0], [0.0, 9.0]]).tolist()
+    [[2.0, 0.0], [0.0, 3.0]]
     """
     y = decompositions.cholesky(x)
     return conj(matrix_transpose(y)) if upper else y
 
 
 class QRResult(NamedTuple):
-    """Orthonormal columns and an upper triangle."""
+    """Orthonormal columns and an upper triangle.
+
+    Args:
+        Q: The columns.
+        R: The triangle.
+
+    >>> import regrad as rg
+    >>> rg.linalg.qr(rg.ones((3, 2))).R.shape
+    (2, 2)
+    """
 
     Q: Tensor
     R: Tensor
@@ -145,14 +195,27 @@ class QRResult(NamedTuple):
 
 @deferrable
 def qr(x: TensorLike, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
-    """Q with orthonormal columns and an upper triangular R, with `Q @ R = x`.
+    """Return Q with orthonormal columns and an upper triangular R, with `Q @ R = x`.
 
     The gradient needs linearly independent columns (the first ones, for wide matrices).
     `mode="complete"` of a tall matrix has none.
 
-    Source: the Array API standard.
+    Args:
+        x: Matrices of the shape `(..., m, n)`.
+        mode: "reduced" (Q has min(m, n) columns) or "complete" (m columns).
 
-    Op type: `Qr`.
+    Returns:
+        `Q` and `R`, of x's dtype.
+
+    Raises:
+        ArgumentError: another `mode`.
+        MatrixError: x has fewer than two axes.
+
+    Op type: `Qr`. Source: the Array API standard.
+
+    >>> q, r = rg.linalg.qr(rg.ones((3, 2)))
+    >>> q.shape, r.shape
+    ((3, 2), (2, 2))
     """
     if mode not in ("reduced", "complete"):
         raise ArgumentError(f"qr: mode is 'reduced' or 'complete', got {mode!r}")
@@ -166,7 +229,16 @@ def qr(x: TensorLike, /, *, mode: Literal["reduced", "complete"] = "reduced") ->
 
 
 class EighResult(NamedTuple):
-    """Eigenvalues in ascending order, and eigenvectors as columns."""
+    """Eigenvalues in ascending order, and eigenvectors as columns.
+
+    Args:
+        eigenvalues: Real numbers, of the shape `(..., n)`.
+        eigenvectors: Matrices of the shape `(..., n, n)`.
+
+    >>> import regrad as rg
+    >>> rg.linalg.eigh([[3.0, 0.0], [0.0, 2.0]]).eigenvectors.shape
+    (2, 2)
+    """
 
     eigenvalues: Tensor
     eigenvectors: Tensor
@@ -174,22 +246,39 @@ class EighResult(NamedTuple):
 
 @public
 def eigh(x: TensorLike, /) -> EighResult:
-    """Eigenvalues (ascending) and orthonormal eigenvectors of Hermitian matrices.
+    """Return eigenvalues (ascending) and orthonormal eigenvectors of Hermitian matrices.
 
     x is symmetrised first, `(x + adjoint(x)) / 2`, as JAX does, so the gradient is symmetric
     and right for every change of x. The sign (phase) of an eigenvector is arbitrary; functions
     that do not depend on it have a meaning. Where eigenvalues coincide, the gradient of the
     eigenvectors does not exist and is infinite or NaN; that of the eigenvalues alone stays finite.
 
-    Source: the Array API standard.
+    Returns:
+        `eigenvalues`, real, `(..., n)`, and `eigenvectors`, of x's shape `(..., n, n)`.
 
-    Op type: `SelfAdjointEigV2`.
+    Raises:
+        ShapeError: the matrices are not square.
+
+    Op type: `SelfAdjointEigV2`. Source: the Array API standard.
+
+    >>> rg.linalg.eigh([[3.0, 0.0], [0.0, 2.0]]).eigenvalues
+    Tensor([2., 3.], dtype=float32)
     """
     return EighResult(*spectral.eigh(x))
 
 
 class SVDResult(NamedTuple):
-    """Left vectors as columns, singular values in descending order, right vectors as rows."""
+    """Left vectors as columns, singular values in descending order, right vectors as rows.
+
+    Args:
+        U: The left vectors.
+        S: The singular values, real.
+        Vh: The right vectors, conjugated.
+
+    >>> import regrad as rg
+    >>> rg.linalg.svd(rg.ones((3, 2))).U.shape
+    (3, 3)
+    """
 
     U: Tensor
     S: Tensor
@@ -198,22 +287,45 @@ class SVDResult(NamedTuple):
 
 @public
 def svd(x: TensorLike, /, *, full_matrices: bool = True) -> SVDResult:
-    """Singular values (descending) and vectors: `x = U @ diag(S) @ Vh`.
+    """Return singular values (descending) and vectors: `x = U @ diag(S) @ Vh`.
 
     The gradient needs `full_matrices=False` unless the matrices are square. The signs (phases)
     of the vectors are arbitrary; functions that do not depend on them have a meaning. Where
     singular values coincide, or are 0, the gradient of the vectors does not exist and is infinite
     or NaN; that of the singular values alone stays finite.
 
-    Source: the Array API standard.
+    Args:
+        x: Matrices of the shape `(..., m, n)`.
+        full_matrices: Whether U is (m, m) and Vh (n, n); otherwise they have min(m, n) vectors.
 
-    Op type: `Svd`.
+    Returns:
+        `U`, `S` of the shape `(..., min(m, n))`, and `Vh`.
+
+    Raises:
+        MatrixError: x has fewer than two axes.
+
+    Op type: `Svd`. Source: the Array API standard.
+
+    >>> u, s, vh = rg.linalg.svd(rg.ones((3, 2)), full_matrices=False)
+    >>> u.shape, s.shape, vh.shape
+    ((3, 2), (2,), (2, 2))
     """
     return SVDResult(*spectral.svd(x, full_matrices=full_matrices))
 
 
 class LstsqResult(NamedTuple):
-    """A solution by least squares, and what tells how good it is."""
+    """A solution by least squares, and how good it is.
+
+    Args:
+        solution: The y of least length for which `a @ y - b` is shortest.
+        residuals: The squared length of `a @ y - b` for each column.
+        rank: The rank of a.
+        singular_values: Those of a.
+
+    >>> import regrad as rg
+    >>> rg.linalg.lstsq(rg.tensor([[1.0], [1.0]]), [1.0, 3.0]).rank
+    Tensor(1, dtype=int64)
+    """
 
     solution: Tensor
     residuals: Tensor
@@ -267,10 +379,25 @@ def lstsq(a: TensorLike, b: TensorLike, /, *, rcond: float | None = None) -> Lst
 def matrix_norm(
     x: TensorLike, /, *, keepdims: bool = False, ord: float | Literal["fro", "nuc"] | None = "fro"
 ) -> Tensor:
-    """A norm of matrices: "fro", "nuc", the largest (smallest) sum of a column 1 (-1), of a
-    row inf (-inf), or singular value 2 (-2).
+    """Return a norm of matrices.
 
-    Source: the Array API standard.
+    Args:
+        x: Matrices over the last two axes.
+        ord: "fro" (the root of the sum of squares), "nuc" (the sum of the singular values), 1 or -1
+            (the largest or smallest sum of absolute values of a column), inf or -inf (of a row), 2
+            or -2 (the largest or smallest singular value).
+
+    Returns:
+        A real Tensor of x's shape without the last two axes.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        ArgumentError: another `ord`.
+
+    A composition. Source: the Array API standard.
+
+    >>> rg.linalg.matrix_norm([[3.0, 0.0], [0.0, 4.0]])
+    Tensor(5., dtype=float32)
     """
     x = dispatch.lift(x)
     if x.ndim < 2:
@@ -292,9 +419,22 @@ def matrix_norm(
 
 @deferrable
 def matrix_power(x: TensorLike, n: int, /) -> Tensor:
-    """The product of n times the square matrix x; of its inverse, if n is negative.
+    """Return the product of n times the square matrix x; of its inverse, if n is negative.
 
-    Source: the Array API standard.
+    Args:
+        n: The exponent, an int; 0 makes identity matrices.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ShapeError: the matrices are not square.
+        ArgumentError: `n` is not an int.
+
+    A composition of `MatMul`. Source: the Array API standard.
+
+    >>> rg.linalg.matrix_power([[2.0, 0.0], [0.0, 3.0]], 2).tolist()
+    [[4.0, 0.0], [0.0, 9.0]]
     """
     x = dispatch.lift(x)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:

@@ -44,14 +44,24 @@ REDUCTIONS = (BY_NONZERO, "mean", "sum", "none")
 def compute_weighted_loss(
     losses: TensorLike, weights: TensorLike | None = None, reduction: str = BY_NONZERO
 ) -> Tensor:
-    """The losses, weighted and reduced, as every loss here does it.
+    """Return the losses, weighted and reduced, as every loss here does it.
 
-    Raises ShapeError if the weights do not broadcast to the losses, and ArgumentError for an
-    unknown reduction. If all weights are 0 the two averages are 0/0, NaN.
+    If all weights are 0 the two averages are 0/0, NaN.
+
+    Args:
+        losses: One loss per element.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the losses' shape.
+
+    Raises:
+        ShapeError: the weights do not broadcast to the losses.
+        ArgumentError: another `reduction`.
 
     Source: `tf.losses.computeWeightedLoss` of TensorFlow.js.
 
-    >>> import regrad as rg
     >>> rg.losses.compute_weighted_loss(rg.tensor([1.0, 2.0, 3.0]), [0.0, 1.0, 3.0]).print()
     Tensor
         5.5
@@ -132,9 +142,25 @@ def absolute_difference(
     weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
 ) -> Tensor:
-    """`abs(labels - predictions)`. Gradient where they are equal: 0.
+    """Return the loss `abs(labels - predictions)`. The gradient where they are equal is 0.
+
+    Args:
+        labels: The true values, of the shape of the predictions.
+        predictions: The predicted values.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
 
     Source: `tf.losses.absoluteDifference` of TensorFlow.js.
+
+    >>> rg.losses.absolute_difference([1.0, 2.0], [1.0, 4.0])
+    Tensor(1., dtype=float32)
     """
     labels, predictions = _pair("absolute_difference", labels, predictions)
     return compute_weighted_loss(abs(labels - predictions), weights, reduction)
@@ -147,11 +173,23 @@ def mean_squared_error(
     weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
 ) -> Tensor:
-    """`(labels - predictions)²`.
+    """Return the loss `(labels - predictions)²`.
+
+    Args:
+        labels: The true values, of the shape of the predictions.
+        predictions: The predicted values.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
 
     Source: `tf.losses.meanSquaredError` of TensorFlow.js.
 
-    >>> import regrad as rg
     >>> rg.losses.mean_squared_error([1.0, 2.0], [1.0, 4.0]).print()
     Tensor
         2
@@ -169,9 +207,26 @@ def huber_loss(
     *,
     delta: float = 1.0,
 ) -> Tensor:
-    """Half the squared error up to an error of `delta`, and linear beyond.
+    """Return half the squared error up to an error of `delta`, and linear beyond.
+
+    Args:
+        labels: The true values, of the shape of the predictions.
+        predictions: The predicted values.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+        delta: The error from which on the loss is linear.
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
 
     Source: `tf.losses.huberLoss` of TensorFlow.js.
+
+    >>> rg.losses.huber_loss([1.0, 2.0], [1.0, 4.0])
+    Tensor(0.75, dtype=float32)
     """
     labels, predictions = _pair("huber_loss", labels, predictions)
     error = predictions - labels
@@ -187,9 +242,25 @@ def hinge_loss(
     weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
 ) -> Tensor:
-    """`relu(1 - s * predictions)`, where s is -1 for the label 0 and 1 for the label 1.
+    """Return `relu(1 - s * predictions)`, where s is -1 for the label 0 and 1 for the label 1.
+
+    Args:
+        labels: The classes, 0 or 1, of the shape of the predictions.
+        predictions: The predicted values.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
 
     Source: `tf.losses.hingeLoss` of TensorFlow.js.
+
+    >>> rg.losses.hinge_loss([0.0, 1.0], [0.5, 2.0])
+    Tensor(0.75, dtype=float32)
     """
     labels, predictions = _pair("hinge_loss", labels, predictions)
     return compute_weighted_loss(relu(1 - (2 * labels - 1) * predictions), weights, reduction)
@@ -204,11 +275,28 @@ def log_loss(
     *,
     epsilon: float = 1e-7,
 ) -> Tensor:
-    """`-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)` of probabilities p.
+    """Return `-labels * log(p + epsilon) - (1 - labels) * log(1 - p + epsilon)`.
 
-    Of logits take `sigmoid_cross_entropy`, which needs no epsilon.
+    For logits use `sigmoid_cross_entropy`, which needs no epsilon.
+
+    Args:
+        labels: The true probabilities, of the shape of the predictions.
+        predictions: The predicted probabilities p.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+        epsilon: Keeps the logarithms finite.
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
 
     Source: `tf.losses.logLoss` of TensorFlow.js.
+
+    >>> rg.losses.log_loss([1.0, 0.0], [0.5, 0.5])
+    Tensor(0.69314694, dtype=float32)
     """
     labels, predictions = _pair("log_loss", labels, predictions)
     yes = labels * log(predictions + epsilon)
@@ -225,11 +313,29 @@ def cosine_distance(
     *,
     axis: int,
 ) -> Tensor:
-    """`1 - sum(labels * predictions)` along `axis`, which stays as an axis of size 1.
+    """Return `1 - sum(labels * predictions)` along `axis`, which stays as an axis of size 1.
 
-    The vectors along `axis` are taken to have norm 1 already; `nn.l2_normalize` sees to that.
+    The vectors along `axis` must have norm 1 already; see `nn.l2_normalize`.
+
+    Args:
+        labels: The true values, of the shape of the predictions.
+        predictions: The predicted values.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+        axis: The axis of the vectors.
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape, with size 1
+        along the axis.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
 
     Source: `tf.losses.cosineDistance` of TensorFlow.js.
+
+    >>> rg.losses.cosine_distance([[1.0, 0.0]], [[0.0, 1.0]], axis=1)
+    Tensor(1., dtype=float32)
     """
     labels, predictions = _pair("cosine_distance", labels, predictions)
     distance = 1 - sum(labels * predictions, axis=axis, keepdims=True)
@@ -248,11 +354,26 @@ def sigmoid_cross_entropy(
     *,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
+    """Return the cross entropy of probabilities `labels` and `sigmoid(logits)`, element by element.
 
-    `label_smoothing` moves the labels that much of the way to 1/2.
+    Args:
+        labels: The true values, of the shape of the logits.
+        logits: The predicted values, before the sigmoid.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+        label_smoothing: How much of the way to 1/2 the labels are moved, in [0, 1].
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
 
     Source: `tf.losses.sigmoidCrossEntropy` of TensorFlow.js.
+
+    >>> rg.losses.sigmoid_cross_entropy([1.0, 0.0], [0.0, 0.0])
+    Tensor(0.6931472, dtype=float32)
     """
     labels, logits = _pair("sigmoid_cross_entropy", labels, logits)
     labels = _smooth(labels, label_smoothing, 2)
@@ -269,18 +390,30 @@ def softmax_cross_entropy(
     *,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The cross entropy of distributions `labels` and `softmax(logits)` along the last axis.
+    """Return the cross entropy of distributions `labels` and `softmax(logits)` along the last axis.
 
-    There is one loss, and one weight, per example. `label_smoothing` moves the labels that much
-    of the way to equal probabilities.
+    There is one loss, and one weight, per example. The gradient of the labels is
+    `-log_softmax(logits)`, the derivative; TensorFlow.js has another formula.
 
-    Source: `tf.losses.softmaxCrossEntropy` of TensorFlow.js. (The gradient by the labels is
-    `-log_softmax(logits)` here, the derivative; TensorFlow.js has another formula.)
+    Args:
+        labels: The true values, of the shape of the logits.
+        logits: The predicted values, before the softmax.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+        label_smoothing: How much of the way to equal probabilities the labels are moved, in [0, 1].
 
-    >>> import regrad as rg
-    >>> rg.losses.softmax_cross_entropy([[0.0, 1.0]], [[5.0, 5.0]]).print()
-    Tensor
-        0.6931471824645996
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape without the
+        last axis.
+
+    Raises:
+        ShapeError: the shapes differ, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
+
+    Source: `tf.losses.softmaxCrossEntropy` of TensorFlow.js.
+
+    >>> rg.losses.softmax_cross_entropy([[0.0, 1.0]], [[5.0, 5.0]])
+    Tensor(0.6931472, dtype=float32)
     """
     labels, logits = _pair("softmax_cross_entropy", labels, logits)
     labels = _smooth(labels, label_smoothing, labels.shape[-1] if labels.ndim else 1)
@@ -295,18 +428,29 @@ def sparse_softmax_cross_entropy(
     weights: TensorLike | None = None,
     reduction: str = BY_NONZERO,
 ) -> Tensor:
-    """`softmax_cross_entropy` with the number of the right class for a label.
+    """Return the softmax cross entropy with the number of the right class as label.
 
-    Labels are integers in `[0, classes)` of the shape `logits.shape[:-1]`. The losses are those of
-    `nn.sparse_softmax_cross_entropy_with_logits`, which is one op: it has the op type, and the
-    rule, that an override concerns.
+    The losses are those of `nn.sparse_softmax_cross_entropy_with_logits`, which is one op: it has
+    the op type, and the rule, that an override concerns.
+
+    Args:
+        labels: Integers in `[0, classes)` of the shape `logits.shape[:-1]`.
+        logits: The predicted values, before the softmax.
+        weights: Factors of the losses, which broadcast to them; see the module.
+        reduction: "sum_by_nonzero_weights", "mean", "sum" or "none".
+
+    Returns:
+        A Tensor of rank 0; with the reduction "none" of the labels' shape.
+
+    Raises:
+        ShapeError: the shapes do not fit, or the weights do not broadcast.
+        ArgumentError: another `reduction`.
+        DTypeError: the labels are not integers.
 
     Source: `tf.losses.sparse_softmax_cross_entropy` of TensorFlow.
 
-    >>> import regrad as rg
-    >>> rg.losses.sparse_softmax_cross_entropy([1], [[5.0, 5.0]]).print()
-    Tensor
-        0.6931471824645996
+    >>> rg.losses.sparse_softmax_cross_entropy([1], [[5.0, 5.0]])
+    Tensor(0.6931472, dtype=float32)
     """
     losses = sparse_softmax_cross_entropy_with_logits(labels, logits)
     return compute_weighted_loss(losses, weights, reduction)

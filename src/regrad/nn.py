@@ -66,7 +66,7 @@ from regrad.random import Key, bernoulli
 
 @deferrable
 def dropout(x: TensorLike, rate: float, key: Key, noise_shape: Shape | None = None) -> Tensor:
-    """x with elements set to 0 at random, and the others scaled up so that the mean stays.
+    """Return x with elements set to 0 at random, and the others scaled up so that the mean stays.
 
     Args:
         x: The input.
@@ -76,9 +76,15 @@ def dropout(x: TensorLike, rate: float, key: Key, noise_shape: Shape | None = No
         noise_shape: A shape that broadcasts to x's, if elements are to be dropped together:
             `(n, 1, 1, channels)` drops whole channels of images.
 
-    Source: `tf.dropout` of TensorFlow.js; Srivastava et al. (2014).
+    Returns:
+        A Tensor of x's shape and dtype. Integers become the default dtype.
 
-    >>> import regrad as rg
+    Raises:
+        ArgumentError: `rate` is not a number in [0, 1), or `key` is not a source of randomness.
+
+    A composition of `SelectV2` and `RealDiv`. Source: `tf.dropout` of TensorFlow.js; Srivastava et
+    al. (2014).
+
     >>> sorted(set(rg.nn.dropout(rg.ones((100,)), 0.5, 0).tolist()))
     [0.0, 2.0]
     """
@@ -93,13 +99,22 @@ def dropout(x: TensorLike, rate: float, key: Key, noise_shape: Shape | None = No
 
 @deferrable
 def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
-    """The rows of `table` with the numbers `ids`: shape `(*ids.shape, *table.shape[1:])`.
+    """Return rows of a table.
 
-    >>> import regrad as rg
-    >>> rg.nn.embedding(rg.tensor([[1.0, 2.0], [3.0, 4.0]]), [1, 1]).print()
-    Tensor
-        [[3, 4],
-         [3, 4]]
+    Args:
+        table: The rows, along the first axis.
+        ids: The numbers of the rows, integers of any shape.
+
+    Returns:
+        A Tensor of the table's dtype and of the shape `(*ids.shape, *table.shape[1:])`.
+
+    Raises:
+        IndexRangeError: a number is out of range (on NumPy and PyTorch).
+
+    Op type: `GatherV2`. Source: `tf.nn.embedding_lookup`.
+
+    >>> rg.nn.embedding(rg.tensor([[1.0, 2.0], [3.0, 4.0]]), [1, 1]).tolist()
+    [[3.0, 4.0], [3.0, 4.0]]
     """
     return take(table, ids, axis=0)
 
@@ -113,7 +128,9 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """`softmax(q @ kᵀ * scale) @ v`: for each query, the values averaged by how the keys fit.
+    """Return `softmax(q @ kᵀ * scale) @ v`: the values, averaged by how the keys fit.
+
+    It is a composition of public ops; a rule put in force for `Softmax` or `MatMul` fires.
 
     Args:
         q: Queries, shape `(..., queries, features)`.
@@ -125,9 +142,18 @@ def scaled_dot_product_attention(
         is_causal: Query i may see the keys 0 to i only (besides what `mask` says).
         scale: The factor of the scores, `1 / sqrt(features)` by default.
 
-    It is a composition of public ops; a rule put in force for `Softmax` or `MatMul` fires.
+    Returns:
+        A Tensor of the shape `(..., queries, any)`.
+
+    Raises:
+        ShapeError: the shapes do not fit.
+        DTypeError: `mask` is of integers.
 
     Source: Vaswani et al., Attention Is All You Need (2017).
+
+    >>> q, k, v = rg.ones((1, 2)), rg.ones((2, 2)), rg.tensor([[1.0], [3.0]])
+    >>> rg.nn.scaled_dot_product_attention(q, k, v).tolist()
+    [[2.0]]
     """
     q, k, v = lift(q), lift(k), lift(v)
     _check_attention(q, k, v)

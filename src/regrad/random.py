@@ -57,7 +57,21 @@ def normal(
     stddev: TensorLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Normal (Gaussian) numbers.
+    """Return normal (Gaussian) numbers.
+
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+        shape: The shape of the result; by default that of the parameters.
+        mean: The mean, which broadcasts to the shape.
+        stddev: The standard deviation, likewise.
+        dtype: A dtype of floats; by default that of the parameters.
+
+    Raises:
+        ArgumentError: `key` is not a source of randomness.
+        ShapeError: the parameters do not broadcast to the shape.
+        DTypeError: the dtype is not one of floats.
+
+    Source: `tf.randomNormal` of TensorFlow.js.
 
     >>> import numpy as np
     >>> import regrad as rg
@@ -80,7 +94,26 @@ def truncated_normal(
     stddev: TensorLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Normal numbers that are at most two standard deviations away from the mean."""
+    """Return normal numbers that are at most two standard deviations away from the mean.
+
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+        shape: The shape of the result; by default that of the parameters.
+        mean: The mean, which broadcasts to the shape.
+        stddev: The standard deviation (before truncation), likewise.
+        dtype: A dtype of floats; by default that of the parameters.
+
+    Raises:
+        ArgumentError: `key` is not a source of randomness.
+        ShapeError: the parameters do not broadcast to the shape.
+        DTypeError: the dtype is not one of floats.
+
+    Source: `tf.truncatedNormal` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> bool(rg.all(rg.abs(rg.random.truncated_normal(0, (100,))) <= 2))
+    True
+    """
     (mean, stddev), shape, dtype = _parameters("truncated_normal", (mean, stddev), shape, dtype)
     return _affine(source(key).draw("truncated_normal", shape, dtype), mean, stddev)
 
@@ -93,7 +126,26 @@ def uniform(
     high: TensorLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Numbers from `[low, high)`, all equally likely."""
+    """Return numbers from `[low, high)`, all equally likely.
+
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+        shape: The shape of the result; by default that of the parameters.
+        low: The lower bound, which broadcasts to the shape.
+        high: The upper bound, likewise.
+        dtype: A dtype of floats; by default that of the parameters.
+
+    Raises:
+        ArgumentError: `key` is not a source of randomness.
+        ShapeError: the parameters do not broadcast to the shape.
+        DTypeError: the dtype is not one of floats.
+
+    Source: `tf.randomUniform` of TensorFlow.js.
+
+    >>> import regrad as rg
+    >>> bool(rg.all(rg.random.uniform(0, (100,)) < 1))
+    True
+    """
     (low, high), shape, dtype = _parameters("uniform", (low, high), shape, dtype)
     return _affine(source(key).draw("uniform", shape, dtype), low, high - low)
 
@@ -102,7 +154,25 @@ def uniform(
 def exponential(
     key: Key, shape: Shape | None = None, scale: TensorLike = 1.0, dtype: DTypeLike | None = None
 ) -> Tensor:
-    """Exponentially distributed numbers of mean `scale`."""
+    """Return exponentially distributed numbers of mean `scale`.
+
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+        shape: The shape of the result; by default that of the parameters.
+        scale: The mean, which broadcasts to the shape.
+        dtype: A dtype of floats; by default that of the parameters.
+
+    Raises:
+        ArgumentError: `key` is not a source of randomness.
+        ShapeError: the parameters do not broadcast to the shape.
+        DTypeError: the dtype is not one of floats.
+
+    Source: `numpy.random.Generator.exponential`.
+
+    >>> import regrad as rg
+    >>> rg.random.exponential(0, (2, 3)).shape
+    (2, 3)
+    """
     (scale,), shape, dtype = _parameters("exponential", (scale,), shape, dtype)
     return _affine(source(key).draw("exponential", shape, dtype), 0.0, scale)
 
@@ -115,7 +185,26 @@ def gumbel(
     scale: TensorLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """Gumbel numbers; `argmax(logits + gumbel)` is a draw from `softmax(logits)`."""
+    """Return Gumbel numbers; `argmax(logits + gumbel)` is a draw from `softmax(logits)`.
+
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+        shape: The shape of the result; by default that of the parameters.
+        loc: The mode, which broadcasts to the shape.
+        scale: The scale, likewise.
+        dtype: A dtype of floats; by default that of the parameters.
+
+    Raises:
+        ArgumentError: `key` is not a source of randomness.
+        ShapeError: the parameters do not broadcast to the shape.
+        DTypeError: the dtype is not one of floats.
+
+    Source: `numpy.random.Generator.gumbel`.
+
+    >>> import regrad as rg
+    >>> rg.random.gumbel(0, (2, 3)).shape
+    (2, 3)
+    """
     (loc, scale), shape, dtype = _parameters("gumbel", (loc, scale), shape, dtype)
     return _affine(source(key).draw("gumbel", shape, dtype), loc, scale)
 
@@ -124,9 +213,25 @@ def gumbel(
 def bernoulli(
     key: Key, shape: Shape | None = None, p: TensorLike = 0.5, dtype: DTypeLike = bool
 ) -> Tensor:
-    """True with probability `p`, as bools unless `dtype` says otherwise.
+    """Return True with probability `p`.
 
-    There is no gradient by `p`, unless a rule is put in force for the op type `Less`.
+    There is no gradient of `p`, unless a rule is in force for the op type `Less`.
+
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+        shape: The shape of the result; by default that of the parameters.
+        p: The probability, which broadcasts to the shape.
+        dtype: The dtype of the result, bools by default.
+
+    Raises:
+        ArgumentError: `key` is not a source of randomness.
+        ShapeError: the parameters do not broadcast to the shape.
+
+    Source: `jax.random.bernoulli`.
+
+    >>> import regrad as rg
+    >>> rg.random.bernoulli(0, (3,), 1.0)
+    Tensor([ True,  True,  True], dtype=bool)
     """
     (p,), shape, noise_dtype = _parameters("bernoulli", (p,), shape, None)
     return astype(less(wrap(source(key).draw("uniform", shape, noise_dtype)), p), dtype)
@@ -134,9 +239,24 @@ def bernoulli(
 
 @public
 def randint(key: Key, shape: Shape, low: int, high: int, dtype: DTypeLike | None = None) -> Tensor:
-    """Integers from `[low, high)`, all equally likely: int64, or JAX's default integers.
+    """Return integers from `[low, high)`, all equally likely.
 
-    Raises ArgumentError if the range is empty.
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+        shape: The shape of the result.
+        low: The least integer.
+        high: The upper bound, which is not drawn.
+        dtype: A dtype of integers; int64, or JAX's default integers, by default.
+
+    Raises:
+        ArgumentError: the range is empty, or `key` is not a source of randomness.
+        DTypeError: JAX cannot hold the dtype.
+
+    Source: `jax.random.randint`.
+
+    >>> import regrad as rg
+    >>> rg.random.randint(0, (3,), 5, 6)
+    Tensor([5, 5, 5], dtype=int64)
     """
     low, high = operator.index(low), operator.index(high)
     if low >= high:
@@ -147,9 +267,18 @@ def randint(key: Key, shape: Shape, low: int, high: int, dtype: DTypeLike | None
 
 @public
 def permutation(key: Key, x: TensorLike, axis: int = 0) -> Tensor:
-    """The integers below `x` in random order, or a Tensor `x` with its entries along `axis` so.
+    """Return integers in random order, or the slices of a Tensor in random order.
 
-    >>> import regrad as rg
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+        x: An int n, for the integers from 0 to n - 1; or a Tensor or array.
+        axis: The axis of a Tensor along which its slices change places.
+
+    Returns:
+        A Tensor of the shape `(n,)` of int64 (JAX's default integers); or of x's shape and dtype.
+
+    Source: `jax.random.permutation`.
+
     >>> sorted(rg.random.permutation(0, 4).tolist())
     [0, 1, 2, 3]
     """
@@ -165,18 +294,38 @@ def permutation(key: Key, x: TensorLike, axis: int = 0) -> Tensor:
 
 @public
 def key(seed: int) -> Any:
-    """A key of JAX's, the source of randomness to use under `jit`.
+    """Return a key of JAX, the source of randomness to use under `jit`.
 
     A key never changes: pass it as an argument, and make new ones of it by `split` or `fold_in`.
 
+    Args:
+        seed: An int. Equal seeds make equal keys.
+
+    Raises:
+        MissingPackageError: JAX is not installed.
+
     Source: `jax.random.key`.
+
+    >>> import regrad as rg
+    >>> rg.random.normal(rg.random.key(0), (2, 3)).shape
+    (2, 3)
     """
     return _jax_random().key(operator.index(seed))
 
 
 @public
 def split(key: Key, num: int = 2) -> Any:
-    """`num` new keys from one, which is not to be used again.
+    """Return new keys made from one, which is not to be used again.
+
+    Args:
+        key: A key of JAX.
+        num: The number of new keys.
+
+    Returns:
+        An array of `num` keys.
+
+    Raises:
+        ArgumentError: `key` is not a key of JAX.
 
     Source: `jax.random.split`.
 
@@ -190,9 +339,21 @@ def split(key: Key, num: int = 2) -> Any:
 
 @public
 def fold_in(key: Key, data: Any) -> Any:
-    """A new key from a key and an integer (the number of a step, say), which may be a Tensor.
+    """Return a new key made from a key and an integer.
+
+    Args:
+        key: A key of JAX.
+        data: The integer (the number of a step, say), which may be a Tensor.
+
+    Raises:
+        ArgumentError: `key` is not a key of JAX.
 
     Source: `jax.random.fold_in`.
+
+    >>> import regrad as rg
+    >>> step_key = rg.random.fold_in(rg.random.key(0), 7)
+    >>> rg.random.normal(step_key, (2, 3)).shape
+    (2, 3)
     """
     return _jax_random().fold_in(_jax_key(key), data._data if isinstance(data, Tensor) else data)
 
@@ -254,7 +415,15 @@ def _affine(noise: Array, offset: TensorLike, scale: TensorLike) -> Tensor:
 
 
 class NumpySource:
-    """Noise from a NumPy Generator, which advances."""
+    """Noise from a NumPy Generator, which advances.
+
+    Args:
+        generator: The Generator.
+
+    >>> import regrad as rg
+    >>> type(rg.random.source(0)).__name__
+    'NumpySource'
+    """
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.generator = generator
@@ -285,7 +454,15 @@ class NumpySource:
 
 
 class JaxSource:
-    """Noise from a JAX key, which never changes."""
+    """Noise from a JAX key, which never changes.
+
+    Args:
+        key: The key.
+
+    >>> import regrad as rg
+    >>> type(rg.random.source(rg.random.key(0))).__name__
+    'JaxSource'
+    """
 
     def __init__(self, key: Array) -> None:
         self.key = key
@@ -320,7 +497,19 @@ class JaxSource:
 
 @public
 def source(key: Key) -> NumpySource | JaxSource:
-    """The source of randomness that a key stands for; ArgumentError for anything else."""
+    """Return the source of randomness that a key stands for.
+
+    Args:
+        key: The source of randomness: a NumPy Generator, an int seed or a JAX key.
+
+    Raises:
+        ArgumentError: it is none of these, or a Generator under JAX's jit.
+
+    >>> import numpy as np
+    >>> import regrad as rg
+    >>> rg.random.source(np.random.default_rng(0)).permutation(1).tolist()
+    [0]
+    """
     if isinstance(key, Tensor):
         key = key._data
     if isinstance(key, np.random.Generator):

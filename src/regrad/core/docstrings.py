@@ -1,49 +1,164 @@
-"""Docstrings of ops: what follows from the declaration of an op is written here, once for all.
+"""Docstrings of ops: what follows from the declaration of a function is written here, once for all.
 
-The docstring of a row says what the op computes, its units, range and kinks. Its arguments, the
-shape and dtype of the result, and the errors follow from the declaration: `complete` puts them
-between the prose and the example, unless the docstring has such a section of its own.
+The docstring of an op says what the op computes, its units, range and kinks, and describes the
+arguments that are its own. The texts of arguments that many functions share (`axis`, `keepdims`,
+`device`, the tensors), the result of an elementwise op, and the errors of wrong arguments are
+added, in the order Args, Returns, Raises, before the source and the example:
+
+    @op("Sort")
+    def sort(xp, x: Tensor, /, *, axis: int = -1) -> Tensor:
+        "Return x sorted along `axis`."
+
+has a docstring with `Args:` for x and axis, and with `Raises:`. What a docstring says itself is
+never replaced.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from regrad.core.registry import Op
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 INDENT = " " * 4
-END = re.compile(r"^(Source:|Op types?:|>>> )", re.M)  # where the prose of a docstring ends
+END = re.compile(r"^(Source:|Op types?:|A composition|>>> )", re.M)  # where the prose ends
+ENTRY = re.compile(r"\n(?= {4}[\w*])")  # before an argument's line
+ARGS = re.compile(r"^Args:\n((?: {4}.*\n?|\n(?= {4}))+)", re.M)
+RESULT = re.compile(r"^(Returns|Yields|Raises)\b", re.M)
+SHARED = {
+    "axis: Axis": "The axis or axes; None for all.",
+    "axis: int": "The axis; negative ones count from the end.",
+    "keepdims: bool": "Whether the reduced axes stay, with size 1.",
+    "dtype: DTypeLike | None": "The dtype of the result.",
+    "device: Any": 'Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.',
+}
+NUMBERS = "A Tensor or array of numbers, or a number."
+NO_TENSOR = "ArgumentError: an argument is not a Tensor, an array or a number."
+NO_AXIS = "AxisError: there is no such axis."
 
 
-def complete(doc: str, op: Op, *, boolean: bool = False) -> str:
+def complete(doc: str, op: Op, annotations: Mapping[str, Any], *, boolean: bool = False) -> str:
     """Return the docstring of an op with the sections that follow from its declaration.
 
     `boolean` says that the results of an elementwise op are bools.
     """
     doc = inspect.cleandoc(doc)
-    found = END.search(doc)
-    end = found.start() if found else len(doc)
-    parts = [doc[:end].strip()]
-    if op.elementwise and "\nArgs:" not in doc and not op.attrs:
-        parts += [_arguments(op), _results(op, boolean), _errors(op)]
-    rest = doc[end:].strip()
+    if op.elementwise:
+        errors = _errors(op)
+        results = "" if RESULT.search(doc) else _results(op, boolean)
+        doc = _with_sections(doc, _numbers(op), annotations, results, errors)
+    else:
+        doc = _with_sections(doc, NUMBERS, annotations, "", _expected(annotations))
+    head, rest = _parted(doc)
     named = f"Op type: `{op.type}`."
     if rest.startswith("Source:"):
-        parts.append(f"{named} {rest}")
+        parts = [head, f"{named} {rest}"]
     else:
-        parts += [rest] if rest.startswith("Op type") else [named, rest]
-    text = "\n\n".join(filter(None, parts))
-    return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")
+        parts = [head, rest] if rest.startswith("Op type") else [head, named, rest]
+    return _indented(_importing("\n\n".join(filter(None, parts))))
 
 
-def _arguments(op: Op) -> str:
-    names = ", ".join(i.name for i in op.inputs)
+def ordered(annotations: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Return annotations in the order of a function's parameters (Python's have another)."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {name: annotations[name] for name in names if name in annotations}
+
+
+def complete_public(function: F) -> F:
+    """Complete the docstring of a public function of Tensors; return the function."""
+    annotations = ordered(function.__annotations__, function)
+    if function.__doc__:
+        doc = inspect.cleandoc(function.__doc__)
+        if "TensorLike" in annotations.values():
+            doc = _with_sections(doc, NUMBERS, annotations, "", _expected(annotations))
+        function.__doc__ = _indented(_importing(doc))
+    return function
+
+
+def _with_sections(
+    doc: str, numbers: str, annotations: Mapping[str, Any], results: str, errors: list[str]
+) -> str:
+    """Return a docstring with its missing arguments, results and errors."""
+    head, rest = _parted(doc)
+    head = _with_arguments(head, numbers, annotations)
+    if results:
+        head = f"{head}\n\n{results}"
+    return f"{_with_errors(head, errors)}\n\n{rest}".strip()
+
+
+def _importing(doc: str) -> str:
+    """Return a docstring whose example begins with the import of regrad."""
+    if "rg." not in doc or "import regrad" in doc:
+        return doc
+    return re.sub(r"^>>> ", ">>> import regrad as rg\n>>> ", doc, count=1, flags=re.M)
+
+
+def _parted(doc: str) -> tuple[str, str]:
+    """Return the prose and sections of a docstring; and its op type, source and example."""
+    found = END.search(doc)
+    end = found.start() if found else len(doc)
+    return doc[:end].strip(), doc[end:].strip()
+
+
+def _with_arguments(head: str, numbers: str, annotations: Mapping[str, Any]) -> str:
+    section = ARGS.search(head)
+    written = ENTRY.split("\n" + section[1].rstrip())[1:] if section else []
+    entries = {re.findall(r"[\w*]+", line)[0]: line for line in written}
+    known = {name for line in written for name in re.findall(r"\w+", line.partition(":")[0])}
+    names = [name for name in annotations if name not in ("xp", "return")]
+    missing = {name: _shared(name, annotations[name], numbers) for name in names}
+    missing = {name: text for name, text in missing.items() if text and name not in known}
+    tensors = [name for name, text in missing.items() if text == numbers]
+    if len(tensors) > 1 and len(tensors) == len(missing) and not written:
+        missing = {", ".join(tensors): numbers}
+    lines = {name: f"{INDENT}{name}: {text}" for name, text in missing.items()}
+    order = [*names, *missing, *entries]
+    found = sorted((entries | lines).items(), key=lambda item: order.index(item[0]))
+    if not found:
+        return head
+    text = "\n".join(["Args:", *[line for _, line in found]])
+    if section:
+        return f"{head[: section.start()]}{text}\n{head[section.end() :]}".strip()
+    result = RESULT.search(head)
+    place = result.start() if result and result.start() > 0 else len(head)
+    return f"{head[:place].strip()}\n\n{text}\n\n{head[place:]}".strip()
+
+
+def _shared(name: str, annotation: Any, numbers: str) -> str:
+    """Return the text of an argument that many functions have; empty for others."""
+    if annotation in ("TensorLike", "Tensor"):
+        return numbers
+    return SHARED.get(f"{name}: {annotation}", "")
+
+
+def _with_errors(head: str, errors: list[str]) -> str:
+    if re.search(r"^Raises \w", head, re.M) or not errors:
+        return head
+    if "\nRaises:\n" not in head:
+        return f"{head}\n\n{_section('Raises', *errors)}"
+    said = head.partition("\nRaises:\n")[2]
+    more = [INDENT + line for line in errors if line not in said]
+    return "\n".join([head, *more])
+
+
+def _expected(annotations: Mapping[str, Any]) -> list[str]:
+    """Return the errors for arguments that a function of Tensors cannot take."""
+    tensors = {"TensorLike", "Tensor", "TensorLike | None"} & set(map(str, annotations.values()))
+    axis = {"axis: Axis", "axis: int", "axis: int | None"}
+    has_axis = f"axis: {annotations.get('axis')}" in axis
+    return [NO_TENSOR] * bool(tensors) + [NO_AXIS] * has_axis
+
+
+def _numbers(op: Op) -> str:
     numbers = "real numbers" if op.real else "real or complex numbers"
-    text = f"{names}: A Tensor or array of {numbers}, or a number."
-    return _section("Args", text + " Shapes broadcast." * (len(op.inputs) > 1))
+    text = f"A Tensor or array of {numbers}, or a number."
+    return text + " Shapes broadcast." * (len(op.inputs) > 1)
 
 
 def _results(op: Op, boolean: bool) -> str:
@@ -54,18 +169,22 @@ def _results(op: Op, boolean: bool) -> str:
         return _section("Returns", f"A Tensor of bools, of {shape}.")
     text = f"A Tensor of {shape}{', ' if others else ' and '}{dtype}."
     if op.to_float:
-        return _section("Returns", text, "Integers and bools give the default dtype.")
+        return _section("Returns", text, "Integers and bools become the default dtype.")
     return _section("Returns", text)
 
 
-def _errors(op: Op) -> str:
-    lines = ["ArgumentError: an argument is not a Tensor, an array or a number."]
+def _errors(op: Op) -> list[str]:
+    lines = [NO_TENSOR]
     if op.real:
         lines.append("DTypeError: an argument is complex.")
     if len(op.inputs) > 1:
         lines.append("ShapeError: the shapes do not broadcast.")
-    return _section("Raises", *lines)
+    return lines
 
 
 def _section(title: str, *lines: str) -> str:
     return "\n".join([f"{title}:", *[INDENT + line for line in lines]])
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from regrad.core import dispatch
-from regrad.core.docstrings import complete
+from regrad.core.docstrings import complete, ordered
 from regrad.core.fastpath import binary, unary
 from regrad.core.generated import define
 from regrad.core.registry import OPS, Input, Op, check_op_type, find_op, gradient
@@ -272,7 +272,9 @@ def _dress(function: Callable[..., Any], entry: Op, like: Callable[..., Any]) ->
     function.__name__ = function.__qualname__ = entry.name
     function.__module__ = like.__module__
     function.__annotations__ = {k: v for k, v in like.__annotations__.items() if k != "xp"}
-    function.__doc__ = complete(like.__doc__, entry) if like.__doc__ else None
+    annotations = {name: _annotation(kind) for name, kind in like.__annotations__.items()}
+    annotations = ordered(annotations, like)
+    function.__doc__ = complete(like.__doc__, entry, annotations) if like.__doc__ else None
     return function
 
 
@@ -312,7 +314,7 @@ def elementwise(
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]
     function.__annotations__ = {**dict.fromkeys(names, "TensorLike"), "return": "Tensor"}
-    function.__doc__ = complete(doc, entry, boolean=boolean)
+    function.__doc__ = complete(doc, entry, function.__annotations__, boolean=boolean)
     entry.function = function
     for wrt, rule in zip(names, rules, strict=False):
         gradient(type, wrt)(rule)

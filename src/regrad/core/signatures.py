@@ -9,6 +9,7 @@ from functools import wraps
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from regrad.core.docstrings import complete_public
 from regrad.core.hints import of_arguments, of_keyword, of_passed
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, RegradError, refusal
@@ -23,7 +24,7 @@ def helpful(name: str) -> Callable[[F], F]:
 
 def public(function: F) -> F:
     """As `helpful`, for a function that messages call by its own name."""
-    return helpful(function.__name__)(function)
+    return helpful(function.__name__)(complete_public(function))
 
 
 def answer_in(module: ModuleType) -> None:

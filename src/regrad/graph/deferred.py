@@ -16,6 +16,7 @@ from regrad.core import containers
 from regrad.core.backends import is_array, is_inexact
 from regrad.core.dims import UnknownRank
 from regrad.core.dispatch import DEFERRALS, Deferral, as_dtype, is_tensor, lift
+from regrad.core.docstrings import complete_public
 from regrad.core.pullback import or_zeros, pulled
 from regrad.core.registry import OPS, Input, Op
 from regrad.core.rule import Rule
@@ -221,9 +222,9 @@ DEFERRALS[Symbol] = Deferral(defer, in_innermost, size_tensor, of_shape, pull_la
 
 
 def deferrable(f: Callable[P, R]) -> Callable[P, R]:
-    """A function that may ask for sizes: where only the run can tell, the run calls it."""
+    """Return a function that may ask for sizes: where only the run can tell, the run calls it."""
 
-    @wraps(f)
+    @wraps(complete_public(f))
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             try:

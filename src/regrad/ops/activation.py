@@ -19,21 +19,41 @@ from regrad.ops.rows import _sums, _tops
 # -- rectifiers ----------------------------------------------------------------------------------
 
 relu = elementwise(
-    "Relu", "relu", lambda xp, x: xp.maximum(x, 0), "`max(x, 0)`. Gradient at 0: 0.",
+    "Relu", "relu", lambda xp, x: xp.maximum(x, 0), """Return `max(x, 0)`. The gradient at 0 is 0.
+
+    >>> rg.nn.relu([-1.0, 2.0])
+    Tensor([0., 2.], dtype=float32)
+    """,
     # where y > 0 fails, y is 0 or NaN, and a NaN stays visible
     lambda dy, y: where(y > 0, dy, 0 * y), real=True,
 )  # fmt: skip
 
 relu6 = elementwise(
     "Relu6", "relu6", lambda xp, x: xp.minimum(xp.maximum(x, 0), 6),
-    "`min(max(x, 0), 6)`. Gradient at 0: 0, at 6: 1.",
+    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6.
+
+    >>> rg.nn.relu6([-1.0, 2.0, 7.0])
+    Tensor([0., 2., 6.], dtype=float32)
+    """,
     lambda dy, x: where(logical_and(x > 0, x <= 6), dy, 0), real=True,
 )  # fmt: skip
 
 
 @op("LeakyRelu", elementwise=True, to_float=True, real=True)
 def leaky_relu(xp, x: TensorLike, /, alpha: float = 0.2) -> Tensor:
-    """x where x > 0, `alpha * x` elsewhere. Gradient at 0: `alpha`."""
+    """Return x where x > 0, and `alpha * x` elsewhere. The gradient at 0 is `alpha`.
+
+    Args:
+        alpha: The slope below 0, a number.
+
+    Returns:
+        A Tensor of x's shape and dtype. Integers and bools become the default dtype.
+
+    Source: `tf.leakyRelu` of TensorFlow.js.
+
+    >>> rg.nn.leaky_relu([-1.0, 2.0])
+    Tensor([-0.2,  2. ], dtype=float32)
+    """
     return xp.where(x > 0, x, alpha * x)
 
 
@@ -44,8 +64,15 @@ def _(dy, x, alpha):
 
 prelu = elementwise(
     "Prelu", "prelu", lambda xp, x, alpha: xp.where(x > 0, x, alpha * x),
-    "x where x > 0, `alpha * x` elsewhere; `alpha` is learned, and broadcasts.\n\n"
-    "    Gradient by x at 0: `alpha`.",
+    """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned.
+
+    The gradient of x at 0 is `alpha`.
+
+    Source: `tf.prelu` of TensorFlow.js; He et al. (2015).
+
+    >>> rg.nn.prelu([-1.0, 2.0], [0.1, 0.1])
+    Tensor([-0.1,  2. ], dtype=float32)
+    """,
     lambda dy, x, alpha: where(x > 0, dy, alpha * dy),
     lambda dy, x: where(x > 0, 0, dy * x),
     to_float=True, inputs="x alpha", real=True,
@@ -68,14 +95,27 @@ def _selu(xp: Namespace, x: Array) -> Array:
 
 
 elu = elementwise(
-    "Elu", "elu", _elu, "x where x > 0, `exp(x) - 1` elsewhere. Gradient at 0: 1.",
+    "Elu", "elu", _elu, """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
+
+    Source: Clevert et al. (2015).
+
+    >>> rg.nn.elu([-1.0, 2.0])
+    Tensor([-0.63212055,  2.        ], dtype=float32)
+    """,
     lambda dy, y: where(y >= 0, dy, dy * (y + 1)), to_float=True, real=True,
 )  # fmt: skip
 
 selu = elementwise(
     "Selu", "selu", _selu,
-    "The scaled exponential linear unit, which keeps mean 0 and variance 1.\n\n"
-    "    Gradient at 0: 1.7580993408473768, the limit from below.",
+    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
+
+    The gradient at 0 is 1.7580993408473768, the limit from below.
+
+    Source: Klambauer et al., Self-Normalizing Neural Networks (2017).
+
+    >>> rg.nn.selu([-1.0, 2.0])
+    Tensor([-1.1113307,  2.101402 ], dtype=float32)
+    """,
     lambda dy, y: where(y > 0, SELU_SCALE * dy, dy * (y + SELU_SCALE_ALPHA)),
     to_float=True, real=True,
 )  # fmt: skip
@@ -89,38 +129,78 @@ def _softplus(xp: Namespace, x: Array) -> Array:
 
 
 sigmoid = elementwise(
-    "Sigmoid", "sigmoid", lambda xp, x: special(xp).expit(x), "`1 / (1 + exp(-x))`.",
+    "Sigmoid", "sigmoid", lambda xp, x: special(xp).expit(x), """Return `1 / (1 + exp(-x))`.
+
+    >>> rg.nn.sigmoid([0.0, 2.0])
+    Tensor([0.5     , 0.880797], dtype=float32)
+    """,
     lambda dy, y: dy * (y * (1 - y)), to_float=True,
 )  # fmt: skip
 
 log_sigmoid = elementwise(
-    "LogSigmoid", "log_sigmoid", lambda xp, x: -_softplus(xp, -x), "`log(sigmoid(x))`, stable.",
+    "LogSigmoid", "log_sigmoid", lambda xp, x: -_softplus(xp, -x), """
+    Return `log(sigmoid(x))`, without overflow.
+
+    >>> rg.nn.log_sigmoid([0.0, 2.0])
+    Tensor([-0.6931472, -0.126928 ], dtype=float32)
+    """,
     lambda dy, x: dy * sigmoid(-x), to_float=True, real=True,
 )  # fmt: skip
 
 softplus = elementwise(
-    "Softplus", "softplus", _softplus, "`log(1 + exp(x))`, stable.",
+    "Softplus", "softplus", _softplus, """Return `log(1 + exp(x))`, without overflow.
+
+    >>> rg.nn.softplus([0.0, 2.0])
+    Tensor([0.6931472, 2.126928 ], dtype=float32)
+    """,
     lambda dy, x: dy * sigmoid(x), to_float=True, real=True,
 )  # fmt: skip
 
 softsign = elementwise(
-    "Softsign", "softsign", lambda xp, x: x / (1 + xp.abs(x)), "`x / (1 + abs(x))`.",
+    "Softsign", "softsign", lambda xp, x: x / (1 + xp.abs(x)), """Return `x / (1 + abs(x))`.
+
+    >>> rg.nn.softsign([-1.0, 3.0])
+    Tensor([-0.5 ,  0.75], dtype=float32)
+    """,
     lambda dy, x: dy / square(1 + abs(x)), to_float=True,
 )  # fmt: skip
 
 
 @public
 def hard_sigmoid(x: TensorLike, /) -> Tensor:
-    """`relu6(x + 3) / 6`, as JAX, PyTorch and Keras 3 have it.
+    """Return `relu6(x + 3) / 6`, as JAX, PyTorch and Keras 3 do.
 
     TensorFlow.js's layers and Keras 2 use `clip(0.2 * x + 0.5, 0, 1)` under this name.
+
+    Returns:
+        A Tensor of x's shape and dtype. Integers and bools become the default dtype.
+
+    Raises:
+        DTypeError: x is complex.
+
+    A composition of `Relu6` and arithmetic. Source: `jax.nn.hard_sigmoid`.
+
+    >>> rg.nn.hard_sigmoid([-4.0, 0.0, 4.0])
+    Tensor([0. , 0.5, 1. ], dtype=float32)
     """
     return relu6(dispatch.lift(x) + 3) / 6
 
 
 @public
 def hard_tanh(x: TensorLike, /) -> Tensor:
-    """x, brought into [-1, 1]; the gradient passes at both bounds."""
+    """Return x limited to [-1, 1]. The gradient passes at both bounds.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        DTypeError: x is complex.
+
+    Op type: `ClipByValue`. Source: `jax.nn.hard_tanh`.
+
+    >>> rg.nn.hard_tanh([-2.0, 0.5])
+    Tensor([-1. ,  0.5], dtype=float32)
+    """
     return clip(x, -1, 1)
 
 
@@ -134,23 +214,53 @@ def _silu(dy, x):
 
 silu = elementwise(
     "Silu", "silu", lambda xp, x: x * special(xp).expit(x),
-    "`x * sigmoid(x)`, also called swish.", _silu, to_float=True,
+    """Return `x * sigmoid(x)`, also called swish.
+
+    Source: Ramachandran et al. (2017).
+
+    >>> rg.nn.silu([0.0, 2.0])
+    Tensor([0.      , 1.761594], dtype=float32)
+    """, _silu, to_float=True,
 )  # fmt: skip
 
 
 @public
 def mish(x: TensorLike, /) -> Tensor:
-    """`x * tanh(softplus(x))`."""
+    """Return `x * tanh(softplus(x))`.
+
+    Returns:
+        A Tensor of x's shape and dtype. Integers and bools become the default dtype.
+
+    Raises:
+        DTypeError: x is complex.
+
+    A composition of `Mul`, `Tanh` and `Softplus`. Source: Misra (2019).
+
+    >>> rg.nn.mish([0.0, 2.0])
+    Tensor([0.       , 1.9439589], dtype=float32)
+    """
     x = dispatch.lift(x)
     return x * tanh(softplus(x))
 
 
 @op("Gelu", elementwise=True, to_float=True)
 def gelu(xp, x: TensorLike, /, approximate: bool = False) -> Tensor:
-    """x times the probability that a standard normal variable is below x.
+    """Return x times the probability that a standard normal variable is below x.
 
-    With `approximate=True` that probability is `sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x³))`
-    instead, which older models were trained with (the form with `tanh` is the same function).
+    Args:
+        approximate: Whether that probability is `sigmoid(2 * sqrt(2 / π) * (x + 0.044715 * x³))`,
+            which older models were trained with (the form with `tanh` is the same function).
+
+    Returns:
+        A Tensor of x's shape and dtype. Integers and bools become the default dtype.
+
+    Raises:
+        InvalidValueError: `approximate` is not True or False.
+
+    Source: Hendrycks and Gimpel (2016).
+
+    >>> rg.nn.gelu([0.0, 2.0])
+    Tensor([0.       , 1.9544997], dtype=float32)
     """
     if approximate not in (True, False):
         raise InvalidValueError(
@@ -188,9 +298,16 @@ def _below_max(xp: Namespace, x: Array, axis: tuple[int, ...]) -> Array:
 
 @op("Softmax", to_float=True)
 def softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
-    """`exp(x) / sum(exp(x))` along `axis` (an axis, several, or None for all).
+    """Return `exp(x) / sum(exp(x))` along `axis`, without overflow.
 
-    >>> import regrad as rg
+    Args:
+        axis: The axis or axes; the last by default, None for all.
+
+    Returns:
+        A Tensor of x's shape and dtype. Integers and bools become the default dtype.
+
+    Source: `tf.softmax`.
+
     >>> rg.nn.softmax(rg.tensor([0.0, 0.0, 1000.0])).print()
     Tensor
         [0, 0, 1]
@@ -207,7 +324,19 @@ def _(dy, y, axis):
 
 @op("LogSoftmax", to_float=True)
 def log_softmax(xp, x: TensorLike, /, axis: Axis = -1) -> Tensor:
-    """`log(softmax(x, axis))`, accurate also where the softmax is 0 or 1 to the last digit."""
+    """Return `log(softmax(x, axis))`, accurate where the softmax is close to 0 or 1 as well.
+
+    Args:
+        axis: The axis or axes; the last by default, None for all.
+
+    Returns:
+        A Tensor of x's shape and dtype. Integers and bools become the default dtype.
+
+    Source: `tf.logSoftmax` of TensorFlow.js.
+
+    >>> rg.nn.log_softmax([0.0, 0.0])
+    Tensor([-0.6931472, -0.6931472], dtype=float32)
+    """
     axes = normalized_axes(axis, x.ndim)
     below = _below_max(xp, x, axes)
     return below - xp.log(_sums(xp, xp.exp(below), axes, True))

@@ -8,7 +8,7 @@ from regrad.core.shapes import Axis
 from regrad.core.tensor import Tensor
 
 def relu(x: TensorLike, /) -> Tensor:
-    """`max(x, 0)`. Gradient at 0: 0.
+    """Return `max(x, 0)`. The gradient at 0 is 0.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
@@ -20,10 +20,14 @@ def relu(x: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `Relu`."""
+    Op type: `Relu`.
+
+    >>> import regrad as rg
+    >>> rg.nn.relu([-1.0, 2.0])
+    Tensor([0., 2.], dtype=float32)"""
 
 def relu6(x: TensorLike, /) -> Tensor:
-    """`min(max(x, 0), 6)`. Gradient at 0: 0, at 6: 1.
+    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
@@ -35,27 +39,35 @@ def relu6(x: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `Relu6`."""
+    Op type: `Relu6`.
+
+    >>> import regrad as rg
+    >>> rg.nn.relu6([-1.0, 2.0, 7.0])
+    Tensor([0., 2., 6.], dtype=float32)"""
 
 def leaky_relu(x: TensorLike, /, alpha: float = 0.2) -> Tensor: ...
 def prelu(a: Any, b: Any, /) -> Tensor:
-    """x where x > 0, `alpha * x` elsewhere; `alpha` is learned, and broadcasts.
+    """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned.
 
-    Gradient by x at 0: `alpha`.
+    The gradient of x at 0 is `alpha`.
 
     Args:
         x, alpha: A Tensor or array of real numbers, or a number. Shapes broadcast.
 
     Returns:
         A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Prelu`."""
+    Op type: `Prelu`. Source: `tf.prelu` of TensorFlow.js; He et al. (2015).
+
+    >>> import regrad as rg
+    >>> rg.nn.prelu([-1.0, 2.0], [0.1, 0.1])
+    Tensor([-0.1,  2. ], dtype=float32)"""
 
 SELU_SCALE: float
 SELU_SCALE_ALPHA: float
@@ -63,119 +75,147 @@ SELU_SCALE_ALPHA: float
 def _elu(xp: Namespace, x: Array) -> Array: ...
 def _selu(xp: Namespace, x: Array) -> Array: ...
 def elu(x: TensorLike, /) -> Tensor:
-    """x where x > 0, `exp(x) - 1` elsewhere. Gradient at 0: 1.
+    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `Elu`."""
+    Op type: `Elu`. Source: Clevert et al. (2015).
+
+    >>> import regrad as rg
+    >>> rg.nn.elu([-1.0, 2.0])
+    Tensor([-0.63212055,  2.        ], dtype=float32)"""
 
 def selu(x: TensorLike, /) -> Tensor:
-    """The scaled exponential linear unit, which keeps mean 0 and variance 1.
+    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
 
-    Gradient at 0: 1.7580993408473768, the limit from below.
+    The gradient at 0 is 1.7580993408473768, the limit from below.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `Selu`."""
+    Op type: `Selu`. Source: Klambauer et al., Self-Normalizing Neural Networks (2017).
+
+    >>> import regrad as rg
+    >>> rg.nn.selu([-1.0, 2.0])
+    Tensor([-1.1113307,  2.101402 ], dtype=float32)"""
 
 def _softplus(xp: Namespace, x: Array) -> Array: ...
 def sigmoid(x: TensorLike, /) -> Tensor:
-    """`1 / (1 + exp(-x))`.
+    """Return `1 / (1 + exp(-x))`.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Sigmoid`."""
+    Op type: `Sigmoid`.
+
+    >>> import regrad as rg
+    >>> rg.nn.sigmoid([0.0, 2.0])
+    Tensor([0.5     , 0.880797], dtype=float32)"""
 
 def log_sigmoid(x: TensorLike, /) -> Tensor:
-    """`log(sigmoid(x))`, stable.
+    """Return `log(sigmoid(x))`, without overflow.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `LogSigmoid`."""
+    Op type: `LogSigmoid`.
+
+    >>> import regrad as rg
+    >>> rg.nn.log_sigmoid([0.0, 2.0])
+    Tensor([-0.6931472, -0.126928 ], dtype=float32)"""
 
 def softplus(x: TensorLike, /) -> Tensor:
-    """`log(1 + exp(x))`, stable.
+    """Return `log(1 + exp(x))`, without overflow.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `Softplus`."""
+    Op type: `Softplus`.
+
+    >>> import regrad as rg
+    >>> rg.nn.softplus([0.0, 2.0])
+    Tensor([0.6931472, 2.126928 ], dtype=float32)"""
 
 def softsign(x: TensorLike, /) -> Tensor:
-    """`x / (1 + abs(x))`.
+    """Return `x / (1 + abs(x))`.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Softsign`."""
+    Op type: `Softsign`.
+
+    >>> import regrad as rg
+    >>> rg.nn.softsign([-1.0, 3.0])
+    Tensor([-0.5 ,  0.75], dtype=float32)"""
 
 def hard_sigmoid(x: TensorLike, /) -> Tensor: ...
 def hard_tanh(x: TensorLike, /) -> Tensor: ...
 def _silu(dy: Any, x: Any) -> Any: ...
 def silu(x: TensorLike, /) -> Tensor:
-    """`x * sigmoid(x)`, also called swish.
+    """Return `x * sigmoid(x)`, also called swish.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Silu`."""
+    Op type: `Silu`. Source: Ramachandran et al. (2017).
+
+    >>> import regrad as rg
+    >>> rg.nn.silu([0.0, 2.0])
+    Tensor([0.      , 1.761594], dtype=float32)"""
 
 def mish(x: TensorLike, /) -> Tensor: ...
 def gelu(x: TensorLike, /, approximate: bool = False) -> Tensor: ...

@@ -33,7 +33,23 @@ from regrad.ops.rows import _sums, _zeros
 
 @op("Reshape")
 def reshape(xp, x: TensorLike, /, shape: Shape, *, copy: bool | None = None) -> Tensor:
-    """x with another shape of the same size; one size may be -1."""
+    """Return x with another shape of the same size.
+
+    Args:
+        shape: The sizes of the result; one of them may be -1, for what remains.
+        copy: For the standard's signature. Tensors are immutable, so nothing depends on it.
+
+    Returns:
+        A Tensor of that shape and of x's dtype, with the elements in row-major order.
+
+    Raises:
+        ShapeError: the sizes differ, or more than one is -1.
+
+    Source: the Array API standard.
+
+    >>> rg.reshape([1.0, 2.0, 3.0, 4.0], (2, -1)).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
     shape = as_shape(shape, rest=True)
     _check_size(tuple(x.shape), shape)
     return xp.reshape(x, shape)
@@ -54,7 +70,19 @@ def _check_size(old: tuple[int, ...], new: tuple[int, ...]) -> None:
 
 @op("ExpandDims")
 def expand_dims(xp, x: TensorLike, /, axis: int | tuple[int, ...] = 0) -> Tensor:
-    """x with new axes of size 1 at the given positions of the result."""
+    """Return x with new axes of size 1.
+
+    Args:
+        axis: The place, or places, of the new axes in the result.
+
+    Returns:
+        A Tensor of x's dtype, with one axis more for each place.
+
+    Source: the Array API standard.
+
+    >>> rg.expand_dims(rg.ones((2, 3)), (0, -1)).shape
+    (1, 2, 3, 1)
+    """
     axes = axis if isinstance(axis, tuple | list) else (axis,)
     for a in normalized_axes(tuple(axes), x.ndim + len(axes)):
         x = xp.expand_dims(x, axis=a)
@@ -68,7 +96,22 @@ def _(dy, x_shape):
 
 @op("Squeeze")
 def squeeze(xp, x: TensorLike, /, axis: Axis = None) -> Tensor:
-    """x without the given axes, which have size 1 (all such axes by default)."""
+    """Return x without axes of size 1.
+
+    Args:
+        axis: The axis or axes to leave out; all of size 1 by default.
+
+    Returns:
+        A Tensor of x's dtype, without those axes.
+
+    Raises:
+        ShapeError: an axis has another size than 1.
+
+    Source: the Array API standard.
+
+    >>> rg.squeeze(rg.ones((1, 3, 1))).shape
+    (3,)
+    """
     shape = tuple(x.shape)
     axes = (
         [i for i, n in enumerate(shape) if n == 1]
@@ -90,7 +133,22 @@ def _(dy, x_shape):
 
 @op("BroadcastTo")
 def broadcast_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
-    """x repeated along axes of size 1, and new leading ones, to the given shape."""
+    """Return x repeated along axes of size 1 and new leading axes.
+
+    Args:
+        shape: The shape of the result, to which x's broadcasts.
+
+    Returns:
+        A Tensor of that shape and of x's dtype.
+
+    Raises:
+        InvalidValueError: x does not broadcast to the shape.
+
+    Source: the Array API standard.
+
+    >>> rg.broadcast_to([1.0, 2.0], (2, 2)).tolist()
+    [[1.0, 2.0], [1.0, 2.0]]
+    """
     shape = as_shape(shape)
     if xp is np and not dims.is_known(shape):  # NumPy has no symbolic sizes, and JAX has
         xp, x = backends.JAX.xp, backends.JAX.from_numpy(np.asarray(x))
@@ -104,7 +162,20 @@ def _(dy, x_shape):
 
 @op("SumTo")
 def sum_to(xp, x: TensorLike, /, shape: Shape) -> Tensor:
-    """x summed down to a shape that broadcasts to its own: the adjoint of `broadcast_to`."""
+    """Return x summed down to a shape that broadcasts to x's: the adjoint of `broadcast_to`.
+
+    Args:
+        shape: The shape of the result.
+
+    Returns:
+        A Tensor of that shape and of x's dtype.
+
+    Raises:
+        InvalidValueError: the shape does not broadcast to x's.
+
+    >>> rg.sum_to(rg.ones((2, 3)), (3,))
+    Tensor([2., 2., 2.], dtype=float32)
+    """
     shape = as_shape(shape)
     axes = spread_axes(shape, tuple(x.shape))
     if xp is np and x.dtype.kind in "fc":
@@ -120,7 +191,24 @@ def _(dy, x_shape):
 
 @deferrable
 def broadcast_arrays(*arrays: Any) -> list[Tensor]:
-    """The tensors, each broadcast to their common shape."""
+    """Return the Tensors, each broadcast to their common shape.
+
+    Args:
+        *arrays: Tensors, arrays or numbers.
+
+    Returns:
+        A list of Tensors of one shape, each of its own dtype.
+
+    Raises:
+        ArgumentError: an argument is not a Tensor, an array or a number.
+        ShapeError: the shapes do not broadcast.
+
+    Op type: `BroadcastTo`. Source: the Array API standard.
+
+    >>> x, y = rg.broadcast_arrays([1.0, 2.0], rg.ones((3, 1)))
+    >>> x.shape, y.shape
+    ((3, 2), (3, 2))
+    """
     xs = [dispatch.lift(a) for a in arrays]
     shape = broadcast_shapes(*[x.shape for x in xs])
     return [x if dims.same(x.shape, shape) else broadcast_to(x, shape) for x in xs]
@@ -128,9 +216,23 @@ def broadcast_arrays(*arrays: Any) -> list[Tensor]:
 
 @deferrable
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
-    """Coordinate tensors of the grid that vectors span.
+    """Return the coordinates of the points of the grid that vectors span.
 
-    With `indexing="ij"` the k-th vector runs along axis k; "xy" exchanges the first two axes.
+    Args:
+        *arrays: Vectors, or numbers, one per axis of the grid.
+        indexing: "ij" (the k-th vector runs along axis k) or "xy" (the first two axes exchanged).
+
+    Returns:
+        A list of Tensors, one per vector and of its dtype, all of the grid's shape.
+
+    Raises:
+        ArgumentError: another `indexing`.
+        ShapeError: an array has more than one axis.
+
+    Source: the Array API standard.
+
+    >>> [x.tolist() for x in rg.meshgrid([1.0, 2.0], [3.0, 4.0], indexing="ij")]
+    [[[1.0, 1.0], [2.0, 2.0]], [[3.0, 4.0], [3.0, 4.0]]]
     """
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', got {indexing!r}")
@@ -163,11 +265,19 @@ def _(dy, x_shape, repetitions):
 
 @public
 def tile(x: TensorLike, repetitions: tuple[int, ...], /) -> Tensor:
-    """x laid side by side, `repetitions[i]` times along axis i.
+    """Return x laid side by side, `repetitions[i]` times along axis i.
 
-    Repetitions for more axes than x has make new leading ones; for fewer, they are for the last.
+    Args:
+        repetitions: One int per axis. More of them than x has axes make new leading axes; fewer
+            are for the last axes.
 
-    Op type: `Tile`.
+    Returns:
+        A Tensor of x's dtype, whose sizes are those of x times the repetitions.
+
+    Op type: `Tile`. Source: the Array API standard.
+
+    >>> rg.tile([1.0, 2.0], (2,))
+    Tensor([1., 2., 1., 2.], dtype=float32)
     """
     return _tile(x, repetitions=as_shape(repetitions))
 
@@ -177,7 +287,22 @@ def tile(x: TensorLike, repetitions: tuple[int, ...], /) -> Tensor:
 
 @op("Transpose")
 def permute_dims(xp, x: TensorLike, /, axes: tuple[int, ...] | None = None) -> Tensor:
-    """x with its axes in another order (reversed by default)."""
+    """Return x with its axes in another order.
+
+    Args:
+        axes: Each axis of x once; negative ones count from the end. The reverse order by default.
+
+    Returns:
+        A Tensor of x's dtype; its i-th size is `x.shape[axes[i]]`.
+
+    Raises:
+        ShapeError: `axes` does not name each axis of x once.
+
+    Source: the Array API standard.
+
+    >>> rg.permute_dims(rg.ones((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
     every = list(range(x.ndim))
     order = every[::-1] if axes is None else [a + x.ndim if a < 0 else a for a in axes]
     if sorted(order) != every:
@@ -197,7 +322,19 @@ def _(dy, axes):
 
 @deferrable
 def matrix_transpose(x: TensorLike, /) -> Tensor:
-    """x with its last two axes exchanged."""
+    """Return x with its last two axes exchanged.
+
+    Returns:
+        A Tensor of x's dtype and of the shape `(..., n, m)` for x of `(..., m, n)`.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Op type: `Transpose`. Source: the Array API standard.
+
+    >>> rg.matrix_transpose(rg.ones((2, 3, 4))).shape
+    (2, 4, 3)
+    """
     x = dispatch.lift(x)
     if x.ndim < 2:
         raise ShapeError(f"matrix_transpose needs a Tensor of rank 2 or more, got {x.shape}")
@@ -207,7 +344,22 @@ def matrix_transpose(x: TensorLike, /) -> Tensor:
 
 @deferrable
 def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
-    """x with two axes exchanged."""
+    """Return x with two axes exchanged.
+
+    Args:
+        axis1, axis2: The axes; negative ones count from the end.
+
+    Returns:
+        A Tensor of x's dtype.
+
+    Raises:
+        AxisError: there is no such axis.
+
+    Op type: `Transpose`. Source: `numpy.swapaxes`.
+
+    >>> rg.swapaxes(rg.ones((2, 3, 4)), 0, 2).shape
+    (4, 3, 2)
+    """
     x = dispatch.lift(x)
     i, j = normalized_axis(axis1, x.ndim), normalized_axis(axis2, x.ndim)
     axes = list(range(x.ndim))
@@ -219,7 +371,24 @@ def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
 def moveaxis(
     x: TensorLike, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
-    """x with the axes `source` moved to `destination`; the others keep their order."""
+    """Return x with some axes moved; the others keep their order.
+
+    Args:
+        source: The axis or axes to move.
+        destination: Their places in the result, as many.
+
+    Returns:
+        A Tensor of x's dtype.
+
+    Raises:
+        ArgumentError: the two name different numbers of axes, or one axis twice.
+        AxisError: there is no such axis.
+
+    Op type: `Transpose`. Source: the Array API standard.
+
+    >>> rg.moveaxis(rg.ones((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
+    """
     x = dispatch.lift(x)
     old, new = (
         [normalized_axis(a, x.ndim) for a in (axes if isinstance(axes, tuple | list) else (axes,))]
@@ -237,7 +406,19 @@ def moveaxis(
 
 @op("ReverseV2")
 def flip(xp, x: TensorLike, /, *, axis: Axis = None) -> Tensor:
-    """x with the order of its elements reversed along `axis` (all axes by default)."""
+    """Return x with the order of its elements reversed.
+
+    Args:
+        axis: The axis or axes; all by default.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Source: the Array API standard.
+
+    >>> rg.flip([1.0, 2.0, 3.0])
+    Tensor([3., 2., 1.], dtype=float32)
+    """
     axes = normalized_axes(axis, x.ndim)
     return xp.flip(x, axis=axes) if axes else x
 
@@ -249,9 +430,19 @@ def _(dy, axis):
 
 @op("Roll")
 def roll(xp, x: TensorLike, /, shift: int | tuple[int, ...], *, axis: Axis = None) -> Tensor:
-    """x rolled by `shift` places along `axis`; what leaves at one end enters at the other.
+    """Return x with its elements rolled: those that leave at one end enter at the other.
 
-    Without an axis x is rolled as if it were flat.
+    Args:
+        shift: By how many places, one int or one per axis; negative ones roll towards the start.
+        axis: The axis or axes. None rolls x as if it were flat.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Source: the Array API standard.
+
+    >>> rg.roll([1.0, 2.0, 3.0], 1)
+    Tensor([3., 1., 2.], dtype=float32)
     """
     return xp.roll(x, shift, axis=axis)
 
@@ -283,9 +474,24 @@ def _(dy, xs_shape, axis):
 
 @deferrable
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
-    """Tensors joined along an axis that they have (`None` joins them flat); dtypes promote.
+    """Return Tensors joined along an axis that they have.
 
-    Op type: `ConcatV2`.
+    Args:
+        arrays: A list of Tensors or arrays, whose shapes agree except along `axis`.
+        axis: The axis; None joins them flat.
+
+    Returns:
+        A Tensor of the dtype to which theirs promote.
+
+    Raises:
+        ArgumentError: `arrays` is not a list, or is empty.
+        ShapeError: the ranks differ or are 0, or sizes differ along another axis.
+        AxisError: there is no such axis.
+
+    Op type: `ConcatV2`. Source: the Array API standard.
+
+    >>> rg.concat([rg.tensor([1.0, 2.0]), rg.tensor([3.0])])
+    Tensor([1., 2., 3.], dtype=float32)
     """
     xs = _lift_all("concat", arrays)
     if axis is None:
@@ -327,16 +533,23 @@ def _(dy, axis):
 def split(
     x: TensorLike, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
 ) -> tuple[Tensor, ...]:
-    """x cut along `axis`, into so many equal parts or into parts of the given sizes.
+    """Return x cut along an axis.
 
-    One size may be -1, for what remains.
+    Args:
+        sections_or_sizes: The number of equal parts; or the sizes of the parts, of which one may be
+            -1, for what remains.
+        axis: The axis.
+
+    Returns:
+        A tuple of Tensors of x's dtype.
+
+    Raises:
+        ShapeError: the parts are not equal, or the sizes do not add up to that of the axis.
 
     Op type: `Split`. Source: `tf.split`.
 
-    >>> import regrad as rg
-    >>> rg.split(rg.tensor([1, 2, 3, 4]), [1, -1])[1].print()
-    Tensor
-        [2, 3, 4]
+    >>> [part.tolist() for part in rg.split(rg.tensor([1, 2, 3, 4]), [1, -1])]
+    [[1.0], [2.0, 3.0, 4.0]]
     """
     x = dispatch.lift(x)
     if isinstance(x._data.shape, dims.UnknownRank):  # the parts can be counted all the same
@@ -358,9 +571,24 @@ def _(dy, axis):
 
 @deferrable
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
-    """Tensors of one shape joined along a new axis; dtypes promote.
+    """Return Tensors of one shape joined along a new axis.
 
-    Op type: `Pack`.
+    Args:
+        arrays: A list of Tensors, arrays or numbers.
+        axis: The place of the new axis in the result.
+
+    Returns:
+        A Tensor of one axis more, of the dtype to which theirs promote.
+
+    Raises:
+        ArgumentError: `arrays` is not a list, or is empty.
+        ShapeError: the shapes differ.
+        AxisError: there is no such place.
+
+    Op type: `Pack`. Source: the Array API standard.
+
+    >>> rg.stack([[1.0, 2.0], [3.0, 4.0]], axis=1).tolist()
+    [[1.0, 3.0], [2.0, 4.0]]
     """
     xs = _lift_all("stack", arrays)
     if any(dims.differ(x.shape, xs[0].shape) for x in xs):
@@ -372,7 +600,16 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
 
 @op("Unpack")
 def unstack(xp, x: TensorLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """The slices of x along `axis`, which they lose."""
+    """Return the slices of x along an axis, which they lose.
+
+    Returns:
+        A tuple of Tensors of x's dtype.
+
+    Source: the Array API standard.
+
+    >>> [part.tolist() for part in rg.unstack(rg.tensor([[1, 2], [3, 4]]))]
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
     axis = normalized_axis(axis, x.ndim)
     before = (slice(None),) * axis
     return tuple(x[(*before, i)] for i in range(x.shape[axis]))
@@ -388,7 +625,22 @@ def _(dy, axis):
 
 @op("Tril")
 def tril(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
-    """The lower triangle of matrices: zero above the k-th diagonal."""
+    """Return the lower triangle of matrices, with zeros elsewhere.
+
+    Args:
+        k: The diagonal above which elements are 0; the main one is 0, and 1 is above it.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Source: the Array API standard.
+
+    >>> rg.tril(rg.ones((2, 2))).tolist()
+    [[1.0, 0.0], [1.0, 1.0]]
+    """
     _check_matrices("tril", x)
     return xp.tril(x, k=k)
 
@@ -400,7 +652,22 @@ def _(dy, k):
 
 @op("Triu")
 def triu(xp, x: TensorLike, /, *, k: int = 0) -> Tensor:
-    """The upper triangle of matrices: zero below the k-th diagonal."""
+    """Return the upper triangle of matrices, with zeros elsewhere.
+
+    Args:
+        k: The diagonal below which elements are 0; the main one is 0, and 1 is above it.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Source: the Array API standard.
+
+    >>> rg.triu(rg.ones((2, 2))).tolist()
+    [[1.0, 1.0], [0.0, 1.0]]
+    """
     _check_matrices("triu", x)
     return xp.triu(x, k=k)
 
@@ -417,7 +684,22 @@ def _check_matrices(name: str, x: Array) -> None:
 
 @op("MatrixDiagPart")
 def diagonal(xp, x: TensorLike, /, *, offset: int = 0) -> Tensor:
-    """The diagonals of matrices; a positive offset is above the main one."""
+    """Return the diagonals of matrices.
+
+    Args:
+        offset: Which diagonal: 0 for the main one, positive above it, negative below.
+
+    Returns:
+        A Tensor of x's dtype, with one axis, the diagonal, in place of the last two.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Source: the Array API standard.
+
+    >>> rg.linalg.diagonal([[1.0, 2.0], [3.0, 4.0]])
+    Tensor([1., 4.], dtype=float32)
+    """
     _check_matrices("diagonal", x)
     rows, columns = _diagonal_places(xp, tuple(x.shape[-2:]), offset, x)
     return x[..., rows, columns]
@@ -441,10 +723,23 @@ def _(dy, x_shape, offset):
 
 @op("MatrixDiag")
 def diag(xp, x: TensorLike, /, *, offset: int = 0, shape: tuple[int, int] | None = None) -> Tensor:
-    """Matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
+    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
 
-    x is a vector, or vectors along the last axis. The matrices are square and just large enough,
-    unless `shape` is given.
+    Args:
+        x: A vector, or vectors along the last axis.
+        offset: Which diagonal: 0 for the main one, positive above it, negative below.
+        shape: (rows, columns); by default a square just large enough.
+
+    Returns:
+        A Tensor of x's dtype, with two axes, the matrices, in place of the last one.
+
+    Raises:
+        ShapeError: x is a number, or the diagonal of such a matrix has another length.
+
+    Source: `numpy.diag`.
+
+    >>> rg.linalg.diag([1.0, 2.0]).tolist()
+    [[1.0, 0.0], [0.0, 2.0]]
     """
     if x.ndim == 0:
         raise ShapeError("diag takes vectors (rank 1 or more), got a Tensor of rank 0")

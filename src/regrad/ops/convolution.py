@@ -424,6 +424,9 @@ def conv2d(
             height and width.
         dilations: The distance between the taps of the filter, an int or a pair.
 
+    Returns:
+        A Tensor (batch, height, width, out), of the dtype to which x and w promote.
+
     Raises:
         ShapeError: a wrong rank, channels that differ, or a filter that does not fit.
         ArgumentError: an unknown `pad`; strides or dilations that are not positive ints.
@@ -451,23 +454,42 @@ def conv2d(
 def conv3d(
     x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
 ) -> Tensor:
-    """Convolve volumes, (batch, depth, height, width, in); see `conv2d`.
+    """Convolve volumes with a filter; see `conv2d`.
 
-    The filter is (depth, height, width, in, out).
+    Args:
+        x: Volumes, (batch, depth, height, width, in), or one without the batch axis.
+        w: The filter, (depth, height, width, in, out).
+        strides, pad, dilations: As in `conv2d`, for three axes.
+
+    Returns a Tensor (batch, depth, height, width, out).
+    Raises ShapeError and ArgumentError as `conv2d` does.
 
     Op type: `Conv3D`. Source: `tf.conv3d` of TensorFlow.js.
+
+    >>> rg.nn.conv3d(rg.ones((1, 3, 3, 3, 1)), rg.ones((2, 2, 2, 1, 4)), 1, "valid").shape
+    (1, 2, 2, 2, 4)
     """
     return _convolve(_conv3d, "conv3d", x, w, 3, strides, pad, dilations)
 
 
 @deferrable
 def conv1d(x: TensorLike, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
-    """Convolve sequences, (batch, width, in) or (width, in), with a filter (width, in, out).
+    """Convolve sequences with a filter.
 
-    `pad` is as in `conv2d`, with one pair. It is a `conv2d` of images of height 1, and
-    overrides of `Conv2D` fire.
+    It is a `conv2d` of images of height 1, and overrides of `Conv2D` fire.
+
+    Args:
+        x: Sequences, (batch, width, in), or one without the batch axis.
+        w: The filter, (width, in, out).
+        stride, pad, dilation: As in `conv2d`, for one axis.
+
+    Returns a Tensor (batch, width, out).
+    Raises ShapeError and ArgumentError as `conv2d` does.
 
     Source: `tf.conv1d` of TensorFlow.js.
+
+    >>> rg.nn.conv1d(rg.ones((1, 5, 1)), rg.ones((2, 1, 4)), 1, "valid").shape
+    (1, 4, 4)
     """
     (stride,) = windows.spread(stride, 1, "conv1d: stride")
     (dilation,) = windows.spread(dilation, 1, "conv1d: dilation")
@@ -489,12 +511,20 @@ def conv1d(x: TensorLike, w: TensorLike, /, stride: int, pad: Padding, dilation:
 def depthwise_conv2d(
     x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
 ) -> Tensor:
-    """Convolve each channel with its own filters, (height, width, in, multiplier).
+    """Convolve each channel of images with its own filters.
 
-    The output has `in * multiplier` channels, those of one input channel side by side. The
-    other arguments and the errors are those of `conv2d`.
+    Args:
+        x: Images, (batch, height, width, in), or one without the batch axis.
+        w: The filters, (height, width, in, multiplier).
+        strides, pad, dilations: As in `conv2d`.
+
+    Returns a Tensor (batch, height, width, in * multiplier), those of one channel side by side.
+    Raises ShapeError and ArgumentError as `conv2d` does.
 
     Op type: `DepthwiseConv2dNative`. Source: `tf.depthwiseConv2d` of TensorFlow.js.
+
+    >>> rg.nn.depthwise_conv2d(rg.ones((1, 3, 3, 2)), rg.ones((2, 2, 2, 3)), 1, "valid").shape
+    (1, 2, 2, 6)
     """
     name = "depthwise_conv2d"
     return _convolve(_depthwise_conv2d, name, x, w, 2, strides, pad, dilations)
@@ -510,11 +540,23 @@ def separable_conv2d(
     pad: Padding,
     dilations: Ints = 1,
 ) -> Tensor:
-    """`depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise`.
+    """Return a `depthwise_conv2d`, followed by a `conv2d` with a 1×1 filter.
 
-    `depthwise` is (height, width, in, multiplier), `pointwise` (1, 1, in * multiplier, out).
+    Args:
+        x: Images, (batch, height, width, in), or one without the batch axis.
+        depthwise: The first filters, (height, width, in, multiplier).
+        pointwise: The second filter, (1, 1, in * multiplier, out).
+        strides, pad, dilations: As in `conv2d`.
+
+    Returns a Tensor (batch, height, width, out).
+    Raises ShapeError and ArgumentError as `conv2d` does.
 
     Source: `tf.separableConv2d` of TensorFlow.js.
+
+    >>> from regrad.nn import separable_conv2d
+    >>> x, a, b = rg.ones((1, 3, 3, 2)), rg.ones((2, 2, 2, 3)), rg.ones((1, 1, 6, 4))
+    >>> separable_conv2d(x, a, b, 1, "valid").shape
+    (1, 2, 2, 4)
     """
     pointwise = lift(pointwise)
     if pointwise.ndim != 4 or pointwise.shape[:2] != (1, 1):
@@ -535,7 +577,7 @@ def conv2d_transpose(
     pad: Padding,
     dilations: Ints = 1,
 ) -> Tensor:
-    """The adjoint of `conv2d`: the gradient by its images, as an op of its own.
+    """Return the adjoint of `conv2d`: the gradient of its images, as an op of its own.
 
     Args:
         x: Images, (batch, height, width, in), or one without the batch axis: the shape that
@@ -545,9 +587,14 @@ def conv2d_transpose(
             batch axis if x has none.
         strides, pad, dilations: Those of the convolution of which this is the adjoint.
 
+    Returns a Tensor of the shape `output_shape`.
     Raises ShapeError where the shapes do not fit, and names the expected one.
 
     Op type: `Conv2DBackpropInput`. Source: `tf.conv2dTranspose` of TensorFlow.js.
+
+    >>> x, w = rg.ones((1, 2, 2, 4)), rg.ones((2, 2, 1, 4))
+    >>> rg.nn.conv2d_transpose(x, w, (1, 3, 3, 1), 1, "valid").shape
+    (1, 3, 3, 1)
     """
     return _transpose(_conv2d_input, "conv2d", x, w, 2, output_shape, strides, pad, dilations)
 
@@ -562,11 +609,22 @@ def conv3d_transpose(
     pad: Padding,
     dilations: Ints = 1,
 ) -> Tensor:
-    """The adjoint of `conv3d`; the filter is (depth, height, width, out, in).
+    """Return the adjoint of `conv3d`; see `conv2d_transpose`.
 
-    See `conv2d_transpose`.
+    Args:
+        x: Volumes, (batch, depth, height, width, in), or one without the batch axis.
+        w: The filter, (depth, height, width, out, in).
+        output_shape: The shape of the result.
+        strides, pad, dilations: Those of the convolution of which this is the adjoint.
+
+    Returns a Tensor of the shape `output_shape`.
+    Raises ShapeError where the shapes do not fit, and names the expected one.
 
     Op type: `Conv3DBackpropInputV2`. Source: `tf.conv3dTranspose` of TensorFlow.js.
+
+    >>> x, w = rg.ones((1, 2, 2, 2, 4)), rg.ones((2, 2, 2, 1, 4))
+    >>> rg.nn.conv3d_transpose(x, w, (1, 3, 3, 3, 1), 1, "valid").shape
+    (1, 3, 3, 3, 1)
     """
     return _transpose(_conv3d_input, "conv3d", x, w, 3, output_shape, strides, pad, dilations)
 

@@ -47,7 +47,7 @@ def as_numpy_dtype(dtype: DTypeLike | None) -> np.dtype:
 def tensor(
     values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
 ) -> Tensor:
-    """A Tensor with a copy of the values.
+    """Return a Tensor with a copy of the values.
 
     Args:
         values: A number, a (nested) list of numbers or bools, an array, or a Tensor.
@@ -113,9 +113,17 @@ def convert(t: Tensor, dtype: np.dtype) -> Tensor:
 
 @public
 def scalar(value: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
-    """A Tensor of rank 0 from a number or bool.
+    """Return a Tensor of rank 0 from a number or bool.
 
-    >>> import regrad as rg
+    Args:
+        value: A number, a bool, or an array or Tensor of rank 0.
+        dtype: The dtype; by default that of `tensor`.
+
+    Raises:
+        ArgumentError: `value` is not a single number or bool.
+
+    Source: `tf.scalar` of TensorFlow.js.
+
     >>> rg.scalar(3).print()
     Tensor
         3
@@ -138,7 +146,20 @@ def _of_rank(
 
 @public
 def tensor1d(values: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
-    """A Tensor of rank 1; see `tensor`."""
+    """Return a Tensor of rank 1; see `tensor`.
+
+    Args:
+        values: A list of numbers or bools, an array, or a Tensor.
+        dtype: The dtype; by default that of `tensor`.
+
+    Raises:
+        ShapeError: the values have another rank.
+
+    Source: `tf.tensor1d` of TensorFlow.js.
+
+    >>> rg.tensor1d([1, 2])
+    Tensor([1., 2.], dtype=float32)
+    """
     return _of_rank(values, None, dtype, 1)
 
 
@@ -146,7 +167,21 @@ def tensor1d(values: TensorLike, dtype: DTypeLike | None = None) -> Tensor:
 def tensor2d(
     values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
 ) -> Tensor:
-    """A Tensor of rank 2; see `tensor`."""
+    """Return a Tensor of rank 2; see `tensor`.
+
+    Args:
+        values: A (nested) list of numbers or bools, an array, or a Tensor.
+        shape: The two sizes, if not those of the values.
+        dtype: The dtype; by default that of `tensor`.
+
+    Raises:
+        ShapeError: the values have another rank, or do not fit the shape.
+
+    Source: `tf.tensor2d` of TensorFlow.js.
+
+    >>> rg.tensor2d([1, 2, 3, 4], (2, 2)).shape
+    (2, 2)
+    """
     return _of_rank(values, shape, dtype, 2)
 
 
@@ -154,7 +189,21 @@ def tensor2d(
 def tensor3d(
     values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
 ) -> Tensor:
-    """A Tensor of rank 3; see `tensor`."""
+    """Return a Tensor of rank 3; see `tensor`.
+
+    Args:
+        values: A (nested) list of numbers or bools, an array, or a Tensor.
+        shape: The three sizes, if not those of the values.
+        dtype: The dtype; by default that of `tensor`.
+
+    Raises:
+        ShapeError: the values have another rank, or do not fit the shape.
+
+    Source: `tf.tensor3d` of TensorFlow.js.
+
+    >>> rg.tensor3d([1, 2, 3, 4], (2, 2, 1)).shape
+    (2, 2, 1)
+    """
     return _of_rank(values, shape, dtype, 3)
 
 
@@ -162,7 +211,21 @@ def tensor3d(
 def tensor4d(
     values: TensorLike, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None
 ) -> Tensor:
-    """A Tensor of rank 4; see `tensor`."""
+    """Return a Tensor of rank 4; see `tensor`.
+
+    Args:
+        values: A (nested) list of numbers or bools, an array, or a Tensor.
+        shape: The four sizes, if not those of the values.
+        dtype: The dtype; by default that of `tensor`.
+
+    Raises:
+        ShapeError: the values have another rank, or do not fit the shape.
+
+    Source: `tf.tensor4d` of TensorFlow.js.
+
+    >>> rg.tensor4d([1, 2, 3, 4], (1, 2, 2, 1)).shape
+    (1, 2, 2, 1)
+    """
     return _of_rank(values, shape, dtype, 4)
 
 
@@ -177,15 +240,24 @@ def asarray(
     device: Any = None,
     copy: bool | None = None,
 ) -> Tensor:
-    """A Tensor by the Array API standard's rules: Python ints are integers here.
+    """Return a Tensor by the Array API standard's rules: Python ints are integers here.
 
-    `copy=False` shares the memory of an array instead of copying it; do not write to that
-    array afterwards. `copy=None` and `copy=True` copy arrays. `device` says where the Tensor
-    is to lie: "cpu" (NumPy data), a device of JAX's or of torch's, or None (where obj lies).
+    Args:
+        obj: A number, a (nested) list of numbers or bools, an array, or a Tensor.
+        dtype: The dtype; by default that of the values.
+        device: Where the Tensor lies: "cpu" (NumPy data), a device of JAX or PyTorch, or None
+            (where obj lies).
+        copy: False shares the memory of an array instead of copying it; do not write to that
+            array afterwards. None and True copy arrays.
+
+    Raises:
+        ArgumentError: the values are not numbers, or `copy` is False and a copy is needed.
+
+    Source: the Array API standard.
 
     >>> import regrad as rg
-    >>> rg.asarray([1, 2]).dtype
-    dtype('int64')
+    >>> rg.asarray([1, 2])
+    Tensor([1, 2], dtype=int64)
     """
     try:
         plain = dtype is not None and dispatch.is_plain(obj)
@@ -221,7 +293,22 @@ def _take_over(obj: TensorLike, copy: bool | None) -> Tensor:
 
 
 def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Zeros, of the default dtype unless another is given."""
+    """Return zeros.
+
+    Args:
+        shape: The shape, an int or ints.
+        dtype: The dtype of the result; the default dtype by default.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+
+    Raises:
+        ArgumentError: `shape` is not of ints.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.zeros((2, 2)).tolist()
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
     try:
         return on_device(_filled("zeros", as_shape(shape), _default(dtype)), device)
     except Exception as error:
@@ -229,7 +316,22 @@ def zeros(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -
 
 
 def ones(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Ones, of the default dtype unless another is given."""
+    """Return ones.
+
+    Args:
+        shape: The shape, an int or ints.
+        dtype: The dtype of the result; the default dtype by default.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+
+    Raises:
+        ArgumentError: `shape` is not of ints.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.ones((2, 2)).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
     try:
         return on_device(_filled("ones", as_shape(shape), _default(dtype)), device)
     except Exception as error:
@@ -243,16 +345,46 @@ def _filled(function: str, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
 
 @public
 def empty(shape: Shape, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """A Tensor of that shape; its values (zeros) are not to be relied on."""
+    """Return a Tensor of a shape, whose values (zeros) are not to be relied on.
+
+    Args:
+        shape: The shape, an int or ints.
+        dtype: The dtype of the result; the default dtype by default.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+
+    Raises:
+        ArgumentError: `shape` is not of ints.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.empty((2, 3)).shape
+    (2, 3)
+    """
     return zeros(shape, dtype=dtype, device=device)
 
 
 def full(
     shape: Shape, fill_value: TensorLike, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """One number everywhere; by default its dtype is the standard's for that number.
+    """Return a Tensor with one value everywhere.
 
-    A Tensor or an array is spread over the shape, as by `broadcast_to`.
+    Args:
+        shape: The shape, an int or ints.
+        fill_value: The value: a number, or a Tensor or array that broadcasts to the shape.
+        dtype: The dtype of the result. By default that of `asarray(fill_value)`: int64 for an int,
+            the default dtype for a float.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+
+    Raises:
+        ArgumentError: `shape` is not of ints, or `fill_value` is not a number.
+        InvalidValueError: an array does not broadcast to the shape.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.full((2, 2), 7.0).tolist()
+    [[7.0, 7.0], [7.0, 7.0]]
     """
     try:
         shape, value = as_shape(shape), asarray(fill_value, dtype=dtype)
@@ -273,7 +405,28 @@ def arange(
     dtype: DTypeLike | None = None,
     device: Any = None,
 ) -> Tensor:
-    """Evenly spaced values in `[start, stop)`: integers if all arguments are, else float32."""
+    """Return evenly spaced values in `[start, stop)`.
+
+    Args:
+        start: The first value; with one argument that argument is `stop`, and `start` is 0.
+        stop: The end, which is not among the values.
+        step: The distance between values, which may be negative.
+        dtype: The dtype of the result; by default int64 if all arguments are ints, else the
+            default dtype.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+
+    Returns:
+        A Tensor of rank 1.
+
+    Raises:
+        InvalidValueError: `step` is 0.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.arange(1, 7, 2)
+    Tensor([1, 3, 5], dtype=int64)
+    """
     return on_device(_arange(start, stop, step, dtype), device)
 
 
@@ -318,7 +471,29 @@ def linspace(
     device: Any = None,
     endpoint: bool = True,
 ) -> Tensor:
-    """`num` evenly spaced values from `start` to `stop`, float32 by default."""
+    """Return evenly spaced values from `start` to `stop`.
+
+    Args:
+        start: The first value.
+        stop: The last value, or with `endpoint=False` the end, which is not among the values.
+        num: The number of values.
+        dtype: The dtype of the result; the default dtype by default.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        endpoint: Whether `stop` is the last value.
+
+    Returns:
+        A Tensor of the shape `(num,)`.
+
+    Raises:
+        ArgumentError: `num` is not an int.
+        InvalidValueError: `num` is negative.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.linspace(0, 1, 3)
+    Tensor([0. , 0.5, 1. ], dtype=float32)
+    """
     y = None
     if isinstance(num, int) and all(type(v) in (int, float) for v in (start, stop)):
         args = start, stop, num, endpoint
@@ -339,7 +514,28 @@ def eye(
     dtype: DTypeLike | None = None,
     device: Any = None,
 ) -> Tensor:
-    """Ones on the k-th diagonal, zeros elsewhere."""
+    """Return ones on a diagonal and zeros elsewhere.
+
+    Args:
+        n_rows: The number of rows.
+        n_cols: The number of columns; that of rows by default.
+        k: The diagonal: 0 for the main one, positive above it, negative below.
+        dtype: The dtype of the result; the default dtype by default.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+
+    Returns:
+        A Tensor of the shape `(n_rows, n_cols)`.
+
+    Raises:
+        ArgumentError: a size is not an int.
+        InvalidValueError: a size is negative.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.eye(2).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     size = n_rows * (n_rows if n_cols is None else n_cols)
     y = dispatch.made_in_trace("eye", (n_rows, n_cols, k), _default(dtype), size)
     y = wrap(np.eye(n_rows, n_cols, k=k, dtype=_default(dtype))) if y is None else y
@@ -352,7 +548,26 @@ def _default(dtype: DTypeLike | None) -> np.dtype:
 
 @public
 def from_dlpack(x: TensorLike, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
-    """A Tensor of any array with `__dlpack__`, whose memory it shares unless `copy` is True."""
+    """Return a Tensor of an array with `__dlpack__`, whose memory it shares.
+
+    Args:
+        x: An array of any library with that protocol.
+        device: Where the result lies: "cpu" (NumPy data), or a device of JAX or PyTorch.
+        copy: True copies the array; False raises where a copy is needed.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: `copy` is False and a copy is needed.
+
+    Source: the Array API standard.
+
+    >>> import numpy as np
+    >>> import regrad as rg
+    >>> rg.from_dlpack(np.array([1.0, 2.0]))
+    Tensor([1., 2.], dtype=float64)
+    """
     if isinstance(x, Tensor):
         return on_device(x, device)
     array = x if backends.is_array(x) else np.from_dlpack(x)
@@ -390,7 +605,17 @@ def on_device(t: Tensor, device: Any) -> Tensor:
 def zeros_like(
     xp, x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """Zeros of x's shape; of its dtype, library and device, unless others are given."""
+    """Return zeros of x's shape, in x's library.
+
+    Args:
+        dtype: The dtype of the result; x's by default.
+        device: Where the result lies; by default where x lies.
+
+    Source: the Array API standard.
+
+    >>> rg.zeros_like([1.0, 2.0])
+    Tensor([0., 0.], dtype=float32)
+    """
     return _filled_like(xp, x, 0, dtype, device)
 
 
@@ -398,7 +623,17 @@ def zeros_like(
 def ones_like(
     xp, x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None
 ) -> Tensor:
-    """Ones of x's shape; of its dtype, library and device, unless others are given."""
+    """Return ones of x's shape, in x's library.
+
+    Args:
+        dtype: The dtype of the result; x's by default.
+        device: Where the result lies; by default where x lies.
+
+    Source: the Array API standard.
+
+    >>> rg.ones_like([3.0, 2.0])
+    Tensor([1., 1.], dtype=float32)
+    """
     return _filled_like(xp, x, 1, dtype, device)
 
 
@@ -412,15 +647,33 @@ def full_like(
     dtype: DTypeLike | None = None,
     device: Any = None,
 ) -> Tensor:
-    """One number everywhere, of x's shape; of its dtype, library and device, unless given."""
+    """Return a Tensor of x's shape with one value everywhere, in x's library.
+
+    Args:
+        fill_value: The value, a number.
+        dtype: The dtype of the result; x's by default.
+        device: Where the result lies; by default where x lies.
+
+    Source: the Array API standard.
+
+    >>> rg.full_like([1.0, 2.0], 7)
+    Tensor([7., 7.], dtype=float32)
+    """
     return _filled_like(xp, x, fill_value, dtype, device)
 
 
 @public
 def empty_like(x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """A Tensor of x's shape; its values (zeros) are not to be relied on.
+    """Return a Tensor of x's shape, whose values (zeros) are not to be relied on.
 
-    Op type: `ZerosLike`.
+    Args:
+        dtype: The dtype of the result; x's by default.
+        device: Where the result lies; by default where x lies.
+
+    Op type: `ZerosLike`. Source: the Array API standard.
+
+    >>> rg.empty_like([1.0, 2.0]).shape
+    (2,)
     """
     return zeros_like(x, dtype=dtype, device=device)
 

@@ -37,17 +37,18 @@ def _(dy, logits, labels):
 
 @public
 def sparse_softmax_cross_entropy_with_logits(labels: TensorLike, logits: TensorLike) -> Tensor:
-    """`-log_softmax(logits)` at the label of each example, which is the number of its class.
+    """Return `-log_softmax(logits)` at the label of each example, the number of its class.
+
+    There is no gradient of the labels. Negative labels count from the end, as indices do. JAX,
+    which cannot raise in compiled code, takes the nearest class for a label that is out of range.
+    To weigh and reduce the losses call `losses.sparse_softmax_cross_entropy`.
 
     Args:
         labels: Integers in `[0, classes)`, shape `(...)`.
-        logits: Numbers of any size, of which the softmax is taken along the last axis, shape
-            `(..., classes)`.
+        logits: Numbers, shape `(..., classes)`; the softmax is taken along the last axis.
 
-    The result has the shape of the labels: one loss for each example. There is no gradient by
-    the labels. Negative labels count from the end, as indices do. JAX, which cannot raise in
-    compiled code, takes the nearest class for a label that is out of range. To weigh and reduce
-    the losses call `losses.sparse_softmax_cross_entropy`.
+    Returns:
+        A Tensor of the labels' shape and the logits' dtype: one loss for each example.
 
     Raises ShapeError if labels do not have the shape of logits without the last axis, DTypeError
     if they are not integers, IndexRangeError if one is out of range (on NumPy and PyTorch).

@@ -94,9 +94,21 @@ def _check_square(x: Array) -> None:
 
 @op("MatrixInverse", to_float=True)
 def inv(xp, x: TensorLike, /) -> Tensor:
-    """The inverse. For `inv(a) @ b` use `solve(a, b)`, which is faster and more accurate.
+    """Return the inverse of square matrices.
+
+    For `inv(a) @ b` use `solve(a, b)`, which is faster and more accurate.
+
+    Returns:
+        A Tensor of x's shape and dtype. Integers and bools become the default dtype.
+
+    Raises:
+        ShapeError: the matrices are not square.
+        MatrixError: a matrix is singular (on NumPy and PyTorch).
 
     Source: the Array API standard.
+
+    >>> rg.linalg.inv([[2.0, 0.0], [0.0, 4.0]]).tolist()
+    [[0.5, 0.0], [0.0, 0.25]]
     """
     _check_square(x)
     return xp.linalg.inv(x)
@@ -174,12 +186,22 @@ def _(dy, a, lower, transpose):
 
 @op("MatrixDeterminant", to_float=True)
 def det(xp, x: TensorLike, /) -> Tensor:
-    """The determinant.
+    """Return the determinant of square matrices.
 
     First and second derivatives are right for every matrix, singular ones included; higher
     ones need an inverse. Use `slogdet` for large matrices, whose determinants overflow.
 
+    Returns:
+        A Tensor of x's shape without the last two axes, and of x's dtype.
+        Integers and bools become the default dtype.
+
+    Raises:
+        ShapeError: the matrices are not square.
+
     Source: the Array API standard.
+
+    >>> rg.linalg.det([[2.0, 0.0], [0.0, 4.0]])
+    Tensor(8., dtype=float32)
     """
     _check_square(x)
     return xp.linalg.det(x)
@@ -395,13 +417,24 @@ def _pinv(xp, x: TensorLike, rtol: TensorLike | None = None, /) -> Tensor:
 
 @public
 def pinv(x: TensorLike, /, *, rtol: TensorLike | None = None) -> Tensor:
-    """The pseudo-inverse (Moore and Penrose), by the SVD.
+    """Return the pseudo-inverse (Moore and Penrose) of matrices, by the SVD.
 
-    Singular values up to `rtol` times the largest count as 0; by default `rtol` is the larger
-    side times the dtype's epsilon. A Tensor holds one for each matrix of a stack. The gradient
-    holds where the rank does not change.
+    The gradient holds where the rank does not change.
+
+    Args:
+        rtol: Singular values up to `rtol` times the largest count as 0; by default the larger side
+            times the dtype's epsilon. A Tensor holds one for each matrix of a stack.
+
+    Returns:
+        A Tensor of the shape `(..., n, m)` for x of `(..., m, n)`, and of x's dtype.
+
+    Raises:
+        MatrixError: x has fewer than two axes.
 
     Op type: `MatrixPseudoInverse`. Source: the Array API standard.
+
+    >>> rg.linalg.pinv(rg.tensor([[2.0, 0.0], [0.0, 0.0]])).shape
+    (2, 2)
     """
     return _pinv(x, rtol)
 
@@ -430,9 +463,22 @@ def _matrix_rank(xp, x: TensorLike, rtol: TensorLike | None = None, /) -> Tensor
 
 @public
 def matrix_rank(x: TensorLike, /, *, rtol: TensorLike | None = None) -> Tensor:
-    """The number of singular values above `rtol` times the largest. It has no gradient.
+    """Return the number of singular values above `rtol` times the largest.
+
+    Args:
+        rtol: A number, or a Tensor of one for each matrix of a stack; by default the larger side
+            times the dtype's epsilon.
+
+    Returns:
+        A Tensor of integers, of x's shape without the last two axes. It has no gradient.
+
+    Raises:
+        MatrixError: x has fewer than two axes.
 
     Op type: `MatrixRank`. Source: the Array API standard.
+
+    >>> rg.linalg.matrix_rank([[1.0, 0.0], [0.0, 0.0]])
+    Tensor(1, dtype=int64)
     """
     return _matrix_rank(x, rtol)
 

@@ -64,9 +64,19 @@ class FloatLimits(NamedTuple):
 
 @public
 def finfo(type: TensorLike | DTypeLike, /) -> FloatLimits:
-    """The limits of a float dtype: `eps`, `max`, `min`, `smallest_normal`, `bits`, `dtype`.
+    """Return the limits of a float dtype: `eps`, `max`, `min`, `smallest_normal`, `bits`, `dtype`.
 
-    A complex dtype has those of its parts.
+    Args:
+        type: A dtype or a Tensor. A complex dtype has the limits of its parts.
+
+    Raises:
+        InvalidValueError: it is not a dtype of floats.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.finfo(rg.float32).bits
+    32
     """
     of = np.finfo(_dtype_of(type))
     eps, most, least, normal = map(float, (of.eps, of.max, of.min, of.smallest_normal))
@@ -75,13 +85,41 @@ def finfo(type: TensorLike | DTypeLike, /) -> FloatLimits:
 
 @public
 def iinfo(type: TensorLike | DTypeLike, /) -> np.iinfo:
-    """The limits of an integer dtype: `max`, `min`, `bits`, `dtype`."""
+    """Return the limits of an integer dtype: `max`, `min`, `bits`, `dtype`.
+
+    Args:
+        type: A dtype or a Tensor.
+
+    Raises:
+        InvalidValueError: it is not a dtype of integers.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.iinfo(rg.int8).max
+    127
+    """
     return np.iinfo(_dtype_of(type))
 
 
 @public
 def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> builtins.bool:
-    """Return whether a dtype is of a kind: "integral", a dtype, or a tuple of these."""
+    """Return whether a dtype is of a kind.
+
+    Args:
+        dtype: The dtype.
+        kind: "bool", "signed integer", "unsigned integer", "integral", "real floating",
+            "complex floating" or "numeric"; a dtype; or a tuple of these.
+
+    Raises:
+        ArgumentError: another kind.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.isdtype(rg.float32, "real floating")
+    True
+    """
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str):
@@ -93,7 +131,20 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> builti
 
 @public
 def result_type(*arrays_and_dtypes: TensorLike | DTypeLike) -> np.dtype:
-    """The dtype of an expression of these: Tensors, dtypes, and Python numbers (which are weak)."""
+    """Return the dtype of an expression of Tensors, dtypes and Python numbers (which are weak).
+
+    Args:
+        *arrays_and_dtypes: Tensors, arrays, dtypes and numbers.
+
+    Raises:
+        DTypeError: an argument is none of these.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.result_type(rg.float32, rg.float64)
+    dtype('float64')
+    """
     numbers: list[Any] = [x for x in arrays_and_dtypes if type(x) in dispatch.NUMBERS]
     dtypes = [_dtype_of(x) for x in arrays_and_dtypes if type(x) not in dispatch.NUMBERS]
     return dispatch.common(dtypes, numbers)
@@ -101,7 +152,21 @@ def result_type(*arrays_and_dtypes: TensorLike | DTypeLike) -> np.dtype:
 
 @public
 def can_cast(from_: TensorLike | DTypeLike, to: DTypeLike, /) -> builtins.bool:
-    """Return whether the standard's promotion rules lead from one dtype (or Tensor) to another."""
+    """Return whether the standard's promotion rules lead from one dtype to another.
+
+    Args:
+        from_: A dtype or a Tensor.
+        to: A dtype.
+
+    Raises:
+        DTypeError: an argument is not a dtype.
+
+    Source: the Array API standard.
+
+    >>> import regrad as rg
+    >>> rg.can_cast(rg.float32, rg.float64)
+    True
+    """
     to = as_numpy_dtype(to)
     return promote([_dtype_of(from_), to]) == to
 

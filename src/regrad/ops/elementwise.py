@@ -36,9 +36,15 @@ def _(dy):
 
 @public
 def conj(x: TensorLike, /) -> Tensor:
-    """The complex conjugate; a real tensor comes back as it is.
+    """Return the complex conjugate. A real Tensor is returned as it is.
 
-    Op type: `Conj` (for complex input).
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Op type: `Conj` (for complex numbers).
+
+    >>> rg.conj([1 + 2j])
+    Tensor([1.-2.j], dtype=complex64)
     """
     x = dispatch.lift(x)
     return _conj(x) if x.dtype.kind == "c" else x
@@ -46,7 +52,14 @@ def conj(x: TensorLike, /) -> Tensor:
 
 @op("Real", elementwise=True, holomorphic=False)
 def real(xp, x: TensorLike, /) -> Tensor:
-    """The real part."""
+    """Return the real part.
+
+    Returns:
+        A Tensor of x's shape. The parts of complex64 numbers are float32, of complex128 float64.
+
+    >>> rg.real([1 + 2j])
+    Tensor([1.], dtype=float32)
+    """
     return xp.real(x) if backends.is_complex(x) else x
 
 
@@ -57,7 +70,14 @@ def _(dy, x_dtype):
 
 @op("Imag", elementwise=True, holomorphic=False)
 def imag(xp, x: TensorLike, /) -> Tensor:
-    """The imaginary part; zeros for a real tensor."""
+    """Return the imaginary part, or zeros for real numbers.
+
+    Returns:
+        A Tensor of x's shape. The parts of complex64 numbers are float32, of complex128 float64.
+
+    >>> rg.imag([1 + 2j])
+    Tensor([2.], dtype=float32)
+    """
     return xp.imag(x) if backends.is_complex(x) else xp.zeros_like(x)
 
 
@@ -69,16 +89,27 @@ def _(dy, x_dtype):
 # -- identity, casts ---------------------------------------------------------------------------
 
 identity = elementwise(
-    "Identity", "identity", lambda xp, x: x, "x itself, as an op that a rule can be put on.",
+    "Identity", "identity", lambda xp, x: x, """
+    Return x itself, as an op that a rule can be attached to.
+
+    >>> rg.identity([1.0, 2.0])
+    Tensor([1., 2.], dtype=float32)
+    """,
     lambda dy: dy,
 )  # fmt: skip
 
 
 @public
 def positive(x: TensorLike, /) -> Tensor:
-    """x itself, as `+x` is: the function of the Array API standard.
+    """Return x itself, like `+x`.
 
-    Op type: `Identity`.
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Op type: `Identity`. Source: the Array API standard.
+
+    >>> rg.positive([1.0, -2.0])
+    Tensor([ 1., -2.], dtype=float32)
     """
     return identity(x)
 
@@ -87,17 +118,16 @@ stop_gradient = elementwise(
     "StopGradient",
     "stop_gradient",
     lambda xp, x: x,
-    """x, as a constant: no gradient flows back through it.
+    """Return x as a constant: no gradient flows back through it.
 
     `g(x) + stop_gradient(f(x) - g(x))` has the value of f and the gradient of g.
 
     Source: `tf.stop_gradient`.
 
-    >>> import regrad as rg
-    >>> rg.grad(lambda x: x * rg.stop_gradient(x))(rg.scalar(3.0)).print()
-    Tensor
-        3""",
-)
+    >>> rg.grad(lambda x: x * rg.stop_gradient(x))(rg.scalar(3.0))
+    Tensor(3., dtype=float32)
+    """,
+)  # fmt: skip
 not_differentiable("StopGradient")
 
 
@@ -123,14 +153,26 @@ OPS["Cast"].rule.unless = _to_integers  # pyright: ignore[reportAttributeAccessI
 
 @public
 def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """x under another dtype.
+    """Return x converted to another dtype.
 
-    Between floats (and complex numbers) the gradient passes, converted back. What is cast to
-    integers or bools has no gradient, unless a rule is put in force for the op type.
-    A cast of complex numbers to real ones takes the real part; bools say whether they are not 0.
-    A Tensor that has the dtype already comes back as it is.
+    Between floats (and complex numbers) the gradient passes, converted back. A cast to integers
+    or bools has no gradient, unless a rule is in force for the op type. A cast of complex numbers
+    to real ones takes the real part; a cast to bools is True where x is not 0.
 
-    Op type: `Cast`.
+    Args:
+        dtype: The dtype of the result.
+        copy: For the standard's signature. Tensors are immutable, so nothing depends on it.
+
+    Returns:
+        A Tensor of x's shape; x itself if it has the dtype already.
+
+    Raises:
+        DTypeError: `dtype` is not a dtype that Tensors have.
+
+    Op type: `Cast`. Source: the Array API standard.
+
+    >>> rg.astype([1.5, -1.5], rg.int32)
+    Tensor([ 1, -1], dtype=int32)
     """
     dtype = as_numpy_dtype(dtype)
     x = dispatch.lift_as(x, dtype) if dispatch.is_plain(x) else dispatch.lift(x)
@@ -145,19 +187,55 @@ def _unary(type: str, name: str, kernel: Kernel, doc: str, *rules: Callable[...,
     return elementwise(type, name, kernel, doc, *rules, to_float=True)
 
 
-abs = elementwise("Abs", "abs", "abs", "The absolute value. Gradient at 0: 0.",
+abs = elementwise("Abs", "abs", "abs", """Return the absolute value. The gradient at 0 is 0.
+
+    >>> rg.abs([-2.0, 3.0])
+    Tensor([2., 3.], dtype=float32)
+    """,
                   lambda dy, x: dy * sign(x), holomorphic=False)  # fmt: skip
-negative = elementwise("Neg", "negative", "negative", "`-x`.", lambda dy: -dy)
-sign = elementwise("Sign", "sign", "sign", "-1, 0 or 1; `x / abs(x)` for complex x. Gradient: 0.",
+negative = elementwise("Neg", "negative", "negative", """Return `-x`.
+
+    >>> rg.negative([1.0, -2.0])
+    Tensor([-1.,  2.], dtype=float32)
+    """, lambda dy: -dy)  # fmt: skip
+sign = elementwise("Sign", "sign", "sign", """
+    Return the sign, -1, 0 or 1; `x / abs(x)` for complex x.
+
+    The gradient of real x is 0.
+
+    >>> rg.sign([-2.0, 0.0, 3.0])
+    Tensor([-1.,  0.,  1.], dtype=float32)
+    """,
                    holomorphic=False)  # fmt: skip
-square = elementwise("Square", "square", "square", "`x * x`.", lambda dy, x: dy * (2 * x))
-sqrt = _unary("Sqrt", "sqrt", "sqrt", "The square root. Gradient at 0: infinite.",
+square = elementwise("Square", "square", "square", """Return `x * x`.
+
+    >>> rg.square([2.0, -3.0])
+    Tensor([4., 9.], dtype=float32)
+    """, lambda dy, x: dy * (2 * x))  # fmt: skip
+sqrt = _unary("Sqrt", "sqrt", "sqrt", """
+    Return the square root; NaN for negative real x. The gradient at 0 is infinite.
+
+    >>> rg.sqrt([4.0, 9.0])
+    Tensor([2., 3.], dtype=float32)
+    """,
               lambda dy, y: dy / (2 * y))  # fmt: skip
-rsqrt = _unary("Rsqrt", "rsqrt", lambda xp, x: 1 / xp.sqrt(x), "`1 / sqrt(x)`.",
+rsqrt = _unary("Rsqrt", "rsqrt", lambda xp, x: 1 / xp.sqrt(x), """Return `1 / sqrt(x)`.
+
+    >>> rg.rsqrt([4.0, 16.0])
+    Tensor([0.5 , 0.25], dtype=float32)
+    """,
                lambda dy, y: dy * (-0.5 * y * square(y)))  # fmt: skip
-reciprocal = _unary("Reciprocal", "reciprocal", lambda xp, x: 1 / x, "`1 / x`.",
+reciprocal = _unary("Reciprocal", "reciprocal", lambda xp, x: 1 / x, """Return `1 / x`.
+
+    >>> rg.reciprocal([2.0, -4.0])
+    Tensor([ 0.5 , -0.25], dtype=float32)
+    """,
                     lambda dy, y: -dy * square(y))  # fmt: skip
-exp = _unary("Exp", "exp", "exp", "e to the power x.", lambda dy, y: dy * y)
+exp = _unary("Exp", "exp", "exp", """Return e to the power x.
+
+    >>> rg.exp([0.0, 1.0])
+    Tensor([1.      , 2.718282], dtype=float32)
+    """, lambda dy, y: dy * y)  # fmt: skip
 
 
 def _expm1(xp: Namespace, x: Array) -> Any:
@@ -171,51 +249,154 @@ def _expm1(xp: Namespace, x: Array) -> Any:
     return xp.where((size == math.inf) & any_angle, xp.full_like(x, complex("inf+nanj")), y)
 
 
-expm1 = _unary("Expm1", "expm1", _expm1, "`exp(x) - 1`, accurate near 0.",
+expm1 = _unary("Expm1", "expm1", _expm1, """Return `exp(x) - 1`, accurate near 0.
+
+    >>> rg.expm1([0.0, 1e-6])
+    Tensor([0.0000000e+00, 1.0000005e-06], dtype=float32)
+    """,
                lambda dy, y: dy * (y + 1))  # fmt: skip
-log = _unary("Log", "log", "log", "The natural logarithm.", lambda dy, x: dy / x)
-log1p = _unary("Log1p", "log1p", "log1p", "`log(1 + x)`, accurate near 0.",
+log = _unary("Log", "log", "log", """
+    Return the natural logarithm; -inf at 0, NaN for negative real x.
+
+    >>> rg.log([1.0, 10.0])
+    Tensor([0.       , 2.3025851], dtype=float32)
+    """, lambda dy, x: dy / x)  # fmt: skip
+log1p = _unary("Log1p", "log1p", "log1p", """Return `log(1 + x)`, accurate near 0.
+
+    >>> rg.log1p([0.0, 1e-6])
+    Tensor([0.000000e+00, 9.999995e-07], dtype=float32)
+    """,
                lambda dy, x: dy / (1 + x))  # fmt: skip
-log2 = _unary("Log2", "log2", "log2", "The logarithm to base 2.",
+log2 = _unary("Log2", "log2", "log2", """Return the logarithm to base 2.
+
+    >>> rg.log2([1.0, 8.0])
+    Tensor([0., 3.], dtype=float32)
+    """,
               lambda dy, x: dy / (math.log(2) * x))  # fmt: skip
-log10 = _unary("Log10", "log10", "log10", "The logarithm to base 10.",
+log10 = _unary("Log10", "log10", "log10", """Return the logarithm to base 10.
+
+    >>> rg.log10([1.0, 10.0])
+    Tensor([0., 1.], dtype=float32)
+    """,
                lambda dy, x: dy / (math.log(10) * x))  # fmt: skip
-sin = _unary("Sin", "sin", "sin", "The sine.", lambda dy, x: dy * cos(x))
-cos = _unary("Cos", "cos", "cos", "The cosine.", lambda dy, x: -dy * sin(x))
-tan = _unary("Tan", "tan", "tan", "The tangent.", lambda dy, y: dy * (1 + square(y)))
-asin = _unary("Asin", "asin", "asin", "The inverse sine.",
+sin = _unary("Sin", "sin", "sin", """Return the sine of x, in radians.
+
+    >>> rg.sin([0.0, 1.0])
+    Tensor([0.      , 0.841471], dtype=float32)
+    """, lambda dy, x: dy * cos(x))  # fmt: skip
+cos = _unary("Cos", "cos", "cos", """Return the cosine of x, in radians.
+
+    >>> rg.cos([0.0, 1.0])
+    Tensor([1.       , 0.5403023], dtype=float32)
+    """, lambda dy, x: -dy * sin(x))  # fmt: skip
+tan = _unary("Tan", "tan", "tan", """Return the tangent of x, in radians.
+
+    >>> rg.tan([0.0, 1.0])
+    Tensor([0.       , 1.5574077], dtype=float32)
+    """, lambda dy, y: dy * (1 + square(y)))  # fmt: skip
+asin = _unary("Asin", "asin", "asin", """
+    Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1].
+
+    >>> rg.asin([0.0, 1.0])
+    Tensor([0.       , 1.5707964], dtype=float32)
+    """,
               lambda dy, x: dy / sqrt((1 - x) * (1 + x)))  # fmt: skip
-acos = _unary("Acos", "acos", "acos", "The inverse cosine.",
+acos = _unary("Acos", "acos", "acos", """
+    Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1].
+
+    >>> rg.acos([0.0, 1.0])
+    Tensor([1.5707964, 0.       ], dtype=float32)
+    """,
               lambda dy, x: -dy / sqrt((1 - x) * (1 + x)))  # fmt: skip
-atan = _unary("Atan", "atan", "atan", "The inverse tangent.",
+atan = _unary("Atan", "atan", "atan", """Return the inverse tangent, in [-π/2, π/2] radians.
+
+    >>> rg.atan([0.0, 1.0])
+    Tensor([0.       , 0.7853982], dtype=float32)
+    """,
               lambda dy, x: dy / (1 + square(x)))  # fmt: skip
-sinh = _unary("Sinh", "sinh", "sinh", "The hyperbolic sine.", lambda dy, x: dy * cosh(x))
-cosh = _unary("Cosh", "cosh", "cosh", "The hyperbolic cosine.", lambda dy, x: dy * sinh(x))
-tanh = _unary("Tanh", "tanh", "tanh", "The hyperbolic tangent.",
+sinh = _unary("Sinh", "sinh", "sinh", """Return the hyperbolic sine.
+
+    >>> rg.sinh([0.0, 1.0])
+    Tensor([0.       , 1.1752012], dtype=float32)
+    """, lambda dy, x: dy * cosh(x))  # fmt: skip
+cosh = _unary("Cosh", "cosh", "cosh", """Return the hyperbolic cosine.
+
+    >>> rg.cosh([0.0, 1.0])
+    Tensor([1.       , 1.5430807], dtype=float32)
+    """, lambda dy, x: dy * sinh(x))  # fmt: skip
+tanh = _unary("Tanh", "tanh", "tanh", """Return the hyperbolic tangent.
+
+    >>> rg.tanh([0.0, 1.0])
+    Tensor([0.       , 0.7615942], dtype=float32)
+    """,
               lambda dy, y: dy * (1 - square(y)))  # fmt: skip
-asinh = _unary("Asinh", "asinh", "asinh", "The inverse hyperbolic sine.",
+asinh = _unary("Asinh", "asinh", "asinh", """Return the inverse hyperbolic sine.
+
+    >>> rg.asinh([0.0, 1.0])
+    Tensor([0.       , 0.8813736], dtype=float32)
+    """,
                lambda dy, x: dy / sqrt(1 + square(x)))  # fmt: skip
-acosh = _unary("Acosh", "acosh", "acosh", "The inverse hyperbolic cosine.",
+acosh = _unary("Acosh", "acosh", "acosh", """
+    Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1.
+
+    >>> rg.acosh([1.0, 2.0])
+    Tensor([0.      , 1.316958], dtype=float32)
+    """,
                lambda dy, x: dy / (sqrt(x - 1) * sqrt(x + 1)))  # fmt: skip
-atanh = _unary("Atanh", "atanh", "atanh", "The inverse hyperbolic tangent.",
+atanh = _unary("Atanh", "atanh", "atanh", """
+    Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1].
+
+    >>> rg.atanh([0.0, 0.5])
+    Tensor([0.        , 0.54930615], dtype=float32)
+    """,
                lambda dy, x: dy / ((1 - x) * (1 + x)))  # fmt: skip
-erf = _unary("Erf", "erf", lambda xp, x: special(xp).erf(x), "The error function.",
+erf = _unary("Erf", "erf", lambda xp, x: special(xp).erf(x), """
+    Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x.
+
+    >>> rg.erf([0.0, 1.0])
+    Tensor([0.       , 0.8427008], dtype=float32)
+    """,
              lambda dy, x: dy * (2 / math.sqrt(math.pi) * exp(-square(x))))  # fmt: skip
-erfc = _unary("Erfc", "erfc", lambda xp, x: special(xp).erfc(x), "`1 - erf(x)`.",
+erfc = _unary("Erfc", "erfc", lambda xp, x: special(xp).erfc(x), """
+    Return `1 - erf(x)`, accurate where `erf(x)` is close to 1.
+
+    >>> rg.erfc([0.0, 3.0])
+    Tensor([1.0000000e+00, 2.2090497e-05], dtype=float32)
+    """,
               lambda dy, x: dy * (-2 / math.sqrt(math.pi) * exp(-square(x))))  # fmt: skip
-erfinv = _unary("Erfinv", "erfinv", lambda xp, x: special(xp).erfinv(x), "The inverse of `erf`.",
+erfinv = _unary("Erfinv", "erfinv", lambda xp, x: special(xp).erfinv(x), """
+    Return the inverse of `erf`; infinite at -1 and 1, NaN beyond.
+
+    >>> rg.erfinv([0.0, 0.5])
+    Tensor([0.        , 0.47693628], dtype=float32)
+    """,
                 lambda dy, y: dy * (math.sqrt(math.pi) / 2 * exp(square(y))))  # fmt: skip
 lgamma = _unary("Lgamma", "lgamma", lambda xp, x: special(xp).gammaln(x),
-                "The logarithm of the absolute value of the gamma function.",
+                """Return the logarithm of the absolute value of the gamma function.
+
+    >>> rg.lgamma([1.0, 5.0])
+    Tensor([0.       , 3.1780539], dtype=float32)
+    """,
                 lambda dy, x: dy * digamma(x))  # fmt: skip
 digamma = _unary("Digamma", "digamma", lambda xp, x: special(xp).psi(x)
                  if hasattr(special(xp), "psi") else special(xp).digamma(x),
-                 "The derivative of `lgamma`.", lambda dy, x: dy * polygamma(x, 1))  # fmt: skip
+                 """Return the derivative of `lgamma`.
+
+    >>> rg.digamma([1.0, 5.0])
+    Tensor([-0.5772157,  1.5061177], dtype=float32)
+    """, lambda dy, x: dy * polygamma(x, 1))  # fmt: skip
 
 
 @op("Polygamma", elementwise=True, to_float=True)
 def polygamma(xp, x: TensorLike, /, n: int) -> Tensor:
-    """The n-th derivative of `digamma`."""
+    """Return the n-th derivative of `digamma`.
+
+    Args:
+        n: The order of the derivative, an int of 0 or more.
+
+    >>> rg.polygamma([1.0, 2.0], 1)
+    Tensor([1.644934  , 0.64493406], dtype=float32)
+    """
     return special(xp).polygamma(n, x)
 
 
@@ -234,33 +415,93 @@ def _(dy, x):
 
 OPS["Sign"].rule.flat = True
 
-ceil = elementwise("Ceil", "ceil", "ceil", "The least integer not below x. Gradient: 0.", real=True)
+ceil = elementwise("Ceil", "ceil", "ceil", """
+    Return the least integer that is not below x. The gradient is 0.
+
+    >>> rg.ceil([1.2, -1.2])
+    Tensor([ 2., -1.], dtype=float32)
+    """, real=True)  # fmt: skip
 floor = elementwise(
-    "Floor", "floor", "floor", "The greatest integer not above x. Gradient: 0.", real=True
-)
-round = elementwise("Round", "round", "round", "The nearest integer, half to even. Gradient: 0.")
-trunc = elementwise("Trunc", "trunc", "trunc", "x without its fraction. Gradient: 0.", real=True)
+    "Floor", "floor", "floor", """
+    Return the greatest integer that is not above x. The gradient is 0.
+
+    >>> rg.floor([1.2, -1.2])
+    Tensor([ 1., -2.], dtype=float32)
+    """, real=True
+)  # fmt: skip
+round = elementwise("Round", "round", "round", """
+    Return the nearest integer, and of two that are equally near the even one.
+
+    The gradient is 0.
+
+    >>> rg.round([0.5, 1.5, 1.7])
+    Tensor([0., 2., 2.], dtype=float32)
+    """)  # fmt: skip
+trunc = elementwise("Trunc", "trunc", "trunc", """Return x without its fraction. The gradient is 0.
+
+    >>> rg.trunc([1.7, -1.7])
+    Tensor([ 1., -1.], dtype=float32)
+    """, real=True)  # fmt: skip
 for _type in ("Ceil", "Floor", "Round", "Trunc"):
     piecewise_constant(_type, lambda dy: None)
 
 
 @op("Step", elementwise=True, real=True)
 def step(xp, x: TensorLike, /, alpha: float = 0.0) -> Tensor:
-    """1 where x > 0, `alpha` elsewhere; NaN stays NaN. Gradient: 0."""
+    """Return 1 where x > 0 and `alpha` elsewhere; NaN stays NaN. The gradient is 0.
+
+    Args:
+        alpha: The value where x <= 0.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Source: `tf.step` of TensorFlow.js.
+
+    >>> rg.step([-1.0, 0.0, 2.0])
+    Tensor([0., 0., 1.], dtype=float32)
+    """
     y = xp.where(x > 0, xp.ones_like(x), xp.full_like(x, alpha))
     return xp.where(x != x, x, y)
 
 
 piecewise_constant("Step", lambda dy: zeros_like(dy))
 
-isnan = elementwise("IsNan", "isnan", "isnan", "Whether x is NaN.")
-isinf = elementwise("IsInf", "isinf", "isinf", "Whether x is infinite.")
-isfinite = elementwise("IsFinite", "isfinite", "isfinite", "Whether x is a finite number.")
+isnan = elementwise("IsNan", "isnan", "isnan", """Return True where x is NaN.
+
+    >>> rg.isnan([1.0, float("nan")])
+    Tensor([False,  True], dtype=bool)
+    """, boolean=True)  # fmt: skip
+isinf = elementwise("IsInf", "isinf", "isinf", """Return True where x is infinite, of either sign.
+
+    >>> rg.isinf([1.0, float("-inf")])
+    Tensor([False,  True], dtype=bool)
+    """, boolean=True)  # fmt: skip
+isfinite = elementwise("IsFinite", "isfinite", "isfinite", """
+    Return True where x is neither infinite nor NaN.
+
+    >>> rg.isfinite([1.0, float("inf")])
+    Tensor([ True, False], dtype=bool)
+    """, boolean=True)  # fmt: skip
 signbit = elementwise(
-    "SignBit", "signbit", "signbit", "Whether x is negative, -0 included.", real=True
-)
-logical_not = elementwise("LogicalNot", "logical_not", "logical_not", "`not x`.")
-bitwise_invert = elementwise("Invert", "bitwise_invert", "bitwise_invert", "`~x`, bit by bit.")
+    "SignBit", "signbit", "signbit", """Return True where x is negative, -0 included.
+
+    >>> rg.signbit([1.0, -0.0])
+    Tensor([False,  True], dtype=bool)
+    """, real=True, boolean=True
+)  # fmt: skip
+logical_not = elementwise("LogicalNot", "logical_not", "logical_not", """
+    Return True where x is 0 or False.
+
+    >>> rg.logical_not([True, False])
+    Tensor([False,  True], dtype=bool)
+    """, boolean=True)  # fmt: skip
+bitwise_invert = elementwise("Invert", "bitwise_invert", "bitwise_invert", """
+    Return `~x`: every bit of an integer inverted, or `not x` for bools.
+
+    >>> rg.bitwise_invert(rg.asarray([0, 5]))
+    Tensor([-1, -6], dtype=int64)
+    """)  # fmt: skip
 not_differentiable("IsNan", "IsInf", "IsFinite", "SignBit", "LogicalNot", "Invert")
 
 
@@ -283,39 +524,96 @@ def _binary(
     )  # fmt: skip
 
 
-add = _binary("AddV2", "add", "add", "`a + b`.", lambda dy: dy, lambda dy: dy)
-subtract = _binary("Sub", "subtract", "subtract", "`a - b`.", lambda dy: dy, lambda dy: -dy)
-multiply = _binary("Mul", "multiply", "multiply", "`a * b`.",
+add = _binary("AddV2", "add", "add", """Return `a + b`.
+
+    >>> rg.add([1.0, 2.0], 10)
+    Tensor([11., 12.], dtype=float32)
+    """, lambda dy: dy, lambda dy: dy)  # fmt: skip
+subtract = _binary("Sub", "subtract", "subtract", """Return `a - b`.
+
+    >>> rg.subtract([1.0, 2.0], 10)
+    Tensor([-9., -8.], dtype=float32)
+    """, lambda dy: dy, lambda dy: -dy)  # fmt: skip
+multiply = _binary("Mul", "multiply", "multiply", """Return `a * b`.
+
+    >>> rg.multiply([1.0, 2.0], 10)
+    Tensor([10., 20.], dtype=float32)
+    """,
                    lambda dy, b: dy * b, lambda dy, a: dy * a)  # fmt: skip
-divide = _binary("RealDiv", "divide", "divide", "`a / b`; integers become float32.",
+divide = _binary("RealDiv", "divide", "divide", """Return `a / b`.
+
+    >>> rg.divide([1.0, 2.0], 10)
+    Tensor([0.1, 0.2], dtype=float32)
+    """,
                  lambda dy, b: dy / b, lambda dy, b, y: -dy * (y / b),
                  to_float=True)  # fmt: skip
 floor_divide = _binary(
-    "FloorDiv", "floor_divide", "floor_divide", "`a // b`. Gradient: 0.", real=True
-)
+    "FloorDiv", "floor_divide", "floor_divide", """
+    Return `a // b`: the quotient, rounded down. The gradient is 0.
+
+    >>> rg.floor_divide([7.0, -7.0], 2)
+    Tensor([ 3., -4.], dtype=float32)
+    """, real=True
+)  # fmt: skip
 piecewise_constant("FloorDiv", lambda dy: None)
-remainder = _binary("FloorMod", "remainder", "remainder", "`a % b`, with the sign of b.",
+remainder = _binary("FloorMod", "remainder", "remainder", """Return `a % b`, with the sign of b.
+
+    >>> rg.remainder([7.0, -7.0], 3)
+    Tensor([1., 2.], dtype=float32)
+    """,
                     lambda dy: dy, lambda dy, a, b: -dy * floor_divide(a, b),
                     real=True)  # fmt: skip
-maximum = _binary("Maximum", "maximum", "maximum", "The larger; a tie's gradient goes to a.",
+maximum = _binary("Maximum", "maximum", "maximum", """
+    Return the larger of a and b. Where they are equal, the gradient goes to a.
+
+    >>> rg.maximum([1.0, 5.0], 3)
+    Tensor([3., 5.], dtype=float32)
+    """,
                   lambda dy, a, b: where(a >= b, dy, 0),
                   lambda dy, a, b: where(a >= b, 0, dy), real=True)  # fmt: skip
-minimum = _binary("Minimum", "minimum", "minimum", "The smaller; a tie's gradient goes to a.",
+minimum = _binary("Minimum", "minimum", "minimum", """
+    Return the smaller of a and b. Where they are equal, the gradient goes to a.
+
+    >>> rg.minimum([1.0, 5.0], 3)
+    Tensor([1., 3.], dtype=float32)
+    """,
                   lambda dy, a, b: where(a <= b, dy, 0),
                   lambda dy, a, b: where(a <= b, 0, dy), real=True)  # fmt: skip
 squared_difference = _binary(
-    "SquaredDifference", "squared_difference", lambda xp, a, b: xp.square(a - b), "`(a - b)²`.",
+    "SquaredDifference", "squared_difference", lambda xp, a, b: xp.square(a - b), """
+    Return `(a - b)²`.
+
+    >>> rg.squared_difference([1.0, 5.0], 3)
+    Tensor([4., 4.], dtype=float32)
+    """,
     lambda dy, a, b: dy * (2 * (a - b)), lambda dy, a, b: dy * (-2 * (a - b)),
 )  # fmt: skip
-atan2 = _binary("Atan2", "atan2", "atan2", "The angle of the point (b, a).",
+atan2 = _binary("Atan2", "atan2", "atan2", """
+    Return the angle of the point (b, a), in (-π, π] radians.
+
+    The gradient at the origin is NaN.
+
+    >>> rg.atan2([1.0, 1.0], [1.0, -1.0])
+    Tensor([0.7853981, 2.3561945], dtype=float32)
+    """,
                 lambda dy, a, b: dy * (b / (square(a) + square(b))),
                 lambda dy, a, b: dy * (-a / (square(a) + square(b))),
                 to_float=True, real=True)  # fmt: skip
-hypot = _binary("Hypot", "hypot", "hypot", "`sqrt(a² + b²)` without overflow. Gradient at 0: 0.",
+hypot = _binary("Hypot", "hypot", "hypot", """
+    Return `sqrt(a² + b²)`, without overflow. The gradient at the origin is 0.
+
+    >>> rg.hypot(3.0, 4.0)
+    Tensor(5., dtype=float32)
+    """,
                 lambda dy, a, y: _grad_or_zero(dy, y) * (a / where(y == 0, 1, y)),
                 lambda dy, b, y: _grad_or_zero(dy, y) * (b / where(y == 0, 1, y)),
                 to_float=True)  # fmt: skip
-logaddexp = _binary("LogAddExp", "logaddexp", "logaddexp", "`log(exp(a) + exp(b))`, stable.",
+logaddexp = _binary("LogAddExp", "logaddexp", "logaddexp", """
+    Return `log(exp(a) + exp(b))`, without overflow.
+
+    >>> rg.logaddexp(1000.0, 1000.0)
+    Tensor(1000.6932, dtype=float32)
+    """,
                     lambda dy, a, b, y: dy * _part(a, b, y),
                     lambda dy, a, b, y: dy * _part(b, a, y), to_float=True)  # fmt: skip
 
@@ -325,10 +623,22 @@ def _part(a, b, y):
     return exp(where(logical_and(a == y, a != b), 0, a - y))
 
 
-copysign = _binary("Copysign", "copysign", "copysign", "The size of a with the sign of b.",
+copysign = _binary("Copysign", "copysign", "copysign", """
+    Return the absolute value of a with the sign of b.
+
+    The gradient of a has its sign changed where a's sign is; that of b is 0.
+
+    >>> rg.copysign([1.0, 2.0], [-3.0, 3.0])
+    Tensor([-1.,  2.], dtype=float32)
+    """,
                    lambda dy, a, y: where((a < 0) == signbit(y), dy, -dy),
                    lambda dy: None, to_float=True, real=True)  # fmt: skip
-nextafter = _binary("NextAfter", "nextafter", "nextafter", "The next number from a towards b.",
+nextafter = _binary("NextAfter", "nextafter", "nextafter", """
+    Return the next number from a towards b that the dtype can hold.
+
+    >>> rg.nextafter(rg.tensor([1.0]), 2.0) - 1
+    Tensor([1.1920929e-07], dtype=float32)
+    """,
                     lambda dy: dy, lambda dy: None, to_float=True, real=True)  # fmt: skip
 
 
@@ -379,25 +689,94 @@ def _pow_b(dy, a, y):
 
 
 pow = _binary("Pow", "pow", "pow",
-              "`a` to the power `b`. The gradient by b is 0 where a <= 0.",
+              """Return a to the power b. The gradient of b is 0 where a <= 0.
+
+    >>> rg.pow([2.0, 3.0], 2)
+    Tensor([4., 9.], dtype=float32)
+    """,
               _pow_a, _pow_b)  # fmt: skip
 
-equal = _binary("Equal", "equal", "equal", "`a == b`.")
-not_equal = _binary("NotEqual", "not_equal", "not_equal", "`a != b`.")
-less = _binary("Less", "less", "less", "`a < b`.", real=True)
-less_equal = _binary("LessEqual", "less_equal", "less_equal", "`a <= b`.", real=True)
-greater = _binary("Greater", "greater", "greater", "`a > b`.", real=True)
-greater_equal = _binary("GreaterEqual", "greater_equal", "greater_equal", "`a >= b`.", real=True)
-logical_and = _binary("LogicalAnd", "logical_and", "logical_and", "`a and b`.")
-logical_or = _binary("LogicalOr", "logical_or", "logical_or", "`a or b`.")
-logical_xor = _binary("LogicalXor", "logical_xor", "logical_xor", "Either, not both.")
-bitwise_and = _binary("BitwiseAnd", "bitwise_and", "bitwise_and", "`a & b`, bit by bit.")
-bitwise_or = _binary("BitwiseOr", "bitwise_or", "bitwise_or", "`a | b`, bit by bit.")
-bitwise_xor = _binary("BitwiseXor", "bitwise_xor", "bitwise_xor", "`a ^ b`, bit by bit.")
-bitwise_left_shift = _binary("LeftShift", "bitwise_left_shift", "bitwise_left_shift", "`a << b`.")
+equal = _binary("Equal", "equal", "equal", """Return True where `a == b`.
+
+    >>> rg.equal([1.0, 2.0], [1.0, 3.0])
+    Tensor([ True, False], dtype=bool)
+    """, boolean=True)  # fmt: skip
+not_equal = _binary("NotEqual", "not_equal", "not_equal", """Return True where `a != b`.
+
+    >>> rg.not_equal([1.0, 2.0], [1.0, 3.0])
+    Tensor([False,  True], dtype=bool)
+    """, boolean=True)  # fmt: skip
+less = _binary("Less", "less", "less", """Return True where `a < b`.
+
+    >>> rg.less([1.0, 2.0], 2)
+    Tensor([ True, False], dtype=bool)
+    """, real=True, boolean=True)  # fmt: skip
+less_equal = _binary("LessEqual", "less_equal", "less_equal", """Return True where `a <= b`.
+
+    >>> rg.less_equal([1.0, 2.0], 1)
+    Tensor([ True, False], dtype=bool)
+    """, real=True, boolean=True)  # fmt: skip
+greater = _binary("Greater", "greater", "greater", """Return True where `a > b`.
+
+    >>> rg.greater([1.0, 2.0], 1)
+    Tensor([False,  True], dtype=bool)
+    """, real=True, boolean=True)  # fmt: skip
+greater_equal = _binary("GreaterEqual", "greater_equal", "greater_equal", """
+    Return True where `a >= b`.
+
+    >>> rg.greater_equal([1.0, 2.0], 2)
+    Tensor([False,  True], dtype=bool)
+    """, real=True, boolean=True)  # fmt: skip
+logical_and = _binary("LogicalAnd", "logical_and", "logical_and", """
+    Return True where a and b are both true (not 0).
+
+    >>> rg.logical_and([True, True], [True, False])
+    Tensor([ True, False], dtype=bool)
+    """, boolean=True)  # fmt: skip
+logical_or = _binary("LogicalOr", "logical_or", "logical_or", """
+    Return True where a or b or both are true (not 0).
+
+    >>> rg.logical_or([True, False], [False, False])
+    Tensor([ True, False], dtype=bool)
+    """, boolean=True)  # fmt: skip
+logical_xor = _binary("LogicalXor", "logical_xor", "logical_xor", """
+    Return True where exactly one of a and b is true (not 0).
+
+    >>> rg.logical_xor([True, True], [True, False])
+    Tensor([False,  True], dtype=bool)
+    """, boolean=True)  # fmt: skip
+bitwise_and = _binary("BitwiseAnd", "bitwise_and", "bitwise_and", """
+    Return `a & b`: the bits that are set in both, of integers or bools.
+
+    >>> rg.bitwise_and(rg.asarray([6, 5]), 3)
+    Tensor([2, 1], dtype=int64)
+    """)  # fmt: skip
+bitwise_or = _binary("BitwiseOr", "bitwise_or", "bitwise_or", """
+    Return `a | b`: the bits that are set in either, of integers or bools.
+
+    >>> rg.bitwise_or(rg.asarray([6, 5]), 3)
+    Tensor([7, 7], dtype=int64)
+    """)  # fmt: skip
+bitwise_xor = _binary("BitwiseXor", "bitwise_xor", "bitwise_xor", """
+    Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
+
+    >>> rg.bitwise_xor(rg.asarray([6, 5]), 3)
+    Tensor([5, 6], dtype=int64)
+    """)  # fmt: skip
+bitwise_left_shift = _binary("LeftShift", "bitwise_left_shift", "bitwise_left_shift", """
+    Return `a << b`: the bits of integers moved up by b places.
+
+    >>> rg.bitwise_left_shift(rg.asarray([1, 3]), 2)
+    Tensor([ 4, 12], dtype=int64)
+    """)  # fmt: skip
 bitwise_right_shift = _binary(
-    "RightShift", "bitwise_right_shift", "bitwise_right_shift", "`a >> b`."
-)
+    "RightShift", "bitwise_right_shift", "bitwise_right_shift", """
+    Return `a >> b`: the bits of integers moved down by b places; the sign stays.
+
+    >>> rg.bitwise_right_shift(rg.asarray([8, -8]), 2)
+    Tensor([ 2, -2], dtype=int64)
+    """
+)  # fmt: skip
 
 
 @op("IsClose", elementwise=True)
@@ -445,11 +824,23 @@ not_differentiable(
 
 @op("SelectV2", elementwise=True, promotes=("a", "b"))
 def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a` where `condition`, `b` elsewhere.
+    """Return `a` where `condition` is true (not 0), and `b` elsewhere.
 
     The gradient is masked, never multiplied, so a NaN in the branch not taken does no harm
     here. It may still make one further back (`0 * inf`); then guard the input as well:
     `where(x > 0, log(where(x > 0, x, 1)), 0)`.
+
+    Args:
+        condition: A Tensor or array of bools; of numbers, those that are not 0 are true.
+        a, b: The values to choose from, Tensors, arrays or numbers.
+
+    Returns:
+        A Tensor of the shape to which the three broadcast, of the dtype to which a and b promote.
+
+    Source: the Array API standard; `tf.where`.
+
+    >>> rg.where([True, False], [1.0, 2.0], 0)
+    Tensor([1., 0.], dtype=float32)
     """
     mask: Any = condition if condition.dtype == xp.bool else condition != 0
     if xp is np and mask.shape == a.shape == b.shape and a.dtype in BITS and a.size >= 8192:
@@ -541,9 +932,22 @@ def _(dy, x, min, max):
 
 @public
 def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
-    """x, brought into `[min, max]`; the gradient passes at both bounds.
+    """Return x limited to `[min, max]`. The gradient passes at both bounds.
 
-    Op type: `ClipByValue`.
+    Args:
+        min: The lower bound, which broadcasts to x; None for none.
+        max: The upper bound, which broadcasts to x; None for none.
+
+    Returns:
+        A Tensor of the shape to which x and the bounds broadcast, and of x's dtype.
+
+    Raises:
+        ArgumentError: both bounds are numbers, and `min` is greater than `max`.
+
+    Op type: `ClipByValue`. Source: the Array API standard.
+
+    >>> rg.clip([-2.0, 0.5, 3.0], -1, 1)
+    Tensor([-1. ,  0.5,  1. ], dtype=float32)
     """
     if type(min) in (int, float) and type(max) in (int, float) and min > max:
         raise ArgumentError(f"clip: min ({min}) must not be greater than max ({max})")
@@ -552,7 +956,23 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike = None
 
 @op("AddN", promotes=True)
 def add_n(xp, xs: Sequence[TensorLike], /) -> Tensor:
-    """The sum of a list of tensors of one shape."""
+    """Return the sum of tensors of one shape.
+
+    Args:
+        xs: A list of Tensors or arrays.
+
+    Returns:
+        A Tensor of their shape, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: `xs` is not a list of Tensors or arrays.
+        ShapeError: the shapes differ.
+
+    Source: `tf.add_n`.
+
+    >>> rg.add_n([rg.ones((2,)), rg.ones((2,)), rg.ones((2,))])
+    Tensor([3., 3.], dtype=float32)
+    """
     shapes = {tuple(x.shape) for x in xs}
     if len(shapes) > 1:
         raise ShapeError(f"add_n: all tensors must have one shape, got {sorted(shapes)}")

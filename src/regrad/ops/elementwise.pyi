@@ -14,7 +14,7 @@ def conj(x: TensorLike, /) -> Tensor: ...
 def real(x: TensorLike, /) -> Tensor: ...
 def imag(x: TensorLike, /) -> Tensor: ...
 def identity(x: TensorLike, /) -> Tensor:
-    """x itself, as an op that a rule can be put on.
+    """Return x itself, as an op that a rule can be attached to.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
@@ -25,11 +25,15 @@ def identity(x: TensorLike, /) -> Tensor:
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Identity`."""
+    Op type: `Identity`.
+
+    >>> import regrad as rg
+    >>> rg.identity([1.0, 2.0])
+    Tensor([1., 2.], dtype=float32)"""
 
 def positive(x: TensorLike, /) -> Tensor: ...
 def stop_gradient(x: TensorLike, /) -> Tensor:
-    """x, as a constant: no gradient flows back through it.
+    """Return x as a constant: no gradient flows back through it.
 
     `g(x) + stop_gradient(f(x) - g(x))` has the value of f and the gradient of g.
 
@@ -45,9 +49,8 @@ def stop_gradient(x: TensorLike, /) -> Tensor:
     Op type: `StopGradient`. Source: `tf.stop_gradient`.
 
     >>> import regrad as rg
-    >>> rg.grad(lambda x: x * rg.stop_gradient(x))(rg.scalar(3.0)).print()
-    Tensor
-        3"""
+    >>> rg.grad(lambda x: x * rg.stop_gradient(x))(rg.scalar(3.0))
+    Tensor(3., dtype=float32)"""
 
 def _cast(x: TensorLike, /, *, dtype: DTypeLike) -> Tensor: ...
 def _to_integers(attrs: dict[str, Any], xs: Sequence[Tensor]) -> bool: ...
@@ -56,7 +59,7 @@ def astype(
 ) -> Tensor: ...
 def _unary(type: str, name: str, kernel: Kernel, doc: str, *rules: Callable[..., Any]) -> Any: ...
 def abs(x: TensorLike, /) -> Tensor:
-    """The absolute value. Gradient at 0: 0.
+    """Return the absolute value. The gradient at 0 is 0.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
@@ -67,10 +70,14 @@ def abs(x: TensorLike, /) -> Tensor:
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Abs`."""
+    Op type: `Abs`.
+
+    >>> import regrad as rg
+    >>> rg.abs([-2.0, 3.0])
+    Tensor([2., 3.], dtype=float32)"""
 
 def negative(x: TensorLike, /) -> Tensor:
-    """`-x`.
+    """Return `-x`.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
@@ -81,10 +88,16 @@ def negative(x: TensorLike, /) -> Tensor:
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Neg`."""
+    Op type: `Neg`.
+
+    >>> import regrad as rg
+    >>> rg.negative([1.0, -2.0])
+    Tensor([-1.,  2.], dtype=float32)"""
 
 def sign(x: TensorLike, /) -> Tensor:
-    """-1, 0 or 1; `x / abs(x)` for complex x. Gradient: 0.
+    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x.
+
+    The gradient of real x is 0.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
@@ -95,10 +108,14 @@ def sign(x: TensorLike, /) -> Tensor:
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Sign`."""
+    Op type: `Sign`.
+
+    >>> import regrad as rg
+    >>> rg.sign([-2.0, 0.0, 3.0])
+    Tensor([-1.,  0.,  1.], dtype=float32)"""
 
 def square(x: TensorLike, /) -> Tensor:
-    """`x * x`.
+    """Return `x * x`.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
@@ -109,402 +126,510 @@ def square(x: TensorLike, /) -> Tensor:
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Square`."""
+    Op type: `Square`.
+
+    >>> import regrad as rg
+    >>> rg.square([2.0, -3.0])
+    Tensor([4., 9.], dtype=float32)"""
 
 def sqrt(x: TensorLike, /) -> Tensor:
-    """The square root. Gradient at 0: infinite.
+    """Return the square root; NaN for negative real x. The gradient at 0 is infinite.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Sqrt`."""
+    Op type: `Sqrt`.
+
+    >>> import regrad as rg
+    >>> rg.sqrt([4.0, 9.0])
+    Tensor([2., 3.], dtype=float32)"""
 
 def rsqrt(x: TensorLike, /) -> Tensor:
-    """`1 / sqrt(x)`.
+    """Return `1 / sqrt(x)`.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Rsqrt`."""
+    Op type: `Rsqrt`.
+
+    >>> import regrad as rg
+    >>> rg.rsqrt([4.0, 16.0])
+    Tensor([0.5 , 0.25], dtype=float32)"""
 
 def reciprocal(x: TensorLike, /) -> Tensor:
-    """`1 / x`.
+    """Return `1 / x`.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Reciprocal`."""
+    Op type: `Reciprocal`.
+
+    >>> import regrad as rg
+    >>> rg.reciprocal([2.0, -4.0])
+    Tensor([ 0.5 , -0.25], dtype=float32)"""
 
 def exp(x: TensorLike, /) -> Tensor:
-    """e to the power x.
+    """Return e to the power x.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Exp`."""
+    Op type: `Exp`.
+
+    >>> import regrad as rg
+    >>> rg.exp([0.0, 1.0])
+    Tensor([1.      , 2.718282], dtype=float32)"""
 
 def _expm1(xp: Namespace, x: Array) -> Any: ...
 def expm1(x: TensorLike, /) -> Tensor:
-    """`exp(x) - 1`, accurate near 0.
+    """Return `exp(x) - 1`, accurate near 0.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Expm1`."""
+    Op type: `Expm1`.
+
+    >>> import regrad as rg
+    >>> rg.expm1([0.0, 1e-6])
+    Tensor([0.0000000e+00, 1.0000005e-06], dtype=float32)"""
 
 def log(x: TensorLike, /) -> Tensor:
-    """The natural logarithm.
+    """Return the natural logarithm; -inf at 0, NaN for negative real x.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Log`."""
+    Op type: `Log`.
+
+    >>> import regrad as rg
+    >>> rg.log([1.0, 10.0])
+    Tensor([0.       , 2.3025851], dtype=float32)"""
 
 def log1p(x: TensorLike, /) -> Tensor:
-    """`log(1 + x)`, accurate near 0.
+    """Return `log(1 + x)`, accurate near 0.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Log1p`."""
+    Op type: `Log1p`.
+
+    >>> import regrad as rg
+    >>> rg.log1p([0.0, 1e-6])
+    Tensor([0.000000e+00, 9.999995e-07], dtype=float32)"""
 
 def log2(x: TensorLike, /) -> Tensor:
-    """The logarithm to base 2.
+    """Return the logarithm to base 2.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Log2`."""
+    Op type: `Log2`.
+
+    >>> import regrad as rg
+    >>> rg.log2([1.0, 8.0])
+    Tensor([0., 3.], dtype=float32)"""
 
 def log10(x: TensorLike, /) -> Tensor:
-    """The logarithm to base 10.
+    """Return the logarithm to base 10.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Log10`."""
+    Op type: `Log10`.
+
+    >>> import regrad as rg
+    >>> rg.log10([1.0, 10.0])
+    Tensor([0., 1.], dtype=float32)"""
 
 def sin(x: TensorLike, /) -> Tensor:
-    """The sine.
+    """Return the sine of x, in radians.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Sin`."""
+    Op type: `Sin`.
+
+    >>> import regrad as rg
+    >>> rg.sin([0.0, 1.0])
+    Tensor([0.      , 0.841471], dtype=float32)"""
 
 def cos(x: TensorLike, /) -> Tensor:
-    """The cosine.
+    """Return the cosine of x, in radians.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Cos`."""
+    Op type: `Cos`.
+
+    >>> import regrad as rg
+    >>> rg.cos([0.0, 1.0])
+    Tensor([1.       , 0.5403023], dtype=float32)"""
 
 def tan(x: TensorLike, /) -> Tensor:
-    """The tangent.
+    """Return the tangent of x, in radians.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Tan`."""
+    Op type: `Tan`.
+
+    >>> import regrad as rg
+    >>> rg.tan([0.0, 1.0])
+    Tensor([0.       , 1.5574077], dtype=float32)"""
 
 def asin(x: TensorLike, /) -> Tensor:
-    """The inverse sine.
+    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1].
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Asin`."""
+    Op type: `Asin`.
+
+    >>> import regrad as rg
+    >>> rg.asin([0.0, 1.0])
+    Tensor([0.       , 1.5707964], dtype=float32)"""
 
 def acos(x: TensorLike, /) -> Tensor:
-    """The inverse cosine.
+    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1].
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Acos`."""
+    Op type: `Acos`.
+
+    >>> import regrad as rg
+    >>> rg.acos([0.0, 1.0])
+    Tensor([1.5707964, 0.       ], dtype=float32)"""
 
 def atan(x: TensorLike, /) -> Tensor:
-    """The inverse tangent.
+    """Return the inverse tangent, in [-π/2, π/2] radians.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Atan`."""
+    Op type: `Atan`.
+
+    >>> import regrad as rg
+    >>> rg.atan([0.0, 1.0])
+    Tensor([0.       , 0.7853982], dtype=float32)"""
 
 def sinh(x: TensorLike, /) -> Tensor:
-    """The hyperbolic sine.
+    """Return the hyperbolic sine.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Sinh`."""
+    Op type: `Sinh`.
+
+    >>> import regrad as rg
+    >>> rg.sinh([0.0, 1.0])
+    Tensor([0.       , 1.1752012], dtype=float32)"""
 
 def cosh(x: TensorLike, /) -> Tensor:
-    """The hyperbolic cosine.
+    """Return the hyperbolic cosine.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Cosh`."""
+    Op type: `Cosh`.
+
+    >>> import regrad as rg
+    >>> rg.cosh([0.0, 1.0])
+    Tensor([1.       , 1.5430807], dtype=float32)"""
 
 def tanh(x: TensorLike, /) -> Tensor:
-    """The hyperbolic tangent.
+    """Return the hyperbolic tangent.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Tanh`."""
+    Op type: `Tanh`.
+
+    >>> import regrad as rg
+    >>> rg.tanh([0.0, 1.0])
+    Tensor([0.       , 0.7615942], dtype=float32)"""
 
 def asinh(x: TensorLike, /) -> Tensor:
-    """The inverse hyperbolic sine.
+    """Return the inverse hyperbolic sine.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Asinh`."""
+    Op type: `Asinh`.
+
+    >>> import regrad as rg
+    >>> rg.asinh([0.0, 1.0])
+    Tensor([0.       , 0.8813736], dtype=float32)"""
 
 def acosh(x: TensorLike, /) -> Tensor:
-    """The inverse hyperbolic cosine.
+    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Acosh`."""
+    Op type: `Acosh`.
+
+    >>> import regrad as rg
+    >>> rg.acosh([1.0, 2.0])
+    Tensor([0.      , 1.316958], dtype=float32)"""
 
 def atanh(x: TensorLike, /) -> Tensor:
-    """The inverse hyperbolic tangent.
+    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1].
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Atanh`."""
+    Op type: `Atanh`.
+
+    >>> import regrad as rg
+    >>> rg.atanh([0.0, 0.5])
+    Tensor([0.        , 0.54930615], dtype=float32)"""
 
 def erf(x: TensorLike, /) -> Tensor:
-    """The error function.
+    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Erf`."""
+    Op type: `Erf`.
+
+    >>> import regrad as rg
+    >>> rg.erf([0.0, 1.0])
+    Tensor([0.       , 0.8427008], dtype=float32)"""
 
 def erfc(x: TensorLike, /) -> Tensor:
-    """`1 - erf(x)`.
+    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Erfc`."""
+    Op type: `Erfc`.
+
+    >>> import regrad as rg
+    >>> rg.erfc([0.0, 3.0])
+    Tensor([1.0000000e+00, 2.2090497e-05], dtype=float32)"""
 
 def erfinv(x: TensorLike, /) -> Tensor:
-    """The inverse of `erf`.
+    """Return the inverse of `erf`; infinite at -1 and 1, NaN beyond.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Erfinv`."""
+    Op type: `Erfinv`.
+
+    >>> import regrad as rg
+    >>> rg.erfinv([0.0, 0.5])
+    Tensor([0.        , 0.47693628], dtype=float32)"""
 
 def lgamma(x: TensorLike, /) -> Tensor:
-    """The logarithm of the absolute value of the gamma function.
+    """Return the logarithm of the absolute value of the gamma function.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Lgamma`."""
+    Op type: `Lgamma`.
+
+    >>> import regrad as rg
+    >>> rg.lgamma([1.0, 5.0])
+    Tensor([0.       , 3.1780539], dtype=float32)"""
 
 def digamma(x: TensorLike, /) -> Tensor:
-    """The derivative of `lgamma`.
+    """Return the derivative of `lgamma`.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
         A Tensor of x's shape and dtype.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Digamma`."""
+    Op type: `Digamma`.
+
+    >>> import regrad as rg
+    >>> rg.digamma([1.0, 5.0])
+    Tensor([-0.5772157,  1.5061177], dtype=float32)"""
 
 def polygamma(x: TensorLike, /, n: int) -> Tensor: ...
 def ceil(x: TensorLike, /) -> Tensor:
-    """The least integer not below x. Gradient: 0.
+    """Return the least integer that is not below x. The gradient is 0.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
@@ -516,10 +641,14 @@ def ceil(x: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `Ceil`."""
+    Op type: `Ceil`.
+
+    >>> import regrad as rg
+    >>> rg.ceil([1.2, -1.2])
+    Tensor([ 2., -1.], dtype=float32)"""
 
 def floor(x: TensorLike, /) -> Tensor:
-    """The greatest integer not above x. Gradient: 0.
+    """Return the greatest integer that is not above x. The gradient is 0.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
@@ -531,10 +660,16 @@ def floor(x: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `Floor`."""
+    Op type: `Floor`.
+
+    >>> import regrad as rg
+    >>> rg.floor([1.2, -1.2])
+    Tensor([ 1., -2.], dtype=float32)"""
 
 def round(x: TensorLike, /) -> Tensor:
-    """The nearest integer, half to even. Gradient: 0.
+    """Return the nearest integer, and of two that are equally near the even one.
+
+    The gradient is 0.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
@@ -545,10 +680,14 @@ def round(x: TensorLike, /) -> Tensor:
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Round`."""
+    Op type: `Round`.
+
+    >>> import regrad as rg
+    >>> rg.round([0.5, 1.5, 1.7])
+    Tensor([0., 2., 2.], dtype=float32)"""
 
 def trunc(x: TensorLike, /) -> Tensor:
-    """x without its fraction. Gradient: 0.
+    """Return x without its fraction. The gradient is 0.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
@@ -560,82 +699,106 @@ def trunc(x: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `Trunc`."""
+    Op type: `Trunc`.
+
+    >>> import regrad as rg
+    >>> rg.trunc([1.7, -1.7])
+    Tensor([ 1., -1.], dtype=float32)"""
 
 def step(x: TensorLike, /, alpha: float = 0.0) -> Tensor: ...
 def isnan(x: TensorLike, /) -> Tensor:
-    """Whether x is NaN.
+    """Return True where x is NaN.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
-        A Tensor of x's shape and dtype.
+        A Tensor of bools, of x's shape.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `IsNan`."""
+    Op type: `IsNan`.
+
+    >>> import regrad as rg
+    >>> rg.isnan([1.0, float("nan")])
+    Tensor([False,  True], dtype=bool)"""
 
 def isinf(x: TensorLike, /) -> Tensor:
-    """Whether x is infinite.
+    """Return True where x is infinite, of either sign.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
-        A Tensor of x's shape and dtype.
+        A Tensor of bools, of x's shape.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `IsInf`."""
+    Op type: `IsInf`.
+
+    >>> import regrad as rg
+    >>> rg.isinf([1.0, float("-inf")])
+    Tensor([False,  True], dtype=bool)"""
 
 def isfinite(x: TensorLike, /) -> Tensor:
-    """Whether x is a finite number.
+    """Return True where x is neither infinite nor NaN.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
-        A Tensor of x's shape and dtype.
+        A Tensor of bools, of x's shape.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `IsFinite`."""
+    Op type: `IsFinite`.
+
+    >>> import regrad as rg
+    >>> rg.isfinite([1.0, float("inf")])
+    Tensor([ True, False], dtype=bool)"""
 
 def signbit(x: TensorLike, /) -> Tensor:
-    """Whether x is negative, -0 included.
+    """Return True where x is negative, -0 included.
 
     Args:
         x: A Tensor or array of real numbers, or a number.
 
     Returns:
-        A Tensor of x's shape and dtype.
+        A Tensor of bools, of x's shape.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
 
-    Op type: `SignBit`."""
+    Op type: `SignBit`.
+
+    >>> import regrad as rg
+    >>> rg.signbit([1.0, -0.0])
+    Tensor([False,  True], dtype=bool)"""
 
 def logical_not(x: TensorLike, /) -> Tensor:
-    """`not x`.
+    """Return True where x is 0 or False.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
 
     Returns:
-        A Tensor of x's shape and dtype.
+        A Tensor of bools, of x's shape.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `LogicalNot`."""
+    Op type: `LogicalNot`.
+
+    >>> import regrad as rg
+    >>> rg.logical_not([True, False])
+    Tensor([False,  True], dtype=bool)"""
 
 def bitwise_invert(x: TensorLike, /) -> Tensor:
-    """`~x`, bit by bit.
+    """Return `~x`: every bit of an integer inverted, or `not x` for bools.
 
     Args:
         x: A Tensor or array of real or complex numbers, or a number.
@@ -646,7 +809,11 @@ def bitwise_invert(x: TensorLike, /) -> Tensor:
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
 
-    Op type: `Invert`."""
+    Op type: `Invert`.
+
+    >>> import regrad as rg
+    >>> rg.bitwise_invert(rg.asarray([0, 5]))
+    Tensor([-1, -6], dtype=int64)"""
 
 def _binary(
     type: str,
@@ -659,7 +826,7 @@ def _binary(
     boolean: bool = False,
 ) -> Any: ...
 def add(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a + b`.
+    """Return `a + b`.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -671,10 +838,14 @@ def add(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `AddV2`."""
+    Op type: `AddV2`.
+
+    >>> import regrad as rg
+    >>> rg.add([1.0, 2.0], 10)
+    Tensor([11., 12.], dtype=float32)"""
 
 def subtract(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a - b`.
+    """Return `a - b`.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -686,10 +857,14 @@ def subtract(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Sub`."""
+    Op type: `Sub`.
+
+    >>> import regrad as rg
+    >>> rg.subtract([1.0, 2.0], 10)
+    Tensor([-9., -8.], dtype=float32)"""
 
 def multiply(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a * b`.
+    """Return `a * b`.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -701,26 +876,34 @@ def multiply(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Mul`."""
+    Op type: `Mul`.
+
+    >>> import regrad as rg
+    >>> rg.multiply([1.0, 2.0], 10)
+    Tensor([10., 20.], dtype=float32)"""
 
 def divide(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a / b`; integers become float32.
+    """Return `a / b`.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
 
     Returns:
         A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `RealDiv`."""
+    Op type: `RealDiv`.
+
+    >>> import regrad as rg
+    >>> rg.divide([1.0, 2.0], 10)
+    Tensor([0.1, 0.2], dtype=float32)"""
 
 def floor_divide(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a // b`. Gradient: 0.
+    """Return `a // b`: the quotient, rounded down. The gradient is 0.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
@@ -733,10 +916,14 @@ def floor_divide(a: TensorLike, b: TensorLike, /) -> Tensor:
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `FloorDiv`."""
+    Op type: `FloorDiv`.
+
+    >>> import regrad as rg
+    >>> rg.floor_divide([7.0, -7.0], 2)
+    Tensor([ 3., -4.], dtype=float32)"""
 
 def remainder(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a % b`, with the sign of b.
+    """Return `a % b`, with the sign of b.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
@@ -749,10 +936,14 @@ def remainder(a: TensorLike, b: TensorLike, /) -> Tensor:
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `FloorMod`."""
+    Op type: `FloorMod`.
+
+    >>> import regrad as rg
+    >>> rg.remainder([7.0, -7.0], 3)
+    Tensor([1., 2.], dtype=float32)"""
 
 def maximum(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """The larger; a tie's gradient goes to a.
+    """Return the larger of a and b. Where they are equal, the gradient goes to a.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
@@ -765,10 +956,14 @@ def maximum(a: TensorLike, b: TensorLike, /) -> Tensor:
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Maximum`."""
+    Op type: `Maximum`.
+
+    >>> import regrad as rg
+    >>> rg.maximum([1.0, 5.0], 3)
+    Tensor([3., 5.], dtype=float32)"""
 
 def minimum(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """The smaller; a tie's gradient goes to a.
+    """Return the smaller of a and b. Where they are equal, the gradient goes to a.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
@@ -781,10 +976,14 @@ def minimum(a: TensorLike, b: TensorLike, /) -> Tensor:
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Minimum`."""
+    Op type: `Minimum`.
+
+    >>> import regrad as rg
+    >>> rg.minimum([1.0, 5.0], 3)
+    Tensor([1., 3.], dtype=float32)"""
 
 def squared_difference(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`(a - b)²`.
+    """Return `(a - b)²`.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -796,98 +995,126 @@ def squared_difference(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `SquaredDifference`."""
+    Op type: `SquaredDifference`.
+
+    >>> import regrad as rg
+    >>> rg.squared_difference([1.0, 5.0], 3)
+    Tensor([4., 4.], dtype=float32)"""
 
 def atan2(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """The angle of the point (b, a).
+    """Return the angle of the point (b, a), in (-π, π] radians.
+
+    The gradient at the origin is NaN.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
 
     Returns:
         A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Atan2`."""
+    Op type: `Atan2`.
+
+    >>> import regrad as rg
+    >>> rg.atan2([1.0, 1.0], [1.0, -1.0])
+    Tensor([0.7853981, 2.3561945], dtype=float32)"""
 
 def hypot(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`sqrt(a² + b²)` without overflow. Gradient at 0: 0.
+    """Return `sqrt(a² + b²)`, without overflow. The gradient at the origin is 0.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
 
     Returns:
         A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Hypot`."""
+    Op type: `Hypot`.
+
+    >>> import regrad as rg
+    >>> rg.hypot(3.0, 4.0)
+    Tensor(5., dtype=float32)"""
 
 def logaddexp(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`log(exp(a) + exp(b))`, stable.
+    """Return `log(exp(a) + exp(b))`, without overflow.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
 
     Returns:
         A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `LogAddExp`."""
+    Op type: `LogAddExp`.
+
+    >>> import regrad as rg
+    >>> rg.logaddexp(1000.0, 1000.0)
+    Tensor(1000.6932, dtype=float32)"""
 
 def _part(a: Any, b: Any, y: Any) -> Any: ...
 def copysign(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """The size of a with the sign of b.
+    """Return the absolute value of a with the sign of b.
+
+    The gradient of a has its sign changed where a's sign is; that of b is 0.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
 
     Returns:
         A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Copysign`."""
+    Op type: `Copysign`.
+
+    >>> import regrad as rg
+    >>> rg.copysign([1.0, 2.0], [-3.0, 3.0])
+    Tensor([-1.,  2.], dtype=float32)"""
 
 def nextafter(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """The next number from a towards b.
+    """Return the next number from a towards b that the dtype can hold.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
 
     Returns:
         A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
-        Integers and bools give the default dtype.
+        Integers and bools become the default dtype.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `NextAfter`."""
+    Op type: `NextAfter`.
+
+    >>> import regrad as rg
+    >>> rg.nextafter(rg.tensor([1.0]), 2.0) - 1
+    Tensor([1.1920929e-07], dtype=float32)"""
 
 def or_zero(value: TensorLike, x: TensorLike, /) -> Tensor: ...
 def _grad_or_zero(grad: TensorLike, x: TensorLike, /) -> Tensor: ...
 def _pow_a(dy: Any, a: Any, b: Any) -> Any: ...
 def _pow_b(dy: Any, a: Any, y: Any) -> Any: ...
 def pow(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a` to the power `b`. The gradient by b is 0 where a <= 0.
+    """Return a to the power b. The gradient of b is 0 where a <= 0.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -899,149 +1126,189 @@ def pow(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Pow`."""
+    Op type: `Pow`.
+
+    >>> import regrad as rg
+    >>> rg.pow([2.0, 3.0], 2)
+    Tensor([4., 9.], dtype=float32)"""
 
 def equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a == b`.
+    """Return True where `a == b`.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Equal`."""
+    Op type: `Equal`.
+
+    >>> import regrad as rg
+    >>> rg.equal([1.0, 2.0], [1.0, 3.0])
+    Tensor([ True, False], dtype=bool)"""
 
 def not_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a != b`.
+    """Return True where `a != b`.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `NotEqual`."""
+    Op type: `NotEqual`.
+
+    >>> import regrad as rg
+    >>> rg.not_equal([1.0, 2.0], [1.0, 3.0])
+    Tensor([False,  True], dtype=bool)"""
 
 def less(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a < b`.
+    """Return True where `a < b`.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Less`."""
+    Op type: `Less`.
+
+    >>> import regrad as rg
+    >>> rg.less([1.0, 2.0], 2)
+    Tensor([ True, False], dtype=bool)"""
 
 def less_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a <= b`.
+    """Return True where `a <= b`.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `LessEqual`."""
+    Op type: `LessEqual`.
+
+    >>> import regrad as rg
+    >>> rg.less_equal([1.0, 2.0], 1)
+    Tensor([ True, False], dtype=bool)"""
 
 def greater(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a > b`.
+    """Return True where `a > b`.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `Greater`."""
+    Op type: `Greater`.
+
+    >>> import regrad as rg
+    >>> rg.greater([1.0, 2.0], 1)
+    Tensor([False,  True], dtype=bool)"""
 
 def greater_equal(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a >= b`.
+    """Return True where `a >= b`.
 
     Args:
         a, b: A Tensor or array of real numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         DTypeError: an argument is complex.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `GreaterEqual`."""
+    Op type: `GreaterEqual`.
+
+    >>> import regrad as rg
+    >>> rg.greater_equal([1.0, 2.0], 2)
+    Tensor([False,  True], dtype=bool)"""
 
 def logical_and(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a and b`.
+    """Return True where a and b are both true (not 0).
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `LogicalAnd`."""
+    Op type: `LogicalAnd`.
+
+    >>> import regrad as rg
+    >>> rg.logical_and([True, True], [True, False])
+    Tensor([ True, False], dtype=bool)"""
 
 def logical_or(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a or b`.
+    """Return True where a or b or both are true (not 0).
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `LogicalOr`."""
+    Op type: `LogicalOr`.
+
+    >>> import regrad as rg
+    >>> rg.logical_or([True, False], [False, False])
+    Tensor([ True, False], dtype=bool)"""
 
 def logical_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """Either, not both.
+    """Return True where exactly one of a and b is true (not 0).
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
 
     Returns:
-        A Tensor of the shape to which the arguments broadcast, of the dtype to which they promote.
+        A Tensor of bools, of the shape to which the arguments broadcast.
 
     Raises:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `LogicalXor`."""
+    Op type: `LogicalXor`.
+
+    >>> import regrad as rg
+    >>> rg.logical_xor([True, True], [True, False])
+    Tensor([False,  True], dtype=bool)"""
 
 def bitwise_and(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a & b`, bit by bit.
+    """Return `a & b`: the bits that are set in both, of integers or bools.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -1053,10 +1320,14 @@ def bitwise_and(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `BitwiseAnd`."""
+    Op type: `BitwiseAnd`.
+
+    >>> import regrad as rg
+    >>> rg.bitwise_and(rg.asarray([6, 5]), 3)
+    Tensor([2, 1], dtype=int64)"""
 
 def bitwise_or(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a | b`, bit by bit.
+    """Return `a | b`: the bits that are set in either, of integers or bools.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -1068,10 +1339,14 @@ def bitwise_or(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `BitwiseOr`."""
+    Op type: `BitwiseOr`.
+
+    >>> import regrad as rg
+    >>> rg.bitwise_or(rg.asarray([6, 5]), 3)
+    Tensor([7, 7], dtype=int64)"""
 
 def bitwise_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a ^ b`, bit by bit.
+    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -1083,10 +1358,14 @@ def bitwise_xor(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `BitwiseXor`."""
+    Op type: `BitwiseXor`.
+
+    >>> import regrad as rg
+    >>> rg.bitwise_xor(rg.asarray([6, 5]), 3)
+    Tensor([5, 6], dtype=int64)"""
 
 def bitwise_left_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a << b`.
+    """Return `a << b`: the bits of integers moved up by b places.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -1098,10 +1377,14 @@ def bitwise_left_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `LeftShift`."""
+    Op type: `LeftShift`.
+
+    >>> import regrad as rg
+    >>> rg.bitwise_left_shift(rg.asarray([1, 3]), 2)
+    Tensor([ 4, 12], dtype=int64)"""
 
 def bitwise_right_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """`a >> b`.
+    """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
 
     Args:
         a, b: A Tensor or array of real or complex numbers, or a number. Shapes broadcast.
@@ -1113,7 +1396,11 @@ def bitwise_right_shift(a: TensorLike, b: TensorLike, /) -> Tensor:
         ArgumentError: an argument is not a Tensor, an array or a number.
         ShapeError: the shapes do not broadcast.
 
-    Op type: `RightShift`."""
+    Op type: `RightShift`.
+
+    >>> import regrad as rg
+    >>> rg.bitwise_right_shift(rg.asarray([8, -8]), 2)
+    Tensor([ 2, -2], dtype=int64)"""
 
 def isclose(
     a: TensorLike,

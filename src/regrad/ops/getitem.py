@@ -226,16 +226,26 @@ def _order(ndim: int, plan: _IndexPlan) -> list[int]:
 
 @deferrable
 def at_set(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
-    """x with y in the place of `x[index]`, to which y broadcasts: `x[index] = y` as a function.
+    """Return x with y in the place of `x[index]`: `x[index] = y` as a function.
 
     Where the index names a place repeatedly the last one counts, in every library, and only that
-    one has a gradient. The dtype is x's. `index` is as in `x[index]`; a mask with a single number
-    y needs no known values.
+    one has a gradient.
+
+    Args:
+        index: As in `x[index]`; a mask with a single number y needs no known values.
+        y: The new values, which broadcast to `x[index]`.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        IndexRangeError: an int is out of range (on NumPy and PyTorch).
+        ShapeError: y does not broadcast to `x[index]`.
+        DTypeError: the index is of floats.
 
     Op types: `TensorStridedSliceUpdate` for ints and slices, `TensorScatterUpdate` for arrays,
-    `SelectV2` for a mask and a single number.
+    `SelectV2` for a mask and a single number. Source: `jax.numpy.ndarray.at`.
 
-    >>> import regrad as rg
     >>> rg.at_set(rg.tensor([1.0, 2.0, 3.0]), [0, 2], 9).print()
     Tensor
         [9, 2, 9]
@@ -256,13 +266,23 @@ def at_set(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
 
 @deferrable
 def at_add(x: TensorLike, index: Index, y: TensorLike, /) -> Tensor:
-    """x with y added to `x[index]`: `x[index] += y` as a function, except that repeats add up.
+    """Return x with y added to `x[index]`. Repeated indices add up, unlike in `x[index] += y`.
 
-    y broadcasts to `x[index]`; the dtype is x's.
+    Args:
+        index: As in `x[index]`.
+        y: What is added, which broadcasts to `x[index]`.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        IndexRangeError: an int is out of range (on NumPy and PyTorch).
+        ShapeError: y does not broadcast to `x[index]`.
+        DTypeError: the index is of floats.
 
     A composition of `AddV2` with `StridedSliceGrad` and `ScatterNd`, which place y in zeros.
+    Source: `jax.numpy.ndarray.at`.
 
-    >>> import regrad as rg
     >>> rg.at_add(rg.tensor([1.0, 2.0, 3.0]), [0, 2, 0], 10).print()
     Tensor
         [21, 2, 13]

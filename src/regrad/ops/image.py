@@ -136,14 +136,20 @@ def _(dy, tap, size, strides, pad, dilations):
 def dilation2d(
     x: TensorLike, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
 ) -> Tensor:
-    """The maximum over each window of `x + w`: grey-scale dilation.
+    """Return the maximum over each window of `x + w`: grey-scale dilation.
+
+    The gradients go to the first maximum of each window, in row-major order.
 
     Args:
         x: Images, (batch, height, width, channels), or one without the batch axis.
         w: The structuring function, (height, width, channels).
         strides, pad, dilations: As in `conv2d`; padding is never a maximum.
 
-    The gradients go to the first maximum of each window, in row-major order.
+    Returns:
+        A Tensor (batch, height, width, channels), of the dtype to which x and w promote.
+
+    Raises:
+        ShapeError: a wrong rank, channels that differ, or a window that does not fit.
 
     Op type: `Dilation2D`. Source: `tf.dilation2d` of TensorFlow.js.
 
@@ -226,21 +232,17 @@ def space_to_batch(
         paddings: Pairs of zeros (before, after) for each spatial axis; the padded sizes must
             be multiples of the blocks.
 
-    Returns `(batch * prod(block_shape), *spatial / block_shape, ...)`. Raises ShapeError where
-    sizes do not fit.
+    Returns:
+        A Tensor (batch * prod(block_shape), *spatial / block_shape, ...).
+
+    Raises:
+        ShapeError: sizes do not fit.
 
     Op type: `SpaceToBatchND`. Source: `tf.spaceToBatchND` of TensorFlow.js.
 
-    >>> import regrad as rg
-    >>> from regrad.nn import space_to_batch
     >>> x = rg.tensor([1, 2, 3, 4], (1, 2, 2))
-    >>> space_to_batch(x, [1, 2], [[0, 0], [0, 0]]).print()
-    Tensor
-        [[[1],
-          [3]],
-    <BLANKLINE>
-         [[2],
-          [4]]]
+    >>> rg.nn.space_to_batch(x, [1, 2], [[0, 0], [0, 0]]).tolist()
+    [[[1.0], [3.0]], [[2.0], [4.0]]]
     """
     return _space_to_batch(*_check_blocks("space_to_batch", x, block_shape, paddings, "paddings"))
 
@@ -256,7 +258,17 @@ def batch_to_space(
         block_shape: The size of a block along each spatial axis.
         crops: Pairs (before, after) of how much is cut off each spatial axis.
 
+    Returns:
+        A Tensor (batch / prod(block_shape), *spatial * block_shape - crops, ...).
+
+    Raises:
+        ShapeError: sizes do not fit.
+
     Op type: `BatchToSpaceND`. Source: `tf.batchToSpaceND` of TensorFlow.js.
+
+    >>> x = rg.tensor([1, 3, 2, 4], (2, 2, 1))
+    >>> rg.nn.batch_to_space(x, [1, 2], [[0, 0], [0, 0]]).tolist()
+    [[[1.0, 2.0], [3.0, 4.0]]]
     """
     return _batch_to_space(*_check_blocks("batch_to_space", x, block_shape, crops, "crops"))
 
@@ -410,7 +422,7 @@ def resize_bilinear(
     align_corners: bool = False,
     half_pixel_centers: bool = False,
 ) -> Tensor:
-    """Images of another size, each pixel interpolated between four of the old.
+    """Return images of another size, each pixel interpolated between four old ones.
 
     Args:
         x: Images, (batch, height, width, channels), or one without the batch axis.
@@ -419,6 +431,9 @@ def resize_bilinear(
             upper left ends do (TensorFlow 1's convention).
         half_pixel_centers: Pixels are squares around their centres (the convention of
             TensorFlow 2, PyTorch and JAX). Not together with `align_corners`.
+
+    Returns:
+        A Tensor of x's rank. Integers become the default dtype.
 
     Raises ShapeError for a wrong rank or images without pixels, ArgumentError for a wrong size.
 
@@ -445,11 +460,23 @@ def resize_nearest(
     align_corners: bool = False,
     half_pixel_centers: bool = False,
 ) -> Tensor:
-    """Images of another size, each pixel that of the nearest old one.
+    """Return images of another size, each pixel a copy of the nearest old one.
 
-    Arguments and errors are those of `resize_bilinear`.
+    Args:
+        x: Images, (batch, height, width, channels), or one without the batch axis.
+        size: The new (height, width).
+        align_corners, half_pixel_centers: As in `resize_bilinear`.
+
+    Returns:
+        A Tensor of x's rank and dtype.
+
+    Raises ShapeError for a wrong rank or images without pixels, ArgumentError for a wrong size.
 
     Op type: `ResizeNearestNeighbor`. Source: `tf.image.resizeNearestNeighbor` of TensorFlow.js.
+
+    >>> rg.nn.resize_nearest(rg.tensor([1, 2], (1, 2, 1)), (1, 4)).reshape((4,)).print()
+    Tensor
+        [1, 1, 2, 2]
     """
     options = (size, align_corners, half_pixel_centers)
     return _resize(_resize_nearest, "resize_nearest", x, *options)

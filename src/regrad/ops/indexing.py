@@ -92,11 +92,25 @@ def _(dy, indices, axis):
 
 @deferrable
 def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Elements of x, picked along `axis` by indices of x's rank.
+    """Return elements of x, picked along an axis by indices of x's rank.
 
-    Along the other axes x and `indices` broadcast. `take_along_axis(x, argsort(x))` is x sorted.
+    `take_along_axis(x, argsort(x))` is x sorted.
 
-    Op type: `TakeAlongAxis`.
+    Args:
+        indices: Integers; negative ones count from the end. Along the other axes x and `indices`
+            broadcast.
+
+    Returns:
+        A Tensor of x's dtype, with as many elements along the axis as `indices` has.
+
+    Raises:
+        ShapeError: the ranks differ, or the other axes do not broadcast.
+        IndexRangeError: an index is out of range (on NumPy and PyTorch).
+
+    Op type: `TakeAlongAxis`. Source: the Array API standard.
+
+    >>> rg.take_along_axis([[1.0, 2.0], [3.0, 4.0]], [[1], [0]]).tolist()
+    [[2.0], [3.0]]
     """
     x, indices = dispatch.lift(x), dispatch.lift(indices, integers=True)
     axis = normalized_axis(axis, x.ndim)
@@ -174,14 +188,24 @@ def _(dy, indices, axis, batch_dims):
 def take(
     x: TensorLike, indices: TensorLike, /, *, axis: int | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """Slices of x along `axis`, picked by integers.
+    """Return slices of x along an axis, picked by integers.
 
-    The shape is `x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]`. `axis` may
-    be left out if x has one. The first `batch_dims` axes belong together in x and indices.
+    Args:
+        indices: Integers of any shape; negative ones count from the end.
+        axis: The axis, which may be left out if x has one.
+        batch_dims: The number of leading axes that x and `indices` share.
+
+    Returns:
+        A Tensor of x's dtype and of the shape
+        `x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]`.
+
+    Raises:
+        ArgumentError: `axis` is left out and x has several, or `batch_dims` is out of range.
+        ShapeError: the first `batch_dims` axes differ.
+        IndexRangeError: an index is out of range (on NumPy and PyTorch).
 
     Op type: `GatherV2`. Source: the Array API standard; `tf.gather` for `batch_dims`.
 
-    >>> import regrad as rg
     >>> rg.take(rg.tensor([10.0, 20.0, 30.0]), [2, 0, -1]).print()
     Tensor
         [30, 10, 30]
@@ -204,9 +228,24 @@ def take(
 
 @deferrable
 def repeat(x: TensorLike, repeats: Any, /, *, axis: int | None = None) -> Tensor:
-    """x with each element along `axis` repeated (of x flattened, by default).
+    """Return x with each element along an axis repeated.
 
-    `repeats` is one number, or one per element; the numbers decide the shape and must be known.
+    Args:
+        repeats: One int, or one per element along the axis. They decide the shape and must be
+            known.
+        axis: The axis; None repeats the elements of x flattened.
+
+    Returns:
+        A Tensor of x's dtype, with `sum(repeats)` elements along the axis.
+
+    Raises:
+        ArgumentError: `repeats` are not integers of 0 or more.
+        ShapeError: there is not one of them for each element.
+
+    A composition of `BroadcastTo` or `GatherV2`. Source: the Array API standard.
+
+    >>> rg.repeat([1.0, 2.0], [1, 2])
+    Tensor([1., 2., 2.], dtype=float32)
     """
     x = dispatch.lift(x)
     if axis is None:
@@ -233,10 +272,22 @@ def repeat(x: TensorLike, repeats: Any, /, *, axis: int | None = None) -> Tensor
 
 @op("GatherNd")
 def gather_nd(xp, x: TensorLike, indices: Indices, /) -> Tensor:
-    """Slices of x at index vectors: `y[i…] = x[indices[i…, 0], indices[i…, 1], …]`.
+    """Return slices of x at index vectors: `y[i…] = x[indices[i…, 0], indices[i…, 1], …]`.
 
-    The last axis of `indices` holds the vectors; the shape is
-    `indices.shape[:-1] + x.shape[indices.shape[-1]:]`.
+    Args:
+        indices: Integers, whose last axis holds the index vectors.
+
+    Returns:
+        A Tensor of x's dtype and of the shape `indices.shape[:-1] + x.shape[indices.shape[-1]:]`.
+
+    Raises:
+        ShapeError: the index vectors have more entries than x has axes.
+        IndexRangeError: an index is out of range (on NumPy and PyTorch).
+
+    Source: `tf.gather_nd`.
+
+    >>> rg.gather_nd([[1.0, 2.0], [3.0, 4.0]], [[0, 1], [1, 0]])
+    Tensor([2., 3.], dtype=float32)
     """
     depth = _depth("gather_nd", tuple(x.shape), tuple(indices.shape))
     ids = _as_index(xp, indices)
@@ -263,12 +314,24 @@ def _(dy, indices, x_shape):
 
 @op("ScatterNd")
 def scatter_nd(xp, indices: Indices, updates: TensorLike, /, shape: Shape) -> Tensor:
-    """Zeros of the given shape with `updates` added at index vectors: the adjoint of `gather_nd`.
+    """Return zeros with updates added at index vectors: the adjoint of `gather_nd`.
 
-    `updates` has the shape `indices.shape[:-1] + shape[indices.shape[-1]:]`. What falls on one
-    place adds up.
+    Updates of one place add up.
 
-    >>> import regrad as rg
+    Args:
+        indices: Integers, whose last axis holds the index vectors.
+        updates: What is added, of the shape `indices.shape[:-1] + shape[indices.shape[-1]:]`.
+        shape: The shape of the result.
+
+    Returns:
+        A Tensor of that shape and of the updates' dtype.
+
+    Raises:
+        ShapeError: the updates have another shape, or the index vectors too many entries.
+        IndexRangeError: an index is out of range (on NumPy and PyTorch).
+
+    Source: `tf.scatter_nd`.
+
     >>> rg.scatter_nd([[1], [3], [1]], rg.tensor([5.0, 6.0, 7.0]), (4,)).print()
     Tensor
         [0, 12, 0, 6]
@@ -360,13 +423,22 @@ def _(dy, indices, x_shape):
 
 @op("UnsortedSegmentSum")
 def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
-    """The sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`.
+    """Return the sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`.
 
-    `ids` has the shape of x's leading axes (one id per row, as a rule) and need not be sorted.
-    Slices with a negative id are left out. An id of `num_segments` or more is an error on NumPy
-    and PyTorch; JAX leaves it out.
+    Args:
+        ids: Integers, one per slice (row), of the shape of x's leading axes. They need not be
+            sorted, and slices with a negative id are left out.
+        num_segments: The number of sums, an int.
 
-    >>> import regrad as rg
+    Returns:
+        A Tensor of x's dtype and of the shape `(num_segments,) + x.shape[ids.ndim:]`.
+
+    Raises:
+        ShapeError: `ids` does not have the shape of x's leading axes.
+        IndexRangeError: an id is `num_segments` or more (on NumPy and PyTorch; JAX leaves it out).
+
+    Source: `tf.math.unsorted_segment_sum`.
+
     >>> rg.segment_sum(rg.tensor([1.0, 2.0, 3.0, 4.0]), [0, 2, 0, -1], 3).print()
     Tensor
         [4, 0, 2]
@@ -436,13 +508,26 @@ def one_hot(
     axis: int = -1,
     dtype: DTypeLike | None = None,
 ) -> Tensor:
-    """`on_value` where the index is, `off_value` elsewhere, along a new axis of size `depth`.
+    """Return `on_value` where the index is, `off_value` elsewhere, along a new axis.
 
-    An index outside `[0, depth)` makes a row of `off_value`. The dtype is the default dtype unless
-    another is given (TensorFlow.js's `oneHot` returns int32). It has no gradient: the indices are
-    integers.
+    It has no gradient: the indices are integers.
 
-    >>> import regrad as rg
+    Args:
+        indices: Integers of any shape. One outside `[0, depth)` makes a row of `off_value`.
+        depth: The size of the new axis.
+        on_value, off_value: Numbers.
+        axis: The place of the new axis in the result.
+        dtype: The dtype; the default dtype by default (TensorFlow.js's `oneHot` returns int32).
+
+    Returns:
+        A Tensor of the indices' shape with the new axis.
+
+    Raises:
+        ArgumentError: `indices` is not a Tensor, an array or a number, or `depth` is not an int.
+        DTypeError: the indices are not integers.
+
+    Op type: `OneHot`. Source: `tf.one_hot`.
+
     >>> rg.one_hot([2, 0, -1], 3).print()
     Tensor
         [[0, 0, 1],
@@ -461,11 +546,22 @@ def _index_vectors(xp, x: TensorLike, /) -> Tensor:
 
 @deferrable
 def nonzero(x: TensorLike, /) -> tuple[Tensor, ...]:
-    """The indices of the elements that are not 0: one vector per axis.
+    """Return the indices of the elements that are not 0.
 
-    The values decide the shape, so they must be known (they are not under jit). No gradient.
+    The values decide the shape, so they must be known (they are not under jit).
 
-    Op type: `Where` (TensorFlow's name for it; `where` itself is `SelectV2`).
+    Returns:
+        A tuple of vectors of integers, one per axis of x, of one element per element found. They
+        have no gradient.
+
+    Raises:
+        ShapeError: x has no axes.
+
+    Op type: `Where` (TensorFlow's name for it; `where` itself is `SelectV2`). Source: the Array
+    API standard.
+
+    >>> rg.nonzero([0.0, 5.0, 6.0])
+    (Tensor([1, 2], dtype=int64),)
     """
     x = dispatch.lift(x)
     if x.ndim == 0:
@@ -475,9 +571,18 @@ def nonzero(x: TensorLike, /) -> tuple[Tensor, ...]:
 
 @op("UniqueValues")
 def unique_values(xp, x: TensorLike, /) -> Tensor:
-    """The distinct values of x, sorted.
+    """Return the distinct values of x, sorted.
 
-    The values decide the shape, so they must be known (they are not under jit). No gradient.
+    The values decide the shape, so they must be known (they are not under jit).
+
+    Returns:
+        A Tensor of rank 1 and of x's dtype, of one element per distinct value. Every NaN is a
+        value of its own. It has no gradient.
+
+    Source: the Array API standard.
+
+    >>> rg.unique_values([3.0, 1.0, 3.0])
+    Tensor([1., 3.], dtype=float32)
     """
     return xp.sort(xp.unique_values(x))
 
@@ -522,28 +627,34 @@ class UniqueInverseResult(NamedTuple):
 
 @public
 def unique_all(x: TensorLike, /) -> UniqueAllResult:
-    """The distinct values of x, sorted, with their places and counts; no gradient.
-
-    Returns:
-        `values`, `indices` (where in the flattened x each comes first), `inverse_indices` (of
-        x's shape: `values[inverse_indices]` is x) and `counts`. Every NaN is a value of its own.
+    """Return the distinct values of x, sorted, with their places and counts; no gradient.
 
     The values decide the shapes, so they must be known (they are not under jit).
 
+    Returns:
+        `values`, `indices` (where in the flattened x each comes first), `inverse_indices` (of
+        x's shape: `values[inverse_indices]` is x) and `counts`; all but `inverse_indices` have rank
+        1. Every NaN is a value of its own.
+
     Op type: `Unique`. Source: the Array API standard.
 
-    >>> import regrad as rg
-    >>> rg.unique_all(rg.tensor([3.0, 1.0, 3.0])).counts.tolist()
-    [1, 2]
+    >>> rg.unique_all(rg.tensor([3.0, 1.0, 3.0])).counts
+    Tensor([1, 2], dtype=int64)
     """
     return UniqueAllResult(*_unique(x))
 
 
 @public
 def unique_counts(x: TensorLike, /) -> UniqueCountsResult:
-    """The distinct values of x, sorted, and how often each occurs; see `unique_all`.
+    """Return the distinct values of x, sorted, and how often each occurs; see `unique_all`.
 
-    Op type: `Unique`.
+    Returns:
+        `values`, of x's dtype, and `counts`, integers, both of rank 1.
+
+    Op type: `Unique`. Source: the Array API standard.
+
+    >>> rg.unique_counts([3.0, 1.0, 3.0]).counts
+    Tensor([1, 2], dtype=int64)
     """
     values, _, _, counts = _unique(x)
     return UniqueCountsResult(values, counts)
@@ -551,9 +662,15 @@ def unique_counts(x: TensorLike, /) -> UniqueCountsResult:
 
 @public
 def unique_inverse(x: TensorLike, /) -> UniqueInverseResult:
-    """The distinct values of x, sorted, and which of them each element is; see `unique_all`.
+    """Return the distinct values of x, sorted, and which of them each element is; see `unique_all`.
 
-    Op type: `Unique`.
+    Returns:
+        `values`, of rank 1 and of x's dtype, and `inverse_indices`, integers of x's shape.
+
+    Op type: `Unique`. Source: the Array API standard.
+
+    >>> rg.unique_inverse([3.0, 1.0, 3.0]).inverse_indices
+    Tensor([1, 0, 1], dtype=int64)
     """
     values, _, inverse, _ = _unique(x)
     return UniqueInverseResult(values, inverse)

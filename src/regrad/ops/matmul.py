@@ -71,19 +71,24 @@ def _side_by_side(x: Tensor) -> Tensor:
 def matmul(
     a: TensorLike, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
 ) -> Tensor:
-    """The matrix product over the last two axes; earlier axes broadcast.
+    """Return the matrix product over the last two axes; earlier axes broadcast.
 
     A vector on the left counts as a row, on the right as a column, and its axis is missing in
-    the result. `transpose_a` and `transpose_b` exchange the last two axes of a matrix first,
-    without a copy.
+    the result.
 
-    Raises ShapeError if the inner sizes differ, or for a number (multiply does that).
+    Args:
+        transpose_a: Whether the last two axes of a are exchanged first, without a copy.
+        transpose_b: Whether the last two axes of b are exchanged first, without a copy.
 
-    Source: the Array API standard; the transposes are TensorFlow's.
+    Returns:
+        A Tensor of the shape `(..., n, k)` for matrices `(..., n, m)` and `(..., m, k)`, of the
+        dtype to which they promote.
 
-    Op type: `MatMul`.
+    Raises:
+        ShapeError: the inner sizes differ, or an argument is a number (use multiply).
 
-    >>> import regrad as rg
+    Op type: `MatMul`. Source: the Array API standard; `tf.matMul` for the transposes.
+
     >>> rg.matmul(rg.tensor([[1, 2], [3, 4]]), rg.tensor([1, 10])).print()
     Tensor
         [21, 43]
@@ -126,13 +131,20 @@ def _check_inner(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> 
 def tensordot(
     a: TensorLike, b: TensorLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
 ) -> Tensor:
-    """The sum of products over `axes`: the last of a with the first of b, or two lists of axes.
+    """Return the sum of products over some axes of a and of b.
 
-    Raises ShapeError if sizes that are summed together differ.
+    Args:
+        axes: An int n, for the last n axes of a and the first n of b; or two lists of axes.
 
-    Source: the Array API standard.
+    Returns:
+        A Tensor of the remaining axes of a, followed by those of b, of the dtype to which they
+        promote.
 
-    >>> import regrad as rg
+    Raises:
+        ShapeError: sizes that are summed together differ.
+
+    A composition of `Transpose`, `Reshape` and `MatMul`. Source: the Array API standard.
+
     >>> rg.tensordot(rg.ones((2, 3, 4)), rg.ones((4, 3, 5)), axes=([1, 2], [1, 0])).shape
     (2, 5)
     """
@@ -172,9 +184,21 @@ def _as_matrix(x: Tensor, rows: list[int], columns: list[int]) -> Tensor:
 
 @deferrable
 def vecdot(a: TensorLike, b: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """The sum of `conj(a) * b` over `axis`, counted from the end; other axes broadcast.
+    """Return the sum of `conj(a) * b` over an axis; the other axes broadcast.
 
-    Source: the Array API standard.
+    Args:
+        axis: The axis, counted from the end if the ranks differ.
+
+    Returns:
+        A Tensor without the axis, of the dtype to which a and b promote.
+
+    Raises:
+        ShapeError: the sizes along the axis differ, or the others do not broadcast.
+
+    A composition. Source: the Array API standard.
+
+    >>> rg.vecdot([1.0, 2.0], [3.0, 4.0])
+    Tensor(11., dtype=float32)
     """
     a, b = dispatch.lift(a), dispatch.lift(b)
     axis = _common_axis("vecdot", a, b, axis)
@@ -195,9 +219,18 @@ def _common_axis(name: str, a: Tensor, b: Tensor, axis: int) -> int:
 
 @deferrable
 def outer(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """The matrix of products of the elements of two vectors.
+    """Return the matrix of products of the elements of two vectors.
 
-    Source: the Array API standard.
+    Returns:
+        A Tensor of the shape `(a.size, b.size)`, of the dtype to which they promote.
+
+    Raises:
+        ShapeError: an argument is not a vector.
+
+    A composition. Source: the Array API standard.
+
+    >>> rg.linalg.outer([1.0, 2.0], [3.0, 4.0]).tolist()
+    [[3.0, 4.0], [6.0, 8.0]]
     """
     a, b = dispatch.lift(a), dispatch.lift(b)
     if a.ndim != 1 or b.ndim != 1:
@@ -207,11 +240,18 @@ def outer(a: TensorLike, b: TensorLike, /) -> Tensor:
 
 @deferrable
 def kron(a: TensorLike, b: TensorLike, /) -> Tensor:
-    """The Kronecker product: every element of a times the whole of b, in blocks.
+    """Return the Kronecker product: every element of a times the whole of b, in blocks.
 
-    The tensor of lower rank gets leading axes of size 1.
+    The Tensor of lower rank gets leading axes of size 1.
 
-    Source: `numpy.kron`.
+    Returns:
+        A Tensor whose sizes are the products of those of a and b, of the dtype to which they
+        promote.
+
+    A composition of `Reshape` and `Mul`. Source: `numpy.kron`.
+
+    >>> rg.linalg.kron([1.0, 2.0], [1.0, 10.0])
+    Tensor([ 1., 10.,  2., 20.], dtype=float32)
     """
     a, b = dispatch.lift(a), dispatch.lift(b)
     rank = max(a.ndim, b.ndim)
@@ -239,11 +279,18 @@ def _(dy, a, axis):
 
 @deferrable
 def cross(a: TensorLike, b: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """The cross product of vectors of three elements along `axis`; other axes broadcast.
+    """Return the cross product of vectors of three elements along an axis; other axes broadcast.
 
-    Source: the Array API standard.
+    Returns:
+        A Tensor of the shape to which a and b broadcast, of the dtype to which they promote.
 
-    Op type: `Cross`.
+    Raises:
+        ShapeError: there are not three elements along the axis, or the others do not broadcast.
+
+    Op type: `Cross`. Source: the Array API standard.
+
+    >>> rg.linalg.cross([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
+    Tensor([0., 0., 1.], dtype=float32)
     """
     a, b = dispatch.lift(a), dispatch.lift(b)
     axis = _common_axis("cross", a, b, axis)
@@ -334,19 +381,25 @@ def _steps(
 
 @deferrable
 def einsum(subscripts: str, /, *operands: Any) -> Tensor:
-    """Einstein's sum: products of tensors, their axes named by letters, summed over the rest.
+    """Return Einstein's sum of products of Tensors whose axes are named by letters.
 
-    An axis may be repeated in one operand (a diagonal), an ellipsis stands for axes that
-    broadcast, and without `->` the output has the letters that occur once, sorted. Products of
-    several tensors are ordered by `opt_einsum`.
+    Products of several Tensors are ordered by `opt_einsum`.
 
-    Raises ArgumentError for subscripts that cannot be read, ShapeError for sizes that differ.
+    Args:
+        subscripts: The letters of each operand's axes, and after `->` those of the result, which
+            otherwise are the letters that occur once, sorted. A letter repeated in one operand is
+            a diagonal; an ellipsis stands for axes that broadcast.
+        *operands: Tensors or arrays.
 
-    Source: `numpy.einsum`.
+    Returns:
+        A Tensor of the axes after `->`, of the dtype to which the operands promote.
 
-    Op type: `Einsum`.
+    Raises:
+        ArgumentError: the subscripts cannot be read.
+        ShapeError: sizes of one letter differ.
 
-    >>> import regrad as rg
+    Op type: `Einsum`. Source: `numpy.einsum`.
+
     >>> rg.einsum("ii->i", rg.tensor([[1, 2], [3, 4]])).print()
     Tensor
         [1, 4]

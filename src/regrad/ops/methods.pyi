@@ -38,66 +38,66 @@ class Methods:
     """Operators and methods that call the ops; nothing is computed here."""
 
     def __add__(self, b: TensorLike, /) -> Tensor:
-        """`a + b`."""
+        """Return `a + b`."""
 
     def __sub__(self, b: TensorLike, /) -> Tensor:
-        """`a - b`."""
+        """Return `a - b`."""
 
     def __mul__(self, b: TensorLike, /) -> Tensor:
-        """`a * b`."""
+        """Return `a * b`."""
 
     def __truediv__(self, b: TensorLike, /) -> Tensor:
-        """`a / b`; integers become float32."""
+        """Return `a / b`."""
 
     def __floordiv__(self, b: TensorLike, /) -> Tensor:
-        """`a // b`. Gradient: 0."""
+        """Return `a // b`: the quotient, rounded down. The gradient is 0."""
 
     def __mod__(self, b: TensorLike, /) -> Tensor:
-        """`a % b`, with the sign of b."""
+        """Return `a % b`, with the sign of b."""
 
     def __pow__(self, b: TensorLike, /) -> Tensor:
-        """`a` to the power `b`. The gradient by b is 0 where a <= 0."""
+        """Return a to the power b. The gradient of b is 0 where a <= 0."""
 
     def __and__(self, b: TensorLike, /) -> Tensor:
-        """`a & b`, bit by bit."""
+        """Return `a & b`: the bits that are set in both, of integers or bools."""
 
     def __or__(self, b: TensorLike, /) -> Tensor:
-        """`a | b`, bit by bit."""
+        """Return `a | b`: the bits that are set in either, of integers or bools."""
 
     def __xor__(self, b: TensorLike, /) -> Tensor:
-        """`a ^ b`, bit by bit."""
+        """Return `a ^ b`: the bits that are set in one of the two, of integers or bools."""
 
     def __lshift__(self, b: TensorLike, /) -> Tensor:
-        """`a << b`."""
+        """Return `a << b`: the bits of integers moved up by b places."""
 
     def __rshift__(self, b: TensorLike, /) -> Tensor:
-        """`a >> b`."""
+        """Return `a >> b`: the bits of integers moved down by b places; the sign stays."""
 
     def __lt__(self, b: TensorLike, /) -> Tensor:
-        """`a < b`."""
+        """Return True where `a < b`."""
 
     def __le__(self, b: TensorLike, /) -> Tensor:
-        """`a <= b`."""
+        """Return True where `a <= b`."""
 
     def __gt__(self, b: TensorLike, /) -> Tensor:
-        """`a > b`."""
+        """Return True where `a > b`."""
 
     def __ge__(self, b: TensorLike, /) -> Tensor:
-        """`a >= b`."""
+        """Return True where `a >= b`."""
 
     def __neg__(self, /) -> Tensor:
-        """`-x`."""
+        """Return `-x`."""
 
     def __abs__(self, /) -> Tensor:
-        """The absolute value. Gradient at 0: 0."""
+        """Return the absolute value. The gradient at 0 is 0."""
 
     def __invert__(self, /) -> Tensor:
-        """`~x`, bit by bit."""
+        """Return `~x`: every bit of an integer inverted, or `not x` for bools."""
 
     def __matmul__(
         self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
     ) -> Tensor:
-        """The matrix product over the last two axes; earlier axes broadcast."""
+        """Return the matrix product over the last two axes; earlier axes broadcast."""
 
     def __getitem__(self, index: Index, /) -> Tensor:
         """`x[index]`, by NumPy's rules."""
@@ -151,97 +151,97 @@ class Methods:
     def __repr__(self) -> str: ...
     def _repr_html_(self) -> str: ...
     def abs(self, /) -> Tensor:
-        """The absolute value. Gradient at 0: 0."""
+        """Return the absolute value. The gradient at 0 is 0."""
 
     def neg(self, /) -> Tensor:
-        """`-x`."""
+        """Return `-x`."""
 
     def sign(self, /) -> Tensor:
-        """-1, 0 or 1; `x / abs(x)` for complex x. Gradient: 0."""
+        """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x."""
 
     def square(self, /) -> Tensor:
-        """`x * x`."""
+        """Return `x * x`."""
 
     def sqrt(self, /) -> Tensor:
-        """The square root. Gradient at 0: infinite."""
+        """Return the square root; NaN for negative real x. The gradient at 0 is infinite."""
 
     def rsqrt(self, /) -> Tensor:
-        """`1 / sqrt(x)`."""
+        """Return `1 / sqrt(x)`."""
 
     def reciprocal(self, /) -> Tensor:
-        """`1 / x`."""
+        """Return `1 / x`."""
 
     def exp(self, /) -> Tensor:
-        """e to the power x."""
+        """Return e to the power x."""
 
     def expm1(self, /) -> Tensor:
-        """`exp(x) - 1`, accurate near 0."""
+        """Return `exp(x) - 1`, accurate near 0."""
 
     def log(self, /) -> Tensor:
-        """The natural logarithm."""
+        """Return the natural logarithm; -inf at 0, NaN for negative real x."""
 
     def log1p(self, /) -> Tensor:
-        """`log(1 + x)`, accurate near 0."""
+        """Return `log(1 + x)`, accurate near 0."""
 
     def sin(self, /) -> Tensor:
-        """The sine."""
+        """Return the sine of x, in radians."""
 
     def cos(self, /) -> Tensor:
-        """The cosine."""
+        """Return the cosine of x, in radians."""
 
     def tan(self, /) -> Tensor:
-        """The tangent."""
+        """Return the tangent of x, in radians."""
 
     def asin(self, /) -> Tensor:
-        """The inverse sine."""
+        """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1]."""
 
     def acos(self, /) -> Tensor:
-        """The inverse cosine."""
+        """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1]."""
 
     def atan(self, /) -> Tensor:
-        """The inverse tangent."""
+        """Return the inverse tangent, in [-π/2, π/2] radians."""
 
     def sinh(self, /) -> Tensor:
-        """The hyperbolic sine."""
+        """Return the hyperbolic sine."""
 
     def cosh(self, /) -> Tensor:
-        """The hyperbolic cosine."""
+        """Return the hyperbolic cosine."""
 
     def tanh(self, /) -> Tensor:
-        """The hyperbolic tangent."""
+        """Return the hyperbolic tangent."""
 
     def asinh(self, /) -> Tensor:
-        """The inverse hyperbolic sine."""
+        """Return the inverse hyperbolic sine."""
 
     def acosh(self, /) -> Tensor:
-        """The inverse hyperbolic cosine."""
+        """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1."""
 
     def atanh(self, /) -> Tensor:
-        """The inverse hyperbolic tangent."""
+        """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1]."""
 
     def erf(self, /) -> Tensor:
-        """The error function."""
+        """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x."""
 
     def ceil(self, /) -> Tensor:
-        """The least integer not below x. Gradient: 0."""
+        """Return the least integer that is not below x. The gradient is 0."""
 
     def floor(self, /) -> Tensor:
-        """The greatest integer not above x. Gradient: 0."""
+        """Return the greatest integer that is not above x. The gradient is 0."""
 
     def round(self, /) -> Tensor:
-        """The nearest integer, half to even. Gradient: 0."""
+        """Return the nearest integer, and of two that are equally near the even one."""
 
     def step(self, /, alpha: float = 0.0) -> Tensor:
-        """1 where x > 0, `alpha` elsewhere; NaN stays NaN. Gradient: 0."""
+        """Return 1 where x > 0 and `alpha` elsewhere; NaN stays NaN. The gradient is 0."""
 
     def isnan(self, /) -> Tensor:
-        """Whether x is NaN."""
+        """Return True where x is NaN."""
 
     def isinf(self, /) -> Tensor:
-        """Whether x is infinite."""
+        """Return True where x is infinite, of either sign."""
 
     def isfinite(self, /) -> Tensor:
-        """Whether x is a finite number."""
+        """Return True where x is neither infinite nor NaN."""
 
     def isclose(
         self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
@@ -265,127 +265,127 @@ class Methods:
         """Return `a * log(b)`, and 0 where a is 0, whatever b is (NaN included)."""
 
     def logical_not(self, /) -> Tensor:
-        """`not x`."""
+        """Return True where x is 0 or False."""
 
     def clip(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
-        """x, brought into `[min, max]`; the gradient passes at both bounds."""
+        """Return x limited to `[min, max]`. The gradient passes at both bounds."""
 
     def clip_by_value(self, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
-        """x, brought into `[min, max]`; the gradient passes at both bounds."""
+        """Return x limited to `[min, max]`. The gradient passes at both bounds."""
 
     def clone(self, /) -> Tensor:
-        """x itself, as an op that a rule can be put on."""
+        """Return x itself, as an op that a rule can be attached to."""
 
     def copy(self, /) -> Tensor:
-        """x itself, as an op that a rule can be put on."""
+        """Return x itself, as an op that a rule can be attached to."""
 
     def detach(self, /) -> Tensor:
-        """x, as a constant: no gradient flows back through it."""
+        """Return x as a constant: no gradient flows back through it."""
 
     def astype(self, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
-        """x under another dtype."""
+        """Return x converted to another dtype."""
 
     def cast(self, dtype: DTypeLike, /, *, copy: bool = True, device: Any = None) -> Tensor:
-        """x under another dtype."""
+        """Return x converted to another dtype."""
 
     def zeros_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-        """Zeros of x's shape; of its dtype, library and device, unless others are given."""
+        """Return zeros of x's shape, in x's library."""
 
     def ones_like(self, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-        """Ones of x's shape; of its dtype, library and device, unless others are given."""
+        """Return ones of x's shape, in x's library."""
 
     def relu(self, /) -> Tensor:
-        """`max(x, 0)`. Gradient at 0: 0."""
+        """Return `max(x, 0)`. The gradient at 0 is 0."""
 
     def relu6(self, /) -> Tensor:
-        """`min(max(x, 0), 6)`. Gradient at 0: 0, at 6: 1."""
+        """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6."""
 
     def leaky_relu(self, /, alpha: float = 0.2) -> Tensor:
-        """x where x > 0, `alpha * x` elsewhere. Gradient at 0: `alpha`."""
+        """Return x where x > 0, and `alpha * x` elsewhere. The gradient at 0 is `alpha`."""
 
     def prelu(self, b: Any, /) -> Tensor:
-        """x where x > 0, `alpha * x` elsewhere; `alpha` is learned, and broadcasts."""
+        """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned."""
 
     def elu(self, /) -> Tensor:
-        """x where x > 0, `exp(x) - 1` elsewhere. Gradient at 0: 1."""
+        """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1."""
 
     def selu(self, /) -> Tensor:
-        """The scaled exponential linear unit, which keeps mean 0 and variance 1."""
+        """Return the scaled exponential linear unit, which keeps mean 0 and variance 1."""
 
     def sigmoid(self, /) -> Tensor:
-        """`1 / (1 + exp(-x))`."""
+        """Return `1 / (1 + exp(-x))`."""
 
     def log_sigmoid(self, /) -> Tensor:
-        """`log(sigmoid(x))`, stable."""
+        """Return `log(sigmoid(x))`, without overflow."""
 
     def softplus(self, /) -> Tensor:
-        """`log(1 + exp(x))`, stable."""
+        """Return `log(1 + exp(x))`, without overflow."""
 
     def softmax(self, /, axis: Axis = -1) -> Tensor:
-        """`exp(x) / sum(exp(x))` along `axis` (an axis, several, or None for all)."""
+        """Return `exp(x) / sum(exp(x))` along `axis`, without overflow."""
 
     def log_softmax(self, /, axis: Axis = -1) -> Tensor:
-        """`log(softmax(x, axis))`, accurate also where the softmax is 0 or 1 to the last digit."""
+        """Return `log(softmax(x, axis))`, accurate where the softmax is close to 0 or 1 as well."""
 
     def add(self, b: TensorLike, /) -> Tensor:
-        """`a + b`."""
+        """Return `a + b`."""
 
     def sub(self, b: TensorLike, /) -> Tensor:
-        """`a - b`."""
+        """Return `a - b`."""
 
     def mul(self, b: TensorLike, /) -> Tensor:
-        """`a * b`."""
+        """Return `a * b`."""
 
     def div(self, b: TensorLike, /) -> Tensor:
-        """`a / b`; integers become float32."""
+        """Return `a / b`."""
 
     def floor_div(self, b: TensorLike, /) -> Tensor:
-        """`a // b`. Gradient: 0."""
+        """Return `a // b`: the quotient, rounded down. The gradient is 0."""
 
     def mod(self, b: TensorLike, /) -> Tensor:
-        """`a % b`, with the sign of b."""
+        """Return `a % b`, with the sign of b."""
 
     def pow(self, b: TensorLike, /) -> Tensor:
-        """`a` to the power `b`. The gradient by b is 0 where a <= 0."""
+        """Return a to the power b. The gradient of b is 0 where a <= 0."""
 
     def maximum(self, b: TensorLike, /) -> Tensor:
-        """The larger; a tie's gradient goes to a."""
+        """Return the larger of a and b. Where they are equal, the gradient goes to a."""
 
     def minimum(self, b: TensorLike, /) -> Tensor:
-        """The smaller; a tie's gradient goes to a."""
+        """Return the smaller of a and b. Where they are equal, the gradient goes to a."""
 
     def squared_difference(self, b: TensorLike, /) -> Tensor:
-        """`(a - b)²`."""
+        """Return `(a - b)²`."""
 
     def atan2(self, b: TensorLike, /) -> Tensor:
-        """The angle of the point (b, a)."""
+        """Return the angle of the point (b, a), in (-π, π] radians."""
 
     def equal(self, b: TensorLike, /) -> Tensor:
-        """`a == b`."""
+        """Return True where `a == b`."""
 
     def not_equal(self, b: TensorLike, /) -> Tensor:
-        """`a != b`."""
+        """Return True where `a != b`."""
 
     def less(self, b: TensorLike, /) -> Tensor:
-        """`a < b`."""
+        """Return True where `a < b`."""
 
     def less_equal(self, b: TensorLike, /) -> Tensor:
-        """`a <= b`."""
+        """Return True where `a <= b`."""
 
     def greater(self, b: TensorLike, /) -> Tensor:
-        """`a > b`."""
+        """Return True where `a > b`."""
 
     def greater_equal(self, b: TensorLike, /) -> Tensor:
-        """`a >= b`."""
+        """Return True where `a >= b`."""
 
     def logical_and(self, b: TensorLike, /) -> Tensor:
-        """`a and b`."""
+        """Return True where a and b are both true (not 0)."""
 
     def logical_or(self, b: TensorLike, /) -> Tensor:
-        """`a or b`."""
+        """Return True where a or b or both are true (not 0)."""
 
     def logical_xor(self, b: TensorLike, /) -> Tensor:
-        """Either, not both."""
+        """Return True where exactly one of a and b is true (not 0)."""
 
     def where(self, condition: TensorLike, b: TensorLike) -> Tensor: ...
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -435,24 +435,24 @@ class Methods:
     def reshape(self, *shape: Any) -> Tensor: ...
     def transpose(self, *axes: Any) -> Tensor: ...
     def expand_dims(self, /, axis: int | tuple[int, ...] = 0) -> Tensor:
-        """x with new axes of size 1 at the given positions of the result."""
+        """Return x with new axes of size 1."""
 
     def squeeze(self, /, axis: Axis = None) -> Tensor:
-        """x without the given axes, which have size 1 (all such axes by default)."""
+        """Return x without axes of size 1."""
 
     def swapaxes(self, axis1: int, axis2: int, /) -> Tensor:
-        """x with two axes exchanged."""
+        """Return x with two axes exchanged."""
 
     def broadcast_to(self, /, shape: Shape) -> Tensor:
-        """x repeated along axes of size 1, and new leading ones, to the given shape."""
+        """Return x repeated along axes of size 1 and new leading axes."""
 
     def tile(self, repetitions: tuple[int, ...], /) -> Tensor:
-        """x laid side by side, `repetitions[i]` times along axis i."""
+        """Return x laid side by side, `repetitions[i]` times along axis i."""
 
     def split(
         self, sections_or_sizes: int | tuple[int, ...] | list[int], /, axis: int = 0
     ) -> tuple[Tensor, ...]:
-        """x cut along `axis`, into so many equal parts or into parts of the given sizes."""
+        """Return x cut along an axis."""
 
     def flatten(self) -> Tensor: ...
     def ravel(self) -> Tensor:
@@ -470,7 +470,7 @@ class Methods:
     def sort(self, axis: int = -1, descending: bool = False) -> Tensor: ...
     def argsort(self, axis: int = -1, descending: bool = False) -> Tensor: ...
     def slice(self, begin: int | Sequence[int], size: int | Sequence[int] | None = None) -> Tensor:
-        """The block of x that begins at `begin` and has the shape `size`; -1 means to the end."""
+        """Return a block of x."""
 
     def pad(
         self,
@@ -478,7 +478,7 @@ class Methods:
         mode: str = "constant",
         constant_value: complex = 0,
     ) -> Tensor:
-        """x with `(before, after)` elements more along each axis; one int means so many everywhere."""
+        """Return x with more elements at the ends of its axes."""
 
     def one_hot(
         self,
@@ -490,18 +490,18 @@ class Methods:
         axis: int = -1,
         dtype: DTypeLike | None = None,
     ) -> Tensor:
-        """`on_value` where the index is, `off_value` elsewhere, along a new axis of size `depth`."""
+        """Return `on_value` where the index is, `off_value` elsewhere, along a new axis."""
 
     def unsorted_segment_sum(self, ids: Indices, num_segments: int) -> Tensor:
-        """The sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`."""
+        """Return the sums of the slices of x that share an id: `y[k] = sum(x[ids == k])`."""
 
     def matmul(
         self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False
     ) -> Tensor:
-        """The matrix product over the last two axes; earlier axes broadcast."""
+        """Return the matrix product over the last two axes; earlier axes broadcast."""
 
     def dot(self, b: TensorLike, /, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-        """The matrix product over the last two axes; earlier axes broadcast."""
+        """Return the matrix product over the last two axes; earlier axes broadcast."""
 
     def batch_norm(
         self,
@@ -511,10 +511,10 @@ class Methods:
         scale: TensorLike | None = None,
         epsilon: float = 0.001,
     ) -> Tensor:
-        """`(x - mean) / sqrt(variance + epsilon) * scale + offset`."""
+        """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`."""
 
     def conv1d(self, w: TensorLike, /, stride: int, pad: Padding, dilation: int = 1) -> Tensor:
-        """Convolve sequences, (batch, width, in) or (width, in), with a filter (width, in, out)."""
+        """Convolve sequences with a filter."""
 
     def conv2d(self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1) -> Tensor:
         """Convolve images with a filter (no flip: a correlation, as in every neural network)."""
@@ -528,12 +528,12 @@ class Methods:
         pad: Padding,
         dilations: Ints = 1,
     ) -> Tensor:
-        """The adjoint of `conv2d`: the gradient by its images, as an op of its own."""
+        """Return the adjoint of `conv2d`: the gradient of its images, as an op of its own."""
 
     def depthwise_conv2d(
         self, w: TensorLike, /, strides: Ints, pad: Padding, dilations: Ints = 1
     ) -> Tensor:
-        """Convolve each channel with its own filters, (height, width, in, multiplier)."""
+        """Convolve each channel of images with its own filters."""
 
     def separable_conv2d(
         self,
@@ -544,28 +544,28 @@ class Methods:
         pad: Padding,
         dilations: Ints = 1,
     ) -> Tensor:
-        """`depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise`."""
+        """Return a `depthwise_conv2d`, followed by a `conv2d` with a 1×1 filter."""
 
     def max_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-        """The maximum of each window of images."""
+        """Return the maximum of each window of images."""
 
     def avg_pool(self, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-        """The mean of each window of images; arguments and errors are those of `max_pool`."""
+        """Return the mean of each window of images."""
 
     def local_response_normalization(
         self, /, depth_radius: int = 5, bias: float = 1.0, alpha: float = 1.0, beta: float = 0.5
     ) -> Tensor:
-        """x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels."""
+        """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels."""
 
     def resize_bilinear(
         self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
     ) -> Tensor:
-        """Images of another size, each pixel interpolated between four of the old."""
+        """Return images of another size, each pixel interpolated between four old ones."""
 
     def resize_nearest_neighbor(
         self, /, size: Sequence[int], align_corners: bool = False, half_pixel_centers: bool = False
     ) -> Tensor:
-        """Images of another size, each pixel that of the nearest old one."""
+        """Return images of another size, each pixel a copy of the nearest old one."""
 
     def space_to_batch_nd(
         self, /, block_shape: Sequence[int], paddings: Sequence[Sequence[int]]

@@ -22,7 +22,10 @@ def batch_norm(
     scale: TensorLike | None = None,
     epsilon: float = 0.001,
 ) -> Tensor:
-    """`(x - mean) / sqrt(variance + epsilon) * scale + offset`.
+    """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`.
+
+    Mean and variance are inputs like any other. In training they come from
+    `mean, variance = nn.moments(x, (0, 1, 2))` and the gradient flows through them as well.
 
     Args:
         x: The input, any shape.
@@ -32,12 +35,12 @@ def batch_norm(
         scale: What the normalised input is multiplied by, likewise; nothing by default.
         epsilon: Keeps the root away from 0.
 
-    Mean and variance are inputs like any other. In training they come from
-    `mean, variance = nn.moments(x, (0, 1, 2))` and the gradient flows through them as well.
+    Returns:
+        A Tensor of x's shape, of the dtype to which the arguments promote.
 
     Raises ShapeError if a parameter does not broadcast to x.
 
-    Source: `tf.batchNorm` of TensorFlow.js.
+    A composition of `Rsqrt` and arithmetic. Source: `tf.batchNorm` of TensorFlow.js.
 
     >>> import regrad as rg
     >>> rg.nn.batch_norm(rg.tensor([1.0, 3.0]), 2.0, 4.0, epsilon=0.0).print()
@@ -78,7 +81,7 @@ def layer_norm(
     scale: TensorLike | None = None,
     epsilon: float = 1e-5,
 ) -> Tensor:
-    """x with mean 0 and variance 1 along `axis`, then multiplied by `scale` and moved by `offset`.
+    """Return x normalised along `axis` to mean 0 and variance 1, times `scale`, plus `offset`.
 
     Args:
         x: The input, any shape.
@@ -86,6 +89,9 @@ def layer_norm(
         offset: What is added at the end; it broadcasts to x's shape.
         scale: What the normalised input is multiplied by; it broadcasts to x's shape.
         epsilon: Added to the variance; keeps the root away from 0.
+
+    Returns:
+        A Tensor of x's shape. Integers become the default dtype.
 
     Raises ShapeError if offset or scale do not broadcast to x.
 
@@ -103,13 +109,18 @@ def layer_norm(
 
 @public
 def l2_normalize(x: TensorLike, axis: Axis = None, epsilon: float = 1e-12) -> Tensor:
-    """`x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
+    """Return `x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
 
     Where the norm is 0 the result is 0, with a finite gradient.
 
-    Source: `tf.math.l2_normalize`.
+    Args:
+        epsilon: The least square of a norm by which x is divided.
 
-    >>> import regrad as rg
+    Returns:
+        A Tensor of x's shape. Integers become the default dtype.
+
+    A composition. Source: `tf.math.l2_normalize`.
+
     >>> rg.nn.l2_normalize(rg.tensor([3.0, 4.0])).print()
     Tensor
         [0.6, 0.8]

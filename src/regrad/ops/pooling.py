@@ -256,7 +256,10 @@ def _pool(
 
 @deferrable
 def max_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-    """The maximum of each window of images.
+    """Return the maximum of each window of images.
+
+    The gradient goes to the first maximum of a window, in row-major order. NaN counts as the
+    greatest number.
 
     Args:
         x: Images, (batch, height, width, channels), or one image without the batch axis.
@@ -266,10 +269,12 @@ def max_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -
             comes first), `"valid"` (none), an int, or pairs (before, after) for each axis.
             Padding is never a maximum.
 
-    The gradient goes to the first maximum of a window, in row-major order. NaN counts as the
-    greatest number.
+    Returns:
+        A Tensor of x's rank and dtype, with one element for each window and channel.
 
-    Raises ShapeError for a wrong rank or a window that does not fit.
+    Raises:
+        ShapeError: a wrong rank or a window that does not fit.
+        ArgumentError: an unknown `pad`; sizes or strides that are not positive ints.
 
     Op type: `MaxPool`. Source: `tf.maxPool` of TensorFlow.js.
 
@@ -289,21 +294,44 @@ def max_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -
 
 @deferrable
 def max_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-    """The maximum of each window of volumes; see `max_pool`.
+    """Return the maximum of each window of volumes; see `max_pool`.
 
-    x is (batch, depth, height, width, channels), or has no batch axis.
+    Args:
+        x: Volumes, (batch, depth, height, width, channels), or one without the batch axis.
+        filter_size, strides, pad: As in `max_pool`, for three axes.
+
+    Returns:
+        A Tensor of x's rank and dtype, with one element for each window and channel.
+
+    Raises:
+        ShapeError: a wrong rank or a window that does not fit.
 
     Op type: `MaxPool3D`. Source: `tf.maxPool3d` of TensorFlow.js.
+
+    >>> rg.nn.max_pool3d(rg.ones((1, 4, 4, 4, 1)), 2, 2, "valid").shape
+    (1, 2, 2, 2, 1)
     """
     return _pool(_max_pool3d, "max_pool3d", x, 3, filter_size, strides, pad)
 
 
 @deferrable
 def avg_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-    """The mean of each window of images; arguments and errors are those of `max_pool`.
+    """Return the mean of each window of images.
 
     Padding does not count: a window is divided by the number of its elements in the image,
     forward and backward (TensorFlow.js divides the gradient by the size of the window).
+
+    Args:
+        x: Images, (batch, height, width, channels), or one image without the batch axis.
+        filter_size, strides, pad: As in `max_pool`.
+
+    Returns:
+        A Tensor of x's rank, with one element for each window and channel. Integers become the
+        default dtype.
+
+    Raises:
+        ShapeError: a wrong rank or a window that does not fit.
+        ArgumentError: an unknown `pad`; sizes or strides that are not positive ints.
 
     Op type: `AvgPool`. Source: `tf.avgPool` of TensorFlow.js.
 
@@ -320,9 +348,23 @@ def avg_pool(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -
 
 @deferrable
 def avg_pool3d(x: TensorLike, /, filter_size: Ints, strides: Ints, pad: Padding) -> Tensor:
-    """The mean of each window of volumes; see `avg_pool` and `max_pool3d`.
+    """Return the mean of each window of volumes; see `avg_pool`.
+
+    Args:
+        x: Volumes, (batch, depth, height, width, channels), or one without the batch axis.
+        filter_size, strides, pad: As in `max_pool`, for three axes.
+
+    Returns:
+        A Tensor of x's rank, with one element for each window and channel. Integers become the
+        default dtype.
+
+    Raises:
+        ShapeError: a wrong rank or a window that does not fit.
 
     Op type: `AvgPool3D`. Source: `tf.avgPool3d` of TensorFlow.js.
+
+    >>> rg.nn.avg_pool3d(rg.ones((1, 4, 4, 4, 1)), 2, 2, "valid").shape
+    (1, 2, 2, 2, 1)
     """
     return _pool(_avg_pool3d, "avg_pool3d", x, 3, filter_size, strides, pad)
 
@@ -371,14 +413,23 @@ def local_response_normalization(
     alpha: float = 1.0,
     beta: float = 0.5,
 ) -> Tensor:
-    """x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
+    """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
 
-    Neighbours are the channels at a distance of at most `depth_radius`. x is
-    (batch, height, width, channels), or one image without the batch axis.
+    Args:
+        x: Images, (batch, height, width, channels), or one image without the batch axis.
+        depth_radius: The largest distance of neighbours.
+        bias, alpha, beta: Numbers.
+
+    Returns:
+        A Tensor of x's shape. Integers become the default dtype.
 
     Raises ShapeError for a wrong rank, ArgumentError for a negative or fractional radius.
 
     Op type: `LRN`. Source: `tf.localResponseNormalization` of TensorFlow.js.
+
+    >>> rg.nn.local_response_normalization(rg.ones((1, 1, 1, 3)), 1).reshape((3,)).print()
+    Tensor
+        [0.5773503, 0.5, 0.5773503]
     """
     name = "local_response_normalization"
     if type(depth_radius) is not int or depth_radius < 0:

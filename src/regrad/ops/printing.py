@@ -92,7 +92,7 @@ def set_printoptions(
     linewidth: int | None = None,
     suppress: bool | None = None,
 ) -> None:
-    """Set how `str` and `repr` show Tensors. Called without arguments: as NumPy's options say.
+    """Set how `str` and `repr` show Tensors; without arguments, as NumPy's options say.
 
     Args:
         precision: Digits after the point.
@@ -101,8 +101,11 @@ def set_printoptions(
         linewidth: Characters in a line.
         suppress: Whether small numbers are shown as 0, and no exponents are used.
 
-    What is left out is as `numpy.set_printoptions` has it. `t.print()` and `str` of numbers that
-    need no exponents are TensorFlow.js's text, which has no options.
+    Options that are left out are those of `numpy.set_printoptions`. `t.print()` and `str` of
+    numbers that need no exponents are TensorFlow.js's text, which has no options.
+
+    Raises:
+        ArgumentError: NumPy does not take an option.
 
     Source: `numpy.set_printoptions`.
 

@@ -96,19 +96,35 @@ def _spread_back(
 def sum(
     x: TensorLike, /, *, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False
 ) -> Tensor:
-    """The sum over `axis` (all axes by default); 0 for no elements.
+    """Return the sum over `axis` (all axes by default); 0 for no elements.
 
     Small integers and bools are summed as the default integer, as the standard says. With
-    `dtype` x is converted first, and the sum has that dtype.
+    `dtype` x is converted first.
 
-    Op type: `Sum`.
+    Returns:
+        A Tensor of x's shape without the reduced axes. Floats keep x's dtype.
+
+    Op type: `Sum`. Source: the Array API standard.
+
+    >>> rg.sum([[1.0, 2.0], [3.0, 4.0]], axis=0)
+    Tensor([4., 6.], dtype=float32)
     """
     return _of_dtype(_sum(_of_dtype(x, dtype), axis=axis, keepdims=keepdims), dtype)
 
 
 @op("Mean", to_float=True)
 def mean(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The mean over `axis` (all axes by default); NaN for no elements. Integers give float32."""
+    """Return the mean over `axis` (all axes by default); NaN for no elements.
+
+    Returns:
+        A Tensor of x's shape without the reduced axes, and of x's dtype.
+        Integers and bools become the default dtype.
+
+    Source: the Array API standard.
+
+    >>> rg.mean([[1.0, 2.0], [3.0, 4.0]], axis=0)
+    Tensor([2., 3.], dtype=float32)
+    """
     axes = normalized_axes(axis, x.ndim)
     count = _count(tuple(x.shape), axes)
     if count and xp is np and x.dtype.itemsize > 2:  # (np.mean sums halves in single precision)
@@ -160,14 +176,16 @@ def _(dy, x, axis, keepdims):
 def prod(
     x: TensorLike, /, *, axis: Axis = None, dtype: DTypeLike | None = None, keepdims: bool = False
 ) -> Tensor:
-    """The product over `axis` (all axes by default); 1 for no elements.
+    """Return the product over `axis` (all axes by default); 1 for no elements.
 
-    The gradient is the product of the other elements, so zeros among the factors are no
-    exception, at any order. With `dtype` x is converted first, and the product has that dtype.
+    The gradient is the product of the other elements, and right where factors are 0 as well, at
+    any order. With `dtype` x is converted first.
 
-    Op type: `Prod`.
+    Returns:
+        A Tensor of x's shape without the reduced axes. Floats keep x's dtype.
 
-    >>> import regrad as rg
+    Op type: `Prod`. Source: the Array API standard.
+
     >>> rg.grad(rg.prod)(rg.tensor([2.0, 0.0, 3.0])).print()
     Tensor
         [0, 6, 0]
@@ -192,18 +210,42 @@ def _extremum(xp: Namespace, name: str, x: Array, axis: Axis, keepdims: bool) ->
 
 @op("Max")
 def max(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The largest element over `axis` (all axes by default); ties share the gradient equally.
+    """Return the largest element over `axis` (all axes by default).
 
-    Raises ShapeError for no elements.
+    Ties share the gradient equally.
+
+    Returns:
+        A Tensor of x's shape without the reduced axes, and of x's dtype.
+
+    Raises:
+        ShapeError: there are no elements.
+        DTypeError: x is complex.
+
+    Source: the Array API standard.
+
+    >>> rg.max([[1.0, 5.0], [3.0, 4.0]], axis=0)
+    Tensor([3., 5.], dtype=float32)
     """
     return _extremum(xp, "max", x, axis, keepdims)
 
 
 @op("Min")
 def min(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The smallest element over `axis` (all axes by default); ties share the gradient equally.
+    """Return the smallest element over `axis` (all axes by default).
 
-    Raises ShapeError for no elements.
+    Ties share the gradient equally.
+
+    Returns:
+        A Tensor of x's shape without the reduced axes, and of x's dtype.
+
+    Raises:
+        ShapeError: there are no elements.
+        DTypeError: x is complex.
+
+    Source: the Array API standard.
+
+    >>> rg.min([[1.0, 5.0], [3.0, 4.0]], axis=0)
+    Tensor([1., 4.], dtype=float32)
     """
     return _extremum(xp, "min", x, axis, keepdims)
 
@@ -229,19 +271,46 @@ def _truth(xp: Namespace, x: Array) -> Array:
 
 @op("Any")
 def any(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return whether any element over `axis` is true (not 0); False for no elements."""
+    """Return whether any element over `axis` is true (not 0); False for no elements.
+
+    Returns:
+        A Tensor of bools, of x's shape without the reduced axes. It has no gradient.
+
+    Source: the Array API standard.
+
+    >>> rg.any([[True, False], [False, False]], axis=1)
+    Tensor([ True, False], dtype=bool)
+    """
     return xp.any(_truth(xp, x), axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @op("All")
 def all(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return whether all elements over `axis` are true (not 0); True for no elements."""
+    """Return whether all elements over `axis` are true (not 0); True for no elements.
+
+    Returns:
+        A Tensor of bools, of x's shape without the reduced axes. It has no gradient.
+
+    Source: the Array API standard.
+
+    >>> rg.all([[True, True], [True, False]], axis=1)
+    Tensor([ True, False], dtype=bool)
+    """
     return xp.all(_truth(xp, x), axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
 @op("CountNonzero")
 def count_nonzero(xp, x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return how many elements over `axis` are not 0."""
+    """Return how many elements over `axis` are not 0.
+
+    Returns:
+        A Tensor of integers, of x's shape without the reduced axes. It has no gradient.
+
+    Source: the Array API standard.
+
+    >>> rg.count_nonzero([[1.0, 0.0], [2.0, 3.0]], axis=1)
+    Tensor([1, 2], dtype=int64)
+    """
     return xp.sum(x != 0, axis=normalized_axes(axis, x.ndim), keepdims=keepdims)
 
 
@@ -260,18 +329,46 @@ def _place(xp: Namespace, name: str, x: Array, axis: int | None, keepdims: bool)
 
 @op("ArgMax", real=True)
 def argmax(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """The index of the (first) largest element along `axis`; in the flat x by default.
+    """Return the index of the largest element along `axis`, the first of equal ones.
 
-    Not differentiable. Raises ShapeError for no elements.
+    Args:
+        axis: The axis; None for the index into x flattened.
+
+    Returns:
+        A Tensor of integers (int64, or JAX's default integers), of x's shape without the axis.
+        It has no gradient.
+
+    Raises:
+        ShapeError: there are no elements.
+        DTypeError: x is complex.
+
+    Source: the Array API standard.
+
+    >>> rg.argmax([[1.0, 5.0], [4.0, 3.0]], axis=1)
+    Tensor([1, 0], dtype=int64)
     """
     return _place(xp, "argmax", x, axis, keepdims)
 
 
 @op("ArgMin", real=True)
 def argmin(xp, x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """The index of the (first) smallest element along `axis`; in the flat x by default.
+    """Return the index of the smallest element along `axis`, the first of equal ones.
 
-    Not differentiable. Raises ShapeError for no elements.
+    Args:
+        axis: The axis; None for the index into x flattened.
+
+    Returns:
+        A Tensor of integers (int64, or JAX's default integers), of x's shape without the axis.
+        It has no gradient.
+
+    Raises:
+        ShapeError: there are no elements.
+        DTypeError: x is complex.
+
+    Source: the Array API standard.
+
+    >>> rg.argmin([[1.0, 5.0], [4.0, 3.0]], axis=1)
+    Tensor([0, 1], dtype=int64)
     """
     return _place(xp, "argmin", x, axis, keepdims)
 
@@ -286,11 +383,16 @@ def allclose(
 ) -> Tensor:  # fmt: skip
     """Return whether all elements of a and b are close (see `isclose`).
 
-    Returns a Tensor of one bool, which `if` and `bool` take.
+    Args:
+        rtol: The tolerance relative to b.
+        atol: The absolute tolerance.
+        equal_nan: Whether NaN is close to NaN.
+
+    Returns:
+        A Tensor of one bool, which `if` and `bool` take. It has no gradient.
 
     A composition of `IsClose` and `All`. Source: `numpy.allclose`.
 
-    >>> import regrad as rg
     >>> bool(rg.allclose(rg.tensor([1.0, 2.0]), [1.0, 2.0]))
     True
     """
@@ -317,17 +419,22 @@ def _sqrt_or_zero(x: Tensor) -> Tensor:
 def var(
     x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """The variance over `axis` (all axes by default).
+    """Return the variance over `axis` (all axes by default).
 
     The squared deviations from the mean are summed and divided by `n - correction`; with
     `correction=1` that is the unbiased estimate from a sample. NaN if n is not greater.
 
-    A composition of `Mean`, `Square`, … (no op type of its own).
+    Args:
+        correction: What is subtracted from the number of elements.
 
-    >>> import regrad as rg
-    >>> rg.var(rg.tensor([1.0, 3.0]), correction=1).print()
-    Tensor
-        2
+    Returns:
+        A Tensor of x's shape without the reduced axes, and of x's dtype; real for complex x.
+        Integers and bools become the default dtype.
+
+    A composition of `Mean`, `Square` and others. Source: the Array API standard.
+
+    >>> rg.var(rg.tensor([1.0, 3.0]), correction=1)
+    Tensor(2., dtype=float32)
     """
     x = _as_floating(x)
     squares = _squared_deviations(x, mean(x, axis=axis, keepdims=True))
@@ -342,20 +449,35 @@ def var(
 def std(
     x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """The standard deviation over `axis`, the square root of `var`; gradient where it is 0: 0.
+    """Return the standard deviation over `axis` (all axes by default), the square root of `var`.
 
-    A composition, in which `Sqrt` can be overridden.
+    The gradient is 0 where the result is 0.
+
+    Args:
+        correction: What is subtracted from the number of elements; see `var`.
+
+    Returns:
+        A Tensor of x's shape without the reduced axes, and of x's dtype; real for complex x.
+        Integers and bools become the default dtype.
+
+    A composition, in which `Sqrt` can be overridden. Source: the Array API standard.
+
+    >>> rg.std([[1.0, 3.0], [5.0, 5.0]], axis=1)
+    Tensor([1., 0.], dtype=float32)
     """
     return _sqrt_or_zero(var(x, axis=axis, correction=correction, keepdims=keepdims))
 
 
 @deferrable
 def moments(x: TensorLike, axis: Axis = None, keepdims: bool = False) -> tuple[Tensor, Tensor]:
-    """The mean and the variance over `axis` (all axes by default).
+    """Return the mean and the variance over `axis` (all axes by default).
 
-    A composition. Source: `tf.moments` of TensorFlow.js.
+    Returns:
+        Two Tensors of x's shape without the reduced axes, and of x's dtype; the variance of
+        complex numbers is real. Integers and bools become the default dtype.
 
-    >>> import regrad as rg
+    A composition of `Mean`, `Square` and others. Source: `tf.moments` of TensorFlow.js.
+
     >>> mean, variance = rg.nn.moments(rg.tensor([1.0, 3.0]))
     >>> mean.item(), variance.item()
     (2.0, 1.0)
@@ -373,12 +495,17 @@ def _without(x: Tensor, axis: Axis) -> Tensor:
 
 @deferrable
 def logsumexp(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """`log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
+    """Return `log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
 
-    Elements of -inf count nothing, in the value and in the gradient; the result is -inf where
-    nothing counts. A composition.
+    Elements of -inf do not count, in the value or in the gradient. The result is -inf where no
+    element counts.
 
-    >>> import regrad as rg
+    Returns:
+        A Tensor of x's shape without the reduced axes, and of x's dtype.
+        Integers and bools become the default dtype.
+
+    A composition of `Exp`, `Sum`, `Log` and others. Source: `scipy.special.logsumexp`.
+
     >>> rg.logsumexp(rg.tensor([1000.0, 1000.0])).print()
     Tensor
         1000.6931762695312
@@ -403,18 +530,25 @@ def _finite_top(x: Tensor, axis: Axis) -> Any:
 def vector_norm(
     x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
 ) -> Tensor:
-    """The `ord`-norm of vectors along `axis` (of all elements by default).
+    """Return the `ord`-norm of vectors along `axis` (of all elements by default).
 
-    `ord` is 2 (the length), 1, any other number p for `sum(abs(x)**p)**(1/p)`, `inf` or `-inf`
-    for the largest or smallest absolute value, or 0 for the number of elements that are not 0.
     The gradient at a vector of zeros is 0.
+
+    Args:
+        ord: 2 (the length), 1, any other number p for `sum(abs(x)**p)**(1/p)`, `inf` or `-inf` for
+            the largest or smallest absolute value, or 0 for the number of elements that are not 0.
+
+    Returns:
+        A Tensor of x's shape without the reduced axes, and of x's dtype; real for complex x.
+        Integers and bools become the default dtype.
+
+    Raises:
+        ArgumentError: `ord` is not a number.
 
     A composition. Source: the Array API standard's `linalg.vector_norm`.
 
-    >>> import regrad as rg
-    >>> rg.linalg.vector_norm(rg.tensor([3.0, 4.0])).print()
-    Tensor
-        5
+    >>> rg.linalg.vector_norm(rg.tensor([3.0, 4.0]))
+    Tensor(5., dtype=float32)
     """
     if not isinstance(ord, int | float):
         raise ArgumentError(f"vector_norm: ord is a number, inf or -inf, got {kind(ord)}: {ord!r}")
@@ -440,6 +574,21 @@ def _power_norm(sizes: Tensor, axis: Axis, keepdims: bool, p: float) -> Tensor:
 
 
 @public
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
-    """The sums of the diagonals of matrices."""
+def trace(x: TensorLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Tensor:
+    """Return the sums of the diagonals of matrices.
+
+    Args:
+        offset: Which diagonal: 0 for the main one, positive above it, negative below.
+
+    Returns:
+        A Tensor of x's shape without the last two axes. Floats keep x's dtype.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    A composition of `MatrixDiagPart` and `Sum`. Source: the Array API standard.
+
+    >>> rg.linalg.trace([[1.0, 2.0], [3.0, 4.0]])
+    Tensor(5., dtype=float32)
+    """
     return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)

@@ -115,15 +115,24 @@ def cumulative_sum(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> Tensor:
-    """The sums of the elements so far along `axis` (which only vectors may leave out).
+    """Return the sums of the elements so far along an axis.
 
-    `exclusive` leaves each element out of its own sum, so the first sum is 0; `reverse` runs
-    from the end. `include_initial` puts a 0 before the first sum, and the result is one longer.
-    With `dtype` x is converted first, and the sums have that dtype.
+    Args:
+        axis: The axis, which may be left out if x has one.
+        dtype: The dtype to which x is converted first; by default x's, and the default integer
+            for bools and small integers.
+        include_initial: Whether a 0 comes before the first sum; the result is one longer.
+        exclusive: Whether each element is left out of its own sum, so that the first sum is 0.
+        reverse: Whether the sums run from the end.
 
-    Op type: `Cumsum`. Source: the Array API standard; `tf.cumsum` has the other two arguments.
+    Returns:
+        A Tensor of x's shape.
 
-    >>> import regrad as rg
+    Raises:
+        ArgumentError: `axis` is left out and x has several.
+
+    Op type: `Cumsum`. Source: the Array API standard; `tf.cumsum`.
+
     >>> rg.cumulative_sum(rg.tensor([1.0, 2.0, 3.0]), exclusive=True).print()
     Tensor
         [0, 1, 3]
@@ -158,14 +167,26 @@ def cumulative_prod(
     exclusive: bool = False,
     reverse: bool = False,
 ) -> Tensor:
-    """The products of the elements so far along `axis` (which only vectors may leave out).
+    """Return the products of the elements so far along an axis.
 
-    The arguments are those of `cumulative_sum`, with 1 for the empty product. The gradient is
-    right also where elements are 0, at any order.
+    The gradient is right where elements are 0 as well, at any order.
 
-    Op type: `Cumprod`.
+    Args:
+        axis: The axis, which may be left out if x has one.
+        dtype: The dtype to which x is converted first; by default x's, and the default integer
+            for bools and small integers.
+        include_initial: Whether a 1 comes before the first product; the result is one longer.
+        exclusive: Whether each element is left out of its own product, so that the first is 1.
+        reverse: Whether the products run from the end.
 
-    >>> import regrad as rg
+    Returns:
+        A Tensor of x's shape.
+
+    Raises:
+        ArgumentError: `axis` is left out and x has several.
+
+    Op type: `Cumprod`. Source: the Array API standard; `tf.math.cumprod`.
+
     >>> rg.cumulative_prod(rg.tensor([1.0, 2.0, 3.0]), reverse=True).print()
     Tensor
         [6, 6, 3]
@@ -177,13 +198,18 @@ def cumulative_prod(
 def linear_recurrence(
     xp, x: TensorLike, decay: TensorLike, /, *, axis: int = -1, reverse: bool = False
 ) -> Tensor:
-    """`y[k] = x[k] + decay[k] * y[k-1]` along `axis`; the inputs broadcast.
+    """Return `y[k] = x[k] + decay[k] * y[k-1]` along an axis.
 
-    `decay[k]` links the places k-1 and k; the first has no effect. With `reverse` it links
-    them the other way: `y[k] = x[k] + decay[k+1] * y[k+1]` (discounted returns of rewards x).
     It takes about log2(n) steps over whole arrays, not n over elements.
 
-    >>> import regrad as rg
+    Args:
+        decay: `decay[k]` links the places k-1 and k; the first has no effect. It broadcasts to x.
+        reverse: Whether the recurrence runs from the end, `y[k] = x[k] + decay[k+1] * y[k+1]`
+            (discounted returns of rewards x).
+
+    Returns:
+        A Tensor of the shape to which x and decay broadcast, of the dtype to which they promote.
+
     >>> rg.linear_recurrence(rg.tensor([1.0, 0.0, 0.0]), 0.5).print()
     Tensor
         [1, 0.5, 0.25]
@@ -231,11 +257,22 @@ def _(dy, decay, y, axis, reverse):
 def diff(
     x: TensorLike, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
 ) -> Tensor:
-    """The differences of neighbours along `axis`, taken `n` times.
+    """Return the differences of neighbours along an axis, taken `n` times.
 
-    `prepend` and `append` are joined to x first. A composition.
+    Args:
+        n: How often.
+        prepend: Values joined to the start of x first, a Tensor or array.
+        append: Values joined to the end of x first, a Tensor or array.
 
-    >>> import regrad as rg
+    Returns:
+        A Tensor of x's dtype, with n elements fewer along the axis.
+
+    Raises:
+        ArgumentError: `n` is not an int.
+        InvalidValueError: `n` is negative.
+
+    A composition of `StridedSlice` and `Sub`. Source: the Array API standard.
+
     >>> rg.diff(rg.tensor([1.0, 4.0, 9.0])).print()
     Tensor
         [3, 5]
@@ -300,13 +337,21 @@ gradient("CumulativeMin")(_to_run_starts)
 
 @deferrable
 def cumulative_max(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """The largest element so far along `axis` (which only vectors may leave out).
+    """Return the largest element so far along an axis.
 
-    Of equal elements the first keeps the gradient.
+    Of equal elements the first has the gradient.
 
-    Op type: `CumulativeMax`.
+    Args:
+        axis: The axis, which may be left out if x has one.
 
-    >>> import regrad as rg
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: `axis` is left out and x has several.
+
+    Op type: `CumulativeMax`. Source: `jax.lax.cummax`.
+
     >>> rg.cumulative_max(rg.tensor([1.0, 3.0, 2.0])).print()
     Tensor
         [1, 3, 3]
@@ -317,9 +362,24 @@ def cumulative_max(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
 
 @deferrable
 def cumulative_min(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """The smallest element so far along `axis`; see `cumulative_max`.
+    """Return the smallest element so far along an axis.
 
-    Op type: `CumulativeMin`.
+    Of equal elements the first has the gradient.
+
+    Args:
+        axis: The axis, which may be left out if x has one.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Raises:
+        ArgumentError: `axis` is left out and x has several.
+
+    Op type: `CumulativeMin`. Source: `jax.lax.cummin`.
+
+    >>> rg.cumulative_min(rg.tensor([2.0, 3.0, 1.0])).print()
+    Tensor
+        [2, 2, 1]
     """
     x = dispatch.lift(x)
     return _cumulative_min(x, axis=_scan_axis("cumulative_min", x, axis))

@@ -117,13 +117,21 @@ def _(dy, x_shape, begin, size):
 def slice(
     x: TensorLike, begin: int | Sequence[int], size: int | Sequence[int] | None = None
 ) -> Tensor:
-    """The block of x that begins at `begin` and has the shape `size`; -1 means to the end.
+    """Return a block of x.
 
-    `begin` and `size` may be shorter than x's rank; the other axes are taken whole.
+    Args:
+        begin: The first index along each axis, one int or ints; there may be fewer than x has axes.
+        size: The shape of the block, where -1 means to the end; by default to the end everywhere.
+
+    Returns:
+        A Tensor of x's dtype and of the shape `size`; axes that are not named stay whole.
+
+    Raises:
+        IndexRangeError: the block does not lie inside x.
+        ShapeError: there are more numbers than axes.
 
     Op type: `Slice`. Source: `tf.slice`.
 
-    >>> import regrad as rg
     >>> rg.slice(rg.tensor([1.0, 2.0, 3.0, 4.0]), [1], [-1]).print()
     Tensor
         [2, 3, 4]
@@ -210,15 +218,24 @@ def pad(
     mode: str = "constant",
     constant_value: complex = 0,
 ) -> Tensor:
-    """x with `(before, after)` elements more along each axis; one int means so many everywhere.
+    """Return x with more elements at the ends of its axes.
 
-    `mode` says which: "constant" (`constant_value`), "reflect" (mirrored without the edge),
-    "symmetric" (mirrored with it) or "edge" (the edge repeated). The gradients of mirrored
-    elements add to those of the elements that they repeat.
+    Args:
+        paddings: A pair `(before, after)` for each axis, or one int for all ends.
+        mode: "constant" (`constant_value`), "reflect" (mirrored without the edge), "symmetric"
+            (mirrored with it) or "edge" (the edge repeated). Gradients of mirrored elements add
+            to those of the elements that they repeat.
+        constant_value: The number for the mode "constant".
+
+    Returns:
+        A Tensor of x's dtype.
+
+    Raises:
+        ArgumentError: another `mode`, or `paddings` are not one pair of ints of 0 or more for each
+            axis.
 
     Op types: `PadV2`, and `MirrorPad` for the other modes. Source: `tf.pad`, `numpy.pad`.
 
-    >>> import regrad as rg
     >>> rg.pad(rg.tensor([1.0, 2.0, 3.0]), [(2, 1)], "reflect").print()
     Tensor
         [3, 2, 1, 2, 3, 2]

@@ -40,9 +40,21 @@ from regrad.ops.scan import _between
 def sort(
     xp, x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Tensor:
-    """x sorted along `axis`. NaNs count as largest.
+    """Return x sorted along an axis. NaNs count as largest.
 
     Each gradient goes back to where its element came from (of equal elements in their order).
+
+    Args:
+        descending: Whether the largest comes first.
+        stable: For the standard's signature: equal elements keep their order in either case.
+
+    Returns:
+        A Tensor of x's shape and dtype.
+
+    Source: the Array API standard.
+
+    >>> rg.sort([3.0, 1.0, 2.0])
+    Tensor([1., 2., 3.], dtype=float32)
     """
     axis = normalized_axis(axis, x.ndim)
     if xp.__name__ == "jax.numpy":  # in a compiled program the rule's argsort is this very one
@@ -63,7 +75,20 @@ def _(dy, x, axis, descending):
 def argsort(
     xp, x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Tensor:
-    """The indices that sort x along `axis`; equal elements keep their order. Not differentiable."""
+    """Return the indices that sort x along an axis. NaNs count as largest.
+
+    Args:
+        descending: Whether the index of the largest comes first.
+        stable: Whether equal elements keep their order.
+
+    Returns:
+        A Tensor of x's shape, of int64 (on JAX of its default integers). It has no gradient.
+
+    Source: the Array API standard.
+
+    >>> rg.argsort([3.0, 1.0, 2.0])
+    Tensor([1, 2, 0], dtype=int64)
+    """
     return _sorting(xp, x, normalized_axis(axis, x.ndim), descending, stable)
 
 
@@ -78,17 +103,25 @@ def _sorting(xp: Namespace, x: Array, axis: int, descending: bool, stable: bool)
 
 @op("TopKV2")
 def top_k(xp, x: TensorLike, /, k: int = 1, *, axis: int = -1) -> tuple[Tensor, Tensor]:
-    """The `k` largest elements along `axis`, largest first, and their indices.
+    """Return the largest elements along an axis, largest first, and their indices.
 
-    Of equal elements the first comes first. Raises ShapeError if there are not `k` elements.
+    Of equal elements the first comes first.
+
+    Args:
+        k: The number of elements.
+
+    Returns:
+        Two Tensors with `k` elements along the axis: the values, of x's dtype, and the indices, of
+        int64 (on JAX of its default integers). Only the values have a gradient.
+
+    Raises:
+        ShapeError: there are not `k` elements.
 
     Source: `tf.math.top_k`.
 
-    >>> import regrad as rg
     >>> values, indices = rg.top_k(rg.tensor([1.0, 4.0, 2.0]), 2)
-    >>> values.print()
-    Tensor
-        [4, 2]
+    >>> values.tolist(), indices.tolist()
+    ([4.0, 2.0], [1, 2])
     """
     axis = normalized_axis(axis, x.ndim)
     if not 0 <= k <= x.shape[axis]:
@@ -135,14 +168,23 @@ def _searchsorted(xp, x1: TensorLike, x2: TensorLike, /, *, side: str) -> Tensor
 
 @deferrable
 def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Tensor:
-    """The places in the ascending vector x1 at which the elements of x2 keep it in order.
+    """Return the places in the sorted vector x1 at which the elements of x2 keep it in order.
 
-    With `side="right"` a place comes after elements equal to x2's. `sorter` are indices that
-    sort x1, if it is not. Not differentiable.
+    Args:
+        x1: A vector, ascending unless `sorter` is passed.
+        x2: A Tensor, array or number.
+        side: "left", or "right" for a place after the elements that are equal to x2's.
+        sorter: Indices that sort x1.
 
-    Op type: `SearchSorted`.
+    Returns:
+        A Tensor of x2's shape, of int64 (on JAX of its default integers). It has no gradient.
 
-    >>> import regrad as rg
+    Raises:
+        ShapeError: x1 is not a vector.
+        ArgumentError: another `side`.
+
+    Op type: `SearchSorted`. Source: the Array API standard.
+
     >>> rg.searchsorted(rg.tensor([1.0, 2.0, 4.0]), rg.tensor([3.0, 1.0])).print()
     Tensor
         [2, 0]

@@ -54,12 +54,21 @@ def _turn(x: Tensor) -> Tensor:
 
 @op("SelfAdjointEigvals", to_float=True, holomorphic=False)
 def eigvalsh(xp, x: TensorLike, /) -> Tensor:
-    """The eigenvalues, in ascending order, of Hermitian matrices (see `eigh`).
+    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
 
     Where eigenvalues coincide, second derivatives are NaN unless they follow from the
     eigenvectors that are found.
 
+    Returns:
+        A real Tensor of the shape `(..., n)` for x of `(..., n, n)`.
+
+    Raises:
+        ShapeError: the matrices are not square.
+
     Source: the Array API standard.
+
+    >>> rg.linalg.eigvalsh([[3.0, 0.0], [0.0, 2.0]])
+    Tensor([2., 3.], dtype=float32)
     """
     return xp.linalg.eigvalsh(_symmetrized(xp, x))
 
@@ -112,12 +121,21 @@ def _svd_inner(y: Sequence[Tensor], dy: Sequence[Tensor]) -> Tensor:
 
 @op("SingularValues", to_float=True, holomorphic=False)
 def svdvals(xp, x: TensorLike, /) -> Tensor:
-    """The singular values, in descending order (see `svd`).
+    """Return the singular values of matrices, in descending order (see `svd`).
 
     Where singular values coincide or are 0, second derivatives are NaN unless they follow from
     the singular vectors that are found.
 
+    Returns:
+        A real Tensor of the shape `(..., min(m, n))` for x of `(..., m, n)`.
+
+    Raises:
+        MatrixError: x has fewer than two axes.
+
     Source: the Array API standard.
+
+    >>> rg.linalg.svdvals([[3.0, 0.0], [0.0, 4.0]])
+    Tensor([4., 3.], dtype=float32)
     """
     return xp.linalg.svdvals(x)
 

@@ -44,17 +44,17 @@ __all__ = [
 ]
 
 def identity(input: Any, name: str | None = None) -> Any:
-    """x itself, as an op that a rule can be put on.
+    """Return x itself, as an op that a rule can be attached to.
 
     Op type: `Identity`. Source: `tf.identity`."""
 
 def guarantee_const(input: Any, name: str | None = None) -> Any:
-    """x itself, as an op that a rule can be put on.
+    """Return x itself, as an op that a rule can be attached to.
 
     Op type: `Identity`. Source: `tf.guarantee_const`."""
 
 def stop_gradient(input: Any, name: str | None = None) -> Any:
-    """x, as a constant: no gradient flows back through it.
+    """Return x as a constant: no gradient flows back through it.
 
     Op type: `StopGradient`. Source: `tf.stop_gradient`."""
 
@@ -72,7 +72,7 @@ def size(input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike 
 def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any: ...
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape: ...
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
-    """x with another shape of the same size; one size may be -1.
+    """Return x with another shape of the same size.
 
     Op type: `Reshape`. Source: `tf.reshape`."""
 
@@ -93,7 +93,7 @@ def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: Any 
     Op type: `Transpose`. Source: `tf.transpose`."""
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
-    """x repeated along axes of size 1, and new leading ones, to the given shape.
+    """Return x repeated along axes of size 1 and new leading axes.
 
     Op type: `BroadcastTo`. Source: `tf.broadcast_to`."""
 
@@ -109,7 +109,7 @@ def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any:
     Op type: `ReverseV2`. Source: `tf.reverse`."""
 
 def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
-    """x rolled by `shift` places along `axis`; what leaves at one end enters at the other.
+    """Return x with its elements rolled: those that leave at one end enter at the other.
 
     Op type: `Roll`. Source: `tf.roll`."""
 

@@ -3,31 +3,31 @@
 from typing import Any
 
 def bitwise_and(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a & b`, bit by bit.
+    """Return `a & b`: the bits that are set in both, of integers or bools.
 
     Op type: `BitwiseAnd`. Source: `tf.bitwise.bitwise_and`."""
 
 def bitwise_or(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a | b`, bit by bit.
+    """Return `a | b`: the bits that are set in either, of integers or bools.
 
     Op type: `BitwiseOr`. Source: `tf.bitwise.bitwise_or`."""
 
 def bitwise_xor(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a ^ b`, bit by bit.
+    """Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
 
     Op type: `BitwiseXor`. Source: `tf.bitwise.bitwise_xor`."""
 
 def invert(x: Any, name: str | None = None) -> Any:
-    """`~x`, bit by bit.
+    """Return `~x`: every bit of an integer inverted, or `not x` for bools.
 
     Op type: `Invert`. Source: `tf.bitwise.invert`."""
 
 def left_shift(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a << b`.
+    """Return `a << b`: the bits of integers moved up by b places.
 
     Op type: `LeftShift`. Source: `tf.bitwise.left_shift`."""
 
 def right_shift(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a >> b`.
+    """Return `a >> b`: the bits of integers moved down by b places; the sign stays.
 
     Op type: `RightShift`. Source: `tf.bitwise.right_shift`."""

@@ -234,7 +234,7 @@ def max_pool(
     name: str | None = None,
     input: Any = None,
 ) -> Any:
-    """The maximum of each window of images.
+    """Return the maximum of each window of images.
 
     `ksize` and `strides` are 4 numbers in the order of `data_format`, 1 for batch and channels.
 
@@ -251,7 +251,7 @@ def avg_pool(
     name: str | None = None,
     input: Any = None,
 ) -> Any:
-    """The mean of each window of images; arguments and errors are those of `max_pool`.
+    """Return the mean of each window of images.
 
     `ksize` and `strides` are 4 numbers in the order of `data_format`, 1 for batch and channels.
 
@@ -268,7 +268,7 @@ def max_pool3d(
     name: str | None = None,
     input: Any = None,
 ) -> Any:
-    """The maximum of each window of volumes; see `max_pool`.
+    """Return the maximum of each window of volumes; see `max_pool`.
 
     `ksize` and `strides` are 5 numbers in the order of `data_format`, 1 for batch and channels.
 
@@ -285,7 +285,7 @@ def avg_pool3d(
     name: str | None = None,
     input: Any = None,
 ) -> Any:
-    """The mean of each window of volumes; see `avg_pool` and `max_pool3d`.
+    """Return the mean of each window of volumes; see `avg_pool`.
 
     `ksize` and `strides` are 5 numbers in the order of `data_format`, 1 for batch and channels.
 

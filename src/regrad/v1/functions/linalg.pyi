@@ -47,7 +47,7 @@ def _product(
 def _check_matrices(name: str, *xs: TensorLike) -> None: ...
 def _axes(axes: TensorLike) -> Any: ...
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
-    """The sum of products over `axes`: the last of a with the first of b, or two lists of axes.
+    """Return the sum of products over some axes of a and of b.
 
     A composition. Source: `tf.tensordot`."""
 
@@ -64,12 +64,12 @@ def matrix_transpose(
 def adjoint(matrix: TensorLike, name: str | None = None) -> Any: ...
 def _adjoint(x: Tensor) -> Any: ...
 def matrix_diag(diagonal: Any, name: str | None = None) -> Any:
-    """Matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
+    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
 
     Op type: `MatrixDiag`. Source: `tf.matrix_diag`."""
 
 def diag(diagonal: Any, name: str | None = None) -> Any:
-    """Matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
+    """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
 
     Op type: `MatrixDiag`. Source: `tf.matrix_diag`."""
 
@@ -132,12 +132,12 @@ def norm(
 ) -> Any: ...
 def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -> Tensor: ...
 def matrix_determinant(input: Any, name: str | None = None) -> Any:
-    """The determinant.
+    """Return the determinant of square matrices.
 
     Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`."""
 
 def det(input: Any, name: str | None = None) -> Any:
-    """The determinant.
+    """Return the determinant of square matrices.
 
     Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`."""
 
@@ -241,11 +241,11 @@ def eigh(tensor: Any, name: str | None = None) -> Any:
     Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`."""
 
 def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any:
-    """The eigenvalues, in ascending order, of Hermitian matrices (see `eigh`).
+    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
 
     Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`."""
 
 def eigvalsh(tensor: Any, name: str | None = None) -> Any:
-    """The eigenvalues, in ascending order, of Hermitian matrices (see `eigh`).
+    """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
 
     Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`."""

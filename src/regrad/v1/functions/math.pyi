@@ -98,212 +98,212 @@ __all__ = [
 ]
 
 def abs(x: Any, name: str | None = None) -> Any:
-    """The absolute value. Gradient at 0: 0.
+    """Return the absolute value. The gradient at 0 is 0.
 
     Op type: `Abs`. Source: `tf.abs`."""
 
 def negative(x: Any, name: str | None = None) -> Any:
-    """`-x`.
+    """Return `-x`.
 
     Op type: `Neg`. Source: `tf.negative`."""
 
 def sign(x: Any, name: str | None = None) -> Any:
-    """-1, 0 or 1; `x / abs(x)` for complex x. Gradient: 0.
+    """Return the sign, -1, 0 or 1; `x / abs(x)` for complex x.
 
     Op type: `Sign`. Source: `tf.sign`."""
 
 def square(x: Any, name: str | None = None) -> Any:
-    """`x * x`.
+    """Return `x * x`.
 
     Op type: `Square`. Source: `tf.square`."""
 
 def round(x: Any, name: str | None = None) -> Any:
-    """The nearest integer, half to even. Gradient: 0.
+    """Return the nearest integer, and of two that are equally near the even one.
 
     Op type: `Round`. Source: `tf.round`."""
 
 def sqrt(x: Any, name: str | None = None) -> Any:
-    """The square root. Gradient at 0: infinite.
+    """Return the square root; NaN for negative real x. The gradient at 0 is infinite.
 
     Op type: `Sqrt`. Source: `tf.sqrt`."""
 
 def rsqrt(x: Any, name: str | None = None) -> Any:
-    """`1 / sqrt(x)`.
+    """Return `1 / sqrt(x)`.
 
     Op type: `Rsqrt`. Source: `tf.rsqrt`."""
 
 def reciprocal(x: Any, name: str | None = None) -> Any:
-    """`1 / x`.
+    """Return `1 / x`.
 
     Op type: `Reciprocal`. Source: `tf.reciprocal`."""
 
 def exp(x: Any, name: str | None = None) -> Any:
-    """e to the power x.
+    """Return e to the power x.
 
     Op type: `Exp`. Source: `tf.exp`."""
 
 def expm1(x: Any, name: str | None = None) -> Any:
-    """`exp(x) - 1`, accurate near 0.
+    """Return `exp(x) - 1`, accurate near 0.
 
     Op type: `Expm1`. Source: `tf.expm1`."""
 
 def log(x: Any, name: str | None = None) -> Any:
-    """The natural logarithm.
+    """Return the natural logarithm; -inf at 0, NaN for negative real x.
 
     Op type: `Log`. Source: `tf.log`."""
 
 def log1p(x: Any, name: str | None = None) -> Any:
-    """`log(1 + x)`, accurate near 0.
+    """Return `log(1 + x)`, accurate near 0.
 
     Op type: `Log1p`. Source: `tf.log1p`."""
 
 def sin(x: Any, name: str | None = None) -> Any:
-    """The sine.
+    """Return the sine of x, in radians.
 
     Op type: `Sin`. Source: `tf.sin`."""
 
 def cos(x: Any, name: str | None = None) -> Any:
-    """The cosine.
+    """Return the cosine of x, in radians.
 
     Op type: `Cos`. Source: `tf.cos`."""
 
 def tan(x: Any, name: str | None = None) -> Any:
-    """The tangent.
+    """Return the tangent of x, in radians.
 
     Op type: `Tan`. Source: `tf.tan`."""
 
 def asin(x: Any, name: str | None = None) -> Any:
-    """The inverse sine.
+    """Return the inverse sine, in [-π/2, π/2] radians; NaN for real x outside [-1, 1].
 
     Op type: `Asin`. Source: `tf.asin`."""
 
 def acos(x: Any, name: str | None = None) -> Any:
-    """The inverse cosine.
+    """Return the inverse cosine, in [0, π] radians; NaN for real x outside [-1, 1].
 
     Op type: `Acos`. Source: `tf.acos`."""
 
 def atan(x: Any, name: str | None = None) -> Any:
-    """The inverse tangent.
+    """Return the inverse tangent, in [-π/2, π/2] radians.
 
     Op type: `Atan`. Source: `tf.atan`."""
 
 def sinh(x: Any, name: str | None = None) -> Any:
-    """The hyperbolic sine.
+    """Return the hyperbolic sine.
 
     Op type: `Sinh`. Source: `tf.sinh`."""
 
 def cosh(x: Any, name: str | None = None) -> Any:
-    """The hyperbolic cosine.
+    """Return the hyperbolic cosine.
 
     Op type: `Cosh`. Source: `tf.cosh`."""
 
 def tanh(x: Any, name: str | None = None) -> Any:
-    """The hyperbolic tangent.
+    """Return the hyperbolic tangent.
 
     Op type: `Tanh`. Source: `tf.tanh`."""
 
 def asinh(x: Any, name: str | None = None) -> Any:
-    """The inverse hyperbolic sine.
+    """Return the inverse hyperbolic sine.
 
     Op type: `Asinh`. Source: `tf.asinh`."""
 
 def acosh(x: Any, name: str | None = None) -> Any:
-    """The inverse hyperbolic cosine.
+    """Return the inverse hyperbolic cosine, at least 0; NaN for real x below 1.
 
     Op type: `Acosh`. Source: `tf.acosh`."""
 
 def atanh(x: Any, name: str | None = None) -> Any:
-    """The inverse hyperbolic tangent.
+    """Return the inverse hyperbolic tangent; NaN for real x outside [-1, 1].
 
     Op type: `Atanh`. Source: `tf.atanh`."""
 
 def sigmoid(x: Any, name: str | None = None) -> Any:
-    """`1 / (1 + exp(-x))`.
+    """Return `1 / (1 + exp(-x))`.
 
     Op type: `Sigmoid`. Source: `tf.sigmoid`."""
 
 def log_sigmoid(x: Any, name: str | None = None) -> Any:
-    """`log(sigmoid(x))`, stable.
+    """Return `log(sigmoid(x))`, without overflow.
 
     Op type: `LogSigmoid`. Source: `tf.log_sigmoid`."""
 
 def erf(x: Any, name: str | None = None) -> Any:
-    """The error function.
+    """Return the error function, `2 / sqrt(π)` times the integral of `exp(-t²)` from 0 to x.
 
     Op type: `Erf`. Source: `tf.erf`."""
 
 def erfc(x: Any, name: str | None = None) -> Any:
-    """`1 - erf(x)`.
+    """Return `1 - erf(x)`, accurate where `erf(x)` is close to 1.
 
     Op type: `Erfc`. Source: `tf.erfc`."""
 
 def lgamma(x: Any, name: str | None = None) -> Any:
-    """The logarithm of the absolute value of the gamma function.
+    """Return the logarithm of the absolute value of the gamma function.
 
     Op type: `Lgamma`. Source: `tf.lgamma`."""
 
 def digamma(x: Any, name: str | None = None) -> Any:
-    """The derivative of `lgamma`.
+    """Return the derivative of `lgamma`.
 
     Op type: `Digamma`. Source: `tf.digamma`."""
 
 def ceil(x: Any, name: str | None = None) -> Any:
-    """The least integer not below x. Gradient: 0.
+    """Return the least integer that is not below x. The gradient is 0.
 
     Op type: `Ceil`. Source: `tf.ceil`."""
 
 def floor(x: Any, name: str | None = None) -> Any:
-    """The greatest integer not above x. Gradient: 0.
+    """Return the greatest integer that is not above x. The gradient is 0.
 
     Op type: `Floor`. Source: `tf.floor`."""
 
 def rint(x: Any, name: str | None = None) -> Any:
-    """The nearest integer, half to even. Gradient: 0.
+    """Return the nearest integer, and of two that are equally near the even one.
 
     Op type: `Round`. Source: `tf.rint`."""
 
 def is_nan(x: Any, name: str | None = None) -> Any:
-    """Whether x is NaN.
+    """Return True where x is NaN.
 
     Op type: `IsNan`. Source: `tf.is_nan`."""
 
 def is_inf(x: Any, name: str | None = None) -> Any:
-    """Whether x is infinite.
+    """Return True where x is infinite, of either sign.
 
     Op type: `IsInf`. Source: `tf.is_inf`."""
 
 def is_finite(x: Any, name: str | None = None) -> Any:
-    """Whether x is a finite number.
+    """Return True where x is neither infinite nor NaN.
 
     Op type: `IsFinite`. Source: `tf.is_finite`."""
 
 def logical_not(x: Any, name: str | None = None) -> Any:
-    """`not x`.
+    """Return True where x is 0 or False.
 
     Op type: `LogicalNot`. Source: `tf.logical_not`."""
 
 def add(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a + b`.
+    """Return `a + b`.
 
     Op type: `AddV2`. Source: `tf.add`."""
 
 def subtract(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a - b`.
+    """Return `a - b`.
 
     Op type: `Sub`. Source: `tf.subtract`."""
 
 def multiply(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a * b`.
+    """Return `a * b`.
 
     Op type: `Mul`. Source: `tf.multiply`."""
 
 def realdiv(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a / b`; integers become float32.
+    """Return `a / b`.
 
     Op type: `RealDiv`. Source: `tf.realdiv`."""
 
 def floor_div(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a // b`. Gradient: 0.
+    """Return `a // b`: the quotient, rounded down. The gradient is 0.
 
     Op type: `FloorDiv`. Source: `tf.floor_div`."""
 
@@ -323,67 +323,67 @@ def mod(x: Any, y: Any, name: str | None = None) -> Any:
     Op type: `FloorMod`. Source: `tf.floormod`."""
 
 def pow(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a` to the power `b`. The gradient by b is 0 where a <= 0.
+    """Return a to the power b. The gradient of b is 0 where a <= 0.
 
     Op type: `Pow`. Source: `tf.pow`."""
 
 def maximum(x: Any, y: Any, name: str | None = None) -> Any:
-    """The larger; a tie's gradient goes to a.
+    """Return the larger of a and b. Where they are equal, the gradient goes to a.
 
     Op type: `Maximum`. Source: `tf.maximum`."""
 
 def minimum(x: Any, y: Any, name: str | None = None) -> Any:
-    """The smaller; a tie's gradient goes to a.
+    """Return the smaller of a and b. Where they are equal, the gradient goes to a.
 
     Op type: `Minimum`. Source: `tf.minimum`."""
 
 def squared_difference(x: Any, y: Any, name: str | None = None) -> Any:
-    """`(a - b)²`.
+    """Return `(a - b)²`.
 
     Op type: `SquaredDifference`. Source: `tf.squared_difference`."""
 
 def equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a == b`.
+    """Return True where `a == b`.
 
     Op type: `Equal`. Source: `tf.equal`."""
 
 def not_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a != b`.
+    """Return True where `a != b`.
 
     Op type: `NotEqual`. Source: `tf.not_equal`."""
 
 def less(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a < b`.
+    """Return True where `a < b`.
 
     Op type: `Less`. Source: `tf.less`."""
 
 def less_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a <= b`.
+    """Return True where `a <= b`.
 
     Op type: `LessEqual`. Source: `tf.less_equal`."""
 
 def greater(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a > b`.
+    """Return True where `a > b`.
 
     Op type: `Greater`. Source: `tf.greater`."""
 
 def greater_equal(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a >= b`.
+    """Return True where `a >= b`.
 
     Op type: `GreaterEqual`. Source: `tf.greater_equal`."""
 
 def logical_and(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a and b`.
+    """Return True where a and b are both true (not 0).
 
     Op type: `LogicalAnd`. Source: `tf.logical_and`."""
 
 def logical_or(x: Any, y: Any, name: str | None = None) -> Any:
-    """`a or b`.
+    """Return True where a or b or both are true (not 0).
 
     Op type: `LogicalOr`. Source: `tf.logical_or`."""
 
 def logical_xor(x: Any, y: Any, name: str | None = None) -> Any:
-    """Either, not both.
+    """Return True where exactly one of a and b is true (not 0).
 
     Op type: `LogicalXor`. Source: `tf.logical_xor`."""
 

@@ -11,37 +11,37 @@ from regrad.v1.functions.math import sigmoid as sigmoid
 from regrad.v1.functions.math import tanh as tanh
 
 def relu(features: Any, name: str | None = None) -> Any:
-    """`max(x, 0)`. Gradient at 0: 0.
+    """Return `max(x, 0)`. The gradient at 0 is 0.
 
     Op type: `Relu`. Source: `tf.nn.relu`."""
 
 def relu6(features: Any, name: str | None = None) -> Any:
-    """`min(max(x, 0), 6)`. Gradient at 0: 0, at 6: 1.
+    """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6.
 
     Op type: `Relu6`. Source: `tf.nn.relu6`."""
 
 def elu(features: Any, name: str | None = None) -> Any:
-    """x where x > 0, `exp(x) - 1` elsewhere. Gradient at 0: 1.
+    """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
 
     Op type: `Elu`. Source: `tf.nn.elu`."""
 
 def selu(features: Any, name: str | None = None) -> Any:
-    """The scaled exponential linear unit, which keeps mean 0 and variance 1.
+    """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
 
     Op type: `Selu`. Source: `tf.nn.selu`."""
 
 def swish(features: Any, name: str | None = None) -> Any:
-    """`x * sigmoid(x)`, also called swish.
+    """Return `x * sigmoid(x)`, also called swish.
 
     Op type: `Silu`. Source: `tf.nn.swish`."""
 
 def softplus(features: Any, name: str | None = None) -> Any:
-    """`log(1 + exp(x))`, stable.
+    """Return `log(1 + exp(x))`, without overflow.
 
     Op type: `Softplus`. Source: `tf.nn.softplus`."""
 
 def softsign(features: Any, name: str | None = None) -> Any:
-    """`x / (1 + abs(x))`.
+    """Return `x / (1 + abs(x))`.
 
     Op type: `Softsign`. Source: `tf.nn.softsign`."""
 
@@ -133,7 +133,7 @@ def l2_loss(t: Any, name: str | None = None) -> Any:
 def l2_normalize(
     x: Any, axis: Any = None, epsilon: Any = 1e-12, name: str | None = None, dim: Any = None
 ) -> Any:
-    """`x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
+    """Return `x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
 
     `dim` is the old name of `axis`.
 
@@ -190,7 +190,7 @@ def local_response_normalization(
     beta: Any = 0.5,
     name: str | None = None,
 ) -> Any:
-    """x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
+    """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
 
     Op type: `LRN`. Source: `tf.nn.local_response_normalization`."""
 
@@ -202,7 +202,7 @@ def lrn(
     beta: Any = 0.5,
     name: str | None = None,
 ) -> Any:
-    """x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
+    """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
 
     Op type: `LRN`. Source: `tf.nn.local_response_normalization`."""
 

@@ -52,7 +52,7 @@ def reduce_sum(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """The sum over `axis` (all axes by default); 0 for no elements.
+    """Return the sum over `axis` (all axes by default); 0 for no elements.
 
     `reduction_indices` is the old name of `axis`.
 
@@ -68,7 +68,7 @@ def reduce_mean(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """The mean over `axis` (all axes by default); NaN for no elements. Integers give float32.
+    """Return the mean over `axis` (all axes by default); NaN for no elements.
 
     `reduction_indices` is the old name of `axis`.
 
@@ -84,7 +84,7 @@ def reduce_prod(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """The product over `axis` (all axes by default); 1 for no elements.
+    """Return the product over `axis` (all axes by default); 1 for no elements.
 
     `reduction_indices` is the old name of `axis`.
 
@@ -100,7 +100,7 @@ def reduce_max(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """The largest element over `axis` (all axes by default); ties share the gradient equally.
+    """Return the largest element over `axis` (all axes by default).
 
     `reduction_indices` is the old name of `axis`.
 
@@ -116,7 +116,7 @@ def reduce_min(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """The smallest element over `axis` (all axes by default); ties share the gradient equally.
+    """Return the smallest element over `axis` (all axes by default).
 
     `reduction_indices` is the old name of `axis`.
 
@@ -164,7 +164,7 @@ def reduce_logsumexp(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """`log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
+    """Return `log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
 
     `reduction_indices` is the old name of `axis`.
 
@@ -180,7 +180,7 @@ def reduce_variance(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """The variance over `axis` (all axes by default).
+    """Return the variance over `axis` (all axes by default).
 
     `reduction_indices` is the old name of `axis`.
 
@@ -196,7 +196,7 @@ def reduce_std(
     reduction_indices: Any = None,
     keep_dims: Any = None,
 ) -> Any:
-    """The standard deviation over `axis`, the square root of `var`; gradient where it is 0: 0.
+    """Return the standard deviation over `axis` (all axes by default), the square root of `var`.
 
     `reduction_indices` is the old name of `axis`.
 

@@ -87,11 +87,11 @@ def irfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) 
     A composition. Source: `tf.spectral.irfft3d`."""
 
 def fftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
-    """Return x with the frequency 0 in the middle of the axes (all by default).
+    """Return x with the frequency 0 in the middle of the axes.
 
     A composition. Source: `tf.signal.fftshift`."""
 
 def ifftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
-    """Undo `fftshift`.
+    """Return x with `fftshift` undone.
 
     A composition. Source: `tf.signal.ifftshift`."""
