@@ -222,7 +222,24 @@ DEFERRALS[Symbol] = Deferral(defer, in_innermost, size_tensor, of_shape, pull_la
 
 
 def deferrable(f: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that may ask for sizes: where only the run can tell, the run calls it."""
+    """Return a function that may ask for sizes: where only the run can tell, the run calls it.
+
+    Args:
+        f: A function of Tensors that asks for sizes, to compare or to loop over them.
+
+    Raises:
+        GraphError: (when called in a graph) f uses tensors of the graph that are not arguments.
+
+    >>> import regrad.v1 as tf
+    >>> from regrad.extend import deferrable
+    >>> @deferrable
+    ... def halves(x):
+    ...     return x[: x.shape[0] // 2]
+    >>> with tf.Graph().as_default(), tf.Session() as session:
+    ...     x = tf.placeholder(tf.float32, [None])
+    ...     session.run(halves(x), {x: [1.0, 2.0, 3.0, 4.0]})
+    array([1., 2.], dtype=float32)
+    """
 
     @wraps(complete_public(f))
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
