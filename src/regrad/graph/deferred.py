@@ -1,4 +1,4 @@
-"""What cannot be put down op by op, because it asks for a size that only the run can tell.
+"""Functions that wait for the run, because they ask for a size that only the run can tell.
 
 Such a rule, or such a function of the library, becomes one node: in the run it is given values
 and does its work at once, as in eager mode. The gradient of that node is another such node.
@@ -55,8 +55,8 @@ def _kernel(
         ys = call([wrap(np.asarray(x) if isinstance(x, np.generic) else x) for x in xs], sizes)
     for y in filter(is_symbolic, ys):
         raise GraphError(
-            "a rule or function that waits for the run, because it asks for sizes, gave a tensor "
-            "of the graph. Let it use what it is given only, and not tensors from outside or "
+            "a rule or function that waits for the run, because it asks for sizes, returned a "
+            "tensor of the graph. Let it use its arguments only, and not tensors from outside or "
             f"{y._data.words.constant}; or give the placeholders shapes, so that it need not wait."
         )
     return tuple(y._data for y in ys)
@@ -146,7 +146,7 @@ def dtype_due(dtype: np.dtype, dys: Sequence[Tensor | None]) -> np.dtype:
 
 
 def _spec_due(record: Record, leaf: int, dys: Sequence[Tensor | None]) -> Spec:
-    """What is known of the gradient by an input."""
+    """Return the known shape and dtype of the gradient by an input."""
     shape, dtype = record.specs[leaf]
     return spec_of_record(shape, dtype_due(dtype, dys))
 
@@ -281,7 +281,7 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[Spec]:
-    """How many results a call has, of which dtypes and ranks: as it answers to small inputs."""
+    """Return the specs of the results of a call, found by calling it with small inputs."""
     places = [i for i, x in enumerate(xs) if is_symbolic(x)]
 
     def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:

@@ -110,7 +110,7 @@ def at_node(error: Exception, node: Node, values: Sequence[Any]) -> Exception:
 
 
 class Plan:
-    """A compiled choice of fetches and feeds: `plan(feeds, run)` gives the fetched values.
+    """A compiled choice of fetches and feeds: `plan(feeds, run)` returns the fetched values.
 
     `stateful` says whether it reads or changes variables, `owned` which of the fetched values are
     arrays of nobody else.
@@ -319,7 +319,7 @@ class _Writer:
         return None
 
     def _stays_inside(self, symbol: Symbol) -> bool:
-        """Whether only ufuncs of this plan ever see the array."""
+        """Return whether only ufuncs of this plan ever see the array."""
         return symbol.id in self.fresh and self.last.get(symbol.id) != FETCHED
 
     def _kept(self, node: Node) -> list[str]:

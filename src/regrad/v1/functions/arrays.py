@@ -197,7 +197,7 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
     """The input laid side by side, `multiples[i]` times along axis i."""
     x, counts = as_tensor(input), as_sizes(multiples)
     if rank_of(x) not in (None, len(counts)):
-        raise ShapeError(f"tile: one multiple per axis is due for {x}, got {counts}")
+        raise ShapeError(f"tile: expected one multiple per axis of {x}, got {counts}")
     return one_op("Tile", name or "Tile", lambda x: rg.tile(x, counts), x)
 
 
@@ -255,7 +255,7 @@ def _concat(*xs: TensorLike, axis: int) -> Any:
 
 
 def _has_unknown_rank(*xs: TensorLike) -> bool:
-    """Whether the rank of one is unknown: then regrad's function would ask for it in vain."""
+    """Return whether a rank is unknown, so that regrad's function cannot ask for it."""
     return any(is_tensor(x) and rank_of(x) is None for x in xs)
 
 

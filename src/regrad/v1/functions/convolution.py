@@ -39,7 +39,7 @@ LAYOUTS = {1: ("NWC", "NCW"), 2: ("NHWC", "NCHW"), 3: ("NDHWC", "NCDHW")}
 
 
 def channels_last(data_format: str | None, n: int) -> bool:
-    """Whether a layout has its channels last; ValueError for an unknown one."""
+    """Return whether a layout has its channels last; ValueError for an unknown one."""
     last, first = LAYOUTS[n]
     if n == 1:  # the older names are those of images
         data_format = {"NHWC": "NWC", "NCHW": "NCW"}.get(str(data_format), data_format)
@@ -78,7 +78,7 @@ def spatial(values: TensorLike, n: int, last: bool, what: str) -> tuple[int, ...
 
 def padding_of(padding: Padding, n: int, last: bool) -> Any:
     """`"SAME"`, `"VALID"`, or pairs for the spatial axes from pairs for all axes."""
-    if isinstance(padding, bytes):  # as op.get_attr gives it
+    if isinstance(padding, bytes):  # as op.get_attr returns it
         padding = padding.decode()
     if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
         return padding.lower()
@@ -108,7 +108,7 @@ def _convolve(
     strides: TensorLike, padding: Padding, data_format: str | None = None,
     dilations: TensorLike = None, **attrs: Any,
 ) -> Any:  # fmt: skip
-    """What stands behind the rows: `one_op` with TensorFlow's arguments for n spatial axes."""
+    """Make the `call` of rows: `one_op` with TensorFlow's arguments for n spatial axes."""
     last = channels_last(data_format, n)
     windows = {
         "strides": spatial(strides, n, last, "strides"),

@@ -65,7 +65,7 @@ def _full(value: int, shape: TensorLike, dtype: dtypes.DTypeLike, name: str) -> 
 
 
 def _asks_eager(sizes: TensorLike) -> bool:
-    """Whether sizes come from tensors of eager mode."""
+    """Return whether sizes come from tensors of eager mode."""
     return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
 
@@ -212,7 +212,7 @@ def sequence_mask(
     """
     with scope(name or "SequenceMask", lengths) as whole:
         lengths = as_tensor(lengths, name="lengths")
-        last = reduce_max(lengths) if maxlen is None else as_tensor(maxlen, beside=lengths)
+        last = reduce_max(lengths) if maxlen is None else as_tensor(maxlen, like=lengths)
         row = range(last, dtype=dtype_of(lengths))
         return cast(less(row, expand_dims(lengths, -1)), dtype, name=whole)
 
@@ -236,7 +236,7 @@ def one_hot(
         return one_op("OneHot", name or "one_hot", rg.one_hot, indices, **attrs)
     with scope(name or "one_hot", indices, on, off) as whole:
         hot = one_op("OneHot", "hot", rg.one_hot, indices, dtype=np.dtype(bool), **attrs)
-        on, off = [as_tensor(v, due, beside=indices) for v in (on, off)]
+        on, off = [as_tensor(v, due, like=indices) for v in (on, off)]
         return where(hot, on, off, name=whole)
 
 

@@ -82,7 +82,7 @@ def _entry(e: Any) -> Any:
         return rg_read(dimension_tensor(e))
     if _is_mask(e):
         raise ArgumentError(
-            "a mask cannot stand beside other indices: use tf.boolean_mask(x, mask, axis=...)"
+            "a mask cannot be combined with other indices: use tf.boolean_mask(x, mask, axis=...)"
         )
     if not is_tensor(e):
         return e
@@ -113,7 +113,7 @@ def _block(x: Tensor, begin: Any, size: Any) -> Any:
 
 
 def _is_open(size: int | Dim) -> bool:
-    """Whether a block goes to the end of the axis."""
+    """Return whether a block goes to the end of the axis."""
     return isinstance(size, int) and size == -1
 
 
@@ -177,7 +177,7 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
     """For each vector of indices, elements of the slice of `params` at its place."""
     batch = rank_of(as_tensor(indices))
     if not batch:
-        raise GraphError(f"batch_gather: indices of known rank, 1 or more, are due, got {indices}")
+        raise GraphError(f"batch_gather: expected indices of known rank, 1 or more, got {indices}")
     return gather(params, indices, name=name or "BatchGather", batch_dims=batch - 1)
 
 
@@ -214,7 +214,7 @@ def boolean_mask(
     """
     with scope(name, tensor, mask):
         x, first = as_tensor(tensor), axes_of(axis) or 0
-        mask = as_tensor(mask, dtypes.bool, beside=x)
+        mask = as_tensor(mask, dtypes.bool, like=x)
         count = rank_of(mask) or 0
         if not count:
             raise GraphError(
@@ -271,7 +271,7 @@ def confusion_matrix(
     labels: TensorLike, predictions: TensorLike, num_classes: TensorLike = None,
     dtype: dtypes.DTypeLike = dtypes.int32, name: str | None = None, weights: TensorLike = None,
 ) -> Any:  # fmt: skip
-    """How often (or with which weight) each class, by row, was taken for each, by column.
+    """Count, or sum the weights of, pairs of a label (row) and a prediction (column).
 
     Without `num_classes` there are as many as the largest class says.
     """

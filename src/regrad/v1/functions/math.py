@@ -1,7 +1,7 @@
 """Elementwise functions under TensorFlow's names: `tf.exp`, `tf.add`, `tf.cast`, …
 
 Tensors of different dtypes are never mixed (TypeError), and Python numbers take the dtype of
-the tensor beside them. What TensorFlow registers for floats alone refuses integers.
+the other operand. Functions that TensorFlow registers for floats alone refuse integers.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
 
 
 def _truncate_remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """What `truncatediv` leaves: it has the sign of x."""
+    """Return the remainder of `truncatediv`, which has the sign of x."""
     return x - _truncate_divide(x, y) * y
 
 
@@ -252,7 +252,7 @@ def _select(condition: Tensor, x: Tensor, y: Tensor) -> Any:
 
 
 def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """A condition of rank 1 beside tensors of higher rank, with an axis for each of theirs."""
+    """Return the condition; one of rank 1 gets an axis for each axis of x and y."""
     if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
         return rg.expand_dims(condition, tuple(range(1, rank)))
     return condition

@@ -417,7 +417,7 @@ def truncatediv(x: Any, y: Any, name: str | None = None) -> Any:
     A composition. Source: `tf.truncatediv`."""
 
 def truncatemod(x: Any, y: Any, name: str | None = None) -> Any:
-    """What `truncatediv` leaves: it has the sign of x.
+    """Return the remainder of `truncatediv`, which has the sign of x.
 
     A composition. Source: `tf.truncatemod`."""
 

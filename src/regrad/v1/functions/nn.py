@@ -271,7 +271,7 @@ def batch_normalization(
 
 
 class FusedBatchNorm(NamedTuple):
-    """What `fused_batch_norm` returns."""
+    """The result of `fused_batch_norm`."""
 
     y: Any
     batch_mean: Any
@@ -485,7 +485,7 @@ def _keep_order(ids: rg.Tensor, starts: np.ndarray) -> Any:
 
 
 class TopKV2(NamedTuple):
-    """What `top_k` returns."""
+    """The result of `top_k`."""
 
     values: Any
     indices: Any

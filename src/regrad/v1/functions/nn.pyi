@@ -164,7 +164,7 @@ def batch_normalization(
 ) -> Any: ...
 
 class FusedBatchNorm(NamedTuple):
-    """What `fused_batch_norm` returns."""
+    """The result of `fused_batch_norm`."""
 
     y: Any
     batch_mean: Any
@@ -253,7 +253,7 @@ def _deal(ids: rg.Tensor, starts: np.ndarray) -> Any: ...
 def _keep_order(ids: rg.Tensor, starts: np.ndarray) -> Any: ...
 
 class TopKV2(NamedTuple):
-    """What `top_k` returns."""
+    """The result of `top_k`."""
 
     values: Any
     indices: Any

@@ -79,7 +79,7 @@ def tuple_(
     Source: `tf.tuple`.
     """
     if not any(t is not None for t in tensors):
-        raise GraphError("tuple: at least one tensor is due")
+        raise GraphError("tuple: expected at least one tensor, got none")
     made = [None if t is None else convert_to_tensor(t) for t in tensors]
     waits = [t for t in made if t is not None] + list(control_inputs or ())
     with current_graph().name_scope(name or "tuple"), control_dependencies(waits):
@@ -106,7 +106,7 @@ def cond(
     fn1: Callable[[], Any] | None = None,
     fn2: Callable[[], Any] | None = None,
 ) -> Any:
-    """What `true_fn()` or `false_fn()` gives: the run computes the branch that `pred` chooses.
+    """Return the result of `true_fn()` or `false_fn()`; the run computes the chosen branch only.
 
     Both functions are called once, to build their branches, and must return the same structure of
     tensors, with the same dtypes. Ops inside are bound to the overrides in force here. A result
@@ -192,13 +192,13 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """What the function beside the first true predicate gives, or `default()`.
+    """Return the result of the function paired with the first true predicate, or `default()`.
 
     Source: `tf.case`.
     """
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, dict) else pred_fn_pairs)
     if not pairs:
-        raise GraphError("case: at least one pair of a predicate and a function is due")
+        raise GraphError("case: expected at least one pair of a predicate and a function, got none")
     if default is None:
         *pairs, (_, default) = pairs
     if not pairs:
@@ -228,11 +228,11 @@ def while_loop(
     """`body(*loop_vars)` again and again, on its own results, while `cond(*loop_vars)` holds.
 
     Both functions are called once, to build the loop. The loop variables keep their dtypes, and
-    their static shapes unless `shape_invariants` gives looser ones. Gradients pass, to any order;
+    their static shapes unless `shape_invariants` has looser ones. Gradients pass, to any order;
     the backward pass runs the loop again.
 
     Raises ValueError for results that do not match the loop variables, TypeError for functions
-    that are not callable and for a condition that is no bool.
+    that are not callable and for a condition that is not a bool.
 
     Source: `tf.while_loop`.
 
@@ -352,7 +352,7 @@ def _check_results(region: GraphRegion, specs: Sequence[Spec]) -> None:
 
 
 def _at_the_end(region: GraphRegion, specs: Sequence[Spec]) -> list[Spec]:
-    """What is known of the loop variables after the loop: what every iteration preserves."""
+    """Return the specs of the loop variables after the loop: what every iteration preserves."""
     found = []
     for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
         before, after = x._data.shape, y._data.shape
@@ -384,7 +384,7 @@ def _call_python(xp: Any, xs: Sequence[Any], func: Callable[..., Any], Tout: Any
     values = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(values) != len(Tout) and not (answer is None and not Tout):
         raise errors.InvalidArgumentError(
-            None, None, f"py_func: {len(Tout)} values are due, {func!r:.60} returned {len(values)}"
+            None, None, f"py_func: expected {len(Tout)} values, {func!r:.60} returned {len(values)}"
         )
     return tuple(_returned(v, t, i) for i, (v, t) in enumerate(zip(values, Tout, strict=False)))
 
@@ -421,9 +421,10 @@ def py_func(
 ) -> Any:
     """A Python function of NumPy arrays as an op; its results have unknown static shapes.
 
-    It has no gradient unless an override of the op type `PyFunc` gives one. A list of dtypes as
-    `Tout` gives a list of tensors, and one without any the Operation. An exception in `func` is an
-    UnknownError of the run, a result of another dtype an InvalidArgumentError.
+    It has no gradient unless an override of the op type `PyFunc` sets one. With
+    a list of dtypes as `Tout` it returns a list of tensors, with an empty one the Operation. An
+    exception in `func` is an UnknownError of the run, a result of another dtype an
+    InvalidArgumentError.
 
     Source: `tf.py_func`.
 

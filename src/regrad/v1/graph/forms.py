@@ -45,7 +45,7 @@ SPELT = {"b": "bools", "iu": "integers", "f": "real floats", "iuf": "real number
 
 
 def is_eager(*values: TensorLike) -> bool:
-    """Whether there are tensors among the values, all of them regrad's eager ones."""
+    """Return whether there are tensors among the values, all of them regrad's eager ones."""
     known = [v for v in values if is_tensor(v)]
     return bool(known) and all(isinstance(v, rg.Tensor) and not is_symbolic(v) for v in known)
 
@@ -57,13 +57,13 @@ def scope(name: str, *values: TensorLike) -> Any:
 
 def tensor(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
-    beside: TensorLike = None,
+    like: TensorLike = None,
 ) -> Any:  # fmt: skip
-    """A value as a tensor; one of regrad's eager ones stays what it is.
+    """Return a value as a tensor; an eager Tensor of regrad comes back as it is.
 
-    What is no tensor becomes an eager one too if that is what it shall stand beside.
+    Other values become eager Tensors too if `like` is an eager Tensor.
     """
-    if is_eager(value) or not is_eager(value, beside):
+    if is_eager(value) or not is_eager(value, like):
         return value if is_eager(value) else convert_to_tensor(value, dtype, name)
     array = np.asarray(value)
     return rg.asarray(array if dtype is None else numbers.under(array, dtypes.to_numpy(dtype)))
@@ -143,7 +143,7 @@ def _short(
 
 
 def _agree(values: Any) -> bool:
-    """Whether the values are tensors of the graph already, and of one dtype."""
+    """Return whether the values are tensors of the graph already, and of one dtype."""
     if any(type(v) is not Tensor for v in values):
         return False
     first = values[0]._symbol.dtype

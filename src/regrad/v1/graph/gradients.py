@@ -41,14 +41,14 @@ __all__ = [
 
 
 class UnconnectedGradients:
-    """What `tf.gradients` gives where no path leads from y to x."""
+    """The choices for what `tf.gradients` returns where no path leads from y to x."""
 
     NONE = "none"
     ZERO = "zero"
 
 
 class AggregationMethod:
-    """How gradients that meet are added; all mean the same here."""
+    """The ways to add gradients that meet; all mean the same here."""
 
     ADD_N = 0
     DEFAULT = ADD_N
@@ -70,7 +70,7 @@ class GateGradients:
 def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
     """Register a rule `(op, grad, …)` under a name, for `gradient_override_map`.
 
-    As a decorator it returns the function. Raises TypeError for a name that is no string and
+    As a decorator it returns the function. Raises TypeError for a name that is not a string and
     KeyError for one that is taken (op types are).
 
     Source: `tf.RegisterGradient`.
@@ -144,7 +144,7 @@ def build_gradients(
     ys: TensorLike, xs: TensorLike, grad_ys: TensorLike, name: str, stop_gradients: TensorLike,
     unconnected: str, seen: list[Any] | None = None,
 ) -> list[Any]:  # fmt: skip
-    """What `gradients` returns; `seen` is that of `pull_in_graph`."""
+    """Return the result of `gradients`; `seen` is that of `pull_in_graph`."""
     targets = [_target(y) for y in _listed(ys)]
     sources = [_inside(_source(x), x) for x in _listed(xs)]
     weights = _weights(targets, grad_ys)
@@ -170,7 +170,7 @@ def _target(y: TensorLike) -> rg.Tensor:
 
 
 def _source(x: Any) -> Symbol:
-    """What is differentiated by; of a Variable its own op, before its read."""
+    """Return the tensor to differentiate by: for a Variable its own op, before its read."""
     if hasattr(type(x), "_ref"):
         return x._ref()._symbol
     if isinstance(x, Tensor):
@@ -179,7 +179,7 @@ def _source(x: Any) -> Symbol:
 
 
 def _inside(symbol: Symbol, x: Any) -> Symbol:
-    """What stands for x in the branch or loop that is being built, if one is."""
+    """Return the tensor that represents x in the branch or loop being built, if any."""
     graph = current_graph()
     if graph.outer is None or symbol.node.graph is graph:
         return symbol
@@ -309,7 +309,7 @@ def _with_gradients(node: Node) -> list[int]:
 
 
 def _is_cast_of_integers(node: Node) -> bool:
-    """Whether integers without a gradient become floats here.
+    """Return whether integers without a gradient become floats here.
 
     TensorFlow's own rule does not differentiate by them, though by other ops it does.
     """
@@ -529,7 +529,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
 
 
 def _plain(answer: Any, count: int) -> list[Any]:
-    """What a grad_fn gave, as regrad's Tensors, one per argument."""
+    """Return the results of a grad_fn as regrad's Tensors, one per argument."""
     given = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(given) != count:
         raise RuleError(

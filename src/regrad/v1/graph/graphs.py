@@ -124,7 +124,7 @@ class Graph(engine.Graph):
 
     @property
     def version(self) -> int:
-        """How many ops it has."""
+        """The number of ops."""
         return len(self.nodes)
 
     def finalize(self) -> None:
@@ -224,7 +224,7 @@ class Graph(engine.Graph):
         bound by `as` has `hits` and `assert_fired()`, as `regrad.gradient_override_map` has.
 
         Raises TypeError on entering unless the map is a dict of strings to strings or functions,
-        UnknownOpError (a LookupError) for a key that is no op type.
+        UnknownOpError (a LookupError) for a key that is not an op type.
 
         Source: `tf.Graph.gradient_override_map`.
         """
@@ -300,7 +300,7 @@ class LateRule(Rule):
             if self.name not in RULES and canonical(self.name) not in OPS:
                 raise UnknownOpError(
                     f"No gradient defined for operation{where} (op type: {self.op.type}): "
-                    f"gradient_override_map gave it the rule {self.name!r}, and nothing is "
+                    f"gradient_override_map set its rule to {self.name!r}, and nothing is "
                     f"registered under that name.{near(self.name, [*RULES, *OPS])} Register it "
                     f"with @tf.RegisterGradient({self.name!r})."
                 )
@@ -374,7 +374,7 @@ def node_of(x: TensorLike) -> Node:
         if symbol is None and isinstance(x, Readable):
             symbol = type(x)._read(x)._data
         if symbol is None:
-            raise ArgumentError(f"a tensor or an op is due, got {x!r:.60}")
+            raise ArgumentError(f"expected a tensor or an op, got {x!r:.60}")
         node = symbol.node
     return node
 

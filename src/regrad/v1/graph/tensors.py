@@ -172,7 +172,7 @@ class Tensor(TensorView):
         self._tensor = tensor
 
     def _read(self) -> rg.Tensor:
-        """What regrad's own functions see: they take this wherever they take a Tensor."""
+        """The Tensor that regrad's own functions see: they take this object like a Tensor."""
         node = self._tensor._data.node
         if node.op.type == "VariableV2":
             return operation(node).variable._read()
@@ -199,7 +199,7 @@ class Tensor(TensorView):
 
     @property
     def value_index(self) -> int:
-        """Which output of its op it is."""
+        """The index of this tensor among the outputs of its op."""
         return self._symbol.index
 
     @property
@@ -309,7 +309,7 @@ def face(y: Any) -> Any:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, a variable or one of regrad's Tensors."""
+    """Return whether a value is a tensor, a variable or one of regrad's Tensors."""
     return isinstance(value, rg.Tensor | Readable)
 
 
@@ -322,7 +322,7 @@ def as_array(value: TensorLike, dtype: DType | None = None) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise ShapeError(f"a list of unequal rows is no tensor: {error}") from None
+        raise ShapeError(f"a list of unequal rows is not a tensor: {error}") from None
     if plain and (due is None or due.kind != "O") and numbers.integers(array, value) is not None:
         return numbers.under(value, np.dtype(np.int64) if due is None else due)
     if array.dtype.kind in "OSU":
@@ -369,7 +369,7 @@ def _holds_numpy(value: Any) -> bool:
 
 
 def _fits(array: np.ndarray, due: np.dtype, plain: bool) -> bool:
-    """Whether values may be taken for a dtype: ints for floats, but no fractions for ints."""
+    """Return whether values may become a dtype: ints floats, but fractions not ints."""
     if array.dtype.kind == "b" or due.kind == "b":
         return array.dtype.kind == due.kind
     order = "iufc"
@@ -451,9 +451,9 @@ def convert_to_tensor(
     if isinstance(value, list | tuple) and _holds_tensors(value):
         return CONVERSIONS[Sequence](value, due, name)
     if callable(value):
-        raise ArgumentError(f"a tensor or a value is due, got the function {value!r}")
+        raise ArgumentError(f"expected a tensor or a value, got the function {value!r}")
     if value is None:
-        raise GraphError("None values not supported: a tensor or a value is due")
+        raise GraphError("None values not supported: expected a tensor or a value")
     prefer = None if preferred_dtype is None else dtypes.as_dtype(preferred_dtype)
     if due is None and prefer is not None:
         try:

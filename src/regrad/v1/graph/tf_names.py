@@ -108,7 +108,7 @@ def results(node: Node) -> list[np.dtype]:
 
 
 def count(node: Node) -> int:
-    """How many tensors an op has of which there may be any number."""
+    """Return the number of tensors of an op that takes any number of them."""
     return len(node.xs)
 
 
@@ -224,7 +224,7 @@ def _is_index(node: Node, i: int, entry: Any) -> bool:
 
 
 def _is_whole(node: Node, i: int, entry: Any) -> bool:
-    """Whether an axis is taken from its first element to its last."""
+    """Return whether an axis is taken from its first element to its last."""
     shape = node.specs[0][0]
     if not isinstance(entry, tuple) or isinstance(shape, UnknownRank):
         return False
@@ -240,7 +240,7 @@ def _same(m: Any, n: Any) -> bool:
 
 
 def _runs_out(node: Node, i: int, entry: Any) -> bool:
-    """Whether an axis is taken to its end, or backwards to its first element."""
+    """Return whether an axis is taken to its end, or backwards to its first element."""
     if _is_whole(node, i, entry):
         return True
     end = _bound(entry)[1]

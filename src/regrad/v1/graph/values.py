@@ -37,7 +37,7 @@ def constant_value(value: TensorLike) -> Any:
 
 def _check_shape(xp: Any, x: Any, shape: tuple[int, ...]) -> Any:
     if tuple(x.shape) != tuple(shape):
-        raise ShapeError(f"the shape {tuple(shape)} is due, got {tuple(x.shape)}")
+        raise ShapeError(f"expected the shape {tuple(shape)}, got {tuple(x.shape)}")
     return x
 
 
@@ -53,7 +53,7 @@ def ensure(what: str, x: Tensor, shape: dims.Shape) -> Tensor:
     found = x._data.shape
     answer = dims.same(found, shape)
     if answer is False:
-        raise ShapeError(f"{what}: the shape {shape} is due, got {found}")
+        raise ShapeError(f"{what}: expected the shape {shape}, got {found}")
     if answer:
         return x
     known = None if isinstance(shape, dims.UnknownRank) else shape

@@ -61,7 +61,7 @@ def read_state(run: Run, ref: Any, key: str) -> Any:
 
 def _write(run: Run, ref: Any, value: np.ndarray, key: str, shape: tuple[int, ...] | None) -> Any:
     if shape is not None and np.shape(value) != shape:
-        raise ShapeError(f"assign to {key!r}: the shape {shape} is due, got {np.shape(value)}")
+        raise ShapeError(f"assign to {key!r}: expected the shape {shape}, got {np.shape(value)}")
     return run.write(key, value)
 
 
@@ -108,7 +108,7 @@ class Variable(Readable):
     """A variable of the graph, whose value lives in a session.
 
     Args:
-        initial_value: A value or tensor, or a function that gives one; ints are int32, floats
+        initial_value: A value or tensor, or a function that returns one; ints are int32, floats
             float32.
         trainable: Whether optimizers change it (it is put in TRAINABLE_VARIABLES).
         collections: The collections to be in (by default GLOBAL_VARIABLES).
@@ -224,7 +224,7 @@ class Variable(Readable):
     def assign(
         self, value: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
-        """Return an op that gives the variable a value; fetched, it is the new value."""
+        """Return an op that assigns a value to the variable; fetched, it is the new value."""
         return self._assign(value, name or "Assign")
 
     def assign_add(
@@ -335,14 +335,16 @@ def variable_of(x: TensorLike) -> Variable:
         return x
     if isinstance(x, Tensor) and x.op.variable is not None:
         return x.op.variable
-    raise ArgumentError(f"a Variable is due, got {x!r:.80}")
+    raise ArgumentError(f"expected a Variable, got {x!r:.80}")
 
 
 def assign(
     ref: Readable, value: TensorLike, validate_shape: bool | None = None,
     use_locking: bool | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return an op that gives a variable a value; fetched, it is the new value, its `.op` None.
+    """Return an op that assigns a value to a variable; fetched, it is the new value.
+
+    Its `.op` is fetched as None.
 
     Raises TypeError for another dtype, ValueError for a shape that cannot be the variable's.
     """
@@ -394,12 +396,12 @@ all_variables = global_variables
 
 
 def variables_initializer(var_list: Iterable[Variable], name: str = "init") -> Operation:
-    """Return an op that gives these variables their initial values."""
+    """Return an op that initializes these variables."""
     return group(*[v.initializer for v in var_list], name=name)
 
 
 def global_variables_initializer() -> Operation:
-    """Return an op that gives all variables their initial values.
+    """Return an op that initializes all variables.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default():
@@ -413,7 +415,7 @@ initialize_all_variables = global_variables_initializer
 
 
 def local_variables_initializer() -> Operation:
-    """Return an op that gives the local variables their initial values."""
+    """Return an op that initializes the local variables."""
     return variables_initializer(local_variables(), name="init")
 
 

@@ -181,7 +181,7 @@ def _read_header(file: IO[bytes]) -> bytes:
     start = file.read(8)
     count = LENGTHS.get(start[6:])
     if count is None or not start.startswith(b"\x93NUMPY"):
-        raise ValueError("an entry is no array")
+        raise ValueError("an entry is not an array")
     length = file.read(count)
     return start + length + file.read(min(int.from_bytes(length, "little"), LIMIT))
 

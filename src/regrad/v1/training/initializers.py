@@ -30,7 +30,7 @@ _FLOAT = dtypes.float32
 
 
 class Initializer:
-    """What makes initial values: call it with a shape and a dtype.
+    """A maker of initial values: call it with a shape and a dtype.
 
     `dtype` is that of the values, unless the call says otherwise.
     """

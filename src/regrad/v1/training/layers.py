@@ -267,7 +267,7 @@ def _feature_axis(x: Tensor, axis: Any) -> int:
     axis = static_value(axis, "axis")
     if isinstance(axis, tuple):
         if len(axis) != 1:
-            raise GraphError(f"batch_normalization: one axis is due, got {axis}")
+            raise GraphError(f"batch_normalization: expected one axis, got {axis}")
         (axis,) = axis
     rank = x.shape.ndims
     if rank is None or not -rank <= axis < rank:

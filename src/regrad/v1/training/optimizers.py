@@ -122,7 +122,7 @@ class Optimizer:
     ) -> Operation:  # fmt: skip
         """Return an op that changes variables by their gradients, unless these are None.
 
-        The gradients may have been changed since `compute_gradients` gave them. With
+        The gradients may have been changed since `compute_gradients` returned them. With
         `global_step` the op adds 1 to it, after the other changes.
         """
         pairs = [_check_pair(*pair) for pair in grads_and_vars]

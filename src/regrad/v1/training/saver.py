@@ -1,7 +1,7 @@
 """Checkpoints: the values of variables in files.
 
 A checkpoint `model-7` is one file, `model-7.npz`, which `numpy.load` reads too; a text file
-named `checkpoint` beside it says which is the latest, as in TensorFlow.
+named `checkpoint` next to it says which is the latest, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -431,7 +431,7 @@ def _by_name(listed: Any) -> dict[str, Variable]:
 
 
 def _check_folder(path: str, state: str) -> str:
-    """Return the folder of a path, which must exist, beside a state file of another name."""
+    """Return the folder of a path, which must exist, next to a state file of another name."""
     folder, file = os.path.split(path)
     if os.path.split(state)[0]:
         raise GraphError(f"'latest_filename' must not contain path components: {state!r}")
