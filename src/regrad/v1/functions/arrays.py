@@ -55,11 +55,18 @@ __all__ = [
 # -- identity --------------------------------------------------------------------------------------
 
 
-identity = define("tf.identity(input)", "Identity", rg.identity)
+identity = define(
+    "tf.identity(input)", "Identity", rg.identity,
+    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
+)  # fmt: skip
 guarantee_const = define(
-    "tf.guarantee_const(input)", "Identity", rg.identity, scope="GuaranteeConst"
-)
-stop_gradient = define("tf.stop_gradient(input)", "StopGradient", rg.stop_gradient)
+    "tf.guarantee_const(input)", "Identity", rg.identity, scope="GuaranteeConst",
+    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
+)  # fmt: skip
+stop_gradient = define(
+    "tf.stop_gradient(input)", "StopGradient", rg.stop_gradient,
+    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
+)  # fmt: skip
 
 
 @rg.op("IdentityN")
@@ -176,6 +183,7 @@ squeeze = define(
     "tf.squeeze(input, axis=None, name=None, squeeze_dims=None)", "Squeeze", rg.squeeze, ANY,
     "The input without its axes of size 1, or without those given.",
     axis=lambda axis: None if (axes := axes_of(axis)) == () else axes,
+    shows=("[[1.0], [2.0]]", "Tensor([1., 2.], dtype=float32)"),
 )  # fmt: skip
 
 
@@ -187,6 +195,7 @@ transpose = define(
     "tf.transpose(a, perm=None, name=None, conjugate=False)", "Transpose", _transpose, ANY,
     "The tensor with its axes in another order (reversed by default), and conjugated if asked.",
     scope="transpose", perm=lambda perm: axes_of(perm, "perm"),
+    shows=("[[1, 2], [3, 4]]", "Tensor([[1, 3],\n        [2, 4]], dtype=int64)"),
 )  # fmt: skip
 
 

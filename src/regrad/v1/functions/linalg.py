@@ -131,10 +131,14 @@ def _adjoint(x: Tensor) -> Any:
     return rg.conj(rg.matrix_transpose(x))
 
 
-matrix_diag = diag = define("tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag)
+matrix_diag = diag = define(
+    "tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag,
+    shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
+)  # fmt: skip
 matrix_diag_part = diag_part = define(
     "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY,
     "The diagonals of matrices.",
+    shows=("[[1, 2], [3, 4]]", "Tensor([1, 4], dtype=int64)"),
 )  # fmt: skip
 
 
@@ -170,10 +174,14 @@ def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
 matrix_set_diag = set_diag = define(
     "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag"
 )
-tensor_diag = define("tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag")
+tensor_diag = define(
+    "tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag",
+    shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
+)  # fmt: skip
 tensor_diag_part = define(
-    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart"
-)
+    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart",
+    shows=("[[1, 2], [3, 4]]", "Tensor([1, 4], dtype=int64)"),
+)  # fmt: skip
 matrix_band_part = band_part = define(
     "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY,
     f"{_band.__doc__}\n\n    A negative number keeps all of them.",
@@ -226,8 +234,9 @@ def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -
 
 
 matrix_determinant = det = define(
-    "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT
-)
+    "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT,
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(-2., dtype=float32)"),
+)  # fmt: skip
 
 
 class SignAndLog(NamedTuple):
@@ -286,6 +295,7 @@ matrix_triangular_solve = triangular_solve = define(
 cholesky = define(
     "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT,
     "The lower triangular y with `y @ adjoint(y)` equal to the (symmetric) matrix.",
+    shows=("[[4.0, 0.0], [0.0, 9.0]]", "Tensor([[2., 0.],\n        [0., 3.]], dtype=float32)"),
 )  # fmt: skip
 cholesky_solve = define("tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT)
 

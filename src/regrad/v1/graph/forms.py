@@ -26,6 +26,7 @@ from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.row_docs import Row, complete, example
 from regrad.v1.graph.tensors import (
     Tensor,
     build,
@@ -213,6 +214,7 @@ def define(
     scope: str = "",
     same: bool = True,
     call: Callable[..., Any] = one_op,
+    shows: tuple[str, ...] = (),
     **roles: Role,
 ) -> Callable[..., Any]:
     """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
@@ -227,9 +229,11 @@ def define(
             tensors, in order; those with one are attributes, passed on by keyword. `name=None`
             is the last unless it is written elsewhere.
         op_type, function, kinds, same: See `one_op`.
-        doc: The docstring; by default the first line of the function's.
+        doc: The docstring; by default the first line of the function's. `row_docs.complete` adds
+            the sections that follow from the row.
         scope: The default name: otherwise the declared one, the op type or the function's name.
         call: What takes the place of `one_op`.
+        shows: An example: arrays that are passed, and the repr of the eager result.
         roles: What a parameter is otherwise: a function that makes the attribute of what is
             passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
             one without effect. `USUAL_ROLES` need not be written.
@@ -277,9 +281,11 @@ def define(
         return call(op_type, values[last] or default, function, *xs, **made)
 
     first = doc or (function.__doc__ or "").partition("\n")[0]
-    notes = [f"`{old}` is the old name of `{new}`." for old, new in older]
-    kind = f"Op type: `{op_type}`." if op_type else "A composition."
-    shown = "\n\n    ".join([first, *notes, f"{kind} Source: `{path}`."])
+    row = Row(
+        path, op_type, default, list(places), [parameters[i].name for i in tensors], dict(older),
+        {n for n, role in roles.items() if role is None}, kinds, same, call is one_op,
+    )  # fmt: skip
+    shown = complete(first + (example(path, shows) if shows else ""), row)
     return _dress(call_row, name, signature, shown, sys._getframe(1).f_globals["__name__"])
 
 
