@@ -26,7 +26,7 @@ from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.graph.graphs import current_graph
-from regrad.v1.graph.row_docs import Row, complete, example
+from regrad.v1.graph.row_docs import Row, complete
 from regrad.v1.graph.tensors import (
     Tensor,
     build,
@@ -229,8 +229,7 @@ def define(
             tensors, in order; those with one are attributes, passed on by keyword. `name=None`
             is the last unless it is written elsewhere.
         op_type, function, kinds, same: See `one_op`.
-        doc: The docstring; by default the first line of the function's. `row_docs.complete` adds
-            the sections that follow from the row.
+        doc: The docstring; by default the first line of the function's. `complete` adds to it.
         scope: The default name: otherwise the declared one, the op type or the function's name.
         call: What takes the place of `one_op`.
         shows: An example: arrays that are passed, and the repr of the eager result.
@@ -280,12 +279,10 @@ def define(
         xs = [values[i] for i in tensors]
         return call(op_type, values[last] or default, function, *xs, **made)
 
-    first = doc or (function.__doc__ or "").partition("\n")[0]
-    row = Row(
-        path, op_type, default, list(places), [parameters[i].name for i in tensors], dict(older),
-        {n for n, role in roles.items() if role is None}, kinds, same, call is one_op,
-    )  # fmt: skip
-    shown = complete(first + (example(path, shows) if shows else ""), row)
+    given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
+    settings = kinds, same, call is one_op, shows
+    row = Row(path, op_type, default, list(places), given, dict(older), idle, *settings)
+    shown = complete(doc or (function.__doc__ or "").partition("\n")[0], row)
     return _dress(call_row, name, signature, shown, sys._getframe(1).f_globals["__name__"])
 
 

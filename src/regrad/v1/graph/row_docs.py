@@ -57,20 +57,13 @@ class Row(NamedTuple):
     kinds: str
     one_dtype: bool  # whether the tensors are brought to one dtype
     plain: bool  # whether the op's result is the function's, without casts
-
-
-def example(name: str, shown: tuple[str, ...]) -> str:
-    """Return an example in eager mode: the arrays that are passed, and last the result's repr."""
-    *arrays, result = shown
-    passed = ", ".join(f"rg.asarray({array})" for array in arrays)
-    imports = ">>> import regrad as rg\n>>> import regrad.v1 as tf"
-    return f"\n\n{imports}\n>>> {name}({passed})\n{result}"
+    shows: tuple[str, ...] = ()  # arrays that an example passes, and the result's repr
 
 
 def complete(doc: str, row: Row) -> str:
     """Return the docstring of a row with the sections that follow from it."""
     doc = inspect.cleandoc(doc)
-    prose, mark, example = doc.partition("\n>>> ")
+    prose, mark, example = (doc + _example(row)).partition("\n>>> ")
     sections = {title: text.rstrip("\n") for title, text in SECTION.findall(prose)}
     prose = SECTION.sub("", prose).strip()
     sections["Args"] = _arguments(row, sections.get("Args", ""))
@@ -115,6 +108,16 @@ def _holding(row: Row) -> str:
 
 def _single(row: Row) -> str:
     return "bool" if row.kinds == "b" else "number"
+
+
+def _example(row: Row) -> str:
+    """Return the example of a row in eager mode."""
+    if not row.shows:
+        return ""
+    *arrays, result = row.shows
+    passed = ", ".join(f"rg.asarray({array})" for array in arrays)
+    imports = ">>> import regrad as rg\n>>> import regrad.v1 as tf"
+    return f"\n\n{imports}\n>>> {row.path}({passed})\n{result}"
 
 
 def _elementwise(row: Row) -> bool:
