@@ -136,7 +136,7 @@ def expand_dims(
     input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
 ) -> Any: ...
 def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None) -> Any:
-    """The input without its axes of size 1, or without those given.
+    """Return the input without its axes of size 1, or without the axes of `axis`.
 
     Args:
         input: A tensor or array, or a number.
@@ -156,11 +156,13 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims:
 
 def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor: ...
 def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: Any = False) -> Any:
-    """The tensor with its axes in another order (reversed by default), and conjugated if asked.
+    """Return the tensor with its axes in the order `perm`, by default reversed.
 
     Args:
         a: A tensor or array, or a number.
+        perm: The axes in their new order.
         name: The name of the op in the graph, by default 'transpose'.
+        conjugate: Conjugate the elements too.
 
     Raises:
         DTypeError: when a graph is built, a cannot become a tensor.
@@ -188,7 +190,7 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
 
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any: ...
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """The tensor with the order of its elements reversed along the axes of a list.
+    """Return the tensor with its elements reversed along the axes of a list.
 
     Args:
         tensor: A tensor or array, or a number.
@@ -201,7 +203,7 @@ def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
     Op type: `ReverseV2`. Source: `tf.reverse`."""
 
 def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """The tensor with the order of its elements reversed along the axes of a list.
+    """Return the tensor with its elements reversed along the axes of a list.
 
     Args:
         tensor: A tensor or array, or a number.
@@ -241,7 +243,7 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any: ...
 def _stack(*xs: TensorLike, axis: int) -> Any: ...
 def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]: ...
 def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unstack") -> Any:
-    """The slices along an axis, which they lose. `num` is needed where its size is unknown.
+    """Return the slices along an axis, without it. An axis of unknown size needs `num`.
 
     Raises ValueError if the size is unknown, or is not `num`.
 
@@ -259,7 +261,7 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]: ...
 def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = "split"
 ) -> Any:
-    """The tensor cut along an axis into so many equal parts, or into parts of the given sizes.
+    """Split the tensor along an axis into a number of equal parts, or parts of given sizes.
 
     One of the sizes may be -1.
 

@@ -82,7 +82,7 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any: ...
 def _known_number(x: Tensor) -> Any: ...
 def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor: ...
 def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """`num` evenly spaced numbers from `start` to `stop`, both of them included.
+    """Return `num` evenly spaced numbers from `start` to `stop`, both of them included.
 
     Args:
         start, stop: Tensors or arrays of real floats, or numbers, of one dtype.
@@ -94,7 +94,7 @@ def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
     Op type: `LinSpace`. Source: `tf.lin_space`."""
 
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """`num` evenly spaced numbers from `start` to `stop`, both of them included.
+    """Return `num` evenly spaced numbers from `start` to `stop`, both of them included.
 
     Args:
         start, stop: Tensors or arrays of real floats, or numbers, of one dtype.

@@ -30,7 +30,7 @@ def _block(x: Tensor, begin: Any, size: Any) -> Any: ...
 def _is_open(size: int | Dim) -> bool: ...
 def _is_within(n: Any, begin: Any, size: Any) -> bool: ...
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """The block that begins at `begin` and has the shape `size`, where -1 means to the end.
+    """Return the block that starts at `begin` and has the shape `size`; -1 means to the end.
 
     Args:
         input_: A tensor or array, or a number.
@@ -67,7 +67,7 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
 def _gather_nd(x: Tensor, indices: Tensor) -> Tensor: ...
 def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor: ...
 def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
-    """Slices of `params` at index vectors, which the last axis of `indices` holds.
+    """Return slices of `params` at index vectors, the last axis of `indices`.
 
     Args:
         params: A tensor or array, or a number.
@@ -80,7 +80,7 @@ def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
     Op type: `GatherNd`. Source: `tf.gather_nd`."""
 
 def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
-    """Zeros of the given shape with `updates` added at index vectors.
+    """Return zeros of the given shape with `updates` added at index vectors.
 
     Args:
         indices: A tensor or array, or a number.
@@ -94,7 +94,7 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) 
     Op type: `ScatterNd`. Source: `tf.scatter_nd`."""
 
 def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-    """The tensor with `updates` in the places that index vectors name.
+    """Return the tensor with `updates` at index vectors.
 
     Args:
         tensor: A tensor or array, or a number.

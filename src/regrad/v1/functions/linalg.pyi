@@ -61,7 +61,7 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any: ...
 def _einsum(*xs: Tensor, equation: str) -> Any: ...
 def cross(a: Any, b: Any, name: str | None = None) -> Any:
-    """The cross product of vectors of three elements along the last axis.
+    """Return the cross product of vectors of three elements along the last axis.
 
     Args:
         a, b: Tensors or arrays of real or complex numbers, or numbers, of one dtype.
@@ -114,7 +114,7 @@ def diag(diagonal: Any, name: str | None = None) -> Any:
             [0, 2]], dtype=int64)"""
 
 def matrix_diag_part(input: Any, name: str | None = None) -> Any:
-    """The diagonals of matrices.
+    """Return the diagonals of matrices.
 
     Args:
         input: A tensor or array, or a number.
@@ -131,7 +131,7 @@ def matrix_diag_part(input: Any, name: str | None = None) -> Any:
     Tensor([1, 4], dtype=int64)"""
 
 def diag_part(input: Any, name: str | None = None) -> Any:
-    """The diagonals of matrices.
+    """Return the diagonals of matrices.
 
     Args:
         input: A tensor or array, or a number.
@@ -152,7 +152,7 @@ def _make_diagonal(x: Tensor) -> Tensor: ...
 def _diagonal_of(x: Tensor) -> Tensor: ...
 def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor: ...
 def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Matrices with other diagonals.
+    """Return matrices with other diagonals.
 
     Args:
         input, diagonal: Tensors or arrays, or numbers, of one dtype.
@@ -164,7 +164,7 @@ def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
     A composition. Source: `tf.matrix_set_diag`."""
 
 def set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Matrices with other diagonals.
+    """Return matrices with other diagonals.
 
     Args:
         input, diagonal: Tensors or arrays, or numbers, of one dtype.
@@ -176,7 +176,7 @@ def set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
     A composition. Source: `tf.matrix_set_diag`."""
 
 def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
-    """A tensor of twice the rank, with the values on its diagonal and zeros elsewhere.
+    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere.
 
     Args:
         diagonal: A tensor or array, or a number.
@@ -194,7 +194,7 @@ def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
             [0, 2]], dtype=int64)"""
 
 def tensor_diag_part(input: Any, name: str | None = None) -> Any:
-    """The diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
+    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
 
     Args:
         input: A tensor or array, or a number.
@@ -211,12 +211,12 @@ def tensor_diag_part(input: Any, name: str | None = None) -> Any:
     Tensor([1, 4], dtype=int64)"""
 
 def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Matrices with zeros outside a band of so many diagonals below and above the main one.
-
-    A negative number keeps all of them.
+    """Return matrices with zeros outside a band of diagonals around the main one.
 
     Args:
         input: A tensor or array, or a number.
+        num_lower: Diagonals below; a negative one keeps all.
+        num_upper: Diagonals above; a negative one keeps all.
         name: The name of the op in the graph, by default 'MatrixBandPart'.
 
     Raises:
@@ -225,12 +225,12 @@ def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | Non
     A composition. Source: `tf.matrix_band_part`."""
 
 def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Matrices with zeros outside a band of so many diagonals below and above the main one.
-
-    A negative number keeps all of them.
+    """Return matrices with zeros outside a band of diagonals around the main one.
 
     Args:
         input: A tensor or array, or a number.
+        num_lower: Diagonals below; a negative one keeps all.
+        num_upper: Diagonals above; a negative one keeps all.
         name: The name of the op in the graph, by default 'MatrixBandPart'.
 
     Raises:
@@ -294,7 +294,7 @@ def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor: ...
 def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor: ...
 def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor: ...
 def slogdet(input: Any, name: str | None = None) -> Any:
-    """The signs of the determinants, and the logarithms of their sizes.
+    """Return the signs of the determinants, and the logarithms of their absolute values.
 
     Args:
         input: A tensor or array of real or complex floats, or a number.
@@ -306,7 +306,7 @@ def slogdet(input: Any, name: str | None = None) -> Any:
     Op type: `LogMatrixDeterminant`. Source: `tf.linalg.slogdet`."""
 
 def logdet(matrix: Any, name: str | None = None) -> Any:
-    """The logarithms of the determinants of positive definite matrices.
+    """Return the logarithms of the determinants of positive definite matrices.
 
     Args:
         matrix: A tensor or array of real or complex floats, or a number.
@@ -318,7 +318,7 @@ def logdet(matrix: Any, name: str | None = None) -> Any:
     A composition. Source: `tf.linalg.logdet`."""
 
 def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """The inverses of matrices (of their adjoints).
+    """Return the inverses of matrices, or of their adjoints.
 
     Args:
         input: A tensor or array of real or complex floats, or a number.
@@ -331,7 +331,7 @@ def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) ->
     Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
 
 def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """The inverses of matrices (of their adjoints).
+    """Return the inverses of matrices, or of their adjoints.
 
     Args:
         input: A tensor or array of real or complex floats, or a number.
@@ -344,7 +344,7 @@ def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
     Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
 
 def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """The y with `matrix @ y = rhs` (or with the adjoint on the left).
+    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
 
     Args:
         matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
@@ -357,7 +357,7 @@ def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None =
     Op type: `MatrixSolve`. Source: `tf.matrix_solve`."""
 
 def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """The y with `matrix @ y = rhs` (or with the adjoint on the left).
+    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
 
     Args:
         matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
@@ -372,7 +372,7 @@ def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) 
 def matrix_triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
 ) -> Any:
-    """As `tf.matrix_solve`; only one triangle of the matrix is read.
+    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only.
 
     Args:
         matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
@@ -388,7 +388,7 @@ def matrix_triangular_solve(
 def triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
 ) -> Any:
-    """As `tf.matrix_solve`; only one triangle of the matrix is read.
+    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only.
 
     Args:
         matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
@@ -402,7 +402,7 @@ def triangular_solve(
     Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`."""
 
 def cholesky(input: Any, name: str | None = None) -> Any:
-    """The lower triangular y with `y @ adjoint(y)` equal to the (symmetric) matrix.
+    """Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.
 
     Args:
         input: A tensor or array of real or complex floats, or a number.
@@ -420,7 +420,7 @@ def cholesky(input: Any, name: str | None = None) -> Any:
             [0., 3.]], dtype=float32)"""
 
 def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
-    """The y with `A @ y = rhs`, given the Cholesky factor of A.
+    """Return the y with `A @ y = rhs`, given the Cholesky factor of A.
 
     Args:
         chol, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
@@ -446,7 +446,7 @@ def svd(
     name: str | None = None,
 ) -> Any: ...
 def qr(input: Any, full_matrices: Any = False, name: str | None = None) -> Any:
-    """Q with orthonormal columns and an upper triangular R, with `Q @ R` equal to the input.
+    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`.
 
     Args:
         input: A tensor or array of real or complex floats, or a number.
@@ -459,7 +459,7 @@ def qr(input: Any, full_matrices: Any = False, name: str | None = None) -> Any:
     Op type: `Qr`. Source: `tf.qr`."""
 
 def self_adjoint_eig(tensor: Any, name: str | None = None) -> Any:
-    """Eigenvalues (ascending) and eigenvectors, as columns, of symmetric matrices.
+    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
 
     Args:
         tensor: A tensor or array of real or complex floats, or a number.
@@ -471,7 +471,7 @@ def self_adjoint_eig(tensor: Any, name: str | None = None) -> Any:
     Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`."""
 
 def eigh(tensor: Any, name: str | None = None) -> Any:
-    """Eigenvalues (ascending) and eigenvectors, as columns, of symmetric matrices.
+    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
 
     Args:
         tensor: A tensor or array of real or complex floats, or a number.

@@ -281,7 +281,7 @@ def moments(
     keep_dims: Any = None,
     keepdims: Any = None,
 ) -> Any:
-    """The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)
+    """Return the mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)
 
     Args:
         x: A tensor or array of real or complex floats, or a number.
