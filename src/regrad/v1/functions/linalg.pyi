@@ -346,6 +346,13 @@ def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
 def expm(input: Any, name: str | None = None) -> Any:
     """The exponential of square matrices, `I + x + x @ x / 2 + …`.
 
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'matrix_exponential'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
+
     Op type: `MatrixExponential`. Source: `tf.linalg.expm`."""
 
 def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
