@@ -4,6 +4,7 @@
 #   make check   lint, format and types
 #   make proof   that rules fire or raise, everywhere (some hours; ARGS=--quick: two minutes)
 #   make public  overrides in public models (PYTHON: one that has them; ten minutes)
+#   make docs    the documentation site, in out/site
 #   make bench   timings and memory against autograd, torch, NumPy and TensorFlow
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check proof public bench clean
+.PHONY: demo test check proof public docs bench clean
 
 # (One BLAS thread: the matrices are small, and threads would only wait for each other.)
 demo: $(VENV)/.demo
@@ -32,6 +33,11 @@ proof: $(VENV)/.test
 public:
 	$(PYTHON) -m tests.campaigns.public_models $(ARGS)
 
+# (Its pages are executed, one process for each core.)
+docs: $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going --quiet --jobs auto docs out/site $(ARGS)
+	@echo "The front page: out/site/index.html"
+
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(ARGS)
 
@@ -47,6 +53,10 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,examples]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.made pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.made pyproject.toml

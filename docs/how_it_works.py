@@ -478,3 +478,4 @@ assert np.allclose(jvp(lambda x: x * sin(x), x, dx).value, expected)
 #   road, and the walk lets go of each record as it passes; `bench/` measures it;
 # * **modes**: under `jit` and `vmap` the arrays inside Tensors are JAX tracers, and in a
 #   deferred graph they are symbols. Rules are made of ops, so no rule has to know.
+#   `how_jit_works.py` and `how_graphs_work.py` go on from here.

@@ -1,9 +1,9 @@
 """A convolutional network of binary weights and activations, each training step compiled.
 
 The model calls `rg.sign`, whose own gradient is 0: only offsets would learn, and the weights stay
-as they were drawn. An override replaces the gradient of sign by the identity's where |x| <= 1, and 0 outside;
-the compiled step obeys it. What must survive a step (latent weights, running means, Adam's
-moments) is in Variables, which `rg.jit` takes in and out of the program.
+as they were drawn. An override replaces the gradient of sign by the identity's where |x| <= 1, and
+0 outside; the compiled step obeys it. What must survive a step (latent weights, running means,
+Adam's moments) is in Variables, which `rg.jit` takes in and out of the program.
 
 Run:     python examples/binarized_cnn.py [--quick]      (about a minute)
 Prints:  for sign's own gradient and for the clipped one, the accuracy on 450 test digits, the

@@ -1,9 +1,10 @@
 """A layer whose output solves an equation: z = tanh(W z + x) (deep equilibrium model).
 
-By the implicit function theorem its gradient follows from the solution alone: with u = dy + Jᵀ u, where
-J is the cell's Jacobian by z, the gradient is u pulled back through one application of the cell.
-That equation is again a fixed point, so the rule calls the function it belongs to, and derivatives
-of every order are implicit too. How often the forward pass iterates leaves no trace in memory.
+By the implicit function theorem its gradient follows from the solution alone: with u = dy + Jᵀ u,
+where J is the cell's Jacobian by z, the gradient is u pulled back through one application of the
+cell. That equation is again a fixed point, so the rule calls the function it belongs to, and
+derivatives of every order are implicit too. How often the forward pass iterates leaves no trace in
+memory.
 
 Run:     python examples/implicit_layer.py
 Prints:  against backpropagation through all iterations: the difference of first and of second

@@ -1,11 +1,11 @@
 """A spiking network, trained by a surrogate of the spike's gradient through 30 time steps.
 
-Pixels spike at random, the darker the more often. 128 hidden neurons add up what arrives, leak,
-and spike at a threshold: `rg.step`, whose gradient is 0. An override of its op type, "Step",
-replaces it by the slope of a fast sigmoid. `rg.scan` goes along time: a Python loop in eager mode, one
-XLA loop in a compiled step. The backward pass needs three arrays of every time step: the spikes,
-1 less these, and the potentials less the threshold. With `checkpoint=True` the tape keeps just
-the carry, the potentials with which a step begins, and computes the rest again.
+Pixels spike at random, the darker the more often. 128 hidden neurons add up what arrives, leak, and
+spike at a threshold: `rg.step`, whose gradient is 0. An override of its op type, "Step", replaces
+it by the slope of a fast sigmoid. `rg.scan` goes along time: a Python loop in eager mode, one XLA
+loop in a compiled step. The backward pass needs three arrays of every time step: the spikes, 1 less
+these, and the potentials less the threshold. With `checkpoint=True` the tape keeps just the carry,
+the potentials with which a step begins, and computes the rest again.
 
 Run:     python examples/spiking.py [--quick]      (about a minute)
 Prints:  (1) the bytes that an eager tape keeps for a gradient of 64 digits, with and without

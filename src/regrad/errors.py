@@ -9,6 +9,17 @@ from collections.abc import Iterable, Mapping
 
 from numpy.linalg import LinAlgError
 
+__all__ = [
+    "ArgumentError", "AxisError", "CheckpointError", "DTypeError", "DeviceError",
+    "ExportError", "FinalizedError", "GradientError", "GraphError", "IndexRangeError",
+    "InvalidValueError", "KernelError", "MatrixError", "MissingPackageError",
+    "MissingPartError", "MissingRuleError", "NoTransposeError", "NotFiredError",
+    "NumberRangeError", "PassedOverError", "RegistrationError", "RegradError",
+    "ResultSizeError", "RetraceWarning", "RuleError", "ShapeError", "SignatureError",
+    "StaleError", "StateError", "TraceError", "UnknownOpError", "UnknownShapeError",
+    "UnusedOverrideWarning",
+]  # fmt: skip
+
 
 class RegradError(Exception):
     """The base of every error that regrad raises on purpose."""

@@ -231,4 +231,4 @@ def _axes(ax: Any) -> Any:
     return plt.subplots(figsize=(6.0, 4.0), layout="constrained")[1]
 
 
-__all__ = ["histograms", "rule", "saliency", "trace"]
+__all__ = ["comparison", "histograms", "rule", "saliency", "trace"]

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from regrad.core.backends import Backend
 
 
+__all__ = [
+    "bernoulli", "exponential", "fold_in", "gumbel", "key", "normal", "permutation", "randint",
+    "split", "truncated_normal", "uniform",
+]  # fmt: skip
+
 # An array is a key of JAX. (As text: NumPy loads its random numbers when they are first named.)
 Key: TypeAlias = "int | np.random.Generator | Array"
 

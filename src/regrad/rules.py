@@ -40,7 +40,7 @@ def straight_through(dy: Tensor) -> Tensor:
 
 
 def clipped_straight_through(dy: Tensor, x: Tensor) -> Tensor:
-    """The identity's gradient where |x| <= 1, and 0 outside: hard tanh's.
+    """The identity's gradient where `|x| <= 1`, and 0 outside: hard tanh's.
 
     Source: Hubara, Courbariaux, Soudry, El-Yaniv and Bengio, "Binarized Neural Networks" (2016).
     """

@@ -3,8 +3,8 @@
 Random programs of scopes, gradients of first and second order, custom gradients, compiled
 functions, Variables, sessions, graphs and torch scopes run in 16 threads, in 50 asyncio tasks, and
 in both, switched at every chance. What comes is *delivered* where it equals, bit for bit, what the
-same program returned when nothing else ran, *silent* where it differs, *broken* where it is an error.
-Updates of what all share are counted: none may be lost.
+same program returned when nothing else ran, *silent* where it differs, *broken* where it is an
+error. Updates of what all share are counted: none may be lost.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ change what the rule answers: its sign, a factor of 2 or of 1.001, zeros, a tran
 in reverse, swapped inputs, a conjugate; some cut a path, so that only higher orders are wrong.
 Others change its code: an operator, a comparison, a number, a function for its neighbour. Then the
 suite's own check, gradients of the samples against differences, runs on the rows of that op type. A
-mutant is *refused* if the check fails or the rule cannot run, *explained* if it returns what the rule
-returns on every input tried, edges among them, to third order: then it is the same rule. Otherwise it
-survives, and is *silent*.
+mutant is *refused* if the check fails or the rule cannot run, *explained* if it returns what the
+rule returns on every input tried, edges among them, to third order: then it is the same rule.
+Otherwise it survives, and is *silent*.
 """
 
 from __future__ import annotations

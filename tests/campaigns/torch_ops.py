@@ -18,10 +18,10 @@ eagerly with special values, in all dtypes (`FILLS`). One of these must come of 
   is not concerned.
 
 How far it holds: a call counts if it can be repeated to the bit and differentiated, without any
-override, and if the way returns what the eager call returns. An op counts where autograd records it and
-a gradient of the result passes it; what a fused kernel computes inside (`gelu` of tanh, `logsumexp`
-of exp) and `INSIDE` does not name is its own op here. Softsign and Step (torch has no derivative of
-`heaviside`) are never recorded as ATen ops of their own, and Square only as a power:
+override, and if the way returns what the eager call returns. An op counts where autograd records it
+and a gradient of the result passes it; what a fused kernel computes inside (`gelu` of tanh,
+`logsumexp` of exp) and `INSIDE` does not name is its own op here. Softsign and Step (torch has no
+derivative of `heaviside`) are never recorded as ATen ops of their own, and Square only as a power:
 `tests/torch/test_ops.py` has them.
 """
 

@@ -5,8 +5,8 @@ and compiled by XLA, are compared with eager NumPy's in units in the last place 
 of the two, element by element; what is smaller than a thousandth of the largest element counts as
 that. A row is *delivered* up to `NEAR` ulps. Beyond that it is *explained* if inputs that differ by
 one rounding change eager's own result by an eighth as much, or if JAX's own function of that name
-computes the same: XLA fuses ops, sums in another order and has other approximations of functions; what
-is ill-conditioned shows it. Else it is *silent*.
+computes the same: XLA fuses ops, sums in another order and has other approximations of functions;
+what is ill-conditioned shows it. Else it is *silent*.
 """
 
 from __future__ import annotations

@@ -215,10 +215,10 @@ def float32(*shape):
         (npy(header={**float32(1), "descr": "<q9"}) + bytes(8), "descr"),
         (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "damaged"),
         (b"\x93NUMPY\x01\x00\xff\x0f" + b"-" * 4095, "damaged"),
-        (b"\x93NUMPY\x09\x00\xff\x0f", "an entry is no array"),
-        (b"\x93NU", "an entry is no array"),
-        (b"", "an entry is no array"),
-        (b"cos\nsystem\n(S'true'\ntR.", "an entry is no array"),
+        (b"\x93NUMPY\x09\x00\xff\x0f", "an entry is not an array"),
+        (b"\x93NU", "an entry is not an array"),
+        (b"", "an entry is not an array"),
+        (b"cos\nsystem\n(S'true'\ntR.", "an entry is not an array"),
     ],
 )
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

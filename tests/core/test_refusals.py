@@ -101,7 +101,7 @@ def test_f_is_called_with_what_the_gradient_function_says():
 
 @pytest.mark.parametrize("api", [rg.grad, rg.value_and_grad, rg.jacobian, rg.hessian])
 def test_data_beside_f(api):
-    says(lambda: api(f, x), f"It gives a function: {api.__name__}(f)(x)")
+    says(lambda: api(f, x), f"It returns a function: {api.__name__}(f)(x)")
 
 
 def test_errors_of_f_itself_are_left_alone():
@@ -217,7 +217,7 @@ def test_a_list_with_none_is_no_gradient():
 
 def test_a_list_from_a_rule_is_looked_at_in_forward_mode():
     with rg.gradient_override_map({"Sign": lambda dy: [dy + 1]}):
-        says(lambda: rg.jvp(rg.sign, [x], [x]), "gives a gradient", "even where none arrives",
+        says(lambda: rg.jvp(rg.sign, [x], [x]), "returns a gradient", "even where none arrives",
              error=rg.errors.GradientError)  # fmt: skip
     with rg.gradient_override_map({"Sign": lambda dy: [dy * 3]}):
         assert rg.jvp(rg.sign, [x], [x])[1].tolist() == [3.0, 6.0]
@@ -376,7 +376,7 @@ def test_python_numbers_are_floats_for_grad_in_every_mode():
     ("value", "words"),
     [
         (None, "got None. Has a function no return statement? (Write `x is None`"),
-        ("a", "got str: 'a'. Strings are no data"),
+        ("a", "got str: 'a'. Tensors hold no strings"),
         ({"a": 1}, "got dict: {'a': 1}. Give the op one of its entries"),
         ({1}, "got set: {1}. Make a list of it first."),
         (iter([1]), "Make a list of it first."),

@@ -261,3 +261,14 @@ def test_lstsq_of_dependent_columns():
     nearly = a + np.array([[0, 1e-6], [0, 0], [0, 0]])
     assert rg.linalg.lstsq(rg.asarray(nearly), np.ones(3), rcond=1e-3).rank.item() == 1
     assert rg.linalg.lstsq(rg.asarray(nearly), np.ones(3)).rank.item() == 2
+
+
+def test_methods():
+    x = rg.asarray([4.0, 1.0, 3.0])
+    assert [x.median().item(), x.quantile(0.0).item(), x.quantile([1.0], axis=0).tolist()] == [
+        3, 1, [4],
+    ]  # fmt: skip
+    assert x.isclose(x + 1e-7).all().item() and not x.allclose([4.0, 1.0, 3.1]).item()
+    np.testing.assert_allclose(x.xlogy(2.0).numpy(), scipy.special.xlogy([4, 1, 3], 2), rtol=1e-6)
+    np.testing.assert_allclose((x / 8).sinc().numpy(), np.sinc([0.5, 0.125, 0.375]), rtol=1e-6)
+    assert rg.asarray([NAN, 1.0]).nan_to_num(nan=2.0).tolist() == [2, 1]

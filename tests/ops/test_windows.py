@@ -116,7 +116,7 @@ def test_lists_may_change_after_the_call() -> None:
         (lambda: cv.conv2d_transpose(X, W, (1, 4, 4, 5), 1, "same"), "5 channels"),
         (
             lambda: cv.conv2d_transpose(X, W, (1, 4, 4, 2), 1, "same"),
-            r"x has the shape \(1, 4, 4, 2\), and \(1, 4, 4, 3\) is due",
+            r"x has the shape \(1, 4, 4, 2\), expected \(1, 4, 4, 3\)",
         ),
         (lambda: pooling.max_pool(X[0, 0], 2, 2, "same"), "max_pool: x must have rank 4"),
         (lambda: pooling.avg_pool(X, 5, 1, "valid"), "avg_pool: a window that spans 5"),

@@ -15,8 +15,12 @@ from tests.helpers.paths import ROOT
 
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.S)
 
-PROSE = ("conventions", "compiled", "devices", "foreign", "see", "tf1")
-PAGES = ["README.md", *(f"docs/{n}.md" for n in PROSE)]
+ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [
+    page.relative_to(ROOT).as_posix()
+    for page in [ROOT / "README.md", *ALL_PAGES]
+    if BLOCK.search(page.read_text(encoding="utf-8"))
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -85,7 +89,7 @@ ABROAD = r"\]\(https://(?:github\.com|raw\.githubusercontent\.com)/regrad/regrad
 
 def links():
     front = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    for page in [*front, *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [*front, *ALL_PAGES]:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
         for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             yield page, target

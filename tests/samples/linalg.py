@@ -147,6 +147,15 @@ SAMPLES = [
           np.triu(SQUARE, 1)),
     unary("MatrixExponential: complex", linalg.expm, scipy.linalg.expm, COMPLEX),
     *[
+        unary(f"MatrixExponentialChange: {what}", decompositions._expm_change,
+              lambda a, x: np.stack([
+                  scipy.linalg.expm_frechet(v, u, compute_expm=False)
+                  for u, v in zip(a.reshape(-1, 2, 2), x.reshape(-1, 2, 2), strict=True)
+              ]).reshape(x.shape), (a, x))
+        for what, a, x in [("real", SQUARE[:2, :2], SQUARE[1:, 1:]), ("a stack", STACK + 1, STACK),
+                           ("complex", COMPLEX.T, COMPLEX)]
+    ],
+    *[
         sample(f"lstsq, {what}", lambda a, b: tuple(linalg.lstsq(a, b)), (a, b),
                reference=lambda a, b: (
                    np.linalg.lstsq(a, b)[0],

@@ -193,7 +193,7 @@ def test_what_f_closes_over_is_refused_by_name():
         (lambda dy: dy.sum(), r"input 'x', returned the shape \(\), expected \(4,\)"),
         (lambda dy: dy.float(), r"returned the dtype torch.float32, expected torch.float64"),
         (lambda dy: [dy, dy], r"wrong structure.*expected gradients by x"),
-        (lambda dy: 3.0, r"returned float, and a tensor is due"),
+        (lambda dy: 3.0, r"returned float, expected a tensor"),
     ],
 )
 def test_wrong_gradients_are_refused(grad_func, message):

@@ -375,6 +375,21 @@ def test_a_hand_made_function():
             torch.testing.assert_close(gradients(sign), by_hand)
 
 
+FOURIER = [torch.fft.fft, torch.fft.ifft, torch.fft.rfft, torch.fft.irfft, torch.fft.hfft,
+           torch.fft.fft2, torch.fft.rfftn, torch.fft.irfft2, torch.fft.fftshift]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FOURIER, ids=lambda f: f.__name__)
+def test_fourier_transforms_are_keys(function):
+    """No op type stands for them, since the axes by default differ from name to name."""
+    x = X.clone().requires_grad_()
+    with override({function: lambda op, grad: torch.full_like(op.inputs[0], 7)}) as used:
+        y = function(x)
+    y.abs().sum().backward()
+    used.assert_fired()
+    assert (x.grad == 7).all()
+
+
 # -- what is not the op, or cannot be --------------------------------------------------------------
 
 OTHERS = [

@@ -143,7 +143,7 @@ def test_errors():
         rg.vjp(3, 1.0)
     with pytest.raises(ArgumentError, match="nothing to differentiate by"):
         rg.vjp(lambda: 1)
-    with pytest.raises(ShapeError, match=r"the shape \(2,\) is due, got \(3,\)"):
+    with pytest.raises(ShapeError, match=r"expected the shape \(2,\), got \(3,\)"):
         rg.vjp(lambda x: x * 1.0, [1.0, 2.0])[1]([1.0, 2.0, 3.0])
     with pytest.raises(ArgumentError, match="xs and dxs are lists"):
         rg.jvp(lambda x: x, 1.0, 1.0)

@@ -225,7 +225,7 @@ def _write_function(entry: Op, kernel: Callable[..., Array]) -> Callable[..., An
         f"    if {fault}: raise misfit_(op_, ({before}*more_), {{{after}}}, unknown_)\n"
         f"    return call_(op_, ({tensors}), {{{attrs}}})"
     )
-    return define(entry.name, source, scope)
+    return define(entry.name, source, scope, lasting=True)
 
 
 MISSING = object()  # stands for an argument that was not given

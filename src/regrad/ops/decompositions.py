@@ -322,8 +322,15 @@ def expm(xp, x: TensorLike, /) -> Tensor:
          [0, 1]]
     """
     _check_square(x)
+    return _exponential(xp, x)
+
+
+def _exponential(xp: Namespace, x: Array) -> Any:
     if xp is np:
-        return _scipy_expm(x)
+        import scipy.linalg
+
+        wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x  # SciPy has no halves
+        return scipy.linalg.expm(wide).astype(x.dtype, copy=False)
     if xp.__name__ == "jax.numpy":
         from jax.scipy.linalg import expm as jax_expm
 
@@ -331,18 +338,35 @@ def expm(xp, x: TensorLike, /) -> Tensor:
     return xp.linalg.matrix_exp(x)
 
 
-def _scipy_expm(x: Array) -> Any:
-    import scipy.linalg
-
-    wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x  # SciPy has no halves
-    return scipy.linalg.expm(wide).astype(x.dtype, copy=False)
-
-
 @gradient("MatrixExponential")
 def _(dy, x):
-    n, xt = x.shape[-1], matrix_transpose(x)
-    rows = concat([xt, dy], axis=-1), concat([zeros_like(x), xt], axis=-1)
-    return split(split(expm(concat(rows, axis=-2)), (n, n), axis=-1)[1], (n, n), axis=-2)[0]
+    return _expm_change(dy, matrix_transpose(x))
+
+
+@op("MatrixExponentialChange")
+def _expm_change(xp, a: TensorLike, x: TensorLike, /) -> Tensor:
+    """The derivative of the exponential at x in the direction a (of Fréchet)."""
+    n = x.shape[-1]
+    rows = xp.concat([x, a], axis=-1), xp.concat([xp.zeros_like(a), x], axis=-1)
+    return _exponential(xp, xp.concat(rows, axis=-2))[..., :n, n:]
+
+
+@gradient("MatrixExponentialChange", "a")
+def _(dy, x):
+    return _expm_change(dy, matrix_transpose(x))
+
+
+@gradient("MatrixExponentialChange", "x")
+def _(dy, a, x):
+    n, zeros = x.shape[-1], zeros_like(x)
+    block = _blocks(x, a, zeros, x)
+    change = _expm_change(_blocks(zeros, dy, zeros, zeros), matrix_transpose(block))
+    left, right = split(change, (n, n), axis=-1)
+    return split(left, (n, n), axis=-2)[0] + split(right, (n, n), axis=-2)[1]
+
+
+def _blocks(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    return concat([concat([a, b], axis=-1), concat([c, d], axis=-1)], axis=-2)
 
 
 # -- Cholesky, QR ----------------------------------------------------------------------------------

@@ -227,13 +227,13 @@ def space_to_batch(
     """Move blocks of the spatial axes into the batch.
 
     Args:
-        x: A Tensor (batch, *spatial, ...).
+        x: A Tensor `(batch, *spatial, ...)`.
         block_shape: The size of a block along each spatial axis.
         paddings: Pairs of zeros (before, after) for each spatial axis; the padded sizes must
             be multiples of the blocks.
 
     Returns:
-        A Tensor (batch * prod(block_shape), *spatial / block_shape, ...).
+        A Tensor `(batch * prod(block_shape), *spatial / block_shape, ...)`.
 
     Raises:
         ShapeError: sizes do not fit.
@@ -254,12 +254,12 @@ def batch_to_space(
     """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`.
 
     Args:
-        x: A Tensor (batch, *spatial, ...); the batch is a multiple of prod(block_shape).
+        x: A Tensor `(batch, *spatial, ...)`; the batch is a multiple of prod(block_shape).
         block_shape: The size of a block along each spatial axis.
         crops: Pairs (before, after) of how much is cut off each spatial axis.
 
     Returns:
-        A Tensor (batch / prod(block_shape), *spatial * block_shape - crops, ...).
+        A Tensor `(batch / prod(block_shape), *spatial * block_shape - crops, ...)`.
 
     Raises:
         ShapeError: sizes do not fit.

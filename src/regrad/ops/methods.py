@@ -28,6 +28,7 @@ from regrad.ops import (
     scan,
     slicing,
     sorting,
+    special,
 )
 from regrad.ops import matmul as products
 
@@ -297,6 +298,11 @@ class Methods:
     isnan = elementwise.isnan
     isinf = elementwise.isinf
     isfinite = elementwise.isfinite
+    isclose = elementwise.isclose
+    allclose = reduction.allclose
+    nan_to_num = special.nan_to_num
+    sinc = special.sinc
+    xlogy = special.xlogy
     logical_not = elementwise.logical_not
     clip = clip_by_value = elementwise.clip
     clone = copy = elementwise.identity
@@ -354,6 +360,8 @@ class Methods:
     logsumexp = _reducing(reduction.logsumexp)
     std = _reducing(reduction.std)
     var = _reducing(reduction.var)
+    median = _reducing(sorting.median)
+    quantile = sorting.quantile
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """The vector norm over `axis`; see `regrad.linalg.vector_norm`."""

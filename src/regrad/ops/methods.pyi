@@ -243,6 +243,27 @@ class Methods:
     def isfinite(self, /) -> Tensor:
         """Return True where x is neither infinite nor NaN."""
 
+    def isclose(
+        self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> Tensor:
+        """Return where `abs(a - b) <= atol + rtol * abs(b)`; infinities are close to themselves."""
+
+    def allclose(
+        self, b: TensorLike, /, *, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> Tensor:
+        """Return whether all elements of a and b are close (see `isclose`)."""
+
+    def nan_to_num(
+        self, /, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+    ) -> Tensor:
+        """Return x with numbers in the places of NaN and infinities. Gradient there: 0."""
+
+    def sinc(self, /) -> Tensor:
+        """Return `sin(πx) / (πx)`, and 1 at 0. Its derivatives of any order are exact, at 0 as well."""
+
+    def xlogy(self, b: TensorLike, /) -> Tensor:
+        """Return `a * log(b)`, and 0 where a is 0, whatever b is (NaN included)."""
+
     def logical_not(self, /) -> Tensor:
         """Return True where x is 0 or False."""
 
@@ -396,6 +417,14 @@ class Methods:
 
     def var(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Reduce over `axis` (all axes by default); see `regrad.var`."""
+
+    def median(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        """Reduce over `axis` (all axes by default); see `regrad.median`."""
+
+    def quantile(
+        self, /, q: TensorLike, *, axis: Axis = None, keepdims: bool = False, method: str = "linear"
+    ) -> Tensor:
+        """Return the values below which shares q of the elements over `axis` lie."""
 
     def norm(self, ord: float | str = 2, axis: Axis = None, keepdims: bool = False) -> Tensor: ...
     def argmax(self, axis: int | None = None) -> Tensor: ...

@@ -112,7 +112,7 @@ SYNONYMS = {"self": "input", "axis": "dim", "exponent": "other", "mat2": "other"
 FUNCTIONS: tuple[Any, ...] = (torch, F, torch.special)  # of which tensors are the arguments
 PLACES: tuple[Any, ...] = (
     torch, torch.Tensor, F, torch._C._nn,  # pyright: ignore[reportAttributeAccessIssue]
-    torch.special, torch.linalg, torch.ops.aten,
+    torch.special, torch.linalg, torch.fft, torch.ops.aten,
 )  # fmt: skip
 
 

@@ -1,0 +1,51 @@
+"""How pages are read: a script as a page, and links from docs/ to files of the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jupytext
+from nbformat import NotebookNode
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[2]
+SOURCES = "https://github.com/regrad/regrad/blob/main/"
+LINK = re.compile(r"(?<=\]\()(\.\.?/[^)#]+)")
+OPENING = re.compile(r'\A"""(.*?)"""\n', re.S)
+PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+
+def read_script(text: str) -> NotebookNode:
+    """Return a script as a notebook: its docstring and its comments are the prose."""
+    opening = OPENING.match(text)
+    assert opening, "a script that is a page begins with a docstring"
+    prose = "".join(f"# {line}".rstrip() + "\n" for line in opening[1].rstrip().splitlines())
+    notebook = jupytext.reads(prose + text[opening.end() :], fmt="py:light")
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
+    notebook.metadata.language_info = {"name": "python", "pygments_lexer": "python3"}
+    return notebook
+
+
+def lead_out(app: Sphinx, page: str, source: list[str]) -> None:
+    """Turn relative links to files outside of docs/ into links to the repository."""
+    folder = Path(app.srcdir, page).parent
+
+    def absolute(match: re.Match[str]) -> str:
+        target = Path(os.path.normpath(folder / match[1]))
+        if target.is_relative_to(app.srcdir):
+            return match[1]
+        inside = target.relative_to(ROOT).as_posix()
+        if inside in PAGES:
+            return os.path.relpath(Path(app.srcdir, PAGES[inside]), folder)
+        return SOURCES + inside
+
+    source[0] = LINK.sub(absolute, source[0])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the rewriting of links."""
+    app.connect("source-read", lead_out)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

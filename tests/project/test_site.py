@@ -1,0 +1,154 @@
+"""The site of `make docs`: all pages are reached, all names are shown, what is executed runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.optional import ABSENT
+from tests.helpers.paths import DOCS, ROOT
+
+PAGES = sorted(p for p in DOCS.rglob("*.md") if "_ext" not in p.parts)
+TREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.M | re.S)
+DOC = re.compile(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`")
+CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)^```$", re.M | re.S)
+EXECUTED = [page for page in PAGES if CELL.search(page.read_text(encoding="utf-8"))]
+LONG = {DOCS / "howto/saliency.md", DOCS / "howto/straight_through.md"}  # `make docs` runs them
+NEEDED = {"jax", "matplotlib", "optax", "safetensors", "sklearn", "torch"}
+needs_all = pytest.mark.skipif(bool(NEEDED & {*ABSENT}), reason="needs the optional packages")
+
+
+def relative(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+@pytest.fixture(scope="module")
+def public_names():
+    spec = importlib.util.spec_from_file_location("public_names", DOCS / "_ext/public_names.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["public_names"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["public_names"]
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+
+@needs_all
+def test_the_reference_shows_every_public_name(public_names):
+    assert public_names.missing() == set()
+    assert {"regrad.sin", "regrad.nn.relu", "regrad.torch.draw"} <= public_names.public_names()
+
+
+@needs_all
+def test_a_name_without_a_place_is_noticed(public_names, tmp_path, monkeypatch):
+    (tmp_path / "one.md").write_text("```{api} regrad\n:names: sin\n```\n")
+    monkeypatch.setattr(public_names, "PAGES", tmp_path)
+    assert "regrad.cos" in public_names.missing()
+    assert "regrad.sin" not in public_names.missing()
+
+
+def test_rows_of_tensorflow_names_are_shown_and_exist(public_names):
+    assert public_names.rows_shown() == public_names.tensorflow_rows().keys()
+    assert "regrad.v1.nn.relu" in public_names.tensorflow_rows()["tf.nn"]
+
+
+# -- pages and links -------------------------------------------------------------------------------
+
+
+def entries(page: Path) -> list[Path]:
+    """The pages that the toctrees of a page name."""
+    found = []
+    for tree in re.findall(
+        r"^```\{toctree\}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
+    ):
+        for line in tree.splitlines():
+            if line and not line.startswith(":"):
+                name = re.sub(r".*<(.*)>", r"\1", line)
+                found.append(page.parent / name)
+    return found
+
+
+def test_every_page_is_in_a_toctree():
+    reached, waiting = set(), [DOCS / "index"]
+    while waiting:
+        stem = waiting.pop().resolve()
+        page = stem.with_name(f"{stem.name}.md")
+        if page.exists():
+            reached.add(page)
+            waiting += entries(page)
+        else:
+            assert stem.with_name(f"{stem.name}.py").exists(), stem
+    assert {relative(p) for p in PAGES} == {relative(p) for p in reached}
+
+
+def references():
+    for page in PAGES:
+        for target in re.findall(
+            r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`", page.read_text(encoding="utf-8")
+        ):
+            yield pytest.param(page, target, id=f"{relative(page)} {target}")
+
+
+@pytest.mark.parametrize(("page", "target"), list(references()))
+def test_references_to_pages_lead_somewhere(page, target):
+    folder = DOCS if target.startswith("/") else page.parent
+    stem = folder / target.lstrip("/")
+    assert any(stem.with_name(stem.name + suffix).exists() for suffix in (".md", ".py"))
+
+
+# -- cheat sheets ----------------------------------------------------------------------------------
+
+SHEETS = ("pytorch", "jax", "tf1", "tfjs")
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+ROW = re.compile(r"^\| .* \| (`.*) \|$", re.M)
+
+
+def cells(sheet: str) -> list[str]:
+    text = (DOCS / f"coming_from/{sheet}.md").read_text(encoding="utf-8")
+    return [code for row in ROW.findall(text) for code in re.findall(r"`([^`]+)`", row)]
+
+
+@needs_all
+@pytest.mark.parametrize("sheet", SHEETS)
+def test_cells_of_cheat_sheets_run(sheet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where they write files
+    text = (DOCS / f"coming_from/{sheet}.md").read_text(encoding="utf-8")
+    given = {}
+    for program in PROGRAM.findall(text):
+        exec(program, given)
+    assert len(cells(sheet)) > 20
+    for cell in cells(sheet):
+        scope = {**given}
+        try:
+            exec(cell, scope)
+        except Exception as error:
+            error.add_note(f"in the cell {cell}")
+            raise
+
+
+# -- executed pages --------------------------------------------------------------------------------
+
+
+@needs_all
+@pytest.mark.parametrize("page", [p for p in EXECUTED if p not in LONG], ids=relative)
+def test_executed_pages_run(page, tmp_path):
+    """As plain scripts: what a reader copies must not need a notebook."""
+    cells = CELL.findall(page.read_text(encoding="utf-8"))
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(cells), encoding="utf-8")
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    settings = {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, **settings}, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
