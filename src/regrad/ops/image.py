@@ -21,8 +21,9 @@ from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops import windows
 from regrad.ops.array import reshape
-from regrad.ops.creation import asarray, zeros_like
-from regrad.ops.elementwise import equal, where
+from regrad.ops.binary import equal, where
+from regrad.ops.creation import asarray
+from regrad.ops.creation_like import zeros_like
 from regrad.ops.reduction import sum
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 
