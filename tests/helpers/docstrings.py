@@ -51,7 +51,8 @@ def missing(value: Any) -> list[str]:
     if not isinstance(value, type):
         if HEADLESS.match(summary):
             found.append(f"a summary in the imperative, not {summary!r}")
-        if not _has(doc, "Returns", "Yields") and not re.match(r"Returns? ", summary):
+        said = _has(doc, "Returns", "Yields") or re.match(r"Returns? ", summary)
+        if not said and getattr(value, "__annotations__", {}).get("return") != "None":
             found.append("Returns")
         if names and not _has(doc, "Raises"):
             found.append("Raises")
