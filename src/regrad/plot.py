@@ -123,6 +123,10 @@ def histograms(
 
     Raises:
         ArgumentError: there are no gradients, or `other` has other names.
+
+    >>> import regrad as rg
+    >>> len(rg.plot.histograms({"w": rg.tensor([0.1, 0.0]), "b": rg.tensor([2.0])}))
+    2
     """
     import matplotlib.pyplot as plt
 
@@ -179,6 +183,11 @@ def saliency(image: Any, gradients: Mapping[str, Any]) -> Any:
 
     Raises:
         ArgumentError: a shape is not that of the image.
+
+    >>> import numpy as np
+    >>> import regrad as rg
+    >>> len(rg.plot.saliency(np.zeros((4, 4)), {"plain": np.ones((4, 4))}))
+    2
     """
     import matplotlib.pyplot as plt
 
@@ -207,12 +216,44 @@ def saliency(image: Any, gradients: Mapping[str, Any]) -> Any:
 
 
 def trace(trace: GradientTrace, ax: Any = None) -> Any:
-    """Draw a trace of the backward pass; the same as `trace.plot(ax)`."""
+    """Draw a trace of the backward pass; the same as `trace.plot(ax)`.
+
+    Args:
+        trace: The result of `trace_gradients`.
+        ax: Axes to draw in; by default new ones.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+
+    >>> import regrad as rg
+    >>> found = rg.trace_gradients(lambda x: rg.sin(x).sum())(rg.ones(3))
+    >>> type(rg.plot.trace(found)).__name__
+    'Axes'
+    """
     return plot_trace(trace, ax)
 
 
 def comparison(comparison: GradientComparison, ax: Any = None) -> Any:
-    """Draw two gradients side by side, as heat strips; the same as `comparison.plot(ax)`."""
+    """Draw two gradients side by side, as heat strips; the same as `comparison.plot(ax)`.
+
+    Args:
+        comparison: The result of `compare_gradients`.
+        ax: Axes to draw in; by default new ones.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+
+    >>> import regrad as rg
+    >>> found = rg.compare_gradients(lambda x: rg.sin(x).sum())(rg.ones(3))
+    >>> type(rg.plot.comparison(found)).__name__
+    'Axes'
+    """
     return plot_comparison(comparison, ax)
 
 

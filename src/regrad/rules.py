@@ -32,18 +32,47 @@ Rule = Callable[..., Tensor]
 
 
 def straight_through(dy: Tensor) -> Tensor:
-    """The gradient as if the op were the identity.
+    """Return the gradient that arrives, as if the op were the identity.
+
+    Args:
+        dy: The gradient that arrives.
+
+    Returns:
+        The gradient by x, a Tensor of its shape and dtype.
+
+    Raises:
+        ArgumentError: dy is not a Tensor, an array or a number.
 
     Source: Hinton, Neural Networks for Machine Learning, lecture 15b (2012); Bengio, Léonard and
     Courville, "Estimating or Propagating Gradients Through Stochastic Neurons" (2013).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Sign": rg.rules.straight_through}):
+    ...     print(rg.grad(rg.sign)(rg.tensor([-2.0, 0.5])).tolist())
+    [1.0, 1.0]
     """
     return dy
 
 
 def clipped_straight_through(dy: Tensor, x: Tensor) -> Tensor:
-    """The identity's gradient where `|x| <= 1`, and 0 outside: hard tanh's.
+    """Return the gradient where `|x| <= 1`, and 0 elsewhere: hard tanh's.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input of the op.
+
+    Returns:
+        The gradient by x, a Tensor of its shape and dtype.
+
+    Raises:
+        ArgumentError: dy is not a Tensor, an array or a number.
 
     Source: Hubara, Courbariaux, Soudry, El-Yaniv and Bengio, "Binarized Neural Networks" (2016).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Sign": rg.rules.clipped_straight_through}):
+    ...     print(rg.grad(rg.sign)(rg.tensor([-2.0, 0.5])).tolist())
+    [0.0, 1.0]
     """
     return where(absolute(x) <= 1, dy, 0)
 
@@ -52,17 +81,46 @@ def clipped_straight_through(dy: Tensor, x: Tensor) -> Tensor:
 
 
 def guided_relu(dy: Tensor, x: Tensor) -> Tensor:
-    """ReLU's gradient, of positive gradients only: for `{"Relu": guided_relu}`.
+    """Return ReLU's gradient, of positive gradients only: for `{"Relu": guided_relu}`.
+
+    Args:
+        dy: The gradient that arrives.
+        x: The input of the op.
+
+    Returns:
+        The gradient by x, a Tensor of its shape and dtype.
+
+    Raises:
+        ArgumentError: dy is not a Tensor, an array or a number.
 
     Source: Springenberg, Dosovitskiy, Brox and Riedmiller, "Striving for Simplicity" (2014).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Relu": rg.rules.guided_relu}):
+    ...     print(rg.grad(lambda x: rg.nn.relu(x) * [1.0, -1.0])(rg.tensor([2.0, 2.0])).tolist())
+    [1.0, 0.0]
     """
     return where(x > 0, maximum(dy, 0), 0)
 
 
 def deconvnet_relu(dy: Tensor) -> Tensor:
-    """Positive gradients pass, whatever the input was: for `{"Relu": deconvnet_relu}`.
+    """Return positive gradients, whatever the input was: for `{"Relu": deconvnet_relu}`.
+
+    Args:
+        dy: The gradient that arrives.
+
+    Returns:
+        The gradient by x, a Tensor of its shape and dtype.
+
+    Raises:
+        ArgumentError: dy is not a Tensor, an array or a number.
 
     Source: Zeiler and Fergus, "Visualizing and Understanding Convolutional Networks" (2013).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Relu": rg.rules.deconvnet_relu}):
+    ...     print(rg.grad(lambda x: rg.nn.relu(x) * [1.0, -1.0])(rg.tensor([-2.0, 2.0])).tolist())
+    [1.0, 0.0]
     """
     return maximum(dy, 0)
 
@@ -71,9 +129,23 @@ def deconvnet_relu(dy: Tensor) -> Tensor:
 
 
 def superspike(beta: float = 10.0) -> Rule:
-    """A fast sigmoid's slope, `dy / (1 + beta * |x|)²`.
+    """Return the slope of a fast sigmoid as a rule, `dy / (1 + beta * |x|)²`.
+
+    Args:
+        beta: The steepness; the slope is 1 at 0, and 1/4 at `1 / beta`.
+
+    Returns:
+        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+
+    Raises:
+        ArgumentError: when it is called with something that is not a Tensor, array or number.
 
     Source: Zenke and Ganguli, "SuperSpike" (2018).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Step": rg.rules.superspike(1.0)}):
+    ...     print(rg.grad(rg.step)(rg.tensor([0.0, 1.0])).tolist())
+    [1.0, 0.25]
     """
 
     def superspike(dy: Tensor, x: Tensor) -> Tensor:
@@ -83,9 +155,23 @@ def superspike(beta: float = 10.0) -> Rule:
 
 
 def sigmoid_surrogate(beta: float = 10.0) -> Rule:
-    """The slope of `sigmoid(beta * x)`, scaled to 1 at 0.
+    """Return the slope of `sigmoid(beta * x)` as a rule, scaled to 1 at 0.
+
+    Args:
+        beta: The steepness.
+
+    Returns:
+        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+
+    Raises:
+        ArgumentError: when it is called with something that is not a Tensor, array or number.
 
     Source: Zenke and Vogels, "The Remarkable Robustness of Surrogate Gradient Learning" (2021).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Step": rg.rules.sigmoid_surrogate(2.0)}):
+    ...     print(rg.grad(rg.step)(rg.tensor([0.0, 40.0])).tolist())
+    [1.0, 0.0]
     """
 
     def sigmoid_surrogate(dy: Tensor, x: Tensor) -> Tensor:
@@ -96,11 +182,26 @@ def sigmoid_surrogate(beta: float = 10.0) -> Rule:
 
 
 def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
-    """A triangle, `dy * height * max(0, 1 - |x| / width)`.
+    """Return a triangle as a rule, `dy * height * max(0, 1 - |x| / width)`.
+
+    Args:
+        width: Where the triangle ends, on both sides of 0.
+        height: The slope at 0.
+
+    Returns:
+        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+
+    Raises:
+        ArgumentError: when it is called with something that is not a Tensor, array or number.
 
     Source: Esser et al., "Convolutional Networks for Fast, Energy-Efficient Neuromorphic
     Computing" (2016); Bellec et al., "Long Short-Term Memory and Learning-to-Learn in Networks of
     Spiking Neurons" (2018), with height 0.3.
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Step": rg.rules.triangle(2.0)}):
+    ...     print(rg.grad(rg.step)(rg.tensor([0.0, 1.0, 2.0])).tolist())
+    [1.0, 0.5, 0.0]
     """
 
     def triangle(dy: Tensor, x: Tensor) -> Tensor:
@@ -110,10 +211,24 @@ def triangle(width: float = 1.0, height: float = 1.0) -> Rule:
 
 
 def rectangle(width: float = 1.0) -> Rule:
-    """A box of the given width around 0 and of area 1.
+    """Return a box around 0 of area 1 as a rule.
+
+    Args:
+        width: The width of the box; the slope in it is `1 / width`.
+
+    Returns:
+        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+
+    Raises:
+        ArgumentError: when it is called with something that is not a Tensor, array or number.
 
     Source: Wu, Deng, Li, Zhu and Shi, "Spatio-Temporal Backpropagation for Training
     High-Performance Spiking Neural Networks" (2018).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Step": rg.rules.rectangle(2.0)}):
+    ...     print(rg.grad(rg.step)(rg.tensor([0.0, 0.5, 2.0])).tolist())
+    [0.5, 0.5, 0.0]
     """
 
     def rectangle(dy: Tensor, x: Tensor) -> Tensor:
@@ -123,10 +238,24 @@ def rectangle(width: float = 1.0) -> Rule:
 
 
 def arctan_surrogate(alpha: float = 2.0) -> Rule:
-    """The slope of `arctan(π/2 * alpha * x) / π`.
+    """Return the slope of `arctan(π/2 * alpha * x) / π` as a rule.
+
+    Args:
+        alpha: The steepness; the slope at 0 is `alpha / 2`.
+
+    Returns:
+        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+
+    Raises:
+        ArgumentError: when it is called with something that is not a Tensor, array or number.
 
     Source: Fang et al., "Incorporating Learnable Membrane Time Constant to Enhance Learning of
     Spiking Neural Networks" (2021).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Step": rg.rules.arctan_surrogate(2.0)}):
+    ...     print(rg.grad(rg.step)(rg.tensor([0.0])).tolist())
+    [1.0]
     """
 
     def arctan_surrogate(dy: Tensor, x: Tensor) -> Tensor:
@@ -136,10 +265,24 @@ def arctan_surrogate(alpha: float = 2.0) -> Rule:
 
 
 def gaussian(sigma: float = 0.5) -> Rule:
-    """The density of a normal distribution around 0.
+    """Return the density of a normal distribution around 0 as a rule.
+
+    Args:
+        sigma: The standard deviation.
+
+    Returns:
+        A rule `(dy, x)` for `gradient_override_map`, to be put in force for "Step" or "Sign".
+
+    Raises:
+        ArgumentError: when it is called with something that is not a Tensor, array or number.
 
     Source: Yin, Corradi and Bohté, "Accurate and efficient time-domain classification with
     adaptive spiking recurrent neural networks" (2021).
+
+    >>> import regrad as rg
+    >>> with rg.gradient_override_map({"Step": rg.rules.gaussian(0.5)}):
+    ...     print(rg.grad(rg.step)(rg.tensor([0.0, 9.0])).tolist())
+    [0.7978845834732056, 0.0]
     """
     scale = 1 / (sigma * math.sqrt(2 * math.pi))
 
@@ -157,29 +300,69 @@ def _with_gradient(x: TensorLike, rule: Rule) -> Tensor:
 
 
 def reverse_gradient(x: TensorLike, scale: float = 1.0) -> Tensor:
-    """x, with the gradient turned round: `-scale * dy`.
+    """Return x, with the gradient reversed: `-scale * dy`.
+
+    Args:
+        x: A Tensor, an array or a number.
+        scale: The factor.
+
+    Returns:
+        A Tensor with the value, shape and dtype of x.
+
+    Raises:
+        ArgumentError: x is not a Tensor, an array or a number.
 
     Source: Ganin and Lempitsky, "Unsupervised Domain Adaptation by Backpropagation" (2015).
 
     >>> import regrad as rg
-    >>> rg.grad(lambda x: rg.rules.reverse_gradient(x, 0.5))(rg.scalar(3.0)).print()
-    Tensor
-        -0.5
+    >>> rg.grad(lambda x: rg.rules.reverse_gradient(x, 0.5))(rg.scalar(3.0)).item()
+    -0.5
     """
     return _with_gradient(x, lambda dy: dy * -scale)
 
 
 def scale_gradient(x: TensorLike, scale: float) -> Tensor:
-    """x, with the gradient times `scale`."""
+    """Return x, with the gradient multiplied by `scale`.
+
+    Args:
+        x: A Tensor, an array or a number.
+        scale: The factor.
+
+    Returns:
+        A Tensor with the value, shape and dtype of x.
+
+    Raises:
+        ArgumentError: x is not a Tensor, an array or a number.
+
+
+    >>> import regrad as rg
+    >>> rg.grad(lambda x: rg.rules.scale_gradient(x, 0.5))(rg.scalar(3.0)).item()
+    0.5
+    """
     return _with_gradient(x, lambda dy: dy * scale)
 
 
 def clip_gradient(x: TensorLike, min: float, max: float) -> Tensor:
-    """x, with each element of the gradient brought into `[min, max]`.
+    """Return x, with each element of the gradient clipped to `[min, max]`.
 
     The rule is not linear in the gradient, so forward mode refuses it.
 
+    Args:
+        x: A Tensor, an array or a number.
+        min: The lower bound of the gradient.
+        max: The upper bound.
+
+    Returns:
+        A Tensor with the value, shape and dtype of x.
+
+    Raises:
+        ArgumentError: min is greater than max, or x is not a Tensor, an array or a number.
+
     Source: Graves, "Generating Sequences With Recurrent Neural Networks" (2013).
+
+    >>> import regrad as rg
+    >>> rg.grad(lambda x: 5 * rg.rules.clip_gradient(5 * x, -1, 1))(rg.scalar(3.0)).item()
+    5.0
     """
     if min > max:
         raise ArgumentError(f"clip_gradient: min ({min}) must not be greater than max ({max})")
@@ -187,10 +370,25 @@ def clip_gradient(x: TensorLike, min: float, max: float) -> Tensor:
 
 
 def clip_gradient_norm(x: TensorLike, max_norm: float) -> Tensor:
-    """x, with a gradient whose Euclidean norm is at most `max_norm`.
+    """Return x, with a gradient whose Euclidean norm is at most `max_norm`.
+
+    Args:
+        x: A Tensor, an array or a number.
+        max_norm: The largest norm of the gradient.
+
+    Returns:
+        A Tensor with the value, shape and dtype of x.
+
+    Raises:
+        ArgumentError: x is not a Tensor, an array or a number.
 
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
     networks" (2013).
+
+    >>> import regrad as rg
+    >>> f = lambda x: (rg.rules.clip_gradient_norm(x, 1.0) * [3.0, 4.0]).sum()
+    >>> rg.grad(f)(rg.zeros(2))
+    Tensor([0.6, 0.8], dtype=float32)
     """
 
     def rule(dy: Tensor) -> Tensor:

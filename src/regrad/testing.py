@@ -56,6 +56,9 @@ def check_gradients(
 ) -> None:
     """Check the gradients of `f` at `args` against differences, to the given order.
 
+    Args:
+        f, args, order, method, step, rtol, atol, seed: As in `gradient_report`.
+
     Raises GradientCheckError if `gradient_report`, which takes the same arguments, finds
     something. The message names order, input, element and numbers, and the rules or custom
     gradients that disagree with differences of their op alone. What differences cannot judge
@@ -111,6 +114,12 @@ def gradient_report(
 
     What is wrong is looked for op by op, in the bodies of jit, checkpoint, loops and branches
     as well, to the same order.
+
+    Returns:
+        A `GradientReport`: its findings, and what could not be decided.
+
+    Raises:
+        ArgumentError: f is not callable, args is not a list, or a setting is unknown.
 
     Source: Ridders (1982) for the extrapolation, Moré and Wild (2011) for the noise, Squire and
     Trapp (1998) for the complex step.

@@ -13,9 +13,14 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
-from typing import Any
+from typing import Any, _GenericAlias  # pyright: ignore
+
+from tests.helpers.paths import DOCS
 
 MODULES = [
     "regrad", "regrad.nn", "regrad.losses", "regrad.linalg", "regrad.random", "regrad.fft",
@@ -25,14 +30,24 @@ MODULES = [
 HEADLESS = re.compile(r"(The|A|An|What|Whether|Which|How|As|[a-z`\d-].*?|\W.*?|[a-z]+,)\b")
 
 
+@cache
+def _origins() -> Any:
+    """The function of the site's reference that knows the public names of a module."""
+    spec = spec_from_file_location("public_names", DOCS / "_ext/public_names.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # (for its named tuples)
+    spec.loader.exec_module(module)
+    return module.origins
+
+
 def public(module: str) -> Iterator[tuple[str, Any]]:
     """Yield the public callables of a module by their full names."""
     found = import_module(module)
-    names = getattr(found, "__all__", None) or [n for n in dir(found) if n[0] != "_"]
-    for name in names:
+    names = _origins()(module) if module != "regrad.v1" else found.__all__
+    for name in sorted(names):
         value = getattr(found, name)
-        of_us = (getattr(value, "__module__", None) or "regrad").startswith("regrad")
-        if callable(value) and of_us and not isinstance(value, ModuleType):
+        if callable(value) and not isinstance(value, ModuleType | _GenericAlias):
             yield f"{module}.{name}", value
 
 
@@ -47,17 +62,16 @@ def missing(value: Any) -> list[str]:
         found.append("a summary of one sentence")
     if isinstance(value, type) and issubclass(value, BaseException):
         return found
-    names = _parameters(value)
+    names = [] if _is_record(value) else _parameters(value)
     if not isinstance(value, type):
         if HEADLESS.match(summary):
             found.append(f"a summary in the imperative, not {summary!r}")
-        said = _has(doc, "Returns", "Yields") or re.match(r"Returns? ", summary)
-        if not said and getattr(value, "__annotations__", {}).get("return") != "None":
+        if not (_has(doc, "Returns") or summary.startswith("Return ") or _returns_none(value)):
             found.append("Returns")
         if names and not _has(doc, "Raises"):
             found.append("Raises")
     found += [f"Args: {name}" for name in names if not _describes(doc, name)]
-    if ">>>" not in doc:
+    if ">>>" not in doc and not _is_record(value):
         found.append("an example")
     return found
 
@@ -68,6 +82,17 @@ def _parameters(value: Any) -> list[str]:
     except (TypeError, ValueError):
         return []
     return [name for name in parameters if name != "self" and name[0] != "_"]
+
+
+def _is_record(value: Any) -> bool:
+    """Return whether a class is a record that functions return; nobody else makes one."""
+    return isinstance(value, type) and (
+        issubclass(value, tuple) or is_dataclass(value) or "\n    Attributes:\n" in value.__doc__
+    )
+
+
+def _returns_none(value: Any) -> bool:
+    return getattr(value, "__annotations__", {}).get("return") in (None, "None")
 
 
 def _has(doc: str, *titles: str) -> bool:

@@ -38,7 +38,7 @@ def custom_grad(f: Callable[..., Mapping[str, Any]]) -> Callable[..., Any]: ...
 
 @public
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with a gradient of your own.
+    """Return a function with a gradient of your own.
 
     Args:
         f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}`, a pair `(y, g)`, or a

@@ -153,10 +153,17 @@ def _gradient_by(choice: Choice, unconnected: Unconnected) -> Callable[..., Any]
 
 @helpful("grads")
 def grads(f: Callable[..., Any], *, unconnected: Unconnected = "raise") -> Callable[..., list[Any]]:
-    """The gradients of `f` by all its arguments: a function `g([x, …], dy=None) -> [dx, …]`.
+    """Return the function `g([x, …], dy=None) -> [dx, …]` of gradients by all arguments of `f`.
 
     Arguments, errors and `unconnected` are those of `grad`; the same tensor passed twice has
     the partial derivative for each place.
+
+    Args:
+        f: A function of Tensors that returns a Tensor.
+        unconnected: As in `grad`.
+
+    Raises:
+        GradientError, ShapeError, ArgumentError: as `grad`.
 
     Source: `tf.grads` of TensorFlow.js (which returns the total derivative twice).
 
@@ -189,6 +196,12 @@ def value_and_grad(
     """Return a function `g(x, dy=None)` of the value and the gradient: `(value, grad)`.
 
     With `has_aux=True` the value is the pair `(y, aux)`.
+
+    Args:
+        f, argnums, has_aux, unconnected: As in `grad`.
+
+    Raises:
+        GradientError, ShapeError, ArgumentError: as `grad`.
 
     Source: `tf.valueAndGrad` of TensorFlow.js; `jax.value_and_grad` for argnums and has_aux.
 
@@ -230,6 +243,12 @@ def value_and_grads(
     f: Callable[..., Any], *, unconnected: Unconnected = "raise"
 ) -> Callable[..., ValueAndGrads]:
     """Return a function `g([x, …], dy=None)` of the value and the gradients: `(value, grads)`.
+
+    Args:
+        f, unconnected: As in `grads`.
+
+    Raises:
+        GradientError, ShapeError, ArgumentError: as `grad`.
 
     Source: `tf.valueAndGrads` of TensorFlow.js.
 
@@ -461,7 +480,7 @@ def no_path(
 def variable_grads(
     f: Callable[[], Any], var_list: Iterable[Variable] | None = None
 ) -> VariableGrads:
-    """The gradients of `f()` by the Variables that it reads: `(value, grads)`.
+    """Return `(value, grads)`: `f()`, and its gradients by the Variables that it reads.
 
     Args:
         f: A function without arguments that returns a scalar Tensor.

@@ -27,6 +27,9 @@ UNSAID = object()
 def builtin(op_type: str) -> Builtin:
     """Return the built-in rule of an op type, to be scaled, clipped or logged.
 
+    Args:
+        op_type: The op type, such as `"Relu"`.
+
     It is called as `builtin("Relu")(dy, y=y)`: with the gradient that arrives and, by keyword,
     the names that it needs. Further names are ignored, so that a rule may hand on whatever it
     was given: a rule with `**names` gets everything that it could name (all inputs, the output,

@@ -78,6 +78,9 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
             classes of these. None is a container without leaves.
         *rest: Containers of the same structure, or of one that goes deeper.
 
+    Returns:
+        The results, in the structure of `tree`.
+
     Raises ArgumentError if f is not callable, or the structures do not fit.
 
     Source: `jax.tree.map`.

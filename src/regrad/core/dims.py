@@ -281,7 +281,18 @@ def same(a: Shape, b: Shape) -> bool | None:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Return whether two sizes (or shapes) are certainly different."""
+    """Return whether two sizes (or shapes) are certainly different.
+
+    Args:
+        a, b: Sizes or shapes; sizes of a graph may be unknown until it runs.
+
+    Raises:
+        TypeError: they are neither.
+
+    >>> from regrad.extend import differ
+    >>> differ(2, 3), differ((2, 3), (2, 3))
+    (True, False)
+    """
     if type(a) is int is type(b):
         return a != b
     pair = (a, b) if isinstance(a, tuple | UnknownRank) else ((a,), (b,))

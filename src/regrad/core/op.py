@@ -79,6 +79,9 @@ def op(
             write the rule in TensorFlow's convention for complex gradients.
         real: The op is of real numbers only: complex ones, which have no order, are refused.
 
+    Returns:
+        A decorator of a kernel, which returns the public function of the op.
+
     Raises RegistrationError if the type exists.
 
     >>> import regrad as rg
@@ -290,11 +293,29 @@ def elementwise(
     inputs: str = "x",
     boolean: bool = False,
 ) -> Callable[..., Any]:
-    """One row of a table of elementwise ops; it desugars to `@op` and `@gradient`.
+    """Return the function of an elementwise op, declared in one row, as `op` and `gradient` do.
 
-    `kernel` is a function of `(xp, x)`, or its name in the standard. One rule per
-    input, in order; none for ops that have no gradient. `boolean` tells the docstring that the
-    results are bools.
+    Args:
+        type: The op type.
+        name: The name of the function.
+        kernel: A function of `(xp, x)`, or the name of the kernel in the Array API standard.
+        doc: The docstring. Arguments, results and errors are added to it.
+        *rules: One rule per input, in order; none for ops that have no gradient.
+        to_float: Integers and bools become the default dtype.
+        holomorphic, real: As in `op`.
+        inputs: The names of the inputs, one or two.
+        boolean: The results are bools; this is for the docstring.
+
+    Raises:
+        RegistrationError: the op type exists.
+
+    >>> import regrad as rg
+    >>> from regrad.extend import elementwise
+    >>> cube = elementwise(
+    ...     "Cubed", "cube", lambda xp, x: x**3, "Return x³.", lambda dy, x: dy * (3 * x * x)
+    ... )
+    >>> rg.grad(cube)(2.0).item()
+    12.0
     """
     names = inputs.split()
     _check_free(type)
@@ -314,6 +335,8 @@ def elementwise(
     function.__name__ = function.__qualname__ = name
     function.__module__ = sys._getframe(1).f_globals["__name__"]
     function.__annotations__ = {**dict.fromkeys(names, "TensorLike"), "return": "Tensor"}
+    if names not in (["x"], ["a", "b"]):  # the names of the short roads
+        function.__signature__ = Declared(lambda: _of_names(names))  # pyright: ignore
     function.__doc__ = complete(doc, entry, function.__annotations__, boolean=boolean)
     entry.function = function
     for wrt, rule in zip(names, rules, strict=False):
@@ -321,11 +344,34 @@ def elementwise(
     return function
 
 
+def _of_names(names: Sequence[str]) -> inspect.Signature:
+    """Return the signature of a function of some tensors, by position alone."""
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    return inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+
 def piecewise_constant(type: str, rule: RuleFunction) -> None:
     """Give an op a rule that is zero (or None) wherever the op is differentiable.
 
     Such a rule ignores its inputs as a linear op's does, but the op is not linear; forward
     mode must know.
+
+    Args:
+        type: The op type.
+        rule: A rule that returns zeros, or None.
+
+    Raises:
+        UnknownOpError: there is no such op type.
+
+    >>> import regrad as rg
+    >>> from regrad.extend import piecewise_constant
+    >>> @rg.op("Tens")
+    ... def tens(xp, x: rg.Tensor, /) -> rg.Tensor:
+    ...     "Return x rounded down to a multiple of 10."
+    ...     return xp.floor(x / 10) * 10
+    >>> piecewise_constant("Tens", lambda dy: rg.zeros_like(dy))
+    >>> rg.grad(tens)(25.0).item()
+    0.0
     """
     entry = find_op(type)
     for each in entry.inputs:

@@ -89,6 +89,9 @@ def default_dtype(dtype: DTypeLike) -> Generator[None]:
     Args:
         dtype: A real floating dtype, such as `"float64"`.
 
+    Returns:
+        A context manager.
+
     Raises:
         DTypeError: dtype is not a real floating dtype.
 

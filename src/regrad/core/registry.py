@@ -190,7 +190,18 @@ def check_op_type(op_type: object) -> None:
 
 @public
 def find_op(op_type: str) -> Op:
-    """The op of a type, or an error with near names."""
+    """Return the op of a type.
+
+    Args:
+        op_type: The op type, such as `"MatMul"`.
+
+    Raises:
+        UnknownOpError: there is none; the message has near names.
+
+    >>> import regrad as rg
+    >>> rg.find_op("MatMul").name
+    'matmul'
+    """
     check_op_type(op_type)
     op = OPS.get(canonical(op_type))
     if op is None:
@@ -211,6 +222,14 @@ def gradient(type: str, wrt: str | None = None, *, overwrite: bool = False) -> C
     TensorFlow's: `(op, grad, ...)`.
     With `wrt` it returns one input's gradient and runs only if that is wanted; without, the
     gradients of all inputs in order. None means no gradient.
+
+    Args:
+        type: The op type.
+        wrt: The name of one input, if the rule is for that input alone.
+        overwrite: Replace the rule that the op type has.
+
+    Returns:
+        A decorator, which returns the rule as it is.
 
     Raises:
         UnknownOpError: the op type does not exist.
@@ -281,6 +300,12 @@ def _extend(op: Op, wrt: str, function: RuleFunction) -> PerInput:
 def RegisterGradient(name: str) -> Callable[[F], F]:
     """Register a rule under a free name, for use in `gradient_override_map`.
 
+    Args:
+        name: The name, a string.
+
+    Returns:
+        A decorator, which returns the rule as it is.
+
     Raises ArgumentError for a name that is not a string and RegistrationError (a KeyError)
     for one that is taken, by another rule or by an op type. The function itself comes back.
 
@@ -325,7 +350,24 @@ def name_is_taken(name: str) -> RegistrationError:
 
 @public
 def not_differentiable(*op_types: str) -> None:
-    """Declare that these op types have no gradient; what they return is free of any tape."""
+    """Declare that these op types have no gradient; what they return is free of any tape.
+
+    Args:
+        op_types: Op types.
+
+    Raises:
+        UnknownOpError: there is no such op type.
+        RegistrationError: one of them has a rule.
+
+    >>> import regrad as rg
+    >>> @rg.op("CountPositive")
+    ... def count_positive(xp, x: rg.Tensor, /) -> rg.Tensor:
+    ...     "Count the elements above 0."
+    ...     return xp.sum(xp.astype(x > 0, xp.int64))
+    >>> rg.not_differentiable("CountPositive")
+    >>> count_positive(rg.tensor([1.0, -2.0, 3.0])).item()
+    2
+    """
     for op_type in op_types:
         find_op(op_type).rule = NoGradient()
         _count_change()
@@ -333,7 +375,7 @@ def not_differentiable(*op_types: str) -> None:
 
 @public
 def op_types() -> list[str]:
-    """All op types, sorted: the keys that `gradient_override_map` and `gradient` accept.
+    """Return all op types, sorted: the keys that `gradient_override_map` and `gradient` accept.
 
     >>> import regrad as rg
     >>> "MatMul" in rg.op_types()

@@ -129,7 +129,18 @@ def spread_axes(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[int, ..
 
 @public
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape to which tensors of these shapes broadcast together."""
+    """Return the shape to which tensors of these shapes broadcast together.
+
+    Args:
+        shapes: Shapes, tuples of ints.
+
+    Raises:
+        ShapeError: they do not broadcast.
+
+    >>> import regrad as rg
+    >>> rg.broadcast_shapes((3, 1), (4,))
+    (3, 4)
+    """
     try:
         if all(map(dims.is_known, shapes)):
             return np.broadcast_shapes(*shapes)

@@ -23,7 +23,22 @@ def helpful(name: str) -> Callable[[F], F]:
 
 
 def public(function: F) -> F:
-    """As `helpful`, for a function that messages call by its own name."""
+    """Return a function whose errors name it, its arguments and what to write instead.
+
+    Args:
+        function: A function of the library or of an extension, made of ops.
+
+    Raises:
+        ArgumentError: (when called) the arguments are not those of its signature.
+
+    >>> from regrad.extend import public
+    >>> @public
+    ... def double(x):
+    ...     return 2 * x
+    >>> double()
+    Traceback (most recent call last):
+    regrad.errors.ArgumentError: double: missing a required argument: 'x'. It takes x.
+    """
     return helpful(function.__name__)(complete_public(function))
 
 

@@ -29,6 +29,11 @@ class Tensor(Methods):
     Make one with `tensor`, `asarray`, `zeros`, …. It holds an array of NumPy, JAX or PyTorch
     and never changes. Its methods have TensorFlow.js's names (`a.mul(b)`, `a.square()`),
     besides Python's operators and indexing.
+
+    >>> import regrad as rg
+    >>> x = rg.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> (x @ x.T).sum().item(), x[0], x.shape
+    (54.0, Tensor([1., 2.], dtype=float32), (2, 2))
     """
 
     __slots__ = ("__weakref__", "_data", "_id")

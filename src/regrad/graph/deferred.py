@@ -1,4 +1,4 @@
-"""Deferred functions: those that ask for a size that is known only when the graph runs.
+"""Functions that wait for the run, because they ask for a size that only the run can tell.
 
 Such a rule, or such a function of the library, becomes one node: in the run it is given values
 and does its work at once, as in eager mode. The gradient of that node is another such node.
@@ -147,7 +147,7 @@ def dtype_due(dtype: np.dtype, dys: Sequence[Tensor | None]) -> np.dtype:
 
 
 def _spec_due(record: Record, leaf: int, dys: Sequence[Tensor | None]) -> Spec:
-    """Return what is known of the gradient by an input."""
+    """Return the known shape and dtype of the gradient by an input."""
     shape, dtype = record.specs[leaf]
     return spec_of_record(shape, dtype_due(dtype, dys))
 
@@ -222,7 +222,24 @@ DEFERRALS[Symbol] = Deferral(defer, in_innermost, size_tensor, of_shape, pull_la
 
 
 def deferrable(f: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that may ask for sizes: where only the run can tell, the run calls it."""
+    """Return a function that may ask for sizes: where only the run can tell, the run calls it.
+
+    Args:
+        f: A function of Tensors that asks for sizes, to compare or to loop over them.
+
+    Raises:
+        GraphError: (when called in a graph) f uses tensors of the graph that are not arguments.
+
+    >>> import regrad.v1 as tf
+    >>> from regrad.extend import deferrable
+    >>> @deferrable
+    ... def halves(x):
+    ...     return x[: x.shape[0] // 2]
+    >>> with tf.Graph().as_default(), tf.Session() as session:
+    ...     x = tf.placeholder(tf.float32, [None])
+    ...     session.run(halves(x), {x: [1.0, 2.0, 3.0, 4.0]})
+    array([1., 2.], dtype=float32)
+    """
 
     @wraps(complete_public(f))
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -282,7 +299,7 @@ def _in_force(xs: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def _foresee(f: Callable[..., Any], xs: Sequence[Tensor], attrs: Attrs) -> list[Spec]:
-    """Return the number, dtypes and ranks of a call's results, learned from small inputs."""
+    """Return the specs of the results of a call, found by calling it with small inputs."""
     places = [i for i, x in enumerate(xs) if is_symbolic(x)]
 
     def call(tensors: Sequence[Tensor], sizes: Any) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""Graphs: ops that are recorded to be run later, on the same road as those that run at once.
+"""Graphs: ops recorded to be run later, dispatched like those that run at once.
 
 A symbolic Tensor holds a `Symbol` where others hold an array. An op of one is not computed but
 put into the symbol's graph as a `Node`: a record, as tapes have them, with symbolic tensors in
@@ -102,7 +102,7 @@ class Symbol(Source):
 
     @property
     def words(self) -> Words:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return what the user of its graph writes, for messages."""
+        """Return the name that the user of its graph writes, for messages."""
         return self.node.graph.root.words
 
     @property
@@ -288,7 +288,7 @@ class Graph:
         return self._here.controls
 
     def view_of(self, node: Node) -> Any:
-        """Return what a rule in TensorFlow's form sees of a node."""
+        """The view of a node that a rule in TensorFlow's form receives."""
         return OpView(node)
 
     # -- nodes -----------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class Graph:
         return any(s.node.graph is not self for s in dims.leaves(size))
 
     def _own_symbol(self, symbol: Symbol) -> Symbol:
-        """Return what stands in this graph for a symbol of an outer one."""
+        """Return the symbol of this graph that represents one of an outer graph."""
         return self.entering(tensor_of(symbol))._data
 
     def placeholder(self, spec: Spec, name: str | None = None) -> Tensor:
@@ -514,7 +514,7 @@ def home(xs: Sequence[Tensor]) -> Graph:
 
 
 def in_innermost(x: Tensor) -> Tensor:
-    """Return what stands for a symbolic Tensor in the region that is being built, if one is."""
+    """Return the Tensor that represents a symbolic one in the region being built, if any."""
     region = INNERMOST.get()
     return x if region is None or x._data.node.graph not in chain(region) else region.entering(x)
 

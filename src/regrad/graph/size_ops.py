@@ -47,7 +47,7 @@ ENSURE.rule.add("x", lambda dy: dy)
 
 
 def of_shape(x: Tensor, shape: Shape, what: str) -> Tensor:
-    """x, whose shape the run checks; `what` begins the message if it is not the expected one."""
+    """Return x after checking its shape in the run; `what` begins the message if it differs."""
     known = dims.merged(x._data.shape, shape)
     if not is_symbolic(x):
         x = dims.sources([shape])[0].node.graph.entering(x)

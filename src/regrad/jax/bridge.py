@@ -32,7 +32,7 @@ from regrad.transforms.replay import Captured
 
 
 def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of regrad's Tensors as one of JAX's arrays.
+    """Return a function of regrad's Tensors as one of JAX's arrays.
 
     Args:
         f: takes and returns Tensors, or containers of them (what `jax.tree_util` opens).

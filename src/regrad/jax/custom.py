@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of JAX's arrays with a gradient of your own.
+    """Return a function of JAX's arrays with a gradient of your own.
 
     Args:
         f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}` or a pair `(y, g)`, as for

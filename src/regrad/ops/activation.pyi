@@ -46,7 +46,7 @@ def relu6(x: TensorLike, /) -> Tensor:
     Tensor([0., 2., 6.], dtype=float32)"""
 
 def leaky_relu(x: TensorLike, /, alpha: float = 0.2) -> Tensor: ...
-def prelu(a: Any, b: Any, /) -> Tensor:
+def prelu(x: Any, alpha: Any, /) -> Any:
     """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned.
 
     The gradient of x at 0 is `alpha`.

@@ -303,7 +303,7 @@ class Methods:
     def leaky_relu(self, /, alpha: float = 0.2) -> Tensor:
         """Return x where x > 0, and `alpha * x` elsewhere. The gradient at 0 is `alpha`."""
 
-    def prelu(self, b: Any, /) -> Tensor:
+    def prelu(self, alpha: Any, /) -> Any:
         """Return x where x > 0, and `alpha * x` elsewhere; `alpha` is learned."""
 
     def elu(self, /) -> Tensor:

@@ -72,6 +72,9 @@ def shape_of(
             a dtype that depends on the attributes, return a `Spec` or a list of them.
         overwrite: Replace the function that an op type has already.
 
+    Returns:
+        A decorator, which returns the function as it is.
+
     Raises UnknownOpError for an op type that does not exist, RegistrationError for one that has
     such a function, or for a function that does not take two arguments.
 

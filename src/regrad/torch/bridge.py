@@ -23,7 +23,7 @@ from regrad.transforms.region import Flat, Passage
 
 
 def from_regrad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A regrad function as a function of torch tensors, with its gradient by regrad's rules.
+    """Return a regrad function as one of torch tensors, with its gradient by regrad's rules.
 
     Args:
         f: takes and returns Tensors or containers of them. Torch tensors among its arguments

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def custom_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of torch tensors with a gradient of your own, without `ctx` and `apply`.
+    """Return a function of torch tensors with a gradient of your own, without `ctx` and `apply`.
 
     Args:
         f: `f(*inputs, save)` returns `{"value": y, "grad_func": g}`, a pair `(y, g)`, or a

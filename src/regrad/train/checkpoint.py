@@ -95,6 +95,9 @@ class Stored(NamedTuple):
 def list_variables(path: str | os.PathLike[str]) -> dict[str, Stored]:
     """Return the names of the arrays in a safetensors file, with their shapes and dtypes.
 
+    Args:
+        path: The file.
+
     Only the header is read, so a file of many GB is listed at once.
 
     Raises:
@@ -120,7 +123,7 @@ def list_variables(path: str | os.PathLike[str]) -> dict[str, Stored]:
 def restore(
     path: str | os.PathLike[str], variables: Variables, *, strict: bool = True
 ) -> dict[str, str]:
-    """Set variables to the values in a file that `save` wrote; returns its metadata.
+    """Set variables to the values in a file that `save` wrote, and return its metadata.
 
     Args:
         path: The file, `save`'s or any other in the safetensors format (Hugging Face's, say).
@@ -133,12 +136,25 @@ def restore(
     sharding. All is checked first, by checksums too if `save` wrote the file: after an error no
     variable has changed.
 
+    Returns:
+        The metadata, a dict of strings.
+
     Raises:
         MissingPackageError: safetensors is not installed.
         CheckpointError: the file is damaged; names, shapes or dtypes are not the variables'.
         ArgumentError: two variables of one name; no variables, or something else.
         StateError: called inside a compiled function.
         FileNotFoundError: there is no such file.
+
+    >>> import tempfile
+    >>> import regrad as rg
+    >>> w, other = rg.Variable([1.0, 2.0], name="w"), rg.Variable([0.0, 0.0], name="w")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rg.train.save(f"{folder}/w.safetensors", [w], {"epoch": "3"})
+    ...     rg.train.restore(f"{folder}/w.safetensors", [other])
+    {'epoch': '3'}
+    >>> other.tolist()
+    [1.0, 2.0]
     """
     named = _by_name(variables, "restore")
     with _opened(path, "restore") as (file, notes):

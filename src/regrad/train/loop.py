@@ -57,6 +57,9 @@ def fit(
         writer = tensorboardX.SummaryWriter()
         fit(..., callbacks=lambda epoch, figures: writer.add_scalars("fit", figures, epoch))
 
+    Returns:
+        A `History`: the figures of each epoch.
+
     Raises ArgumentError if an epoch has no batches, a step returns no loss, or a callback is not
     callable.
 

@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 @public
 def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
-    """`f`, of which the tapes keep only the inputs; the backward pass runs it again.
+    """Return `f`, of which tapes keep only the inputs; the backward pass runs it again.
 
     Args:
         f: A function of Tensors, arrays and containers of them (other arguments are passed on),
@@ -47,6 +47,10 @@ def checkpoint(f: Callable[P, R]) -> Callable[P, R]:
     of values by itself. Under `jit` XLA is told not to merge the second computation
     with the first; on the CPU it may do so all the same where a loop was unrolled (use
     `scan(…, checkpoint=True)` for loops).
+
+    Raises:
+        ArgumentError: f is not callable.
+        GradientError: f does something else when it runs again.
 
     Source: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016);
     `jax.checkpoint`.

@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 def cond(
     pred: TensorLike, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
-    """`true_fn(*operands)` where `pred` holds, else `false_fn(*operands)`.
+    """Return `true_fn(*operands)` if `pred` holds, else `false_fn(*operands)`.
 
     Args:
         pred: A bool, or a Tensor of rank 0.
         true_fn, false_fn: Functions of Tensors and containers of them. Under `jit`, where only
             the run can tell which is taken, both are traced, and must return the same structure,
             shapes and dtypes; a Python number takes the dtype of the Tensor that the other returns.
+        *operands: Their arguments.
 
     In eager mode only the one that is taken is called. Either way the gradient passes the one that
     ran, under the overrides in force where it was called; what both close over counts, and so
@@ -81,7 +82,7 @@ def scan(
     reverse: bool = False,
     checkpoint: bool = False,
 ) -> tuple[Any, Any]:
-    """`f` along the first axis of `xs`, with a carry: `(carry, x) -> (carry, y)` at each step.
+    """Run `f` along the first axis of `xs`, with a carry: `(carry, x) -> (carry, y)` each step.
 
     Args:
         f: The step; the carry keeps its structure, shapes and dtypes.
@@ -135,7 +136,7 @@ def while_loop(
     *,
     max_steps: int | None = None,
 ) -> Any:
-    """`body_fn` again and again, as long as `cond_fn` of the carry holds.
+    """Return the carry after `body_fn`, again and again as long as `cond_fn` of the carry holds.
 
     Args:
         cond_fn: A function of the carry that returns a bool, or a Tensor of rank 0.
@@ -149,6 +150,11 @@ def while_loop(
     results that count do not depend on what is differentiated, there is none to refuse.) With
     `max_steps`, a condition that still holds after so many steps is an error in eager mode; under
     jit, which cannot raise, floats come back as NaN.
+
+    Raises:
+        ShapeError, DTypeError: the carry changes.
+        ArgumentError: cond_fn does not return a scalar.
+        GradientError: under jit, the gradient of a loop without `max_steps`.
 
     Source: `jax.lax.while_loop`.
 
@@ -182,10 +188,20 @@ def while_loop(
 def fori_loop(
     lower: TensorLike, upper: TensorLike, body_fn: Callable[[Any, Any], Any], init: Any
 ) -> Any:
-    """`carry = body_fn(i, carry)` for i from `lower` to `upper - 1`.
+    """Return the carry after `carry = body_fn(i, carry)` for i from `lower` to `upper - 1`.
 
     With Python integers for the bounds this is a `scan`, and can be differentiated under jit.
     With Tensors it is a `while_loop`, whose gradient under jit is refused.
+
+    Args:
+        lower, upper: Integers, or Tensors of integers of rank 0.
+        body_fn: A function of the index and the carry that returns the next carry, of the same
+            structure, shapes and dtypes.
+        init: The first carry: Tensors, numbers, or containers of them.
+
+    Raises:
+        ShapeError, DTypeError: the carry changes.
+        GradientError: under jit, the gradient of a loop of unknown length.
 
     Source: `jax.lax.fori_loop`.
 
@@ -213,9 +229,16 @@ def fori_loop(
 
 @helpful("map")
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
-    """`f` of each entry along the first axis of `xs`, one after another, stacked.
+    """Return `f` of each entry along the first axis of `xs`, one after another, stacked.
 
     `vmap` is the same at once: faster, and with the memory of all entries together.
+
+    Args:
+        f: A function of an entry, which returns Tensors or containers of them.
+        xs: A Tensor or a container of Tensors of one length.
+
+    Raises:
+        ShapeError: the Tensors of xs differ in length.
 
     Source: `jax.lax.map`.
 

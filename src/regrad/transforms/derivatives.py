@@ -116,7 +116,16 @@ def like(values: Any, structure: Any, what: str) -> list[Tensor]:
 
 @helpful("vjp")
 def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """`f(*xs)`, and the function that carries a gradient of it back to xs.
+    """Return `f(*xs)`, and the function that carries a gradient of it back to xs.
+
+    Args:
+        f: A function of Tensors and containers of them, which returns the like.
+        *xs: Its arguments.
+        has_aux: f returns `(y, aux)`, and `vjp` a triple with aux.
+
+    Raises:
+        ArgumentError: f is not callable, or there is nothing to differentiate by.
+        ShapeError, ArgumentError: (of the function) dy is not like y.
 
     Returns `(y, vjp_function)`; `vjp_function(dy)` returns a tuple with one gradient per input,
     each in its input's structure, zeros where nothing is connected. It can be called any
@@ -144,7 +153,17 @@ def vjp(f: Callable[..., Any], *xs: Any, has_aux: bool = False) -> tuple[Any, ..
 
 @helpful("jvp")
 def jvp(f: Callable[..., Any], xs: Sequence[Any], dxs: Sequence[Any]) -> tuple[Any, Any]:
-    """`f(*xs)`, and its derivative in the direction dxs (forward mode).
+    """Return `f(*xs)`, and its derivative in the direction dxs (forward mode).
+
+    Args:
+        f: A function of Tensors and containers of them, which returns the like.
+        xs: A list of its arguments.
+        dxs: A list of directions, of the structure, shapes and dtypes of xs.
+
+    Raises:
+        GradientError: a rule is not linear in the gradient that arrives.
+        ArgumentError: xs or dxs are not lists.
+        ShapeError: a direction does not have the shape of its argument.
 
     Returns `(y, dy)`, both in the structure of f's result. The derivative is computed by
     transposing the backward pass, so custom gradients and overrides in force count here too.
@@ -191,6 +210,9 @@ def jacobian(
     connected. For containers it is y's structure with x's structure in each place. The other
     arguments and the keywords of f are constants. With JAX data (and under `jit`) all rows are
     computed at once, elsewhere one after another.
+
+    Raises:
+        ArgumentError: f is not callable, or does not return Tensors.
 
     Source: `jax.jacrev`.
 
@@ -269,6 +291,10 @@ def hessian(
 
     For a Tensor x the result has the shape `x.shape + x.shape`; a linear function's is zeros.
     Reverse mode over reverse mode, so every rule counts at both orders.
+
+    Raises:
+        ArgumentError: f is not callable, or does not return a Tensor.
+        ShapeError: f does not return a scalar.
 
     Source: `jax.hessian`.
 

@@ -64,6 +64,12 @@ def block_until_ready(x: T) -> T:
     Python goes on meanwhile. Wait before a clock is stopped. Inside a compiled function this does
     nothing.
 
+    Returns:
+        x.
+
+    Raises:
+        Exception: the error of a computation that failed meanwhile.
+
     Source: `jax.block_until_ready`.
 
     >>> import regrad as rg

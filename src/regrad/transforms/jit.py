@@ -133,6 +133,9 @@ def jit(
     float64 data needs JAX's 64-bit mode, `jax.config.update("jax_enable_x64", True)`; without
     it there is an error, not a loss of precision. Python numbers are float32 or int32.
 
+    Returns:
+        The compiled function, with `lower` and `cache_info`.
+
     Raises:
         TraceError: f asks for the value of a traced Tensor, or a traced Tensor outlives the call.
         ArgumentError: JAX is not installed; an argument is neither a Tensor nor static; a static

@@ -46,7 +46,7 @@ R = TypeVar("R")
 
 @helpful("vmap")
 def vmap(f: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[P, R]:
-    """`f` applied along an axis: a function of single examples as one of batches.
+    """Return a function of batches that applies `f`, a function of single examples, to each.
 
     Args:
         f: A function of Tensors (or containers of them) that returns the like.

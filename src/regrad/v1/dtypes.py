@@ -76,7 +76,7 @@ class DType:
         return self._dtype.itemsize
 
     def is_compatible_with(self, other: DTypeLike) -> builtins.bool:
-        """Return whether a tensor of `other` is accepted where this dtype is expected."""
+        """Return whether a tensor of `other` can be used where this dtype is expected."""
         return self._dtype == as_dtype(other)._dtype
 
     def __eq__(self, other: Any) -> builtins.bool:
@@ -145,7 +145,7 @@ def as_dtype(value: DTypeLike) -> DType:
     if value is float or (isinstance(value, str) and value == "float"):
         return float32
     if isinstance(value, str) and value == "int":
-        raise TypeError("'int' is not a dtype of TensorFlow; say 'int32' or 'int64'")
+        raise TypeError("'int' is not a dtype of TensorFlow; write 'int32' or 'int64'")
     try:
         dtype = np.dtype(value)
     except TypeError:

@@ -55,11 +55,18 @@ __all__ = [
 # -- identity --------------------------------------------------------------------------------------
 
 
-identity = define("tf.identity(input)", "Identity", rg.identity)
+identity = define(
+    "tf.identity(input)", "Identity", rg.identity,
+    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
+)  # fmt: skip
 guarantee_const = define(
-    "tf.guarantee_const(input)", "Identity", rg.identity, scope="GuaranteeConst"
-)
-stop_gradient = define("tf.stop_gradient(input)", "StopGradient", rg.stop_gradient)
+    "tf.guarantee_const(input)", "Identity", rg.identity, scope="GuaranteeConst",
+    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
+)  # fmt: skip
+stop_gradient = define(
+    "tf.stop_gradient(input)", "StopGradient", rg.stop_gradient,
+    shows=("[1.0, 2.0]", "Tensor([1., 2.], dtype=float32)"),
+)  # fmt: skip
 
 
 @rg.op("IdentityN")
@@ -77,7 +84,7 @@ def _same_shapes(arguments: TensorLike, attrs: Any) -> Any:
 
 
 def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any]:
-    """A list of tensors as it is, as the outputs of one op."""
+    """Return a list of tensors unchanged, as the outputs of one op."""
     name = name or "IdentityN"
     return list(one_op("IdentityN", name, _all_identities, *input, same=False))
 
@@ -89,7 +96,7 @@ def _all_identities(*xs: TensorLike) -> Any:
 def convert_to_tensor_or_indexed_slices(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None
 ) -> Any:
-    """A value as a tensor; IndexedSlices come back as they are."""
+    """Return a value as a tensor; IndexedSlices come back as they are."""
     return value if isinstance(value, IndexedSlices) else as_tensor(value, dtype, name)
 
 
@@ -99,7 +106,7 @@ def convert_to_tensor_or_indexed_slices(
 def shape(
     input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = dtypes.int32
 ) -> Any:
-    """The shape as a vector of integers: a constant where it is known when the graph is built.
+    """Return the shape as a vector of integers; a shape known in the graph is a constant.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default():
@@ -118,12 +125,12 @@ def shape(
 
 
 def _constant(value: np.ndarray, name: str, like: TensorLike) -> Any:
-    """A value as a constant of the graph, or at once if `like` is of eager mode."""
+    """Return a value as a constant of the graph, or as an eager Tensor if `like` is one."""
     return rg.asarray(value) if is_eager(like) else constant(value, name=name)
 
 
 def rank(input: TensorLike, name: str | None = None) -> Any:
-    """The number of axes."""
+    """Return the number of axes."""
     x, name = as_tensor(input), name or "Rank"
     if (known := rank_of(x)) is not None:
         return _constant(np.asarray(known, np.int32), name, x)
@@ -134,7 +141,7 @@ def rank(input: TensorLike, name: str | None = None) -> Any:
 def size(
     input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = dtypes.int32
 ) -> Any:
-    """The number of elements."""
+    """Return the number of elements."""
     x, name = as_tensor(input), name or "Size"
     if is_known(known := shape_of(x)):
         return _constant(np.asarray(np.prod(known, dtype=int), dtypes.to_numpy(out_type)), name, x)
@@ -143,7 +150,7 @@ def size(
 
 
 def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any:
-    """A size, also one that is known only in the run, as an int32 tensor of rank 0."""
+    """Return a size, even one known only in the run, as an int32 tensor of rank 0."""
     if not isinstance(size, Dim):
         return constant(int(size), dtypes.int32, name=name)
     with current_graph().name_scope(name) as whole:
@@ -152,7 +159,7 @@ def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any:
 
 
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape:
-    """The static shape to which two broadcast; ValueError if they do not."""
+    """Return the static shape to which two broadcast; raise ValueError if they do not."""
     return TensorShape(broadcast(TensorShape(shape_x)._sizes, TensorShape(shape_y)._sizes))
 
 
@@ -165,7 +172,7 @@ reshape = define("tf.reshape(tensor, shape)", "Reshape", rg.reshape)
 def expand_dims(
     input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
 ) -> Any:
-    """The input with a new axis of size 1. `dim` is the old name of `axis`."""
+    """Return the input with a new axis of size 1. `dim` is the old name of `axis`."""
     axis = axes_of(renamed("axis", axis, "dim", dim))
     if axis is None:
         raise GraphError("Must specify an axis argument to tf.expand_dims()")
@@ -174,8 +181,9 @@ def expand_dims(
 
 squeeze = define(
     "tf.squeeze(input, axis=None, name=None, squeeze_dims=None)", "Squeeze", rg.squeeze, ANY,
-    "The input without its axes of size 1, or without those given.",
+    "Return the input without its axes of size 1, or without the axes of `axis`.",
     axis=lambda axis: None if (axes := axes_of(axis)) == () else axes,
+    shows=("[[1.0], [2.0]]", "Tensor([1., 2.], dtype=float32)"),
 )  # fmt: skip
 
 
@@ -185,8 +193,10 @@ def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor:
 
 transpose = define(
     "tf.transpose(a, perm=None, name=None, conjugate=False)", "Transpose", _transpose, ANY,
-    "The tensor with its axes in another order (reversed by default), and conjugated if asked.",
+    "Return the tensor with its axes in the order `perm`, by default reversed.\n\n"
+    "Args:\n    perm: The axes in their new order.\n    conjugate: Conjugate the elements too.",
     scope="transpose", perm=lambda perm: axes_of(perm, "perm"),
+    shows=("[[1, 2], [3, 4]]", "Tensor([[1, 3],\n        [2, 4]], dtype=int64)"),
 )  # fmt: skip
 
 
@@ -194,7 +204,7 @@ broadcast_to = define("tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadca
 
 
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
-    """The input laid side by side, `multiples[i]` times along axis i."""
+    """Return the input repeated `multiples[i]` times along each axis i."""
     x, counts = as_tensor(input), as_sizes(multiples)
     if rank_of(x) not in (None, len(counts)):
         raise ShapeError(f"tile: expected one multiple per axis of {x}, got {counts}")
@@ -203,7 +213,7 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
 
 reverse = reverse_v2 = define(
     "tf.reverse(tensor, axis)", "ReverseV2", rg.flip, ANY,
-    "The tensor with the order of its elements reversed along the axes of a list.",
+    "Return the tensor with its elements reversed along the axes of a list.",
 )  # fmt: skip
 
 
@@ -214,7 +224,7 @@ def pad(
     tensor: TensorLike, paddings: TensorLike, mode: str = "CONSTANT", name: str | None = None,
     constant_values: TensorLike = 0,
 ) -> Any:  # fmt: skip
-    """The tensor with `(before, after)` elements more along each axis.
+    """Return the tensor with `(before, after)` elements added along each axis.
 
     `mode` is "CONSTANT", "REFLECT" (mirrored without the edge) or "SYMMETRIC" (with it).
 
@@ -240,7 +250,7 @@ def _pad(x: TensorLike, paddings: Any, mode: str, constant_value: Any) -> Any:
 
 
 def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any:
-    """Tensors of one dtype joined along an axis that they have."""
+    """Return tensors of one dtype joined along an existing axis."""
     if isinstance(axis, list | tuple):
         raise ShapeError("concat takes the tensors first and then the axis: tf.concat([a, b], 1)")
     values = values if isinstance(values, list | tuple) else [values]
@@ -255,12 +265,12 @@ def _concat(*xs: TensorLike, axis: int) -> Any:
 
 
 def _has_unknown_rank(*xs: TensorLike) -> bool:
-    """Return whether one of the ranks is unknown, so that regrad's function cannot read it."""
+    """Return whether a rank is unknown, so that regrad's function cannot ask for it."""
     return any(is_tensor(x) and rank_of(x) is None for x in xs)
 
 
 def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
-    """Tensors of one shape and dtype joined along a new axis."""
+    """Return tensors of one shape and dtype joined along a new axis."""
     return one_op("Pack", name, _stack, *values, axis=axes_of(axis))
 
 
@@ -284,7 +294,7 @@ def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
 
 unstack = define(
     "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY,
-    "The slices along an axis, which they lose. `num` is needed where its size is unknown.\n\n"
+    "Return the slices along an axis, without it. An axis of unknown size needs `num`.\n\n"
     "    Raises ValueError if the size is unknown, or is not `num`.",
 )  # fmt: skip
 
@@ -298,13 +308,13 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
 
 split = define(
     "tf.split(value, num_or_size_splits, axis=0, num=None, name='split')", "Split", _split, ANY,
-    "The tensor cut along an axis into so many equal parts, or into parts of the given sizes.\n\n"
+    "Split the tensor along an axis into a number of equal parts, or parts of given sizes.\n\n"
     "    One of the sizes may be -1.", num_or_size_splits=as_sizes, num=None,
 )  # fmt: skip
 
 
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
-    """Coordinate tensors of the grid that vectors span."""
+    """Return the coordinate tensors of the grid that vectors span."""
     return list(one_op(None, name, rg.meshgrid, *args, indexing=indexing))
 
 
@@ -321,14 +331,14 @@ batch_to_space_nd = define(
 def space_to_batch(
     input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
 ) -> Any:
-    """As `space_to_batch_nd`, for images and square blocks."""
+    """Move square blocks of images to the batch axis, as `space_to_batch_nd`."""
     return space_to_batch_nd(input, [block_size] * 2, paddings, name or "SpaceToBatch")
 
 
 def batch_to_space(
     input: TensorLike, crops: TensorLike, block_size: int, name: str | None = None
 ) -> Any:
-    """As `batch_to_space_nd`, for images and square blocks."""
+    """Move the batch axis back to square blocks of images, as `batch_to_space_nd`."""
     return batch_to_space_nd(input, [block_size] * 2, crops, name or "BatchToSpace")
 
 
@@ -336,7 +346,7 @@ def batch_to_space(
 
 
 def _pack(values: Sequence[TensorLike], dtype: dtypes.DTypeLike | None, name: str | None) -> Any:
-    """A list that holds tensors."""
+    """Return a list that holds tensors as one tensor."""
     known = [v for v in values if is_tensor(v)]
     if dtype is None and known:
         dtype = convert_to_tensor(known[0]).dtype.base_dtype

@@ -46,17 +46,65 @@ __all__ = [
 def identity(input: Any, name: str | None = None) -> Any:
     """Return x itself, as an op that a rule can be attached to.
 
-    Op type: `Identity`. Source: `tf.identity`."""
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'Identity'.
+
+    Returns:
+        A tensor of input's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
+    Op type: `Identity`. Source: `tf.identity`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.identity(rg.asarray([1.0, 2.0]))
+    Tensor([1., 2.], dtype=float32)"""
 
 def guarantee_const(input: Any, name: str | None = None) -> Any:
     """Return x itself, as an op that a rule can be attached to.
 
-    Op type: `Identity`. Source: `tf.guarantee_const`."""
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'GuaranteeConst'.
+
+    Returns:
+        A tensor of input's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
+    Op type: `Identity`. Source: `tf.guarantee_const`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.guarantee_const(rg.asarray([1.0, 2.0]))
+    Tensor([1., 2.], dtype=float32)"""
 
 def stop_gradient(input: Any, name: str | None = None) -> Any:
     """Return x as a constant: no gradient flows back through it.
 
-    Op type: `StopGradient`. Source: `tf.stop_gradient`."""
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'StopGradient'.
+
+    Returns:
+        A tensor of input's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
+    Op type: `StopGradient`. Source: `tf.stop_gradient`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.stop_gradient(rg.asarray([1.0, 2.0]))
+    Tensor([1., 2.], dtype=float32)"""
 
 def _identities(xp: Any, xs: Sequence[rg.Tensor], /) -> tuple[rg.Tensor, ...]: ...
 def _same_shapes(arguments: TensorLike, attrs: Any) -> Any: ...
@@ -74,42 +122,109 @@ def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShap
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     """Return x with another shape of the same size.
 
+    Args:
+        tensor: A tensor or array, or a number.
+        shape: The sizes: numbers, or a tensor of integers.
+        name: The name of the op in the graph, by default 'Reshape'.
+
+    Raises:
+        DTypeError: when a graph is built, tensor cannot become a tensor.
+
     Op type: `Reshape`. Source: `tf.reshape`."""
 
 def expand_dims(
     input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
 ) -> Any: ...
 def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None) -> Any:
-    """The input without its axes of size 1, or without those given.
+    """Return the input without its axes of size 1, or without the axes of `axis`.
 
-    `squeeze_dims` is the old name of `axis`.
+    Args:
+        input: A tensor or array, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'Squeeze'.
+        squeeze_dims: The old name of `axis`.
 
-    Op type: `Squeeze`. Source: `tf.squeeze`."""
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
+    Op type: `Squeeze`. Source: `tf.squeeze`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.squeeze(rg.asarray([[1.0], [2.0]]))
+    Tensor([1., 2.], dtype=float32)"""
 
 def _transpose(x: Tensor, perm: Any, conjugate: bool) -> Tensor: ...
 def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: Any = False) -> Any:
-    """The tensor with its axes in another order (reversed by default), and conjugated if asked.
+    """Return the tensor with its axes in the order `perm`, by default reversed.
 
-    Op type: `Transpose`. Source: `tf.transpose`."""
+    Args:
+        a: A tensor or array, or a number.
+        perm: The axes in their new order.
+        name: The name of the op in the graph, by default 'transpose'.
+        conjugate: Conjugate the elements too.
+
+    Raises:
+        DTypeError: when a graph is built, a cannot become a tensor.
+
+    Op type: `Transpose`. Source: `tf.transpose`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.transpose(rg.asarray([[1, 2], [3, 4]]))
+    Tensor([[1, 3],
+            [2, 4]], dtype=int64)"""
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
     """Return x repeated along axes of size 1 and new leading axes.
+
+    Args:
+        input: A tensor or array, or a number.
+        shape: The sizes: numbers, or a tensor of integers.
+        name: The name of the op in the graph, by default 'BroadcastTo'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
 
     Op type: `BroadcastTo`. Source: `tf.broadcast_to`."""
 
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any: ...
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """The tensor with the order of its elements reversed along the axes of a list.
+    """Return the tensor with its elements reversed along the axes of a list.
+
+    Args:
+        tensor: A tensor or array, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'ReverseV2'.
+
+    Raises:
+        DTypeError: when a graph is built, tensor cannot become a tensor.
 
     Op type: `ReverseV2`. Source: `tf.reverse`."""
 
 def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """The tensor with the order of its elements reversed along the axes of a list.
+    """Return the tensor with its elements reversed along the axes of a list.
+
+    Args:
+        tensor: A tensor or array, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'ReverseV2'.
+
+    Raises:
+        DTypeError: when a graph is built, tensor cannot become a tensor.
 
     Op type: `ReverseV2`. Source: `tf.reverse`."""
 
 def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
     """Return x with its elements rolled: those that leave at one end enter at the other.
+
+    Args:
+        input: A tensor or array, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'Roll'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
 
     Op type: `Roll`. Source: `tf.roll`."""
 
@@ -128,9 +243,17 @@ def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any: ...
 def _stack(*xs: TensorLike, axis: int) -> Any: ...
 def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]: ...
 def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unstack") -> Any:
-    """The slices along an axis, which they lose. `num` is needed where its size is unknown.
+    """Return the slices along an axis, without it. An axis of unknown size needs `num`.
 
     Raises ValueError if the size is unknown, or is not `num`.
+
+    Args:
+        value: A tensor or array, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'unstack'.
+
+    Raises:
+        DTypeError: when a graph is built, value cannot become a tensor.
 
     Op type: `Unpack`. Source: `tf.unstack`."""
 
@@ -138,9 +261,18 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]: ...
 def split(
     value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = "split"
 ) -> Any:
-    """The tensor cut along an axis into so many equal parts, or into parts of the given sizes.
+    """Split the tensor along an axis into a number of equal parts, or parts of given sizes.
 
     One of the sizes may be -1.
+
+    Args:
+        value: A tensor or array, or a number.
+        axis: The axis. It must be known when the graph is built.
+        num: Without effect.
+        name: The name of the op in the graph, by default 'split'.
+
+    Raises:
+        DTypeError: when a graph is built, value cannot become a tensor.
 
     Op type: `Split`. Source: `tf.split`."""
 
@@ -148,10 +280,24 @@ def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") ->
 def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | None = None) -> Any:
     """Move blocks of the spatial axes into the batch.
 
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'SpaceToBatchND'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
     Op type: `SpaceToBatchND`. Source: `tf.space_to_batch_nd`."""
 
 def batch_to_space_nd(input: Any, block_shape: Any, crops: Any, name: str | None = None) -> Any:
     """Move the batch into blocks of the spatial axes, and crop: the inverse of `space_to_batch`.
+
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'BatchToSpaceND'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
 
     Op type: `BatchToSpaceND`. Source: `tf.batch_to_space_nd`."""
 

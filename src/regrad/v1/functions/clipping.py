@@ -33,7 +33,7 @@ __all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "globa
 def clip_by_norm(
     t: TensorLike, clip_norm: TensorLike, axes: TensorLike = None, name: str | None = None
 ) -> Any:
-    """t, scaled down where its length (over `axes`, by default all) is more than `clip_norm`.
+    """Scale t down where its norm (over `axes`, by default all) exceeds `clip_norm`.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as sess:
@@ -51,7 +51,7 @@ def _length(x: Tensor, axis: int | tuple[int, ...] | None) -> Any:
 
 
 def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None = None) -> Any:
-    """As `clip_by_norm`, for the length divided by the number of elements."""
+    """Scale t down where its norm divided by its number of elements exceeds `clip_norm`."""
     with scope(name or "clip_by_average_norm", t) as whole:
         t = tensor(t, name="t")
         length = one_op(None, "norm", _length, t, axis=None)
@@ -60,7 +60,7 @@ def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None 
 
 
 def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
-    """The length of all tensors together; Nones among them count nothing."""
+    """Return the norm of all tensors together; Nones among them are left out."""
     known = [t for t in _check_list(t_list) if t is not None]
     with scope(name or "global_norm", *known) as whole:
         return sqrt(add_n([reduce_sum(square(t)) for t in known]), name=whole)
@@ -70,7 +70,7 @@ def clip_by_global_norm(
     t_list: Sequence[TensorLike], clip_norm: TensorLike, use_norm: TensorLike = None,
     name: str | None = None,
 ) -> tuple[list[Any], Any]:  # fmt: skip
-    """The tensors, scaled down together if their `global_norm` is more than `clip_norm`.
+    """Scale tensors down together if their `global_norm` exceeds `clip_norm`.
 
     Returns the list (with Nones where they were) and the norm, which `use_norm` may give. If
     the norm is infinite or NaN, all become NaN, so that the mistake is seen.

@@ -108,7 +108,7 @@ def _convolve(
     strides: TensorLike, padding: Padding, data_format: str | None = None,
     dilations: TensorLike = None, **attrs: Any,
 ) -> Any:  # fmt: skip
-    """Make the functions of the rows: `one_op` with TensorFlow's arguments for n spatial axes."""
+    """Make the `call` of rows: `one_op` with TensorFlow's arguments for n spatial axes."""
     last = channels_last(data_format, n)
     windows = {
         "strides": spatial(strides, n, last, "strides"),

@@ -63,7 +63,14 @@ def conv1d(
 ) -> Any:
     """Convolve sequences, (batch, width, in), with a filter (width, in, out).
 
-    `input` is the old name of `value`.
+    Args:
+        value, filters: Tensors or arrays of real floats, or numbers, of one dtype.
+        use_cudnn_on_gpu: Without effect.
+        name: The name of the op in the graph, by default 'conv1d'.
+        input: The old name of `value`.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `Conv2D`. Source: `tf.nn.conv1d`."""
 
@@ -85,9 +92,13 @@ def conv2d(
         filter: The filter, also called `filters`.
         strides: Four numbers in the order of `data_format`, 1 for batch and channels.
         padding: `"SAME"`, `"VALID"`, or four pairs in the order of `data_format`.
+        use_cudnn_on_gpu: Without effect.
         dilations: As `strides`.
+        name: The name of the op in the graph, by default 'Conv2D'.
+        filters: The old name of `filter`.
 
-    `filters` is the old name of `filter`.
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `Conv2D`. Source: `tf.nn.conv2d`."""
 
@@ -103,7 +114,13 @@ def conv3d(
 ) -> Any:
     """Convolve volumes with a filter (depth, height, width, in, out).
 
-    `filters` is the old name of `filter`.
+    Args:
+        input, filter: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'Conv3D'.
+        filters: The old name of `filter`.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `Conv3D`. Source: `tf.nn.conv3d`."""
 
@@ -111,6 +128,13 @@ def atrous_conv2d(
     value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None
 ) -> Any:
     """`conv2d` with dilated filters, in one op (TensorFlow rearranges the image around it).
+
+    Args:
+        value, filters: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'atrous_conv2d'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `Conv2D`. Source: `tf.nn.atrous_conv2d`."""
 
@@ -126,7 +150,13 @@ def depthwise_conv2d(
 ) -> Any:
     """Convolve each channel with filters of its own: (height, width, in, multiplier).
 
-    `rate` is the old name of `dilations`.
+    Args:
+        input, filter: Tensors or arrays of real floats, or numbers, of one dtype.
+        rate: The old name of `dilations`.
+        name: The name of the op in the graph, by default 'depthwise'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `DepthwiseConv2dNative`. Source: `tf.nn.depthwise_conv2d`."""
 
@@ -140,6 +170,13 @@ def depthwise_conv2d_native(
     name: str | None = None,
 ) -> Any:
     """`depthwise_conv2d` under its op's name.
+
+    Args:
+        input, filter: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'DepthwiseConv2dNative'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `DepthwiseConv2dNative`. Source: `tf.nn.depthwise_conv2d_native`."""
 
@@ -156,7 +193,13 @@ def separable_conv2d(
 ) -> Any:
     """`depthwise_conv2d`, then a `conv2d` with the 1×1 filter `pointwise_filter`.
 
-    `rate` is the old name of `dilations`.
+    Args:
+        input, depthwise_filter, pointwise_filter: Tensors or arrays of real floats, or numbers, of one dtype.
+        rate: The old name of `dilations`.
+        name: The name of the op in the graph, by default 'separable_conv2d'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `Conv2D`. Source: `tf.nn.separable_conv2d`."""
 
@@ -177,9 +220,14 @@ def conv2d_transpose(
     `output_shape` is the shape of the result, in the order of `data_format`; it may be a tensor,
     or hold tensors.
 
-    `input` is the old name of `value`.
+    Args:
+        value, filter: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'conv2d_transpose'.
+        input: The old name of `value`.
+        filters: The old name of `filter`.
 
-    `filters` is the old name of `filter`.
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `Conv2DBackpropInput`. Source: `tf.nn.conv2d_transpose`."""
 
@@ -197,9 +245,14 @@ def conv3d_transpose(
 ) -> Any:
     """The adjoint of `conv3d`; see `conv2d_transpose`.
 
-    `input` is the old name of `value`.
+    Args:
+        value, filter: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'conv3d_transpose'.
+        input: The old name of `value`.
+        filters: The old name of `filter`.
 
-    `filters` is the old name of `filter`.
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `Conv3DBackpropInputV2`. Source: `tf.nn.conv3d_transpose`."""
 
@@ -238,7 +291,13 @@ def max_pool(
 
     `ksize` and `strides` are 4 numbers in the order of `data_format`, 1 for batch and channels.
 
-    `input` is the old name of `value`.
+    Args:
+        value: A tensor or array of real numbers, or a number.
+        name: The name of the op in the graph, by default 'MaxPool'.
+        input: The old name of `value`.
+
+    Raises:
+        DTypeError: when a graph is built, value does not hold real numbers.
 
     Op type: `MaxPool`. Source: `tf.nn.max_pool`."""
 
@@ -255,7 +314,13 @@ def avg_pool(
 
     `ksize` and `strides` are 4 numbers in the order of `data_format`, 1 for batch and channels.
 
-    `input` is the old name of `value`.
+    Args:
+        value: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'AvgPool'.
+        input: The old name of `value`.
+
+    Raises:
+        DTypeError: when a graph is built, value does not hold real floats.
 
     Op type: `AvgPool`. Source: `tf.nn.avg_pool`."""
 
@@ -272,7 +337,13 @@ def max_pool3d(
 
     `ksize` and `strides` are 5 numbers in the order of `data_format`, 1 for batch and channels.
 
-    `input` is the old name of `value`.
+    Args:
+        value: A tensor or array of real numbers, or a number.
+        name: The name of the op in the graph, by default 'MaxPool3D'.
+        input: The old name of `value`.
+
+    Raises:
+        DTypeError: when a graph is built, value does not hold real numbers.
 
     Op type: `MaxPool3D`. Source: `tf.nn.max_pool3d`."""
 
@@ -289,6 +360,12 @@ def avg_pool3d(
 
     `ksize` and `strides` are 5 numbers in the order of `data_format`, 1 for batch and channels.
 
-    `input` is the old name of `value`.
+    Args:
+        value: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'AvgPool3D'.
+        input: The old name of `value`.
+
+    Raises:
+        DTypeError: when a graph is built, value does not hold real floats.
 
     Op type: `AvgPool3D`. Source: `tf.nn.avg_pool3d`."""

@@ -35,21 +35,21 @@ LARGE = 1000  # elements from which a constant is not written out
 
 
 def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any:
-    """A tensor with the value everywhere."""
+    """Return a tensor with the value everywhere."""
     return broadcast_to(value, dims, name or "Fill")
 
 
 def zeros(
     shape: TensorLike, dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None
 ) -> Any:
-    """Zeros."""
+    """Return zeros of a shape."""
     return _full(0, shape, dtype, name or "zeros")
 
 
 def ones(
     shape: TensorLike, dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None
 ) -> Any:
-    """Ones."""
+    """Return ones of a shape."""
     return _full(1, shape, dtype, name or "ones")
 
 
@@ -109,7 +109,7 @@ def range(
     start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1,
     dtype: dtypes.DTypeLike | None = None, name: str = "range",
 ) -> Any:  # fmt: skip
-    """The numbers from `start` (0 if it is the only one) up to, without, `limit`.
+    """Return the numbers from `start` (by default 0) up to `limit`, which is left out.
 
     The dtype is the widest of int32, int64, float32 and float64 among the arguments.
 
@@ -154,7 +154,7 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any:
 
 
 def _known_number(x: Tensor) -> Any:
-    """The number in a tensor of rank 0, a Dim, or None if nothing is known."""
+    """Return the number in a tensor of rank 0, a Dim, or None if nothing is known."""
     symbol = x._data
     content = symbol.content
     if content is None and symbol.node.op is CONST:
@@ -163,7 +163,7 @@ def _known_number(x: Tensor) -> Any:
 
 
 def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
-    """`num` evenly spaced numbers from `start` to `stop`, both of them included."""
+    """Return `num` evenly spaced numbers from `start` to `stop`, both of them included."""
     if is_eager(start, stop):
         return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
@@ -181,7 +181,7 @@ def eye(
     num_rows: TensorLike, num_columns: TensorLike = None, batch_shape: TensorLike = None,
     dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Ones on the diagonal of a matrix, or of as many as `batch_shape` says."""
+    """Return a matrix, or a batch of shape `batch_shape`, with ones on the diagonal."""
     rows, columns = as_sizes(num_rows), as_sizes(num_rows if num_columns is None else num_columns)
     eager = is_eager(num_rows, num_columns)
     with scope(name or "eye", num_rows, num_columns) as whole:
@@ -200,7 +200,7 @@ def sequence_mask(
     lengths: TensorLike, maxlen: TensorLike = None, dtype: dtypes.DTypeLike = dtypes.bool,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """For each length a row of so many Trues, followed by Falses up to `maxlen`.
+    """Return, for each length, a row of that many Trues, then Falses up to `maxlen`.
 
     `maxlen` is the largest length by default.
 
@@ -222,7 +222,7 @@ def one_hot(
     off_value: TensorLike = None, axis: int | None = None, dtype: dtypes.DTypeLike | None = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """`on_value` (1) where the index is, `off_value` (0) elsewhere, along a new axis.
+    """Return `on_value` (1) at the index, `off_value` (0) elsewhere, along a new axis.
 
     The dtype is float32, or that of the values if they are given.
 
@@ -241,7 +241,7 @@ def one_hot(
 
 
 def _dtype_of_values(*values: TensorLike) -> np.dtype:
-    """The dtype of the first value that is given; float32 if there is none."""
+    """Return the dtype of the first value that is not None; float32 without one."""
     for value in values:
         if value is not None:
             return dtype_of(value) if is_tensor(value) else as_array(value).dtype

@@ -37,10 +37,28 @@ def zeros_like(
 ) -> Any:
     """Zeros of the shape of a tensor, and of its dtype unless one is given.
 
+    Args:
+        tensor: A tensor or array, or a number.
+        dtype: The dtype of the result.
+        name: The name of the op in the graph, by default 'zeros_like'.
+        optimize: Without effect.
+
+    Raises:
+        DTypeError: when a graph is built, tensor cannot become a tensor.
+
     Op type: `ZerosLike`. Source: `tf.zeros_like`."""
 
 def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True) -> Any:
     """Ones of the shape of a tensor, and of its dtype unless one is given.
+
+    Args:
+        tensor: A tensor or array, or a number.
+        dtype: The dtype of the result.
+        name: The name of the op in the graph, by default 'ones_like'.
+        optimize: Without effect.
+
+    Raises:
+        DTypeError: when a graph is built, tensor cannot become a tensor.
 
     Op type: `OnesLike`. Source: `tf.ones_like`."""
 
@@ -64,12 +82,26 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Any: ...
 def _known_number(x: Tensor) -> Any: ...
 def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor: ...
 def lin_space(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """`num` evenly spaced numbers from `start` to `stop`, both of them included.
+    """Return `num` evenly spaced numbers from `start` to `stop`, both of them included.
+
+    Args:
+        start, stop: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'LinSpace'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `LinSpace`. Source: `tf.lin_space`."""
 
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
-    """`num` evenly spaced numbers from `start` to `stop`, both of them included.
+    """Return `num` evenly spaced numbers from `start` to `stop`, both of them included.
+
+    Args:
+        start, stop: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'LinSpace'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     Op type: `LinSpace`. Source: `tf.lin_space`."""
 

@@ -30,6 +30,13 @@ def resize_bilinear(
 ) -> Any:
     """Images of another (height, width), each pixel interpolated between four, as floats.
 
+    Args:
+        images: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'ResizeBilinear'.
+
+    Raises:
+        DTypeError: when a graph is built, images cannot become a tensor.
+
     Op type: `ResizeBilinear`. Source: `tf.image.resize_bilinear`."""
 
 def resize_nearest_neighbor(
@@ -40,6 +47,13 @@ def resize_nearest_neighbor(
     half_pixel_centers: Any = False,
 ) -> Any:
     """Images of another (height, width), each pixel that of the nearest old one.
+
+    Args:
+        images: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'ResizeNearestNeighbor'.
+
+    Raises:
+        DTypeError: when a graph is built, images cannot become a tensor.
 
     Op type: `ResizeNearestNeighbor`. Source: `tf.image.resize_nearest_neighbor`."""
 

@@ -123,7 +123,7 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
 
 slice = define(
     "tf.slice(input_, begin, size)", "Slice", _block, ANY,
-    "The block that begins at `begin` and has the shape `size`, where -1 means to the end.",
+    "Return the block that starts at `begin` and has the shape `size`; -1 means to the end.",
     begin=as_sizes, size=as_sizes,
 )  # fmt: skip
 
@@ -133,7 +133,7 @@ def strided_slice(
     begin_mask: int = 0, end_mask: int = 0, ellipsis_mask: int = 0, new_axis_mask: int = 0,
     shrink_axis_mask: int = 0, var: Variable | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """The elements that `input_[begin:end:strides]` selects, axis by axis.
+    """Return the elements that `input_[begin:end:strides]` selects, axis by axis.
 
     Bit i of a mask is about the i-th entry: no beginning, no end, `...`, a new axis, an int.
     """
@@ -160,7 +160,7 @@ def gather(
     params: TensorLike, indices: TensorLike, validate_indices: bool | None = None,
     name: str | None = None, axis: TensorLike = None, batch_dims: int = 0,
 ) -> Any:  # fmt: skip
-    """Slices of `params` along an axis (by default the first, or the one after `batch_dims`)."""
+    """Return slices of `params` along an axis (by default the first after `batch_dims`)."""
     axis = batch_dims if axis is None else axes_of(axis)
     attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
     return one_op("GatherV2", name or "GatherV2", _take, params, indices, **attrs)
@@ -174,7 +174,7 @@ def _take(x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> Any:
 
 
 def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any:
-    """For each vector of indices, elements of the slice of `params` at its place."""
+    """Return, for each vector of indices, elements of the same slice of `params`."""
     batch = rank_of(as_tensor(indices))
     if not batch:
         raise GraphError(f"batch_gather: expected indices of known rank, 1 or more, got {indices}")
@@ -182,12 +182,12 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
 
 
 def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
-    """Slices of `params` at index vectors, which the last axis of `indices` holds."""
+    """Return slices of `params` at index vectors, the last axis of `indices`."""
     return rg.gather_nd(x, indices_from_zero("gather_nd", indices))
 
 
 def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
-    """Zeros of the given shape with `updates` added at index vectors."""
+    """Return zeros of the given shape with `updates` added at index vectors."""
     return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
 
 
@@ -196,7 +196,7 @@ scatter_nd = define("tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scat
 tensor_scatter_update = define(
     "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
     rg.find_op("TensorScatterUpdate").function, ANY,
-    "The tensor with `updates` in the places that index vectors name.", same=False,
+    "Return the tensor with `updates` at index vectors.", same=False,
 )  # fmt: skip
 
 
@@ -206,7 +206,7 @@ tensor_scatter_update = define(
 def boolean_mask(
     tensor: TensorLike, mask: TensorLike, name: str = "boolean_mask", axis: int | None = None
 ) -> Any:
-    """The slices of a tensor where the mask, which lies along axes from `axis` on, is true.
+    """Return the slices of a tensor where a mask of the axes from `axis` on is true.
 
     How many there are is known only in the run. The rank of the mask must be known.
 
@@ -241,7 +241,7 @@ class Unique(NamedTuple):
 def unique(
     x: TensorLike, out_idx: dtypes.DTypeLike = dtypes.int32, name: str | None = None
 ) -> Unique:
-    """The distinct values of a vector, in the order in which they come.
+    """Return the distinct values of a vector, in the order in which they come.
 
     Returns them, and for each element of x the index of its value among them. They have no
     gradient. A composition of sorts.
@@ -271,7 +271,7 @@ def confusion_matrix(
     labels: TensorLike, predictions: TensorLike, num_classes: TensorLike = None,
     dtype: dtypes.DTypeLike = dtypes.int32, name: str | None = None, weights: TensorLike = None,
 ) -> Any:  # fmt: skip
-    """Return how often (or with which weight) each class, by row, was taken for each, by column.
+    """Count, or sum the weights of, pairs of a label (row) and a prediction (column).
 
     Without `num_classes` there are as many as the largest class says.
     """

@@ -30,7 +30,14 @@ def _block(x: Tensor, begin: Any, size: Any) -> Any: ...
 def _is_open(size: int | Dim) -> bool: ...
 def _is_within(n: Any, begin: Any, size: Any) -> bool: ...
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """The block that begins at `begin` and has the shape `size`, where -1 means to the end.
+    """Return the block that starts at `begin` and has the shape `size`; -1 means to the end.
+
+    Args:
+        input_: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'Slice'.
+
+    Raises:
+        DTypeError: when a graph is built, input_ cannot become a tensor.
 
     Op type: `Slice`. Source: `tf.slice`."""
 
@@ -60,17 +67,43 @@ def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = Non
 def _gather_nd(x: Tensor, indices: Tensor) -> Tensor: ...
 def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor: ...
 def gather_nd(params: Any, indices: Any, name: str | None = None) -> Any:
-    """Slices of `params` at index vectors, which the last axis of `indices` holds.
+    """Return slices of `params` at index vectors, the last axis of `indices`.
+
+    Args:
+        params: A tensor or array, or a number.
+        indices: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'GatherNd'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor.
 
     Op type: `GatherNd`. Source: `tf.gather_nd`."""
 
 def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
-    """Zeros of the given shape with `updates` added at index vectors.
+    """Return zeros of the given shape with `updates` added at index vectors.
+
+    Args:
+        indices: A tensor or array, or a number.
+        updates: A tensor or array, or a number.
+        shape: The sizes: numbers, or a tensor of integers.
+        name: The name of the op in the graph, by default 'ScatterNd'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor.
 
     Op type: `ScatterNd`. Source: `tf.scatter_nd`."""
 
 def tensor_scatter_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-    """The tensor with `updates` in the places that index vectors name.
+    """Return the tensor with `updates` at index vectors.
+
+    Args:
+        tensor: A tensor or array, or a number.
+        indices: A tensor or array, or a number.
+        updates: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'TensorScatterUpdate'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor.
 
     Op type: `TensorScatterUpdate`. Source: `tf.tensor_scatter_update`."""
 

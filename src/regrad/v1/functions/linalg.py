@@ -48,7 +48,7 @@ def matmul(
     adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
     b_is_sparse: bool = False, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """The product of matrices, which may be transposed first; `adjoint_*` conjugates as well.
+    """Return the product of matrices, transposed first if asked; `adjoint_*` conjugates too.
 
     Stacks of matrices broadcast (TensorFlow 1 wants them equal). Raises ValueError for vectors.
 
@@ -100,7 +100,7 @@ tensordot = define(
 
 
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any:
-    """Einstein's sum: products of tensors, their axes named by letters, summed over the rest."""
+    """Return Einstein's sum: products of tensors, summed over the axes not in the result."""
     return one_op("Einsum", name or "einsum", _einsum, *inputs, equation=equation)
 
 
@@ -110,7 +110,7 @@ def _einsum(*xs: Tensor, equation: str) -> Any:
 
 cross = define(
     "tf.cross(a, b)", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS,
-    "The cross product of vectors of three elements along the last axis.",
+    "Return the cross product of vectors of three elements along the last axis.",
 )  # fmt: skip
 
 
@@ -118,12 +118,12 @@ cross = define(
 
 
 def matrix_transpose(a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
-    """The tensor with its last two axes exchanged; `conjugate` takes the conjugate as well."""
+    """Return the tensor with its last two axes exchanged, conjugated if `conjugate`."""
     return one_op("Transpose", name, _adjoint if conjugate else rg.matrix_transpose, a)
 
 
 def adjoint(matrix: TensorLike, name: str | None = None) -> Any:
-    """The complex conjugate of the transpose."""
+    """Return the complex conjugate of the transpose."""
     return matrix_transpose(matrix, name or "adjoint", conjugate=True)
 
 
@@ -131,16 +131,20 @@ def _adjoint(x: Tensor) -> Any:
     return rg.conj(rg.matrix_transpose(x))
 
 
-matrix_diag = diag = define("tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag)
+matrix_diag = diag = define(
+    "tf.matrix_diag(diagonal)", "MatrixDiag", rg.linalg.diag,
+    shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
+)  # fmt: skip
 matrix_diag_part = diag_part = define(
     "tf.matrix_diag_part(input)", "MatrixDiagPart", rg.linalg.diagonal, ANY,
-    "The diagonals of matrices.",
+    "Return the diagonals of matrices.",
+    shows=("[[1, 2], [3, 4]]", "Tensor([1, 4], dtype=int64)"),
 )  # fmt: skip
 
 
 @deferrable
 def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
-    """Matrices with other diagonals."""
+    """Return matrices with other diagonals."""
     shape: Any = x.shape[-2:]
     on = rg.linalg.diag(rg.ones_like(diagonal, dtype=np.bool_), shape=shape)
     return rg.where(on, rg.linalg.diag(diagonal, shape=shape), x)
@@ -148,13 +152,13 @@ def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor:
 
 @deferrable
 def _make_diagonal(x: Tensor) -> Tensor:
-    """A tensor of twice the rank, with the values on its diagonal and zeros elsewhere."""
+    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere."""
     return rg.reshape(rg.linalg.diag(rg.reshape(x, (-1,))), (*x.shape, *x.shape))
 
 
 @deferrable
 def _diagonal_of(x: Tensor) -> Tensor:
-    """The diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`."""
+    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`."""
     half = x.shape[: x.ndim // 2]
     size = math.prod(half)
     return rg.reshape(rg.linalg.diagonal(rg.reshape(x, (size, size))), half)
@@ -162,7 +166,7 @@ def _diagonal_of(x: Tensor) -> Tensor:
 
 @deferrable
 def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
-    """Matrices with zeros outside a band of so many diagonals below and above the main one."""
+    """Return matrices with zeros outside a band of diagonals around the main one."""
     x = x if num_lower < 0 else rg.triu(x, k=-num_lower)
     return x if num_upper < 0 else rg.tril(x, k=num_upper)
 
@@ -170,19 +174,24 @@ def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
 matrix_set_diag = set_diag = define(
     "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag"
 )
-tensor_diag = define("tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag")
+tensor_diag = define(
+    "tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag",
+    shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
+)  # fmt: skip
 tensor_diag_part = define(
-    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart"
-)
+    "tf.linalg.tensor_diag_part(input)", "MatrixDiagPart", _diagonal_of, scope="DiagPart",
+    shows=("[[1, 2], [3, 4]]", "Tensor([1, 4], dtype=int64)"),
+)  # fmt: skip
 matrix_band_part = band_part = define(
     "tf.matrix_band_part(input, num_lower, num_upper)", None, _band, ANY,
-    f"{_band.__doc__}\n\n    A negative number keeps all of them.",
+    f"{_band.__doc__}\n\nArgs:\n    num_lower: Diagonals below; a negative one keeps all.\n"
+    "    num_upper: Diagonals above; a negative one keeps all.",
     scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes,
 )  # fmt: skip
 
 
 def trace(x: TensorLike, name: str | None = None) -> Any:
-    """The sums of the diagonals of matrices."""
+    """Return the sums of the diagonals of matrices."""
     with scope(name or "trace", x):
         x = tensor(x)
         return cast(one_op("Sum", "Sum", rg.linalg.trace, x, kinds=NUMBERS), dtype_of(x))
@@ -195,7 +204,7 @@ def norm(
     tensor: TensorLike, ord: str | float = "euclidean", axis: TensorLike = None,
     keepdims: bool | None = None, name: str | None = None, keep_dims: bool | None = None,
 ) -> Any:  # fmt: skip
-    """The norm of vectors (along one axis, or of all elements) or of matrices (along two axes).
+    """Return the norm of vectors (of one axis or all elements) or matrices (of two axes).
 
     `ord` is "euclidean" or "fro" (the root of the sum of squares), 1, 2, any positive number or
     `np.inf`; for matrices 1 and `np.inf` are the largest sum of a column or a row, 2 the largest
@@ -226,8 +235,9 @@ def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -
 
 
 matrix_determinant = det = define(
-    "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT
-)
+    "tf.matrix_determinant(input)", "MatrixDeterminant", rg.linalg.det, INEXACT,
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(-2., dtype=float32)"),
+)  # fmt: skip
 
 
 class SignAndLog(NamedTuple):
@@ -238,31 +248,31 @@ class SignAndLog(NamedTuple):
 
 
 def _logdet(x: Tensor) -> Tensor:
-    """The logarithms of the determinants of positive definite matrices."""
+    """Return the logarithms of the determinants of positive definite matrices."""
     return 2 * rg.sum(rg.log(rg.real(rg.linalg.diagonal(rg.linalg.cholesky(x)))), axis=-1)
 
 
 def _inverse(x: Tensor, adjoint: bool) -> Tensor:
-    """The inverses of matrices (of their adjoints)."""
+    """Return the inverses of matrices, or of their adjoints."""
     return rg.linalg.inv(_adjoint(x) if adjoint else x)
 
 
 def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor:
-    """The y with `matrix @ y = rhs` (or with the adjoint on the left)."""
+    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix."""
     _check_matrices("matrix_solve", a, b)
     a = rg.conj(a) if adjoint else a
     return rg.find_op("MatrixSolve").function(a, b, transpose=adjoint)
 
 
 def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor:
-    """As `tf.matrix_solve`; only one triangle of the matrix is read."""
+    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only."""
     _check_matrices("matrix_triangular_solve", a, b)
     a, op = rg.conj(a) if adjoint else a, rg.find_op("MatrixTriangularSolve")
     return op.function(a, b, lower=lower, transpose=adjoint)
 
 
 def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
-    """The y with `A @ y = rhs`, given the Cholesky factor of A."""
+    """Return the y with `A @ y = rhs`, given the Cholesky factor of A."""
     y = _triangular_solve(factor, b, lower=True, adjoint=False)
     return _triangular_solve(factor, y, lower=True, adjoint=True)
 
@@ -270,7 +280,7 @@ def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor:
 slogdet = define(
     "tf.linalg.slogdet(input)", "LogMatrixDeterminant",
     lambda x: SignAndLog(*rg.linalg.slogdet(x)), INEXACT,
-    "The signs of the determinants, and the logarithms of their sizes.",
+    "Return the signs of the determinants, and the logarithms of their absolute values.",
 )  # fmt: skip
 logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT)
 matrix_inverse = inv = define(
@@ -289,7 +299,8 @@ matrix_triangular_solve = triangular_solve = define(
 )  # fmt: skip
 cholesky = define(
     "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT,
-    "The lower triangular y with `y @ adjoint(y)` equal to the (symmetric) matrix.",
+    "Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.",
+    shows=("[[4.0, 0.0], [0.0, 9.0]]", "Tensor([[2., 0.],\n        [0., 3.]], dtype=float32)"),
 )  # fmt: skip
 cholesky_solve = define("tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT)
 
@@ -304,7 +315,7 @@ class Qr(NamedTuple):
 
 
 def _qr(x: Tensor, full_matrices: bool) -> Qr:
-    """Q with orthonormal columns and an upper triangular R, with `Q @ R` equal to the input."""
+    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`."""
     return Qr(*rg.linalg.qr(x, mode="complete" if full_matrices else "reduced"))
 
 
@@ -317,7 +328,7 @@ def svd(
     tensor: TensorLike, full_matrices: bool = False, compute_uv: bool = True,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Singular values (descending), left and right vectors, both as columns: `(s, u, v)`.
+    """Return singular values (descending), left and right vectors (columns): `(s, u, v)`.
 
     Without `compute_uv` the values alone.
     """
@@ -330,7 +341,7 @@ def svd(
 qr = define("tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT)
 self_adjoint_eig = eigh = define(
     "tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", lambda x: tuple(rg.linalg.eigh(x)), INEXACT,
-    "Eigenvalues (ascending) and eigenvectors, as columns, of symmetric matrices.",
+    "Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.",
 )  # fmt: skip
 self_adjoint_eigvals = eigvalsh = define(
     "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT

@@ -49,12 +49,26 @@ def _axes(axes: TensorLike) -> Any: ...
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
     """Return the sum of products over some axes of a and of b.
 
+    Args:
+        a, b: Tensors or arrays of real or complex numbers, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'Tensordot'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
+
     A composition. Source: `tf.tensordot`."""
 
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any: ...
 def _einsum(*xs: Tensor, equation: str) -> Any: ...
 def cross(a: Any, b: Any, name: str | None = None) -> Any:
-    """The cross product of vectors of three elements along the last axis.
+    """Return the cross product of vectors of three elements along the last axis.
+
+    Args:
+        a, b: Tensors or arrays of real or complex numbers, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'Cross'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex numbers, or the dtypes differ.
 
     Op type: `Cross`. Source: `tf.cross`."""
 
@@ -66,58 +80,161 @@ def _adjoint(x: Tensor) -> Any: ...
 def matrix_diag(diagonal: Any, name: str | None = None) -> Any:
     """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
 
-    Op type: `MatrixDiag`. Source: `tf.matrix_diag`."""
+    Args:
+        diagonal: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'MatrixDiag'.
+
+    Raises:
+        DTypeError: when a graph is built, diagonal cannot become a tensor.
+
+    Op type: `MatrixDiag`. Source: `tf.matrix_diag`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_diag(rg.asarray([1, 2]))
+    Tensor([[1, 0],
+            [0, 2]], dtype=int64)"""
 
 def diag(diagonal: Any, name: str | None = None) -> Any:
     """Return matrices with x on a diagonal and zeros elsewhere: the adjoint of `diagonal`.
 
-    Op type: `MatrixDiag`. Source: `tf.matrix_diag`."""
+    Args:
+        diagonal: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'MatrixDiag'.
+
+    Raises:
+        DTypeError: when a graph is built, diagonal cannot become a tensor.
+
+    Op type: `MatrixDiag`. Source: `tf.matrix_diag`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_diag(rg.asarray([1, 2]))
+    Tensor([[1, 0],
+            [0, 2]], dtype=int64)"""
 
 def matrix_diag_part(input: Any, name: str | None = None) -> Any:
-    """The diagonals of matrices.
+    """Return the diagonals of matrices.
 
-    Op type: `MatrixDiagPart`. Source: `tf.matrix_diag_part`."""
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'MatrixDiagPart'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
+    Op type: `MatrixDiagPart`. Source: `tf.matrix_diag_part`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_diag_part(rg.asarray([[1, 2], [3, 4]]))
+    Tensor([1, 4], dtype=int64)"""
 
 def diag_part(input: Any, name: str | None = None) -> Any:
-    """The diagonals of matrices.
+    """Return the diagonals of matrices.
 
-    Op type: `MatrixDiagPart`. Source: `tf.matrix_diag_part`."""
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'MatrixDiagPart'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
+    Op type: `MatrixDiagPart`. Source: `tf.matrix_diag_part`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_diag_part(rg.asarray([[1, 2], [3, 4]]))
+    Tensor([1, 4], dtype=int64)"""
 
 def _set_diagonal(x: Tensor, diagonal: Tensor) -> Tensor: ...
 def _make_diagonal(x: Tensor) -> Tensor: ...
 def _diagonal_of(x: Tensor) -> Tensor: ...
 def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor: ...
 def matrix_set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Matrices with other diagonals.
+    """Return matrices with other diagonals.
+
+    Args:
+        input, diagonal: Tensors or arrays, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'MatrixSetDiag'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
     A composition. Source: `tf.matrix_set_diag`."""
 
 def set_diag(input: Any, diagonal: Any, name: str | None = None) -> Any:
-    """Matrices with other diagonals.
+    """Return matrices with other diagonals.
+
+    Args:
+        input, diagonal: Tensors or arrays, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'MatrixSetDiag'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
     A composition. Source: `tf.matrix_set_diag`."""
 
 def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
-    """A tensor of twice the rank, with the values on its diagonal and zeros elsewhere.
+    """Return a tensor of twice the rank with the values on its diagonal and zeros elsewhere.
 
-    Op type: `MatrixDiag`. Source: `tf.linalg.tensor_diag`."""
+    Args:
+        diagonal: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'Diag'.
+
+    Raises:
+        DTypeError: when a graph is built, diagonal cannot become a tensor.
+
+    Op type: `MatrixDiag`. Source: `tf.linalg.tensor_diag`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.tensor_diag(rg.asarray([1, 2]))
+    Tensor([[1, 0],
+            [0, 2]], dtype=int64)"""
 
 def tensor_diag_part(input: Any, name: str | None = None) -> Any:
-    """The diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
+    """Return the diagonal of a tensor of shape `s + s`: the inverse of `tf.diag`.
 
-    Op type: `MatrixDiagPart`. Source: `tf.linalg.tensor_diag_part`."""
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'DiagPart'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
+    Op type: `MatrixDiagPart`. Source: `tf.linalg.tensor_diag_part`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.linalg.tensor_diag_part(rg.asarray([[1, 2], [3, 4]]))
+    Tensor([1, 4], dtype=int64)"""
 
 def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Matrices with zeros outside a band of so many diagonals below and above the main one.
+    """Return matrices with zeros outside a band of diagonals around the main one.
 
-    A negative number keeps all of them.
+    Args:
+        input: A tensor or array, or a number.
+        num_lower: Diagonals below; a negative one keeps all.
+        num_upper: Diagonals above; a negative one keeps all.
+        name: The name of the op in the graph, by default 'MatrixBandPart'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
 
     A composition. Source: `tf.matrix_band_part`."""
 
 def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Matrices with zeros outside a band of so many diagonals below and above the main one.
+    """Return matrices with zeros outside a band of diagonals around the main one.
 
-    A negative number keeps all of them.
+    Args:
+        input: A tensor or array, or a number.
+        num_lower: Diagonals below; a negative one keeps all.
+        num_upper: Diagonals above; a negative one keeps all.
+        name: The name of the op in the graph, by default 'MatrixBandPart'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
 
     A composition. Source: `tf.matrix_band_part`."""
 
@@ -134,12 +251,36 @@ def _matrix_norm(x: Tensor, axis: tuple[int, int], keepdims: bool, ord: float) -
 def matrix_determinant(input: Any, name: str | None = None) -> Any:
     """Return the determinant of square matrices.
 
-    Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`."""
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'MatrixDeterminant'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
+
+    Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_determinant(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(-2., dtype=float32)"""
 
 def det(input: Any, name: str | None = None) -> Any:
     """Return the determinant of square matrices.
 
-    Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`."""
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'MatrixDeterminant'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
+
+    Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.matrix_determinant(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(-2., dtype=float32)"""
 
 class SignAndLog(NamedTuple):
     """The sign of a determinant (or its phase) and the logarithm of its size."""
@@ -153,61 +294,152 @@ def _solve(a: Tensor, b: Tensor, adjoint: bool) -> Tensor: ...
 def _triangular_solve(a: Tensor, b: Tensor, lower: bool, adjoint: bool) -> Tensor: ...
 def _cholesky_solve(factor: Tensor, b: Tensor) -> Tensor: ...
 def slogdet(input: Any, name: str | None = None) -> Any:
-    """The signs of the determinants, and the logarithms of their sizes.
+    """Return the signs of the determinants, and the logarithms of their absolute values.
+
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'LogMatrixDeterminant'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
 
     Op type: `LogMatrixDeterminant`. Source: `tf.linalg.slogdet`."""
 
 def logdet(matrix: Any, name: str | None = None) -> Any:
-    """The logarithms of the determinants of positive definite matrices.
+    """Return the logarithms of the determinants of positive definite matrices.
+
+    Args:
+        matrix: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'logdet'.
+
+    Raises:
+        DTypeError: when a graph is built, matrix does not hold real or complex floats.
 
     A composition. Source: `tf.linalg.logdet`."""
 
 def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """The inverses of matrices (of their adjoints).
+    """Return the inverses of matrices, or of their adjoints.
+
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        adjoint: Use the adjoints of the matrices.
+        name: The name of the op in the graph, by default 'MatrixInverse'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
 
     Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
 
 def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """The inverses of matrices (of their adjoints).
+    """Return the inverses of matrices, or of their adjoints.
+
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        adjoint: Use the adjoints of the matrices.
+        name: The name of the op in the graph, by default 'MatrixInverse'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
 
     Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
 
 def expm(input: Any, name: str | None = None) -> Any:
     """The exponential of square matrices, `I + x + x @ x / 2 + …`.
 
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'matrix_exponential'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
+
     Op type: `MatrixExponential`. Source: `tf.linalg.expm`."""
 
 def matrix_solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """The y with `matrix @ y = rhs` (or with the adjoint on the left).
+    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
+
+    Args:
+        matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
+        adjoint: Use the adjoints of the matrices.
+        name: The name of the op in the graph, by default 'MatrixSolve'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
     Op type: `MatrixSolve`. Source: `tf.matrix_solve`."""
 
 def solve(matrix: Any, rhs: Any, adjoint: Any = False, name: str | None = None) -> Any:
-    """The y with `matrix @ y = rhs` (or with the adjoint on the left).
+    """Return the y with `matrix @ y = rhs`, or with the adjoint of the matrix.
+
+    Args:
+        matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
+        adjoint: Use the adjoints of the matrices.
+        name: The name of the op in the graph, by default 'MatrixSolve'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
     Op type: `MatrixSolve`. Source: `tf.matrix_solve`."""
 
 def matrix_triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
 ) -> Any:
-    """As `tf.matrix_solve`; only one triangle of the matrix is read.
+    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only.
+
+    Args:
+        matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
+        lower: Read the lower triangle, otherwise the upper one.
+        adjoint: Use the adjoints of the matrices.
+        name: The name of the op in the graph, by default 'MatrixTriangularSolve'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
     Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`."""
 
 def triangular_solve(
     matrix: Any, rhs: Any, lower: Any = True, adjoint: Any = False, name: str | None = None
 ) -> Any:
-    """As `tf.matrix_solve`; only one triangle of the matrix is read.
+    """Return the y with `matrix @ y = rhs`, reading one triangle of the matrix only.
+
+    Args:
+        matrix, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
+        lower: Read the lower triangle, otherwise the upper one.
+        adjoint: Use the adjoints of the matrices.
+        name: The name of the op in the graph, by default 'MatrixTriangularSolve'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
     Op type: `MatrixTriangularSolve`. Source: `tf.matrix_triangular_solve`."""
 
 def cholesky(input: Any, name: str | None = None) -> Any:
-    """The lower triangular y with `y @ adjoint(y)` equal to the (symmetric) matrix.
+    """Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.
 
-    Op type: `Cholesky`. Source: `tf.cholesky`."""
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'Cholesky'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
+
+    Op type: `Cholesky`. Source: `tf.cholesky`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cholesky(rg.asarray([[4.0, 0.0], [0.0, 9.0]]))
+    Tensor([[2., 0.],
+            [0., 3.]], dtype=float32)"""
 
 def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
-    """The y with `A @ y = rhs`, given the Cholesky factor of A.
+    """Return the y with `A @ y = rhs`, given the Cholesky factor of A.
+
+    Args:
+        chol, rhs: Tensors or arrays of real or complex floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'cholesky_solve'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
 
     A composition. Source: `tf.cholesky_solve`."""
 
@@ -226,26 +458,62 @@ def svd(
     name: str | None = None,
 ) -> Any: ...
 def qr(input: Any, full_matrices: Any = False, name: str | None = None) -> Any:
-    """Q with orthonormal columns and an upper triangular R, with `Q @ R` equal to the input.
+    """Return Q, with orthonormal columns, and an upper triangular R with `Q @ R = input`.
+
+    Args:
+        input: A tensor or array of real or complex floats, or a number.
+        full_matrices: Complete the orthonormal columns to square matrices.
+        name: The name of the op in the graph, by default 'Qr'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real or complex floats.
 
     Op type: `Qr`. Source: `tf.qr`."""
 
 def self_adjoint_eig(tensor: Any, name: str | None = None) -> Any:
-    """Eigenvalues (ascending) and eigenvectors, as columns, of symmetric matrices.
+    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
+
+    Args:
+        tensor: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'SelfAdjointEigV2'.
+
+    Raises:
+        DTypeError: when a graph is built, tensor does not hold real or complex floats.
 
     Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`."""
 
 def eigh(tensor: Any, name: str | None = None) -> Any:
-    """Eigenvalues (ascending) and eigenvectors, as columns, of symmetric matrices.
+    """Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.
+
+    Args:
+        tensor: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'SelfAdjointEigV2'.
+
+    Raises:
+        DTypeError: when a graph is built, tensor does not hold real or complex floats.
 
     Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`."""
 
 def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any:
     """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
 
+    Args:
+        tensor: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'SelfAdjointEigvals'.
+
+    Raises:
+        DTypeError: when a graph is built, tensor does not hold real or complex floats.
+
     Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`."""
 
 def eigvalsh(tensor: Any, name: str | None = None) -> Any:
     """Return the eigenvalues of Hermitian matrices, in ascending order (see `eigh`).
+
+    Args:
+        tensor: A tensor or array of real or complex floats, or a number.
+        name: The name of the op in the graph, by default 'SelfAdjointEigvals'.
+
+    Raises:
+        DTypeError: when a graph is built, tensor does not hold real or complex floats.
 
     Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`."""

@@ -23,7 +23,7 @@ from regrad.v1.graph.values import alike, floats
 
 
 class Reduction:
-    """The ways to reduce losses.
+    """The names of the ways to reduce losses.
 
     `SUM_BY_NONZERO_WEIGHTS` is the default: the sum, divided by the number of elements whose
     weight is not 0. `MEAN` divides by the sum of the weights.
@@ -43,7 +43,7 @@ class Reduction:
 
     @classmethod
     def validate(cls, key: str) -> None:
-        """Raise ValueError for an unknown reduction."""
+        """Raise ValueError unless the key names a reduction."""
         if key not in cls.all():
             raise GraphError(f"Invalid Reduction Key {key!r}.{near(str(key), cls.all())}")
 
@@ -137,7 +137,7 @@ def get_losses(scope: Name = None, loss_collection: str = LOSSES) -> list[Any]:
 
 
 def get_regularization_losses(scope: Name = None) -> list[Any]:
-    """Return the losses of the regularizers of variables and layers."""
+    """Return the losses made by the regularizers of variables and layers."""
     return get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
 
 

@@ -1,7 +1,7 @@
 """Elementwise functions under TensorFlow's names: `tf.exp`, `tf.add`, `tf.cast`, …
 
 Tensors of different dtypes are never mixed (TypeError), and Python numbers take the dtype of
-the tensor next to them. What TensorFlow registers for floats alone refuses integers.
+the other operand. Functions that TensorFlow registers for floats alone refuse integers.
 """
 
 from __future__ import annotations
@@ -53,81 +53,249 @@ __all__ = [
 
 # -- one tensor ------------------------------------------------------------------------------------
 
-abs = define("tf.abs(x)", "Abs", rg.abs, NUMBERS)
-negative = define("tf.negative(x)", "Neg", rg.negative, NUMBERS)
-sign = define("tf.sign(x)", "Sign", rg.sign, NUMBERS)
-square = define("tf.square(x)", "Square", rg.square, NUMBERS)
-round = define("tf.round(x)", "Round", rg.round, REALS)
-sqrt = define("tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT)
-rsqrt = define("tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT)
-reciprocal = define("tf.reciprocal(x)", "Reciprocal", rg.reciprocal, INEXACT)
-exp = define("tf.exp(x)", "Exp", rg.exp, INEXACT)
-expm1 = define("tf.expm1(x)", "Expm1", rg.expm1, INEXACT)
-log = define("tf.log(x)", "Log", rg.log, INEXACT)
-log1p = define("tf.log1p(x)", "Log1p", rg.log1p, INEXACT)
-sin = define("tf.sin(x)", "Sin", rg.sin, INEXACT)
-cos = define("tf.cos(x)", "Cos", rg.cos, INEXACT)
-tan = define("tf.tan(x)", "Tan", rg.tan, INEXACT)
-asin = define("tf.asin(x)", "Asin", rg.asin, INEXACT)
-acos = define("tf.acos(x)", "Acos", rg.acos, INEXACT)
-atan = define("tf.atan(x)", "Atan", rg.atan, INEXACT)
-sinh = define("tf.sinh(x)", "Sinh", rg.sinh, INEXACT)
-cosh = define("tf.cosh(x)", "Cosh", rg.cosh, INEXACT)
-tanh = define("tf.tanh(x)", "Tanh", rg.tanh, INEXACT)
-asinh = define("tf.asinh(x)", "Asinh", rg.asinh, INEXACT)
-acosh = define("tf.acosh(x)", "Acosh", rg.acosh, INEXACT)
-atanh = define("tf.atanh(x)", "Atanh", rg.atanh, INEXACT)
-sigmoid = define("tf.sigmoid(x)", "Sigmoid", rg.nn.sigmoid, INEXACT)
-log_sigmoid = define("tf.log_sigmoid(x)", "LogSigmoid", rg.nn.log_sigmoid, FLOATS)
-erf = define("tf.erf(x)", "Erf", rg.erf, FLOATS)
-erfc = define("tf.erfc(x)", "Erfc", rg.erfc, FLOATS)
-lgamma = define("tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS)
-digamma = define("tf.digamma(x)", "Digamma", rg.digamma, FLOATS)
-ceil = define("tf.ceil(x)", "Ceil", rg.ceil, FLOATS)
-floor = define("tf.floor(x)", "Floor", rg.floor, FLOATS)
-rint = define("tf.rint(x)", "Round", rg.round, FLOATS, scope="Rint")
-is_nan = define("tf.is_nan(x)", "IsNan", rg.isnan, FLOATS)
-is_inf = define("tf.is_inf(x)", "IsInf", rg.isinf, FLOATS)
-is_finite = define("tf.is_finite(x)", "IsFinite", rg.isfinite, FLOATS)
-logical_not = define("tf.logical_not(x)", "LogicalNot", rg.logical_not, BOOLS)
+abs = define(
+    "tf.abs(x)", "Abs", rg.abs, NUMBERS,
+    "Return the absolute value. The gradient at 0 is 0.\n\n"
+    "Returns:\n    A tensor of x's shape and dtype; complex numbers have real absolute values.",
+    shows=("[-2.0, 3.0]", "Tensor([2., 3.], dtype=float32)"),
+)  # fmt: skip
+negative = define(
+    "tf.negative(x)", "Neg", rg.negative, NUMBERS,
+    shows=("[-2.0, 3.0]", "Tensor([ 2., -3.], dtype=float32)"),
+)  # fmt: skip
+sign = define(
+    "tf.sign(x)", "Sign", rg.sign, NUMBERS,
+    shows=("[-2.0, 3.0]", "Tensor([-1.,  1.], dtype=float32)"),
+)  # fmt: skip
+square = define(
+    "tf.square(x)", "Square", rg.square, NUMBERS,
+    shows=("[-2.0, 3.0]", "Tensor([4., 9.], dtype=float32)"),
+)  # fmt: skip
+round = define(
+    "tf.round(x)", "Round", rg.round, REALS,
+    shows=("[-1.5, 2.5, 0.7]", "Tensor([-2.,  2.,  1.], dtype=float32)"),
+)  # fmt: skip
+sqrt = define(
+    "tf.sqrt(x)", "Sqrt", rg.sqrt, INEXACT,
+    shows=("[4.0, 16.0]", "Tensor([2., 4.], dtype=float32)"),
+)  # fmt: skip
+rsqrt = define(
+    "tf.rsqrt(x)", "Rsqrt", rg.rsqrt, INEXACT,
+    shows=("[4.0, 16.0]", "Tensor([0.5 , 0.25], dtype=float32)"),
+)  # fmt: skip
+reciprocal = define(
+    "tf.reciprocal(x)", "Reciprocal", rg.reciprocal, INEXACT,
+    shows=("[4.0, 16.0]", "Tensor([0.25  , 0.0625], dtype=float32)"),
+)  # fmt: skip
+exp = define(
+    "tf.exp(x)", "Exp", rg.exp, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([1.       , 1.6487212], dtype=float32)"),
+)  # fmt: skip
+expm1 = define(
+    "tf.expm1(x)", "Expm1", rg.expm1, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.       , 0.6487213], dtype=float32)"),
+)  # fmt: skip
+log = define(
+    "tf.log(x)", "Log", rg.log, INEXACT,
+    shows=("[1.0, 2.0]", "Tensor([0.       , 0.6931472], dtype=float32)"),
+)  # fmt: skip
+log1p = define(
+    "tf.log1p(x)", "Log1p", rg.log1p, INEXACT,
+    shows=("[0.0, 1.0]", "Tensor([0.       , 0.6931472], dtype=float32)"),
+)  # fmt: skip
+sin = define(
+    "tf.sin(x)", "Sin", rg.sin, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.        , 0.47942555], dtype=float32)"),
+)  # fmt: skip
+cos = define(
+    "tf.cos(x)", "Cos", rg.cos, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([1.        , 0.87758255], dtype=float32)"),
+)  # fmt: skip
+tan = define(
+    "tf.tan(x)", "Tan", rg.tan, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.       , 0.5463025], dtype=float32)"),
+)  # fmt: skip
+asin = define(
+    "tf.asin(x)", "Asin", rg.asin, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.       , 0.5235988], dtype=float32)"),
+)  # fmt: skip
+acos = define(
+    "tf.acos(x)", "Acos", rg.acos, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([1.5707964, 1.0471976], dtype=float32)"),
+)  # fmt: skip
+atan = define(
+    "tf.atan(x)", "Atan", rg.atan, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.       , 0.4636476], dtype=float32)"),
+)  # fmt: skip
+sinh = define(
+    "tf.sinh(x)", "Sinh", rg.sinh, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.       , 0.5210953], dtype=float32)"),
+)  # fmt: skip
+cosh = define(
+    "tf.cosh(x)", "Cosh", rg.cosh, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([1.       , 1.1276261], dtype=float32)"),
+)  # fmt: skip
+tanh = define(
+    "tf.tanh(x)", "Tanh", rg.tanh, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.       , 0.4621172], dtype=float32)"),
+)  # fmt: skip
+asinh = define(
+    "tf.asinh(x)", "Asinh", rg.asinh, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.       , 0.4812118], dtype=float32)"),
+)  # fmt: skip
+acosh = define(
+    "tf.acosh(x)", "Acosh", rg.acosh, INEXACT,
+    shows=("[1.0, 2.0]", "Tensor([0.      , 1.316958], dtype=float32)"),
+)  # fmt: skip
+atanh = define(
+    "tf.atanh(x)", "Atanh", rg.atanh, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.        , 0.54930615], dtype=float32)"),
+)  # fmt: skip
+sigmoid = define(
+    "tf.sigmoid(x)", "Sigmoid", rg.nn.sigmoid, INEXACT,
+    shows=("[0.0, 0.5]", "Tensor([0.5       , 0.62245935], dtype=float32)"),
+)  # fmt: skip
+log_sigmoid = define(
+    "tf.log_sigmoid(x)", "LogSigmoid", rg.nn.log_sigmoid, FLOATS,
+    shows=("[0.0, 0.5]", "Tensor([-0.6931472, -0.474077 ], dtype=float32)"),
+)  # fmt: skip
+erf = define(
+    "tf.erf(x)", "Erf", rg.erf, FLOATS,
+    shows=("[0.0, 0.5]", "Tensor([0.       , 0.5204999], dtype=float32)"),
+)  # fmt: skip
+erfc = define(
+    "tf.erfc(x)", "Erfc", rg.erfc, FLOATS,
+    shows=("[0.0, 0.5]", "Tensor([1.        , 0.47950011], dtype=float32)"),
+)  # fmt: skip
+lgamma = define(
+    "tf.lgamma(x)", "Lgamma", rg.lgamma, FLOATS,
+    shows=("[1.0, 2.0]", "Tensor([0., 0.], dtype=float32)"),
+)  # fmt: skip
+digamma = define(
+    "tf.digamma(x)", "Digamma", rg.digamma, FLOATS,
+    shows=("[1.0, 2.0]", "Tensor([-0.5772157 ,  0.42278433], dtype=float32)"),
+)  # fmt: skip
+ceil = define(
+    "tf.ceil(x)", "Ceil", rg.ceil, FLOATS,
+    shows=("[-1.5, 2.5, 0.7]", "Tensor([-1.,  3.,  1.], dtype=float32)"),
+)  # fmt: skip
+floor = define(
+    "tf.floor(x)", "Floor", rg.floor, FLOATS,
+    shows=("[-1.5, 2.5, 0.7]", "Tensor([-2.,  2.,  0.], dtype=float32)"),
+)  # fmt: skip
+rint = define(
+    "tf.rint(x)", "Round", rg.round, FLOATS, scope="Rint",
+    shows=("[-1.5, 2.5, 0.7]", "Tensor([-2.,  2.,  1.], dtype=float32)"),
+)  # fmt: skip
+is_nan = define(
+    "tf.is_nan(x)", "IsNan", rg.isnan, FLOATS,
+    shows=("[1.0, float('nan'), float('inf')]", "Tensor([False,  True, False], dtype=bool)"),
+)  # fmt: skip
+is_inf = define(
+    "tf.is_inf(x)", "IsInf", rg.isinf, FLOATS,
+    shows=("[1.0, float('nan'), float('inf')]", "Tensor([False, False,  True], dtype=bool)"),
+)  # fmt: skip
+is_finite = define(
+    "tf.is_finite(x)", "IsFinite", rg.isfinite, FLOATS,
+    shows=("[1.0, float('nan'), float('inf')]", "Tensor([ True, False, False], dtype=bool)"),
+)  # fmt: skip
+logical_not = define(
+    "tf.logical_not(x)", "LogicalNot", rg.logical_not, BOOLS,
+    shows=("[True, False]", "Tensor([False,  True], dtype=bool)"),
+)  # fmt: skip
 
 # -- two tensors -----------------------------------------------------------------------------------
 
-add = define("tf.add(x, y)", "AddV2", rg.add, NUMBERS, scope="Add")
-subtract = define("tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS)
-multiply = define("tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS)
-realdiv = define("tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT)
-floor_div = define("tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS)
+add = define(
+    "tf.add(x, y)", "AddV2", rg.add, NUMBERS, scope="Add",
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 9., -1.], dtype=float32)"),
+)  # fmt: skip
+subtract = define(
+    "tf.subtract(x, y)", "Sub", rg.subtract, NUMBERS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 5., -5.], dtype=float32)"),
+)  # fmt: skip
+multiply = define(
+    "tf.multiply(x, y)", "Mul", rg.multiply, NUMBERS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([14., -6.], dtype=float32)"),
+)  # fmt: skip
+realdiv = define(
+    "tf.realdiv(x, y)", "RealDiv", rg.divide, INEXACT,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 3.5, -1.5], dtype=float32)"),
+)  # fmt: skip
+floor_div = define(
+    "tf.floor_div(x, y)", "FloorDiv", rg.floor_divide, REALS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 3., -2.], dtype=float32)"),
+)  # fmt: skip
 floordiv = define(
     "tf.floordiv(x, y)", "FloorDiv",
     lambda a, b: rg.floor_divide(a, whole_divisor("floordiv", b)), REALS,
-    "`x // y`. Of integers y must not be 0. Gradient: 0.", scope="floordiv",
+    "Return `x // y`, rounded down. An integer y must not be 0. The gradient is 0.",
+    scope="floordiv",
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 3., -2.], dtype=float32)"),
 )  # fmt: skip
 floormod = mod = define(
     "tf.floormod(x, y)", "FloorMod",
     lambda a, b: rg.remainder(a, whole_divisor("floormod", b)), REALS,
-    "`x % y`, with the sign of y. Of integers y must not be 0.",
+    "Return `x % y`, with the sign of y. An integer y must not be 0.",
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([1., 1.], dtype=float32)"),
 )  # fmt: skip
-pow = define("tf.pow(x, y)", "Pow", rg.pow, NUMBERS)
-maximum = define("tf.maximum(x, y)", "Maximum", rg.maximum, REALS)
-minimum = define("tf.minimum(x, y)", "Minimum", rg.minimum, REALS)
+pow = define(
+    "tf.pow(x, y)", "Pow", rg.pow, NUMBERS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([49.,  9.], dtype=float32)"),
+)  # fmt: skip
+maximum = define(
+    "tf.maximum(x, y)", "Maximum", rg.maximum, REALS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([7., 2.], dtype=float32)"),
+)  # fmt: skip
+minimum = define(
+    "tf.minimum(x, y)", "Minimum", rg.minimum, REALS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 2., -3.], dtype=float32)"),
+)  # fmt: skip
 squared_difference = define(
-    "tf.squared_difference(x, y)", "SquaredDifference", rg.squared_difference, NUMBERS
-)
-equal = define("tf.equal(x, y)", "Equal", rg.equal, ANY)
-not_equal = define("tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY)
-less = define("tf.less(x, y)", "Less", rg.less, REALS)
-less_equal = define("tf.less_equal(x, y)", "LessEqual", rg.less_equal, REALS)
-greater = define("tf.greater(x, y)", "Greater", rg.greater, REALS)
-greater_equal = define("tf.greater_equal(x, y)", "GreaterEqual", rg.greater_equal, REALS)
-logical_and = define("tf.logical_and(x, y)", "LogicalAnd", rg.logical_and, BOOLS)
-logical_or = define("tf.logical_or(x, y)", "LogicalOr", rg.logical_or, BOOLS)
-logical_xor = define("tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS)
-xlogy = define("tf.math.xlogy(x, y)", "Xlogy", rg.xlogy, INEXACT,
-               "`x * log(y)`, and 0 where x is 0, with the gradient 0 there.")  # fmt: skip
-xdivy = define("tf.math.xdivy(x, y)", "Xdivy", rg.xdivy, INEXACT,
-               "`x / y`, and 0 where x is 0, with the gradient 0 there.")  # fmt: skip
-atan2 = define("tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS, "The angle of the point (x, y).")
+    "tf.squared_difference(x, y)", "SquaredDifference", rg.squared_difference, NUMBERS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([25., 25.], dtype=float32)"),
+)  # fmt: skip
+equal = define(
+    "tf.equal(x, y)", "Equal", rg.equal, ANY,
+    shows=("[1, 2]", "[1, 3]", "Tensor([ True, False], dtype=bool)"),
+)  # fmt: skip
+not_equal = define(
+    "tf.not_equal(x, y)", "NotEqual", rg.not_equal, ANY,
+    shows=("[1, 2]", "[1, 3]", "Tensor([False,  True], dtype=bool)"),
+)  # fmt: skip
+less = define(
+    "tf.less(x, y)", "Less", rg.less, REALS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([False,  True], dtype=bool)"),
+)  # fmt: skip
+less_equal = define(
+    "tf.less_equal(x, y)", "LessEqual", rg.less_equal, REALS,
+    shows=("[1, 2]", "[1, 3]", "Tensor([ True,  True], dtype=bool)"),
+)  # fmt: skip
+greater = define(
+    "tf.greater(x, y)", "Greater", rg.greater, REALS,
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ True, False], dtype=bool)"),
+)  # fmt: skip
+greater_equal = define(
+    "tf.greater_equal(x, y)", "GreaterEqual", rg.greater_equal, REALS,
+    shows=("[1, 2]", "[1, 3]", "Tensor([ True, False], dtype=bool)"),
+)  # fmt: skip
+logical_and = define(
+    "tf.logical_and(x, y)", "LogicalAnd", rg.logical_and, BOOLS,
+    shows=("[True, True]", "[True, False]", "Tensor([ True, False], dtype=bool)"),
+)  # fmt: skip
+logical_or = define(
+    "tf.logical_or(x, y)", "LogicalOr", rg.logical_or, BOOLS,
+    shows=("[True, True]", "[True, False]", "Tensor([ True,  True], dtype=bool)"),
+)  # fmt: skip
+logical_xor = define(
+    "tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS,
+    shows=("[True, True]", "[True, False]", "Tensor([False,  True], dtype=bool)"),
+)  # fmt: skip
+atan2 = define(
+    "tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS,
+    "Return the angle of the point (x, y), in radians, in (-π, π].",
+    shows=("[1.0, -1.0]", "[1.0, 0.0]", "Tensor([ 0.7853981, -1.5707964], dtype=float32)"),
+)  # fmt: skip
 
 
 # What `truediv` makes of integers, by the number of their bits.
@@ -135,7 +303,20 @@ QUOTIENTS = {1: dtypes.float32, 2: dtypes.float32, 4: dtypes.float64, 8: dtypes.
 
 
 def truediv(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """`x / y`. Integers are cast first: those of 8 and 16 bits to float32, others to float64.
+    """Return `x / y`. Integers are cast first: of 8 and 16 bits to float32, others to float64.
+
+    Args:
+        x, y: Tensors, arrays or numbers of one dtype. Shapes broadcast.
+        name: The name of the op in the graph, by default 'truediv'.
+
+    Returns:
+        A tensor of the shape to which the arguments broadcast; an eager Tensor if they are eager.
+
+    Raises:
+        DTypeError: when a graph is built, an argument is not numeric, or the dtypes differ.
+        ShapeError: the shapes do not broadcast.
+
+    Source: `tf.truediv`.
 
     >>> import regrad.v1 as tf
     >>> tf.truediv(tf.constant([1, 2]), 4).dtype
@@ -156,30 +337,58 @@ divide = truediv
 
 
 def div(x: TensorLike, y: TensorLike, name: str | None = None) -> Any:
-    """`x / y` as Python 2 has it: of integers the quotient rounded down."""
+    """Return `x / y` as in Python 2: the quotient of integers is rounded down.
+
+    Args:
+        x, y: Tensors, arrays or numbers of one dtype. Shapes broadcast.
+        name: The name of the op in the graph, by default 'div'.
+
+    Returns:
+        A tensor of the arguments' dtype; an eager Tensor if they are eager.
+
+    Raises:
+        DTypeError: when a graph is built, an argument is not numeric, or the dtypes differ.
+        ShapeError: the shapes do not broadcast.
+
+    Source: `tf.div`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.div(rg.asarray([7, -7]), 2)
+    Tensor([ 3, -4], dtype=int64)
+    """
     known = x if is_tensor(x) else tensor(y) if is_tensor(y) else tensor(x)
     return (floor_div if dtype_of(known).kind in "iu" else realdiv)(x, y, name=name or "div")
 
 
 def _quotient_or_zero(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """`x / y`, and 0 where y is 0, with the gradient 0 there."""
+    """Return `x / y`, and 0 where y is 0; the gradient there is 0."""
     zero = y == 0
     return rg.where(zero, 0, x / rg.where(zero, 1, y))
 
 
 def _truncate_divide(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """`x / y` rounded towards zero, as C divides integers."""
+    """Return `x / y` rounded towards zero, as C divides integers."""
     return rg.sign(x) * rg.sign(y) * (rg.abs(x) // rg.abs(y))
 
 
 def _truncate_remainder(x: rg.Tensor, y: rg.Tensor) -> rg.Tensor:
-    """Return what `truncatediv` leaves: it has the sign of x."""
+    """Return the remainder of `truncatediv`, which has the sign of x."""
     return x - _truncate_divide(x, y) * y
 
 
-div_no_nan = define("tf.div_no_nan(x, y)", None, _quotient_or_zero, INEXACT)
-truncatediv = define("tf.truncatediv(x, y)", None, _truncate_divide, REALS, scope="TruncateDiv")
-truncatemod = define("tf.truncatemod(x, y)", None, _truncate_remainder, REALS, scope="TruncateMod")
+div_no_nan = define(
+    "tf.div_no_nan(x, y)", None, _quotient_or_zero, INEXACT,
+    shows=("[7.0, -3.0]", "[2.0, 0.0]", "Tensor([3.5, 0. ], dtype=float32)"),
+)  # fmt: skip
+truncatediv = define(
+    "tf.truncatediv(x, y)", None, _truncate_divide, REALS, scope="TruncateDiv",
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 3., -1.], dtype=float32)"),
+)  # fmt: skip
+truncatemod = define(
+    "tf.truncatemod(x, y)", None, _truncate_remainder, REALS, scope="TruncateMod",
+    shows=("[7.0, -3.0]", "[2.0, 2.0]", "Tensor([ 1., -1.], dtype=float32)"),
+)  # fmt: skip
 
 
 def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any:
@@ -193,7 +402,7 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
 
 
 def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any:
-    """The sum of a list of tensors of one shape and dtype.
+    """Return the sum of a list of tensors of one shape and dtype.
 
     Raises ValueError for an empty list.
     """
@@ -212,21 +421,21 @@ def accumulate_n(
     inputs: Sequence[TensorLike], shape: ShapeLike = None,
     tensor_dtype: dtypes.DTypeLike | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """As `add_n`."""
+    """Return the sum of a list of tensors, as `add_n`."""
     return add_n(inputs, name or "AccumulateNV2")
 
 
 # One op, as in TensorFlow 1.8. (Later versions make a Minimum and a Maximum.)
 clip_by_value = define(
     "tf.clip_by_value(t, clip_value_min, clip_value_max)", "ClipByValue", rg.clip, REALS,
-    "t, brought into the range; the gradient passes at both bounds.", scope="clip_by_value",
+    "Return t, clipped to the range; the gradient passes at both bounds.", scope="clip_by_value",
 )  # fmt: skip
 
 
 def where(
     condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None
 ) -> Any:
-    """x where the condition holds, y elsewhere. A condition of rank 1 selects rows.
+    """Return x where the condition holds, y elsewhere. A condition of rank 1 selects rows.
 
     Without x and y: the places where it holds, as index vectors of int64. x, y and the condition
     broadcast (TensorFlow 1 wants equal shapes).
@@ -256,7 +465,7 @@ def _select(condition: Tensor, x: Tensor, y: Tensor) -> Any:
 
 
 def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """A condition of rank 1 with tensors of higher rank, with an axis for each of theirs."""
+    """Return the condition; one of rank 1 gets an axis for each axis of x and y."""
     if np.ndim(condition) == 1 and (rank := max(np.ndim(x), np.ndim(y))) > 1:
         return rg.expand_dims(condition, tuple(range(1, rank)))
     return condition
@@ -266,9 +475,25 @@ def _for_rows(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def cast(x: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any:
-    """x under another dtype; a tensor that has it already comes back as it is.
+    """Return x under another dtype; a tensor that has it already comes back as it is.
+
+    Args:
+        x: A tensor, array or number.
+        dtype: The dtype of the result.
+        name: The name of the op in the graph, by default 'Cast'.
+
+    Returns:
+        A tensor of x's shape; an eager Tensor if x is eager.
+
+    Raises:
+        TypeError: `dtype` is not a dtype.
 
     Source: `tf.cast`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.cast(rg.asarray([1.5, -1.5]), tf.int32)
+    Tensor([ 1, -1], dtype=int32)
     """
     due = dtypes.to_numpy(dtype)
     if is_tensor(x) and dtype_of(x) == due:
@@ -282,9 +507,8 @@ def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:
 
 def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
     declaration = f"tf.{name}(x, name='{name.title().replace('_', '')}')"
-    return define(
-        declaration, "Cast", _astype, doc=f"x as {dtype.name}.", call=partial(_cast_to, dtype)
-    )
+    doc = f"Return x as {dtype.name}.\n\nReturns:\n    A tensor of x's shape."
+    return define(declaration, "Cast", _astype, doc=doc, call=partial(_cast_to, dtype))
 
 
 def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: TensorLike) -> Any:
@@ -300,7 +524,7 @@ to_complex128 = _caster("to_complex128", dtypes.complex128)
 
 
 def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any:
-    """A value under another dtype, of which it takes the limits where it exceeds them."""
+    """Return a value under another dtype, clipped to the limits of that dtype."""
     with scope(name or "saturate_cast", value) as whole:
         value = tensor(value, name="value")
         low, high = _limits(dtype_of(value)), _limits(dtypes.to_numpy(dtype))
@@ -339,13 +563,13 @@ real = define(
     "tf.real(input)",
     "Real",
     rg.real,
-    doc="The real part; a real tensor comes back as it is.",
+    doc="Return the real part; a real tensor comes back as it is.",
     call=_if_complex,
 )
 
 
 def imag(input: TensorLike, name: str | None = None) -> Any:
-    """The imaginary part; zeros for a real tensor."""
+    """Return the imaginary part; zeros for a real tensor."""
     x = tensor(input)
     if dtype_of(x).kind == "c":
         return one_op("Imag", name or "Imag", rg.imag, x)
@@ -353,7 +577,7 @@ def imag(input: TensorLike, name: str | None = None) -> Any:
 
 
 conj = define(
-    "tf.conj(x)", "Conj", rg.conj, doc="The complex conjugate of numbers; a real tensor "
+    "tf.conj(x)", "Conj", rg.conj, doc="Return the complex conjugate; a real tensor "
     "comes back as it is.", call=_if_complex,
 )  # fmt: skip
 

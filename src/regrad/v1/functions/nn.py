@@ -250,7 +250,7 @@ l2_normalize = define(
 moments = define(
     "tf.nn.moments(x, axes, shift=None, name=None, keep_dims=None, keepdims=None)", None,
     lambda x, axes, keepdims: rg.nn.moments(x, axes, keepdims), INEXACT,
-    "The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)",
+    "Return the mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)",
     axes=axes_of, shift=None,
 )  # fmt: skip
 

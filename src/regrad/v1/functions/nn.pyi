@@ -13,35 +13,112 @@ from regrad.v1.functions.math import tanh as tanh
 def relu(features: Any, name: str | None = None) -> Any:
     """Return `max(x, 0)`. The gradient at 0 is 0.
 
+    Args:
+        features: A tensor or array of real numbers, or a number.
+        name: The name of the op in the graph, by default 'Relu'.
+
+    Returns:
+        A tensor of features's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, features does not hold real numbers.
+
     Op type: `Relu`. Source: `tf.nn.relu`."""
 
 def relu6(features: Any, name: str | None = None) -> Any:
     """Return `min(max(x, 0), 6)`. The gradient is 0 at 0 and 1 at 6.
+
+    Args:
+        features: A tensor or array of real numbers, or a number.
+        name: The name of the op in the graph, by default 'Relu6'.
+
+    Returns:
+        A tensor of features's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, features does not hold real numbers.
 
     Op type: `Relu6`. Source: `tf.nn.relu6`."""
 
 def elu(features: Any, name: str | None = None) -> Any:
     """Return x where x > 0, and `exp(x) - 1` elsewhere. The gradient at 0 is 1.
 
+    Args:
+        features: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'Elu'.
+
+    Returns:
+        A tensor of features's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, features does not hold real floats.
+
     Op type: `Elu`. Source: `tf.nn.elu`."""
 
 def selu(features: Any, name: str | None = None) -> Any:
     """Return the scaled exponential linear unit, which keeps mean 0 and variance 1.
+
+    Args:
+        features: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'Selu'.
+
+    Returns:
+        A tensor of features's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, features does not hold real floats.
 
     Op type: `Selu`. Source: `tf.nn.selu`."""
 
 def swish(features: Any, name: str | None = None) -> Any:
     """Return `x * sigmoid(x)`, also called swish.
 
+    Args:
+        features: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'Silu'.
+
+    Returns:
+        A tensor of features's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, features does not hold real floats.
+
     Op type: `Silu`. Source: `tf.nn.swish`."""
 
 def softplus(features: Any, name: str | None = None) -> Any:
     """Return `log(1 + exp(x))`, without overflow.
 
+    Args:
+        features: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'Softplus'.
+
+    Returns:
+        A tensor of features's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, features does not hold real floats.
+
     Op type: `Softplus`. Source: `tf.nn.softplus`."""
 
 def softsign(features: Any, name: str | None = None) -> Any:
     """Return `x / (1 + abs(x))`.
+
+    Args:
+        features: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'Softsign'.
+
+    Returns:
+        A tensor of features's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, features does not hold real floats.
 
     Op type: `Softsign`. Source: `tf.nn.softsign`."""
 
@@ -51,19 +128,41 @@ def _last_by_default(axis: TensorLike) -> int: ...
 def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
     """`relu` of x and of -x, side by side along `axis`.
 
+    Args:
+        features: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'CRelu'.
+        axis: The axis. It must be known when the graph is built.
+
+    Raises:
+        DTypeError: when a graph is built, features does not hold real floats.
+
     Op type: `ConcatV2`. Source: `tf.nn.crelu`."""
 
 def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
     """`exp(x) / sum(exp(x))` along `axis`, the last by default.
 
-    `dim` is the old name of `axis`.
+    Args:
+        logits: A tensor or array of real floats, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'Softmax'.
+        dim: The old name of `axis`.
+
+    Raises:
+        DTypeError: when a graph is built, logits does not hold real floats.
 
     Op type: `Softmax`. Source: `tf.nn.softmax`."""
 
 def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = None) -> Any:
     """`log(softmax(x))` along `axis`, the last by default, accurate also where the softmax is 0 or 1 to the last digit.
 
-    `dim` is the old name of `axis`.
+    Args:
+        logits: A tensor or array of real floats, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'LogSoftmax'.
+        dim: The old name of `axis`.
+
+    Raises:
+        DTypeError: when a graph is built, logits does not hold real floats.
 
     Op type: `LogSoftmax`. Source: `tf.nn.log_softmax`."""
 
@@ -112,7 +211,13 @@ def weighted_cross_entropy_with_logits(
 ) -> Any:
     """`sigmoid_cross_entropy_with_logits` with the positive examples weighted by `pos_weight`.
 
-    `targets` is the old name of `labels`.
+    Args:
+        labels, logits, pos_weight: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'logistic_loss'.
+        targets: The old name of `labels`.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
 
     A composition. Source: `tf.nn.weighted_cross_entropy_with_logits`."""
 
@@ -123,10 +228,28 @@ def log_poisson_loss(
 ) -> Any:
     """`exp(c) - z * c` of targets z and log-rates c, plus Stirling's term in the full loss.
 
+    Args:
+        targets, log_input: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'log_poisson_loss'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
+
     A composition. Source: `tf.nn.log_poisson_loss`."""
 
 def l2_loss(t: Any, name: str | None = None) -> Any:
     """`sum(x ** 2) / 2`. Op types: `Square`, `Sum`, `RealDiv` (`L2Loss` in TensorFlow).
+
+    Args:
+        t: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'L2Loss'.
+
+    Returns:
+        A tensor of t's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, t does not hold real floats.
 
     Op type: `RealDiv`. Source: `tf.nn.l2_loss`."""
 
@@ -135,7 +258,18 @@ def l2_normalize(
 ) -> Any:
     """Return `x / sqrt(max(sum(x²), epsilon))`: x with norm 1 along `axis` (all axes by default).
 
-    `dim` is the old name of `axis`.
+    Args:
+        x: A tensor or array of real floats, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'l2_normalize'.
+        dim: The old name of `axis`.
+
+    Returns:
+        A tensor of x's shape and dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, x does not hold real floats.
 
     Op type: `Mul`. Source: `tf.nn.l2_normalize`."""
 
@@ -147,9 +281,17 @@ def moments(
     keep_dims: Any = None,
     keepdims: Any = None,
 ) -> Any:
-    """The mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)
+    """Return the mean and the variance over `axes`. (`shift` is ignored, as in TensorFlow.)
 
-    `keep_dims` is the old name of `keepdims`.
+    Args:
+        x: A tensor or array of real or complex floats, or a number.
+        shift: Without effect.
+        name: The name of the op in the graph, by default 'moments'.
+        keep_dims: The old name of `keepdims`.
+        keepdims: Keep the reduced axes, with size 1.
+
+    Raises:
+        DTypeError: when a graph is built, x does not hold real or complex floats.
 
     A composition. Source: `tf.nn.moments`."""
 
@@ -192,6 +334,13 @@ def local_response_normalization(
 ) -> Any:
     """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
 
+    Args:
+        input: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'LRN'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real floats.
+
     Op type: `LRN`. Source: `tf.nn.local_response_normalization`."""
 
 def lrn(
@@ -204,11 +353,25 @@ def lrn(
 ) -> Any:
     """Return x over `(bias + alpha * s) ** beta`, where s sums `x²` over neighbouring channels.
 
+    Args:
+        input: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'LRN'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real floats.
+
     Op type: `LRN`. Source: `tf.nn.local_response_normalization`."""
 
 def _zero_fraction(x: rg.Tensor) -> rg.Tensor: ...
 def zero_fraction(value: Any, name: str | None = None) -> Any:
     """The fraction of elements that are 0.
+
+    Args:
+        value: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'zero_fraction'.
+
+    Raises:
+        DTypeError: when a graph is built, value cannot become a tensor.
 
     A composition. Source: `tf.nn.zero_fraction`."""
 
@@ -222,10 +385,29 @@ def _relu_layer(x: rg.Tensor, weights: rg.Tensor, biases: rg.Tensor) -> rg.Tenso
 def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
     """`matmul(x, weights) + biases`.
 
+    Args:
+        x, weights, biases: Tensors or arrays of real floats, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'xw_plus_b'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
+
     Op type: `BiasAdd`. Source: `tf.nn.xw_plus_b`."""
 
 def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
     """`relu(matmul(x, weights) + biases)`.
+
+    Args:
+        x, weights, biases: Tensors or arrays of real floats, or numbers, of one dtype. Shapes broadcast.
+        name: The name of the op in the graph, by default 'relu_layer'.
+
+    Returns:
+        A tensor of the shape to which the arguments broadcast and their dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real floats, or the dtypes differ.
+        ShapeError: the shapes do not broadcast.
 
     Op type: `Relu`. Source: `tf.nn.relu_layer`."""
 
@@ -261,6 +443,14 @@ class TopKV2(NamedTuple):
 def _top_k(x: rg.Tensor, k: int) -> TopKV2: ...
 def top_k(input: Any, k: Any = 1, sorted: Any = True, name: str | None = None) -> Any:
     """The k largest elements of each row, largest first, and their places (int32).
+
+    Args:
+        input: A tensor or array of real numbers, or a number.
+        sorted: Without effect.
+        name: The name of the op in the graph, by default 'TopKV2'.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real numbers.
 
     Op type: `TopKV2`. Source: `tf.nn.top_k`."""
 

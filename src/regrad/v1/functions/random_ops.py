@@ -87,7 +87,7 @@ def _seeds(op_seed: int | None) -> tuple[int, int]:
 
 
 def _source(run: Any, seed: int, seed2: int, stream: int, region: bool) -> Any:
-    """Return the source of an op's numbers: a generator, or a key where the plan is traced.
+    """Return an op's source of numbers in a session: a generator, or a key in a traced plan.
 
     A region (a branch, a loop's body) is run again for its gradient, and then draws the same.
     """

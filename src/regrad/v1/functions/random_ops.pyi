@@ -80,6 +80,12 @@ def random_normal(
 ) -> Any:
     """Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.
 
+    Args:
+        shape: The sizes: numbers, or a tensor of integers.
+        dtype: The dtype of the result.
+        seed: The seed of the op; see `set_random_seed`.
+        name: The name of the op in the graph, by default 'random_normal'.
+
     Op type: `AddV2`. Source: `tf.random_normal`."""
 
 def truncated_normal(
@@ -91,6 +97,12 @@ def truncated_normal(
     name: str | None = None,
 ) -> Any:
     """Normal numbers that are at most two standard deviations away from the mean.
+
+    Args:
+        shape: The sizes: numbers, or a tensor of integers.
+        dtype: The dtype of the result.
+        seed: The seed of the op; see `set_random_seed`.
+        name: The name of the op in the graph, by default 'truncated_normal'.
 
     Op type: `AddV2`. Source: `tf.truncated_normal`."""
 
@@ -124,12 +136,30 @@ def multinomial(
 ) -> Any:
     """For each row of logits, `num_samples` classes drawn from `softmax(logits)`.
 
+    Args:
+        logits, num_samples: Tensors or arrays, or numbers, of one dtype.
+        seed: The seed of the op; see `set_random_seed`.
+        name: The name of the op in the graph, by default 'multinomial'.
+        output_dtype: The dtype of the result.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
+
     Op type: `Multinomial`. Source: `tf.multinomial`."""
 
 def categorical(
     logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: str | None = None
 ) -> Any:
     """`multinomial`.
+
+    Args:
+        logits, num_samples: Tensors or arrays, or numbers, of one dtype.
+        dtype: The dtype of the result.
+        seed: The seed of the op; see `set_random_seed`.
+        name: The name of the op in the graph, by default 'categorical'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
     Op type: `Multinomial`. Source: `tf.random.categorical`."""
 

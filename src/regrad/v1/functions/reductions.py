@@ -74,20 +74,46 @@ def _reduction(
     return define(declaration, op_type, function, kinds, **settings)
 
 
-reduce_sum = _reduction("reduce_sum", "Sum", rg.sum, NUMBERS, call=_keep_dtype)
+reduce_sum = _reduction(
+    "reduce_sum", "Sum", rg.sum, NUMBERS, call=_keep_dtype,
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(10., dtype=float32)"),
+)  # fmt: skip
 reduce_mean = _reduction(
-    "reduce_mean", "Mean", rg.mean, NUMBERS, call=partial(_keep_dtype, prepare=to_double)
-)
-reduce_prod = _reduction("reduce_prod", "Prod", rg.prod, NUMBERS, call=_keep_dtype)
-reduce_max = _reduction("reduce_max", "Max", rg.max, REALS)
-reduce_min = _reduction("reduce_min", "Min", rg.min, REALS)
-reduce_any = _reduction("reduce_any", "Any", rg.any, BOOLS)
-reduce_all = _reduction("reduce_all", "All", rg.all, BOOLS)
+    "reduce_mean", "Mean", rg.mean, NUMBERS, call=partial(_keep_dtype, prepare=to_double),
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(2.5, dtype=float32)"),
+)  # fmt: skip
+reduce_prod = _reduction(
+    "reduce_prod", "Prod", rg.prod, NUMBERS, call=_keep_dtype,
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(24., dtype=float32)"),
+)  # fmt: skip
+reduce_max = _reduction(
+    "reduce_max", "Max", rg.max, REALS,
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(4., dtype=float32)"),
+)  # fmt: skip
+reduce_min = _reduction(
+    "reduce_min", "Min", rg.min, REALS,
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(1., dtype=float32)"),
+)  # fmt: skip
+reduce_any = _reduction(
+    "reduce_any", "Any", rg.any, BOOLS,
+    shows=("[True, False]", "Tensor(True, dtype=bool)"),
+)  # fmt: skip
+reduce_all = _reduction(
+    "reduce_all", "All", rg.all, BOOLS,
+    shows=("[True, False]", "Tensor(False, dtype=bool)"),
+)  # fmt: skip
 reduce_logsumexp = _reduction(
-    "reduce_logsumexp", None, rg.logsumexp, INEXACT, scope="ReduceLogSumExp"
-)
-reduce_variance = _reduction("reduce_variance", None, rg.var, INEXACT)
-reduce_std = _reduction("reduce_std", None, rg.std, INEXACT)
+    "reduce_logsumexp", None, rg.logsumexp, INEXACT, scope="ReduceLogSumExp",
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(4.44019, dtype=float32)"),
+)  # fmt: skip
+reduce_variance = _reduction(
+    "reduce_variance", None, rg.var, INEXACT,
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(1.25, dtype=float32)"),
+)  # fmt: skip
+reduce_std = _reduction(
+    "reduce_std", None, rg.std, INEXACT,
+    shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(1.118034, dtype=float32)"),
+)  # fmt: skip
 
 
 def _count(
@@ -101,6 +127,7 @@ def _count(
 count_nonzero = define(
     f"tf.count_nonzero(input_tensor, {AXES.format('dtype=tf.int64, ')})",
     "CountNonzero", rg.count_nonzero, scope="count_nonzero", call=_count,
+    shows=("[3, 9, 1]", "Tensor(3, dtype=int64)"),
 )  # fmt: skip
 
 
@@ -121,7 +148,7 @@ def _extreme(
     return define(
         f"tf.{name}(input, axis=None, name=None, dimension=None, output_type=tf.int64)",
         op_type, function, REALS,
-        f"The index of the (first) {extreme} element along `axis` (by default the first axis).",
+        f"Return the index of the first {extreme} element along `axis`, by default the first.",
         call=_position, axis=lambda axis: axes_of(axis) or 0,
     )  # fmt: skip
 
@@ -141,7 +168,7 @@ def _scan(name: str, op_type: str, function: Callable[..., Any], what: str) -> C
 
     return define(
         f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
-        op_type, scan, NUMBERS, f"The {what} of the elements so far along `axis`.",
+        op_type, scan, NUMBERS, f"Return the running {what} of the elements along `axis`.",
         call=_keep_dtype,
     )  # fmt: skip
 
@@ -177,19 +204,21 @@ def _argsort(
 
 sort = define(
     "tf.sort(values, axis=-1, direction='ASCENDING')", "Sort", rg.sort, REALS,
-    'The values in order along `axis`; `direction` may be "DESCENDING".',
+    "Return the values sorted along `axis`.",
     scope="sort", call=_sort, direction=_descends,
+    shows=("[3, 9, 1]", "Tensor([1, 3, 9], dtype=int64)"),
 )  # fmt: skip
 argsort = define(
     "tf.argsort(values, axis=-1, direction='ASCENDING', stable=False)",
     "ArgSort", rg.argsort, REALS,
-    "The indices (int32) that put the values in order along `axis`; equal ones keep theirs.",
+    "Return the indices (int32) that sort the values along `axis`; equal values keep their order.",
     scope="argsort", call=_argsort, direction=_descends, stable=None,
+    shows=("[3, 9, 1]", "Tensor([2, 0, 1], dtype=int32)"),
 )  # fmt: skip
 
 
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
-    """The y with `y[x[i]] = i`."""
+    """Return the y with `y[x[i]] = i`."""
     with scope(name or "InvertPermutation", x) as whole:
         x = tensor(x)
         places = one_op("ArgSort", "places", rg.argsort, x, kinds=REALS, axis=-1)
@@ -210,13 +239,13 @@ def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
 unsorted_segment_sum = define(
     "tf.unsorted_segment_sum(data, segment_ids, num_segments)",
     "UnsortedSegmentSum", rg.segment_sum, NUMBERS,
-    "The sums of the slices of `data` that share an id; negative ids count nowhere.",
+    "Return the sums of the slices of `data` that share an id; negative ids are dropped.",
     same=False,
 )  # fmt: skip
 unsorted_segment_mean = define(
     "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)",
     None, _segment_mean, NUMBERS,
-    "The means of the slices of `data` that share an id; 0 where there are none.",
+    "Return the means of the slices of `data` that share an id; 0 for ids without slices.",
     scope="UnsortedSegmentMean", same=False,
 )  # fmt: skip
 
@@ -231,13 +260,13 @@ def _sum_all_segments(
 
 segment_sum = define(
     "tf.segment_sum(data, segment_ids)", "UnsortedSegmentSum", unsorted_segment_sum,
-    doc="The sums of the slices of `data` that share an id; there are as many as the largest says."
-    "\n\n    (The ids need not be sorted.)",
+    doc="Return the sums of the slices of `data` that share an id, for ids up to the largest."
+    "\n\nThe ids need not be sorted.",
     scope="SegmentSum", call=_sum_all_segments,
 )  # fmt: skip
 segment_mean = define(
     "tf.segment_mean(data, segment_ids)", None, unsorted_segment_mean,
-    doc="The means of the slices of `data` that share an id; see `segment_sum`.",
+    doc="Return the means of the slices of `data` that share an id; see `segment_sum`.",
     scope="SegmentMean", call=_sum_all_segments,
 )  # fmt: skip
 

@@ -54,11 +54,23 @@ def reduce_sum(
 ) -> Any:
     """Return the sum over `axis` (all axes by default); 0 for no elements.
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of real or complex numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'Sum'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real or complex numbers.
 
-    Op type: `Sum`. Source: `tf.reduce_sum`."""
+    Op type: `Sum`. Source: `tf.reduce_sum`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_sum(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(10., dtype=float32)"""
 
 def reduce_mean(
     input_tensor: Any,
@@ -70,11 +82,23 @@ def reduce_mean(
 ) -> Any:
     """Return the mean over `axis` (all axes by default); NaN for no elements.
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of real or complex numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'Mean'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real or complex numbers.
 
-    Op type: `Mean`. Source: `tf.reduce_mean`."""
+    Op type: `Mean`. Source: `tf.reduce_mean`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_mean(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(2.5, dtype=float32)"""
 
 def reduce_prod(
     input_tensor: Any,
@@ -86,11 +110,23 @@ def reduce_prod(
 ) -> Any:
     """Return the product over `axis` (all axes by default); 1 for no elements.
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of real or complex numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'Prod'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real or complex numbers.
 
-    Op type: `Prod`. Source: `tf.reduce_prod`."""
+    Op type: `Prod`. Source: `tf.reduce_prod`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_prod(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(24., dtype=float32)"""
 
 def reduce_max(
     input_tensor: Any,
@@ -102,11 +138,23 @@ def reduce_max(
 ) -> Any:
     """Return the largest element over `axis` (all axes by default).
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of real numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'Max'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real numbers.
 
-    Op type: `Max`. Source: `tf.reduce_max`."""
+    Op type: `Max`. Source: `tf.reduce_max`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_max(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(4., dtype=float32)"""
 
 def reduce_min(
     input_tensor: Any,
@@ -118,11 +166,23 @@ def reduce_min(
 ) -> Any:
     """Return the smallest element over `axis` (all axes by default).
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of real numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'Min'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real numbers.
 
-    Op type: `Min`. Source: `tf.reduce_min`."""
+    Op type: `Min`. Source: `tf.reduce_min`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_min(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(1., dtype=float32)"""
 
 def reduce_any(
     input_tensor: Any,
@@ -134,11 +194,23 @@ def reduce_any(
 ) -> Any:
     """Return whether any element over `axis` is true (not 0); False for no elements.
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of bools, or a bool.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'Any'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold bools.
 
-    Op type: `Any`. Source: `tf.reduce_any`."""
+    Op type: `Any`. Source: `tf.reduce_any`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_any(rg.asarray([True, False]))
+    Tensor(True, dtype=bool)"""
 
 def reduce_all(
     input_tensor: Any,
@@ -150,11 +222,23 @@ def reduce_all(
 ) -> Any:
     """Return whether all elements over `axis` are true (not 0); True for no elements.
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of bools, or a bool.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'All'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold bools.
 
-    Op type: `All`. Source: `tf.reduce_all`."""
+    Op type: `All`. Source: `tf.reduce_all`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_all(rg.asarray([True, False]))
+    Tensor(False, dtype=bool)"""
 
 def reduce_logsumexp(
     input_tensor: Any,
@@ -166,11 +250,23 @@ def reduce_logsumexp(
 ) -> Any:
     """Return `log(sum(exp(x)))` over `axis` (all axes by default), without overflow.
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of real or complex floats, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'ReduceLogSumExp'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real or complex floats.
 
-    A composition. Source: `tf.reduce_logsumexp`."""
+    A composition. Source: `tf.reduce_logsumexp`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_logsumexp(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(4.44019, dtype=float32)"""
 
 def reduce_variance(
     input_tensor: Any,
@@ -182,11 +278,23 @@ def reduce_variance(
 ) -> Any:
     """Return the variance over `axis` (all axes by default).
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of real or complex floats, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'reduce_variance'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real or complex floats.
 
-    A composition. Source: `tf.reduce_variance`."""
+    A composition. Source: `tf.reduce_variance`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_variance(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(1.25, dtype=float32)"""
 
 def reduce_std(
     input_tensor: Any,
@@ -198,11 +306,23 @@ def reduce_std(
 ) -> Any:
     """Return the standard deviation over `axis` (all axes by default), the square root of `var`.
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array of real or complex floats, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        name: The name of the op in the graph, by default 'reduce_std'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real or complex floats.
 
-    A composition. Source: `tf.reduce_std`."""
+    A composition. Source: `tf.reduce_std`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.reduce_std(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor(1.118034, dtype=float32)"""
 
 def _count(
     op_type: str,
@@ -223,11 +343,24 @@ def count_nonzero(
 ) -> Any:
     """Return how many elements over `axis` are not 0.
 
-    `reduction_indices` is the old name of `axis`.
+    Args:
+        input_tensor: A tensor or array, or a number.
+        axis: The axis. It must be known when the graph is built.
+        keepdims: Keep the reduced axes, with size 1.
+        dtype: The dtype of the result.
+        name: The name of the op in the graph, by default 'count_nonzero'.
+        reduction_indices: The old name of `axis`.
+        keep_dims: The old name of `keepdims`.
 
-    `keep_dims` is the old name of `keepdims`.
+    Raises:
+        DTypeError: when a graph is built, input_tensor cannot become a tensor.
 
-    Op type: `CountNonzero`. Source: `tf.count_nonzero`."""
+    Op type: `CountNonzero`. Source: `tf.count_nonzero`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.count_nonzero(rg.asarray([3, 9, 1]))
+    Tensor(3, dtype=int64)"""
 
 def _position(
     op_type: str,
@@ -247,9 +380,17 @@ def argmax(
     dimension: Any = None,
     output_type: Any = ...,
 ) -> Any:
-    """The index of the (first) largest element along `axis` (by default the first axis).
+    """Return the index of the first largest element along `axis`, by default the first.
 
-    `dimension` is the old name of `axis`.
+    Args:
+        input: A tensor or array of real numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'ArgMax'.
+        dimension: The old name of `axis`.
+        output_type: The dtype of the result.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real numbers.
 
     Op type: `ArgMax`. Source: `tf.argmax`."""
 
@@ -260,9 +401,17 @@ def argmin(
     dimension: Any = None,
     output_type: Any = ...,
 ) -> Any:
-    """The index of the (first) smallest element along `axis` (by default the first axis).
+    """Return the index of the first smallest element along `axis`, by default the first.
 
-    `dimension` is the old name of `axis`.
+    Args:
+        input: A tensor or array of real numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        name: The name of the op in the graph, by default 'ArgMin'.
+        dimension: The old name of `axis`.
+        output_type: The dtype of the result.
+
+    Raises:
+        DTypeError: when a graph is built, input does not hold real numbers.
 
     Op type: `ArgMin`. Source: `tf.argmin`."""
 
@@ -272,14 +421,34 @@ def _scan(
 def cumsum(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
-    """The sums of the elements so far along `axis`.
+    """Return the running sums of the elements along `axis`.
+
+    Args:
+        x: A tensor or array of real or complex numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        exclusive: Leave out the element itself: the first result is that of no elements.
+        reverse: Start at the end of the axis.
+        name: The name of the op in the graph, by default 'Cumsum'.
+
+    Raises:
+        DTypeError: when a graph is built, x does not hold real or complex numbers.
 
     Op type: `Cumsum`. Source: `tf.cumsum`."""
 
 def cumprod(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: str | None = None
 ) -> Any:
-    """The products of the elements so far along `axis`.
+    """Return the running products of the elements along `axis`.
+
+    Args:
+        x: A tensor or array of real or complex numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        exclusive: Leave out the element itself: the first result is that of no elements.
+        reverse: Start at the end of the axis.
+        name: The name of the op in the graph, by default 'Cumprod'.
+
+    Raises:
+        DTypeError: when a graph is built, x does not hold real or complex numbers.
 
     Op type: `Cumprod`. Source: `tf.cumprod`."""
 
@@ -301,9 +470,23 @@ def _argsort(
     **options: Any,
 ) -> Any: ...
 def sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: str | None = None) -> Any:
-    """The values in order along `axis`; `direction` may be "DESCENDING".
+    """Return the values sorted along `axis`.
 
-    Op type: `Sort`. Source: `tf.sort`."""
+    Args:
+        values: A tensor or array of real numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        direction: "ASCENDING" or "DESCENDING".
+        name: The name of the op in the graph, by default 'sort'.
+
+    Raises:
+        DTypeError: when a graph is built, values does not hold real numbers.
+
+    Op type: `Sort`. Source: `tf.sort`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.sort(rg.asarray([3, 9, 1]))
+    Tensor([1, 3, 9], dtype=int64)"""
 
 def argsort(
     values: Any,
@@ -312,23 +495,56 @@ def argsort(
     stable: Any = False,
     name: str | None = None,
 ) -> Any:
-    """The indices (int32) that put the values in order along `axis`; equal ones keep theirs.
+    """Return the indices (int32) that sort the values along `axis`; equal values keep their order.
 
-    Op type: `ArgSort`. Source: `tf.argsort`."""
+    Args:
+        values: A tensor or array of real numbers, or a number.
+        axis: The axis. It must be known when the graph is built.
+        direction: "ASCENDING" or "DESCENDING".
+        stable: Without effect.
+        name: The name of the op in the graph, by default 'argsort'.
+
+    Raises:
+        DTypeError: when a graph is built, values does not hold real numbers.
+
+    Op type: `ArgSort`. Source: `tf.argsort`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.argsort(rg.asarray([3, 9, 1]))
+    Tensor([2, 0, 1], dtype=int32)"""
 
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any: ...
 def _segment_mean(x: Tensor, ids: Tensor, num_segments: int) -> Tensor: ...
 def unsorted_segment_sum(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Any:
-    """The sums of the slices of `data` that share an id; negative ids count nowhere.
+    """Return the sums of the slices of `data` that share an id; negative ids are dropped.
+
+    Args:
+        data: A tensor or array of real or complex numbers, or a number.
+        segment_ids: A tensor or array of real or complex numbers, or a number.
+        num_segments: The number of segments, the first size of the result.
+        name: The name of the op in the graph, by default 'UnsortedSegmentSum'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex numbers.
 
     Op type: `UnsortedSegmentSum`. Source: `tf.unsorted_segment_sum`."""
 
 def unsorted_segment_mean(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Any:
-    """The means of the slices of `data` that share an id; 0 where there are none.
+    """Return the means of the slices of `data` that share an id; 0 for ids without slices.
+
+    Args:
+        data: A tensor or array of real or complex numbers, or a number.
+        segment_ids: A tensor or array of real or complex numbers, or a number.
+        num_segments: The number of segments, the first size of the result.
+        name: The name of the op in the graph, by default 'UnsortedSegmentMean'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex numbers.
 
     A composition. Source: `tf.math.unsorted_segment_mean`."""
 
@@ -336,14 +552,28 @@ def _sum_all_segments(
     op_type: str, name: str, function: Callable[..., Any], data: TensorLike, segment_ids: TensorLike
 ) -> Any: ...
 def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """The sums of the slices of `data` that share an id; there are as many as the largest says.
+    """Return the sums of the slices of `data` that share an id, for ids up to the largest.
 
-    (The ids need not be sorted.)
+    The ids need not be sorted.
+
+    Args:
+        data, segment_ids: Tensors or arrays, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'SegmentSum'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
     Op type: `UnsortedSegmentSum`. Source: `tf.segment_sum`."""
 
 def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-    """The means of the slices of `data` that share an id; see `segment_sum`.
+    """Return the means of the slices of `data` that share an id; see `segment_sum`.
+
+    Args:
+        data, segment_ids: Tensors or arrays, or numbers, of one dtype.
+        name: The name of the op in the graph, by default 'SegmentMean'.
+
+    Raises:
+        DTypeError: when a graph is built, an argument cannot become a tensor, or the dtypes differ.
 
     A composition. Source: `tf.segment_mean`."""
 

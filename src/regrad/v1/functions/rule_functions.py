@@ -34,10 +34,12 @@ IRREGULAR = {
 
 
 def rule_function(name: str) -> Callable[..., Any]:
-    """The function of this name, which takes `(op, grad, …)` and returns what TensorFlow's does.
+    """Return the function of this name, which takes `(op, grad, …)`.
 
-    That is one tensor for an op of one input, else a list, None where there is no gradient.
-    Raises AttributeError, with near names, for a name that stands for no op type with a gradient.
+    As in TensorFlow, it returns one tensor for an op of one input, else a list, with None where
+    there is no gradient.
+
+    Raises AttributeError, with near names, for a name without an op type that has a gradient.
     """
     known = names()
     if name not in known:
@@ -66,5 +68,5 @@ def _rule(op_type: str) -> Rule:
 
 
 def list_names() -> list[str]:
-    """Return what a module of these functions shows."""
+    """Return the names that a module of these functions shows."""
     return sorted(names())

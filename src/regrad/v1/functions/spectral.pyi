@@ -26,30 +26,72 @@ def _along(op_type: str, count: int) -> Callable[[rg.Tensor], Any]: ...
 def fft(input: Any, name: str | None = None) -> Any:
     """The Fourier transform along the last axis.
 
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'FFT'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
     Op type: `FFT`. Source: `tf.fft`."""
 
 def ifft(input: Any, name: str | None = None) -> Any:
     """The inverse Fourier transform along the last axis.
+
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'IFFT'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
 
     Op type: `IFFT`. Source: `tf.ifft`."""
 
 def fft2d(input: Any, name: str | None = None) -> Any:
     """The Fourier transform along the last two axes.
 
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'FFT2D'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
     Op type: `FFT`. Source: `tf.fft2d`."""
 
 def ifft2d(input: Any, name: str | None = None) -> Any:
     """The inverse Fourier transform along the last two axes.
+
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'IFFT2D'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
 
     Op type: `IFFT`. Source: `tf.ifft2d`."""
 
 def fft3d(input: Any, name: str | None = None) -> Any:
     """The Fourier transform along the last three axes.
 
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'FFT3D'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
+
     Op type: `FFT`. Source: `tf.fft3d`."""
 
 def ifft3d(input: Any, name: str | None = None) -> Any:
     """The inverse Fourier transform along the last three axes.
+
+    Args:
+        input: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'IFFT3D'.
+
+    Raises:
+        DTypeError: when a graph is built, input cannot become a tensor.
 
     Op type: `IFFT`. Source: `tf.ifft3d`."""
 
@@ -59,39 +101,95 @@ def _inverse(x: rg.Tensor, fft_length: Any, count: int) -> rg.Tensor: ...
 def rfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
     """The first half of the transform of real numbers; `fft_length` are the sizes that are used.
 
+    Args:
+        input_tensor: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'rfft'.
+
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real floats.
+
     Op type: `RFFT`. Source: `tf.spectral.rfft`."""
 
 def irfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
     """The inverse of `rfft`; `fft_length` are the sizes of the result.
+
+    Args:
+        input_tensor: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'irfft'.
+
+    Raises:
+        DTypeError: when a graph is built, input_tensor cannot become a tensor.
 
     Op type: `IRFFT`. Source: `tf.spectral.irfft`."""
 
 def rfft2d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
     """`rfft` along the last axis, after that `fft` along the one before it.
 
+    Args:
+        input_tensor: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'rfft2d'.
+
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real floats.
+
     A composition. Source: `tf.spectral.rfft2d`."""
 
 def irfft2d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
     """The inverse of `rfft2d`.
+
+    Args:
+        input_tensor: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'irfft2d'.
+
+    Raises:
+        DTypeError: when a graph is built, input_tensor cannot become a tensor.
 
     A composition. Source: `tf.spectral.irfft2d`."""
 
 def rfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
     """`rfft` along the last axis, after that `fft` along the two before it.
 
+    Args:
+        input_tensor: A tensor or array of real floats, or a number.
+        name: The name of the op in the graph, by default 'rfft3d'.
+
+    Raises:
+        DTypeError: when a graph is built, input_tensor does not hold real floats.
+
     A composition. Source: `tf.spectral.rfft3d`."""
 
 def irfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> Any:
     """The inverse of `rfft3d`.
+
+    Args:
+        input_tensor: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'irfft3d'.
+
+    Raises:
+        DTypeError: when a graph is built, input_tensor cannot become a tensor.
 
     A composition. Source: `tf.spectral.irfft3d`."""
 
 def fftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
     """Return x with the frequency 0 in the middle of the axes.
 
+    Args:
+        x: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'fftshift'.
+
+    Raises:
+        DTypeError: when a graph is built, x cannot become a tensor.
+
     A composition. Source: `tf.signal.fftshift`."""
 
 def ifftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
     """Return x with `fftshift` undone.
+
+    Args:
+        x: A tensor or array, or a number.
+        name: The name of the op in the graph, by default 'ifftshift'.
+
+    Raises:
+        DTypeError: when a graph is built, x cannot become a tensor.
 
     A composition. Source: `tf.signal.ifftshift`."""

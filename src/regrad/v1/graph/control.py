@@ -79,7 +79,7 @@ def tuple_(
     Source: `tf.tuple`.
     """
     if not any(t is not None for t in tensors):
-        raise GraphError("tuple: expected at least one tensor")
+        raise GraphError("tuple: expected at least one tensor, got none")
     made = [None if t is None else convert_to_tensor(t) for t in tensors]
     waits = [t for t in made if t is not None] + list(control_inputs or ())
     with current_graph().name_scope(name or "tuple"), control_dependencies(waits):
@@ -106,7 +106,7 @@ def cond(
     fn1: Callable[[], Any] | None = None,
     fn2: Callable[[], Any] | None = None,
 ) -> Any:
-    """Return the result of `true_fn()` or `false_fn()`: the run computes the branch of `pred`.
+    """Return the result of `true_fn()` or `false_fn()`; the run computes the chosen branch only.
 
     Both functions are called once, to build their branches, and must return the same structure of
     tensors, with the same dtypes. Ops inside are bound to the overrides in force here. A result
@@ -192,13 +192,13 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Return the result of the function of the first true predicate, or `default()`.
+    """Return the result of the function paired with the first true predicate, or `default()`.
 
     Source: `tf.case`.
     """
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, dict) else pred_fn_pairs)
     if not pairs:
-        raise GraphError("case: expected at least one pair of a predicate and a function")
+        raise GraphError("case: expected at least one pair of a predicate and a function, got none")
     if default is None:
         *pairs, (_, default) = pairs
     if not pairs:
@@ -352,7 +352,7 @@ def _check_results(region: GraphRegion, specs: Sequence[Spec]) -> None:
 
 
 def _at_the_end(region: GraphRegion, specs: Sequence[Spec]) -> list[Spec]:
-    """Return what is known of the loop variables after the loop: what every iteration preserves."""
+    """Return the specs of the loop variables after the loop: what every iteration preserves."""
     found = []
     for x, y, spec in zip(region.arguments, region.outputs, specs, strict=True):
         before, after = x._data.shape, y._data.shape
@@ -421,9 +421,10 @@ def py_func(
 ) -> Any:
     """A Python function of NumPy arrays as an op; its results have unknown static shapes.
 
-    It has no gradient unless an override of the op type `PyFunc` has one. A list of dtypes as
-    `Tout` returns a list of tensors; an empty one returns the Operation. An exception in `func` is
-    an UnknownError of the run, a result of another dtype an InvalidArgumentError.
+    It has no gradient unless an override of the op type `PyFunc` sets one. With
+    a list of dtypes as `Tout` it returns a list of tensors, with an empty one the Operation. An
+    exception in `func` is an UnknownError of the run, a result of another dtype an
+    InvalidArgumentError.
 
     Source: `tf.py_func`.
 

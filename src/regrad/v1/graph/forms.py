@@ -26,6 +26,7 @@ from regrad.graph.graph import is_symbolic
 from regrad.graph.size_ops import SHAPE
 from regrad.v1 import dtypes
 from regrad.v1.graph.graphs import current_graph
+from regrad.v1.graph.row_docs import Row, complete
 from regrad.v1.graph.tensors import (
     Tensor,
     build,
@@ -62,9 +63,9 @@ def tensor(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
     like: TensorLike = None,
 ) -> Any:  # fmt: skip
-    """A value as a tensor; one of regrad's eager ones stays what it is.
+    """Return a value as a tensor; an eager Tensor of regrad comes back as it is.
 
-    A value that is not a tensor becomes an eager one if `like` is eager.
+    Other values become eager Tensors too if `like` is an eager Tensor.
     """
     if is_eager(value) or not is_eager(value, like):
         return value if is_eager(value) else convert_to_tensor(value, dtype, name)
@@ -216,6 +217,7 @@ def define(
     scope: str = "",
     same: bool = True,
     call: Callable[..., Any] = one_op,
+    shows: tuple[str, ...] = (),
     **roles: Role,
 ) -> Callable[..., Any]:
     """Make one of TensorFlow's functions from its declaration: what `one_op` does, as a row.
@@ -230,9 +232,10 @@ def define(
             tensors, in order; those with one are attributes, passed on by keyword. `name=None`
             is the last unless it is written elsewhere.
         op_type, function, kinds, same: See `one_op`.
-        doc: The docstring; by default the first line of the function's.
+        doc: The docstring; by default the first line of the function's. `complete` adds to it.
         scope: The default name: otherwise the declared one, the op type or the function's name.
         call: What takes the place of `one_op`.
+        shows: An example: arrays that are passed, and the repr of the eager result.
         roles: What a parameter is otherwise: a function that makes the attribute of what is
             passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
             one without effect. `USUAL_ROLES` need not be written.
@@ -279,10 +282,10 @@ def define(
         xs = [values[i] for i in tensors]
         return call(op_type, values[last] or default, function, *xs, **made)
 
-    first = doc or (function.__doc__ or "").partition("\n")[0]
-    notes = [f"`{old}` is the old name of `{new}`." for old, new in older]
-    kind = f"Op type: `{op_type}`." if op_type else "A composition."
-    shown = "\n\n    ".join([first, *notes, f"{kind} Source: `{path}`."])
+    given, idle = [parameters[i].name for i in tensors], {n for n in roles if roles[n] is None}
+    settings = kinds, same, call is one_op, shows
+    row = Row(path, op_type, default, list(places), given, dict(older), idle, *settings)
+    shown = complete(doc or (function.__doc__ or "").partition("\n")[0], row)
     return _dress(call_row, name, signature, shown, sys._getframe(1).f_globals["__name__"])
 
 

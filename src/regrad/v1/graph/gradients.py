@@ -41,7 +41,7 @@ __all__ = [
 
 
 class UnconnectedGradients:
-    """The answers of `tf.gradients` where no path leads from y to x."""
+    """The choices for what `tf.gradients` returns where no path leads from y to x."""
 
     NONE = "none"
     ZERO = "zero"
@@ -144,7 +144,7 @@ def build_gradients(
     ys: TensorLike, xs: TensorLike, grad_ys: TensorLike, name: str, stop_gradients: TensorLike,
     unconnected: str, seen: list[Any] | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return what `gradients` returns; `seen` is that of `pull_in_graph`."""
+    """Return the result of `gradients`; `seen` is that of `pull_in_graph`."""
     targets = [_target(y) for y in _listed(ys)]
     sources = [_inside(_source(x), x) for x in _listed(xs)]
     weights = _weights(targets, grad_ys)
@@ -170,7 +170,7 @@ def _target(y: TensorLike) -> rg.Tensor:
 
 
 def _source(x: Any) -> Symbol:
-    """Return what is differentiated by; of a Variable its own op, before its read."""
+    """Return the tensor to differentiate by: for a Variable its own op, before its read."""
     if hasattr(type(x), "_ref"):
         return x._ref()._symbol
     if isinstance(x, Tensor):
@@ -179,7 +179,7 @@ def _source(x: Any) -> Symbol:
 
 
 def _inside(symbol: Symbol, x: Any) -> Symbol:
-    """Return what stands for x in the branch or loop that is being built, if one is."""
+    """Return the tensor that represents x in the branch or loop being built, if any."""
     graph = current_graph()
     if graph.outer is None or symbol.node.graph is graph:
         return symbol
@@ -529,7 +529,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
 
 
 def _plain(answer: Any, count: int) -> list[Any]:
-    """Return the result of a grad_fn as regrad's Tensors, one per argument."""
+    """Return the results of a grad_fn as regrad's Tensors, one per argument."""
     given = list(answer) if isinstance(answer, list | tuple) else [answer]
     if len(given) != count:
         raise RuleError(

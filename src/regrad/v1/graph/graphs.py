@@ -124,7 +124,7 @@ class Graph(engine.Graph):
 
     @property
     def version(self) -> int:
-        """Return how many ops it has."""
+        """The number of ops."""
         return len(self.nodes)
 
     def finalize(self) -> None:
@@ -300,7 +300,7 @@ class LateRule(Rule):
             if self.name not in RULES and canonical(self.name) not in OPS:
                 raise UnknownOpError(
                     f"No gradient defined for operation{where} (op type: {self.op.type}): "
-                    f"gradient_override_map bound it to the rule {self.name!r}, and nothing is "
+                    f"gradient_override_map set its rule to {self.name!r}, and nothing is "
                     f"registered under that name.{near(self.name, [*RULES, *OPS])} Register it "
                     f"with @tf.RegisterGradient({self.name!r})."
                 )

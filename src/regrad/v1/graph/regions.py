@@ -66,7 +66,7 @@ class GraphRegion:
     def spread(self, given: Iterable[tuple[rg.Tensor, rg.Tensor]] = ()) -> None:
         """Note which integers inside carry a gradient: those that come in as they do outside.
 
-        `given` are pairs: a value for an argument, and the argument.
+        `given` are pairs of the value that is passed for an argument, and the argument.
         """
         for outer, inner in (*self.graph.captures.values(), *given):
             inner._data.carries |= outer._data.carries
@@ -74,7 +74,7 @@ class GraphRegion:
             node.carry()
 
     def copy(self) -> GraphRegion:
-        """The same part of the graph, for an op that has more captured inputs for it."""
+        """The same part of the graph, for an op that passes it more captured inputs."""
         return GraphRegion(self.graph, self.arguments, self.outputs, self.targets)
 
     @cached_property
@@ -251,7 +251,7 @@ def _placed(xs: Sequence[rg.Tensor], dxs: Iterable[rg.Tensor | None]) -> list[An
 
 
 def _op(type: str, name: str, kernel: Callable[..., Any], attrs: str, *first: Input) -> Op:
-    """An op that runs regions. Their own rules conjugate where needed, so it must not."""
+    """An op that runs regions. Its rules conjugate where needed, so the walk must not."""
     return Op(
         type, name, kernel, [*first, Input("xs", "many")], attrs.split(),
         several=True, stateful=True, holomorphic=False,
@@ -279,7 +279,7 @@ def cond_node(
 
 
 def _merged(a: rg.Tensor, b: rg.Tensor) -> Spec:
-    """Return what is known of a result that comes from one of two branches."""
+    """Return the known shape and dtype of a result that comes from one of two branches."""
     m, n = spec_of(a), spec_of(b)
     if m.shape is None or n.shape is None or len(m.shape) != len(n.shape):
         return Spec(None, m.dtype)

@@ -172,7 +172,7 @@ class Tensor(TensorView):
         self._tensor = tensor
 
     def _read(self) -> rg.Tensor:
-        """Return what regrad's own functions see: they take this wherever they take a Tensor."""
+        """The Tensor that regrad's own functions see: they take this object like a Tensor."""
         node = self._tensor._data.node
         if node.op.type == "VariableV2":
             return operation(node).variable._read()
@@ -199,7 +199,7 @@ class Tensor(TensorView):
 
     @property
     def value_index(self) -> int:
-        """Return which output of its op it is."""
+        """The index of this tensor among the outputs of its op."""
         return self._symbol.index
 
     @property
@@ -369,7 +369,7 @@ def _holds_numpy(value: Any) -> bool:
 
 
 def _fits(array: np.ndarray, due: np.dtype, plain: bool) -> bool:
-    """Return whether values fit a dtype: ints may become floats, fractions never ints."""
+    """Return whether values may become a dtype: ints floats, but fractions not ints."""
     if array.dtype.kind == "b" or due.kind == "b":
         return array.dtype.kind == due.kind
     order = "iufc"

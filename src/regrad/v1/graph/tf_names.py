@@ -108,7 +108,7 @@ def results(node: Node) -> list[np.dtype]:
 
 
 def count(node: Node) -> int:
-    """Return how many tensors an op has of which there may be any number."""
+    """Return the number of tensors of an op that takes any number of them."""
     return len(node.xs)
 
 

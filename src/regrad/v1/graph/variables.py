@@ -224,7 +224,7 @@ class Variable(Readable):
     def assign(
         self, value: TensorLike, use_locking: bool = False, name: str | None = None
     ) -> Tensor:
-        """Return an op that assigns the variable a value; fetched, it is the new value."""
+        """Return an op that assigns a value to the variable; fetched, it is the new value."""
         return self._assign(value, name or "Assign")
 
     def assign_add(
@@ -342,7 +342,9 @@ def assign(
     ref: Readable, value: TensorLike, validate_shape: bool | None = None,
     use_locking: bool | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return an op that assigns a variable a value; fetched, it is the new value, its `.op` None.
+    """Return an op that assigns a value to a variable; fetched, it is the new value.
+
+    Its `.op` is fetched as None.
 
     Raises TypeError for another dtype, ValueError for a shape that cannot be the variable's.
     """
@@ -394,12 +396,12 @@ all_variables = global_variables
 
 
 def variables_initializer(var_list: Iterable[Variable], name: str = "init") -> Operation:
-    """Return an op that assigns these variables their initial values."""
+    """Return an op that initializes these variables."""
     return group(*[v.initializer for v in var_list], name=name)
 
 
 def global_variables_initializer() -> Operation:
-    """Return an op that assigns all variables their initial values.
+    """Return an op that initializes all variables.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default():
@@ -413,7 +415,7 @@ initialize_all_variables = global_variables_initializer
 
 
 def local_variables_initializer() -> Operation:
-    """Return an op that assigns the local variables their initial values."""
+    """Return an op that initializes the local variables."""
     return variables_initializer(local_variables(), name="init")
 
 

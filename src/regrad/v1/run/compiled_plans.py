@@ -147,7 +147,7 @@ class CompiledPlan(Plan):
         return found, written, followed, checks
 
     def _checked(self, symbol: Symbol, value: Any) -> Any:
-        """Return what an Assert looks at after the run; text stays outside of the program."""
+        """Return what an Assert checks after the run; text stays outside of the program."""
         if symbol.dtype.kind not in "OSU":
             return value
         self.labels[symbol.id] = value

@@ -142,7 +142,7 @@ class _Fetches:
         if not isinstance(fetch, Operation | Readable):
             advice = "Cannot be None" if fetch is None else "must be a string or Tensor"
             hint = (
-                ": tf.gradients is None where no path leads from y to x, or a rule returned None"
+                ": tf.gradients returns None where no path leads from y to x, or a rule did"
                 if fetch is None
                 else ""
             )
@@ -205,8 +205,8 @@ class Session(Block):
         """The values of the fetches, in the structure in which they were given.
 
         Args:
-            fetches: A tensor, an op (for None), a Variable, a name (`"x:0"`), or any nest of
-                lists, tuples and dicts of these.
+            fetches: A tensor, an op (its value is None), a Variable, a name (`"x:0"`), or any
+                nest of lists, tuples and dicts of these.
             feed_dict: `{tensor or name: value}`. Any tensor can be fed.
 
         Raises TypeError and ValueError for what cannot be fetched or fed,
@@ -349,7 +349,7 @@ PLANS = 256  # choices of fetches and feeds whose plans a session keeps
 def _planned(
     plan_type: type[Plan], symbols: Sequence[Symbol], nodes: Sequence[Node], feeds: Sequence[Symbol]
 ) -> Plan:
-    """Return the plan for some fetches and feeds, without the values of variables."""
+    """Return the plan for some fetches and feeds; it is not fed the values of variables."""
     return plan_type(symbols, nodes, [s for s in feeds if s.node.op.type != "VariableV2"])
 
 

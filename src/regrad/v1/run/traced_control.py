@@ -100,7 +100,7 @@ def _while_grad(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str,
 def _kept(
     trace: TraceRun, loop: Loop, start: Values, captured: Values, most: int
 ) -> tuple[Any, list[Any]]:
-    """Return how many iterations a loop makes, and its variables at the beginning of each."""
+    """Return the number of iterations of a loop, and its variables at the start of each."""
     jax, symbols = find_jax(), _symbols(loop.body.arguments)
     first = settle_all(start, symbols)
     blank = [jax.numpy.zeros((max(most, 1), *x.shape), x.dtype) for x in first]
@@ -178,7 +178,7 @@ def _or_unrolled(
 
 
 def _fitted(node: Node, call: Callable[[], Any]) -> Any:
-    """Return the result of the call; errors of JAX about shapes name the op."""
+    """Return the result of the call; JAX's errors about shapes that do not fit name the op."""
     try:
         return call()
     except TypeError as error:
@@ -210,7 +210,7 @@ def _state(trace: TraceRun, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _count(loop: Loop, start: Values, captured: Values) -> int | None:
-    """Return how many iterations a loop makes, if that follows from constants; else None."""
+    """Return the number of iterations of a loop if constants determine it, else None."""
     steering, nodes = _steering(loop)
     values = [*start, *captured]
     if any(node.op.stateful for node in nodes) or not all(is_known(values[i]) for i in steering):

@@ -141,7 +141,7 @@ def _explained(error: Exception, node: Node, values: Values) -> Exception:
 
 # -- ops with a form of their own ----------------------------------------------------------------
 
-# How an op is traced that is not a kernel of arrays: by op type, from its inputs and attributes.
+# How ops without a kernel of arrays are traced: by op type, from inputs and attributes.
 Form = Callable[[TraceRun, Node, list[Any], dict[str, Any]], Values]
 TRACED: dict[str, Form] = {}
 
@@ -209,7 +209,7 @@ def _deferred(trace: TraceRun, node: Node, values: list[Any], attrs: dict[str, A
 
 
 class Touched(NamedTuple):
-    """The variables that a plan, with all its regions, reads and changes besides its feeds."""
+    """Return what a plan, with all its regions, reads and changes besides its feeds."""
 
     read: set[str]  # the variables
     written: set[str]

@@ -431,7 +431,7 @@ def _by_name(listed: Any) -> dict[str, Variable]:
 
 
 def _check_folder(path: str, state: str) -> str:
-    """Return the folder of a path, which must exist, for a state file of another name."""
+    """Return the folder of a path, which must exist, next to a state file of another name."""
     folder, file = os.path.split(path)
     if os.path.split(state)[0]:
         raise GraphError(f"'latest_filename' must not contain path components: {state!r}")

@@ -194,7 +194,7 @@ def polynomial_decay(
     """
     numbers = learning_rate, global_step, decay_steps, end_learning_rate, power
     with _as_tensors("PolynomialDecay", name, *numbers) as (scope, rate, step, steps, end, power):
-        if cycle:  # at step 0 the first cycle has begun, though 0 / steps is not a whole one
+        if cycle:  # at step 0 the first cycle has begun, though 0 / steps is not an integer above 0
             steps = steps * maximum(ceil(step / steps), 1.0)
         else:
             step = minimum(step, steps)

@@ -1,0 +1,155 @@
+"""Docstrings of rows: what follows from a row of TensorFlow's index is written here, once for all.
+
+A row says what its function computes and what is particular. `complete` adds the arguments that
+mean the same everywhere, the result of elementwise ops, the errors and the source. A section that
+the row writes itself wins; of `Args:` each argument that it describes does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import NamedTuple
+
+from regrad.core.registry import OPS
+
+INDENT = " " * 4
+SECTION = re.compile(r"^(Args|Returns|Raises):\n((?: {4}.*(?:\n|$))+)", re.M)
+HOLDS = {
+    "b": "bools", "iu": "integers", "f": "real floats", "iuf": "real numbers",
+    "fc": "real or complex floats", "iufc": "real or complex numbers",
+}  # fmt: skip
+
+# What attributes of these names are wherever they occur, if the row does not say otherwise.
+TEXTS = {
+    "axis": "The axis. It must be known when the graph is built.",
+    "keepdims": "Keep the reduced axes, with size 1.",
+    "dtype": "The dtype of the result.",
+    "output_type": "The dtype of the result.",
+    "output_dtype": "The dtype of the result.",
+    "exclusive": "Leave out the element itself: the first result is that of no elements.",
+    "reverse": "Start at the end of the axis.",
+    "direction": '"ASCENDING" or "DESCENDING".',
+    "adjoint": "Use the adjoints of the matrices.",
+    "full_matrices": "Complete the orthonormal columns to square matrices.",
+    "lower": "Read the lower triangle, otherwise the upper one.",
+    "seed": "The seed of the op; see `set_random_seed`.",
+    "shape": "The sizes: numbers, or a tensor of integers.",
+    "num_segments": "The number of segments, the first size of the result.",
+}
+# Elementwise op types whose results are bools.
+TESTS = {
+    "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "IsNan", "IsInf",
+    "IsFinite", "LogicalNot", "LogicalAnd", "LogicalOr", "LogicalXor",
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """The parts of a row from which its docstring is made."""
+
+    path: str  # as "tf.math.sqrt"
+    op_type: str | None
+    default: str  # the name of its op
+    parameters: list[str]
+    tensors: list[str]
+    renamed: dict[str, str]  # old name → new name
+    idle: set[str]  # parameters without effect
+    kinds: str
+    one_dtype: bool  # whether the tensors are brought to one dtype
+    plain: bool  # whether the op's result is the function's, without casts
+    shows: tuple[str, ...] = ()  # arrays that an example passes, and the result's repr
+
+
+def complete(doc: str, row: Row) -> str:
+    """Return the docstring of a row with the sections that follow from it."""
+    doc = inspect.cleandoc(doc)
+    prose, mark, example = (doc + _example(row)).partition("\n>>> ")
+    sections = {title: text.rstrip("\n") for title, text in SECTION.findall(prose)}
+    prose = SECTION.sub("", prose).strip()
+    sections["Args"] = _arguments(row, sections.get("Args", ""))
+    sections.setdefault("Returns", _results(row))
+    sections.setdefault("Raises", _errors(row))
+    kind = f"Op type: `{row.op_type}`." if row.op_type else "A composition."
+    titles = [t for t in ("Args", "Returns", "Raises") if sections[t]]
+    parts = [prose, *(f"{t}:\n{sections[t]}" for t in titles), f"{kind} Source: `{row.path}`."]
+    text = "\n\n".join([*parts, mark.strip("\n") + example] if mark else parts)
+    return text.replace("\n", f"\n{INDENT}").replace(f"\n{INDENT}\n", "\n\n")
+
+
+def _arguments(row: Row, own: str) -> str:
+    """Return the section of arguments, in the order of the call."""
+    said = dict(re.findall(r"^ {4}(\w+): ((?:.*\n?)(?: {5,}.*\n?)*)", own, re.M))
+    together = len(row.tensors) > 1 and row.one_dtype and not said.keys() & set(row.tensors)
+    lines = []
+    for name in row.parameters:
+        if name in said:
+            lines.append(f"{name}: {said[name].rstrip()}")
+        elif name == "name":
+            lines.append(f"name: The name of the op in the graph, by default {row.default!r}.")
+        elif name in row.tensors and not together:
+            lines.append(f"{name}: A tensor or array{_holding(row)}, or a {_single(row)}.")
+        elif name in row.tensors:
+            if name == row.tensors[0]:
+                text = f"Tensors or arrays{_holding(row)}, or {_single(row)}s, of one dtype."
+                lines.append(f"{', '.join(row.tensors)}: {text}{_broadcasting(row)}")
+        elif name in row.renamed:
+            lines.append(f"{name}: The old name of `{row.renamed[name]}`.")
+        elif name in row.idle:
+            lines.append(f"{name}: Without effect.")
+        elif name in TEXTS:
+            lines.append(f"{name}: {TEXTS[name]}")
+    return "\n".join(INDENT + line for line in lines)
+
+
+def _holding(row: Row) -> str:
+    held = HOLDS.get(row.kinds)
+    return f" of {held}" if held else ""
+
+
+def _single(row: Row) -> str:
+    return "bool" if row.kinds == "b" else "number"
+
+
+def _example(row: Row) -> str:
+    """Return the example of a row in eager mode."""
+    if not row.shows:
+        return ""
+    *arrays, result = row.shows
+    passed = ", ".join(f"rg.asarray({array})" for array in arrays)
+    imports = ">>> import regrad as rg\n>>> import regrad.v1 as tf"
+    return f"\n\n{imports}\n>>> {row.path}({passed})\n{result}"
+
+
+def _elementwise(row: Row) -> bool:
+    return row.plain and row.op_type in OPS and OPS[row.op_type].elementwise
+
+
+def _broadcasting(row: Row) -> str:
+    return " Shapes broadcast." if _elementwise(row) else ""
+
+
+def _results(row: Row) -> str:
+    """Return the section of results of an elementwise op; of others the row must write it."""
+    if not _elementwise(row):
+        return ""
+    one = len(row.tensors) == 1
+    shape = f"{row.tensors[0]}'s shape" if one else "the shape to which the arguments broadcast"
+    if row.op_type in TESTS:
+        text = f"A tensor of bools, of {shape};"
+    else:
+        text = f"A tensor of {shape} and {'' if one else 'their '}dtype;"
+    return f"{INDENT}{text}\n{INDENT}an eager Tensor if the tensors are eager."
+
+
+def _errors(row: Row) -> str:
+    if not row.tensors:
+        return ""
+    several = len(row.tensors) > 1
+    held = HOLDS.get(row.kinds)
+    first = "an argument" if several else row.tensors[0]
+    text = f"{first} does not hold {held}" if held else f"{first} cannot become a tensor"
+    differ = ", or the dtypes differ" if several and row.one_dtype else ""
+    lines = [f"DTypeError: when a graph is built, {text}{differ}."]
+    if several and _elementwise(row):
+        lines.append("ShapeError: the shapes do not broadcast.")
+    return "\n".join(INDENT + line for line in lines)

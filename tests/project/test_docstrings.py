@@ -1,0 +1,31 @@
+"""The docstrings of public names are whole: summary, arguments, results, errors, an example."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import docstrings
+
+WHOLE = [module for module in docstrings.MODULES if module != "regrad.v1"]
+
+
+@pytest.mark.parametrize("module", WHOLE)
+def test_docstrings_are_whole(module):
+    gaps = {name: docstrings.missing(value) for name, value in docstrings.public(module)}
+    assert {name: parts for name, parts in gaps.items() if parts} == {}
+    assert len(gaps) >= 4
+
+
+def test_gaps_are_found():
+    def headless(x, y):
+        """What x is.
+
+        Args:
+            x: A number.
+        """
+
+    found = docstrings.missing(headless)
+    assert found == [
+        "a summary in the imperative, not 'What x is.'", "Raises", "Args: y", "an example",
+    ]  # fmt: skip
+    assert docstrings.missing(lambda: 0) == ["a docstring"]

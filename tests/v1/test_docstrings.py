@@ -1,0 +1,51 @@
+"""The docstrings of rows: what is generated is there, gives way to the row's own, and runs."""
+
+import doctest
+import inspect
+
+import pytest
+
+import regrad.v1 as tf
+from regrad.v1.graph.row_docs import Row, complete
+from tests.helpers.docstrings import public
+
+ROW = Row("tf.f", "Sqrt", "F", ["x", "axis", "name"], ["x"], {}, set(), "f", True, True)
+EXAMPLES = [
+    pytest.param(value, id=name) for name, value in public("regrad.v1") if ">>>" in value.__doc__
+]
+
+
+# (A row's function belongs to the module that makes rows, so doctest's own search skips it.)
+@pytest.mark.parametrize("function", EXAMPLES)
+def test_examples_of_public_names_run(function):
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False)
+    text = inspect.cleandoc(function.__doc__)
+    runner.run(doctest.DocTestParser().get_doctest(text, {}, function.__name__, None, None))
+    assert runner.tries
+    assert not runner.failures
+
+
+def test_what_follows_from_a_row_is_generated():
+    doc = complete("Return f.", ROW)
+    assert "x: A tensor or array of real floats, or a number." in doc
+    assert "axis: The axis." in doc
+    assert "name: The name of the op in the graph, by default 'F'." in doc
+    assert "A tensor of x's shape and dtype;" in doc
+    assert "DTypeError: when a graph is built, x does not hold real floats." in doc
+    assert doc.endswith("Op type: `Sqrt`. Source: `tf.f`.")
+
+
+def test_what_a_row_says_itself_wins():
+    own = "Return f.\n\nArgs:\n    axis: Mine,\n        on two lines.\n\nReturns:\n    Two."
+    doc = complete(own, ROW)
+    assert "axis: Mine,\n            on two lines." in doc
+    assert "The axis." not in doc
+    assert "x: A tensor or array" in doc
+    assert "Returns:\n        Two.\n" in doc
+    assert "x's shape" not in doc
+
+
+def test_errors_of_the_docstring_are_those_of_the_call():
+    with pytest.raises(TypeError, match="Sqrt takes floats"):
+        tf.sqrt(3)
+    assert "DTypeError: when a graph is built, x does not hold" in (tf.sqrt.__doc__ or "")
