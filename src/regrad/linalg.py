@@ -15,11 +15,11 @@ from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops import decompositions, reduction, spectral
-from regrad.ops.array import concat, expand_dims, reshape, split
 from regrad.ops.array import diag as diag
 from regrad.ops.array import diagonal as diagonal
+from regrad.ops.array import expand_dims, reshape
 from regrad.ops.array import matrix_transpose as matrix_transpose
-from regrad.ops.creation import ones_like
+from regrad.ops.creation_like import ones_like
 from regrad.ops.decompositions import det as det
 from regrad.ops.decompositions import expm as expm
 from regrad.ops.decompositions import inv as inv
@@ -27,6 +27,7 @@ from regrad.ops.decompositions import matrix_rank as matrix_rank
 from regrad.ops.decompositions import pinv as pinv
 from regrad.ops.elementwise import abs as elementwise_abs
 from regrad.ops.elementwise import conj
+from regrad.ops.joining import concat, split
 from regrad.ops.matmul import cross as cross
 from regrad.ops.matmul import kron as kron
 from regrad.ops.matmul import matmul as matmul

@@ -30,7 +30,8 @@ from regrad.nn import (
     relu,
     sparse_softmax_cross_entropy_with_logits,
 )
-from regrad.ops.elementwise import abs, astype, clip, log, not_equal, squared_difference
+from regrad.ops.binary import clip, not_equal, squared_difference
+from regrad.ops.elementwise import abs, astype, log
 from regrad.ops.reduction import sum
 
 BY_NONZERO = "sum_by_nonzero_weights"

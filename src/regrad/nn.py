@@ -33,6 +33,7 @@ from regrad.ops.activation import softmax as softmax
 from regrad.ops.activation import softplus as softplus
 from regrad.ops.activation import softsign as softsign
 from regrad.ops.array import tril
+from regrad.ops.binary import logical_and, where
 from regrad.ops.convolution import conv1d as conv1d
 from regrad.ops.convolution import conv2d as conv2d
 from regrad.ops.convolution import conv2d_transpose as conv2d_transpose
@@ -44,7 +45,6 @@ from regrad.ops.creation import ones
 from regrad.ops.cross_entropy import (
     sparse_softmax_cross_entropy_with_logits as sparse_softmax_cross_entropy_with_logits,
 )
-from regrad.ops.elementwise import logical_and, where
 from regrad.ops.image import batch_to_space as batch_to_space
 from regrad.ops.image import dilation2d as dilation2d
 from regrad.ops.image import resize_bilinear as resize_bilinear

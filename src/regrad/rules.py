@@ -21,8 +21,9 @@ from regrad.core.builtin import builtin as builtin
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ArgumentError
 from regrad.ops.activation import sigmoid
+from regrad.ops.binary import clip, maximum, where
 from regrad.ops.elementwise import abs as absolute
-from regrad.ops.elementwise import clip, exp, identity, maximum, square, where
+from regrad.ops.elementwise import exp, identity, square
 from regrad.ops.reduction import vector_norm
 
 Rule = Callable[..., Tensor]

@@ -23,7 +23,7 @@ from types import UnionType
 from typing import Any
 
 MODULES = [
-    "regrad.ops.activation", "regrad.ops.elementwise", "regrad.ops.methods",
+    "regrad.ops.activation", "regrad.ops.binary", "regrad.ops.elementwise", "regrad.ops.methods",
     *[f"regrad.v1.functions.{name}" for name in (
         "arrays", "bitwise", "convolution", "creation", "image", "indexing", "linalg", "math",
         "nn", "random_ops", "reductions", "spectral",

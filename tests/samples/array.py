@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import regrad as rg
-from regrad.ops import array
+from regrad.ops import array, joining
 from tests.samples import sample, spread
 
 VECTOR = spread(5)
@@ -120,34 +120,34 @@ SAMPLES = [
     shaped("roll no elements", lambda x: array.roll(x, 1, axis=0), EMPTY, "Roll",
            lambda x: np.roll(x, 1, axis=0)),
     # joining and splitting
-    shaped("concat", lambda a, b: array.concat([a, b]), (spread(1, 3), spread(2, 3, seed=1)),
+    shaped("concat", lambda a, b: joining.concat([a, b]), (spread(1, 3), spread(2, 3, seed=1)),
            "ConcatV2", lambda a, b: np.concatenate([a, b])),
-    shaped("concat along the last axis", lambda a, b: array.concat([a, b], axis=-1),
+    shaped("concat along the last axis", lambda a, b: joining.concat([a, b], axis=-1),
            (MATRIX, spread(2, 1, seed=1)), "ConcatV2", lambda a, b: np.concatenate([a, b], -1)),
-    shaped("concat flat", lambda a, b: array.concat([a, b], axis=None), (MATRIX, SCALAR),
+    shaped("concat flat", lambda a, b: joining.concat([a, b], axis=None), (MATRIX, SCALAR),
            "ConcatV2", lambda a, b: np.concatenate([a, b], None)),
-    shaped("concat with nothing", lambda a, b: array.concat([a, b]), (EMPTY, MATRIX), "ConcatV2",
+    shaped("concat with nothing", lambda a, b: joining.concat([a, b]), (EMPTY, MATRIX), "ConcatV2",
            lambda a, b: np.concatenate([a, b])),
-    shaped("concat of one tensor twice", lambda x: array.concat([x, x * x, x]), spread(3),
+    shaped("concat of one tensor twice", lambda x: joining.concat([x, x * x, x]), spread(3),
            "ConcatV2", lambda x: np.concatenate([x, x * x, x])),
-    shaped("stack", lambda a, b: array.stack([a, b]), (MATRIX, spread(2, 3, seed=1)), "Pack",
+    shaped("stack", lambda a, b: joining.stack([a, b]), (MATRIX, spread(2, 3, seed=1)), "Pack",
            lambda a, b: np.stack([a, b])),
-    shaped("stack along the last axis", lambda a, b: array.stack([a, b], axis=-1),
+    shaped("stack along the last axis", lambda a, b: joining.stack([a, b], axis=-1),
            (MATRIX, spread(2, 3, seed=1)), "Pack", lambda a, b: np.stack([a, b], -1)),
-    shaped("stack of rank 0", lambda a, b: array.stack([a, b]), (SCALAR, np.array(-0.4)), "Pack",
+    shaped("stack of rank 0", lambda a, b: joining.stack([a, b]), (SCALAR, np.array(-0.4)), "Pack",
            lambda a, b: np.stack([a, b])),
-    shaped("unstack", array.unstack, MATRIX, "Unpack", list),
-    shaped("unstack the last axis", lambda x: array.unstack(x, axis=-1), MATRIX, "Unpack",
+    shaped("unstack", joining.unstack, MATRIX, "Unpack", list),
+    shaped("unstack the last axis", lambda x: joining.unstack(x, axis=-1), MATRIX, "Unpack",
            lambda x: list(x.T)),
-    shaped("unstack, one part used", lambda x: array.unstack(x)[1], MATRIX, "Unpack",
+    shaped("unstack, one part used", lambda x: joining.unstack(x)[1], MATRIX, "Unpack",
            lambda x: x[1]),
-    shaped("split into equal parts", lambda x: array.split(x, 3, axis=-1), MATRIX, "Split",
+    shaped("split into equal parts", lambda x: joining.split(x, 3, axis=-1), MATRIX, "Split",
            lambda x: np.split(x, 3, axis=-1)),
-    shaped("split into sizes", lambda x: array.split(x, (1, 3, 1)), VECTOR, "Split",
+    shaped("split into sizes", lambda x: joining.split(x, (1, 3, 1)), VECTOR, "Split",
            lambda x: np.split(x, (1, 4))),
-    shaped("split, the rest and nothing", lambda x: array.split(x, [0, -1, 2]), VECTOR, "Split",
+    shaped("split, the rest and nothing", lambda x: joining.split(x, [0, -1, 2]), VECTOR, "Split",
            lambda x: [x[:0], x[:3], x[3:]]),
-    shaped("split, one part used", lambda x: array.split(x, 2, axis=0)[0], MATRIX, "Split",
+    shaped("split, one part used", lambda x: joining.split(x, 2, axis=0)[0], MATRIX, "Split",
            lambda x: x[:1]),
     # triangles and diagonals
     *[
@@ -182,13 +182,14 @@ SAMPLES = [
                reference=r)
         for t, f, r in [
             ("Transpose", array.permute_dims, np.transpose), ("Tril", array.tril, np.tril),
-            ("ReverseV2", array.flip, np.flip), ("Unpack", array.unstack, list),
+            ("ReverseV2", array.flip, np.flip), ("Unpack", joining.unstack, list),
             ("MatrixDiagPart", array.diagonal, np.diagonal),
             ("MatrixDiag", array.diag, lambda x: band(x, (2, 2), 0)),
         ]
     ],
-    sample("concat of real and complex", lambda a, b: array.concat([a, b]), (spread(1, 2), COMPLEX),
-           covers="ConcatV2", reference=lambda a, b: np.concatenate([a, b])),
-    sample("stack times its tensor", lambda x: array.stack([x, rg.sin(x)]) * x, spread(3),
+    sample("concat of real and complex", lambda a, b: joining.concat([a, b]),
+           (spread(1, 2), COMPLEX), covers="ConcatV2",
+           reference=lambda a, b: np.concatenate([a, b])),
+    sample("stack times its tensor", lambda x: joining.stack([x, rg.sin(x)]) * x, spread(3),
            covers="Pack", reference=lambda x: np.stack([x, np.sin(x)]) * x),
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.special
 
 import regrad as rg
-from regrad.ops import elementwise
+from regrad.ops import binary
 from tests.samples import away, sample, spread
 
 REAL = spread(2, 3)
@@ -151,12 +151,12 @@ SAMPLES = [
            reference=np.logical_not, order=0, reason=NONE),
     sample("Invert", rg.bitwise_invert, INTEGERS[0], covers="Invert",
            reference=np.bitwise_invert, order=0, reason=NONE),
-    sample("OrZero", elementwise.or_zero, (REAL, away(2, 3)), covers="OrZero",
+    sample("OrZero", binary.or_zero, (REAL, away(2, 3)), covers="OrZero",
            reference=lambda y, x: y),
-    sample("OrZero: zeros", elementwise.or_zero, (REAL, away(2, 3) * [0, 1, 1]), covers="OrZero",
+    sample("OrZero: zeros", binary.or_zero, (REAL, away(2, 3) * [0, 1, 1]), covers="OrZero",
            reference=lambda y, x: np.where(x == 0, 0, y), order=0,
            reason="it jumps at 0 where y does not end there"),
-    sample("OrZeroGrad", elementwise._grad_or_zero, (REAL, away(2, 3)), covers="OrZeroGrad",
+    sample("OrZeroGrad", binary._grad_or_zero, (REAL, away(2, 3)), covers="OrZeroGrad",
            reference=lambda dy, x: dy),
     sample("NextAfter", rg.nextafter, (REAL, REAL[::-1]), covers="NextAfter",
            reference=np.nextafter, order=0, reason="differences cannot see a step of one ulp"),

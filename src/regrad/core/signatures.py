@@ -35,9 +35,9 @@ def public(function: F) -> F:
     >>> @public
     ... def double(x):
     ...     return 2 * x
-    >>> double(1, 2)
+    >>> double()
     Traceback (most recent call last):
-    regrad.errors.ArgumentError: double: too many positional arguments. It takes x.
+    regrad.errors.ArgumentError: double: missing a required argument: 'x'. It takes x.
     """
     return helpful(function.__name__)(complete_public(function))
 

@@ -12,7 +12,8 @@ from regrad.core.shapes import Axis, normalized_axes
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.errors import InvalidValueError
-from regrad.ops.elementwise import abs, clip, erfc, exp, logical_and, square, tanh, where
+from regrad.ops.binary import clip, logical_and, where
+from regrad.ops.elementwise import abs, erfc, exp, square, tanh
 from regrad.ops.reduction import sum
 from regrad.ops.rows import _sums, _tops
 

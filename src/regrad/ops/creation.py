@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regrad.core import backends, dims, dispatch, numbers, sharding
-from regrad.core.backends import Array, DTypeLike, Namespace
+from regrad.core.backends import DTypeLike
 from regrad.core.op import TensorLike, op
 from regrad.core.promotion import complex_dtype, get_default_dtype
 from regrad.core.registry import OPS, gradient
@@ -596,110 +596,3 @@ def on_device(t: Tensor, device: Any) -> Tensor:
         return t
     device = sharding.resolve(device, t._data) if backends.is_array(t._data) else device
     return t if device == t.device else _to_device(t, device=device, source=t.device)
-
-
-# -- ops: they follow the data of their input --------------------------------------------------
-
-
-@op("ZerosLike")
-def zeros_like(
-    xp, x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None
-) -> Tensor:
-    """Return zeros of x's shape, in x's library.
-
-    Args:
-        dtype: The dtype of the result; x's by default.
-        device: Where the result lies; by default where x lies.
-
-    Source: the Array API standard.
-
-    >>> rg.zeros_like([1.0, 2.0])
-    Tensor([0., 0.], dtype=float32)
-    """
-    return _filled_like(xp, x, 0, dtype, device)
-
-
-@op("OnesLike")
-def ones_like(
-    xp, x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None
-) -> Tensor:
-    """Return ones of x's shape, in x's library.
-
-    Args:
-        dtype: The dtype of the result; x's by default.
-        device: Where the result lies; by default where x lies.
-
-    Source: the Array API standard.
-
-    >>> rg.ones_like([3.0, 2.0])
-    Tensor([1., 1.], dtype=float32)
-    """
-    return _filled_like(xp, x, 1, dtype, device)
-
-
-@op("FullLike")
-def full_like(
-    xp,
-    x: TensorLike,
-    /,
-    fill_value: complex,
-    *,
-    dtype: DTypeLike | None = None,
-    device: Any = None,
-) -> Tensor:
-    """Return a Tensor of x's shape with one value everywhere, in x's library.
-
-    Args:
-        fill_value: The value, a number.
-        dtype: The dtype of the result; x's by default.
-        device: Where the result lies; by default where x lies.
-
-    Source: the Array API standard.
-
-    >>> rg.full_like([1.0, 2.0], 7)
-    Tensor([7., 7.], dtype=float32)
-    """
-    return _filled_like(xp, x, fill_value, dtype, device)
-
-
-@public
-def empty_like(x: TensorLike, /, *, dtype: DTypeLike | None = None, device: Any = None) -> Tensor:
-    """Return a Tensor of x's shape, whose values (zeros) are not to be relied on.
-
-    Args:
-        dtype: The dtype of the result; x's by default.
-        device: Where the result lies; by default where x lies.
-
-    Op type: `ZerosLike`. Source: the Array API standard.
-
-    >>> rg.empty_like([1.0, 2.0]).shape
-    (2,)
-    """
-    return zeros_like(x, dtype=dtype, device=device)
-
-
-def _filled_like(
-    xp: Namespace, x: TensorLike, value: complex, dtype: DTypeLike | None, device: Any
-) -> Array:
-    dtype = backends.numpy_dtype(x.dtype) if dtype is None else as_numpy_dtype(dtype)
-    value, dtype = fitting(value, dtype), backends.native_dtype(xp, dtype)
-    if xp.__name__ == "jax.numpy":
-        y = xp.full_like(x, value, dtype=dtype)  # which lies where x lies
-    else:
-        y = xp.full(tuple(x.shape), value, dtype=dtype, **backends.placed_like(x))
-    return y if device is None else sharding.place(y, sharding.resolve(device, y))
-
-
-def fitting(value: complex, dtype: np.dtype) -> complex:
-    """A number that a kernel may give to its library for a dtype; an integer is checked."""
-    whole = dtype.kind in "biu" or isinstance(value, int)
-    return numbers.under(value, dtype).item() if whole else value
-
-
-for _type in ("ZerosLike", "OnesLike", "FullLike"):
-
-    @gradient(_type)
-    def _(dy):
-        return None
-
-    OPS[_type].rule.constant = True

@@ -14,15 +14,11 @@ from regrad.core.shapes import shifted_shape, window
 from regrad.core.tensor import Tensor, TensorLike, wrap
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError, kind
 from regrad.graph.deferred import deferrable
-from regrad.ops.array import (
-    broadcast_arrays,
-    broadcast_to,
-    permute_dims,
-    reshape,
-    stack,
-)
-from regrad.ops.elementwise import astype, where
+from regrad.ops.array import broadcast_arrays, broadcast_to, permute_dims, reshape
+from regrad.ops.binary import where
+from regrad.ops.elementwise import astype
 from regrad.ops.indexing import _scatter_update, gather_nd, scatter_nd, take
+from regrad.ops.joining import stack
 from regrad.ops.slicing import (
     Basic,
     _check_kind,

@@ -21,8 +21,9 @@ from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops import windows
 from regrad.ops.array import reshape
-from regrad.ops.creation import asarray, zeros_like
-from regrad.ops.elementwise import equal, where
+from regrad.ops.binary import equal, where
+from regrad.ops.creation import asarray
+from regrad.ops.creation_like import zeros_like
 from regrad.ops.reduction import sum
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 
@@ -233,7 +234,7 @@ def space_to_batch(
             be multiples of the blocks.
 
     Returns:
-        A Tensor (batch * prod(block_shape), *spatial / block_shape, ...).
+        A Tensor `(batch * prod(block_shape), *spatial / block_shape, ...)`.
 
     Raises:
         ShapeError: sizes do not fit.
@@ -259,7 +260,7 @@ def batch_to_space(
         crops: Pairs (before, after) of how much is cut off each spatial axis.
 
     Returns:
-        A Tensor (batch / prod(block_shape), *spatial * block_shape - crops, ...).
+        A Tensor `(batch / prod(block_shape), *spatial * block_shape - crops, ...)`.
 
     Raises:
         ShapeError: sizes do not fit.

@@ -14,12 +14,16 @@ from regrad.errors import ArgumentError, NoTransposeError, camel_case
 from regrad.ops import (
     activation,
     array,
+    binary,
     convolution,
     creation,
+    creation_like,
     elementwise,
     getitem,
     image,
     indexing,
+    indices,
+    joining,
     normalization,
     numpy_protocol,
     pooling,
@@ -101,22 +105,22 @@ class Methods:
 
     # -- Python's operators ----------------------------------------------------------------
 
-    __add__ = elementwise.add
-    __sub__ = elementwise.subtract
-    __mul__ = elementwise.multiply
-    __truediv__ = elementwise.divide
-    __floordiv__ = elementwise.floor_divide
-    __mod__ = elementwise.remainder
-    __pow__ = elementwise.pow
-    __and__ = elementwise.bitwise_and
-    __or__ = elementwise.bitwise_or
-    __xor__ = elementwise.bitwise_xor
-    __lshift__ = elementwise.bitwise_left_shift
-    __rshift__ = elementwise.bitwise_right_shift
-    __lt__ = elementwise.less
-    __le__ = elementwise.less_equal
-    __gt__ = elementwise.greater
-    __ge__ = elementwise.greater_equal
+    __add__ = binary.add
+    __sub__ = binary.subtract
+    __mul__ = binary.multiply
+    __truediv__ = binary.divide
+    __floordiv__ = binary.floor_divide
+    __mod__ = binary.remainder
+    __pow__ = binary.pow
+    __and__ = binary.bitwise_and
+    __or__ = binary.bitwise_or
+    __xor__ = binary.bitwise_xor
+    __lshift__ = binary.bitwise_left_shift
+    __rshift__ = binary.bitwise_right_shift
+    __lt__ = binary.less
+    __le__ = binary.less_equal
+    __gt__ = binary.greater
+    __ge__ = binary.greater_equal
     __neg__ = elementwise.negative
     __abs__ = elementwise.abs
     __invert__ = elementwise.bitwise_invert
@@ -125,7 +129,7 @@ class Methods:
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         try:
-            return elementwise.equal(self, other)  # pyright: ignore[reportArgumentType]
+            return binary.equal(self, other)  # pyright: ignore[reportArgumentType]
         except ArgumentError:
             if _can_be_tensor(other):
                 raise
@@ -133,7 +137,7 @@ class Methods:
 
     def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
         try:
-            return elementwise.not_equal(self, other)  # pyright: ignore[reportArgumentType]
+            return binary.not_equal(self, other)  # pyright: ignore[reportArgumentType]
         except ArgumentError:
             if _can_be_tensor(other):
                 raise
@@ -146,57 +150,57 @@ class Methods:
         if not digits:
             return elementwise.round(self)
         scale = 10.0**digits
-        return elementwise.divide(elementwise.round(elementwise.multiply(self, scale)), scale)
+        return binary.divide(elementwise.round(binary.multiply(self, scale)), scale)
 
     def __divmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
-        return elementwise.floor_divide(self, other), elementwise.remainder(self, other)
+        return binary.floor_divide(self, other), binary.remainder(self, other)
 
     def __rdivmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
-        return elementwise.floor_divide(other, self), elementwise.remainder(other, self)
+        return binary.floor_divide(other, self), binary.remainder(other, self)
 
     def __radd__(self, other: TensorLike) -> Tensor:
-        return elementwise.add(other, self)
+        return binary.add(other, self)
 
     def __rsub__(self, other: TensorLike) -> Tensor:
-        return elementwise.subtract(other, self)
+        return binary.subtract(other, self)
 
     def __rmul__(self, other: TensorLike) -> Tensor:
-        return elementwise.multiply(other, self)
+        return binary.multiply(other, self)
 
     def __rtruediv__(self, other: TensorLike) -> Tensor:
-        return elementwise.divide(other, self)
+        return binary.divide(other, self)
 
     def __rfloordiv__(self, other: TensorLike) -> Tensor:
-        return elementwise.floor_divide(other, self)
+        return binary.floor_divide(other, self)
 
     def __rmod__(self, other: TensorLike) -> Tensor:
-        return elementwise.remainder(other, self)
+        return binary.remainder(other, self)
 
     def __rpow__(self, other: TensorLike) -> Tensor:
-        return elementwise.pow(other, self)
+        return binary.pow(other, self)
 
     def __rmatmul__(self, other: TensorLike) -> Tensor:
         return products.matmul(other, self)
 
     def __rand__(self, other: TensorLike) -> Tensor:
-        return elementwise.bitwise_and(other, self)
+        return binary.bitwise_and(other, self)
 
     def __ror__(self, other: TensorLike) -> Tensor:
-        return elementwise.bitwise_or(other, self)
+        return binary.bitwise_or(other, self)
 
     def __rxor__(self, other: TensorLike) -> Tensor:
-        return elementwise.bitwise_xor(other, self)
+        return binary.bitwise_xor(other, self)
 
     def __rlshift__(self, other: TensorLike) -> Tensor:
-        return elementwise.bitwise_left_shift(other, self)
+        return binary.bitwise_left_shift(other, self)
 
     def __rrshift__(self, other: TensorLike) -> Tensor:
-        return elementwise.bitwise_right_shift(other, self)
+        return binary.bitwise_right_shift(other, self)
 
     def __iter__(self: Any) -> Iterator[Tensor]:
         if not self.ndim:
             raise ArgumentError("a Tensor of rank 0 cannot be iterated over; x.item() is its value")
-        return iter(array.unstack(self))
+        return iter(joining.unstack(self))
 
     @property
     def T(self) -> Tensor:  # the standard's name
@@ -298,18 +302,18 @@ class Methods:
     isnan = elementwise.isnan
     isinf = elementwise.isinf
     isfinite = elementwise.isfinite
-    isclose = elementwise.isclose
+    isclose = binary.isclose
     allclose = reduction.allclose
     nan_to_num = special.nan_to_num
     sinc = special.sinc
     xlogy = special.xlogy
     logical_not = elementwise.logical_not
-    clip = clip_by_value = elementwise.clip
+    clip = clip_by_value = binary.clip
     clone = copy = elementwise.identity
     detach = elementwise.stop_gradient
     astype = cast = elementwise.astype
-    zeros_like = creation.zeros_like
-    ones_like = creation.ones_like
+    zeros_like = creation_like.zeros_like
+    ones_like = creation_like.ones_like
 
     relu = activation.relu
     relu6 = activation.relu6
@@ -323,30 +327,30 @@ class Methods:
     softmax = activation.softmax
     log_softmax = activation.log_softmax
 
-    add = elementwise.add
-    sub = elementwise.subtract
-    mul = elementwise.multiply
-    div = elementwise.divide
-    floor_div = elementwise.floor_divide
-    mod = elementwise.remainder
-    pow = elementwise.pow
-    maximum = elementwise.maximum
-    minimum = elementwise.minimum
-    squared_difference = elementwise.squared_difference
-    atan2 = elementwise.atan2
-    equal = elementwise.equal
-    not_equal = elementwise.not_equal
-    less = elementwise.less
-    less_equal = elementwise.less_equal
-    greater = elementwise.greater
-    greater_equal = elementwise.greater_equal
-    logical_and = elementwise.logical_and
-    logical_or = elementwise.logical_or
-    logical_xor = elementwise.logical_xor
+    add = binary.add
+    sub = binary.subtract
+    mul = binary.multiply
+    div = binary.divide
+    floor_div = binary.floor_divide
+    mod = binary.remainder
+    pow = binary.pow
+    maximum = binary.maximum
+    minimum = binary.minimum
+    squared_difference = binary.squared_difference
+    atan2 = binary.atan2
+    equal = binary.equal
+    not_equal = binary.not_equal
+    less = binary.less
+    less_equal = binary.less_equal
+    greater = binary.greater
+    greater_equal = binary.greater_equal
+    logical_and = binary.logical_and
+    logical_or = binary.logical_or
+    logical_xor = binary.logical_xor
 
     def where(self, condition: TensorLike, b: TensorLike) -> Tensor:
         """This tensor where `condition`, `b` elsewhere; see `regrad.where`."""
-        return elementwise.where(condition, self, b)
+        return binary.where(condition, self, b)
 
     # -- reductions and scans: axis and keepdims by position, as in TensorFlow.js --------------
 
@@ -403,7 +407,7 @@ class Methods:
     swapaxes = array.swapaxes
     broadcast_to = array.broadcast_to
     tile = array.tile
-    split = array.split
+    split = joining.split
 
     def flatten(self) -> Tensor:
         """The elements in one axis."""
@@ -419,16 +423,16 @@ class Methods:
     def concat(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Tensor:
         """This tensor and others, one after the other; see `regrad.concat`."""
         others = others if isinstance(others, list | tuple) else [others]
-        return array.concat([self, *others], axis=axis)
+        return joining.concat([self, *others], axis=axis)
 
     def stack(self, others: TensorLike | Sequence[TensorLike], axis: int = 0) -> Tensor:
         """This tensor and others along a new axis; see `regrad.stack`."""
         others = others if isinstance(others, list | tuple) else [others]
-        return array.stack([self, *others], axis=axis)
+        return joining.stack([self, *others], axis=axis)
 
     def unstack(self, axis: int = 0) -> tuple[Tensor, ...]:
         """The tensors along an axis; see `regrad.unstack`."""
-        return array.unstack(self, axis=axis)
+        return joining.unstack(self, axis=axis)
 
     def reverse(self, axis: Axis = None) -> Tensor:
         """The elements in reverse along axes; see `regrad.flip`."""
@@ -457,7 +461,7 @@ class Methods:
 
     slice = slicing.slice
     pad = slicing.pad
-    one_hot = indexing.one_hot
+    one_hot = indices.one_hot
     unsorted_segment_sum = indexing.segment_sum
 
     # -- linear algebra and networks ---------------------------------------------------------------

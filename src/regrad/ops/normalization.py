@@ -9,7 +9,8 @@ from regrad.core.signatures import public
 from regrad.core.tensor import Tensor, TensorLike
 from regrad.errors import ShapeError
 from regrad.graph.deferred import deferrable
-from regrad.ops.elementwise import maximum, rsqrt, square
+from regrad.ops.binary import maximum
+from regrad.ops.elementwise import rsqrt, square
 from regrad.ops.reduction import moments, sum
 
 

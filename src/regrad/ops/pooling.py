@@ -18,7 +18,8 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.ops import windows
-from regrad.ops.elementwise import pow, square
+from regrad.ops.binary import pow
+from regrad.ops.elementwise import square
 from regrad.ops.windows import Ints, Padding, Pairs, Sizes, Windows
 
 # Windows are boxes, so a pool over several axes is a pool along each in turn: a 7×7 window

@@ -19,25 +19,21 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, DTypeError, ShapeError, kind
 from regrad.graph.deferred import deferrable
 from regrad.ops.array import diagonal, squeeze
+from regrad.ops.binary import isclose, logical_or, or_zero, pow, where
 from regrad.ops.creation import as_numpy_dtype, convert
 from regrad.ops.elementwise import (
     abs,
     astype,
     conj,
     exp,
-    isclose,
     isfinite,
     isnan,
     log,
-    logical_or,
-    or_zero,
-    pow,
     real,
     sign,
     sqrt,
     square,
     stop_gradient,
-    where,
 )
 from regrad.ops.rows import _sums
 from regrad.ops.scan import cumulative_prod

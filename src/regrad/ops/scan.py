@@ -15,10 +15,10 @@ from regrad.core.shapes import as_count, normalized_axis
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError
 from regrad.graph.deferred import deferrable
-from regrad.ops.array import concat
 from regrad.ops.creation import as_numpy_dtype, convert
 from regrad.ops.getitem import getitem
 from regrad.ops.indexing import scatter_along_axis
+from regrad.ops.joining import concat
 from regrad.ops.slicing import pad
 
 # -- scans ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from regrad.core.shapes import Window, as_ints, as_shape, as_slice, ascending, f
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, DTypeError, IndexRangeError, ShapeError
 from regrad.graph.deferred import deferrable
-from regrad.ops.creation import fitting, zeros_like
+from regrad.ops.creation_like import fitting, zeros_like
 from regrad.ops.rows import _add_rows, _is_jax, _put
 
 # -- slices --------------------------------------------------------------------------------------

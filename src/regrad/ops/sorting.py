@@ -17,19 +17,9 @@ from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, DTypeError, InvalidValueError, ShapeError
 from regrad.graph.deferred import deferrable
 from regrad.ops.array import expand_dims, moveaxis, permute_dims, reshape, squeeze
-from regrad.ops.creation import zeros_like
-from regrad.ops.elementwise import (
-    astype,
-    ceil,
-    floor,
-    isfinite,
-    isnan,
-    logical_and,
-    logical_not,
-    minimum,
-    round,
-    where,
-)
+from regrad.ops.binary import logical_and, minimum, where
+from regrad.ops.creation_like import zeros_like
+from regrad.ops.elementwise import astype, ceil, floor, isfinite, isnan, logical_not, round
 from regrad.ops.indexing import scatter_along_axis, take
 from regrad.ops.scan import _between
 

@@ -14,7 +14,8 @@ from regrad.core.registry import gradient
 from regrad.core.signatures import public
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, kind
-from regrad.ops.elementwise import add_n, astype, imag, isfinite, lgamma, real, where
+from regrad.ops.binary import add_n, where
+from regrad.ops.elementwise import astype, imag, isfinite, lgamma, real
 
 # -- products and quotients that are 0 where their first factor is -------------------------------
 

@@ -17,9 +17,10 @@ from regrad.core.signatures import helpful
 from regrad.core.state import masked
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError, kind
-from regrad.ops.array import stack
-from regrad.ops.elementwise import astype, logical_and, logical_not, where
+from regrad.ops.binary import logical_and, where
+from regrad.ops.elementwise import astype, logical_not
 from regrad.ops.getitem import getitem
+from regrad.ops.joining import stack
 from regrad.transforms.arguments import Given, returned
 from regrad.transforms.branches import branched
 from regrad.transforms.checkpoint import checkpoint as recomputing

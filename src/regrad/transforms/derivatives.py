@@ -25,7 +25,7 @@ from regrad.core.tensor import Tensor
 from regrad.core.walk import seed, walk_from
 from regrad.errors import ArgumentError, ShapeError, kind
 from regrad.ops.array import reshape
-from regrad.ops.creation import zeros_like
+from regrad.ops.creation_like import zeros_like
 from regrad.transforms.forward import ForwardTape, Tangents, push_through
 from regrad.transforms.vmap import at_once
 

@@ -17,7 +17,8 @@ from regrad.core.signatures import helpful
 from regrad.core.state import masked
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError
-from regrad.ops.array import permute_dims, reshape, stack
+from regrad.ops.array import permute_dims, reshape
+from regrad.ops.joining import stack
 from regrad.transforms.derivatives import Linearized, gradient_of, jvp, like
 from regrad.transforms.forward import ForwardTape, Tangents, push_through
 from regrad.transforms.vmap import at_once

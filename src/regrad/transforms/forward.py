@@ -28,9 +28,9 @@ from regrad.core.tape import Record, Tape
 from regrad.core.tensor import Tensor
 from regrad.core.walk import name_of, walk_from
 from regrad.errors import GradientError
-from regrad.ops.array import stack
-from regrad.ops.creation import zeros_like
-from regrad.ops.elementwise import logical_and, where
+from regrad.ops.binary import logical_and, where
+from regrad.ops.creation_like import zeros_like
+from regrad.ops.joining import stack
 from regrad.ops.reduction import any as any_of
 from regrad.transforms.region import Passage, RegionRule, links_of
 

@@ -21,8 +21,8 @@ from regrad.core.pullback import pull_through, step_back
 from regrad.core.sharding import to_jax, to_jax_as
 from regrad.core.state import current
 from regrad.core.tensor import Tensor, wrap
-from regrad.ops.creation import zeros_like
-from regrad.ops.elementwise import add
+from regrad.ops.binary import add
+from regrad.ops.creation_like import zeros_like
 from regrad.transforms.bodies import (
     BodyFunction,
     BodyRun,

@@ -16,8 +16,9 @@ from regrad.core.signatures import helpful
 from regrad.core.state import current, masked
 from regrad.core.tensor import Tensor
 from regrad.errors import ArgumentError, ShapeError, TraceError, kind
-from regrad.ops.array import moveaxis, stack
+from regrad.ops.array import moveaxis
 from regrad.ops.getitem import getitem
+from regrad.ops.joining import stack
 from regrad.ops.reduction import sum as sum_of
 from regrad.transforms.arguments import Body, Given
 from regrad.transforms.bodies import BodyRun, pullback, pushforward

@@ -9,7 +9,7 @@ from regrad.autodiff.variables import Variable, assign_all
 from regrad.core.sharding import to_jax
 from regrad.core.state import current
 from regrad.errors import GradientError
-from regrad.ops.creation import zeros_like
+from regrad.ops.creation_like import zeros_like
 from regrad.transforms.bodies import (
     BodyRun,
     carries_that_move,

@@ -1,0 +1,499 @@
+"""Elementwise ops of two, three and many tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrad.core import backends
+from regrad.core.backends import Array
+from regrad.core.op import TensorLike, elementwise, entwined, op, piecewise_constant
+from regrad.core.registry import OPS, gradient, not_differentiable
+from regrad.core.signatures import public
+from regrad.core.tensor import Tensor
+from regrad.errors import ArgumentError, ShapeError
+from regrad.ops.elementwise import Kernel, astype, exp, log, signbit, square
+
+# -- two tensors -------------------------------------------------------------------------------
+
+
+def _binary(
+    type: str,
+    name: str,
+    kernel: Kernel,
+    doc: str,
+    *rules: Callable[..., Any],
+    to_float: bool = False,
+    real: bool = False,
+    boolean: bool = False,
+) -> Any:
+    return elementwise(
+        type, name, kernel, doc, *rules,
+        to_float=to_float, real=real, inputs="a b", boolean=boolean,
+    )  # fmt: skip
+
+
+add = _binary("AddV2", "add", "add", """Return `a + b`.
+
+    >>> rg.add([1.0, 2.0], 10)
+    Tensor([11., 12.], dtype=float32)
+    """, lambda dy: dy, lambda dy: dy)  # fmt: skip
+subtract = _binary("Sub", "subtract", "subtract", """Return `a - b`.
+
+    >>> rg.subtract([1.0, 2.0], 10)
+    Tensor([-9., -8.], dtype=float32)
+    """, lambda dy: dy, lambda dy: -dy)  # fmt: skip
+multiply = _binary("Mul", "multiply", "multiply", """Return `a * b`.
+
+    >>> rg.multiply([1.0, 2.0], 10)
+    Tensor([10., 20.], dtype=float32)
+    """,
+                   lambda dy, b: dy * b, lambda dy, a: dy * a)  # fmt: skip
+divide = _binary("RealDiv", "divide", "divide", """Return `a / b`.
+
+    >>> rg.divide([1.0, 2.0], 10)
+    Tensor([0.1, 0.2], dtype=float32)
+    """,
+                 lambda dy, b: dy / b, lambda dy, b, y: -dy * (y / b),
+                 to_float=True)  # fmt: skip
+floor_divide = _binary(
+    "FloorDiv", "floor_divide", "floor_divide", """
+    Return `a // b`: the quotient, rounded down. The gradient is 0.
+
+    >>> rg.floor_divide([7.0, -7.0], 2)
+    Tensor([ 3., -4.], dtype=float32)
+    """, real=True
+)  # fmt: skip
+piecewise_constant("FloorDiv", lambda dy: None)
+remainder = _binary("FloorMod", "remainder", "remainder", """Return `a % b`, with the sign of b.
+
+    >>> rg.remainder([7.0, -7.0], 3)
+    Tensor([1., 2.], dtype=float32)
+    """,
+                    lambda dy: dy, lambda dy, a, b: -dy * floor_divide(a, b),
+                    real=True)  # fmt: skip
+maximum = _binary("Maximum", "maximum", "maximum", """
+    Return the larger of a and b. Where they are equal, the gradient goes to a.
+
+    >>> rg.maximum([1.0, 5.0], 3)
+    Tensor([3., 5.], dtype=float32)
+    """,
+                  lambda dy, a, b: where(a >= b, dy, 0),
+                  lambda dy, a, b: where(a >= b, 0, dy), real=True)  # fmt: skip
+minimum = _binary("Minimum", "minimum", "minimum", """
+    Return the smaller of a and b. Where they are equal, the gradient goes to a.
+
+    >>> rg.minimum([1.0, 5.0], 3)
+    Tensor([1., 3.], dtype=float32)
+    """,
+                  lambda dy, a, b: where(a <= b, dy, 0),
+                  lambda dy, a, b: where(a <= b, 0, dy), real=True)  # fmt: skip
+squared_difference = _binary(
+    "SquaredDifference", "squared_difference", lambda xp, a, b: xp.square(a - b), """
+    Return `(a - b)²`.
+
+    >>> rg.squared_difference([1.0, 5.0], 3)
+    Tensor([4., 4.], dtype=float32)
+    """,
+    lambda dy, a, b: dy * (2 * (a - b)), lambda dy, a, b: dy * (-2 * (a - b)),
+)  # fmt: skip
+atan2 = _binary("Atan2", "atan2", "atan2", """
+    Return the angle of the point (b, a), in (-π, π] radians.
+
+    The gradient at the origin is NaN.
+
+    >>> rg.atan2([1.0, 1.0], [1.0, -1.0])
+    Tensor([0.7853981, 2.3561945], dtype=float32)
+    """,
+                lambda dy, a, b: dy * (b / (square(a) + square(b))),
+                lambda dy, a, b: dy * (-a / (square(a) + square(b))),
+                to_float=True, real=True)  # fmt: skip
+hypot = _binary("Hypot", "hypot", "hypot", """
+    Return `sqrt(a² + b²)`, without overflow. The gradient at the origin is 0.
+
+    >>> rg.hypot(3.0, 4.0)
+    Tensor(5., dtype=float32)
+    """,
+                lambda dy, a, y: _grad_or_zero(dy, y) * (a / where(y == 0, 1, y)),
+                lambda dy, b, y: _grad_or_zero(dy, y) * (b / where(y == 0, 1, y)),
+                to_float=True)  # fmt: skip
+logaddexp = _binary("LogAddExp", "logaddexp", "logaddexp", """
+    Return `log(exp(a) + exp(b))`, without overflow.
+
+    >>> rg.logaddexp(1000.0, 1000.0)
+    Tensor(1000.6932, dtype=float32)
+    """,
+                    lambda dy, a, b, y: dy * _part(a, b, y),
+                    lambda dy, a, b, y: dy * _part(b, a, y), to_float=True)  # fmt: skip
+
+
+def _part(a, b, y):
+    """The share of exp(a) in exp(y): all of it where a is y, which may be infinite."""
+    return exp(where(logical_and(a == y, a != b), 0, a - y))
+
+
+copysign = _binary("Copysign", "copysign", "copysign", """
+    Return the absolute value of a with the sign of b.
+
+    The gradient of a has its sign changed where a's sign is; that of b is 0.
+
+    >>> rg.copysign([1.0, 2.0], [-3.0, 3.0])
+    Tensor([-1.,  2.], dtype=float32)
+    """,
+                   lambda dy, a, y: where((a < 0) == signbit(y), dy, -dy),
+                   lambda dy: None, to_float=True, real=True)  # fmt: skip
+nextafter = _binary("NextAfter", "nextafter", "nextafter", """
+    Return the next number from a towards b that the dtype can hold.
+
+    >>> rg.nextafter(rg.tensor([1.0]), 2.0) - 1
+    Tensor([1.1920929e-07], dtype=float32)
+    """,
+                    lambda dy: dy, lambda dy: None, to_float=True, real=True)  # fmt: skip
+
+
+for _type in ("FloorMod", "NextAfter"):
+    OPS[_type].rule.flat = True  # their rules ignore a, and yet they are not linear in it
+
+
+# Lengths and deviations end at 0, where their gradient is 0 by convention. What the convention says
+# of a second derivative would be wrong for smooth functions of them (the square of a length): it is
+# NaN there, unless the gradient that arrives does not change with x.
+
+
+@op("OrZero")
+def or_zero(xp, value: TensorLike, x: TensorLike, /) -> Tensor:
+    """`value`, a function of x; 0 where x is 0, and there so is its gradient."""
+    return xp.where(x == 0, xp.zeros_like(value), value)
+
+
+@gradient("OrZero", "value")
+def _(dy, x):
+    return _grad_or_zero(dy, x)
+
+
+@gradient("OrZero", "x")
+def _(dy, x):
+    return where(x == 0, _grad_or_zero(dy, x), 0)  # (the value may mask a NaN there)
+
+
+@op("OrZeroGrad")
+def _grad_or_zero(xp, grad: TensorLike, x: TensorLike, /) -> Tensor:
+    return xp.where((x == 0) & (grad == grad), xp.zeros_like(grad), grad)  # a NaN stays visible
+
+
+entwined("OrZeroGrad", lambda dy, x: _grad_or_zero(dy, x), lambda dy: None,
+         together=lambda dy, x: dy * astype(where(x == 0, math.nan, 1), dy.dtype))  # fmt: skip
+
+
+def _pow_a(dy, a, b):
+    # a ** 0 is a constant: its gradient is 0, also at 0⁰
+    none = logical_and(a == 0, b == 0)
+    return dy * where(none, 0, b * pow(where(none, 1, a), b - 1))
+
+
+def _pow_b(dy, a, y):
+    if a.dtype.kind == "c":
+        return dy * (y * log(where(a == 0, 1, a)))
+    return dy * (y * log(where(a > 0, a, 1)))
+
+
+pow = _binary("Pow", "pow", "pow",
+              """Return a to the power b. The gradient of b is 0 where a <= 0.
+
+    >>> rg.pow([2.0, 3.0], 2)
+    Tensor([4., 9.], dtype=float32)
+    """,
+              _pow_a, _pow_b)  # fmt: skip
+
+equal = _binary("Equal", "equal", "equal", """Return True where `a == b`.
+
+    >>> rg.equal([1.0, 2.0], [1.0, 3.0])
+    Tensor([ True, False], dtype=bool)
+    """, boolean=True)  # fmt: skip
+not_equal = _binary("NotEqual", "not_equal", "not_equal", """Return True where `a != b`.
+
+    >>> rg.not_equal([1.0, 2.0], [1.0, 3.0])
+    Tensor([False,  True], dtype=bool)
+    """, boolean=True)  # fmt: skip
+less = _binary("Less", "less", "less", """Return True where `a < b`.
+
+    >>> rg.less([1.0, 2.0], 2)
+    Tensor([ True, False], dtype=bool)
+    """, real=True, boolean=True)  # fmt: skip
+less_equal = _binary("LessEqual", "less_equal", "less_equal", """Return True where `a <= b`.
+
+    >>> rg.less_equal([1.0, 2.0], 1)
+    Tensor([ True, False], dtype=bool)
+    """, real=True, boolean=True)  # fmt: skip
+greater = _binary("Greater", "greater", "greater", """Return True where `a > b`.
+
+    >>> rg.greater([1.0, 2.0], 1)
+    Tensor([False,  True], dtype=bool)
+    """, real=True, boolean=True)  # fmt: skip
+greater_equal = _binary("GreaterEqual", "greater_equal", "greater_equal", """
+    Return True where `a >= b`.
+
+    >>> rg.greater_equal([1.0, 2.0], 2)
+    Tensor([False,  True], dtype=bool)
+    """, real=True, boolean=True)  # fmt: skip
+logical_and = _binary("LogicalAnd", "logical_and", "logical_and", """
+    Return True where a and b are both true (not 0).
+
+    >>> rg.logical_and([True, True], [True, False])
+    Tensor([ True, False], dtype=bool)
+    """, boolean=True)  # fmt: skip
+logical_or = _binary("LogicalOr", "logical_or", "logical_or", """
+    Return True where a or b or both are true (not 0).
+
+    >>> rg.logical_or([True, False], [False, False])
+    Tensor([ True, False], dtype=bool)
+    """, boolean=True)  # fmt: skip
+logical_xor = _binary("LogicalXor", "logical_xor", "logical_xor", """
+    Return True where exactly one of a and b is true (not 0).
+
+    >>> rg.logical_xor([True, True], [True, False])
+    Tensor([False,  True], dtype=bool)
+    """, boolean=True)  # fmt: skip
+bitwise_and = _binary("BitwiseAnd", "bitwise_and", "bitwise_and", """
+    Return `a & b`: the bits that are set in both, of integers or bools.
+
+    >>> rg.bitwise_and(rg.asarray([6, 5]), 3)
+    Tensor([2, 1], dtype=int64)
+    """)  # fmt: skip
+bitwise_or = _binary("BitwiseOr", "bitwise_or", "bitwise_or", """
+    Return `a | b`: the bits that are set in either, of integers or bools.
+
+    >>> rg.bitwise_or(rg.asarray([6, 5]), 3)
+    Tensor([7, 7], dtype=int64)
+    """)  # fmt: skip
+bitwise_xor = _binary("BitwiseXor", "bitwise_xor", "bitwise_xor", """
+    Return `a ^ b`: the bits that are set in one of the two, of integers or bools.
+
+    >>> rg.bitwise_xor(rg.asarray([6, 5]), 3)
+    Tensor([5, 6], dtype=int64)
+    """)  # fmt: skip
+bitwise_left_shift = _binary("LeftShift", "bitwise_left_shift", "bitwise_left_shift", """
+    Return `a << b`: the bits of integers moved up by b places.
+
+    >>> rg.bitwise_left_shift(rg.asarray([1, 3]), 2)
+    Tensor([ 4, 12], dtype=int64)
+    """)  # fmt: skip
+bitwise_right_shift = _binary(
+    "RightShift", "bitwise_right_shift", "bitwise_right_shift", """
+    Return `a >> b`: the bits of integers moved down by b places; the sign stays.
+
+    >>> rg.bitwise_right_shift(rg.asarray([8, -8]), 2)
+    Tensor([ 2, -2], dtype=int64)
+    """
+)  # fmt: skip
+
+
+@op("IsClose", elementwise=True)
+def isclose(
+    xp, a: TensorLike, b: TensorLike, /, *, rtol: float = 1e-5, atol: float = 1e-8,
+    equal_nan: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return where `abs(a - b) <= atol + rtol * abs(b)`; infinities are close to themselves.
+
+    Args:
+        a: The values.
+        b: The values to which they are compared.
+        rtol: The tolerance relative to b.
+        atol: The absolute tolerance.
+        equal_nan: Whether NaN is close to NaN.
+
+    Returns a Tensor of bools. It has no gradient.
+
+    Source: `numpy.isclose`.
+
+    >>> import regrad as rg
+    >>> rg.isclose(rg.tensor([1.0, 2.0]), rg.tensor([1.0, 2.1])).tolist()
+    [True, False]
+    """
+    if a.dtype == xp.bool:
+        a, b = (backends.cast(xp, x, np.uint8) for x in (a, b))
+    finite = xp.isfinite(a) & xp.isfinite(b)
+    x, y = (xp.where(finite, z, xp.zeros_like(z)) for z in (a, b))
+    # (a difference of unsigned integers wraps around)
+    size = xp.abs(x - y) if backends.is_complex(a) else xp.maximum(x, y) - xp.minimum(x, y)
+    near = size <= atol + rtol * xp.abs(y)
+    close = (finite & near) | (a == b)
+    return close | ((a != a) & (b != b)) if equal_nan else close
+
+
+not_differentiable(
+    "IsClose", "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual",
+    "LogicalAnd", "LogicalOr", "LogicalXor",
+    "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift",
+)  # fmt: skip
+
+
+# -- three tensors, many tensors -----------------------------------------------------------------
+
+
+@op("SelectV2", elementwise=True, promotes=("a", "b"))
+def where(xp, condition: TensorLike, a: TensorLike, b: TensorLike, /) -> Tensor:
+    """Return `a` where `condition` is true (not 0), and `b` elsewhere.
+
+    The gradient is masked, never multiplied, so a NaN in the branch not taken does no harm
+    here. It may still make one further back (`0 * inf`); then guard the input as well:
+    `where(x > 0, log(where(x > 0, x, 1)), 0)`.
+
+    Args:
+        condition: A Tensor or array of bools; of numbers, those that are not 0 are true.
+        a, b: The values to choose from, Tensors, arrays or numbers.
+
+    Returns:
+        A Tensor of the shape to which the three broadcast, of the dtype to which a and b promote.
+
+    Source: the Array API standard; `tf.where`.
+
+    >>> rg.where([True, False], [1.0, 2.0], 0)
+    Tensor([1., 0.], dtype=float32)
+    """
+    mask: Any = condition if condition.dtype == xp.bool else condition != 0
+    if xp is np and mask.shape == a.shape == b.shape and a.dtype in BITS and a.size >= 8192:
+        return _chosen_bits(mask, a, b)
+    if hasattr(mask, "new_zeros") and mask.numel() >= 8192 and _chooses_slowly(mask, a, b):
+        return _chosen_bits_in_torch(mask, a, b)
+    return xp.where(mask, a, b)
+
+
+BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
+
+
+def _chosen_bits(mask: Array, a: Array, b: Array) -> Array:
+    """`where` for large arrays of one shape.
+
+    NumPy's goes to and fro with the mask, and processors cannot guess which way: this takes the
+    bits of one or the other without asking (a third of the time for a mask like relu's).
+    """
+    whole = BITS[a.dtype]
+    left, right = a.view(whole), b.view(whole)
+    bits = left ^ right
+    bits &= np.negative(mask.view(np.int8), dtype=whole)  # all ones where the mask is set
+    bits ^= right
+    return bits.view(a.dtype)
+
+
+def _chooses_slowly(mask: Array, a: Array, b: Array) -> bool:
+    """Return whether torch's own `where` would choose element by element: plain CPU floats."""
+    import torch
+
+    return (
+        mask.device.type == a.device.type == b.device.type == "cpu"
+        and type(mask) is type(a) is type(b) is torch.Tensor
+        and a.dtype == b.dtype
+        and a.dtype in (torch.float32, torch.float64)
+        and torch.broadcast_shapes(a.shape, b.shape) == mask.shape
+        and not (a.is_neg() or b.is_neg())  # whose bits say something else
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _chosen_bits_in_torch(mask: Array, a: Array, b: Array) -> Any:
+    """As above, a tenth of the time; a or b may be a number."""
+    import torch
+
+    whole = torch.int32 if a.dtype == torch.float32 else torch.int64
+    right = b.view(whole)
+    bits = a.view(whole) ^ right
+    bits &= mask.to(whole).neg_()
+    bits ^= right
+    return bits.view(a.dtype)
+
+
+@gradient("SelectV2", "a")
+def _(dy, condition):
+    return where(condition, dy, 0)
+
+
+@gradient("SelectV2", "b")
+def _(dy, condition):
+    return where(condition, 0, dy)
+
+
+@op("ClipByValue", elementwise=True, real=True)
+def _clip(xp, x: TensorLike, min: TensorLike | None, max: TensorLike | None) -> Tensor:
+    if min is not None:
+        x = xp.maximum(x, min)
+    return x if max is None else xp.minimum(x, max)
+
+
+@gradient("ClipByValue", "x")
+def _(dy, x, min, max):
+    if min is not None:
+        dy = where(x >= min, dy, 0)
+    return dy if max is None else where(x <= max, dy, 0)
+
+
+@gradient("ClipByValue", "min")
+def _(dy, x, min, max):
+    dy = where(x < min, dy, 0)
+    return dy if max is None else where(min <= max, dy, 0)
+
+
+@gradient("ClipByValue", "max")
+def _(dy, x, min, max):
+    return where((x if min is None else maximum(x, min)) > max, dy, 0)
+
+
+@public
+def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike = None) -> Tensor:
+    """Return x limited to `[min, max]`. The gradient passes at both bounds.
+
+    Args:
+        min: The lower bound, which broadcasts to x; None for none.
+        max: The upper bound, which broadcasts to x; None for none.
+
+    Returns:
+        A Tensor of the shape to which x and the bounds broadcast, and of x's dtype.
+
+    Raises:
+        ArgumentError: both bounds are numbers, and `min` is greater than `max`.
+
+    Op type: `ClipByValue`. Source: the Array API standard.
+
+    >>> rg.clip([-2.0, 0.5, 3.0], -1, 1)
+    Tensor([-1. ,  0.5,  1. ], dtype=float32)
+    """
+    if type(min) in (int, float) and type(max) in (int, float) and min > max:
+        raise ArgumentError(f"clip: min ({min}) must not be greater than max ({max})")
+    return _clip(x, min, max)
+
+
+@op("AddN", promotes=True)
+def add_n(xp, xs: Sequence[TensorLike], /) -> Tensor:
+    """Return the sum of tensors of one shape.
+
+    Args:
+        xs: A list of Tensors or arrays.
+
+    Returns:
+        A Tensor of their shape, of the dtype to which they promote.
+
+    Raises:
+        ArgumentError: `xs` is not a list of Tensors or arrays.
+        ShapeError: the shapes differ.
+
+    Source: `tf.add_n`.
+
+    >>> rg.add_n([rg.ones((2,)), rg.ones((2,)), rg.ones((2,))])
+    Tensor([3., 3.], dtype=float32)
+    """
+    shapes = {tuple(x.shape) for x in xs}
+    if len(shapes) > 1:
+        raise ShapeError(f"add_n: all tensors must have one shape, got {sorted(shapes)}")
+    total = xs[0]
+    for x in xs[1:]:
+        total = total + x
+    return total
+
+
+@gradient("AddN", "xs")
+def _(dy, xs_shape):
+    return [dy for _ in xs_shape]
