@@ -44,10 +44,12 @@ def _origins() -> Any:
 def public(module: str) -> Iterator[tuple[str, Any]]:
     """Yield the public callables of a module by their full names."""
     found = import_module(module)
-    names = _origins()(module) if module != "regrad.v1" else found.__all__
+    v1 = module == "regrad.v1"  # whose names are those of TensorFlow's index
+    names = [n for n in dir(found) if n[0] != "_"] if v1 else _origins()(module)
     for name in sorted(names):
         value = getattr(found, name)
-        if callable(value) and not isinstance(value, ModuleType | _GenericAlias):
+        theirs = v1 and not (getattr(value, "__module__", None) or "").startswith("regrad")
+        if callable(value) and not isinstance(value, ModuleType | _GenericAlias) and not theirs:
             yield f"{module}.{name}", value
 
 

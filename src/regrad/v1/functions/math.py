@@ -291,6 +291,16 @@ logical_xor = define(
     "tf.logical_xor(x, y)", "LogicalXor", rg.logical_xor, BOOLS,
     shows=("[True, True]", "[True, False]", "Tensor([False,  True], dtype=bool)"),
 )  # fmt: skip
+xlogy = define(
+    "tf.math.xlogy(x, y)", "Xlogy", rg.xlogy, INEXACT,
+    "Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there.",
+    shows=("[0.0, 2.0]", "[0.0, 1.0]", "Tensor([0., 0.], dtype=float32)"),
+)  # fmt: skip
+xdivy = define(
+    "tf.math.xdivy(x, y)", "Xdivy", rg.xdivy, INEXACT,
+    "Return `x / y`, and 0 where x is 0, with the gradient 0 there.",
+    shows=("[0.0, 2.0]", "[0.0, 4.0]", "Tensor([0. , 0.5], dtype=float32)"),
+)  # fmt: skip
 atan2 = define(
     "tf.atan2(y, x)", "Atan2", rg.atan2, FLOATS,
     "Return the angle of the point (x, y), in radians, in (-π, π].",

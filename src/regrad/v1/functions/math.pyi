@@ -1335,6 +1335,50 @@ def logical_xor(x: Any, y: Any, name: str | None = None) -> Any:
     >>> tf.logical_xor(rg.asarray([True, True]), rg.asarray([True, False]))
     Tensor([False,  True], dtype=bool)"""
 
+def xlogy(x: Any, y: Any, name: str | None = None) -> Any:
+    """Return `x * log(y)`, and 0 where x is 0, with the gradient 0 there.
+
+    Args:
+        x, y: Tensors or arrays of real or complex floats, or numbers, of one dtype. Shapes broadcast.
+        name: The name of the op in the graph, by default 'Xlogy'.
+
+    Returns:
+        A tensor of the shape to which the arguments broadcast and their dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
+        ShapeError: the shapes do not broadcast.
+
+    Op type: `Xlogy`. Source: `tf.math.xlogy`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.math.xlogy(rg.asarray([0.0, 2.0]), rg.asarray([0.0, 1.0]))
+    Tensor([0., 0.], dtype=float32)"""
+
+def xdivy(x: Any, y: Any, name: str | None = None) -> Any:
+    """Return `x / y`, and 0 where x is 0, with the gradient 0 there.
+
+    Args:
+        x, y: Tensors or arrays of real or complex floats, or numbers, of one dtype. Shapes broadcast.
+        name: The name of the op in the graph, by default 'Xdivy'.
+
+    Returns:
+        A tensor of the shape to which the arguments broadcast and their dtype;
+        an eager Tensor if the tensors are eager.
+
+    Raises:
+        DTypeError: when a graph is built, an argument does not hold real or complex floats, or the dtypes differ.
+        ShapeError: the shapes do not broadcast.
+
+    Op type: `Xdivy`. Source: `tf.math.xdivy`.
+
+    >>> import regrad as rg
+    >>> import regrad.v1 as tf
+    >>> tf.math.xdivy(rg.asarray([0.0, 2.0]), rg.asarray([0.0, 4.0]))
+    Tensor([0. , 0.5], dtype=float32)"""
+
 def atan2(y: Any, x: Any, name: str | None = None) -> Any:
     """Return the angle of the point (x, y), in radians, in (-π, π].
 
