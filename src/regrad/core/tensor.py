@@ -33,7 +33,7 @@ class Tensor(Methods):
     >>> import regrad as rg
     >>> x = rg.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> (x @ x.T).sum().item(), x[0], x.shape
-    (54.0, Tensor([1., 2.], dtype=float32), (2, 2))
+    (52.0, Tensor([1., 2.], dtype=float32), (2, 2))
     """
 
     __slots__ = ("__weakref__", "_data", "_id")
