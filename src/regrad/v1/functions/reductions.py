@@ -107,11 +107,11 @@ reduce_logsumexp = _reduction(
     shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(4.44019, dtype=float32)"),
 )  # fmt: skip
 reduce_variance = _reduction(
-    "reduce_variance", None, rg.var, INEXACT,
+    "math.reduce_variance", None, rg.var, INEXACT,
     shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(1.25, dtype=float32)"),
 )  # fmt: skip
 reduce_std = _reduction(
-    "reduce_std", None, rg.std, INEXACT,
+    "math.reduce_std", None, rg.std, INEXACT,
     shows=("[[1.0, 2.0], [3.0, 4.0]]", "Tensor(1.118034, dtype=float32)"),
 )  # fmt: skip
 

@@ -289,11 +289,11 @@ def reduce_variance(
     Raises:
         DTypeError: when a graph is built, input_tensor does not hold real or complex floats.
 
-    A composition. Source: `tf.reduce_variance`.
+    A composition. Source: `tf.math.reduce_variance`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
-    >>> tf.reduce_variance(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    >>> tf.math.reduce_variance(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
     Tensor(1.25, dtype=float32)"""
 
 def reduce_std(
@@ -317,11 +317,11 @@ def reduce_std(
     Raises:
         DTypeError: when a graph is built, input_tensor does not hold real or complex floats.
 
-    A composition. Source: `tf.reduce_std`.
+    A composition. Source: `tf.math.reduce_std`.
 
     >>> import regrad as rg
     >>> import regrad.v1 as tf
-    >>> tf.reduce_std(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    >>> tf.math.reduce_std(rg.asarray([[1.0, 2.0], [3.0, 4.0]]))
     Tensor(1.118034, dtype=float32)"""
 
 def _count(
