@@ -166,3 +166,10 @@ def test_the_gradient_of_a_compiled_function_follows():
     with rg.default_dtype("float64"):
         exact = rg.grad(f)(x).numpy()[0]
     assert (by_default == np.float32(0.1), exact == 0.1) == (True, True)
+
+
+def test_complex_ends_make_complex_values():
+    assert rg.linspace(0, 1j, 3).tolist() == [0, 0.5j, 1j]
+    assert rg.linspace(0, 1j, 3).dtype == rg.complex64
+    with rg.default_dtype("float64"):
+        assert rg.linspace(0, 1j, 3).dtype == rg.complex128

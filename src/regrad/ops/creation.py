@@ -500,6 +500,8 @@ def linspace(
         y = dispatch.made_in_trace("linspace", args, _default(dtype), num)
     if y is None:
         values = np.linspace(start, stop, num, endpoint=endpoint)
+        if dtype is None and values.dtype.kind == "c":
+            dtype = complex_dtype()
         y = wrap(numbers.under(values, _default(dtype)))
     return on_device(y, device)
 

@@ -61,9 +61,12 @@ class Optimizer:
     `optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)`, assign to the variable
     `optimizer/hyperparams/learning_rate`.
 
+    Optimizers are pickled by cloudpickle; Python's pickle cannot take optax's functions, which are
+    closures. To go on in another process, save `variables`.
+
     Raises:
         MissingPackageError: optax is not installed.
-        ArgumentError: `transformation` is none.
+        ArgumentError: `transformation` is not an optax transformation.
 
     Source: optax; `tf.train.Optimizer` of TensorFlow.js and TensorFlow 1 for the methods.
 
