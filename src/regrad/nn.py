@@ -106,7 +106,7 @@ def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
         ids: The numbers of the rows, integers of any shape.
 
     Returns:
-        A Tensor of the table's dtype and of the shape `(*ids.shape, *table.shape[1:])`.
+        A Tensor of the table's dtype. Its shape is that of ids, followed by that of a row.
 
     Raises:
         IndexRangeError: a number is out of range (on NumPy and PyTorch).

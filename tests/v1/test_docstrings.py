@@ -42,7 +42,7 @@ def test_what_follows_from_a_row_is_generated():
     assert "axis: The axis." in doc
     assert "name: The name of the op in the graph, by default 'F'." in doc
     assert "A tensor of x's shape and dtype;" in doc
-    assert "DTypeError: when a graph is built, x does not hold real floats." in doc
+    assert "DTypeError: when a graph is built, `x` does not hold real floats." in doc
     assert doc.endswith("Op type: `Sqrt`. Source: `tf.f`.")
 
 
@@ -59,4 +59,4 @@ def test_what_a_row_says_itself_wins():
 def test_errors_of_the_docstring_are_those_of_the_call():
     with pytest.raises(TypeError, match="Sqrt takes floats"):
         tf.sqrt(3)
-    assert "DTypeError: when a graph is built, x does not hold" in (tf.sqrt.__doc__ or "")
+    assert "DTypeError: when a graph is built, `x` does not hold" in (tf.sqrt.__doc__ or "")

@@ -271,7 +271,8 @@ def gather_nd(xp, x: TensorLike, indices: Indices, /) -> Tensor:
         indices: Integers, whose last axis holds the index vectors.
 
     Returns:
-        A Tensor of x's dtype and of the shape `indices.shape[:-1] + x.shape[indices.shape[-1]:]`.
+        A Tensor of x's dtype. Its shape is that of the index vectors' places, followed by that of
+        a slice of x.
 
     Raises:
         ShapeError: the index vectors have more entries than x has axes.
@@ -424,7 +425,7 @@ def segment_sum(xp, x: TensorLike, ids: Indices, num_segments: int) -> Tensor:
         num_segments: The number of sums, an int.
 
     Returns:
-        A Tensor of x's dtype and of the shape `(num_segments,) + x.shape[ids.ndim:]`.
+        A Tensor of x's dtype. Its shape is `num_segments`, followed by the shape of a slice of x.
 
     Raises:
         ShapeError: `ids` does not have the shape of x's leading axes.

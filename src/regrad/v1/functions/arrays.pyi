@@ -55,7 +55,7 @@ def identity(input: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `Identity`. Source: `tf.identity`.
 
@@ -76,7 +76,7 @@ def guarantee_const(input: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `Identity`. Source: `tf.guarantee_const`.
 
@@ -97,7 +97,7 @@ def stop_gradient(input: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `StopGradient`. Source: `tf.stop_gradient`.
 
@@ -128,7 +128,7 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Reshape'.
 
     Raises:
-        DTypeError: when a graph is built, tensor cannot become a tensor.
+        DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
     Op type: `Reshape`. Source: `tf.reshape`."""
 
@@ -145,7 +145,7 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims:
         squeeze_dims: The old name of `axis`.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `Squeeze`. Source: `tf.squeeze`.
 
@@ -165,7 +165,7 @@ def transpose(a: Any, perm: Any = None, name: str | None = None, conjugate: Any 
         conjugate: Conjugate the elements too.
 
     Raises:
-        DTypeError: when a graph is built, a cannot become a tensor.
+        DTypeError: when a graph is built, `a` cannot become a tensor.
 
     Op type: `Transpose`. Source: `tf.transpose`.
 
@@ -184,7 +184,7 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'BroadcastTo'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `BroadcastTo`. Source: `tf.broadcast_to`."""
 
@@ -198,7 +198,7 @@ def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'ReverseV2'.
 
     Raises:
-        DTypeError: when a graph is built, tensor cannot become a tensor.
+        DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
     Op type: `ReverseV2`. Source: `tf.reverse`."""
 
@@ -211,7 +211,7 @@ def reverse_v2(tensor: Any, axis: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'ReverseV2'.
 
     Raises:
-        DTypeError: when a graph is built, tensor cannot become a tensor.
+        DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
     Op type: `ReverseV2`. Source: `tf.reverse`."""
 
@@ -224,7 +224,7 @@ def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Roll'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `Roll`. Source: `tf.roll`."""
 
@@ -253,7 +253,7 @@ def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unst
         name: The name of the op in the graph, by default 'unstack'.
 
     Raises:
-        DTypeError: when a graph is built, value cannot become a tensor.
+        DTypeError: when a graph is built, `value` cannot become a tensor.
 
     Op type: `Unpack`. Source: `tf.unstack`."""
 
@@ -272,7 +272,7 @@ def split(
         name: The name of the op in the graph, by default 'split'.
 
     Raises:
-        DTypeError: when a graph is built, value cannot become a tensor.
+        DTypeError: when a graph is built, `value` cannot become a tensor.
 
     Op type: `Split`. Source: `tf.split`."""
 
@@ -285,7 +285,7 @@ def space_to_batch_nd(input: Any, block_shape: Any, paddings: Any, name: str | N
         name: The name of the op in the graph, by default 'SpaceToBatchND'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `SpaceToBatchND`. Source: `tf.space_to_batch_nd`."""
 
@@ -297,7 +297,7 @@ def batch_to_space_nd(input: Any, block_shape: Any, crops: Any, name: str | None
         name: The name of the op in the graph, by default 'BatchToSpaceND'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `BatchToSpaceND`. Source: `tf.batch_to_space_nd`."""
 

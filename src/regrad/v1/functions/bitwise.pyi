@@ -65,7 +65,7 @@ def invert(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold integers.
+        DTypeError: when a graph is built, `x` does not hold integers.
 
     Op type: `Invert`. Source: `tf.bitwise.invert`."""
 

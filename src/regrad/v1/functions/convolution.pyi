@@ -297,7 +297,7 @@ def max_pool(
         input: The old name of `value`.
 
     Raises:
-        DTypeError: when a graph is built, value does not hold real numbers.
+        DTypeError: when a graph is built, `value` does not hold real numbers.
 
     Op type: `MaxPool`. Source: `tf.nn.max_pool`."""
 
@@ -320,7 +320,7 @@ def avg_pool(
         input: The old name of `value`.
 
     Raises:
-        DTypeError: when a graph is built, value does not hold real floats.
+        DTypeError: when a graph is built, `value` does not hold real floats.
 
     Op type: `AvgPool`. Source: `tf.nn.avg_pool`."""
 
@@ -343,7 +343,7 @@ def max_pool3d(
         input: The old name of `value`.
 
     Raises:
-        DTypeError: when a graph is built, value does not hold real numbers.
+        DTypeError: when a graph is built, `value` does not hold real numbers.
 
     Op type: `MaxPool3D`. Source: `tf.nn.max_pool3d`."""
 
@@ -366,6 +366,6 @@ def avg_pool3d(
         input: The old name of `value`.
 
     Raises:
-        DTypeError: when a graph is built, value does not hold real floats.
+        DTypeError: when a graph is built, `value` does not hold real floats.
 
     Op type: `AvgPool3D`. Source: `tf.nn.avg_pool3d`."""

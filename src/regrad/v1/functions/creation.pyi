@@ -44,7 +44,7 @@ def zeros_like(
         optimize: Without effect.
 
     Raises:
-        DTypeError: when a graph is built, tensor cannot become a tensor.
+        DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
     Op type: `ZerosLike`. Source: `tf.zeros_like`."""
 
@@ -58,7 +58,7 @@ def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize:
         optimize: Without effect.
 
     Raises:
-        DTypeError: when a graph is built, tensor cannot become a tensor.
+        DTypeError: when a graph is built, `tensor` cannot become a tensor.
 
     Op type: `OnesLike`. Source: `tf.ones_like`."""
 

@@ -35,7 +35,7 @@ def resize_bilinear(
         name: The name of the op in the graph, by default 'ResizeBilinear'.
 
     Raises:
-        DTypeError: when a graph is built, images cannot become a tensor.
+        DTypeError: when a graph is built, `images` cannot become a tensor.
 
     Op type: `ResizeBilinear`. Source: `tf.image.resize_bilinear`."""
 
@@ -53,7 +53,7 @@ def resize_nearest_neighbor(
         name: The name of the op in the graph, by default 'ResizeNearestNeighbor'.
 
     Raises:
-        DTypeError: when a graph is built, images cannot become a tensor.
+        DTypeError: when a graph is built, `images` cannot become a tensor.
 
     Op type: `ResizeNearestNeighbor`. Source: `tf.image.resize_nearest_neighbor`."""
 

@@ -37,7 +37,7 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Slice'.
 
     Raises:
-        DTypeError: when a graph is built, input_ cannot become a tensor.
+        DTypeError: when a graph is built, `input_` cannot become a tensor.
 
     Op type: `Slice`. Source: `tf.slice`."""
 

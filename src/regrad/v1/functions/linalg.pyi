@@ -85,7 +85,7 @@ def matrix_diag(diagonal: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'MatrixDiag'.
 
     Raises:
-        DTypeError: when a graph is built, diagonal cannot become a tensor.
+        DTypeError: when a graph is built, `diagonal` cannot become a tensor.
 
     Op type: `MatrixDiag`. Source: `tf.matrix_diag`.
 
@@ -103,7 +103,7 @@ def diag(diagonal: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'MatrixDiag'.
 
     Raises:
-        DTypeError: when a graph is built, diagonal cannot become a tensor.
+        DTypeError: when a graph is built, `diagonal` cannot become a tensor.
 
     Op type: `MatrixDiag`. Source: `tf.matrix_diag`.
 
@@ -121,7 +121,7 @@ def matrix_diag_part(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'MatrixDiagPart'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `MatrixDiagPart`. Source: `tf.matrix_diag_part`.
 
@@ -138,7 +138,7 @@ def diag_part(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'MatrixDiagPart'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `MatrixDiagPart`. Source: `tf.matrix_diag_part`.
 
@@ -183,7 +183,7 @@ def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Diag'.
 
     Raises:
-        DTypeError: when a graph is built, diagonal cannot become a tensor.
+        DTypeError: when a graph is built, `diagonal` cannot become a tensor.
 
     Op type: `MatrixDiag`. Source: `tf.linalg.tensor_diag`.
 
@@ -201,7 +201,7 @@ def tensor_diag_part(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'DiagPart'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `MatrixDiagPart`. Source: `tf.linalg.tensor_diag_part`.
 
@@ -220,7 +220,7 @@ def matrix_band_part(input: Any, num_lower: Any, num_upper: Any, name: str | Non
         name: The name of the op in the graph, by default 'MatrixBandPart'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     A composition. Source: `tf.matrix_band_part`."""
 
@@ -234,7 +234,7 @@ def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = Non
         name: The name of the op in the graph, by default 'MatrixBandPart'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     A composition. Source: `tf.matrix_band_part`."""
 
@@ -256,7 +256,7 @@ def matrix_determinant(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'MatrixDeterminant'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`.
 
@@ -273,7 +273,7 @@ def det(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'MatrixDeterminant'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     Op type: `MatrixDeterminant`. Source: `tf.matrix_determinant`.
 
@@ -301,7 +301,7 @@ def slogdet(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'LogMatrixDeterminant'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     Op type: `LogMatrixDeterminant`. Source: `tf.linalg.slogdet`."""
 
@@ -313,7 +313,7 @@ def logdet(matrix: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'logdet'.
 
     Raises:
-        DTypeError: when a graph is built, matrix does not hold real or complex floats.
+        DTypeError: when a graph is built, `matrix` does not hold real or complex floats.
 
     A composition. Source: `tf.linalg.logdet`."""
 
@@ -326,7 +326,7 @@ def matrix_inverse(input: Any, adjoint: Any = False, name: str | None = None) ->
         name: The name of the op in the graph, by default 'MatrixInverse'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
 
@@ -339,7 +339,7 @@ def inv(input: Any, adjoint: Any = False, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'MatrixInverse'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     Op type: `MatrixInverse`. Source: `tf.matrix_inverse`."""
 
@@ -351,7 +351,7 @@ def expm(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'matrix_exponential'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     Op type: `MatrixExponential`. Source: `tf.linalg.expm`."""
 
@@ -421,7 +421,7 @@ def cholesky(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Cholesky'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     Op type: `Cholesky`. Source: `tf.cholesky`.
 
@@ -466,7 +466,7 @@ def qr(input: Any, full_matrices: Any = False, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Qr'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     Op type: `Qr`. Source: `tf.qr`."""
 
@@ -478,7 +478,7 @@ def self_adjoint_eig(tensor: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'SelfAdjointEigV2'.
 
     Raises:
-        DTypeError: when a graph is built, tensor does not hold real or complex floats.
+        DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
 
     Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`."""
 
@@ -490,7 +490,7 @@ def eigh(tensor: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'SelfAdjointEigV2'.
 
     Raises:
-        DTypeError: when a graph is built, tensor does not hold real or complex floats.
+        DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
 
     Op type: `SelfAdjointEigV2`. Source: `tf.self_adjoint_eig`."""
 
@@ -502,7 +502,7 @@ def self_adjoint_eigvals(tensor: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'SelfAdjointEigvals'.
 
     Raises:
-        DTypeError: when a graph is built, tensor does not hold real or complex floats.
+        DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
 
     Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`."""
 
@@ -514,6 +514,6 @@ def eigvalsh(tensor: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'SelfAdjointEigvals'.
 
     Raises:
-        DTypeError: when a graph is built, tensor does not hold real or complex floats.
+        DTypeError: when a graph is built, `tensor` does not hold real or complex floats.
 
     Op type: `SelfAdjointEigvals`. Source: `tf.self_adjoint_eigvals`."""

@@ -108,7 +108,7 @@ def abs(x: Any, name: str | None = None) -> Any:
         A tensor of x's shape and dtype; complex numbers have real absolute values.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex numbers.
+        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
 
     Op type: `Abs`. Source: `tf.abs`.
 
@@ -129,7 +129,7 @@ def negative(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex numbers.
+        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
 
     Op type: `Neg`. Source: `tf.negative`.
 
@@ -150,7 +150,7 @@ def sign(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex numbers.
+        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
 
     Op type: `Sign`. Source: `tf.sign`.
 
@@ -171,7 +171,7 @@ def square(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex numbers.
+        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
 
     Op type: `Square`. Source: `tf.square`.
 
@@ -192,7 +192,7 @@ def round(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real numbers.
+        DTypeError: when a graph is built, `x` does not hold real numbers.
 
     Op type: `Round`. Source: `tf.round`.
 
@@ -213,7 +213,7 @@ def sqrt(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Sqrt`. Source: `tf.sqrt`.
 
@@ -234,7 +234,7 @@ def rsqrt(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Rsqrt`. Source: `tf.rsqrt`.
 
@@ -255,7 +255,7 @@ def reciprocal(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Reciprocal`. Source: `tf.reciprocal`.
 
@@ -276,7 +276,7 @@ def exp(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Exp`. Source: `tf.exp`.
 
@@ -297,7 +297,7 @@ def expm1(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Expm1`. Source: `tf.expm1`.
 
@@ -318,7 +318,7 @@ def log(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Log`. Source: `tf.log`.
 
@@ -339,7 +339,7 @@ def log1p(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Log1p`. Source: `tf.log1p`.
 
@@ -360,7 +360,7 @@ def sin(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Sin`. Source: `tf.sin`.
 
@@ -381,7 +381,7 @@ def cos(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Cos`. Source: `tf.cos`.
 
@@ -402,7 +402,7 @@ def tan(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Tan`. Source: `tf.tan`.
 
@@ -423,7 +423,7 @@ def asin(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Asin`. Source: `tf.asin`.
 
@@ -444,7 +444,7 @@ def acos(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Acos`. Source: `tf.acos`.
 
@@ -465,7 +465,7 @@ def atan(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Atan`. Source: `tf.atan`.
 
@@ -486,7 +486,7 @@ def sinh(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Sinh`. Source: `tf.sinh`.
 
@@ -507,7 +507,7 @@ def cosh(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Cosh`. Source: `tf.cosh`.
 
@@ -528,7 +528,7 @@ def tanh(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Tanh`. Source: `tf.tanh`.
 
@@ -549,7 +549,7 @@ def asinh(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Asinh`. Source: `tf.asinh`.
 
@@ -570,7 +570,7 @@ def acosh(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Acosh`. Source: `tf.acosh`.
 
@@ -591,7 +591,7 @@ def atanh(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Atanh`. Source: `tf.atanh`.
 
@@ -612,7 +612,7 @@ def sigmoid(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     Op type: `Sigmoid`. Source: `tf.sigmoid`.
 
@@ -633,7 +633,7 @@ def log_sigmoid(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `LogSigmoid`. Source: `tf.log_sigmoid`.
 
@@ -654,7 +654,7 @@ def erf(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `Erf`. Source: `tf.erf`.
 
@@ -675,7 +675,7 @@ def erfc(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `Erfc`. Source: `tf.erfc`.
 
@@ -696,7 +696,7 @@ def lgamma(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `Lgamma`. Source: `tf.lgamma`.
 
@@ -717,7 +717,7 @@ def digamma(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `Digamma`. Source: `tf.digamma`.
 
@@ -738,7 +738,7 @@ def ceil(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `Ceil`. Source: `tf.ceil`.
 
@@ -759,7 +759,7 @@ def floor(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `Floor`. Source: `tf.floor`.
 
@@ -780,7 +780,7 @@ def rint(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `Round`. Source: `tf.rint`.
 
@@ -801,7 +801,7 @@ def is_nan(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `IsNan`. Source: `tf.is_nan`.
 
@@ -822,7 +822,7 @@ def is_inf(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `IsInf`. Source: `tf.is_inf`.
 
@@ -843,7 +843,7 @@ def is_finite(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `IsFinite`. Source: `tf.is_finite`.
 
@@ -864,7 +864,7 @@ def logical_not(x: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold bools.
+        DTypeError: when a graph is built, `x` does not hold bools.
 
     Op type: `LogicalNot`. Source: `tf.logical_not`.
 
@@ -1524,7 +1524,7 @@ def to_float(x: Any, name: str | None = "ToFloat") -> Any:
         A tensor of x's shape.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     Op type: `Cast`. Source: `tf.to_float`."""
 
@@ -1539,7 +1539,7 @@ def to_double(x: Any, name: str | None = "ToDouble") -> Any:
         A tensor of x's shape.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     Op type: `Cast`. Source: `tf.to_double`."""
 
@@ -1554,7 +1554,7 @@ def to_int32(x: Any, name: str | None = "ToInt32") -> Any:
         A tensor of x's shape.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     Op type: `Cast`. Source: `tf.to_int32`."""
 
@@ -1569,7 +1569,7 @@ def to_int64(x: Any, name: str | None = "ToInt64") -> Any:
         A tensor of x's shape.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     Op type: `Cast`. Source: `tf.to_int64`."""
 
@@ -1584,7 +1584,7 @@ def to_complex64(x: Any, name: str | None = "ToComplex64") -> Any:
         A tensor of x's shape.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     Op type: `Cast`. Source: `tf.to_complex64`."""
 
@@ -1599,7 +1599,7 @@ def to_complex128(x: Any, name: str | None = "ToComplex128") -> Any:
         A tensor of x's shape.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     Op type: `Cast`. Source: `tf.to_complex128`."""
 
@@ -1615,7 +1615,7 @@ def real(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Real'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `Real`. Source: `tf.real`."""
 
@@ -1628,7 +1628,7 @@ def conj(x: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Conj'.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     Op type: `Conj`. Source: `tf.conj`."""
 
@@ -1654,6 +1654,6 @@ def angle(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'Angle'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real or complex floats.
+        DTypeError: when a graph is built, `input` does not hold real or complex floats.
 
     A composition. Source: `tf.angle`."""

@@ -22,7 +22,7 @@ def relu(features: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, features does not hold real numbers.
+        DTypeError: when a graph is built, `features` does not hold real numbers.
 
     Op type: `Relu`. Source: `tf.nn.relu`."""
 
@@ -38,7 +38,7 @@ def relu6(features: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, features does not hold real numbers.
+        DTypeError: when a graph is built, `features` does not hold real numbers.
 
     Op type: `Relu6`. Source: `tf.nn.relu6`."""
 
@@ -54,7 +54,7 @@ def elu(features: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, features does not hold real floats.
+        DTypeError: when a graph is built, `features` does not hold real floats.
 
     Op type: `Elu`. Source: `tf.nn.elu`."""
 
@@ -70,7 +70,7 @@ def selu(features: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, features does not hold real floats.
+        DTypeError: when a graph is built, `features` does not hold real floats.
 
     Op type: `Selu`. Source: `tf.nn.selu`."""
 
@@ -86,7 +86,7 @@ def swish(features: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, features does not hold real floats.
+        DTypeError: when a graph is built, `features` does not hold real floats.
 
     Op type: `Silu`. Source: `tf.nn.swish`."""
 
@@ -102,7 +102,7 @@ def softplus(features: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, features does not hold real floats.
+        DTypeError: when a graph is built, `features` does not hold real floats.
 
     Op type: `Softplus`. Source: `tf.nn.softplus`."""
 
@@ -118,7 +118,7 @@ def softsign(features: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, features does not hold real floats.
+        DTypeError: when a graph is built, `features` does not hold real floats.
 
     Op type: `Softsign`. Source: `tf.nn.softsign`."""
 
@@ -134,7 +134,7 @@ def crelu(features: Any, name: str | None = None, axis: Any = -1) -> Any:
         axis: The axis. It must be known when the graph is built.
 
     Raises:
-        DTypeError: when a graph is built, features does not hold real floats.
+        DTypeError: when a graph is built, `features` does not hold real floats.
 
     Op type: `ConcatV2`. Source: `tf.nn.crelu`."""
 
@@ -148,7 +148,7 @@ def softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any = N
         dim: The old name of `axis`.
 
     Raises:
-        DTypeError: when a graph is built, logits does not hold real floats.
+        DTypeError: when a graph is built, `logits` does not hold real floats.
 
     Op type: `Softmax`. Source: `tf.nn.softmax`."""
 
@@ -162,7 +162,7 @@ def log_softmax(logits: Any, axis: Any = None, name: str | None = None, dim: Any
         dim: The old name of `axis`.
 
     Raises:
-        DTypeError: when a graph is built, logits does not hold real floats.
+        DTypeError: when a graph is built, `logits` does not hold real floats.
 
     Op type: `LogSoftmax`. Source: `tf.nn.log_softmax`."""
 
@@ -249,7 +249,7 @@ def l2_loss(t: Any, name: str | None = None) -> Any:
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, t does not hold real floats.
+        DTypeError: when a graph is built, `t` does not hold real floats.
 
     Op type: `RealDiv`. Source: `tf.nn.l2_loss`."""
 
@@ -269,7 +269,7 @@ def l2_normalize(
         an eager Tensor if the tensors are eager.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real floats.
+        DTypeError: when a graph is built, `x` does not hold real floats.
 
     Op type: `Mul`. Source: `tf.nn.l2_normalize`."""
 
@@ -291,7 +291,7 @@ def moments(
         keepdims: Keep the reduced axes, with size 1.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex floats.
+        DTypeError: when a graph is built, `x` does not hold real or complex floats.
 
     A composition. Source: `tf.nn.moments`."""
 
@@ -339,7 +339,7 @@ def local_response_normalization(
         name: The name of the op in the graph, by default 'LRN'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real floats.
+        DTypeError: when a graph is built, `input` does not hold real floats.
 
     Op type: `LRN`. Source: `tf.nn.local_response_normalization`."""
 
@@ -358,7 +358,7 @@ def lrn(
         name: The name of the op in the graph, by default 'LRN'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real floats.
+        DTypeError: when a graph is built, `input` does not hold real floats.
 
     Op type: `LRN`. Source: `tf.nn.local_response_normalization`."""
 
@@ -371,7 +371,7 @@ def zero_fraction(value: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'zero_fraction'.
 
     Raises:
-        DTypeError: when a graph is built, value cannot become a tensor.
+        DTypeError: when a graph is built, `value` cannot become a tensor.
 
     A composition. Source: `tf.nn.zero_fraction`."""
 
@@ -450,7 +450,7 @@ def top_k(input: Any, k: Any = 1, sorted: Any = True, name: str | None = None) -
         name: The name of the op in the graph, by default 'TopKV2'.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real numbers.
+        DTypeError: when a graph is built, `input` does not hold real numbers.
 
     Op type: `TopKV2`. Source: `tf.nn.top_k`."""
 

@@ -63,7 +63,7 @@ def reduce_sum(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real or complex numbers.
+        DTypeError: when a graph is built, `input_tensor` does not hold real or complex numbers.
 
     Op type: `Sum`. Source: `tf.reduce_sum`.
 
@@ -91,7 +91,7 @@ def reduce_mean(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real or complex numbers.
+        DTypeError: when a graph is built, `input_tensor` does not hold real or complex numbers.
 
     Op type: `Mean`. Source: `tf.reduce_mean`.
 
@@ -119,7 +119,7 @@ def reduce_prod(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real or complex numbers.
+        DTypeError: when a graph is built, `input_tensor` does not hold real or complex numbers.
 
     Op type: `Prod`. Source: `tf.reduce_prod`.
 
@@ -147,7 +147,7 @@ def reduce_max(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real numbers.
+        DTypeError: when a graph is built, `input_tensor` does not hold real numbers.
 
     Op type: `Max`. Source: `tf.reduce_max`.
 
@@ -175,7 +175,7 @@ def reduce_min(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real numbers.
+        DTypeError: when a graph is built, `input_tensor` does not hold real numbers.
 
     Op type: `Min`. Source: `tf.reduce_min`.
 
@@ -203,7 +203,7 @@ def reduce_any(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold bools.
+        DTypeError: when a graph is built, `input_tensor` does not hold bools.
 
     Op type: `Any`. Source: `tf.reduce_any`.
 
@@ -231,7 +231,7 @@ def reduce_all(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold bools.
+        DTypeError: when a graph is built, `input_tensor` does not hold bools.
 
     Op type: `All`. Source: `tf.reduce_all`.
 
@@ -259,7 +259,7 @@ def reduce_logsumexp(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real or complex floats.
+        DTypeError: when a graph is built, `input_tensor` does not hold real or complex floats.
 
     A composition. Source: `tf.reduce_logsumexp`.
 
@@ -287,7 +287,7 @@ def reduce_variance(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real or complex floats.
+        DTypeError: when a graph is built, `input_tensor` does not hold real or complex floats.
 
     A composition. Source: `tf.math.reduce_variance`.
 
@@ -315,7 +315,7 @@ def reduce_std(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real or complex floats.
+        DTypeError: when a graph is built, `input_tensor` does not hold real or complex floats.
 
     A composition. Source: `tf.math.reduce_std`.
 
@@ -353,7 +353,7 @@ def count_nonzero(
         keep_dims: The old name of `keepdims`.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor cannot become a tensor.
+        DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
 
     Op type: `CountNonzero`. Source: `tf.count_nonzero`.
 
@@ -390,7 +390,7 @@ def argmax(
         output_type: The dtype of the result.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real numbers.
+        DTypeError: when a graph is built, `input` does not hold real numbers.
 
     Op type: `ArgMax`. Source: `tf.argmax`."""
 
@@ -411,7 +411,7 @@ def argmin(
         output_type: The dtype of the result.
 
     Raises:
-        DTypeError: when a graph is built, input does not hold real numbers.
+        DTypeError: when a graph is built, `input` does not hold real numbers.
 
     Op type: `ArgMin`. Source: `tf.argmin`."""
 
@@ -431,7 +431,7 @@ def cumsum(
         name: The name of the op in the graph, by default 'Cumsum'.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex numbers.
+        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
 
     Op type: `Cumsum`. Source: `tf.cumsum`."""
 
@@ -448,7 +448,7 @@ def cumprod(
         name: The name of the op in the graph, by default 'Cumprod'.
 
     Raises:
-        DTypeError: when a graph is built, x does not hold real or complex numbers.
+        DTypeError: when a graph is built, `x` does not hold real or complex numbers.
 
     Op type: `Cumprod`. Source: `tf.cumprod`."""
 
@@ -479,7 +479,7 @@ def sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: str | 
         name: The name of the op in the graph, by default 'sort'.
 
     Raises:
-        DTypeError: when a graph is built, values does not hold real numbers.
+        DTypeError: when a graph is built, `values` does not hold real numbers.
 
     Op type: `Sort`. Source: `tf.sort`.
 
@@ -505,7 +505,7 @@ def argsort(
         name: The name of the op in the graph, by default 'argsort'.
 
     Raises:
-        DTypeError: when a graph is built, values does not hold real numbers.
+        DTypeError: when a graph is built, `values` does not hold real numbers.
 
     Op type: `ArgSort`. Source: `tf.argsort`.
 

@@ -31,7 +31,7 @@ def fft(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'FFT'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `FFT`. Source: `tf.fft`."""
 
@@ -43,7 +43,7 @@ def ifft(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'IFFT'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `IFFT`. Source: `tf.ifft`."""
 
@@ -55,7 +55,7 @@ def fft2d(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'FFT2D'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `FFT`. Source: `tf.fft2d`."""
 
@@ -67,7 +67,7 @@ def ifft2d(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'IFFT2D'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `IFFT`. Source: `tf.ifft2d`."""
 
@@ -79,7 +79,7 @@ def fft3d(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'FFT3D'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `FFT`. Source: `tf.fft3d`."""
 
@@ -91,7 +91,7 @@ def ifft3d(input: Any, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'IFFT3D'.
 
     Raises:
-        DTypeError: when a graph is built, input cannot become a tensor.
+        DTypeError: when a graph is built, `input` cannot become a tensor.
 
     Op type: `IFFT`. Source: `tf.ifft3d`."""
 
@@ -106,7 +106,7 @@ def rfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) -> 
         name: The name of the op in the graph, by default 'rfft'.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real floats.
+        DTypeError: when a graph is built, `input_tensor` does not hold real floats.
 
     Op type: `RFFT`. Source: `tf.spectral.rfft`."""
 
@@ -118,7 +118,7 @@ def irfft(input_tensor: Any, fft_length: Any = None, name: str | None = None) ->
         name: The name of the op in the graph, by default 'irfft'.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor cannot become a tensor.
+        DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
 
     Op type: `IRFFT`. Source: `tf.spectral.irfft`."""
 
@@ -130,7 +130,7 @@ def rfft2d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -
         name: The name of the op in the graph, by default 'rfft2d'.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real floats.
+        DTypeError: when a graph is built, `input_tensor` does not hold real floats.
 
     A composition. Source: `tf.spectral.rfft2d`."""
 
@@ -142,7 +142,7 @@ def irfft2d(input_tensor: Any, fft_length: Any = None, name: str | None = None) 
         name: The name of the op in the graph, by default 'irfft2d'.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor cannot become a tensor.
+        DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
 
     A composition. Source: `tf.spectral.irfft2d`."""
 
@@ -154,7 +154,7 @@ def rfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) -
         name: The name of the op in the graph, by default 'rfft3d'.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor does not hold real floats.
+        DTypeError: when a graph is built, `input_tensor` does not hold real floats.
 
     A composition. Source: `tf.spectral.rfft3d`."""
 
@@ -166,7 +166,7 @@ def irfft3d(input_tensor: Any, fft_length: Any = None, name: str | None = None) 
         name: The name of the op in the graph, by default 'irfft3d'.
 
     Raises:
-        DTypeError: when a graph is built, input_tensor cannot become a tensor.
+        DTypeError: when a graph is built, `input_tensor` cannot become a tensor.
 
     A composition. Source: `tf.spectral.irfft3d`."""
 
@@ -178,7 +178,7 @@ def fftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'fftshift'.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     A composition. Source: `tf.signal.fftshift`."""
 
@@ -190,6 +190,6 @@ def ifftshift(x: Any, axes: Any = None, name: str | None = None) -> Any:
         name: The name of the op in the graph, by default 'ifftshift'.
 
     Raises:
-        DTypeError: when a graph is built, x cannot become a tensor.
+        DTypeError: when a graph is built, `x` cannot become a tensor.
 
     A composition. Source: `tf.signal.ifftshift`."""

@@ -146,7 +146,7 @@ def _errors(row: Row) -> str:
         return ""
     several = len(row.tensors) > 1
     held = HOLDS.get(row.kinds)
-    first = "an argument" if several else row.tensors[0]
+    first = "an argument" if several else f"`{row.tensors[0]}`"
     text = f"{first} does not hold {held}" if held else f"{first} cannot become a tensor"
     differ = ", or the dtypes differ" if several and row.one_dtype else ""
     lines = [f"DTypeError: when a graph is built, {text}{differ}."]
