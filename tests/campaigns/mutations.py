@@ -73,7 +73,7 @@ def sites(op_type: str) -> list[Site]:
 
 
 def is_none(function: Function) -> bool:
-    """Whether a rule says that there is no gradient: `lambda dy: None`."""
+    """Return whether a rule says that there is no gradient: `lambda dy: None`."""
     steps = {step.opname for step in dis.get_instructions(function)}
     code = getattr(function, "__code__", None)
     return (
@@ -300,7 +300,7 @@ def rows_of(op_type: str) -> list[Sample]:
 
 
 def checks(row: Sample) -> Iterator[tuple[int, Function, Sequence[np.ndarray]]]:
-    """What the suite checks of a row against differences: the order, a function, its inputs."""
+    """Yield the checks of a row against differences: the order, a function, its inputs."""
     for order in range(1, row.order + 1):
         yield order, row.f, row.inputs
         if order == 2:
@@ -325,7 +325,7 @@ def caught(op_type: str) -> str:
 
 
 def is_same(site: Site, mutant: Function) -> bool:
-    """Whether a mutant runs, and gives what the rule gives, on the samples and around them."""
+    """Return whether a mutant runs, and does what the rule does on the samples and around them."""
     cases = [
         (each, xs)
         for row in rows_of(site.op_type)
@@ -437,7 +437,7 @@ CONVENTIONS = "a test of conventions"
 
 
 def conventions_fail(case: str) -> bool:
-    """Whether one of these tests fails under a mutant, in a process of its own."""
+    """Return whether one of these tests fails under a mutant, in a process of its own."""
     command = [sys.executable, "-m", "tests.campaigns.mutations", case]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode not in (0, 1):

@@ -98,12 +98,12 @@ def _returns_none(value: Any) -> bool:
 
 
 def _has(doc: str, *titles: str) -> bool:
-    """Whether there is a section, or a sentence, of this title."""
+    """Return whether there is a section, or a sentence, of this title."""
     return any(re.search(rf"^{title}(:$| )", doc, re.M) for title in titles)
 
 
 def _describes(doc: str, name: str) -> bool:
-    """Whether a line of the section of arguments is about a parameter."""
+    """Return whether a line of the section of arguments is about a parameter."""
     section = re.search(r"^Args:\n((?: .*\n|\n)+)", doc + "\n", re.M)
     lines = re.findall(r"^ {4}([\w*, ]+):", section[1], re.M) if section else []
     return name in {part.strip(" *") for line in lines for part in line.split(",")}

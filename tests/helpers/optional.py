@@ -16,7 +16,7 @@ OPTIONAL = (
 
 
 def is_installed(name: str) -> bool:
-    """Whether a package can be imported."""
+    """Return whether a package can be imported."""
     return find_spec(name) is not None
 
 

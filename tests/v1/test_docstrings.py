@@ -14,7 +14,7 @@ ROW = Row("tf.f", "Sqrt", "F", ["x", "axis", "name"], ["x"], {}, set(), "f", Tru
 
 
 def is_skipped(value):
-    """Whether doctest's own search passes a function by: one of a row has foreign globals."""
+    """Return whether doctest's own search skips a function: one of a row has foreign globals."""
     known = vars(sys.modules[value.__module__])
     function = inspect.unwrap(value)
     return inspect.isfunction(function) and function.__globals__ is not known

@@ -12,14 +12,11 @@ import sys
 from collections.abc import Callable
 from functools import cache, cached_property
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from regrad.errors import ArgumentError, DeviceError, DTypeError, TraceError
-
-if TYPE_CHECKING:
-    pass
 
 
 class DType(Protocol):

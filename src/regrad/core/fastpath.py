@@ -18,6 +18,7 @@ from regrad.core.registry import Op
 from regrad.core.state import BESIDE, LIVE, current, next_id, refuse_elsewhere
 from regrad.core.tape import NO_ATTRS, REAL, record
 from regrad.core.tensor import Tensor
+from regrad.core.tracebacks import fold
 from regrad.errors import NumberRangeError, prefixed
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def unary(op: Op) -> Callable[..., Any]:
                 try:
                     result = kernels[type(p)](p)
                 except Exception as error:
+                    fold(error)
                     raise explain(error, op, (x,)) from error.__cause__
                 if type(result) is not ndarray:
                     if isinstance(result, tuple):
@@ -87,6 +89,7 @@ def binary(op: Op) -> Callable[..., Any]:
                 try:
                     result = kernels[type(p)](p, q)
                 except Exception as error:
+                    fold(error)
                     raise explain(error, op, (a, b)) from error.__cause__
                 y = Tensor()
                 y._data = result if type(result) is ndarray else array_of(result)

@@ -58,8 +58,7 @@ def set_default_dtype(dtype: DTypeLike) -> None:
     `zeros`, `ones`, `eye`, `linspace`, `one_hot` and random numbers, integers that become floats
     (`arange(3) * 0.5`, `mean` of integers), and, if it is float64, Python's complex numbers.
     Arrays and Tensors keep their dtypes, and a number next to a Tensor of floats takes the
-    Tensor's. Graphs of
-    `regrad.v1` keep to TensorFlow 1's dtypes.
+    Tensor's. Graphs of `regrad.v1` keep TensorFlow 1's dtypes.
 
     Args:
         dtype: A real floating dtype, such as `"float64"`.
