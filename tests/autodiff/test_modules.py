@@ -152,3 +152,12 @@ def test_overrides_and_gradients_reach_what_is_in_it():
     overrides.assert_fired("Relu")
     assert not grads["layers/0/w"].numpy().any()
     assert grads["layers/1/0/b"].numpy().any()
+
+
+def test_where_variables_are_expected_a_module_is_refused_with_what_to_give(tmp_path):
+    import optax
+
+    with pytest.raises(ArgumentError, match=r"got Net; of a Module give module\.variables"):
+        rg.train.save(tmp_path / "net.safetensors", Net())
+    with pytest.raises(ArgumentError, match=r"got Net; of a Module give .*trainable_variables"):
+        rg.train.Optimizer(optax.sgd(0.1)).init(Net())

@@ -332,7 +332,7 @@ def _by_name(variables: Variables, api: str) -> dict[str, Variable]:
         if not isinstance(v, Variable) or not isinstance(name, str):
             raise ArgumentError(
                 f"{api}(path, variables) takes a list of Variables, or a dict from names to "
-                f"Variables, got {kind(v)}"
+                f"Variables, got {kind(v)}; of a Module give module.variables"
             )
         if name in RESERVED:
             raise ArgumentError(f"{api}: {name!r} means something else in the format; rename it")

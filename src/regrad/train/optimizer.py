@@ -401,7 +401,14 @@ def _pair(pair: Any) -> tuple[Any, Variable]:
 
 def _by_name(var_list: Iterable[Variable]) -> dict[str, Variable]:
     """Variables by name; each once."""
-    variables = [var_list] if isinstance(var_list, Variable) else list(var_list)
+    if isinstance(var_list, Variable):
+        var_list = [var_list]
+    if not isinstance(var_list, Iterable):
+        raise ArgumentError(
+            f"var_list: expected a list of Variables, got {kind(var_list)}; of a Module give "
+            "module.trainable_variables"
+        )
+    variables = list(var_list)
     if not variables:
         raise ArgumentError("var_list is empty: an optimizer needs at least one variable to train")
     named: dict[str, Variable] = {}

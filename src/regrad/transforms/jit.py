@@ -367,10 +367,14 @@ class Jitted(Generic[P, R]):
                 "compiled. Lower f outside of it; to see the program of a gradient, "
                 "lower a compiled one: jit(grad(f)).lower(x)."
             )
-        given, reaching = self._opened(args, kwargs)
-        overrides = None if state is None else state.overrides
-        closure = self._closure(overrides, reaching)
-        return self._program(given, closure, overrides).lower(given.tensors, closure, overrides)
+        try:
+            given, reaching = self._opened(args, kwargs)
+            overrides = None if state is None else state.overrides
+            closure = self._closure(overrides, reaching)
+            return self._program(given, closure, overrides).lower(given.tensors, closure, overrides)
+        except Exception as error:
+            fold(error)
+            raise
 
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, list[Any]]:
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
