@@ -6,7 +6,8 @@ smaller as long as it disagrees, and shown as a program that runs.
 
 A disagreement is *explained* only by a test: the one-sided differences disagree (a kink), the
 differences do not settle, or the reference itself changes as much when its inputs change by
-rounding (a jump that rounding decides).
+rounding (a jump that rounding decides) or when its zeros change their signs (libraries differ in
+`maximum(0.0, -0.0)`, and the standard leaves it open).
 """
 
 from __future__ import annotations
@@ -179,6 +180,8 @@ def compared(task: Task, mode: str) -> tuple[str, str]:
         return DELIVERED, ""
     if jumps(task, got, due):
         return EXPLAINED, "rounding decides"
+    if other_zeros(task, due):
+        return EXPLAINED, "the sign of a zero decides"
     return SILENT, f"{lists(got)} instead of {lists(due)}"
 
 
@@ -198,6 +201,12 @@ def jumps(task: Task, got: Arrays, due: Arrays) -> bool:
         moves.append(Task(Program(xs, program.stmts, program.outputs), task.order))
     found = (moved.reference for moved in moves)
     return any(isinstance(ys, Exception) or disagree(ys, due) for ys in found)
+
+
+def other_zeros(task: Task, due: Arrays) -> bool:
+    """Whether the reference is another where zeros have the other sign."""
+    ys = replace(task, program=task.program.flipped()).reference
+    return isinstance(ys, Exception) or disagree(ys, due)
 
 
 # -- differences -----------------------------------------------------------------------------------

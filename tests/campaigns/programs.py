@@ -31,6 +31,8 @@ def sur(y, g):
 def nudged(x, by):
     return x + by * rg.stop_gradient(x) * np.cos(3.0 * np.arange(x.size) + 1.0).reshape(x.shape)
 
+flipped = rg.custom_grad(lambda x: (rg.where(x == 0, -x, x), lambda dy: dy))
+
 def number(x):
     return rg.asarray(np.float64(x))
 
@@ -208,7 +210,15 @@ class Program:
 
     def nudged(self, by: float) -> Program:
         """The program in which the result of each statement is moved, relatively, by so much."""
-        last = [f"{s.target} = nudged({s.target}, {by!r})" for s in self.stmts]
+        return self._with("nudged({}, " + f"{by!r})")
+
+    def flipped(self) -> Program:
+        """The program in which zeros among the results of the statements have the other sign."""
+        return self._with("flipped({})")
+
+    def _with(self, call: str) -> Program:
+        """The program in which the result of each statement goes through a call."""
+        last = [f"{s.target} = {call.format(s.target)}" for s in self.stmts]
         pairs = zip(self.stmts, last, strict=True)
         return replace(self, stmts=tuple(followed(s, line) for s, line in pairs))
 

@@ -52,6 +52,16 @@ def test_gradient_at_the_kink(f, x, slope):
     assert float(rg.grad(f)(rg.scalar(x, dtype=np.float64))) == pytest.approx(slope, abs=1e-15)
 
 
+def test_relu_returns_the_zero_of_the_library_that_holds_the_data():
+    zeros = np.array([-0.0, 0.0], np.float32)
+    for data, theirs in [
+        (zeros, np.maximum(zeros, 0)),
+        (jax.numpy.asarray(zeros), jax.nn.relu(zeros)),
+        (torch.from_numpy(zeros), torch.relu(torch.from_numpy(zeros))),
+    ]:
+        assert str(nn.relu(rg.asarray(data)).tolist()) == str(theirs.tolist())
+
+
 def test_prelu_at_0_takes_alpha():
     dx, dalpha = rg.grads(nn.prelu)([np.array([0.0, 2.0]), np.array([0.3, 0.4])])
     assert dx.tolist() == [0.3, 1.0]

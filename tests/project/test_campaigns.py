@@ -262,6 +262,15 @@ def test_rounding_behind_a_jump_explains_another_number(monkeypatch):
     assert agreement.compared(smooth, "checkpoint")[0] == SILENT
 
 
+def test_the_sign_of_a_zero_explains_another_number(monkeypatch):
+    run = agreement.MODES["checkpoint"]
+    monkeypatch.setitem(agreement.MODES, "checkpoint", lambda f, xs: [y + 1.0 for y in run(f, xs)])
+    signed = program("rg.nn.relu({a})", "rg.copysign(rg.ones(2), {a})", x=(-0.7, 0.5))
+    assert agreement.compared(signed, "checkpoint") == (EXPLAINED, "the sign of a zero decides")
+    unsigned = program("rg.nn.relu({a})", "{a} * {a}", x=(-0.7, 0.5))
+    assert agreement.compared(unsigned, "checkpoint")[0] == SILENT
+
+
 def test_a_mode_with_other_numbers_is_found(monkeypatch):
     run = agreement.MODES["checkpoint"]
     monkeypatch.setitem(

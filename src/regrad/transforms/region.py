@@ -1,10 +1,29 @@
 """Regions: bodies that are compiled, batched, repeated, or run again.
 
-Inside a region the tapes outside are suspended. Tensors and Variables that the body uses without
-being given them are found as it runs and become inputs, and so do those that it returns as they
-are; what it assigns to Variables becomes outputs. Outside, the region is one record. Its gradient
-is the gradient of the body under the overrides that were in force at first: a traced body is
-replayed (see `replay`), that of an eager `checkpoint` runs again.
+The idea: a body of the user's (of `jit`, `scan`, `cond`, `vmap`, `checkpoint`) becomes *one* record
+of the tapes outside, whatever it does inside. Take
+
+    w = rg.Variable(2.0)
+    b = rg.tensor(1.0)
+    rg.scan(lambda carry, x: (carry * w + b, None), init, xs)
+
+The step is given `carry` and `x`, but it also uses `w` and `b`. While it runs, a `Region` is open,
+and every op asks it for what stands inside for its operands (`Region.enter`), every Variable for
+its value inside (`Region.read`). That is how the region comes to know that the loop has four inputs
+(`init`, `xs`, `w`, `b`) and not two. What the body assigns to Variables becomes further outputs.
+Then `record_region` puts one record on the tapes, `(init, xs, w, b)` to `(carry, ys)`, whose rule
+(`RegionRule`) gets the gradient from whoever made the region.
+
+Invariants:
+
+* Tapes outside see nothing of the inside. They are suspended; `RegionTape`s that the region has of
+  its own watch what they watch, and so find out which inputs lead to which outputs (`Passage`).
+* Ids only grow. A Tensor is from outside exactly if its id is smaller than the region's `mark`.
+* Whatever stands inside for something outside has an id just above `mark` (`_early_id`), and is
+  found by the `id()` of the object outside, which is kept alive as long as the region.
+* Regions nest. What an inner one takes from outside, the outer one is asked for in turn.
+* The gradient of a region is that of its body under the overrides that were in force when it ran:
+  a traced body is replayed (see `replay`), the Python of an eager `checkpoint` runs again.
 """
 
 from __future__ import annotations
@@ -39,6 +58,8 @@ if TYPE_CHECKING:
 Flat = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # what a body is once its containers are open
 Source = Tensor | Variable  # what a body takes from outside
 
+# The ids of stand-ins are mark + STEP, mark + 2 * STEP, …: between two whole numbers, so that none
+# is ever another Tensor's, and exact, since a float has 52 bits and the ids in use need far fewer.
 STEP = 2.0**-20
 
 
@@ -101,10 +122,11 @@ class Region:
 
     def enter(self, x: Tensor) -> Tensor:
         """Return what stands inside for a Tensor (itself, if it was made inside)."""
-        if not 0 <= x._id < self.mark:
+        if not 0 <= x._id < self.mark:  # (constants of regrad's own have negative ids)
             return x
         inner = self.stand_ins.get(id(x))
         if inner is None:
+            # regions around take it in first, so that it is an input of each of them as well
             outside = x if self.outer is None else self.outer.enter(x)
             inner = self.stand_ins[id(x)] = self.entries[id(x)] = self._stand_in(outside)
             self.captured.append(x)
@@ -115,8 +137,9 @@ class Region:
         return source
 
     def read(self, variable: Variable) -> Tensor:
-        """The value of a Variable at this point of the body."""
+        """Return the value of a Variable at this point of the body."""
         if variable not in self.values:
+            # in the state outside: a region there is asked in turn, tapes there watch the Variable
             with in_state(self.around):
                 value = variable._read()
             if self.traced or self.tapes:
@@ -131,7 +154,8 @@ class Region:
         return self.values[variable]
 
     def assign(self, variable: Variable, value: Tensor) -> None:
-        """A Variable gets a new value, which leaves the region as an output."""
+        """Give a Variable a new value, which leaves the region as an output."""
+        # the Variable itself is untouched: if the body fails, or is traced again, nothing happened
         self.values[variable] = value
         if variable not in self.assigned:
             self.assigned.append(variable)
@@ -139,7 +163,10 @@ class Region:
             self.capture.assign(variable, value)
 
     def array(self, value: Array) -> Tensor:
-        """An array that the body uses: what stands for it, or a copy of what it holds now."""
+        """Return what stands for an array that the body uses, or a copy of what it holds now.
+
+        A copy, because its owner may write to it before the gradient is taken.
+        """
         inner = self.stand_ins.get(id(value))
         if inner is not None:
             self.operands.add(id(value))
@@ -158,6 +185,8 @@ class Region:
 
     def refuse_read(self, x: Tensor) -> None:
         """Raise if a program would be made of the values of a Tensor from outside."""
+        # Only the outermost region knows whether what is traced will be called again: a `cond`
+        # inside a `jit` is as lasting as the `jit`.
         root = self
         while root.outer is not None:
             root = root.outer
@@ -170,7 +199,10 @@ class Region:
             )
 
     def generator(self, generator: np.random.Generator) -> None:
-        """A NumPy Generator is about to be used, which will have moved on when this runs again."""
+        """Note the state of a NumPy Generator, which will have moved on when this runs again.
+
+        Raise where its numbers would be drawn once for many calls.
+        """
         if self.traced or not self.draws:
             raise ArgumentError(
                 f"a NumPy Generator cannot be used under {self.kind}: its numbers would be drawn "
@@ -180,7 +212,7 @@ class Region:
         self.drawn.setdefault(id(generator), (generator, generator.bit_generator.state))
 
     def make_stand_in(self, x: Tensor) -> Tensor:
-        """The stand-in for something from outside."""
+        """Return a stand-in for something from outside, watched by the tapes that watch it."""
         y = type(x)()
         y._data = x._data
         y._id = self._early_id()  # pyright: ignore[reportAttributeAccessIssue]
@@ -190,7 +222,7 @@ class Region:
 
     def _stand_in(self, x: Tensor) -> Tensor:
         if not (self.tapes or self.traced):
-            return x
+            return x  # nobody has to tell the inside from the outside
         if is_symbolic(x):
             raise GraphError(
                 f"{self.kind}: the function uses {x._data.name!r}, a tensor of a graph, by its "
@@ -207,16 +239,17 @@ class Region:
         library = BACKENDS[type(x._data)].name
         if library != "torch":  # which the program will refuse
             data = JAX.from_numpy(x._data) if library == "numpy" else x._data
+            # the cheapest op of JAX whose result is a tracer: XLA removes it
             x._data = jax.lax.optimization_barrier(data)
         return x
 
     def _early_id(self) -> float:
-        """An id as old as the region: whatever runs inside sees it as coming from outside."""
+        """Return an id as old as the region: for regions inside, it comes from outside."""
         self.count += 1
         return self.mark + self.count * STEP
 
     def refuse_variable(self, name: str | None) -> None:
-        """A Variable is being made inside."""
+        """Raise for a Variable that is being made inside."""
         raise ArgumentError(
             f"a Variable{f' ({name!r})' if name else ''} is being made inside {self.kind}, where "
             "the body may run any number of times, or be traced once for many calls. Make "
@@ -262,7 +295,11 @@ class RegionTape(Tape):
 
 
 class Links(RegionTape):
-    """A tape that only notes which ids lead to which, and keeps no value."""
+    """A tape that only notes which ids lead to which, and keeps no value.
+
+    It is enough where the body will be replayed for its gradient. Tensors of the body can then be
+    freed as soon as the body has used them.
+    """
 
     __slots__ = ()
 
@@ -272,7 +309,11 @@ class Links(RegionTape):
 
 
 class Shadow(Links):
-    """Stands inside for a suspended tape that does not admit every op."""
+    """The tape inside for a suspended tape that does not admit every op.
+
+    A tape of forward mode, for instance, refuses rules that are not linear. It is asked op by op
+    here: outside it would be asked once, about a region of which it knows nothing.
+    """
 
     __slots__ = ()
 
@@ -323,6 +364,8 @@ def dependences(links: Sequence[Link], seeds: Sequence[Any]) -> dict[Any, int]:
     Links of loops lead back to seeds, so they are followed until nothing changes.
     """
     masks = {seed: 1 << i for i, seed in enumerate(seeds)}
+    # Without loops one pass does, since links come in the order in which the ops ran; the second
+    # pass finds nothing new. A loop takes as many passes as its longest chain of carries.
     changed = True
     while changed:
         changed = False
@@ -339,7 +382,7 @@ def dependences(links: Sequence[Link], seeds: Sequence[Any]) -> dict[Any, int]:
 
 
 def inner_tapes(kind: type[RegionTape], state: State | None) -> tuple[RegionTape, ...]:
-    """The tapes of a body in a state: a main one of this kind, and one for each strict one."""
+    """Return the tapes of a body: a main one of this kind, and one for each strict one outside."""
     outer = () if state is None else state.tapes
     return (kind(outer), *[Shadow((t,)) for t in outer if not t.plain]) if outer else ()
 
@@ -359,7 +402,10 @@ def run_inside(
 
 
 def results(flat: Flat, xs: Sequence[Tensor], region: Region) -> list[Tensor]:
-    """The results of a flat body that runs in a region: they enter it as inputs of ops do."""
+    """Return the results of a flat body that runs in a region.
+
+    They enter the region as inputs of ops do: a body may return a Tensor from outside as it is.
+    """
     return [region.enter(y) for y in flat(xs)]
 
 
@@ -430,6 +476,8 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
     passage = rule.passage
     if state is None or not passage.wanted or not passage.reached:
         return
+    # The id 0 is watched by no tape: an input that leads nowhere has no gradient, and an output
+    # that nothing leads to passes none back. So a walk asks for neither.
     keys = {i: rule.inputs[i]._id for i in passage.wanted}
     ids = tuple(keys.get(i, 0) for i in range(len(rule.inputs)))
     specs = [(x._data.shape, x._data.dtype) for x in rule.inputs]
@@ -443,11 +491,12 @@ def record_region(rule: RegionRule, ys: Sequence[Tensor]) -> None:
         if leading:
             tape.admit(REGION, rule, frozenset({0}))
             tape.records.append(entry)
+            # not all outputs: a loop may carry an index next to the weights
             tape.watched.update(ys[j]._id for i in leading for j in passage.edges[i])
 
 
 def check_guard(inputs: Sequence[Tensor]) -> None:
-    """A custom function around must have been given what the region takes in."""
+    """Raise if the region takes in what a custom function around it was not given."""
     state = current()
     if state is not None and state.guard is not None:
         state.guard.check(REGION, inputs)
@@ -476,7 +525,7 @@ def passage_between(
 
 
 def tape_for(inputs: Sequence[Tensor]) -> type[RegionTape]:
-    """The tape for a body of these inputs: one that keeps values, if gradients go back to any."""
+    """Return the class of tape for a body: one that keeps values, if gradients go back to any."""
     state = current()
     tapes = () if state is None else state.tapes
     back = [tape for tape in tapes if not tape.watched.isdisjoint([x._id for x in inputs])]
@@ -510,5 +559,5 @@ def watched_by(tape: Tape, xs: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def read_source(source: Source) -> Tensor:
-    """The Tensor that a body takes from a source, as the tapes outside see it."""
+    """Return the Tensor that a body takes from a source, as the tapes outside see it."""
     return source._read() if isinstance(source, Variable) else in_region(source)
