@@ -126,7 +126,7 @@ class Backend:
         return np.asarray(array)
 
     def wait(self, array: Array) -> None:
-        """Return when the values are there."""
+        """Block until the values are there."""
 
     def dtype(self, array: Array) -> np.dtype:
         """The dtype under its NumPy name."""

@@ -2,8 +2,36 @@
 
 A plan is made once for each choice of fetches and feeds. It holds just the ops that are needed,
 in the order of their making, written out as the lines of one Python function: each line calls a
-kernel, a value is let go after its last reader, and large results are written over operands that
+kernel, a value is freed after its last reader, and large results are written over operands that
 nobody reads any more, or into memory that the plan keeps from run to run.
+
+For example, fetching `y = tf.tanh(x * w + b)`, with `x` fed and `w`, `b` variables of 10,000
+elements, runs
+
+    def plan(run, arena, v1):
+        v2 = k1(run)                                # the variable w
+        v3 = k2(run, v2)                            # its value
+        v2 = None
+        v2 = k3(run)                                # the variable b
+        v4 = k4(run, v2)
+        v2 = None
+        v2 = k5(v1, v3, out=arena(1, v1, k6))       # multiply, into the plan's own memory
+        v1 = v3 = None
+        v2 = k7(v2, v4, out=v2)                     # add, over the product
+        v4 = None
+        v4 = k8(v2)                                 # tanh, in a new array: the caller keeps it
+        v2 = None
+        return [v4]
+
+Invariants:
+
+* Nodes run in the order of their numbers. A node is made after its inputs and after the ops that
+  it waits for, so this is an order of dependence, and stateful ops run in the script's order.
+* An array is written over only if a ufunc of this run made it, no other kernel has read it (it may
+  have returned a view), it is not fetched, and this line is its last reader.
+* The arena's memory never leaves a run: what is fetched, or written to a variable, is an array of
+  its own. Each run has an arena to itself, so threads may run one plan at the same time.
+* A line number of the function names its node, so that an error in a kernel names the op.
 """
 
 from __future__ import annotations
@@ -48,11 +76,11 @@ class Run:
         self.drawn: dict[Any, Any] = {}
 
     def read(self, key: Any) -> Any:
-        """The value that a variable has at this point of the run; KeyError if it has none."""
+        """Return the value that a variable has now; raise KeyError if it has none."""
         return self.written[key] if key in self.written else self.variables[key]
 
     def write(self, key: Any, value: Any) -> Any:
-        """Give a variable a value; what is kept of it."""
+        """Give a variable a value, and return what is kept of it."""
         value = np.asarray(value)
         if not value.flags.writeable:  # a feed, or a view of one: the caller may change it
             value = value.copy()
@@ -60,7 +88,7 @@ class Run:
         return value
 
     def through(self, region: Any, values: Sequence[Any]) -> list[Any]:
-        """The outputs of a region, a branch or a loop's body, in this run."""
+        """Return the outputs of a region, a branch or a loop's body, in this run."""
         return region.plan(values, self)
 
 
@@ -77,7 +105,7 @@ class Arena(dict[int, Any]):
     """Memory for large results within a plan: fresh pages cost more than arithmetic on them."""
 
     def __call__(self, slot: int, like: Array, dtype: np.dtype) -> Any:
-        """An array of the shape of another, whose contents nobody needs."""
+        """Return an array of the shape of another, with any contents."""
         array = self.get(slot)
         if array is None or array.shape != like.shape:
             array = self[slot] = np.empty(like.shape, dtype)
@@ -85,7 +113,7 @@ class Arena(dict[int, Any]):
 
 
 def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
-    """The nodes that must run for these, in order; what is fed need not be computed."""
+    """Return the nodes that must run for these, in order; what is fed need not be computed."""
     seen: set[int] = set()
     found: list[Node] = []
     stack = list(targets)
@@ -96,6 +124,7 @@ def needed(targets: Iterable[Node], fed: set[int]) -> list[Node]:
         seen.add(id(node))
         found.append(node)
         stack += node.control
+        # (`sized` are symbols of which attributes ask the shape, which a feed has as well)
         stack += [s.node for s in (*node.sources(), *node.sized) if s.id not in fed]
     return sorted(found, key=lambda node: node.number)
 
@@ -152,7 +181,8 @@ class Plan:
             raise at_node(error, node, values) from error.__cause__
 
     def _at_work(self, error: Exception) -> tuple[Node | None, list[Any]]:
-        """The node whose line raised, and what it had read."""
+        """Return the node whose line raised, and what it had read."""
+        # The frame that raised still has its variables: nothing is kept while all goes well.
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code is self.function.__code__:
@@ -165,7 +195,11 @@ class Plan:
 
 
 class _Writer:
-    """Writes the function of a plan."""
+    """Writes the function of a plan.
+
+    Names of values (`v1`) are taken again when their value is dead; constants and kernels (`k1`)
+    are globals of the function; `s7` is what attributes need of the value with the id 7.
+    """
 
     def __init__(
         self, nodes: list[Node], fetches: Sequence[Symbol], feeds: Sequence[Symbol], fed: set[int]
@@ -227,7 +261,7 @@ class _Writer:
             self._size(node.symbols[0])
             return
         if all(s.id in self.fed for s in node.symbols) and node.symbols:
-            return
+            return  # it is here for another output, or for its control inputs
         arguments = self._arguments(node)
         if node.op.stateful:
             arguments.insert(0, "run")
@@ -243,6 +277,7 @@ class _Writer:
             target = self.names[over.id]
         else:
             arguments += self._kept(node)
+            # of several outputs some may be fed: what is computed for these is dropped
             made = [s for s in node.symbols if s.id not in self.fed]
             skipped = {s.id for s in node.symbols} - {s.id for s in made}
             target = ", ".join("_" if s.id in skipped else self._name(s) for s in node.symbols)
@@ -255,6 +290,7 @@ class _Writer:
         self._release([*dying, *[s for s in node.symbols if self._unread(s)]])
 
     def _arguments(self, node: Node) -> list[str]:
+        """Return the operands of a kernel call, as the op's layout has them."""
         leaves = self.reads[id(node)] = [self.names[s.id] for s in node.sources()]
         arguments = []
         for place in node.layout:
@@ -265,16 +301,16 @@ class _Writer:
         return arguments
 
     def _kernel(self, node: Node) -> tuple[str, list[str]]:
-        """The kernel's name, and the keywords that are known only in the run."""
+        """Return the kernel's name, and the keywords that are known only in the run."""
         varying = {k: v for k, v in node.attrs.items() if dims.sources([v])}
         fixed = {k: v for k, v in node.attrs.items() if k not in varying}
         kernel: Any = node.op.kernels.kernel if node.op.stateful else node.op.kernels[np.ndarray]
-        if fixed:
+        if fixed:  # bound once, and not written out: attributes may be any objects
             kernel = partial(kernel, **fixed)  # (of a partial, partial makes one, not two)
         options = []
         for name in list(varying):
             text = _written(varying[name])
-            if text is not None:
+            if text is not None:  # `shape=(v1.shape[0], 3)` takes less time than a call
                 options.append(f"{name}={text}")
                 del varying[name]
         if varying:
@@ -284,7 +320,7 @@ class _Writer:
         return self._constant(kernel), options
 
     def _dying(self, node: Node) -> list[Symbol]:
-        """The values that nobody reads after this node."""
+        """Return the values that nobody reads after this node."""
         found = {s.id: s for s in node.sources() if self.last.get(s.id) is node}
         return [s for s in found.values() if self.names[s.id].startswith("v")]
 
@@ -296,6 +332,7 @@ class _Writer:
         )
 
     def _release(self, symbols: Iterable[Symbol]) -> None:
+        """Free these values: their names, and their places in the arena."""
         symbols = list(symbols)
         for symbol in symbols:
             if symbol.id in self.slots:
@@ -307,7 +344,7 @@ class _Writer:
             self.free += names
 
     def _reused(self, node: Node) -> Symbol | None:
-        """An operand that is ours, dies here, and has the size and dtype of the result."""
+        """Return an operand that is ours, dies here, and has the result's size and dtype."""
         if not _is_ufunc(node) or not node.symbols or _elements(node.symbols[0]) < LARGE:
             return None
         y = node.symbols[0]
@@ -323,7 +360,7 @@ class _Writer:
         return symbol.id in self.fresh and self.last.get(symbol.id) != FETCHED
 
     def _kept(self, node: Node) -> list[str]:
-        """The memory for a large result that only ufuncs read: `[arena(slot, like, dtype)]`."""
+        """Return the memory for a large result that only ufuncs read, as an argument."""
         if not _is_ufunc(node):
             return []
         y = node.symbols[0]
@@ -332,6 +369,7 @@ class _Writer:
         like = [x for x in node.sources() if dims.same(x.shape, y.shape)]
         if not like:
             return []
+        # sizes that are unknown now are equal in each run if their keys are: one slot serves both
         kind = tuple(n if isinstance(n, int) else n.key for n in y.shape), y.dtype
         free = self.free_slots.get(kind)
         if free:
@@ -343,7 +381,7 @@ class _Writer:
 
 
 def _written(value: Any) -> str | None:
-    """An attribute as Python text, if it is made of numbers and of sizes of what was computed."""
+    """Return an attribute as Python text, if it consists of numbers and sizes of values."""
     if type(value) is int:
         return repr(value)
     if isinstance(value, dims.UnknownRank):
@@ -366,9 +404,9 @@ def _is_ufunc(node: Node) -> bool:
 
 
 def _elements(symbol: Symbol) -> float:
-    """The number of elements; of unknown sizes it is taken to be large."""
+    """Return the number of elements; unknown sizes count as large."""
     if isinstance(symbol.shape, dims.UnknownRank):
-        return 0
+        return 0  # nothing says that an operand has its shape
     size = 1
     for n in symbol.shape:
         size *= n if isinstance(n, int) else LARGE
@@ -376,7 +414,7 @@ def _elements(symbol: Symbol) -> float:
 
 
 def _last_readers(nodes: Sequence[Node], fetches: Sequence[Symbol]) -> dict[int, Any]:
-    """For each value the node that reads it last; the fetched ones live to the end."""
+    """Return for each value the node that reads it last; the fetched ones live to the end."""
     last: dict[int, Any] = {}
     for node in nodes:
         for symbol in node.sources():
@@ -386,7 +424,7 @@ def _last_readers(nodes: Sequence[Node], fetches: Sequence[Symbol]) -> dict[int,
 
 
 def _fresh(nodes: Sequence[Node], fetches: Sequence[Symbol], fed: set[int]) -> set[int]:
-    """The values that lie in an array of their own.
+    """Return the values that lie in an array of their own.
 
     A ufunc makes a new array. Other kernels may return a view of what they read, so what they
     read is not free to be written over.

@@ -5,6 +5,35 @@ strings and functions are part of the key under which a program is found; Tensor
 inputs of the program, read again each time. What is looked at is what the code names:
 the entries of containers, and of objects and classes the attributes that some code found here
 asks for, with the special methods that their classes define.
+
+For example, with
+
+    rate = 0.1
+    class Model: ...                       # with a method `loss` that reads `self.w`
+
+    @rg.jit
+    def step(x):
+        return model.loss(x) * rate
+
+the walk begins at `step`. Its code names `model`, `loss` and `rate`. `rate` is a plain value: it is
+in the key as 0.1. `model` is an object: it is in the key by its identity, and of its attributes
+those are looked at that any code found so far asks for: `loss`, and after the code of that has been
+read, `w`. `model.w` is a Tensor: its shape and dtype are in the key, the Tensor is an input.
+
+The walk costs much more than a call. So it is done once, and leaves a list of `places`, each a
+function that reads one name and the object found there. As long as every place holds the very same
+object (`is_current`), the key is what it was. Any other object means a walk anew, and a new key,
+which may be that of a program compiled before.
+
+Invariants:
+
+* A value that can change without its place holding another object is opened (containers, objects),
+  refused (Generators), or made an input (arrays).
+* Code of libraries and of regrad is not read: only what the user's code reaches can change under a
+  program's feet. Modules, builtins and JAX's objects are known by identity.
+* When in doubt the answer is a new program, which is slow, and not an old one, which is wrong. What
+  a walk over the code cannot see (computed names, large containers, files) is listed in
+  `docs/compiled.md`, and found by `rg.jit(f, verify=True)`.
 """
 
 from __future__ import annotations
@@ -57,7 +86,7 @@ SMALL = 64  # elements of an array whose content is part of a key as it is
 Read = Callable[[], Any]
 
 
-MASK = 1024  # the most elements of a mask that a program is made for
+MASK = 1024  # elements of a mask (an array of bools) whose values are part of a key
 
 
 class Closure:
@@ -145,9 +174,10 @@ class _Walk:
     def value(self, value: Any, name: str, read: Read) -> None:
         """Note a value; `read` reads its place again, if that is more than a name."""
         if type(value) in PLAIN or isinstance(value, np.generic):
+            # (1, 1.0 and True are equal, and so are 0.0 and -0.0: `exactly` makes them differ)
             self.entry(name, exactly(value))
             self.rule(value)
-        elif id(value) in self.seen:
+        elif id(value) in self.seen:  # aliasing is part of the key: two names, one list
             self.entry(name, ("the same as", self.seen[id(value)]))
         else:
             self.seen[id(value)] = len(self.entries)
@@ -155,25 +185,25 @@ class _Walk:
             self.open(value, name, read)
 
     def rule(self, name: object) -> None:
-        """Return what may be the name of a rule, in an override."""
+        """Note the rule of this name, if there is one: the code may put it in force by the name."""
         if isinstance(name, str) and name in RULES:
             rule = RULES[name]
             self.value(getattr(rule, "function", None) or rule, name, MISSING)
 
     def place(self, namespace: Mapping[str, object], key: str, name: str) -> None:
-        """Return what a namespace says of a name, now and whenever it is looked at again."""
+        """Note the value of a name in a namespace, and watch the place."""
         read = functools.partial(namespace.get, key, MISSING)
         self.watch(namespace, key, read)
         self.value(namespace[key], name, read)
 
     def watch(self, where: object, key: object, read: Read) -> None:
-        """From now on the place must hold what it holds."""
+        """Add a place: the closure is current as long as it holds what it holds now."""
         if (id(where), key) in self.watched:
             return
         self.watched.add((id(where), key))
         self.kept.append(where)
         value = read()
-        if value is self.weak():
+        if value is self.weak():  # a reference would keep alive the object that owns the program
             self.closure.places.append((functools.partial(_holds, read, self.weak), True))
         else:
             self.closure.places.append((read, value))
@@ -183,7 +213,7 @@ class _Walk:
         self.closure.names.append(name)
 
     def open(self, value: Any, name: str, read: Read) -> None:
-        """Return the parts that are not plain values."""
+        """Note a value that is not plain, and what can be reached from it."""
         if isinstance(value, Tensor) or (is_array(value) and not isinstance(value, Variable)):
             self.tensor(value, name, read)
         elif isinstance(value, types.FunctionType):
@@ -216,7 +246,7 @@ class _Walk:
                 self.object(value, name)
 
     def tensor(self, value: Tensor | Array, name: str, read: Read) -> None:
-        """A Tensor or an array: an input of the program, if it holds numbers."""
+        """Note a Tensor or an array: an input of the program, if it holds numbers."""
         if getattr(value, "_id", 0) == OURS:  # shared with constants that a body makes itself
             self.entry(name, IdentityKey(value))
         elif isinstance(value, np.ndarray) and (
@@ -228,7 +258,7 @@ class _Walk:
             self.closure.tensors.append(read if callable(read) else lambda: value)
 
     def method(self, method: Method, name: str) -> None:
-        """A method of an object that is to be free to go: nothing here may hold the object."""
+        """Note a method of an object that may be freed: nothing here may hold the object."""
         self.weak = method.instance
         instance = self.weak()
         self.seen[id(instance)] = len(self.entries)
@@ -241,11 +271,11 @@ class _Walk:
         self.parts(value, name)
 
     def parts(self, value: Any, name: str) -> None:
-        """The entries of a container, and the attributes of an object."""
+        """Note the entries of a container, and the attributes of an object."""
         if not isinstance(value, CONTAINERS):
             self.object(value, name)
             return
-        if len(value) > LARGEST:
+        if len(value) > LARGEST:  # a table, which would take longer to compare than a call takes
             self.entry(name, IdentityKey(value))
         elif isinstance(value, Mapping):
             read = functools.partial(_keys_and_values, value)
@@ -257,7 +287,7 @@ class _Walk:
             self.object(value, name)
 
     def entries_of(self, value: Any, name: str, read: Read, keys: Mapping[int, Any]) -> None:
-        """The parts of a container, in order, some by key; one place watches over all."""
+        """Note the parts of a container, in order, some by key; one place watches over all."""
         parts = read()
         if type(value) not in (tuple, frozenset):
             unchanged = functools.partial(_is_unchanged, read, parts)
@@ -268,8 +298,10 @@ class _Walk:
             self.value(part, f"{name}[{keys[i]!r}]" if i in keys else f"a part of {name}", get)
 
     def function(self, function: types.FunctionType, name: str) -> None:
-        """A function: its code, its cells and defaults, and the globals that it names."""
+        """Note a function: its code, its cells and defaults, and the globals that it names."""
         code = function.__code__
+        # The code and not the function: a lambda that is made anew at each call of what is around
+        # it has the same code, and differs by its cells alone, which are looked at.
         self.entry(name, code)
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             read = functools.partial(getattr, cell, "cell_contents")
@@ -303,7 +335,10 @@ class _Walk:
             self.closure.places.append((functools.partial(_is_empty, cell), True))
 
     def ask(self, names: set[str], tried: set[str]) -> None:
-        """Some code asks for attributes of these names, of any object found so far or later."""
+        """Look at attributes of these names, of any object found so far or later.
+
+        Of which object the code asks cannot be read off the code, so it is asked of all.
+        """
         new = (names - self.asked) | (tried - self.tried)
         self.asked |= names
         self.tried |= tried
@@ -311,15 +346,16 @@ class _Walk:
             self.attributes(value, path, new)
 
     def object(self, value: object, name: str) -> None:
-        """An object, a class, a module or a function: the attributes that code asks for."""
+        """Note the attributes of an object, class, module or function that code asks for."""
         self.objects.append((value, name))
+        # special methods are called by operators and statements, which name no attribute
         special = {s for c in _own_classes(type(value)) for s in _specials(c) - CONSTRUCTORS}
         if isinstance(value, type):
             special |= {s for c in _own_classes(value) for s in _specials(c)}
         self.attributes(value, name, self.asked | special)
 
     def attributes(self, value: object, name: str, asked: set[str]) -> None:
-        """These attributes, wherever Python looks for them: in the object, and in its classes."""
+        """Note these attributes, wherever Python looks: in the object, and in its classes."""
         spaces = _namespaces(value)
         lenient = any("__getattr__" in space for space in spaces)
         for attribute in sorted(asked):
@@ -331,7 +367,7 @@ class _Walk:
                     self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
 
     def member(self, space: Mapping[str, object], attribute: str, owner: object, name: str) -> None:
-        """Return what a name means in a namespace: a value, or a descriptor with its code."""
+        """Note what a name means in a namespace: a value, or a descriptor with its code."""
         found = space[attribute]
         self.watch(space, attribute, functools.partial(space.get, attribute, MISSING))
         if isinstance(found, types.MemberDescriptorType):
@@ -427,21 +463,22 @@ def _digest(array: np.ndarray) -> bytes:
 
 
 def _asked(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """The globals and attributes that some code names, and those of them that may be missing."""
+    """Return the globals and attributes that code names, and those of them that may be missing."""
     names = {name for c in _codes(code) for name in c.co_names}
     if names.isdisjoint(REFLECTION):
         return names, set()
+    # `getattr(x, "scale")`: any string that could be a name may be one
     names |= {text for text in _constants(code) if text.isidentifier()}
     return names, names
 
 
 def _constants(code: types.CodeType) -> list[str]:
-    """The strings that some code has in it."""
+    """Return the strings that some code has in it."""
     return [k for c in _codes(code) for k in c.co_consts if isinstance(k, str)]
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and of the functions inside it."""
+    """Yield the code of a function, and of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -458,12 +495,15 @@ def _namespaces(value: object) -> list[Any]:
 
 
 def _own_classes(kind: type) -> list[type]:
-    """A class and its bases, without those of libraries."""
+    """Return a class and its bases, without those of libraries."""
     return [c for c in kind.__mro__ if not _is_library_class(c)]
 
 
 def _specials(kind: type) -> set[str]:
-    """The special methods that Python code defines in a class; those of dataclasses are made."""
+    """Return the special methods that the user's code defines in a class.
+
+    Those that dataclasses and attrs generate follow from the fields.
+    """
     return {
         name
         for name, found in vars(kind).items()

@@ -1,4 +1,23 @@
-"""`cond`, `while_loop`, `scan`, `fori_loop`, `map`: Python's in eager mode, XLA's under jit."""
+"""`cond`, `while_loop`, `scan`, `fori_loop`, `map`: Python's in eager mode, XLA's under jit.
+
+The idea: each has one meaning and two ways to run. In eager mode
+
+    rg.scan(lambda c, x: (c * x, c), init, xs)
+
+is a loop in Python: its ops are recorded one by one, so nothing more has to be said about
+gradients. Inside a trace (`in_trace`) it is one loop of XLA and one record: `scans` has loops of
+known length, `whiles` the others, `branches` and `conditionals` the branches. This module opens the
+user's containers into flat lists of Tensors, checks what the user's functions return, and closes
+the results again (`_Step`); the modules below know flat functions only.
+
+Invariants:
+
+* Errors are the same both ways, and come from the first step. A carry that changes its structure,
+  shape or dtype is refused in eager mode as well, where it could run: else it would not compile.
+* Bookkeeping of the loop's own (a counter, an entry taken from `xs`) runs under `masked()`, which
+  hides it from the user's overrides: a rule for "Add" concerns the user's additions alone.
+* A Python number as a carry is a Tensor from the first step on (`numbers="Tensors"`).
+"""
 
 from __future__ import annotations
 
@@ -64,6 +83,7 @@ def cond(
     """
     callable_or_raise(true_fn, "cond")
     callable_or_raise(false_fn, "cond")
+    # a Python bool is decided even inside a trace, as an `if` would be
     pred = dispatch.lift(pred) if not isinstance(pred, bool) else pred
     if isinstance(pred, bool) or not in_trace([pred]):
         return (true_fn if bool(pred) else false_fn)(*operands)
@@ -118,7 +138,7 @@ def scan(
     along = Given((xs,), {})
     n = _length(along.tensors, length)
     traced = in_trace([*carry.tensors, *along.tensors])
-    if traced:
+    if traced:  # a loop of XLA carries JAX's arrays, and checks that they stay what they are
         carry.tensors = as_jax(carry.tensors)
     step = _Step(f, carry, along)
     if traced:
@@ -172,6 +192,7 @@ def while_loop(
     traced = in_trace(carry.tensors)
     if traced:
         carry.tensors = as_jax(carry.tensors)
+    # the step of a scan without entries: so the checks of a carry are the same
     step = _Step(lambda c, _: (body_fn(c), None), carry, Given((None,), {}))
 
     def goes_on(xs: Sequence[Tensor]) -> Tensor:
@@ -213,6 +234,7 @@ def fori_loop(
     _check_bound(lower, "lower")
     _check_bound(upper, "upper")
     if isinstance(lower, int) and isinstance(upper, int):
+        # int32 as in JAX, so that the index has the same dtype in eager mode and under jit
         numbers = dispatch.lift(np.arange(lower, max(upper, lower), dtype=np.int32))
         return scan(lambda carry, i: (body_fn(i, carry), None), init, numbers)[0]
 
@@ -254,7 +276,10 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
 
 
 class _Step:
-    """One step of a loop as a flat function: carry and entry to carry and y."""
+    """One step of a loop as a flat function: carry and entry to carry and y.
+
+    `note` is the structure of the ys, which is known once the step has run.
+    """
 
     note: Any = None
 
@@ -312,9 +337,9 @@ def _in_turn(
     step: _Step, carry: Sequence[Tensor], xs: Sequence[Tensor], n: int, reverse: bool,
     checkpoint: bool,
 ) -> tuple[Sequence[Tensor], list[Tensor]]:  # fmt: skip
-    """The steps one after another, in Python."""
+    """Run the steps one after another, in Python."""
 
-    def row(*tensors: Tensor) -> Any:
+    def row(*tensors: Tensor) -> Any:  # `checkpoint` takes functions of Tensors, not of a list
         return step(tensors)
 
     run: Any = recomputing(row) if checkpoint else None
@@ -325,14 +350,15 @@ def _in_turn(
             tensors = [*carry, *[getitem(x, i) for x in xs]]
         ys = step(tensors) if run is None else run(*tensors)
         carry, rows[i] = ys[:count], ys[count:]
-    if not n:
+    if not n:  # nothing to stack
         return carry, _no_steps(step, carry, xs)
     with masked():
         return carry, [stack(list(column)) for column in zip(*rows, strict=True)]
 
 
 def _no_steps(step: _Step, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:
-    """The ys of no step at all: empty, in the shapes that a step would give."""
+    """Return the ys of no step at all: empty, in the shapes that a step would return."""
+    # the step runs once, on zeros, for nothing but its shapes: XLA traces it for them, too
     zeros = [dispatch.lift(np.zeros(x.shape[1:], x.dtype)) for x in xs]
     ys = step([*carry, *zeros])[len(carry) :]
     return [dispatch.lift(np.zeros((0, *y.shape), y.dtype)) for y in ys]
@@ -343,7 +369,7 @@ def _while(
 ) -> Sequence[Tensor]:
     steps = 0
     while bool(goes_on(carry)):
-        if steps == max_steps:
+        if steps == max_steps:  # checked after the condition: exactly max_steps are allowed
             raise ArgumentError(f"while_loop: the condition still holds after {max_steps} steps")
         carry, steps = step(carry), steps + 1
     return carry
@@ -355,17 +381,18 @@ LONG = 64  # steps of a bounded loop that are worth rounds
 def _bounded(
     goes_on: Callable[..., Tensor], step: _Step, carry: Sequence[Tensor], max_steps: int
 ) -> Sequence[Tensor]:
-    """A loop of a fixed number of steps, of which those after the end do nothing.
+    """Run a loop of a fixed number of steps, of which those after the end do nothing.
 
     A long one goes in rounds, of which those after the end do nothing as a whole: the time is that
     of the steps that there are, and the backward pass keeps one carry for each round.
     """
     test = Captured(lambda xs: [goes_on(xs)], "while_loop")
+    # Of n steps, √n rounds of √n: both what is skipped one by one and what is kept is of order √n.
     per_round = math.isqrt(max_steps) if max_steps > LONG else 1
 
     def goes(xs: Sequence[Tensor]) -> Tensor:
         (more,) = test(xs[:-1])
-        with masked():
+        with masked():  # the last round may have more steps than are left: the counter says so
             return logical_and(more, xs[-1] < max_steps)
 
     def once(xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -386,6 +413,7 @@ def _bounded(
     last, _ = scanned(body, [*carry, *zero], [], rounds, False, False)
     last = last[:-1]
     (again,) = test(last)
+    # A program cannot raise. NaN is what a reader of the results cannot take for an answer.
     with masked():
         over = logical_not(again)
         return [where(over, y, np.nan) if y.dtype.kind == "f" else y for y in last]

@@ -1,9 +1,31 @@
 """Programs: flat functions of Tensors, compiled by XLA through JAX.
 
-The body is traced by this very engine, with JAX's tracers inside the Tensors. What it takes from
-outside is found on the way and becomes inputs, for which a first call may trace twice; the Python
-runs once all the same (see `replay`). For gradients the forward program returns, with its results,
-what the rules keep, and the backward program takes it.
+The idea: the body is traced by this very engine, with JAX's tracers inside the Tensors. So rules,
+overrides and custom gradients mean what they mean in eager mode, because the same code binds them.
+For `docs/how_jit_works.py` in brief, take
+
+    step = rg.jit(lambda x: w.assign_add(x) * b)    # w: a Variable, b: a Tensor of the closure
+    rg.grad(step)(x)
+
+1. `Program.__call__` finds what its body takes from outside. Tensors and arrays of the closure are
+   known before (`closure.tensors`); the Variable `w` is found by the first trace, which then ends
+   with `SourceFound` and is made anew with one more input. (The Python runs once all the same: the
+   second trace replays the first, see `replay`.)
+2. A `Variant` is the XLA program for one choice of watched inputs: here, `x` is watched. Its trace
+   runs the body in a `Region`, then the walk back (`_linearized`). Tracers that the walk has closed
+   over are what the rules keep: they become further results of the forward program.
+3. The call assigns `w` and puts one record on the tape. The walk later calls the backward program
+   with what was kept, or, at a higher order, a program of the gradient (`_derivative`).
+
+Invariants:
+
+* A program has no side effects. Variables are read before the call and assigned after it, under
+  `UPDATES`, so that threads never see half of an update.
+* Nothing that the Python of the body decided by a value is built in unseen: values are inputs, or
+  parts of the key under which `jit` finds the program, or the trace raises.
+* An array is donated (XLA may write over it) only if nobody else can hold it. Between the donation
+  and the assignment no signal's handler runs (`Deferred`), or the Variable would be lost.
+* Hits of overrides are counted in the trace, and reported to the scopes that are open at each call.
 """
 
 from __future__ import annotations
@@ -95,9 +117,11 @@ class Program:
     def __call__(
         self, xs: Sequence[Tensor], closure: Closure | None = None, overrides: Overrides = None
     ) -> tuple[list[Tensor], Any]:
-        """The results as Tensors, and the note; assignments are made, and tapes record."""
+        """Return the results as Tensors, and the note; make assignments and records."""
         with UPDATES:
             self._prepare(closure, overrides)
+            # Each turn knows more sources than the one before. They are finite, because the body
+            # runs once: the turns after the first replay it.
             while True:
                 try:
                     return self._call(xs, current())
@@ -121,9 +145,11 @@ class Program:
         self.quick = None
 
     def call_quick(self, arrays: list[Any], closure: Closure) -> Any:
-        """The result where nothing is in force, with the turns out that are not needed then.
+        """Return the result of a call for which no tape, scope or region is open.
 
-        `arrays` are those of the arguments.
+        It does what `__call__` does, less the branches that are never taken then: a call of a
+        compiled function costs a few microseconds, of which every one counts. `arrays` are those of
+        the arguments.
         """
         variant = self.quick  # (another thread may forget it)
         if variant is None:
@@ -144,6 +170,7 @@ class Program:
             raise
         if results is None:
             return self._call_plainly(arrays, closure)
+        # the mark says which trace this is: JAX chose among several, by shapes and dtypes
         trace = results[0].trace()
         if trace.note is not ONE:
             return trace.note([*map(wrap, results[1 : trace.count + 1])])
@@ -163,6 +190,7 @@ class Program:
         """
         if variant.donates != self._donates():
             return None
+        # All checks come before the first donation: after it there is no way back.
         for variable in self.assigned:
             data = variable._tensor._data
             if type(data) is np.ndarray or type(data.sharding) is not variant.single:
@@ -184,7 +212,7 @@ class Program:
         return results
 
     def _convert_sources(self, variant: Variant, closure: Closure) -> list[Any]:
-        """The arrays of what the program takes from outside, less those that it updates."""
+        """Return the arrays of what the program takes from outside, less those that it updates."""
         found = []
         for i, source in variant.read:
             if type(source) is int:
@@ -199,7 +227,10 @@ class Program:
         return found
 
     def _call(self, xs: Sequence[Tensor], state: State | None) -> tuple[list[Tensor], Any]:
+        """Collect the inputs, and find out which of them the open tapes watch."""
         wanted: tuple[int, ...] = ()
+        # The class of tape, and what each tape watches that does not admit every op: the trace asks
+        # such a tape op by op, so its answers are part of the program.
         strict: tuple[Any, ...] = ()
         if state is None or not (state.tapes or state.guard or state.region):
             inputs = [*xs, *[self._value(s) for s in self.sources]]
@@ -223,11 +254,12 @@ class Program:
     def _finish(
         self, inputs: list[Tensor], n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
     ) -> tuple[list[Tensor], Any]:
+        """Run the program, report its hits, record it, and assign its Variables, in this order."""
         variant, layouts = self._variant(n, wanted, strict)
         mark, *results = variant(inputs)
         trace = mark.trace()
         if not (wanted or variant.lent or any(layouts)):
-            self.quick = variant
+            self.quick = variant  # the next such call need not come this way
         if trace.bindings:
             self._count(trace, self.overrides, forward=True)
         ys = [wrap(array) for array in results[: trace.count + len(trace.assigned)]]
@@ -240,7 +272,7 @@ class Program:
     def _variant(
         self, n: int, wanted: tuple[int, ...], strict: tuple[Any, ...]
     ) -> tuple[Variant, tuple[Any, ...]]:
-        """The variant for a call, and the layouts of what it assigns."""
+        """Return the variant for a call, and the layouts of what it assigns."""
         # JAX's cache of traces does not tell layouts apart, and a program keeps those it assigns
         layouts = tuple([layout(v._tensor._data) for v in self.assigned])
         key = wanted, strict, layouts, self._donates()
@@ -250,7 +282,7 @@ class Program:
         return variant, layouts
 
     def lower(self, xs: Sequence[Tensor], closure: Closure, overrides: Overrides) -> Any:
-        """JAX's `Lowered` of the program for these inputs, which is traced but does not run."""
+        """Return JAX's `Lowered` of the program for these inputs, which is traced but not run."""
         with UPDATES:
             self._prepare(closure, overrides)
             while True:
@@ -269,6 +301,8 @@ class Program:
     def _prepare(self, closure: Closure | None, overrides: Overrides) -> None:
         """Take in what is in force at this call."""
         self.closure, self.overrides = closure, overrides
+        # Arrays are sources from the start: unlike a Tensor, an array may be read by functions that
+        # no trace sees (`np.sum(array)`), and then its values are compared, see `plainly`.
         if closure is not None and not self.variants and not self.sources:
             self.sources = [i for i in closure.arrays if can_go_in(closure.tensors[i]())]
 
@@ -302,18 +336,18 @@ class Program:
         return self.closure.tensors[source]()
 
     def _read(self, source: Source | int) -> Tensor:
-        """A source as the open tapes see it."""
+        """Return a source as the open tapes see it."""
         value = self.source(source)
         if isinstance(value, Variable):
             return value._read()
         return value if isinstance(value, Tensor) else wrap(np.asarray(value))
 
     def _value(self, source: Source | int) -> Tensor:
-        """A source where no tape is open: a Variable's Tensor is not lent to anybody."""
+        """Return a source where no tape is open: a Variable's Tensor is not lent to anybody."""
         return source._tensor if isinstance(source, Variable) else self._read(source)
 
     def begin(self, former: Trace | None) -> Trace:
-        """A trace of the body, which counts hits of its own."""
+        """Return a new trace of the body, which counts hits of its own."""
         bindings = {k: b.copy() for k, b in (self.overrides or {}).items()} or None
         expected = None if former is None else former.flat.first
         return Trace(self.body, self.name, bindings, expected)
@@ -323,6 +357,8 @@ class Program:
         news = [v for v in region.assigned if v not in self.assigned]
         self.assigned += news
         if region.captured:
+            # What lies at a place of the closure is known by the place, not by itself: another
+            # Tensor may lie there at the next call, and is the input then.
             tensors = self.closure.tensors if self.closure is not None else ()
             places = {id(read()): i for i, read in enumerate(tensors)}
             self.sources += [places.get(id(source), source) for source in region.captured]
@@ -370,6 +406,8 @@ class Program:
             inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
         ) -> Sequence[Tensor]:
             given = [*inputs, *dys]
+            # A tape that watches the inputs wants the derivative of this walk: what was kept are
+            # numbers by now, so the gradient is computed from the inputs, by a program of its own.
             if watched_places(given):
                 derivative = self._derivative(trace, n, passage, pullback, "the gradient of")
                 return derivative(given, closure, overrides)[0]
@@ -389,7 +427,10 @@ class Program:
     def _derivative(
         self, trace: Trace, n: int, passage: Passage, way: Callable[..., Flat], what: str
     ) -> Program:
-        """The program of a gradient (by `pullback`) or of tangents (by `pushforward`)."""
+        """Return the program of a gradient (by `pullback`) or of tangents (by `pushforward`).
+
+        It is a Program like any other, so it can be differentiated in its turn: any order.
+        """
         key = way, n, tuple(passage.wanted), tuple(passage.reached), get_default_dtype()
         if key not in trace.derivatives:
             trace.derivatives[key] = made = Program(
@@ -407,7 +448,11 @@ class Program:
 
 
 class Variant:
-    """A program for one choice of inputs that tapes watch."""
+    """A program for one choice of inputs that tapes watch.
+
+    Its function has two arguments: the arrays that are `kept`, and those that are donated, of which
+    `donated` are the places of Variables that it updates and `lent` those of arguments.
+    """
 
     def __init__(self, program: Program, n: int, wanted: tuple[int, ...], donates: bool) -> None:
         self.program = program
@@ -467,7 +512,7 @@ class Variant:
     def _find(self, kept: list[Array], given: tuple[Array, ...]) -> None:
         """Trace to the end, and only then say that the trace came upon news.
 
-        JAX never lets go of a trace that an exception ends, nor of the arrays that it took in.
+        JAX never frees a trace that an exception ends, nor the arrays that it took in.
         """
         self.compiled.trace(kept, given)  # which the call after it finds
         if self.news:
@@ -485,7 +530,7 @@ class Variant:
             self.verifying = None
 
     def convert(self, i: int, x: Tensor) -> Any:
-        """A source as JAX's; what stays the same from call to call is converted once."""
+        """Return a source as JAX's array, converted once for as long as it stays the same."""
         if type(x._data) is not np.ndarray:
             return x._data
         known = self.converted.get(i)
@@ -494,8 +539,8 @@ class Variant:
         return known[1]
 
     def _donate(self, i: int, x: Tensor) -> Any:
-        """An array that the program may write over: a copy, if somebody else may hold it."""
-        if i < self.n:
+        """Return an array that the program may write over: a copy, if somebody else may hold it."""
+        if i < self.n:  # an argument named in `donate`, which the caller has given away
             return to_jax(x._data)
         variable: Variable = self.program.sources[i - self.n]
         data = to_jax(x._data)
@@ -505,6 +550,10 @@ class Variant:
     # -- tracing -----------------------------------------------------------------------------
 
     def _results(self, kept: list[Array], given: tuple[Array, ...]) -> tuple[Any, ...]:
+        """Trace the body, and the walk back if tapes watch; this is the function that JAX compiles.
+
+        Return the mark, the results, the new values of Variables, and what the rules keep.
+        """
         program = self.program
         arrays = dict(zip([*self.kept, *self.places], [*kept, *given], strict=True))
         kind = tape_for(self.given)
@@ -514,6 +563,7 @@ class Variant:
         inputs = [region.make_stand_in(wrap(arrays[i])) for i in range(len(arrays))]
         for source, x in zip(program.sources, inputs[self.n :], strict=True):
             self._stand_in(region, program.source(source), x)
+        # A trace that ended with news is found again here, and replayed with the inputs it lacked.
         shapes = self.wanted, *[(a.shape, a.dtype) for a in [arrays[i] for i in range(self.n)]]
         trace = program.begun.pop(shapes, None)
         if trace is None or not trace.flat.complete:  # (its Python will run, with hits)
@@ -527,6 +577,7 @@ class Variant:
         trace.count, trace.assigned = len(ys), tuple(region.assigned)
         ys = [*ys, *[region.values[v] for v in trace.assigned]]
         outputs = [to_jax(y._data) for y in ys]
+        # rules that have run by now run in each forward pass; the others, in each backward pass
         trace.ran = {(key, hit.where): hit.ran for key, hit in trace.hits()}
         if tapes:
             ids, reached = [x._id for x in inputs], [y._id for y in ys]
@@ -542,7 +593,7 @@ class Variant:
         if self.news:
             trace.rewind()
             program.begun[shapes] = trace
-            if self.complete:  # for other shapes
+            if self.complete:  # JAX traces for other shapes, in a call that `_find` does not see
                 raise SourceFound
             return Mark(trace), *outputs
         plainly = program.plainly(region)
@@ -569,7 +620,11 @@ class Variant:
         self, tape: Tape, inputs: Sequence[Tensor], ys: Sequence[Tensor], results: list[Array],
         arrays: dict[int, Array], trace: Trace,
     ) -> None:  # fmt: skip
-        """Trace the backward program; what it takes from the forward one becomes results."""
+        """Trace the backward program; what it takes from the forward one becomes results.
+
+        The walk runs inside a trace within the trace. JAX then lists what the inner one has closed
+        over: exactly the tracers of the forward pass that the rules use, and no more.
+        """
         jax = self.program.jax
         passage, zeros = trace.passage, jax.numpy.zeros_like
 
@@ -585,6 +640,8 @@ class Variant:
         shapes = [y.shape for y in outputs]
         specs = list(map(jax.ShapeDtypeStruct, shapes, trace.dtypes))
         closed = jax.make_jaxpr(back)(*specs)
+        # An input or a result need not be returned a second time. The call that walks back finds it
+        # where it is (`_record`).
         places = {id(array): ("input", i) for i, array in arrays.items()}
         places.update((id(array), ("result", i)) for i, array in enumerate(results))
         kept: list[tuple[str, Any]] = []

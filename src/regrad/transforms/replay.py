@@ -10,6 +10,25 @@ went where. To replay the steps on other inputs is to run the body again.
 Tensors are known by their ids, which are never reused. In a replay, `env` maps the ids of the
 first run to the Tensors of this one. A rule or a gradient function that closes over a Tensor of the
 first run is served too: it runs in a region that knows `env` (see `Renamed`).
+
+For example, the first run of the body `lambda x: rg.sin(x) * w`, where `w` is a Variable, x has the
+id 7, and w's value the id 7.5, leaves
+
+    OpStep(Sin, rule, xs=[7], ys=[8])
+    OpStep(Mul, rule, xs=[8, 7.5], ys=[9])          sources: [(w, 7.5)]
+
+To replay it on x' is to begin with env = {7: x', 7.5: what w is worth now} and to run the steps in
+order; the result is env[9].
+
+Invariants:
+
+* A step names its inputs by ids that are in `env` when it runs, or holds constants. An array that
+  another library computed in the trace is neither: a *stranger*. A body with strangers of which too
+  little is known is not `complete`; its Python runs again, and must do the same (see `trail`).
+* Each op keeps the rule that was in force at first, also where other overrides are in force now.
+* A replay runs ops as calls of functions do (`dispatch.rerun`). So it is recorded by the tapes that
+  are open now, and captured by the body around, whose own replay repeats it in turn.
+* No step holds a Tensor of the first run, other than constants: a program may live for long.
 """
 
 from __future__ import annotations
@@ -57,6 +76,7 @@ class Capture(Trail):
     def __init__(self, kind: str, xs: Sequence[Tensor], expected: Trail | None = None) -> None:
         super().__init__(kind, xs, expected)
         state = current()
+        # tapes beyond this depth were opened by the body itself, by a call of `grad`, say
         self.depth: int = 0 if state is None else len(state.tapes)
         self.mark: int = next_id()
         self.steps: list[Any] = []
@@ -89,6 +109,7 @@ class Capture(Trail):
     def custom(self, call: CustomCall, run: Callable[[], Any], state: State) -> Any:
         inputs = call.inputs
         refs = [self.ref(x) for x in inputs]
+        # the ops inside are steps of the call: a replay runs them as its body, under its gradient
         outer, self.steps = self.steps, []
         try:
             value = run()
@@ -161,6 +182,10 @@ def at(env: Env, ref: Ref) -> Tensor:
     return wrap(ref._data) if isinstance(ref, Tensor) else env[ref]
 
 
+# Each step has a method `replay(env, records)` that reads its inputs from `env`, and adds what it
+# makes under the ids of the first run.
+
+
 class OpStep(NamedTuple):
     """An op, with the rule that was in force."""
 
@@ -177,7 +202,10 @@ class OpStep(NamedTuple):
         env.update(zip(self.ys, y if isinstance(y, tuple) else (y,), strict=True))
 
     def _rule(self, env: Env) -> Rule:
-        """The rule; one of the user's sees this run's Tensors, and tells today's scope."""
+        """Return the rule; one of the user's sees this run's Tensors, and counts in today's scope.
+
+        Rules of regrad's own close over nothing, so they need no region that knows `env`.
+        """
         if self.rule is self.op.rule or not self.rule.watches:
             return self.rule
         rule, state = self.rule, current()
@@ -221,7 +249,8 @@ class CustomStep(NamedTuple):
         for step in self.inner:
             step.replay(env, records)
         ys = [at(env, ref) for ref in self.values]
-        # (those that were made here become the call's; in `env` they stay what the steps made)
+        # A custom call takes over the Tensors that it returns (they get its gradient). A later step
+        # may mean the inner ones, so the call gets twins of those that were made here.
         return self.close([twin(y) if y._id > mark else y for y in ys])
 
     def _back(self, env: Env) -> Callable[[Any], Any]:
@@ -255,7 +284,9 @@ class RegionStep(NamedTuple):
 
     def replay(self, env: Env, records: Records) -> None:
         xs = [at(env, ref) for ref in self.xs]
-        if self.passage in self.pulls:  # the body will ask for its gradient
+        if self.passage in self.pulls:
+            # A PullStep will ask for its gradient. The record that it needs was on a tape of the
+            # first run; here a tape of this step alone makes one.
             xs = distinct(xs)
             tape = Tape([xs[i]._id for i in self.passage.wanted])
             ys = run_taped(tape, self.run, (xs,))
@@ -380,7 +411,9 @@ class Captured:
         return self.first.places
 
     def _begin(self, xs: Sequence[Tensor], state: State) -> Sequence[Tensor]:
+        """Run the Python, capture it, and tell the capture around."""
         around = state.region.capture
+        # with a key of JAX among the inputs, numbers drawn from it would be strangers
         if any(is_key(x._data) and is_traced(x._data) for x in xs):
             self._discover(xs, state)
             if self.complete:
@@ -444,6 +477,7 @@ class Captured:
         closed = jax.make_jaxpr(body)(*[x._data for x in xs])
         assert self.first is not None
         inner = self.first.let_go()
+        # assignments made in the trace are undone (the replay makes them); values read are kept
         region.values = values | {s: inner[i] for s, i in self.sources if isinstance(s, Readable)}
         numbers = [number for number, _ in self.first.strangers.values()]
         held = {id(x._data): _Id(i) for i, x in inner.items()}
@@ -452,7 +486,10 @@ class Captured:
         self.complete: bool = not self.first.patchy
 
     def replay(self, xs: Sequence[Tensor], around: Env | None = None) -> Sequence[Tensor]:
-        """Do it again on other inputs; what it reached outside is found in the region of now."""
+        """Run the steps on other inputs; what they reached outside is found in today's region.
+
+        `around` is the `env` of the body around, in whose replay this one is a step.
+        """
         state = current()
         assert self.first is not None and state is not None
         region = state.region
@@ -517,6 +554,7 @@ class Renamed:
         now = self.env.get(x._id)
         if now is None:
             return self.region.enter(x)
+        # Two captures have to be told two names of one Tensor, so one is set aside for a moment.
         capture = self.region.swap(self.outside)
         inner = self.region.enter(now)
         self.region.swap(capture)
@@ -561,14 +599,14 @@ class Within(WrappedRule):
 
 
 def evaluate(jaxpr: Jaxpr, consts: Sequence[Array], arrays: Sequence[Array]) -> list[Any]:
-    """The results of a traced function, given what it had closed over."""
+    """Return the results of a traced function, given the arrays that it had closed over."""
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
     return list(jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts)))(*arrays))
 
 
 def sliced(jaxpr: Jaxpr) -> Any:
-    """A traced function without what its results do not need."""
+    """Return a traced function without the equations that its results do not need."""
     from jax.extend.core import Literal
 
     needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}

@@ -1,8 +1,28 @@
 """Loops of known length inside what JAX traces: flat functions under `lax.scan`.
 
-A loop is a region with one record outside. Where nobody asks for a gradient of the gradient, the
-backward loop takes what the rules kept of every step; elsewhere it is a loop of this module
-again, over the gradient of the step.
+The idea: a loop is a region with one record outside, and its gradient is a loop in the opposite
+direction. For a step `(c, x) -> (c * w + x, c)`, with `w` of the closure, the backward step is
+
+    (dc, dw), (dc', dy, residuals) -> (dc * w + dy, dw + dc * c), dx = dc
+
+The gradients by the carry are carried, those by entries of `xs` are stacked, and those by what all
+steps share (`w`) are added up. There are two backward loops:
+
+* `_back`: where nobody asks for a gradient of the gradient. The forward step is traced once
+  together with its walk back. What the rules keep of each step (here `c`) is stacked by the forward
+  loop, and the backward loop runs the equations of the walk.
+* `_back_as_loop`: at higher orders. The carries are computed again, and the gradient of the step is
+  the step of another loop of this module, which can be differentiated in its turn.
+
+Invariants:
+
+* The user's Python runs once, whatever the number of traces, of orders and of steps (`Captured`).
+* Which carries tapes watch is a fixed point: a carry that is watched after a step is watched before
+  the next. The step is traced until nothing changes (`_settled`): at most as often as there are
+  carries, and mostly once or twice.
+* A residual that is the same in every step is kept once. One that is an entry of `xs` or a result
+  is not kept again.
+* The record of a loop keeps what the backward loop needs, and not the run that found it out.
 """
 
 from __future__ import annotations
@@ -66,9 +86,9 @@ def scanned(
     flat: Flat, carry: Sequence[Tensor], xs: Sequence[Tensor], length: int, reverse: bool,
     checkpoint: bool, kind: str = "scan",
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:  # fmt: skip
-    """The last carry, and the ys stacked."""
+    """Return the last carry, and the ys stacked."""
     flat = Captured(flat, kind)
-    assigned: list[Variable] = []
+    assigned: list[Variable] = []  # Variables that the step assigns to: they are carried as well
     tape = tape_for([*carry, *xs])
 
     def run() -> tuple[BodyRun, Any]:
@@ -108,8 +128,8 @@ class Scan:
         )
         self.xs: list[Tensor] = list(xs)
         self.body_run: BodyRun = BodyRun(kind, [*self.carry, *self.xs], traced=True, tape=tape)
-        # the carries that each tape watches: the main one all floats, until a trace tells which
-        # of them what is watched comes round to
+        # The carries that each tape watches. The main tape begins with all floats: a trace then
+        # tells which of them what is watched outside comes round to.
         self.watched: list[set[int]] = [set(self._seeds(t)) for t in self.body_run.tapes]
         for places in self.watched[:1]:
             places.update(i for i, x in enumerate(self.carry) if is_inexact(x.dtype))
@@ -117,12 +137,12 @@ class Scan:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """All that it takes in, as Tensors outside."""
+        """Return all that it takes in, as Tensors outside."""
         return self.body_run.inputs
 
     @property
     def carried(self) -> list[int]:
-        """The places of the carries whose gradients are carried by the backward loop."""
+        """Return the places of the carries whose gradients are carried by the backward loop."""
         return sorted(self.watched[0])
 
     def _seeds(self, tape: RegionTape) -> list[int]:
@@ -132,7 +152,7 @@ class Scan:
     # -- forward ---------------------------------------------------------------------------------
 
     def run(self) -> list[Any]:
-        """The results as arrays, and after them what the backward pass takes."""
+        """Return the results as arrays, and after them what the backward pass takes."""
         import jax
 
         while True:
@@ -144,13 +164,14 @@ class Scan:
                 return self._run(closed, arrays[:m], arrays[m:])
 
     def _run(self, closed: ClosedJaxpr, first: list[Array], along: list[Array]) -> list[Any]:
-        """The loop over the traced step; what is the same in every step is kept once."""
+        """Run the loop over the traced step; what is the same in every step is kept once."""
         import jax
 
         n = self.outputs
+        # a weight that a rule keeps would else be stacked as often as there are steps
         same = invariant(closed, n)
         steps = [i for i, array in enumerate(same) if array is None]
-        for place, (pool, i) in enumerate(self.kept):
+        for place, (pool, i) in enumerate(self.kept):  # places of steps that are still stacked
             if pool == "step" and same[i] is None:
                 self.kept[place] = "step", steps.index(i)
             elif pool == "step":
@@ -169,6 +190,8 @@ class Scan:
         for seeds, tape in zip(self.watched, self.body_run.tapes, strict=True):
             seeds.update(i for i in range(m) if self.body_run.outputs[-1][i] in tape.watched)
         if self.tape is RegionTape:
+            # The main tape began with all floats, for the first trace to be right already; those
+            # that nothing watched outside comes round to need no gradient.
             self.watched[0] &= self._reached()
         return self.watched == before
 
@@ -180,6 +203,8 @@ class Scan:
         return {i for i in (*wanted, *passage.reached) if i < m}
 
     def _body(self, carry: list[Array], x: list[Array]) -> list[Any]:
+        """Trace one step: carry and ys, and after them what the backward step takes."""
+        # a run for each trace: the one before belongs to tracers that JAX has done with
         self.body_run = body_run = BodyRun(self.kind, self.body_run.xs, traced=True, tape=self.tape)
         inner = body_run.stand_ins([*carry, *x])
         for tape, watched in zip(body_run.tapes, self.watched, strict=True):
@@ -197,7 +222,10 @@ class Scan:
     def _linearized(
         self, inner: Sequence[Tensor], ys: Sequence[Tensor], results: Sequence[Array]
     ) -> list[Any]:
-        """Trace the backward step; what it takes from the forward one is given out."""
+        """Trace the backward step; what it takes from the forward one is returned.
+
+        As for programs (`Variant._linearized`), JAX lists what the inner trace has closed over.
+        """
         import jax
 
         body_run, m = self.body_run, len(self.carry)
@@ -205,6 +233,8 @@ class Scan:
         stand_ins = [region.stand_in_for(s) for s in body_run.sources]
         given = [*inner, *stand_ins]
         keys = [x._id for x in given]
+        # All carried gradients are both inputs and outputs of the backward step, found or not: the
+        # carry of a loop must keep its structure.
         self.wanted: list[int] = [
             i for i, key in enumerate(keys) if i in self.carried or key in body_run.watched
         ]
@@ -216,7 +246,7 @@ class Scan:
 
         def back(*dys: Array) -> list[Any]:
             arriving = [wrap(dy) for dy in dys]
-            if self.checkpoint:
+            if self.checkpoint:  # it closes over the carry and the entry alone
                 dxs = recompute([*given, *arriving])
             else:
                 found = pull_through(tape, [ys[i] for i in self.active], arriving)
@@ -248,6 +278,7 @@ class Scan:
         import jax.core
 
         m = len(self.carry)
+        # of tracers the identity is all there is: JAX makes one for each value
         same = {id(x._data) for x in stand_ins}
         along = {id(x._data): i for i, x in enumerate(inner[m:])}
         given_out = {id(y): i for i, y in enumerate(ys)}
@@ -267,7 +298,7 @@ class Scan:
     # -- backward --------------------------------------------------------------------------------
 
     def recorded(self, results: Sequence[Array]) -> list[Tensor]:
-        """The results as Tensors, on the tapes."""
+        """Return the results as Tensors, on the tapes."""
         m, n = len(self.carry), self.outputs
         ys, stacked = results[m:n], results[n:]
 
@@ -275,6 +306,8 @@ class Scan:
             inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
         ) -> Sequence[Any]:
             capture = capturing()
+            # A body that is captured now, but in which this loop did not run (a gradient function
+            # that was called later, say), has no step to which a PullStep could refer.
             inside = capture is None or passage in capture.passages
             if watched_places([*inputs, *dys]) or not inside:
                 return self._back_as_loop(inputs, passage, dys)
@@ -288,7 +321,7 @@ class Scan:
         )
 
     def _repeated(self) -> Flat:
-        """The loop as a function of all that it takes in, which holds nothing of this run."""
+        """Return the loop as a function of all that it takes in; it holds nothing of this run."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
         how = self.length, self.reverse, self.checkpoint, self.kind
@@ -303,11 +336,12 @@ class Scan:
     def _back(
         self, stacked: Sequence[Array], ys: Sequence[Array], passage: Passage, dys: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The backward loop over what the forward loop kept."""
+        """Run the backward loop over what the forward loop kept."""
         import jax
 
         m = len(self.carry)
         due = dict(zip(self.active, self.jaxpr.invars, strict=True))
+        # `reached` are the outputs with a gradient in this walk; the other `active` ones get zeros
         pairs = zip(passage.reached, dys, strict=True)
         arriving = {i: to_jax_as(dy._data, due[i].aval.dtype) for i, dy in pairs}
         arrays = [to_jax(x._data) for x in self.body_run.xs]
@@ -331,13 +365,14 @@ class Scan:
             step_back(pull, len(sums)), (first, sums), (pools, [arriving[i] for i in along]),
             self.length, reverse=not self.reverse,
         )  # fmt: skip
+        # `wanted` is in order of places, and so are its three kinds: carries, entries, shared
         by_input = dict(zip(self.wanted, [*dcarry, *dxs, *sums], strict=True))
         return [wrap(by_input[i]) for i in passage.wanted]
 
     def _back_as_loop(
         self, inputs: Sequence[Tensor], passage: Passage, dys: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The backward loop as a loop of its own, which can be differentiated in its turn."""
+        """Run the backward loop as a loop of its own, which can be differentiated in its turn."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         carry, xs, captured = inputs[:m], inputs[m:k], inputs[k:]
         found, reached = passage.wanted, passage.reached
@@ -347,6 +382,7 @@ class Scan:
         def forward(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
             return [*step([*tensors, *captured])[:m], *tensors[:m]]
 
+        # the carry with which each step began, as ops that today's tapes record
         _, carries = scanned(forward, carry, xs, self.length, self.reverse, False, kind)
         arriving = dict(zip(reached, dys, strict=True))
         along = [i for i in reached if i >= m]
@@ -383,7 +419,7 @@ class Scan:
     def _push(
         self, inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """The tangents of the results: the loop again, whose carry takes its tangents along."""
+        """Return the tangents of the results: the loop again, whose carry takes its tangents along."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         given = dict(zip(passage.wanted, dxs, strict=True))
         moving = carries_that_move(passage, inputs[:m])
@@ -391,6 +427,7 @@ class Scan:
         shared = [i for i in passage.wanted if i >= k]
         outputs = [i for i in passage.reached if i >= m]
         step = BodyFunction(self.step, k, self.body_run.sources, self.body_run.overrides, self.kind)
+        # Tangents go the way of the values: carried, along the entries, or shared by all steps.
         both = dual(step, len(inputs), [*moving, *entries, *shared], [*moving, *outputs])
         f, captured = len(moving), [*inputs[k:], *[given[i] for i in shared]]
 
@@ -422,7 +459,11 @@ def stepped(
 
 
 def invariant(closed: ClosedJaxpr, first: int) -> list[Any]:
-    """The results of a traced step, from `first` on, that are the same in every step; else None."""
+    """Return the results of a traced step, from `first` on, that are the same in every step.
+
+    None stands for the others. XLA moves such computations out of a loop by itself, but a result
+    that is stacked takes the memory of all steps all the same.
+    """
     from jax.extend.core import Literal
 
     jaxpr = closed.jaxpr
@@ -431,7 +472,7 @@ def invariant(closed: ClosedJaxpr, first: int) -> list[Any]:
     def varies(variable: Any) -> bool:
         return not isinstance(variable, Literal) and variable in varying
 
-    for eqn in jaxpr.eqns:
+    for eqn in jaxpr.eqns:  # in order of dependence, so once through is enough
         if any(map(varies, eqn.invars)):
             varying.update(eqn.outvars)
     wanted = jaxpr.outvars[first:]

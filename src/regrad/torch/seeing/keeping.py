@@ -67,7 +67,7 @@ class _Keeper(Looker):
         self.saved: dict[int, tuple[StorageWeakRef, str, str, str, int]] = {}
 
     def before(self, func: Any, args: Any, options: Any) -> Any:
-        """Return what is saved from now on is saved by this function."""
+        """Note that what is saved from now on is saved by this function."""
         self.now = self.note(function_name(func))
 
     def ran(self, function: Any, args: Any, y: Any, note: OpNote, ctx: Any) -> None:
