@@ -1,4 +1,21 @@
-"""`override`: a JAX function with rules of yours inside, and what they did."""
+"""`override`: a JAX function with rules of yours inside, and what they did.
+
+A call of `override(f, rules)` goes through four stages:
+
+1. `TracedCall` opens the arguments (and f itself: it may be a module with arrays in it) into arrays
+   and the rest, and closes the results again.
+2. `jax.make_jaxpr` writes down what f computes for arrays of these shapes.
+3. `Surgery` puts the rules into that program, and lists what it found.
+4. The program runs, op by op or in whatever trace is open. So `jax.jit(override(f, rules))` goes
+   through the first three stages once, and `jax.grad` differentiates the program with the rules.
+
+Invariants:
+
+* Refusals come first: before a hit is noted, and before anything runs. A refused call leaves the
+  reports as they were.
+* What f does to Flax objects by reference (`nnx`) happens to copies in the trace, and is done to
+  the objects outside once the program has run: a call that fails has changed nothing.
+"""
 
 from __future__ import annotations
 
@@ -108,12 +125,14 @@ class override(Report[KeyBinding]):
 
     def _bind(self, key: Any, rule: Any) -> None:
         meant = key_for(key)
+        # of two rules for one op (`"Relu"` and `jax.nn.relu`) one would be passed over silently
         for label, other in self._bindings.items():
             if meant.meets(other.key):
                 raise ArgumentError(
                     f"override: two keys ({label!r} and {meant.label!r}) stand for the same thing; "
                     "give one of them"
                 )
+        # two functions of one name, from two modules, are two keys: `scale`, `scale (2)`
         alike = [label for label in self._bindings if label.split(" (")[0] == meant.label]
         meant.label += f" ({len(alike) + 1})" if alike else ""
         binding = KeyBinding(meant, rule)
@@ -137,8 +156,8 @@ class override(Report[KeyBinding]):
         return call.result(core.jaxpr_as_fun(program)(*call.arrays))
 
     def _trace(self, call: TracedCall) -> Any:
-        """The program of a call; if vmaps in it have batched ops, with the vmaps as equations."""
-        if not self._has_vmaps:
+        """Return the program of a call; if it has batched ops, with the vmaps as equations."""
+        if not self._has_vmaps:  # remembered: the next call is traced once
             closed = jax.make_jaxpr(call.traced)(*call.arrays)
             self._has_vmaps = bool(self._bindings) and has_batches(closed.jaxpr)
             if not self._has_vmaps:
@@ -180,11 +199,11 @@ class override(Report[KeyBinding]):
     # -- the report ----------------------------------------------------------------------------
 
     def untouched(self) -> Table:
-        """The differentiable operations that kept their own gradient: name, calls, source line."""
+        """Return the differentiable operations that kept their gradient: name, calls, line."""
         return self._untouched.table()
 
     def table(self) -> Table:
-        """The hits as a table; then what was opened, was left closed, or kept a rule of its own."""
+        """Return the hits; then what was opened, was left closed, or kept a rule of its own."""
         table = super().table()
         rows = [(n, what, str(c), "", at, "") for (n, what, at), c in self._notes.items()]
         return Table(table.headings, [*table.rows, *rows])
@@ -215,13 +234,14 @@ class TracedCall:
         self.leaves: list[Any]
         self.structure: Any
         self.leaves, self.structure = tree_flatten(given, is_leaf=self.modules.holds)
+        # NumPy's arrays and numbers stay as they are: f may use them as Python values
         self.places: list[int] = [
             i for i, leaf in enumerate(self.leaves) if isinstance(leaf, jax.Array)
         ]
         self.arrays: list[Any] = [self.leaves[i] for i in self.places] + self.modules.arrays
 
     def traced(self, *xs: Any) -> list[Any]:
-        """The function on these arrays: the arrays among its results, then changed state."""
+        """Call the function on these arrays: the arrays it returns, then changed state."""
         leaves = list(self.leaves)
         for i, x in zip(self.places, xs, strict=False):
             leaves[i] = x
@@ -239,6 +259,7 @@ class TracedCall:
     def result(self, ys: list[Any]) -> Any:
         """Return what the function returned, with these arrays."""
         count = len(self.out_places)
+        # (a function may return the module that it was given)
         outs = [*map(self.modules.original, self.outs)]
         for i, y in zip(self.out_places, ys, strict=False):
             outs[i] = y
@@ -250,7 +271,7 @@ class Modules:
     """Objects of Flax's nnx among the arguments (modules, optimizers, Rngs), which may change."""
 
     def __init__(self, given: Any) -> None:
-        self.nnx: Any = sys.modules.get("flax.nnx")
+        self.nnx: Any = sys.modules.get("flax.nnx")  # not imported here: it is optional
         self.found: list[Any] = []
         self.copies: list[Any] = []
         self.arrays: list[Any] = []
@@ -282,17 +303,19 @@ class Modules:
         return any(leaf is copy for copy in self.copies)
 
     def original(self, leaf: Any) -> Any:
-        """The object outside for one inside, anything else as it is."""
+        """Return the object outside for one inside, anything else as it is."""
         pairs = zip(self.copies, self.found, strict=True)
         return next((found for copy, found in pairs if copy is leaf), leaf)
 
     def changed_arrays(self) -> list[Any]:
-        """The arrays that the function put into the objects."""
+        """Return the arrays that the function put into the objects."""
         if not self.found:
             return []
         state = self.nnx.state(self.copies)
         self.after: Any
         now, self.after = tree_flatten(state)
+        # Weights that nobody changed need not come out of the program. If the number of arrays is
+        # another, the function has added or removed some, and all are taken over.
         before = self.given if len(now) == len(self.given) else [None] * len(now)
         self.moved: list[int] = [
             i for i, (a, b) in enumerate(zip(now, before, strict=True)) if a is not b

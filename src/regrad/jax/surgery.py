@@ -1,7 +1,32 @@
 """Rules put into JAX programs, equation by equation.
 
-What no rule concerns stays the very object that it was: the programs inside keep their identity,
-by which JAX finds what it has compiled.
+The idea: JAX writes down what a function computes as a program (a jaxpr), before it differentiates,
+batches or compiles it. So an override is a change of the program. With `{"Sign": rule}`
+
+    let b = sign a                         let b = regrad_op[gradient=rule
+        c = mul b a           becomes                        jaxpr={ sign }] a
+        d = reduce_sum c                       c = mul b a
+    in d                                       d = reduce_sum c
+                                           in d
+
+`regrad_op` is a primitive of our own (see `primitives`). It computes what the equation inside it
+computes, and its derivative is the rule. From then on all is JAX's: `jax.grad` meets the primitive,
+and `jax.vmap`, `jax.jit` and `jax.checkpoint` know it as any other.
+
+A program holds programs (of `jit`, `scan`, `cond`, `custom_vjp`, …). They are gone through in the
+same way, and there are four kinds of them: those that JAX differentiates as they are written
+(`OPENED`), where a rule counts; functions with a derivative of their own (`CUSTOM`), which would
+hide the rule; those that describe a scalar function (`SCALAR`), which are not differentiated; and
+all others, about which we know nothing.
+
+Invariants:
+
+* A rule in force fires or raises. An op of a key that is found where its rule could not run (in the
+  derivative of another function, in a body of an unknown kind, batched beyond recognition) is an
+  error that names its line, unless the user has said `open` or `keep`.
+* The values are those of the program that was given: only derivatives change.
+* What no rule concerns stays the very object that it was. JAX finds what it has compiled by the
+  identity of programs, so that a model is not compiled again for a rule in another part of it.
 """
 
 from __future__ import annotations
@@ -31,6 +56,7 @@ from regrad.jax.linear import bodies
 from regrad.jax.optypes import MatrixForm
 from regrad.jax.primitives import Gradient, is_float, op_p, run_op, varying_axes
 
+# Files of JAX that call what users wrote, and are on the stack of any function.
 MACHINERY = tuple(
     os.path.join(JAX, "_src", name)
     for name in ("interpreters", "core.py", "custom_derivatives.py", "linear_util.py",
@@ -66,6 +92,7 @@ class Around(NamedTuple):
     closed: bool = False
 
     def inside(self, eqn: core.JaxprEqn) -> Around:
+        """Return the place of what an equation holds; its transforms are in its name stack."""
         names = {getattr(part, "name", "") for part in eqn.source_info.name_stack.stack
                  if type(part).__name__ == "Transform"}  # fmt: skip
         if self.closed:
@@ -89,7 +116,7 @@ class KeyBinding(Binding):
         self.rules: dict[int, tuple[Op, ForeignRule]] = {}
 
     def bind(self, op: Op) -> ForeignRule:
-        """The rule, bound to an op type as the key sees it."""
+        """Return the rule, bound to an op type as the key sees it."""
         if id(op) not in self.rules:
             try:
                 rule = ForeignRule(self.value, op)
@@ -144,6 +171,8 @@ class Surgery:
     def __init__(self, bindings: Sequence[KeyBinding], choice: Choice) -> None:
         self.bindings = bindings
         self.choice = choice
+        # Code that runs only while a key is being differentiated: an equation that it made, found
+        # where no rule put it, is a remainder of a derivative that came before the override.
         self.codes: dict[Any, KeyBinding] = {code: b for b in bindings for code in b.key.codes}
         self.seen: weakref.WeakKeyDictionary[Any, dict[Around, Any]] = weakref.WeakKeyDictionary()
         keys = [b.key for b in bindings]
@@ -157,13 +186,15 @@ class Surgery:
         self.calls: set[Any] = set()
 
     def operate(self, closed: Any) -> tuple[Any, Occurrences]:
-        """A whole program with the rules in it, or itself, and what was found."""
+        """Return a whole program with the rules in it, or itself, and what was found."""
         hiding = any(b.key.call is not None for b in self.bindings)
         self.calls = self._calls(closed) if hiding else set()
         return self.program(closed)
 
     def program(self, given: Any, around: Around = Around()) -> tuple[Any, Occurrences]:  # noqa: B008
-        """A program (closed or open) with the rules in it, or itself, and what was found."""
+        """Return a program (closed or open) with the rules in it, or itself, and what was found."""
+        # A program that is called from many places is gone through once for each kind of place; the
+        # result is one object, so that JAX compiles it once.
         known = self.seen.setdefault(given, {})
         if around not in known:
             jaxpr, found = self._jaxpr(getattr(given, "jaxpr", given), around)
@@ -186,7 +217,7 @@ class Surgery:
         return (jaxpr if same else jaxpr.replace(eqns=eqns)), found
 
     def with_boundaries(self, jaxpr: core.Jaxpr, around: Around) -> Sequence[Any]:
-        """The equations, with a boundary around those of keys whose functions JAX inlines."""
+        """Return the equations, with a boundary around those of keys that JAX inlines."""
         if not self.inlined or around.derived:
             return jaxpr.eqns
         found = []
@@ -203,7 +234,7 @@ class Surgery:
         return found
 
     def _calls(self, jaxpr: core.Jaxpr) -> set[Any]:
-        """The places of calls of functions with a derivative of their own that can be seen."""
+        """Return the places of visible calls of functions with a derivative of their own."""
         found = set()
         for eqn in jaxpr.eqns:
             if eqn.primitive.name in CUSTOM and eqn.source_info.traceback is not None:
@@ -214,7 +245,7 @@ class Surgery:
         return found
 
     def equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> list[Any]:
-        """An equation with the rules in it, or itself, and notes behind it."""
+        """Return an equation with the rules in it, or itself, and notes behind it."""
         self.lines.append(find_line(eqn, self.lines[-1]))
         self.eqns.append(eqn)
         try:
@@ -225,6 +256,8 @@ class Surgery:
             self.eqns.pop()
 
     def _equation(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
+        # Keys come first: one may stand for a call as a whole (`jax.nn.relu` is a `jit` or a
+        # `custom_jvp_call`), and then what is inside is not looked at.
         for binding in self.bindings:
             if is_differentiable(eqn) and binding.key.matches(eqn, around.batched):
                 return self.under_rule(eqn, binding, around, found)
@@ -243,15 +276,15 @@ class Surgery:
     # -- an operation under a rule -------------------------------------------------------------
 
     def under_rule(self, eqn: Any, binding: KeyBinding, around: Around, found: Occurrences) -> Any:
-        """The operation, computed by the same equation, with the rule as its derivative."""
+        """Return the operation, computed by the same equation, with the rule as its derivative."""
         if around.derived and not binding.native:
             raise _derived_error(binding, self.lines[-1])
         hit = binding.hit_at(self.lines[-1])
-        if not around.derived:
+        if not around.derived:  # (derivatives consist of ops as well, but not of the user's)
             shape = tuple(eqn.invars[0].aval.shape) if eqn.invars else ()
             by_jax = of_jax(self.programs[-1], eqn, self.eqns[:-1])
             found.hits.append(Occurrence(binding, hit, shape, by_jax))
-        if around.closed or around.derived:
+        if around.closed or around.derived:  # whoever looks in here decides what follows
             return eqn
         if binding.native:
             return _count_passes(eqn, hit)
@@ -288,7 +321,7 @@ class Surgery:
     # -- programs inside -----------------------------------------------------------------------
 
     def inside(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
-        """An equation that runs other programs, with the rules in these."""
+        """Return an equation that runs other programs, with the rules in these."""
         params = {}
         for key, value in eqn.params.items():
             new = self.param(value, around, found)
@@ -297,7 +330,7 @@ class Surgery:
         return eqn.replace(params={**eqn.params, **params}) if params else eqn
 
     def param(self, value: Any, around: Around, found: Occurrences) -> Any:
-        """A parameter of an equation: a program, several, or something else."""
+        """Return a parameter of an equation: a program, several, or something else."""
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
             new, inner = self.program(value, around)
             found.add(inner)
@@ -310,8 +343,8 @@ class Surgery:
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
     def custom(self, eqn: core.JaxprEqn, around: Around, found: Occurrences) -> Any:
-        """A function with a derivative of its own: opened if the user says so."""
-        ours = eqn.primitive is op_p
+        """Return a function with a derivative of its own: opened if the user says so."""
+        ours = eqn.primitive is op_p  # another override has been here, or regrad.jax.custom_grad
         body = eqn.params["jaxpr" if ours else "call_jaxpr"]
         name = eqn.params["gradient"].name if ours else name_and_place(body)[0]
         if name == "_custom_root" and self.bindings and not self.choice.keeps(body):
@@ -322,6 +355,7 @@ class Surgery:
             )
         if not ours and not around.closed and self.choice.opens(body):
             new, inner = self.program(body, around._replace(whole=True))
+            # without an op of a key inside, its own derivative may stay: it is often the better one
             if any(not seen.binding.native for seen in inner.hits):
                 found.add(inner)
                 found.notes[name, "opened", self.lines[-1]] += 1
@@ -374,6 +408,8 @@ class Surgery:
                 f"override: the program calls an exported function ({self.lines[-1]}), whose "
                 "inside cannot be seen. Put the override on the function before it is exported."
             )
+        # Any other primitive with a program in it (`custom_root`, `pallas_call`, one of a library)
+        # may be differentiated by a rule that never looks at the program.
         for body in () if name in SCALAR else bodies(eqn.params.values()):
             _, inner = self.program(body, around)
             hits = [seen.hit for seen in inner.hits if not seen.binding.native]
@@ -403,6 +439,7 @@ def has_batches(jaxpr: core.Jaxpr, around: Around = Around()) -> bool:  # noqa: 
 
 def is_differentiable(eqn: core.JaxprEqn) -> bool:
     """Return whether a gradient may pass: floats go in, and floats come out."""
+    # (a literal is a constant of the program: no gradient passes to it)
     avals = [v.aval for v in eqn.invars if not isinstance(v, core.Literal)]
     return any(map(_float, avals)) and any(_float(v.aval) for v in eqn.outvars)
 
@@ -412,7 +449,7 @@ def _float(aval: Any) -> bool:
 
 
 def program_of(eqn: core.JaxprEqn) -> Any:
-    """An equation as a program of its own; constants in it stay where they are."""
+    """Return an equation as a program of its own; constants in it stay where they are."""
     if eqn.primitive is closed_call_p():
         return eqn.params["call_jaxpr"]
     inputs = [None if isinstance(v, core.Literal) else core.Var(v.aval) for v in eqn.invars]
@@ -426,7 +463,11 @@ def program_of(eqn: core.JaxprEqn) -> Any:
 
 
 def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
-    """An equation under a rule that sees it in another form: axes in another order, or as one."""
+    """Return an equation under a rule that sees it in another form.
+
+    JAX has one `dot_general` for what op types tell apart. The rule of `MatMul` gets operands whose
+    axes were put in order, and its gradients go back through the transposes as JAX's own.
+    """
     avals = [v.aval for v in eqn.invars]
     if any(map(varying_axes, avals)):
         raise GradientError(
@@ -450,12 +491,16 @@ def in_form(eqn: Any, form: MatrixForm, binding: KeyBinding, hit: Hit) -> Any:
 
 
 def _count_passes(eqn: core.JaxprEqn, hit: Hit) -> list[Any]:
-    """An equation as it is, and behind it a note of each gradient that passes."""
+    """Return an equation as it is, and behind it a note of each gradient that passes.
+
+    The note is a `regrad_op` that returns its inputs, and whose derivative counts.
+    """
     is_call = eqn.primitive is closed_call_p()  # that we made of equations
     given = eqn.params["call_jaxpr"].jaxpr.eqns if is_call else [eqn]
     noted = {
         y: core.Var(y.aval) for y in eqn.outvars if _float(y.aval) and type(y).__name__ != "DropVar"
     }
+    # the note takes the names of the results, and what made them gets new ones
     made = [each.replace(outvars=[noted.get(y, y) for y in each.outvars]) for each in given]
     xs = [core.Var(y.aval) for y in noted]
     info = jax.make_jaxpr(lambda: 0)().jaxpr.debug_info.with_unknown_names()
@@ -474,14 +519,14 @@ def _operands(eqn: core.JaxprEqn) -> list[Any]:
 def _gradient(
     eqn: core.JaxprEqn, binding: KeyBinding, hit: Hit, operands: Sequence[Any]
 ) -> RuleGradient:
-    """The rule as the gradient of an equation."""
+    """Return the rule as the gradient of an equation."""
     op, lies = binding.key.op(eqn), binding.key.operand_names(eqn)
     names = [i.name for i in op.inputs]
     places: list[int | str | None] = []
     fixed, attrs = {}, binding.key.attrs(eqn)
     for name, v in zip(lies, eqn.invars, strict=True):
         place = names.index(name) if name in names else name if name in op.attrs else None
-        if not isinstance(v, core.Literal):
+        if not isinstance(v, core.Literal):  # a rule may ask for it by its place, or by its name
             places.append(place)
         elif isinstance(place, int):
             with jax.ensure_compile_time_eval():  # a value, and no part of a trace that is open
@@ -524,7 +569,7 @@ def _batched_error(binding: KeyBinding, where: str) -> GradientError:
 
 
 def find_line(eqn: core.JaxprEqn, otherwise: str) -> str:
-    """The line outside JAX and regrad that made an equation: `model.py:12`."""
+    """Return the line outside JAX and regrad that made an equation: `model.py:12`."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
         if not frame.file_name.startswith((PACKAGE, JAX, "<frozen ")):

@@ -2,6 +2,25 @@
 
 For most op types a form knows: the modules of `regrad.shapes` fill a table of them. Elsewhere
 the kernel itself is tried on small arrays, in which numbers stand for the sizes that are unknown.
+
+For example, what does an op "Outer" without a form return for x of the unknown sizes (n, m)? Its
+kernel runs on zeros and ones of three shapes:
+
+    n, m = 5, 6    the result is (5, 6, 6)      sizes that rise
+    n, m = 9, 8    the result is (9, 8, 8)      sizes that fall
+    n, m = 1, 1    the result is (1, 1, 1)      1 is special: it broadcasts
+
+The first size was what n was in all three trials, the others what m was, so the shape is (n, m, m):
+as `Dim`s, which are known in the run and can be computed with until then. A size that was the same
+number in all trials is that number. A size that fits nothing is None: unknown.
+
+Invariants:
+
+* An answer is never a guess that could be wrong. A size is a number or a Dim only if all trials
+  agree on it, and if no other Dim was the same in all of them.
+* A mistake that follows from what is known is an error now, with the message of eager mode. One
+  that may be due to the numbers of a trial is not: the run will tell.
+* Trials are small and remembered: neither large arrays nor graphs of many equal ops make them slow.
 """
 
 from __future__ import annotations
@@ -38,7 +57,7 @@ from regrad.shapes.table import Arguments, Attrs, Form, form_of, quiet
 from regrad.shapes.table import Spec as Spec
 from regrad.shapes.table import shape_of as shape_of
 
-RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried
+RANKS = (2, 1, 3, 4, 0, 5)  # in which an unknown rank is tried: the usual ones first
 FEW = 3  # inputs of unknown rank, of which all combinations are tried
 MISTAKES = (ShapeError, TypeError, IndexRangeError, NumberRangeError)  # DTypeErrors are TypeErrors
 PLAIN = (int, float, complex, bool, str, type(None), np.dtype, type)
@@ -72,6 +91,7 @@ def infer(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
         except UnknownShapeError:  # it asked what only the run can tell
             found = None
         except Exception as error:
+            # A form may stumble over an unknown rank, which says nothing about the call.
             if not _is_unranked(arguments, attrs):
                 raise explain_trial(error, op, arguments, attrs) from error.__cause__
     return probe(op, arguments, attrs) if found is None else found
@@ -81,7 +101,7 @@ def _answer(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec
     """Return what a form says; None if it leaves the case to a trial."""
     answer = form.function(arguments, attrs)
     kind = type(answer)
-    if kind is not tuple and answer is not None:
+    if kind is not tuple and answer is not None:  # (most forms return a tuple: they end here)
         if kind is Spec:
             return [answer]
         if kind is list and all(type(spec) is Spec for spec in answer):
@@ -104,7 +124,7 @@ def _answer(op: Op, form: Form, arguments: Arguments, attrs: Attrs) -> list[Spec
 
 
 def explain_trial(error: Exception, op: Op, arguments: Arguments, attrs: Attrs) -> Exception:
-    """An error with the op and its inputs, as eager mode has it."""
+    """Return an error that names the op and its inputs, as eager mode does."""
     specs = list(_leaves(arguments))
     inputs = " and ".join(f"{x.dtype} {'<unknown>' if x.shape is None else x.shape}" for x in specs)
     if op.broadcasts and (type(error) is Clash or (type(error) is ValueError and _clash(specs))):
@@ -138,7 +158,7 @@ def _leaves(arguments: Arguments) -> Iterator[Spec]:
 
 def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """Return what the kernel returns for small arrays (see `infer`)."""
-    if op.stateful:
+    if op.stateful:  # a trial would read or write a variable
         return _guess(op, arguments)
     if _is_unranked(arguments, attrs):
         return _of_some_rank(op, arguments, attrs)
@@ -150,12 +170,15 @@ def probe(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
         raise
     except Exception as error:
         found = explain_trial(error, op, arguments, attrs)
+        # With all sizes known, an error about shapes or types is the user's. A ValueError may come
+        # of the values of the trial (a matrix that is singular), so it is left to the run.
         if known and (isinstance(error, MISTAKES) or isinstance(found, ShapeError)):
             raise found from error.__cause__
         return _guess(op, arguments)
 
 
 def _guess(op: Op, arguments: Arguments) -> list[Spec]:
+    """Return an unknown shape, and the dtype that nearly all kernels keep."""
     if op.several:
         raise UnknownShapeError(
             f"{op.type}: how many results there are, and of which shapes, cannot be told before "
@@ -169,6 +192,7 @@ def _guess(op: Op, arguments: Arguments) -> list[Spec]:
 def _try(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
     """Return what the kernel returns where all sizes are known; remembered, if that can be."""
     specs = tuple([tuple(x) if isinstance(x, list) else x for x in arguments])
+    # with the type of each value: 1, 1.0 and True would be one key of the cache
     items = tuple([(name, type(value), value) for name, value in attrs.items()])
     try_ = _trial if _is_plain(tuple(attrs.values())) else _trial.__wrapped__
     return list(try_(op, specs, items))
@@ -183,6 +207,7 @@ def _is_plain(value: object) -> bool:
 
 @lru_cache(maxsize=4096)
 def _trial(op: Op, specs: tuple[Any, ...], items: tuple[Any, ...]) -> tuple[Spec, ...]:
+    """Return what the kernel makes of arrays of these specs; `items` are its attributes."""
     arrays = [_each(x, _array) for x in specs]
     with quiet():
         results = op.kernels[np.ndarray](*arrays, **{name: value for name, _, value in items})
@@ -203,22 +228,21 @@ def _array(x: Spec) -> np.ndarray:
 
 
 def _each(x: Any, change: Callable[[Spec], Any]) -> Any:
-    """A parameter's specs, changed."""
+    """Return a parameter's specs, changed."""
     if x is None or type(x) is Spec:
         return x and change(x)
     return [change(spec) for spec in x]
 
 
 def _small(arguments: Arguments) -> Arguments:
-    """The same, but with Dims for the large sizes of large arrays, so that a trial is quick."""
+    """Return the same with Dims for the large sizes of large arrays, so that a trial is quick."""
     large = {n for x in _leaves(arguments) if _elements(x) > LARGE for n in _numbers(x)}
+    # by number, wherever it occurs: equal sizes (of matrices to be multiplied) stay equal
     large.difference_update(range(SMALL + 1))
     if not large:
         return arguments
 
-    stand_ins = {
-        n: Dim(lambda numbers, n=n: numbers[n], (LARGE_SIZES,), ("number", n)) for n in large
-    }
+    stand_ins = {n: _large(n) for n in large}
 
     def change(x: Spec) -> Spec:
         sizes = [stand_ins.get(n, n) if isinstance(n, int) else n for n in x.shape or ()]
@@ -232,7 +256,7 @@ def _large(n: int) -> Dim:
 
 
 def _numbers(x: Spec) -> list[int]:
-    """The sizes that are known."""
+    """Return the sizes that are known."""
     return [n for n in x.shape or () if isinstance(n, int)]
 
 
@@ -244,7 +268,7 @@ def _elements(x: Spec) -> int:
 
 
 def _dims_of(value: Any) -> Iterator[Dim]:
-    """The Dims in the shapes of specs and in attributes."""
+    """Yield the Dims in the shapes of specs and in attributes."""
     if isinstance(value, Dim):
         yield value
     elif isinstance(value, tuple | list):
@@ -284,6 +308,7 @@ def _compare(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
 
 def _common(op: Op, arguments: Arguments, attrs: Attrs, *numbers: Number) -> list[Spec]:
     """Return what the trials with different sizes, and with sizes of 1, have in common."""
+    # sizes of the result can only be sizes that the op was given, not what it computed of them
     candidates = {n.key: n for n in _dims_of([*_leaves(arguments), *attrs.values()])}
     trials = [_try_filled(op, arguments, attrs, number) for number in numbers]
     stood = [[_fill(n, number) for number in (*numbers, _one)] for n in candidates.values()]
@@ -317,7 +342,7 @@ def _common_shape(shapes: Sequence[Any], known: Known) -> Any:
 
 
 def _common_size(sizes: Sequence[int], known: Known) -> Any:
-    """The number that a size always was, or the only Dim that always was the same."""
+    """Return the number that a size always was, or the only Dim that always was the same."""
     if len(set(sizes)) == 1:
         return sizes[0]
     found = [size for size, stood in known if stood[: len(sizes)] == list(sizes)]
@@ -350,8 +375,8 @@ def _holds_unranked(value: object) -> bool:
 
 
 def _of_some_rank(op: Op, arguments: Arguments, attrs: Attrs) -> list[Spec]:
-    """The dtypes of the results, from the first rank that the op accepts."""
-    asked = None
+    """Return the dtypes of the results, from the first rank that the op accepts."""
+    asked = None  # the error of a rank that the op accepts, but of which it asks too much
     for first, *rest in _ranks(sum(x.shape is None for x in _leaves(arguments))):
         ranks = iter((first, *rest))
         specs = [_each(x, partial(_give_rank, ranks=ranks)) for x in arguments]
@@ -388,7 +413,7 @@ def _give_rank(x: Spec, ranks: Iterator[int]) -> Spec:
 
 
 def _give_shapes(value: Any, rank: int) -> Any:
-    """An attribute with some shape of this rank for each that is unknown."""
+    """Return an attribute with some shape of this rank for each that is unknown."""
     if isinstance(value, UnknownRank):
         return _some_shape(rank)
     if not _holds_unranked(value):

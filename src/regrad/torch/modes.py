@@ -1,4 +1,31 @@
-"""What torch asks before each of its functions in a scope, and the ways in which one then runs."""
+"""What torch asks before each of its functions in a scope, and the ways in which one then runs.
+
+The idea: torch has a protocol, `TorchFunctionMode`, by which an open mode is asked to run each
+function of torch's Python API. A scope of `gradient_override_map` opens one. In
+
+    with gradient_override_map({"Relu": guided}):
+        y = model(x)                # calls F.linear(x, w, b), then F.relu(h)
+
+the mode is asked about `F.linear` and `F.relu`. How a function is to run (its *way*) follows from
+the rules alone, so it is found once, by `Ways`, and then looked up:
+
+* it has a rule: the call goes through an `autograd.Function` of ours (`rulesets`, `calls`);
+* it computes an overridden op among others (`F.cross_entropy` has a log-softmax inside): it is
+  taken apart into functions that have rules (`apart`, `composites`), or opened (`opened`), which is
+  to run torch's own Python of it with the mode still open;
+* an operator of C++, or a function whose gradient something else than autograd may decide: what
+  decides is asked (`enclosing`);
+* no rule concerns it: it runs as it is, and afterwards the nodes are looked at that autograd made
+  for it (`nodes`): if one belongs to an overridden op, the rule was passed over, which raises.
+
+Invariants:
+
+* A function of torch that computes an overridden op either runs under the rule or raises.
+* A mode serves the scope that opened it, in the task that opened it. Other threads have modes of
+  their own, but tasks of one thread share a stack, so each call asks whose it is.
+* Nothing here depends on values, so torch.compile can trace it. It cannot run this code as it
+  traces, though: `RuleSet.prepare` lays out what it needs as plain attributes (`_run_traced`).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +79,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
     @property
     def is_closed(self) -> bool:
-        """True if the scope was left."""
+        """Return whether the scope was left."""
         return self.scope is None or self.scope._mode is None
 
     def __torch_function__(
@@ -67,6 +94,8 @@ class Mode(torch.overrides.TorchFunctionMode):
         options = kwargs or {}
         if self.scope not in SCOPES.get():  # another task of this thread runs
             return func(*args, **options)
+        # A subclass of Tensor with a protocol of its own decides what its functions mean. It calls
+        # torch again, on plain tensors, for which the mode must still be open.
         if types and types != _PLAIN and torch._C._is_torch_function_enabled():
             for kind in filter(has_own_protocol, types):  # which runs the function, and asks again
                 with self:

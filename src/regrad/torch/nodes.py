@@ -1,4 +1,26 @@
-"""The safety net: what autograd itself wrote down tells whether an override was passed over."""
+"""The safety net: what autograd itself wrote down tells whether an override was passed over.
+
+The idea: tables of torch's functions can miss one, today or in torch's next release. Autograd
+cannot: whatever computes a gradient leaves a node in its graph, and the node's class says which op
+it belongs to. So after each function that no rule covers, the nodes are looked at that it has made.
+With a rule for "Tanh" in force
+
+    y = somebody.fused_gelu(x)      # y.grad_fn: MulBackward, behind it TanhBackward
+
+the node `TanhBackward` belongs to "Tanh", so the call raises PassedOverError: it names the function
+and says what to write instead.
+
+Autograd numbers its nodes as it makes them (`_sequence_nr`), per thread. A function's nodes
+are those behind its results with a number not below the one at which it began.
+
+Invariants:
+
+* What is looked at once is remembered by its function and kinds of nodes (`Watch.harmless`), unless
+  the node itself decides (`HOLDS`: an `EluBackward` may be of `elu` or of `selu`). A loop over
+  layers pays for the first.
+* A node that a table says is torch's plumbing (the factor of a dropout mask) is not the user's op.
+* Leaves are the end: the nodes of earlier functions have smaller numbers.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +76,7 @@ class Watch:
         seen: set[Any] = set()
         for y in (result,) if isinstance(result, torch.Tensor) else tensors((result,)):
             node = y.grad_fn or unwrap(y).grad_fn
+            # (a function may return its input, or a view: that node is an earlier function's)
             if node is None or node in seen or node._sequence_nr() < start:
                 continue
             made = new_nodes(node, seen, start, untouched)
@@ -67,11 +90,12 @@ class Watch:
             untouched.note(shown, find_caller(LIBRARIES) if where is None else where())
 
     def _check(self, func: Any, node: Any) -> bool:
-        """Raise if a node belongs to an overridden op; whether another of its kind could."""
+        """Raise if a node belongs to an overridden op; return whether another of its kind could."""
         if func in fused() and func not in spellings():
-            return False  # the table says what counts in it
+            return False  # the table says what counts in it, and the scope takes it apart for that
         name = node.name().rstrip("0123456789")
         hidden = name.endswith("CopySlices")  # a view was changed in place, by a node out of sight
+        # then the function's own name is all there is to go by: `relu_` would make ReluBackward
         types = types_of(node_named(getattr(func, "__name__", "")) if hidden else name)
         for op_type in types:
             if op_type not in self.rules or _is_plumbing(func, op_type):
@@ -109,7 +133,7 @@ _MET = "met by regrad"
 
 
 def _describe(func: Callable[..., Any], nodes: Sequence[Any]) -> str:
-    """A call as the report shows it: `Tanh`, or `torch.nn.functional.linear (MatMul)`."""
+    """Return a call as the report shows it: `Tanh`, `torch.nn.functional.linear (MatMul)`."""
     if func in spellings():
         return name_of(func)
     types = {
@@ -127,12 +151,12 @@ def _return_true(node: Any) -> bool:
 
 @cache
 def gradients() -> frozenset[Any]:
-    """Functions whose results are gradients: what they ran is not an op of the program."""
+    """Return the functions whose results are gradients; their ops are not the program's."""
     return frozenset({torch.autograd.grad, torch.Tensor.grad.__get__})  # pyright: ignore
 
 
 def node_named(name: str) -> str:
-    """The backward node of a torch function, by the name that torch would give it."""
+    """Return the backward node of a torch function, by the name that torch would give it."""
     words = name.strip("_").split("_")
     return "".join(word.capitalize() for word in words) + "Backward"
 
@@ -144,7 +168,7 @@ def _is_spelled(func: Callable[..., Any], op_type: str) -> bool:
 
 
 def tensors(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among some values, also in containers."""
+    """Yield the tensors among some values, also in containers."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -157,6 +181,7 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 def unwrap(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor as autograd records it, inside of what `vmap` has wrapped around it."""
     functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    # (one wrapper for each level of `vmap` and `grad` that is open)
     while not x.requires_grad and functorch.is_functorch_wrapped_tensor(x):
         x = functorch.get_unwrapped(x)
     return x
@@ -195,7 +220,7 @@ def is_leaf(node: Any) -> bool:
 
 @following
 def types_of(node: str) -> tuple[str, ...]:
-    """The op types that a backward node belongs to."""
+    """Return the op types that a backward node belongs to."""
     return _types().get(node.removeprefix("Foreach").lower(), ())
 
 
@@ -210,7 +235,7 @@ def _types() -> dict[str, tuple[str, ...]]:
 
 @following
 def name_of(func: Callable[..., Any]) -> str:
-    """A torch callable as reports show it: its op type if it has one, or else its name."""
+    """Return a torch callable as reports show it: by its op type, or else by its name."""
     spelling = spellings().get(func)
     if spelling is not None:
         return spelling.family.type

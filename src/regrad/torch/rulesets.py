@@ -1,4 +1,23 @@
-"""Sets of rules: which torch functions run under which rule, opened, or taken apart."""
+"""Sets of rules: which torch functions run under which rule, opened, or taken apart.
+
+For `gradient_override_map({"Relu": guided})`, in three layers, from what changes least:
+
+* `Coverage`: what the *keys* cover, whatever the rules. "Relu" is a family: `torch.relu`,
+  `F.relu`, `Tensor.relu_`, … (`spelled`), and there are functions with a relu inside (`fused`,
+  `bodies`). Found once per set of keys.
+* `RuleSet`: the rules, and what runs in place of each function (`call`, `parts_for`). Found once
+  per set of rules, and kept for scopes that are opened again and again, as in a training loop.
+* `Mode`: a class per RuleSet, and an instance per scope that is open (see `modes`).
+
+Invariants:
+
+* Scopes nest. torch asks the innermost mode first, and it is alone responsible: what it takes apart
+  or opens is chosen for the scopes around it, too (`chain`), whose modes are asked about the parts.
+* A function with a rule runs inside an `autograd.Function`, where autograd and modes are off: the
+  ops inside it are neither differentiated nor counted a second time.
+* A rule that could not answer for all that the op returns or depends on (an in-place write to an
+  input, an argument that regrad does not know) is refused at the call, not ignored.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +86,7 @@ class Coverage:
             spelled.update(spellings_of(family))
             if op := custom_op(key):
                 spelled.update(dict.fromkeys((op, op._overloadpacket), Spelling(family, op)))
+        # callables that are op types of their own: a function with a rule for the whole stays whole
         self.alone: set[Any] = {f for f, s in spelled.items() if not s.family.parameters}
         self.spelled: dict[Any, Spelling] = {f: s for f, s in spelled.items() if f not in keep}
         self.left: set[Any] = {*keep, *gradients()}  # whose nodes are not looked at
@@ -88,6 +108,8 @@ class Coverage:
         """Return the rows by which a callable is taken apart: none if it has a rule of its own."""
         every = [each for each in self.chain() if function not in each.keep]
         types = {op_type for each in every for op_type in each.types}
+        # of a function that is an overridden op itself only the rows about that op count (`add`
+        # with an alpha): its rule covers whatever else it computes
         own = {_type_of(function)} & types
         if any(function in each.alone for each in every):
             return []
@@ -125,7 +147,7 @@ class RuleSet:
             if family.type in self.rules:
                 raise ArgumentError(f"two keys of the map mean {family.type!r}; give one")
             refuse_layout(value, family.type)
-            named = bool(family.parameters)
+            named = bool(family.parameters)  # regrad knows what the op's inputs are called
             self.rules[family.type] = (ForeignRule if named else RuleByCount)(value, family.op)
         self.calls: dict[Any, Callable[..., Any]] = {}
         self.parts: dict[Any, list[tuple[Any, Any]]] = {}
@@ -141,6 +163,7 @@ class RuleSet:
         """Return what runs in place of a callable with several ops inside, and when it does."""
         if function not in self.parts:
             rows = self.coverage.fused.get(function, ())
+            # (with arguments that regrad's op does not have, only its own rule needs the parts)
             lent = [row for row in rows if not row.lent or self._lends(*row.contains)]
             self.parts[function] = [(row.when, take_apart(self, function, row)) for row in lent]
         return self.parts[function]
@@ -189,6 +212,7 @@ class RuleSet:
     def count_ops(self, types: frozenset[str], xs: Sequence[torch.Tensor]) -> None:
         """Count ops of these types, which ran inside a callable that needs no gradient."""
         for op_type in types:
+            # the innermost rule for the op type is the one that would have run
             each = next((s for s in self.chain() if op_type in s.rules), None)
             scope = None if each is None else scope_of(each)
             if each is not None and not is_built_in(op_type, each.keep) and scope is not None:
@@ -220,6 +244,7 @@ class RuleByCount(ForeignRule):
         raise errors[0]
 
     def for_count(self, count: int) -> ForeignRule:
+        """Return the rule for a call with so many tensors."""
         if count not in self.by_count:
             try:
                 rule = ForeignRule(self.value, _op_of(self.op.type, count))
@@ -246,7 +271,7 @@ def rule_set(
     """The set of these rules, made once for all scopes with the same ones."""
     try:
         key = (frozenset(rules.items()), keep, outer)
-    except TypeError:
+    except TypeError:  # a rule that cannot be hashed: no other scope can have the same
         return RuleSet(rules, keep, outer)
     with _LOCK:
         if key not in _SETS:
@@ -324,6 +349,7 @@ def _override(
         if is_other_op(key, args, options) or not has_tensors(args, options):
             return function(*args, **options)
         refuse_to_be_written(key)
+        # with the modes off: what our autograd.Function runs inside is not the user's code
         with torch._C.DisableTorchFunction():
             if not is_grad_enabled() and is_built_in(key, ruleset.keep):
                 return function(*args, **options)

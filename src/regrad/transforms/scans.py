@@ -419,7 +419,7 @@ class Scan:
     def _push(
         self, inputs: Sequence[Tensor], passage: Passage, dxs: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Return the tangents of the results: the loop again, whose carry takes its tangents along."""
+        """Return the tangents of the results: the loop again, with tangents in the carry."""
         m, k = len(self.carry), len(self.carry) + len(self.xs)
         given = dict(zip(passage.wanted, dxs, strict=True))
         moving = carries_that_move(passage, inputs[:m])
