@@ -33,8 +33,11 @@ import signal
 import sys
 import time
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,12 +190,41 @@ def forget() -> None:
     gc.collect()
 
 
-def results(jobs: Sequence[Job], workers: int) -> Iterator[dict[str, Any]]:
+def results(
+    jobs: Sequence[Job], workers: int, work: Callable[[Job], dict[str, Any]] = done
+) -> Iterator[dict[str, Any]]:
+    """The results of jobs as they come, by `workers` processes, which are new every 100 jobs."""
     if workers == 1:
-        yield from map(done, jobs)
+        yield from map(work, jobs)
         return
-    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=100) as pool:
-        yield from pool.imap_unordered(done, jobs)
+    count = 100 * workers
+    for i in range(0, len(jobs), count):
+        yield from in_processes(jobs[i : i + count], workers, work)
+
+
+def in_processes(
+    jobs: Sequence[Job], workers: int, work: Callable[[Job], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The results of jobs; one that ends its process (a compiler that aborts, say) is broken."""
+    waiting, running = deque(jobs), dict[Future[dict[str, Any]], Job]()
+    spawning = multiprocessing.get_context("spawn")
+    with suppress(BrokenProcessPool), ProcessPoolExecutor(workers, spawning) as pool:
+        while waiting or running:
+            while waiting and len(running) < 2 * workers:
+                job = waiting.popleft()
+                running[pool.submit(work, job)] = job
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield future.result()
+                del running[future]
+        return
+    (*others, last) = running.values()
+    if not others:
+        verdict = Verdict(last.name, BROKEN, "the process died")
+        yield {"job": last.key, "counts": Counter({BROKEN: 1}), "others": [verdict], "seconds": 0}
+    else:  # any of them may be to blame
+        for job in running.values():
+            yield from in_processes([job], 1, work)
+    yield from in_processes(waiting, workers, work)
 
 
 # -- what was done before --------------------------------------------------------------------------

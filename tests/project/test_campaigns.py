@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 import tempfile
 
@@ -204,6 +205,20 @@ def test_an_answer_that_is_not_checked_is_found(monkeypatch):
 def test_an_error_without_names_is_found(monkeypatch):
     monkeypatch.setattr(walk, "where", lambda record, leaf: "something")
     assert wrong_shape() == UNNAMED
+
+
+def mortal(job):
+    if job.name.endswith("dies"):
+        os._exit(1)
+    return {"job": job.key, "counts": {}, "others": [], "seconds": 0}
+
+
+def test_a_job_that_ends_its_process_is_broken_and_the_others_are_done():
+    jobs = [proof.Job("F5", f"{i}{'dies' * (i == 1)}") for i in range(4)]
+    found = {result["job"]: result for result in proof.results(jobs, 2, mortal)}
+    assert sorted(found) == sorted(job.key for job in jobs)
+    broken = {key for key, result in found.items() if result["counts"].get(BROKEN)}
+    assert broken == {jobs[1].key}
 
 
 # -- F5 --------------------------------------------------------------------------------------------

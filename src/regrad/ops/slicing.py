@@ -88,8 +88,13 @@ def _(dy, index):
 @op("TensorStridedSliceUpdate")
 def _strided_slice_update(xp, x: TensorLike, updates: TensorLike, /, *, index: Basic) -> Tensor:
     windows = _windows(index)
+    updates = _ascend(xp, updates, windows)
+    if updates.shape == x.shape:
+        # all of x. JAX would scatter at an empty index, which XLA makes a `map`; where that is
+        # reversed, XLA 0.10 ends the process ("Invalid binary instruction opcode map")
+        return updates
     place = tuple(as_slice(ascending(w)) for w in windows)
-    return _put(xp, x, place, _ascend(xp, updates, windows))
+    return _put(xp, x, place, updates)
 
 
 @gradient("TensorStridedSliceUpdate", "x")
