@@ -289,11 +289,15 @@ class RegionStep(NamedTuple):
             # first run; here a tape of this step alone makes one.
             xs = distinct(xs)
             tape = Tape([xs[i]._id for i in self.passage.wanted])
-            ys = run_taped(tape, self.run, (xs,))
+            ys = run_taped(tape, self._run, (xs, env))
             records[self.passage] = tape.records[-1], xs
         else:
-            ys = self.run(xs)
+            ys = self._run(xs, env)
         env.update(zip(self.ys, ys, strict=True))
+
+    def _run(self, xs: Sequence[Tensor], env: Env) -> Sequence[Tensor]:
+        # a rule in the region may close over a Tensor of the first run that no step of it names
+        return inside(env, partial(self.run, xs))
 
 
 class PullStep(NamedTuple):
