@@ -125,6 +125,29 @@ def test_what_f_closes_over_is_a_constant_or_refused_by_name():
     np.testing.assert_allclose(inner(2.0), np.full(3, 2.0))
 
 
+@rg.custom_grad
+def closing_over_jax(x):
+    slope = rg.asarray(jnp.cos(rg.stop_gradient(x).data))
+    return rg.sin(x), lambda dy: dy * slope
+
+
+@rg.custom_grad
+def saving_jax(x, save):
+    save([rg.asarray(jnp.cos(rg.stop_gradient(x).data))])
+    return rg.sin(x), lambda dy, saved: dy * saved[0]
+
+
+@pytest.mark.parametrize("f", [closing_over_jax, saving_jax])
+@pytest.mark.parametrize("in_scan", [False, True])
+def test_what_jax_computed_for_a_gradient_function_is_refused(f, in_scan):
+    scanned = lambda x: rg.scan(lambda c, x: (f(c) * x, c), rg.ones((), dtype=x.dtype), x)[1]  # noqa: E731
+    bridged = from_regrad(scanned if in_scan else f)
+    assert jnp.isfinite(bridged(X)).all()
+    for way in (jax.grad, lambda f: jax.jit(jax.grad(f)), jax.jacfwd, jax.hessian):
+        with pytest.raises(GradientError, match="JAX's own functions, and kept"):
+            way(lambda x: bridged(x).sum())(X)
+
+
 @pytest.mark.parametrize(
     ("grad_func", "error", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
@@ -94,8 +95,8 @@ def _result(y: Any, name: str) -> Tensor:
         y = y._read()
     if not isinstance(y, Tensor):
         raise ArgumentError(
-            f"{name}: the function returned {kind(y)}, and Tensors (or containers of them) are "
-            "due. Make a Tensor with rg.tensor."
+            f"{name}: expected the function to return Tensors (or containers of them), got "
+            f"{kind(y)}. Make a Tensor with rg.tensor."
         )
     return y
 
@@ -116,9 +117,20 @@ class Finder(Region):
         return super().array(value)
 
 
+OVER: weakref.WeakSet[Any] = weakref.WeakSet()  # traces of first runs: arrays of theirs are dead
+
+
 def _trace_of(array: Any) -> Any:
     """JAX's trace to which a tracer belongs; None for an array with values."""
     return getattr(array, "_trace", None)
+
+
+def _is_dead(array: Any) -> bool:
+    """Return whether an array belongs to a first run that is over, or to a loop inside it."""
+    trace = _trace_of(array)
+    while trace is not None and trace not in OVER:
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
 
 
 def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
@@ -134,6 +146,7 @@ def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
         return _data(run_inside(partial(results, flat, given, region), region, overrides))
 
     closed = jax.make_jaxpr(first)(*arrays)
+    OVER.add(region.trace)
     if region.assigned:
         raise ArgumentError(
             f"{name} assigns to the Variable {region.assigned[0].name!r}; a JAX function has no "
@@ -147,6 +160,12 @@ def bridge(flat: Flat, arrays: Sequence[Any], name: str) -> list[Any]:
         )
     outside = [*(JAX_data(x) for x in sources), *region.arrays]
     captured = [*region.captured, *region.arrays]
+    if any(map(_is_dead, outside)):
+        raise GradientError(
+            f"{name}: a rule or gradient function uses an array that the function has computed by "
+            "JAX's own functions, and kept (in a closure, or by `save`). regrad cannot compute it "
+            "again from the inputs. Compute it by regrad's functions."
+        )
     body = BodyFunction(flat, len(arrays), captured, overrides, name)
     inputs = [*arrays, *outside]
     if outside:
