@@ -175,7 +175,7 @@ def test_other_mistakes():
         custom_grad(lambda x, save: (save(x), (x, lambda dy: dy))[1])(X)
     with pytest.raises(ArgumentError, match="is a Tensor of regrad"):
         custom_grad(lambda x: (rg.sin(x), lambda dy: dy))(X)
-    with pytest.raises(ArgumentError, match=r"Tensors .* are due"):
+    with pytest.raises(ArgumentError, match=r"expected the function to return Tensors"):
         from_regrad(lambda x: 3)(X)
     clip = custom_grad(lambda x: (x, lambda dy: jnp.clip(dy, -1, 1)))
     with pytest.raises(GradientError, match="not linear"):
