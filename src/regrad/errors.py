@@ -149,7 +149,7 @@ class MissingPartError(RegradError, AttributeError):
 
 
 class UnusedOverrideWarning(UserWarning):
-    """A `gradient_override_map` scope in which no op of the named types was created."""
+    """A `gradient_override_map` without effect: no op of its types ran, or nobody entered it."""
 
 
 class RetraceWarning(UserWarning):

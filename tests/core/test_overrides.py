@@ -191,6 +191,18 @@ def test_the_rule_counts_after_the_scope():
     used.assert_fired()
 
 
+@pytest.mark.parametrize("override", [rg.gradient_override_map, rg.torch.gradient_override_map])
+def test_a_scope_that_nobody_enters_warns(override):
+    with pytest.warns(UnusedOverrideWarning, match="was not entered, .* write `with") as found:
+        override({"Relu": lambda dy: dy})
+    assert found[0].filename == __file__
+    override({})  # nothing is lost
+    override({"Relu": lambda dy: dy})(lambda x: x)  # the calls of the function will enter it
+    for wrong in ({"Relo": "Identity"}, 3):
+        with pytest.raises((UnknownOpError, ArgumentError)), override(wrong):
+            pass
+
+
 def test_an_unused_scope_warns():
     with pytest.warns(UnusedOverrideWarning, match=r"matched nothing.*'Relu6'"):  # noqa: SIM117
         with rg.gradient_override_map({"Relu6": SEVEN}):

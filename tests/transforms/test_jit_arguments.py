@@ -146,3 +146,18 @@ def test_the_values_of_a_closed_over_tensor_cannot_be_asked_for(read):
         rg.jit(lambda x: (read(t), x)[1])(X)
     assert rg.jit(lambda x: x * read(rg.scalar(2.0)))(X).shape == (2,)  # one made inside
     assert read(t) == read(rg.scalar(2.0))
+
+
+@pytest.mark.parametrize("call", [lambda f, *xs: f(*xs), lambda f, *xs: f.lower(*xs)])
+def test_arguments_that_the_function_does_not_take(call):
+    f = rg.jit(lambda x, y: x * y)
+    with pytest.raises(ArgumentError, match=r"jit\(.*missing a required argument: 'y'.*takes x, y"):
+        call(f, rg.tensor(1.0))
+    with pytest.raises(ArgumentError, match="too many positional arguments"):
+        call(f, *[rg.tensor(1.0)] * 3)
+
+    def wrong(x):
+        return x + None.real
+
+    with pytest.raises(AttributeError, match="real"):  # an error of the user's stays what it is
+        call(rg.jit(wrong), rg.tensor(1.0))

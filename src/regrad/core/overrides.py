@@ -164,6 +164,7 @@ class gradient_override_map(Scope[OpBinding]):
             )
         self._rules = dict(rules)
         self._bindings: dict[str, OpBinding] = {}
+        self._idle = bool(rules)
 
     def _steps(self) -> Generator[Self]:
         before = current()

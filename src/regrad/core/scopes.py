@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Self, TypeVar
 
 from regrad.core.blocks import Block
 from regrad.core.reports import B, Report
-from regrad.errors import ArgumentError, NotFiredError, kind
+from regrad.errors import ArgumentError, NotFiredError, UnusedOverrideWarning, kind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,8 +22,10 @@ class Scope(Block, Report[B]):
     _rules: Mapping[Any, Any]
     _level = 3  # how far up the stack a warning's line is: that of the `with`
     _around: BaseException | None = None  # what was being handled when the scope was entered
+    _idle = False  # there are rules, and no code was put under them yet
 
     def __enter__(self) -> Self:
+        self._idle = False
         self._around = sys.exc_info()[1]
         return super().__enter__()
 
@@ -51,6 +54,7 @@ class Scope(Block, Report[B]):
 
     def __call__(self, f: F) -> F:
         """Decorate a function: each call runs in a scope of its own, and its hits count here."""
+        self._idle = False
         _check_decorated(f)
         rules = self._rules  # in a cell of its own, where jit sees that a rule has changed
 
@@ -63,6 +67,13 @@ class Scope(Block, Report[B]):
                 return f(*args, **options)
 
         return scoped  # pyright: ignore[reportReturnType] (of the same signature)
+
+    def __del__(self) -> None:
+        # a call as a statement of its own looks like a setting, and changes nothing
+        if self._idle and not sys.is_finalizing():
+            name = type(self).__name__
+            message = f"{name} was not entered, so no rule is in force: write `with {name}(…):`"
+            warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
 
     def _collect(self, scope: Self) -> None:
         """Let a scope count its hits here."""

@@ -31,7 +31,7 @@ from regrad.autodiff.variables import UPDATES
 from regrad.core import registry
 from regrad.core.promotion import get_default_dtype
 from regrad.core.rule import place
-from regrad.core.signatures import public
+from regrad.core.signatures import check_call, public
 from regrad.core.state import State, current, is_held
 from regrad.core.tensor import Tensor
 from regrad.core.tracebacks import fold
@@ -335,7 +335,7 @@ class Jitted(Generic[P, R]):
                 return self._call(None, args, kwargs)
             return program.call_quick(arrays, self.closure)
         except Exception as error:
-            fold(error)
+            self._fold(error, args, kwargs)
             raise
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -373,8 +373,14 @@ class Jitted(Generic[P, R]):
             closure = self._closure(overrides, reaching)
             return self._program(given, closure, overrides).lower(given.tensors, closure, overrides)
         except Exception as error:
-            fold(error)
+            self._fold(error, args, kwargs)
             raise
+
+    def _fold(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse arguments that f does not take, or leave our frames out of its error."""
+        if type(error) is TypeError:
+            check_call(self.f, self.name, args, kwargs)
+        fold(error)
 
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, list[Any]]:
         marked = self.static.marked(args, kwargs) if self.static.any else (args, kwargs)
