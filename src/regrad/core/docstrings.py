@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from regrad.core.registry import Op
@@ -30,6 +30,17 @@ END = re.compile(r"^(Source:|Op types?:|A composition|>>> )", re.M)  # where the
 ENTRY = re.compile(r"\n(?= {4}[\w*])")  # before an argument's line
 ARGS = re.compile(r"^Args:\n((?: {4}.*\n?|\n(?= {4}))+)", re.M)
 RESULT = re.compile(r"^(Returns|Yields|Raises)\b", re.M)
+IMPORTS = {"rg.": "import regrad as rg", "tf.": "import regrad.v1 as tf"}  # of examples
+
+
+class Texts(NamedTuple):
+    """The texts of what the functions of a module share."""
+
+    shared: Mapping[str, str]  # of arguments, by name and annotation
+    numbers: str  # of tensors
+    error: str  # of what cannot become a tensor
+
+
 SHARED = {
     "axis: Axis": "The axis or axes; None for all.",
     "axis: int": "The axis; negative ones count from the end.",
@@ -39,6 +50,7 @@ SHARED = {
 }
 NUMBERS = "A Tensor or array of numbers, or a number."
 NO_TENSOR = "ArgumentError: an argument is not a Tensor, an array or a number."
+TENSORS = Texts(SHARED, NUMBERS, NO_TENSOR)
 NO_AXIS = "AxisError: there is no such axis."
 
 
@@ -51,9 +63,10 @@ def complete(doc: str, op: Op, annotations: Mapping[str, Any], *, boolean: bool 
     if op.elementwise:
         errors = _errors(op)
         results = "" if RESULT.search(doc) else _results(op, boolean)
-        doc = _with_sections(doc, _numbers(op), annotations, results, errors)
+        texts = TENSORS._replace(numbers=_numbers(op))
+        doc = _with_sections(doc, texts, annotations, results, errors)
     else:
-        doc = _with_sections(doc, NUMBERS, annotations, "", _expected(annotations))
+        doc = _with_sections(doc, TENSORS, annotations, "", _expected(annotations, TENSORS))
     head, rest = _parted(doc)
     named = f"Op type: `{op.type}`."
     if rest.startswith("Source:"):
@@ -70,33 +83,35 @@ def ordered(annotations: Mapping[str, Any], function: Callable[..., Any]) -> dic
     return {name: annotations[name] for name in names if name in annotations}
 
 
-def complete_public(function: F) -> F:
-    """Complete the docstring of a public function of Tensors; return the function."""
+def complete_public(function: F, texts: Texts = TENSORS) -> F:
+    """Complete the docstring of a public function of tensors; return the function."""
     annotations = ordered(function.__annotations__, function)
-    if function.__doc__:
+    if function.__doc__ and annotations:
         doc = inspect.cleandoc(function.__doc__)
-        if "TensorLike" in annotations.values():
-            doc = _with_sections(doc, NUMBERS, annotations, "", _expected(annotations))
+        doc = _with_sections(doc, texts, annotations, "", _expected(annotations, texts))
         function.__doc__ = _indented(_importing(doc))
     return function
 
 
 def _with_sections(
-    doc: str, numbers: str, annotations: Mapping[str, Any], results: str, errors: list[str]
+    doc: str, texts: Texts, annotations: Mapping[str, Any], results: str, errors: list[str]
 ) -> str:
     """Return a docstring with its missing arguments, results and errors."""
     head, rest = _parted(doc)
-    head = _with_arguments(head, numbers, annotations)
+    head = _with_arguments(head, texts, annotations)
     if results:
         head = f"{head}\n\n{results}"
     return f"{_with_errors(head, errors)}\n\n{rest}".strip()
 
 
 def _importing(doc: str) -> str:
-    """Return a docstring whose example begins with the import of regrad."""
-    if "rg." not in doc or "import regrad" in doc:
+    """Return a docstring whose example begins with the imports of regrad."""
+    example = "\n".join(re.findall(r"^(?:>>>|\.\.\.) .*", doc, re.M))
+    lines = [line for name, line in IMPORTS.items() if re.search(rf"\b{re.escape(name)}", example)]
+    if not lines or "import regrad" in example:
         return doc
-    return re.sub(r"^>>> ", ">>> import regrad as rg\n>>> ", doc, count=1, flags=re.M)
+    head = "".join(f">>> {line}\n" for line in lines)
+    return re.sub(r"^>>> ", f"{head}>>> ", doc, count=1, flags=re.M)
 
 
 def _parted(doc: str) -> tuple[str, str]:
@@ -106,13 +121,14 @@ def _parted(doc: str) -> tuple[str, str]:
     return doc[:end].strip(), doc[end:].strip()
 
 
-def _with_arguments(head: str, numbers: str, annotations: Mapping[str, Any]) -> str:
+def _with_arguments(head: str, texts: Texts, annotations: Mapping[str, Any]) -> str:
     section = ARGS.search(head)
     written = ENTRY.split("\n" + section[1].rstrip())[1:] if section else []
     entries = {re.findall(r"[\w*]+", line)[0]: line for line in written}
     known = {name for line in written for name in re.findall(r"\w+", line.partition(":")[0])}
     names = [name for name in annotations if name not in ("xp", "return")]
-    missing = {name: _shared(name, annotations[name], numbers) for name in names}
+    numbers = texts.numbers
+    missing = {name: _shared(name, annotations[name], texts) for name in names}
     missing = {name: text for name, text in missing.items() if text and name not in known}
     tensors = [name for name, text in missing.items() if text == numbers]
     if len(tensors) > 1 and len(tensors) == len(missing) and not written:
@@ -130,11 +146,11 @@ def _with_arguments(head: str, numbers: str, annotations: Mapping[str, Any]) -> 
     return f"{head[:place].strip()}\n\n{text}\n\n{head[place:]}".strip()
 
 
-def _shared(name: str, annotation: Any, numbers: str) -> str:
+def _shared(name: str, annotation: Any, texts: Texts) -> str:
     """Return the text of an argument that many functions have; empty for others."""
     if annotation in ("TensorLike", "Tensor"):
-        return numbers
-    return SHARED.get(f"{name}: {annotation}", "")
+        return texts.numbers
+    return texts.shared.get(f"{name}: {annotation}", "")
 
 
 def _with_errors(head: str, errors: list[str]) -> str:
@@ -147,12 +163,12 @@ def _with_errors(head: str, errors: list[str]) -> str:
     return "\n".join([head, *more])
 
 
-def _expected(annotations: Mapping[str, Any]) -> list[str]:
+def _expected(annotations: Mapping[str, Any], texts: Texts) -> list[str]:
     """Return the errors for arguments that a function of Tensors cannot take."""
     tensors = {"TensorLike", "Tensor", "TensorLike | None"} & set(map(str, annotations.values()))
     axis = {"axis: Axis", "axis: int", "axis: int | None"}
     has_axis = f"axis: {annotations.get('axis')}" in axis
-    return [NO_TENSOR] * bool(tensors) + [NO_AXIS] * has_axis
+    return [texts.error] * bool(tensors) + [NO_AXIS] * has_axis
 
 
 def _numbers(op: Op) -> str:

@@ -9,7 +9,7 @@ from functools import wraps
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from regrad.core.docstrings import complete_public
+from regrad.core.docstrings import TENSORS, Texts, complete_public
 from regrad.core.hints import of_arguments, of_keyword, of_passed
 from regrad.core.tracebacks import fold
 from regrad.errors import ArgumentError, RegradError, refusal
@@ -42,11 +42,11 @@ def public(function: F) -> F:
     return helpful(function.__name__)(complete_public(function))
 
 
-def answer_in(module: ModuleType) -> None:
-    """Make all functions of a module `public`."""
+def answer_in(module: ModuleType, texts: Texts = TENSORS) -> None:
+    """Make all functions of a module `public`, with what is said of arguments there."""
     for name, value in list(vars(module).items()):
         if type(value) is FunctionType and name[0] != "_" and not hasattr(value, "__wrapped__"):
-            setattr(module, name, helpful(name)(value))
+            setattr(module, name, helpful(name)(complete_public(value, texts)))
 
 
 def answering(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from regrad.core.signatures import answer_in
+from regrad.core.signatures import answer_in as _answer_in
 from regrad.v1 import array_grad as array_grad
 from regrad.v1 import errors as errors
 from regrad.v1 import math_grad as math_grad
@@ -43,6 +43,7 @@ from regrad.v1.graph import control
 from regrad.v1.graph.control import *
 from regrad.v1.graph.gradients import *
 from regrad.v1.graph.graphs import *
+from regrad.v1.graph.row_docs import WRITTEN_OUT as _WRITTEN_OUT
 from regrad.v1.graph.static_shapes import *
 from regrad.v1.graph.tensors import *
 from regrad.v1.graph.tracing import *
@@ -79,5 +80,5 @@ for _module, _label in (
     (random, "tf.random"),
     (train, "tf.train"),
 ):
-    answer_in(_module)
+    _answer_in(_module, _WRITTEN_OUT)
     uncovered.refuse_in(_module, _label)

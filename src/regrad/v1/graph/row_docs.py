@@ -11,6 +11,7 @@ import inspect
 import re
 from typing import NamedTuple
 
+from regrad.core.docstrings import Texts
 from regrad.core.registry import OPS
 
 INDENT = " " * 4
@@ -37,6 +38,18 @@ TEXTS = {
     "shape": "The sizes: numbers, or a tensor of integers.",
     "num_segments": "The number of segments, the first size of the result.",
 }
+# The same for functions that are written out (see `core.docstrings`).
+WRITTEN_OUT = Texts(
+    {
+        "name: str": "The name of the op in the graph.",
+        "name: str | None": "The name of the op in the graph.",
+        "seed: int | None": TEXTS["seed"],
+        "dtype: dtypes.DTypeLike": TEXTS["dtype"],
+        "dtype: dtypes.DTypeLike | None": TEXTS["dtype"],
+    },
+    numbers="",  # each says what its tensors are
+    error="DTypeError: an argument cannot become a tensor.",
+)
 # Elementwise op types whose results are bools.
 TESTS = {
     "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "IsNan", "IsInf",
