@@ -212,6 +212,20 @@ def test_variables_can_be_put_into_other_collections():
 # -- get_variable, variable_scope ----------------------------------------------------------------
 
 
+def test_a_scope_has_the_constraint_of_its_variables():
+    def at_most_one(v):
+        return tf.clip_by_value(v, -1.0, 1.0)
+
+    with tf.Session() as sess, tf.variable_scope("s", constraint=at_most_one):
+        v = tf.get_variable("v", [], initializer=tf.zeros_initializer())
+        own = tf.get_variable("own", [], constraint=tf.negative)
+        assert own.constraint is tf.negative
+        step = tf.train.GradientDescentOptimizer(1.0).minimize(tf.square(v - 10.0), var_list=[v])
+        sess.run(tf.global_variables_initializer())
+        sess.run(step)
+        assert sess.run(v) == 1.0
+
+
 def test_get_variable_makes_and_shares():
     with tf.variable_scope("s"):
         v = tf.get_variable("v", [2])

@@ -71,7 +71,7 @@ class Scope(Block, Report[B]):
     def __del__(self) -> None:
         # a call as a statement of its own looks like a setting, and changes nothing
         if self._idle and not sys.is_finalizing():
-            name = type(self).__name__
+            name = self._name
             message = f"{name} was not entered, so no rule is in force: write `with {name}(…):`"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
 

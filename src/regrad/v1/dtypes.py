@@ -24,6 +24,12 @@ class DType:
 
     Tensors of a Variable have a reference dtype (`float32_ref`); `base_dtype` is without it.
 
+    Args:
+        dtype: What NumPy takes for a dtype.
+        ref: Whether it is a reference dtype.
+
+    Source: `tf.DType`.
+
     >>> import numpy as np
     >>> import regrad.v1 as tf
     >>> tf.float32, tf.float32 == np.float32, tf.float32.is_floating
@@ -136,7 +142,19 @@ def of(dtype: np.dtype) -> DType:
 def as_dtype(value: DTypeLike) -> DType:
     """Return the DType that a value names: `tf.float32`, `np.float32`, `"float32"`, `float`.
 
-    Raises TypeError for what names none.
+    Args:
+        value: What names a dtype.
+
+    Returns:
+        The DType.
+
+    Raises:
+        TypeError: the value names none.
+
+    Source: `tf.as_dtype`.
+
+    >>> tf.as_dtype("int64"), tf.as_dtype(float)
+    (tf.int64, tf.float32)
     """
     if isinstance(value, DType):
         return value

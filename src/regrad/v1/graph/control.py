@@ -46,7 +46,20 @@ NO_OP = _register(Op("NoOp", "no_op", lambda xp: (), [], [], several=True), NO_R
 
 
 def no_op(name: str | None = None) -> Operation:
-    """An op that does nothing; what it depends on runs before it."""
+    """Return an op that does nothing; what it depends on runs before it.
+
+    Returns:
+        The Operation, whose value in a run is None.
+
+    Raises:
+        GraphError: the graph is finalized.
+
+    Op type: `NoOp`. Source: `tf.no_op`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.no_op()))
+    None
+    """
     graph = current_graph()
     with graph.naming("NoOp", name or "NoOp"):
         graph.add(NO_OP, NO_RULE, (), {}, specs=[])
@@ -58,9 +71,26 @@ DTypes = dtypes.DTypeLike | list[dtypes.DTypeLike] | tuple[dtypes.DTypeLike, ...
 
 
 def group(*inputs: TensorLike, name: str | None = None, **options: Any) -> Operation:
-    """An op that has run when all of these ops and tensors have.
+    """Return an op that has run when all of these ops and tensors have.
+
+    Args:
+        *inputs: Ops and tensors, or containers of them.
+        **options: Without effect.
+
+    Returns:
+        The Operation (a `NoOp`), whose value in a run is None.
+
+    Raises:
+        ArgumentError: an input is neither a tensor nor an op.
 
     Source: `tf.group`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v, w = tf.Variable(1.0), tf.Variable(2.0)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     sess.run(tf.group(tf.assign(v, 10.0), tf.assign(w, 20.0)))
+    ...     print(sess.run([v, w]))
+    [10.0, 20.0]
     """
     leaves = containers.flatten(list(inputs))[0] if inputs else []
     for leaf in leaves:
@@ -74,9 +104,25 @@ def tuple_(
     tensors: Sequence[TensorLike | None], name: str | None = None,
     control_inputs: Sequence[TensorLike] | None = None,
 ) -> list[Any]:  # fmt: skip
-    """The tensors, each of them ready only when all of them are (and `control_inputs`).
+    """Return the tensors, each of them ready only when all of them are.
 
-    Source: `tf.tuple`.
+    Args:
+        tensors: Tensors; None for those that are left out.
+        control_inputs: Further ops and tensors to wait for.
+
+    Returns:
+        A list of tensors like the ones passed, with None in the same places.
+
+    Raises:
+        GraphError: there is no tensor among them.
+        DTypeError: one of them cannot become a tensor.
+
+    Op type: `Identity`, one for each. Source: `tf.tuple`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     a, b = tf.tuple([tf.constant(1.0), tf.constant(2.0)])
+    ...     print(sess.run(a))
+    1.0
     """
     if not any(t is not None for t in tensors):
         raise GraphError("tuple: expected at least one tensor, got none")
@@ -112,8 +158,20 @@ def cond(
     tensors, with the same dtypes. Ops inside are bound to the overrides in force here. A result
     that is a list of one tensor is that tensor, unless `strict`.
 
-    Raises TypeError for a Python bool (use `if`), for functions that are not callable, and for
-    dtypes that differ; ValueError for structures that differ.
+    Args:
+        pred: A bool tensor of rank 0.
+        true_fn, false_fn: Functions without arguments, which return tensors or containers of them.
+        strict: Keep a result that is a list of one tensor a list.
+        name: The name of the op in the graph.
+        fn1, fn2: The old names of `true_fn` and `false_fn`.
+
+    Returns:
+        A structure of tensors like the one that the functions return.
+
+    Raises:
+        ArgumentError: pred is a Python bool (use `if`) or not of bools; a function is not callable.
+        ShapeError: pred is not of rank 0.
+        GraphError: the branches differ in structure or dtypes, or one returns None.
 
     Source: `tf.cond`.
 
@@ -194,7 +252,28 @@ def case(
 ) -> Any:
     """Return the result of the function paired with the first true predicate, or `default()`.
 
-    Source: `tf.case`.
+    Args:
+        pred_fn_pairs: Pairs of a bool tensor of rank 0 and a function, or a dict of them.
+        default: The function for the case that no predicate is true; without it, the last pair's.
+        exclusive: Without effect: that several predicates are true is not an error.
+        strict: Keep a result that is a list of one tensor a list.
+        name: The name of the ops in the graph.
+
+    Returns:
+        A structure of tensors like the one that the functions return.
+
+    Raises:
+        GraphError: there are no pairs, or the functions differ in structure or dtypes.
+        ArgumentError: a predicate is not a bool tensor, or a function is not callable.
+
+    A composition of `tf.cond`. Source: `tf.case`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.placeholder(tf.float32, [])
+    ...     pairs = [(x < 0.0, lambda: -x), (x > 10.0, lambda: tf.constant(10.0))]
+    ...     y = tf.case(pairs, default=lambda: x)
+    ...     print([float(sess.run(y, {x: value})) for value in (-2.0, 3.0, 12.0)])
+    [2.0, 3.0, 10.0]
     """
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, dict) else pred_fn_pairs)
     if not pairs:
@@ -225,14 +304,31 @@ def while_loop(
     maximum_iterations: TensorLike = None,
     return_same_structure: bool = False,
 ) -> Any:
-    """`body(*loop_vars)` again and again, on its own results, while `cond(*loop_vars)` holds.
+    """Return the loop variables after `body(*loop_vars)`, repeated while `cond(*loop_vars)` holds.
 
     Both functions are called once, to build the loop. The loop variables keep their dtypes, and
     their static shapes unless `shape_invariants` has looser ones. Gradients pass, to any order;
     the backward pass runs the loop again.
 
-    Raises ValueError for results that do not match the loop variables, TypeError for functions
-    that are not callable and for a condition that is not a bool.
+    Args:
+        cond: A function of the loop variables that returns a bool tensor of rank 0.
+        body: A function of the loop variables that returns their next values.
+        loop_vars: The first values: tensors, numbers or arrays, and containers of them.
+        shape_invariants: A TensorShape for each loop variable, which all iterations fit.
+        parallel_iterations, swap_memory: Without effect.
+        back_prop: Whether gradients pass.
+        name: The name of the op in the graph.
+        maximum_iterations: The most iterations there are, a number.
+        return_same_structure: Keep a list of one loop variable a list.
+
+    Returns:
+        The loop variables after the loop, in the structure that `body` returns.
+
+    Raises:
+        ArgumentError: a function is not callable, or the condition is not a bool.
+        GraphError: there are no loop variables, or body returns another number of them.
+        DTypeError: a loop variable changes its dtype.
+        ShapeError: a loop variable does not keep its static shape.
 
     Source: `tf.while_loop`.
 
@@ -419,14 +515,27 @@ def py_func(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """A Python function of NumPy arrays as an op; its results have unknown static shapes.
+    """Return the result of a Python function of NumPy arrays, as an op.
 
-    It has no gradient unless an override of the op type `PyFunc` sets one. With
-    a list of dtypes as `Tout` it returns a list of tensors, with an empty one the Operation. An
-    exception in `func` is an UnknownError of the run, a result of another dtype an
-    InvalidArgumentError.
+    The static shapes of the results are unknown. There is no gradient unless an override of the
+    op type `PyFunc` sets one.
 
-    Source: `tf.py_func`.
+    Args:
+        func: A function of NumPy arrays; the arrays are its own, to be written to.
+        inp: The tensors whose values it gets.
+        Tout: The dtype of the result, or a list of dtypes.
+        stateful: Whether the op type is `PyFunc`, otherwise `PyFuncStateless`.
+        name: The name of the op in the graph.
+
+    Returns:
+        A tensor; with a list of dtypes a list of tensors, with an empty one the Operation.
+
+    Raises:
+        DTypeError: an input cannot become a tensor.
+        UnknownError: in the run, func raised.
+        InvalidArgumentError: in the run, func returned another dtype or number of results.
+
+    Op type: `PyFunc`. Source: `tf.py_func`.
 
     >>> import numpy as np
     >>> import regrad.v1 as tf
@@ -450,7 +559,23 @@ def py_func(
 def numpy_function(
     func: Callable[..., Any], inp: Sequence[TensorLike], Tout: DTypes, name: str | None = None
 ) -> Any:
-    """`py_func` under its later name."""
+    """Return the result of a Python function of NumPy arrays: `py_func` under its later name.
+
+    Args:
+        func, inp, Tout, name: As for `py_func`.
+
+    Returns:
+        A tensor; with a list of dtypes a list of tensors.
+
+    Raises:
+        DTypeError: an input cannot become a tensor.
+
+    Op type: `PyFunc`. Source: `tf.numpy_function`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.numpy_function(lambda x: x + 1, [tf.constant(2.0)], tf.float32)))
+    3.0
+    """
     return py_func(func, inp, Tout, name=name)
 
 
@@ -487,9 +612,28 @@ def Print(
     summarize: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """The input, as it is; when it is computed, the values of `data` are printed on stderr.
+    """Return the input as it is; when it is computed, the values of `data` are printed on stderr.
 
-    Source: `tf.Print`.
+    Args:
+        input_: A tensor.
+        data: Tensors to print.
+        message: Text before the values.
+        first_n: How many times it prints; by default each time.
+        summarize: How many elements of each tensor are printed, by default 3.
+        name: The name of the op in the graph.
+
+    Returns:
+        A tensor of the input's shape and dtype.
+
+    Raises:
+        DTypeError: an input cannot become a tensor.
+
+    Op type: `Print`. Source: `tf.Print`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([1.0, 2.0])
+    ...     print(sess.run(tf.Print(x, [x], "x is ")))  # prints x is [1 2] on stderr
+    [1. 2.]
     """
     xs = [convert_to_tensor(v)._read() for v in (input_, *data)]
     attrs = {
@@ -518,9 +662,34 @@ def Assert(
     condition: TensorLike, data: Sequence[TensorLike], summarize: int | None = None,
     name: str | None = None,
 ) -> Operation:  # fmt: skip
-    """An op that raises InvalidArgumentError in the run, with `data`, unless the condition holds.
+    """Return an op that raises in the run, with `data`, unless the condition holds.
 
-    Make what is to be checked depend on it: `with tf.control_dependencies([tf.Assert(...)])`.
+    Let what is to be checked depend on it: `with tf.control_dependencies([tf.Assert(...)])`.
+
+    Args:
+        condition: A bool tensor; all of its elements must be true.
+        data: Tensors that the error shows.
+        summarize: How many elements of each tensor are shown, by default 3.
+        name: The name of the op in the graph.
+
+    Returns:
+        The Operation.
+
+    Raises:
+        DTypeError: an input cannot become a tensor.
+        InvalidArgumentError: in the run, the condition does not hold.
+
+    Op type: `Assert`. Source: `tf.Assert`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant(-1.0)
+    ...     with tf.control_dependencies([tf.Assert(x > 0.0, [x])]):
+    ...         root = tf.sqrt(x)
+    ...     try:
+    ...         sess.run(root)
+    ...     except tf.errors.InvalidArgumentError as error:
+    ...         print(error.message)
+    assertion failed: [-1]
     """
     xs = [convert_to_tensor(v)._read() for v in (condition, *data)]
     add_op(ASSERT, name or "Assert", xs, {"summarize": summarize or 3}, [], NO_RULE)

@@ -41,14 +41,31 @@ __all__ = [
 
 
 class UnconnectedGradients:
-    """The choices for what `tf.gradients` returns where no path leads from y to x."""
+    """The choices for what `tf.gradients` returns where no path leads from y to x.
+
+    Source: `tf.UnconnectedGradients`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x, y = tf.constant(1.0), tf.constant(2.0)
+    ...     zero = tf.UnconnectedGradients.ZERO
+    ...     print(tf.gradients(y, x), sess.run(tf.gradients(y, x, unconnected_gradients=zero)))
+    [None] [0.0]
+    """
 
     NONE = "none"
     ZERO = "zero"
 
 
 class AggregationMethod:
-    """The ways to add gradients that meet; all mean the same here."""
+    """The ways to add gradients that meet; all mean the same here.
+
+    Source: `tf.AggregationMethod`.
+
+    >>> import regrad.v1 as tf
+    >>> tf.AggregationMethod.DEFAULT == tf.AggregationMethod.ADD_N
+    True
+    """
 
     ADD_N = 0
     DEFAULT = ADD_N
@@ -70,8 +87,15 @@ class GateGradients:
 def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
     """Register a rule `(op, grad, …)` under a name, for `gradient_override_map`.
 
-    As a decorator it returns the function. Raises TypeError for a name that is not a string and
-    KeyError for one that is taken (op types are).
+    Args:
+        op_type: The name; op types have rules already, so their names are taken.
+
+    Returns:
+        A decorator, which returns the function as it is.
+
+    Raises:
+        ArgumentError: the name is not a string.
+        KeyError: the name is taken.
 
     Source: `tf.RegisterGradient`.
 
@@ -88,7 +112,22 @@ def RegisterGradient(op_type: str) -> Callable[[Any], Any]:
 def NotDifferentiable(op_type: str) -> None:
     """Register a name under which ops have no gradient, as constants have none.
 
+    Args:
+        op_type: The name; op types have rules already, so their names are taken.
+
+    Raises:
+        ArgumentError: the name is not a string.
+        KeyError: the name is taken.
+
     Source: `tf.NotDifferentiable`.
+
+    >>> tf.NotDifferentiable("NoneDoc")
+    >>> with tf.Graph().as_default() as g:
+    ...     x = tf.constant(1.0)
+    ...     with g.gradient_override_map({"Sin": "NoneDoc"}):
+    ...         y = tf.sin(x)
+    ...     print(tf.gradients(y, x))
+    [None]
     """
     if not isinstance(op_type, str):
         raise ArgumentError(f"op_type must be a string, got {op_type!r}")
@@ -111,22 +150,27 @@ def gradients(
     stop_gradients: TensorLike = None,
     unconnected_gradients: str = UnconnectedGradients.NONE,
 ) -> list[Any]:
-    """Ops that compute the gradients of the sum of `ys` by each of `xs`.
+    """Return ops that compute the gradients of the sum of `ys` by each of `xs`.
+
+    Each op on a path is differentiated once, on the sum of the gradients that arrive, by the rule
+    that was in force when it was made. Integer tensors have gradients too, as in TensorFlow 1.8.
 
     Args:
         ys: A tensor or a list of them.
         xs: What to differentiate by: tensors or Variables, also ones inside the graph.
         grad_ys: Weights for ys, of their shapes (None, or None entries: ones).
         name: The name scope of the new ops (`gradients/<op>_grad/…`).
+        colocate_gradients_with_ops, gate_gradients, aggregation_method: Without effect.
         stop_gradients: Tensors through whose ops no gradient passes.
         unconnected_gradients: `"none"` or `"zero"`, for xs to which no path leads.
 
-    Each op on a path is differentiated once, on the sum of the gradients that arrive, by the rule
-    that was in force when it was made. Integer tensors have gradients too, as in TensorFlow 1.8.
+    Returns:
+        A list with a tensor for each of xs, of its shape and dtype; None where no path leads to it.
 
-    Raises LookupError if an op on the path has no rule, or one that was never registered;
-    ValueError if a rule answers with the wrong number, shape or dtype; TypeError or ValueError
-    for grad_ys that do not fit.
+    Raises:
+        LookupError: an op on the path has no rule, or one that was never registered.
+        RuleError: a rule returns the wrong number, shape or dtype.
+        DTypeError, GraphError: grad_ys do not fit ys, or an option is unknown.
 
     Source: `tf.gradients`.
 
@@ -351,11 +395,28 @@ class _OpNames:
 def hessians(
     ys: TensorLike, xs: TensorLike, name: str = "hessians", **options: Any
 ) -> list[Tensor]:
-    """The second derivatives of `ys` by each of `xs`: for x of shape (n,) a tensor (n, n).
+    """Return the second derivatives of `ys` by each of `xs`.
 
-    For x of shape `s` the result has the shape `s + s`; sizes must be known.
+    Args:
+        ys: A tensor or a list of them, which are summed.
+        xs: Tensors or Variables, whose sizes must be known when the graph is built.
+        name: The name scope of the new ops.
+        **options: Options of `tf.gradients`.
+
+    Returns:
+        A list with a tensor for each of xs: for x of shape `s`, one of the shape `s + s`.
+
+    Raises:
+        GradientError: no path leads from ys to xs.
+        GraphError: a size of xs is unknown.
 
     Source: `tf.hessians`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([1.0, 2.0])
+    ...     print(sess.run(tf.hessians(x[0] ** 2.0 * x[1], x)[0]))
+    [[4. 2.]
+     [2. 0.]]
     """
     made = []
     with current_graph().name_scope(name):
@@ -384,15 +445,23 @@ def _hessian(ys: TensorLike, x: Any, options: dict[str, Any]) -> Tensor:
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with a gradient of its own: `f(*xs)` returns `(ys, grad_fn)`.
+    """Return a function with a gradient of its own: `f(*xs)` returns `(ys, grad_fn)`.
 
     `grad_fn(*dys)` gets one gradient per output (zeros for those unused) and returns one per
     argument. If f uses trainable variables, grad_fn must take `variables=None` and return
     `(gradients of the arguments, [gradient per variable])`. f runs once per call, grad_fn once per
     `tf.gradients`; the ops inside f do not count for the gradient.
 
-    Raises TypeError if f does not return a pair or grad_fn cannot take `variables`, ValueError for
-    keyword arguments, and for the wrong number of gradients.
+    Args:
+        f: A function of tensors that returns tensors (or containers of them) and grad_fn.
+
+    Returns:
+        A function of tensors that returns what f returns first.
+
+    Raises:
+        ArgumentError: (when called) f does not return a pair, or grad_fn does not take `variables`.
+        GraphError: (when called) there are keyword arguments.
+        RuleError: (when differentiated) grad_fn returns the wrong number of gradients.
 
     Source: `tf.custom_gradient`.
 
@@ -544,9 +613,24 @@ def _plain(answer: Any, count: int) -> list[Any]:
 
 
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
-    """f, with the gradient of the identity.
+    """Return f with the gradient of the identity: what arrives is passed on.
+
+    Args:
+        f: A function of tensors that returns as many tensors, of the same shapes.
+
+    Returns:
+        A function of tensors that returns what f returns.
+
+    Raises:
+        RuleError: (when differentiated) the numbers of arguments and results differ.
 
     Source: `tf.grad_pass_through`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([0.4, 2.6])
+    ...     y = tf.grad_pass_through(tf.round)(x)
+    ...     print(sess.run([y, tf.gradients(y, x)[0]]))
+    [array([0., 3.], dtype=float32), array([1., 1.], dtype=float32)]
     """
 
     def passed(*args: TensorLike) -> Any:

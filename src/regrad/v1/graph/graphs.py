@@ -248,6 +248,7 @@ class GraphOverrideScope(OverrideScope):
         self._used = False
 
     def __enter__(self) -> Self:
+        self._idle = False  # whoever enters it is told what is wrong
         given = self._given
         if not isinstance(given, dict) or not all(
             isinstance(k, str) and (isinstance(v, str) or callable(v)) for k, v in given.items()
@@ -321,17 +322,32 @@ _DEFAULT: ContextVar[Graph | None] = ContextVar("regrad_default_graph", default=
 
 
 def get_default_graph() -> Graph:
-    """The graph to which the functions of `tf` add ops.
+    """Return the graph to which the functions of `tf` add ops.
+
+    Returns:
+        The graph of the innermost open `with graph.as_default()`, or the global one.
 
     Source: `tf.get_default_graph`.
+
+    >>> with tf.Graph().as_default() as graph:
+    ...     print(tf.get_default_graph() is graph)
+    True
     """
     return _DEFAULT.get() or _GLOBAL[0]
 
 
 def reset_default_graph() -> None:
-    """Begin a new global graph; AssertionError inside a `with graph.as_default()`.
+    """Begin a new global graph.
+
+    Raises:
+        AssertionError: a `with graph.as_default()` is open.
 
     Source: `tf.reset_default_graph`.
+
+    >>> x = tf.constant(1.0)
+    >>> tf.reset_default_graph()
+    >>> tf.get_default_graph().get_operations()
+    []
     """
     if _DEFAULT.get() is not None:
         raise AssertionError(
@@ -389,7 +405,18 @@ def nodes_of(xs: TensorLike) -> list[Node] | None:
 def name_scope(
     name: str | None, default_name: str | None = None, values: Sequence[TensorLike] | None = None
 ) -> Any:
-    """Ops made in the block get names under `name/`; see `tf.Graph.name_scope`.
+    """Return a block in which ops get names under `name/`; see `tf.Graph.name_scope`.
+
+    Args:
+        name: The name of the scope. One that ends with a slash is entered again, None leaves all.
+        default_name: The name, if `name` is None.
+        values: Without effect.
+
+    Returns:
+        A context manager, which binds the scope's name with its slash by `as`.
+
+    Raises:
+        ArgumentError: the name is not a string.
 
     Source: `tf.name_scope`.
 
@@ -402,32 +429,126 @@ def name_scope(
 
 
 def control_dependencies(control_inputs: Sequence[TensorLike] | None) -> Any:
-    """Ops made in the block run after these; see `tf.Graph.control_dependencies`."""
+    """Return a block: ops *made* in it run after these ops and tensors.
+
+    Args:
+        control_inputs: Ops, tensors and Variables; None clears what outer blocks asked for.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ArgumentError: an input is neither a tensor nor an op.
+        GraphError: an input is of another graph.
+
+    Source: `tf.control_dependencies`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(1.0)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     with tf.control_dependencies([tf.assign(v, 5.0)]):
+    ...         after = v.read_value()
+    ...     print(sess.run(after))
+    5.0
+    """
     return get_default_graph().control_dependencies(control_inputs)
 
 
 def device(device_name_or_function: str | Callable[..., Any] | None) -> Any:
-    """Accepted and ignored."""
+    """Return a block without effect: arrays are where NumPy, or JAX under `jit=True`, puts them.
+
+    Args:
+        device_name_or_function: Ignored.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ArgumentError: the argument is missing.
+
+    Source: `tf.device`.
+
+    >>> with tf.Graph().as_default(), tf.device("/gpu:0"):
+    ...     print(tf.constant(1.0).device == "")
+    True
+    """
     return get_default_graph().device(device_name_or_function)
 
 
 def add_to_collection(name: str, value: Any) -> None:
-    """Put a value in a collection of the default graph."""
+    """Put a value in a collection of the default graph.
+
+    Args:
+        name: The name of the collection, one of `tf.GraphKeys` or any other.
+        value: Any object.
+
+    Raises:
+        ArgumentError: an argument is missing.
+
+    Source: `tf.add_to_collection`.
+
+    >>> with tf.Graph().as_default():
+    ...     tf.add_to_collection("mine", 3)
+    ...     print(tf.get_collection("mine"))
+    [3]
+    """
     get_default_graph().add_to_collection(name, value)
 
 
 def get_collection(key: str, scope: str | None = None) -> list[Any]:
-    """A copy of a collection of the default graph."""
+    """Return a copy of a collection of the default graph.
+
+    Args:
+        key: The name of the collection.
+        scope: A regular expression; only values whose names begin with a match are listed.
+
+    Returns:
+        A list, empty if there is no such collection.
+
+    Raises:
+        ArgumentError: an argument is missing.
+
+    Source: `tf.get_collection`.
+
+    >>> with tf.Graph().as_default():
+    ...     v, w = tf.Variable(1.0, name="a/v"), tf.Variable(1.0, name="b/w")
+    ...     print([v.name for v in tf.get_collection(tf.GraphKeys.GLOBAL_VARIABLES, "a/")])
+    ['a/v:0']
+    """
     return get_default_graph().get_collection(key, scope)
 
 
 def get_collection_ref(key: str) -> list[Any]:
-    """A collection of the default graph itself."""
+    """Return a collection of the default graph itself: changes of the list are changes of it.
+
+    Args:
+        key: The name of the collection, which is made if there is none.
+
+    Returns:
+        The list.
+
+    Raises:
+        ArgumentError: an argument is missing.
+
+    Source: `tf.get_collection_ref`.
+
+    >>> with tf.Graph().as_default():
+    ...     tf.get_collection_ref("mine").append(3)
+    ...     print(tf.get_collection("mine"))
+    [3]
+    """
     return get_default_graph().get_collection_ref(key)
 
 
 class GraphKeys:
-    """The names of TensorFlow's collections."""
+    """The names of TensorFlow's collections.
+
+    Source: `tf.GraphKeys`.
+
+    >>> import regrad.v1 as tf
+    >>> tf.GraphKeys.TRAINABLE_VARIABLES
+    'trainable_variables'
+    """
 
     GLOBAL_VARIABLES = "variables"
     LOCAL_VARIABLES = "local_variables"

@@ -14,7 +14,17 @@ __all__ = ["Dimension", "TensorShape"]
 
 
 class Dimension(int):
-    """A known size: an int with TensorFlow's `value`. (An unknown one is a `Dim`.)"""
+    """A known size: an int with TensorFlow's `value`.
+
+    An unknown size is a `Dim`, or has the value None.
+
+    Source: `tf.Dimension`.
+
+    >>> import regrad.v1 as tf
+    >>> size = tf.TensorShape([2, None])[0]
+    >>> size, size.value, size * 3
+    (Dimension(2), 2, 6)
+    """
 
     @property
     def value(self) -> int:
@@ -30,6 +40,15 @@ class Dimension(int):
 
 class TensorShape:
     """A static shape: sizes, some of them unknown, or not even a known rank.
+
+    Args:
+        sizes: Ints and Nones, another TensorShape, or None for an unknown rank.
+
+    Raises:
+        ShapeError: a size is negative.
+        ArgumentError: a size is not an int.
+
+    Source: `tf.TensorShape`.
 
     >>> import regrad.v1 as tf
     >>> tf.TensorShape([None, 3]), tf.TensorShape([None, 3]).as_list(), tf.TensorShape(None).ndims

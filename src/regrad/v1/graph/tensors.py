@@ -35,7 +35,19 @@ __all__ = ["IndexedSlices", "Operation", "Tensor", "constant", "convert_to_tenso
 class Operation(OpView):
     """An op of a graph: what TensorFlow calls `tf.Operation`, and what a rule sees as `op`.
 
-    `inputs` and `get_attr` are TensorFlow's: a reduction's axis is an input, `T` is a dtype.
+    `inputs` and `get_attr` are TensorFlow's: a reduction's axis is an input, `T` is a dtype. Graphs
+    make it; `x.op` is that of a tensor.
+
+    Args:
+        node: The node of the graph.
+
+    Source: `tf.Operation`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     op = tf.add(1.0, 2.0, name="three").op
+    >>> op.name, op.type, [x.name for x in op.inputs]
+    ('three', 'AddV2', ['three/x:0', 'three/y:0'])
     """
 
     def __init__(self, node: Node) -> None:
@@ -161,7 +173,19 @@ class Tensor(TensorView):
     """A value that a graph will compute: `tf.Tensor`.
 
     Its operators are TensorFlow's, which is strict about dtypes; `==` compares element by
-    element (in TensorFlow 1 it asks whether two names mean one tensor; use `is`).
+    element (in TensorFlow 1 it asks whether two names mean one tensor; use `is`). The functions of
+    `tf` make it.
+
+    Args:
+        tensor: The Tensor of regrad that it shows.
+
+    Source: `tf.Tensor`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([1.0, 2.0])
+    ...     print(x * 2.0, sess.run(x * 2.0))
+    Tensor("mul:0", shape=(2,), dtype=float32) [2. 4.]
     """
 
     __slots__ = ("__weakref__", "_tensor")
@@ -390,10 +414,23 @@ def constant(
     name: str = "Const",
     verify_shape: bool = False,
 ) -> Tensor:
-    """A constant tensor: Python ints are int32 and floats float32, arrays keep their dtype.
+    """Return a constant tensor: Python ints are int32 and floats float32, arrays keep their dtype.
 
-    With `shape` a single value fills it, and a shorter list is continued by its last element.
-    Raises TypeError for values that the dtype cannot take, ValueError for values that do not fit.
+    Args:
+        value: A number, a string, an array, or a list of them.
+        dtype: The dtype of the result; by default that of the value.
+        shape: The shape. A single value fills it, a shorter list is continued by its last element.
+        name: The name of the op in the graph.
+        verify_shape: Refuse a value that does not have the shape itself.
+
+    Returns:
+        A tensor of the value's shape, or of `shape`.
+
+    Raises:
+        DTypeError: the dtype cannot hold the values.
+        ShapeError: the values do not fit the shape.
+
+    Op type: `Const`. Source: `tf.constant`.
 
     >>> import regrad.v1 as tf
     >>> tf.constant([1, 2]).dtype, tf.constant(1.5, name="half").name[:4]
@@ -424,10 +461,28 @@ def convert_to_tensor(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None,
     preferred_dtype: dtypes.DTypeLike | None = None,
 ) -> Tensor:  # fmt: skip
-    """A value as a tensor of the graph; tensors come back as they are.
+    """Return a value as a tensor of the graph; tensors come back as they are.
 
-    A list that holds tensors is packed. Raises TypeError if a tensor has another dtype than the
-    one asked for.
+    Args:
+        value: A tensor, a variable, an array, a number, or a list of them, which is packed.
+        dtype: The dtype of the result.
+        name: The name of the op in the graph, if one is made.
+        preferred_dtype: The dtype, if the value can have it and `dtype` is None.
+
+    Returns:
+        A tensor of the value's shape.
+
+    Raises:
+        DTypeError: a tensor has another dtype than the one asked for.
+        ArgumentError: the value is an op or a function.
+        GraphError: the value is None.
+
+    Source: `tf.convert_to_tensor`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant(1.0)
+    ...     print(tf.convert_to_tensor(x) is x, sess.run(tf.convert_to_tensor([x, 2.0])))
+    True [1. 2.]
     """
     due = None if dtype is None else dtypes.as_dtype(dtype).base_dtype
     if type(value) in CONVERSIONS:
@@ -479,6 +534,19 @@ class IndexedSlices:
     """Rows of a tensor: `values[i]` belongs to row `indices[i]`. A rule may return one.
 
     regrad's gradients are dense; this becomes a dense tensor when it is used.
+
+    Args:
+        values: The rows, a tensor of shape `(n, …)`.
+        indices: Integers, of shape `(n,)`; rows of the same index are added.
+        dense_shape: The shape of the tensor.
+
+    Source: `tf.IndexedSlices`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     rows = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([2, 0]), [3, 1])
+    ...     print(sess.run(tf.convert_to_tensor(rows)).tolist())
+    [[2.0], [0.0], [1.0]]
     """
 
     def __init__(
@@ -505,8 +573,11 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
     """
     known = [v for v in values if is_tensor(v)]
     if not known:
-        first = convert_to_tensor(values[0])
-        rest = [convert_to_tensor(v, first.dtype) for v in values[1:]]
+        first = convert_to_tensor(values[0], name=_operand_name(0))
+        rest = [
+            convert_to_tensor(v, first.dtype, name=_operand_name(i))
+            for i, v in enumerate(values[1:], 1)
+        ]
         return [first, *rest]
     if all(_is_eager(v) for v in known):
         return list(values)
@@ -514,13 +585,18 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
     made = []
     for i, value in enumerate(values):
         try:
-            made.append(convert_to_tensor(value, due, name="xyz"[i] if i < 3 else None))
+            made.append(convert_to_tensor(value, due, name=_operand_name(i)))
         except DTypeError as error:
             raise DTypeError(
                 f"Input {i} of {name!r} has another dtype than {due.name}, which the others have: "
                 f"{error}"
             ) from None
     return made
+
+
+def _operand_name(i: int) -> str | None:
+    """Return the name that TensorFlow gives the constant for an operand: `add/x`, `add/y`."""
+    return "xyz"[i] if i < 3 else None
 
 
 def _is_eager(value: Any) -> bool:

@@ -40,7 +40,25 @@ AUTO_REUSE = AutoReuse()
 
 
 class VariableScope:
-    """A scope of variable names, and what get_variable does in it by default."""
+    """A scope of variable names, and what `get_variable` does in it by default.
+
+    `tf.variable_scope` makes it, and binds it by `as`.
+
+    Args:
+        name: The scope's name, under those of the scopes around.
+        reuse: Whether variables are found (True), made (False, None), or either (AUTO_REUSE).
+        defaults: What `get_variable` takes if it is given nothing: "initializer", "regularizer", …
+        name_scope: The name scope of its ops, with its slash.
+
+    Source: `tf.VariableScope`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.variable_scope("net") as scope:
+    ...     w = tf.get_variable("w", [2])
+    ...     scope.reuse_variables()
+    ...     print(tf.get_variable("w") is w, scope)
+    True <VariableScope 'net' reuse=True>
+    """
 
     def __init__(
         self, name: str, reuse: bool | AutoReuse | None, defaults: dict[str, Any], name_scope: str
@@ -75,7 +93,17 @@ class VariableScope:
 
 
 def get_variable_scope() -> VariableScope:
-    """The innermost open variable scope; the root's name is empty."""
+    """Return the innermost open variable scope; the root's name is empty.
+
+    Returns:
+        The `VariableScope`.
+
+    Source: `tf.get_variable_scope`.
+
+    >>> with tf.Graph().as_default(), tf.variable_scope("a"), tf.variable_scope("b"):
+    ...     print(tf.get_variable_scope().name)
+    a/b
+    """
     graph = get_default_graph()
     if not graph.variable_scopes:
         graph.variable_scopes.append(VariableScope("", False, {}, ""))
@@ -93,10 +121,25 @@ def variable_scope(
     use_resource: bool | None = None, constraint: Callable[..., Any] | None = None,
     auxiliary_name_scope: bool = True,
 ) -> Generator[VariableScope]:  # fmt: skip
-    """Variables that get_variable makes in the block are named under the scope, and shared by it.
+    """Open a scope: variables that `get_variable` makes in it are named under it, and shared by it.
 
-    `reuse=True` finds variables that exist, `tf.AUTO_REUSE` makes those that do not.
-    `default_name` is numbered if it was used before. Ops get the scope as a name scope too.
+    Ops get the scope as a name scope too.
+
+    Args:
+        name_or_scope: A name, or a VariableScope to enter again.
+        default_name: The name, if `name_or_scope` is None; it is numbered if it was used before.
+        values: Without effect.
+        initializer, regularizer, constraint, dtype, custom_getter, use_resource: The defaults of
+            `get_variable` in the scope.
+        reuse: True finds variables that exist, `tf.AUTO_REUSE` makes those that do not, too.
+        auxiliary_name_scope: Whether ops get the scope as a name scope.
+        caching_device, partitioner: Without effect.
+
+    Returns:
+        A context manager, which binds the VariableScope by `as`.
+
+    Raises:
+        ArgumentError: there is neither a name nor a default name.
 
     Source: `tf.variable_scope`.
 
@@ -122,7 +165,7 @@ def variable_scope(
         name = f"{outer.name}/{short}" if outer.name and short else outer.name or short
     own = {
         "use_resource": use_resource, "initializer": initializer, "regularizer": regularizer,
-        "dtype": dtype, "custom_getter": custom_getter,
+        "dtype": dtype, "custom_getter": custom_getter, "constraint": constraint,
     }  # fmt: skip
     defaults = {**around.defaults, **{k: v for k, v in own.items() if v is not None}}
     reuse = around.reuse if reuse is None else reuse or outer.reuse
@@ -164,24 +207,37 @@ def get_variable(
     Args:
         name: The name, under that of the variable scope.
         shape: The shape, unless the initializer is a tensor or an array.
+        dtype: The dtype, by default the scope's, float32.
         initializer: A function of (shape, dtype), a tensor or an array; by default Glorot's
             uniform one for floats, zeros for integers.
         regularizer: A function of the variable, whose result joins REGULARIZATION_LOSSES.
+        trainable, collections, validate_shape, constraint, use_resource: See `tf.Variable`.
+        custom_getter: Called in the place of this function, with it as the first argument.
+        caching_device, partitioner: Without effect.
 
-    Raises ValueError if the variable exists and is not to be reused, if it does not exist and
-    is, or if it has another shape or dtype than asked for.
+    Returns:
+        The Variable.
+
+    Raises:
+        GraphError: the variable exists and is not to be reused, does not exist and is, or has
+            another shape or dtype than asked for; or the shape of a new one is not known.
 
     Source: `tf.get_variable`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     w = tf.get_variable("w", [2, 3], initializer=tf.zeros_initializer())
+    ...     print(w.name, w.shape)
+    w:0 (2, 3)
     """
     scope = get_variable_scope()
     getter = custom_getter or scope.defaults.get("custom_getter")
     options = {
         "shape": shape, "dtype": dtype, "initializer": initializer, "regularizer": regularizer,
         "trainable": trainable, "collections": collections, "validate_shape": validate_shape,
-        "constraint": constraint, "use_resource": use_resource,
     }  # fmt: skip
-    if use_resource is None:
-        options["use_resource"] = scope.defaults.get("use_resource")
+    for option, value in (("use_resource", use_resource), ("constraint", constraint)):
+        options[option] = scope.defaults.get(option) if value is None else value
     full = f"{scope.name}/{name}" if scope.name else name
     if getter is None:
         return _get(full, **options)
@@ -276,10 +332,38 @@ def _takes_nothing(function: Any) -> bool:
 def variable_op_scope(
     values: Sequence[TensorLike] | None, name_or_scope: str | VariableScope | None, **options: Any
 ) -> Generator[VariableScope]:
-    """`variable_scope` with the arguments in an older order."""
+    """Open a `variable_scope`, with the arguments in an older order.
+
+    Args:
+        values: Without effect.
+        name_or_scope: A name, or a VariableScope to enter again.
+        **options: Those of `variable_scope`.
+
+    Returns:
+        A context manager, which binds the VariableScope by `as`.
+
+    Raises:
+        ArgumentError: there is neither a name nor a default name.
+
+    Source: `tf.variable_op_scope`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.variable_op_scope([], "net") as scope:
+    ...     print(scope.name)
+    net
+    """
     with variable_scope(name_or_scope, **options) as scope:
         yield scope
 
 
 def no_regularizer(_: TensorLike) -> None:
-    """A regularizer that adds nothing."""
+    """Return None: a regularizer that adds nothing, for scopes whose default is another.
+
+    Source: `tf.no_regularizer`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.variable_scope("net", regularizer=tf.nn.l2_loss):
+    ...     w = tf.get_variable("w", [2], regularizer=tf.no_regularizer)
+    ...     print(tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES))
+    []
+    """

@@ -115,10 +115,17 @@ class Variable(Readable):
         validate_shape: Whether its shape is that of the initial value for good.
         name: The name of its op; `Variable`, `Variable_1`, … by default.
         dtype: The dtype, if not that of the initial value.
+        constraint: A function of the variable, which optimizers apply after an update.
+        use_resource: Kept as an attribute; reads and writes mean the same.
+        caching_device, variable_def, expected_shape, import_scope: Without effect.
+        synchronization, aggregation, shape: Without effect.
 
     It makes the ops `name/initial_value`, `name`, `name/Assign` and `name/read`; the last is an
     Identity, which an override in force at the time is bound to. It is read when used: the value
     at the beginning of a run, or, within `tf.control_dependencies`, after these ops have run.
+
+    Raises:
+        GraphError: there is no initial value, or it is made inside a branch or a loop.
 
     Source: `tf.Variable` (of reference kind).
 
@@ -344,9 +351,27 @@ def assign(
 ) -> Tensor:  # fmt: skip
     """Return an op that assigns a value to a variable; fetched, it is the new value.
 
-    Its `.op` is fetched as None.
+    Args:
+        ref: The variable.
+        value: A tensor or array, or a number, of the variable's dtype.
+        validate_shape: Whether the value must have the variable's shape.
+        use_locking: Without effect: a run changes all variables together.
+        name: The name of the op in the graph.
 
-    Raises TypeError for another dtype, ValueError for a shape that cannot be the variable's.
+    Returns:
+        A tensor of the new value; its `.op` is fetched as None.
+
+    Raises:
+        ArgumentError: ref is not a variable.
+        DTypeError: the value has another dtype.
+        ShapeError: the value cannot have the variable's shape.
+
+    Op type: `Assign`. Source: `tf.assign`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable([1.0, 2.0])
+    ...     print(sess.run(tf.assign(v, [3.0, 4.0])))
+    [3. 4.]
     """
     variable = variable_of(ref)
     if validate_shape is False:
@@ -358,14 +383,62 @@ def assign(
 def assign_add(
     ref: Readable, value: TensorLike, use_locking: bool | None = None, name: str | None = None
 ) -> Tensor:
-    """Return an op that adds to a variable; fetched, it is the new value."""
+    """Return an op that adds to a variable; fetched, it is the new value.
+
+    Args:
+        ref: The variable.
+        value: A tensor or array, or a number, of the variable's dtype.
+        use_locking: Without effect: a run changes all variables together.
+        name: The name of the op in the graph.
+
+    Returns:
+        A tensor of the new value.
+
+    Raises:
+        ArgumentError: ref is not a variable.
+        DTypeError: the value has another dtype.
+        ShapeError: the value cannot have the variable's shape.
+        FailedPreconditionError: in the run, the variable is not initialized.
+
+    Op type: `AssignAdd`. Source: `tf.assign_add`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(1.0)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(tf.assign_add(v, 2.0)))
+    3.0
+    """
     return variable_of(ref).assign_add(value, name=name)
 
 
 def assign_sub(
     ref: Readable, value: TensorLike, use_locking: bool | None = None, name: str | None = None
 ) -> Tensor:
-    """Return an op that subtracts from a variable; fetched, it is the new value."""
+    """Return an op that subtracts from a variable; fetched, it is the new value.
+
+    Args:
+        ref: The variable.
+        value: A tensor or array, or a number, of the variable's dtype.
+        use_locking: Without effect: a run changes all variables together.
+        name: The name of the op in the graph.
+
+    Returns:
+        A tensor of the new value.
+
+    Raises:
+        ArgumentError: ref is not a variable.
+        DTypeError: the value has another dtype.
+        ShapeError: the value cannot have the variable's shape.
+        FailedPreconditionError: in the run, the variable is not initialized.
+
+    Op type: `AssignSub`. Source: `tf.assign_sub`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(5.0)
+    ...     sess.run(tf.global_variables_initializer())
+    ...     print(sess.run(tf.assign_sub(v, 2.0)))
+    3.0
+    """
     return variable_of(ref).assign_sub(value, name=name)
 
 
@@ -373,22 +446,90 @@ def assign_sub(
 
 
 def global_variables(scope: str | None = None) -> list[Any]:
-    """Return the variables of the default graph, in the order of their making."""
+    """Return the variables of the default graph, in the order of their making.
+
+    Args:
+        scope: A regular expression; only variables whose names begin with a match are listed.
+
+    Returns:
+        A list of Variables.
+
+    Raises:
+        ArgumentError: there are too many arguments.
+
+    Source: `tf.global_variables`.
+
+    >>> with tf.Graph().as_default():
+    ...     v, w = tf.Variable(1.0, name="a/v"), tf.Variable(1.0, name="b/w")
+    ...     print([v.name for v in tf.global_variables()], len(tf.global_variables("a/")))
+    ['a/v:0', 'b/w:0'] 1
+    """
     return get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
 
 
 def trainable_variables(scope: str | None = None) -> list[Any]:
-    """Return the variables that optimizers change."""
+    """Return the variables that optimizers change.
+
+    Args:
+        scope: A regular expression; only variables whose names begin with a match are listed.
+
+    Returns:
+        A list of Variables.
+
+    Raises:
+        ArgumentError: there are too many arguments.
+
+    Source: `tf.trainable_variables`.
+
+    >>> with tf.Graph().as_default():
+    ...     v, step = tf.Variable(1.0), tf.Variable(0, trainable=False)
+    ...     print(tf.trainable_variables() == [v])
+    True
+    """
     return get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
 
 
 def local_variables(scope: str | None = None) -> list[Any]:
-    """Return the variables in the collection LOCAL_VARIABLES."""
+    """Return the variables in the collection LOCAL_VARIABLES.
+
+    Args:
+        scope: A regular expression; only variables whose names begin with a match are listed.
+
+    Returns:
+        A list of Variables.
+
+    Raises:
+        ArgumentError: there are too many arguments.
+
+    Source: `tf.local_variables`.
+
+    >>> with tf.Graph().as_default():
+    ...     v = tf.Variable(0, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    ...     print(tf.local_variables() == [v], tf.global_variables())
+    True []
+    """
     return get_collection(GraphKeys.LOCAL_VARIABLES, scope)
 
 
 def model_variables(scope: str | None = None) -> list[Any]:
-    """Return the variables in the collection MODEL_VARIABLES."""
+    """Return the variables in the collection MODEL_VARIABLES.
+
+    Args:
+        scope: A regular expression; only variables whose names begin with a match are listed.
+
+    Returns:
+        A list of Variables.
+
+    Raises:
+        ArgumentError: there are too many arguments.
+
+    Source: `tf.model_variables`.
+
+    >>> with tf.Graph().as_default():
+    ...     v = tf.Variable(0, collections=[tf.GraphKeys.MODEL_VARIABLES])
+    ...     print(tf.model_variables() == [v])
+    True
+    """
     return get_collection(GraphKeys.MODEL_VARIABLES, scope)
 
 
@@ -396,12 +537,36 @@ all_variables = global_variables
 
 
 def variables_initializer(var_list: Iterable[Variable], name: str = "init") -> Operation:
-    """Return an op that initializes these variables."""
+    """Return an op that initializes these variables.
+
+    Args:
+        var_list: Variables.
+        name: The name of the op in the graph.
+
+    Returns:
+        The Operation.
+
+    Raises:
+        ArgumentError: an argument is missing.
+
+    Source: `tf.variables_initializer`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(3.0)
+    ...     sess.run(tf.variables_initializer([v]))
+    ...     print(sess.run(v))
+    3.0
+    """
     return group(*[v.initializer for v in var_list], name=name)
 
 
 def global_variables_initializer() -> Operation:
     """Return an op that initializes all variables.
+
+    Returns:
+        The Operation.
+
+    Source: `tf.global_variables_initializer`.
 
     >>> import regrad.v1 as tf
     >>> with tf.Graph().as_default():
@@ -415,12 +580,42 @@ initialize_all_variables = global_variables_initializer
 
 
 def local_variables_initializer() -> Operation:
-    """Return an op that initializes the local variables."""
+    """Return an op that initializes the local variables.
+
+    Returns:
+        The Operation.
+
+    Source: `tf.local_variables_initializer`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(3, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    ...     sess.run(tf.local_variables_initializer())
+    ...     print(sess.run(v))
+    3
+    """
     return variables_initializer(local_variables(), name="init")
 
 
 def is_variable_initialized(variable: Readable) -> Tensor:
-    """Return whether a variable has a value in the session."""
+    """Return whether a variable has a value in the session.
+
+    Args:
+        variable: The variable.
+
+    Returns:
+        A bool tensor of rank 0.
+
+    Raises:
+        ArgumentError: the argument is not a variable.
+
+    Op type: `IsVariableInitialized`. Source: `tf.is_variable_initialized`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     v = tf.Variable(3.0)
+    ...     known = tf.is_variable_initialized(v)
+    ...     print(sess.run(known), sess.run(v.initializer), sess.run(known))
+    False None True
+    """
     found = variable_of(variable)
     graph = current_graph()
     xs, attrs = (graph.entering(found._variable._tensor),), {"key": found._key}

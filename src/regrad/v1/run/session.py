@@ -34,7 +34,16 @@ __all__ = [
 class ConfigProto:
     """Settings of a session; any are taken, and none has an effect (NumPy runs the ops).
 
+    Args:
+        **options: Settings by name, which are kept as attributes.
+
     Source: `tf.ConfigProto`.
+
+    >>> import regrad.v1 as tf
+    >>> config = tf.ConfigProto(allow_soft_placement=True)
+    >>> with tf.Graph().as_default(), tf.Session(config=config) as sess:
+    ...     print(sess.run(tf.constant(1.0)))
+    1.0
     """
 
     def __init__(self, **options: Any) -> None:
@@ -43,18 +52,47 @@ class ConfigProto:
 
 
 class GPUOptions:
-    """Settings of GPUs, which have no effect here."""
+    """Settings of GPUs, which have no effect here.
+
+    Args:
+        **options: Settings by name, which are kept as attributes.
+
+    Source: `tf.GPUOptions`.
+
+    >>> import regrad.v1 as tf
+    >>> tf.ConfigProto(gpu_options=tf.GPUOptions(allow_growth=True)).gpu_options.allow_growth
+    True
+    """
 
     def __init__(self, **options: Any) -> None:
         self.__dict__.update(options)
 
 
 class RunOptions(GPUOptions):
-    """Settings of one run, which have no effect here."""
+    """Settings of one run, which have no effect here.
+
+    Args:
+        **options: Settings by name, which are kept as attributes.
+
+    Source: `tf.RunOptions`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.constant(1.0), options=tf.RunOptions(trace_level=3)))
+    1.0
+    """
 
 
 class RunMetadata:
-    """Filled by no run."""
+    """The record of a run, which stays empty: `regrad.v1.trace_gradients` shows what ran.
+
+    Source: `tf.RunMetadata`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.constant(1.0), run_metadata=tf.RunMetadata()))
+    1.0
+    """
 
 
 # -- values as they are handed out ---------------------------------------------------------------
