@@ -33,13 +33,24 @@ __all__ = [
 def placeholder(
     dtype: dtypes.DTypeLike, shape: ShapeLike = None, name: str | None = None
 ) -> Tensor:
-    """A tensor that is fed in each run.
+    """Return a tensor that is fed in each run.
 
     Args:
         dtype: Its dtype.
         shape: Its static shape, None for sizes that vary; without it even the rank may.
 
-    Source: `tf.placeholder`.
+    Returns:
+        A tensor; a run that needs it and is not fed it raises InvalidArgumentError.
+
+    Raises:
+        TypeError: `dtype` is not a dtype.
+
+    Op type: `Placeholder`. Source: `tf.placeholder`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.placeholder(tf.float32, [None])
+    ...     print(sess.run(x * 2.0, {x: [1.0, 2.0]}))
+    [2. 4.]
     """
     sizes = TensorShape(shape)
     known = None if sizes.ndims is None else tuple(sizes.as_list())
@@ -50,9 +61,24 @@ def placeholder(
 def placeholder_with_default(
     input: TensorLike, shape: ShapeLike, name: str | None = None
 ) -> Tensor:
-    """A tensor that may be fed in a run; otherwise it is `input`.
+    """Return a tensor that may be fed in a run; otherwise it is `input`.
 
-    Source: `tf.placeholder_with_default`.
+    Args:
+        input: A tensor or array, or a number.
+        shape: Its static shape, which may be looser than the input's.
+
+    Returns:
+        A tensor of the input's dtype.
+
+    Raises:
+        ShapeError: the input does not have this shape.
+
+    Op type: `Identity`. Source: `tf.placeholder_with_default`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.placeholder_with_default([1.0], [None])
+    ...     print(sess.run(x), sess.run(x, {x: [2.0, 3.0]}))
+    [1.] [2. 3.]
     """
     given = convert_to_tensor(input)
     made = identity(given, name=name or "PlaceholderWithDefault")
@@ -63,9 +89,21 @@ def placeholder_with_default(
 
 
 def get_static_value(tensor: TensorLike, partial: bool = False) -> np.ndarray | None:
-    """The value of a tensor if it is known while the graph is built, else None.
+    """Return the value of a tensor if it is known while the graph is built, else None.
+
+    Args:
+        tensor: A tensor, or a value.
+        partial: Without effect: a value that is known in part is None.
+
+    Returns:
+        A NumPy array, or None.
 
     Source: `tf.get_static_value` (`tf.contrib.util.constant_value`).
+
+    >>> with tf.Graph().as_default():
+    ...     x = tf.placeholder(tf.float32, [2, None])
+    ...     print(tf.get_static_value(tf.constant(3)), tf.get_static_value(x))
+    3 None
     """
     if not isinstance(tensor, Tensor):
         return None if isinstance(tensor, Readable) else np.asarray(tensor)
@@ -127,13 +165,32 @@ logging: SimpleNamespace = SimpleNamespace(
 
 
 def disable_v2_behavior() -> None:
-    """Nothing: this is TensorFlow 1's graph mode already."""
+    """Return at once: this is TensorFlow 1's graph mode already.
+
+    Source: `tf.disable_v2_behavior`.
+
+    >>> tf.disable_v2_behavior()
+    """
 
 
 def disable_eager_execution() -> None:
-    """Nothing: this is TensorFlow 1's graph mode already."""
+    """Return at once: this is TensorFlow 1's graph mode already.
+
+    Source: `tf.disable_eager_execution`.
+
+    >>> tf.disable_eager_execution()
+    """
 
 
 def executing_eagerly() -> bool:
-    """False: regrad's eager mode is `import regrad`."""
+    """Return False: regrad's eager mode is `import regrad`.
+
+    Returns:
+        False.
+
+    Source: `tf.executing_eagerly`.
+
+    >>> tf.executing_eagerly()
+    False
+    """
     return False

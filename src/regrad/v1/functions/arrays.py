@@ -84,7 +84,23 @@ def _same_shapes(arguments: TensorLike, attrs: Any) -> Any:
 
 
 def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[Any]:
-    """Return a list of tensors unchanged, as the outputs of one op."""
+    """Return a list of tensors unchanged, as the outputs of one op.
+
+    Args:
+        input: Tensors or arrays.
+
+    Returns:
+        A list of tensors of the same shapes and dtypes.
+
+    Raises:
+        DTypeError: one of them cannot become a tensor.
+
+    Op type: `IdentityN`. Source: `tf.identity_n`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.identity_n([tf.constant(1.0), tf.constant(2)])))
+    [1.0, 2]
+    """
     name = name or "IdentityN"
     return list(one_op("IdentityN", name, _all_identities, *input, same=False))
 
@@ -96,7 +112,21 @@ def _all_identities(*xs: TensorLike) -> Any:
 def convert_to_tensor_or_indexed_slices(
     value: TensorLike, dtype: dtypes.DTypeLike | None = None, name: str | None = None
 ) -> Any:
-    """Return a value as a tensor; IndexedSlices come back as they are."""
+    """Return a value as a tensor; IndexedSlices come back as they are.
+
+    Args:
+        value: What `tf.convert_to_tensor` takes, or IndexedSlices.
+
+    Returns:
+        A tensor or IndexedSlices.
+
+    Source: `tf.convert_to_tensor_or_indexed_slices`.
+
+    >>> with tf.Graph().as_default():
+    ...     rows = tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([0]))
+    ...     print(tf.convert_to_tensor_or_indexed_slices(rows) is rows)
+    True
+    """
     return value if isinstance(value, IndexedSlices) else as_tensor(value, dtype, name)
 
 
@@ -108,7 +138,15 @@ def shape(
 ) -> Any:
     """Return the shape as a vector of integers; a shape known in the graph is a constant.
 
-    >>> import regrad.v1 as tf
+    Args:
+        input: A tensor or array, or a number.
+        out_type: The dtype of the result.
+
+    Returns:
+        A tensor of rank 1.
+
+    Op type: `Shape`. Source: `tf.shape`.
+
     >>> with tf.Graph().as_default():
     ...     known = tf.shape(tf.zeros([2, 3]))
     ...     late = tf.shape(tf.placeholder(tf.float32, [None, 3]))
@@ -130,7 +168,20 @@ def _constant(value: np.ndarray, name: str, like: TensorLike) -> Any:
 
 
 def rank(input: TensorLike, name: str | None = None) -> Any:
-    """Return the number of axes."""
+    """Return the number of axes.
+
+    Args:
+        input: A tensor or array, or a number.
+
+    Returns:
+        An int32 tensor of rank 0; a constant if the rank is known in the graph.
+
+    Source: `tf.rank`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.rank(tf.zeros([2, 3]))))
+    2
+    """
     x, name = as_tensor(input), name or "Rank"
     if (known := rank_of(x)) is not None:
         return _constant(np.asarray(known, np.int32), name, x)
@@ -141,7 +192,21 @@ def rank(input: TensorLike, name: str | None = None) -> Any:
 def size(
     input: TensorLike, name: str | None = None, out_type: dtypes.DTypeLike = dtypes.int32
 ) -> Any:
-    """Return the number of elements."""
+    """Return the number of elements.
+
+    Args:
+        input: A tensor or array, or a number.
+        out_type: The dtype of the result.
+
+    Returns:
+        A tensor of rank 0; a constant if the shape is known in the graph.
+
+    Source: `tf.size`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.size(tf.zeros([2, 3]))))
+    6
+    """
     x, name = as_tensor(input), name or "Size"
     if is_known(known := shape_of(x)):
         return _constant(np.asarray(np.prod(known, dtype=int), dtypes.to_numpy(out_type)), name, x)
@@ -159,20 +224,57 @@ def dimension_tensor(size: int | Dim, name: str = "dimension") -> Any:
 
 
 def broadcast_static_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> TensorShape:
-    """Return the static shape to which two broadcast; raise ValueError if they do not."""
+    """Return the static shape to which two broadcast.
+
+    Args:
+        shape_x, shape_y: TensorShapes, or lists of sizes.
+
+    Returns:
+        A TensorShape.
+
+    Raises:
+        ShapeError: they do not broadcast.
+
+    Source: `tf.broadcast_static_shape`.
+
+    >>> print(tf.broadcast_static_shape([2, 1], [3]))
+    (2, 3)
+    """
     return TensorShape(broadcast(TensorShape(shape_x)._sizes, TensorShape(shape_y)._sizes))
 
 
 # -- reshaping -------------------------------------------------------------------------------------
 
 
-reshape = define("tf.reshape(tensor, shape)", "Reshape", rg.reshape)
+reshape = define(
+    "tf.reshape(tensor, shape)", "Reshape", rg.reshape,
+    shows=("[[1, 2], [3, 4]]", "shape=[-1]", "Tensor([1, 2, 3, 4], dtype=int64)"),
+)  # fmt: skip
 
 
 def expand_dims(
     input: TensorLike, axis: TensorLike = None, name: str | None = None, dim: TensorLike = None
 ) -> Any:
-    """Return the input with a new axis of size 1. `dim` is the old name of `axis`."""
+    """Return the input with a new axis of size 1.
+
+    Args:
+        input: A tensor or array, or a number.
+        axis: The place of the new axis; negative ones count from the end.
+        dim: The old name of `axis`.
+
+    Returns:
+        A tensor of the same elements, with one axis more.
+
+    Raises:
+        GraphError: there is no axis.
+        AxisError: the axis is out of range.
+
+    Op type: `ExpandDims`. Source: `tf.expand_dims`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.expand_dims(tf.zeros([2, 3]), 1).shape)
+    (2, 1, 3)
+    """
     axis = axes_of(renamed("axis", axis, "dim", dim))
     if axis is None:
         raise GraphError("Must specify an axis argument to tf.expand_dims()")
@@ -200,11 +302,31 @@ transpose = define(
 )  # fmt: skip
 
 
-broadcast_to = define("tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to)
+broadcast_to = define(
+    "tf.broadcast_to(input, shape)", "BroadcastTo", rg.broadcast_to,
+    shows=("[1, 2]", "shape=[2, 2]", "Tensor([[1, 2],\n        [1, 2]], dtype=int64)"),
+)  # fmt: skip
 
 
 def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> Any:
-    """Return the input repeated `multiples[i]` times along each axis i."""
+    """Return the input repeated along each axis.
+
+    Args:
+        input: A tensor or array.
+        multiples: How many times, one number for each axis.
+
+    Returns:
+        A tensor of the input's rank and dtype.
+
+    Raises:
+        ShapeError: there is not one multiple per axis.
+
+    Op type: `Tile`. Source: `tf.tile`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.tile([1, 2], [2])))
+    [1 2 1 2]
+    """
     x, counts = as_tensor(input), as_sizes(multiples)
     if rank_of(x) not in (None, len(counts)):
         raise ShapeError(f"tile: expected one multiple per axis of {x}, got {counts}")
@@ -214,21 +336,43 @@ def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> A
 reverse = reverse_v2 = define(
     "tf.reverse(tensor, axis)", "ReverseV2", rg.flip, ANY,
     "Return the tensor with its elements reversed along the axes of a list.",
+    shows=("[1, 2, 3]", "axis=[0]", "Tensor([3, 2, 1], dtype=int64)"),
 )  # fmt: skip
 
 
-roll = define("tf.roll(input, shift, axis)", "Roll", rg.roll, shift=as_sizes)
+roll = define(
+    "tf.roll(input, shift, axis)", "Roll", rg.roll, ANY,
+    "Return the input with its elements shifted along axes; what leaves at an end enters at the "
+    "other.\n\nArgs:\n    shift: The number of places, or a list with one for each axis.",
+    shift=as_sizes, shows=("[1, 2, 3]", "shift=1", "axis=0", "Tensor([3, 1, 2], dtype=int64)"),
+)  # fmt: skip
 
 
 def pad(
     tensor: TensorLike, paddings: TensorLike, mode: str = "CONSTANT", name: str | None = None,
     constant_values: TensorLike = 0,
 ) -> Any:  # fmt: skip
-    """Return the tensor with `(before, after)` elements added along each axis.
+    """Return the tensor with elements added along each axis.
 
-    `mode` is "CONSTANT", "REFLECT" (mirrored without the edge) or "SYMMETRIC" (with it).
+    Args:
+        tensor: A tensor or array.
+        paddings: Pairs (before, after), one for each axis.
+        mode: "CONSTANT", "REFLECT" (mirrored without the edge) or "SYMMETRIC" (with it).
+        constant_values: The number that "CONSTANT" adds.
+
+    Returns:
+        A tensor of the same rank and dtype.
+
+    Raises:
+        GraphError: the mode is none of these.
+        ShapeError: the paddings do not fit the shape.
 
     Op types: `PadV2`, `MirrorPad`. Source: `tf.pad`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     y, mirrored = tf.pad([1, 2, 3], [[1, 1]]), tf.pad([1, 2, 3], [[1, 1]], "REFLECT")
+    ...     print(sess.run(y), sess.run(mirrored))
+    [0 1 2 3 0] [2 1 2 3 2]
     """
     if mode.upper() not in ("CONSTANT", "REFLECT", "SYMMETRIC"):
         raise GraphError(f"Unknown padding mode: {mode}")
@@ -250,7 +394,24 @@ def _pad(x: TensorLike, paddings: Any, mode: str, constant_value: Any) -> Any:
 
 
 def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> Any:
-    """Return tensors of one dtype joined along an existing axis."""
+    """Return tensors of one dtype joined along an existing axis.
+
+    Args:
+        values: Tensors or arrays, which differ at most in the size of that axis.
+        axis: The axis, a number that is known in the graph.
+
+    Returns:
+        A tensor of their rank and dtype.
+
+    Raises:
+        ShapeError: the shapes do not fit, or the arguments are in the other order.
+
+    Op type: `ConcatV2`. Source: `tf.concat`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.concat([[1, 2], [3]], 0)))
+    [1 2 3]
+    """
     if isinstance(axis, list | tuple):
         raise ShapeError("concat takes the tensors first and then the axis: tf.concat([a, b], 1)")
     values = values if isinstance(values, list | tuple) else [values]
@@ -270,7 +431,25 @@ def _has_unknown_rank(*xs: TensorLike) -> bool:
 
 
 def stack(values: TensorLike, axis: int = 0, name: str = "stack") -> Any:
-    """Return tensors of one shape and dtype joined along a new axis."""
+    """Return tensors of one shape and dtype joined along a new axis.
+
+    Args:
+        values: Tensors or arrays.
+        axis: The place of the new axis.
+
+    Returns:
+        A tensor with one axis more.
+
+    Raises:
+        ShapeError: the shapes differ.
+
+    Op type: `Pack`. Source: `tf.stack`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.stack([[1, 2], [3, 4]], axis=1)))
+    [[1 3]
+     [2 4]]
+    """
     return one_op("Pack", name, _stack, *values, axis=axes_of(axis))
 
 
@@ -294,8 +473,11 @@ def _unstack(x: Tensor, num: int | None, axis: int) -> list[Tensor]:
 
 unstack = define(
     "tf.unstack(value, num=None, axis=0, name='unstack')", "Unpack", _unstack, ANY,
-    "Return the slices along an axis, without it. An axis of unknown size needs `num`.\n\n"
-    "    Raises ValueError if the size is unknown, or is not `num`.",
+    "Return the slices along an axis, without it, as a list.\n\n"
+    "Args:\n    num: The size of the axis; needed only if that is unknown.\n\n"
+    "Raises:\n    ShapeError: the size is not `num`.\n"
+    "    GraphError: the size is unknown, and `num` is None.",
+    shows=("[1, 2]", "[Tensor(1, dtype=int64), Tensor(2, dtype=int64)]"),
 )  # fmt: skip
 
 
@@ -308,37 +490,100 @@ def _split(x: Tensor, num_or_size_splits: Any, axis: int) -> list[Tensor]:
 
 split = define(
     "tf.split(value, num_or_size_splits, axis=0, num=None, name='split')", "Split", _split, ANY,
-    "Split the tensor along an axis into a number of equal parts, or parts of given sizes.\n\n"
-    "    One of the sizes may be -1.", num_or_size_splits=as_sizes, num=None,
+    "Return the parts of a tensor along an axis, as a list.\n\nArgs:\n    num_or_size_splits: A "
+    "number of equal parts, or a list of sizes, of which one may be -1.\n\nRaises:\n"
+    "    ShapeError: the size of the axis is not the sum of the parts.",
+    num_or_size_splits=as_sizes, num=None,
+    shows=("[1, 2, 3]", "num_or_size_splits=[1, -1]",
+           "[Tensor([1], dtype=int64), Tensor([2, 3], dtype=int64)]"),
 )  # fmt: skip
 
 
 def meshgrid(*args: TensorLike, indexing: str = "xy", name: str = "meshgrid") -> list[Any]:
-    """Return the coordinate tensors of the grid that vectors span."""
+    """Return the coordinate tensors of the grid that vectors span.
+
+    Args:
+        *args: Tensors or arrays of rank 1.
+        indexing: "xy" (the first two axes exchanged) or "ij".
+
+    Returns:
+        A list of tensors, one for each vector, all of the grid's shape.
+
+    Raises:
+        DTypeError: the dtypes differ.
+
+    A composition. Source: `tf.meshgrid`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print([x.tolist() for x in sess.run(tf.meshgrid([1, 2], [3, 4]))])
+    [[[1, 2], [1, 2]], [[3, 3], [4, 4]]]
+    """
     return list(one_op(None, name, rg.meshgrid, *args, indexing=indexing))
 
 
 # -- blocks ----------------------------------------------------------------------------------------
 
 space_to_batch_nd = define(
-    "tf.space_to_batch_nd(input, block_shape, paddings)", "SpaceToBatchND", rg.nn.space_to_batch
-)
+    "tf.space_to_batch_nd(input, block_shape, paddings)", "SpaceToBatchND", rg.nn.space_to_batch,
+    doc="Return the tensor with blocks of its axes after the first moved to the batch axis.\n\n"
+    "Args:\n    block_shape: The sizes of a block, one for each axis that is cut.\n"
+    "    paddings: Pairs (before, after) of zeros that are added to these axes first.\n\n"
+    "Returns:\n    A tensor whose first size is the input's times that of a block.",
+    shows=("[[1, 2, 3, 4]]", "block_shape=[2]", "paddings=[[0, 0]]",
+           "Tensor([[1, 3],\n        [2, 4]], dtype=int64)"),
+)  # fmt: skip
 batch_to_space_nd = define(
-    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space
-)
+    "tf.batch_to_space_nd(input, block_shape, crops)", "BatchToSpaceND", rg.nn.batch_to_space,
+    doc="Return the tensor with parts of the batch axis moved to blocks of the axes after it.\n\n"
+    "Args:\n    block_shape: The sizes of a block, one for each axis that grows.\n"
+    "    crops: Pairs (before, after) of elements that are cut off these axes last.\n\n"
+    "Returns:\n    A tensor whose first size is the input's divided by that of a block.",
+    shows=("[[1, 3], [2, 4]]", "block_shape=[2]", "crops=[[0, 0]]",
+           "Tensor([[1, 2, 3, 4]], dtype=int64)"),
+)  # fmt: skip
 
 
 def space_to_batch(
     input: TensorLike, paddings: TensorLike, block_size: int, name: str | None = None
 ) -> Any:
-    """Move square blocks of images to the batch axis, as `space_to_batch_nd`."""
+    """Return images with square blocks moved to the batch axis, as `space_to_batch_nd`.
+
+    Args:
+        input: A tensor of the shape (batch, height, width, channels).
+        paddings: Two pairs (before, after) of zeros, for height and width.
+        block_size: The height and width of a block.
+
+    Returns:
+        A tensor whose batch is larger by the square of the block size.
+
+    Op type: `SpaceToBatchND`. Source: `tf.space_to_batch`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.space_to_batch(tf.zeros([1, 4, 6, 3]), [[0, 0], [0, 0]], 2).shape)
+    (4, 2, 3, 3)
+    """
     return space_to_batch_nd(input, [block_size] * 2, paddings, name or "SpaceToBatch")
 
 
 def batch_to_space(
     input: TensorLike, crops: TensorLike, block_size: int, name: str | None = None
 ) -> Any:
-    """Move the batch axis back to square blocks of images, as `batch_to_space_nd`."""
+    """Return images with the batch axis moved back to square blocks, as `batch_to_space_nd`.
+
+    Args:
+        input: A tensor of the shape (batch, height, width, channels).
+        crops: Two pairs (before, after) of elements to cut off, for height and width.
+        block_size: The height and width of a block.
+
+    Returns:
+        A tensor whose batch is smaller by the square of the block size.
+
+    Op type: `BatchToSpaceND`. Source: `tf.batch_to_space`.
+
+    >>> with tf.Graph().as_default():
+    ...     print(tf.batch_to_space(tf.zeros([4, 2, 3, 3]), [[0, 0], [0, 0]], 2).shape)
+    (1, 4, 6, 3)
+    """
     return batch_to_space_nd(input, [block_size] * 2, crops, name or "BatchToSpace")
 
 

@@ -33,9 +33,18 @@ __all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "globa
 def clip_by_norm(
     t: TensorLike, clip_norm: TensorLike, axes: TensorLike = None, name: str | None = None
 ) -> Any:
-    """Scale t down where its norm (over `axes`, by default all) exceeds `clip_norm`.
+    """Return t, scaled down where its norm (over `axes`, by default all) exceeds `clip_norm`.
 
-    >>> import regrad.v1 as tf
+    Args:
+        t: A tensor or array of floats.
+        clip_norm: The largest norm, a positive number.
+        axes: The axes of a norm, a number or a list of them; by default all.
+
+    Returns:
+        A tensor of t's shape and dtype.
+
+    A composition. Source: `tf.clip_by_norm`.
+
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.clip_by_norm(tf.constant([3.0, 4.0]), 1.0)))
     [0.6 0.8]
@@ -51,7 +60,21 @@ def _length(x: Tensor, axis: int | tuple[int, ...] | None) -> Any:
 
 
 def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None = None) -> Any:
-    """Scale t down where its norm divided by its number of elements exceeds `clip_norm`."""
+    """Return t, scaled down where its norm divided by its number of elements exceeds `clip_norm`.
+
+    Args:
+        t: A tensor or array of floats.
+        clip_norm: The largest average, a positive number.
+
+    Returns:
+        A tensor of t's shape and dtype.
+
+    A composition. Source: `tf.clip_by_average_norm`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.clip_by_average_norm(tf.constant([3.0, 4.0]), 0.5)))
+    [0.6 0.8]
+    """
     with scope(name or "clip_by_average_norm", t) as whole:
         t = tensor(t, name="t")
         length = one_op(None, "norm", _length, t, axis=None)
@@ -60,7 +83,23 @@ def clip_by_average_norm(t: TensorLike, clip_norm: TensorLike, name: str | None 
 
 
 def global_norm(t_list: Sequence[TensorLike], name: str | None = None) -> Any:
-    """Return the norm of all tensors together; Nones among them are left out."""
+    """Return the norm of all tensors together.
+
+    Args:
+        t_list: Tensors or arrays of floats; Nones among them are left out.
+
+    Returns:
+        A tensor of rank 0.
+
+    Raises:
+        ArgumentError: t_list is not a list or tuple.
+
+    A composition. Source: `tf.global_norm`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.global_norm([[3.0], None, [4.0]])))
+    5.0
+    """
     known = [t for t in _check_list(t_list) if t is not None]
     with scope(name or "global_norm", *known) as whole:
         return sqrt(add_n([reduce_sum(square(t)) for t in known]), name=whole)
@@ -70,12 +109,27 @@ def clip_by_global_norm(
     t_list: Sequence[TensorLike], clip_norm: TensorLike, use_norm: TensorLike = None,
     name: str | None = None,
 ) -> tuple[list[Any], Any]:  # fmt: skip
-    """Scale tensors down together if their `global_norm` exceeds `clip_norm`.
+    """Return tensors, scaled down together if their `global_norm` exceeds `clip_norm`.
 
-    Returns the list (with Nones where they were) and the norm, which `use_norm` may give. If
-    the norm is infinite or NaN, all become NaN, so that the mistake is seen.
+    If the norm is infinite or NaN, all become NaN, so that the mistake is seen.
 
-    Source: `tf.clip_by_global_norm`.
+    Args:
+        t_list: Tensors or arrays of floats; Nones among them stay.
+        clip_norm: The largest norm, a positive number.
+        use_norm: The norm, if it is known.
+
+    Returns:
+        The list, and the norm before.
+
+    Raises:
+        ArgumentError: t_list is not a list or tuple.
+
+    A composition. Source: `tf.clip_by_global_norm`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     clipped, norm = tf.clip_by_global_norm([tf.constant([3.0]), tf.constant([4.0])], 1.0)
+    ...     print(*sess.run(clipped), sess.run(norm))
+    [0.6] [0.8] 5.0
     """
     known = [t for t in _check_list(t_list) if t is not None]
     with scope(name or "clip_by_global_norm", *known):

@@ -35,21 +35,61 @@ LARGE = 1000  # elements from which a constant is not written out
 
 
 def fill(dims: TensorLike, value: TensorLike, name: str | None = None) -> Any:
-    """Return a tensor with the value everywhere."""
+    """Return a tensor with the value everywhere.
+
+    Args:
+        dims: The shape: numbers, or a tensor of integers.
+        value: A number, or a tensor of rank 0.
+
+    Returns:
+        A tensor of this shape, of the value's dtype.
+
+    Op type: `BroadcastTo`. Source: `tf.fill`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.fill([3], 7)))
+    [7 7 7]
+    """
     return broadcast_to(value, dims, name or "Fill")
 
 
 def zeros(
     shape: TensorLike, dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None
 ) -> Any:
-    """Return zeros of a shape."""
+    """Return zeros of a shape.
+
+    Args:
+        shape: Numbers, or a tensor of integers.
+
+    Returns:
+        A tensor of this shape and dtype.
+
+    Op type: `Const`, of 1000 elements or more `BroadcastTo`. Source: `tf.zeros`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.zeros([2], tf.int32)))
+    [0 0]
+    """
     return _full(0, shape, dtype, name or "zeros")
 
 
 def ones(
     shape: TensorLike, dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None
 ) -> Any:
-    """Return ones of a shape."""
+    """Return ones of a shape.
+
+    Args:
+        shape: Numbers, or a tensor of integers.
+
+    Returns:
+        A tensor of this shape and dtype.
+
+    Op type: `Const`, of 1000 elements or more `BroadcastTo`. Source: `tf.ones`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.ones([2])))
+    [1. 1.]
+    """
     return _full(1, shape, dtype, name or "ones")
 
 
@@ -69,16 +109,17 @@ def _asks_eager(sizes: TensorLike) -> bool:
     return is_eager(*sizes) if isinstance(sizes, list | tuple) else is_eager(sizes)
 
 
-def _like(name: str, op_type: str, function: Any, values: str) -> Any:
+def _like(name: str, op_type: str, function: Any, values: str, shown: str) -> Any:
     return define(
         f"tf.{name}(tensor, dtype=None, name=None, optimize=True)", op_type, function, ANY,
-        f"{values} of the shape of a tensor, and of its dtype unless one is given.", scope=name,
-        dtype=lambda dtype: None if dtype is None else dtypes.to_numpy(dtype), optimize=None,
+        f"Return {values} of the shape of a tensor, and of its dtype unless one is given.",
+        scope=name, dtype=lambda dtype: None if dtype is None else dtypes.to_numpy(dtype),
+        optimize=None, shows=("[1.5, 2.5]", f"Tensor([{shown}, {shown}], dtype=float32)"),
     )  # fmt: skip
 
 
-zeros_like = _like("zeros_like", "ZerosLike", rg.zeros_like, "Zeros")
-ones_like = _like("ones_like", "OnesLike", rg.ones_like, "Ones")
+zeros_like = _like("zeros_like", "ZerosLike", rg.zeros_like, "zeros", "0.")
+ones_like = _like("ones_like", "OnesLike", rg.ones_like, "ones", "1.")
 
 
 # -- sequences -------------------------------------------------------------------------------------
@@ -109,11 +150,23 @@ def range(
     start: TensorLike, limit: TensorLike = None, delta: TensorLike = 1,
     dtype: dtypes.DTypeLike | None = None, name: str = "range",
 ) -> Any:  # fmt: skip
-    """Return the numbers from `start` (by default 0) up to `limit`, which is left out.
+    """Return the numbers from `start` up to `limit`, which is left out.
 
     The dtype is the widest of int32, int64, float32 and float64 among the arguments.
 
+    Args:
+        start: The first number; with one argument, that is the limit, and the first number is 0.
+        limit: The end.
+        delta: The step, which may be negative.
+
+    Returns:
+        A tensor of rank 1.
+
     Op type: `Range`. Source: `tf.range`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.range(3)), sess.run(tf.range(1.0, 2.0, 0.5)))
+    [0 1 2] [1.  1.5]
     """
     start, limit = (0, start) if limit is None else (start, limit)
     values: list[Any] = [
@@ -163,14 +216,20 @@ def _known_number(x: Tensor) -> Any:
 
 
 def _lin_space(start: Tensor, stop: Tensor, num: Any) -> Tensor:
-    """Return `num` evenly spaced numbers from `start` to `stop`, both of them included."""
+    """Return evenly spaced numbers from `start` to `stop`, both of them included."""
     if is_eager(start, stop):
         return rg.linspace(float(start), float(stop), num)
     return defer(LIN_SPACE, (start, stop), {"num": num}, specs=(Spec((num,), start.dtype),))
 
 
 lin_space = linspace = define(
-    "tf.lin_space(start, stop, num)", "LinSpace", _lin_space, FLOATS, num=as_sizes
+    "tf.lin_space(start, stop, num)",
+    "LinSpace",
+    _lin_space,
+    FLOATS,
+    f"{_lin_space.__doc__}\n\nArgs:\n    num: How many there are.",
+    num=as_sizes,
+    shows=("0.0", "1.0", "num=3", "Tensor([0. , 0.5, 1. ], dtype=float32)"),
 )
 
 
@@ -181,7 +240,23 @@ def eye(
     num_rows: TensorLike, num_columns: TensorLike = None, batch_shape: TensorLike = None,
     dtype: dtypes.DTypeLike = dtypes.float32, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return a matrix, or a batch of shape `batch_shape`, with ones on the diagonal."""
+    """Return a matrix, or a batch of them, with ones on the diagonal.
+
+    Args:
+        num_rows: The number of rows, a number or a tensor of rank 0.
+        num_columns: The number of columns, by default that of rows.
+        batch_shape: The sizes of the axes before these two.
+
+    Returns:
+        A tensor of the shape `(*batch_shape, num_rows, num_columns)`.
+
+    Source: `tf.eye`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.eye(2, 3)))
+    [[1. 0. 0.]
+     [0. 1. 0.]]
+    """
     rows, columns = as_sizes(num_rows), as_sizes(num_rows if num_columns is None else num_columns)
     eager = is_eager(num_rows, num_columns)
     with scope(name or "eye", num_rows, num_columns) as whole:
@@ -202,9 +277,15 @@ def sequence_mask(
 ) -> Any:  # fmt: skip
     """Return, for each length, a row of that many Trues, then Falses up to `maxlen`.
 
-    `maxlen` is the largest length by default.
+    Args:
+        lengths: A tensor or array of integers.
+        maxlen: The length of the rows, by default the largest length.
 
-    >>> import regrad.v1 as tf
+    Returns:
+        A tensor of the shape `(*lengths.shape, maxlen)`.
+
+    A composition. Source: `tf.sequence_mask`.
+
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     print(sess.run(tf.sequence_mask([1, 3], dtype=tf.int32)))
     [[1 0 0]
@@ -222,11 +303,24 @@ def one_hot(
     off_value: TensorLike = None, axis: int | None = None, dtype: dtypes.DTypeLike | None = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return `on_value` (1) at the index, `off_value` (0) elsewhere, along a new axis.
+    """Return `on_value` at the index, `off_value` elsewhere, along a new axis.
 
-    The dtype is float32, or that of the values if they are given.
+    Args:
+        indices: A tensor or array of integers; one that is out of range makes a row without a one.
+        depth: The size of the new axis.
+        on_value, off_value: Numbers, or tensors of rank 0, by default 1 and 0.
+        axis: The place of the new axis, by default the last.
+        dtype: The dtype of the result: float32, or that of the values if they are given.
+
+    Returns:
+        A tensor with one axis more than the indices.
 
     Op type: `OneHot`. Source: `tf.one_hot`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.one_hot([1, 0], 3)))
+    [[0. 1. 0.]
+     [1. 0. 0.]]
     """
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
     due = _dtype_of_values(on_value, off_value) if dtype is None else dtypes.to_numpy(dtype)

@@ -123,8 +123,12 @@ def _is_within(n: Any, begin: Any, size: Any) -> bool:
 
 slice = define(
     "tf.slice(input_, begin, size)", "Slice", _block, ANY,
-    "Return the block that starts at `begin` and has the shape `size`; -1 means to the end.",
+    "Return the block that starts at `begin` and has the shape `size`.\n\nArgs:\n"
+    "    begin: The first index, one number for each axis.\n"
+    "    size: The sizes, one for each axis; -1 means to the end.\n\n"
+    "Raises:\n    IndexRangeError: the block is not within the tensor.",
     begin=as_sizes, size=as_sizes,
+    shows=("[1, 2, 3]", "begin=[1]", "size=[-1]", "Tensor([2, 3], dtype=int64)"),
 )  # fmt: skip
 
 
@@ -135,7 +139,28 @@ def strided_slice(
 ) -> Any:  # fmt: skip
     """Return the elements that `input_[begin:end:strides]` selects, axis by axis.
 
-    Bit i of a mask is about the i-th entry: no beginning, no end, `...`, a new axis, an int.
+    Bit i of a mask is about the i-th entry.
+
+    Args:
+        input_: A tensor or array.
+        begin, end, strides: Numbers, one for each entry; the strides are 1 by default.
+        begin_mask, end_mask: Entries without a beginning, or an end.
+        ellipsis_mask: The entry that stands for all other axes.
+        new_axis_mask: Entries that make a new axis.
+        shrink_axis_mask: Entries that are an index, whose axis is left out.
+        var: Without effect.
+
+    Returns:
+        A tensor of the same dtype.
+
+    Raises:
+        IndexRangeError: an index is out of range.
+
+    Op type: `StridedSlice`. Source: `tf.strided_slice`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.strided_slice([1, 2, 3, 4], [0], [4], [2])))
+    [1 3]
     """
     first, last = as_sizes(begin), as_sizes(end)
     steps = (1,) * len(first) if strides is None else as_sizes(strides)
@@ -160,7 +185,27 @@ def gather(
     params: TensorLike, indices: TensorLike, validate_indices: bool | None = None,
     name: str | None = None, axis: TensorLike = None, batch_dims: int = 0,
 ) -> Any:  # fmt: skip
-    """Return slices of `params` along an axis (by default the first after `batch_dims`)."""
+    """Return slices of `params` along an axis.
+
+    Args:
+        params: A tensor or array.
+        indices: A tensor or array of integers.
+        validate_indices: Without effect: an index out of range is an error of the run.
+        axis: The axis, by default the first after `batch_dims`.
+        batch_dims: The number of first axes that params and indices share.
+
+    Returns:
+        A tensor in which the axis is replaced by those of the indices.
+
+    Raises:
+        DTypeError: the indices are not integers.
+
+    Op type: `GatherV2`. Source: `tf.gather`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.gather([10, 20, 30], [2, 0])))
+    [30 10]
+    """
     axis = batch_dims if axis is None else axes_of(axis)
     attrs = {"same": False, "axis": axis, "batch_dims": batch_dims}
     return one_op("GatherV2", name or "GatherV2", _take, params, indices, **attrs)
@@ -174,7 +219,25 @@ def _take(x: Tensor, indices: Tensor, axis: int, batch_dims: int) -> Any:
 
 
 def batch_gather(params: TensorLike, indices: TensorLike, name: str | None = None) -> Any:
-    """Return, for each vector of indices, elements of the same slice of `params`."""
+    """Return, for each vector of indices, elements of the same slice of `params`.
+
+    Args:
+        params: A tensor or array.
+        indices: A tensor or array of integers, of known rank, 1 or more.
+
+    Returns:
+        A tensor of the shape of the indices, followed by the axes of params after theirs.
+
+    Raises:
+        GraphError: the rank of the indices is 0 or unknown.
+
+    Op type: `GatherV2`. Source: `tf.batch_gather`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.batch_gather([[1, 2], [3, 4]], [[1], [0]])))
+    [[2]
+     [3]]
+    """
     batch = rank_of(as_tensor(indices))
     if not batch:
         raise GraphError(f"batch_gather: expected indices of known rank, 1 or more, got {indices}")
@@ -191,12 +254,19 @@ def _scatter_nd(indices: Tensor, updates: Tensor, shape: Any) -> Tensor:
     return rg.scatter_nd(indices_from_zero("scatter_nd", indices), updates, shape)
 
 
-gather_nd = define("tf.gather_nd(params, indices)", "GatherNd", _gather_nd, same=False)
-scatter_nd = define("tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, same=False)
+gather_nd = define(
+    "tf.gather_nd(params, indices)", "GatherNd", _gather_nd, same=False,
+    shows=("[[1, 2], [3, 4]]", "[[0, 1], [1, 0]]", "Tensor([2, 3], dtype=int64)"),
+)  # fmt: skip
+scatter_nd = define(
+    "tf.scatter_nd(indices, updates, shape)", "ScatterNd", _scatter_nd, same=False,
+    shows=("[[2], [0]]", "[5, 6]", "shape=[3]", "Tensor([6, 0, 5], dtype=int64)"),
+)  # fmt: skip
 tensor_scatter_update = define(
     "tf.tensor_scatter_update(tensor, indices, updates)", "TensorScatterUpdate",
     rg.find_op("TensorScatterUpdate").function, ANY,
     "Return the tensor with `updates` at index vectors.", same=False,
+    shows=("[1, 2, 3]", "[[1]]", "[9]", "Tensor([1, 9, 3], dtype=int64)"),
 )  # fmt: skip
 
 
@@ -208,9 +278,25 @@ def boolean_mask(
 ) -> Any:
     """Return the slices of a tensor where a mask of the axes from `axis` on is true.
 
-    How many there are is known only in the run. The rank of the mask must be known.
+    How many there are is known only in the run.
 
-    Source: `tf.boolean_mask`.
+    Args:
+        tensor: A tensor or array.
+        mask: A tensor or array of bools, of known rank, 1 or more.
+        axis: The first axis of the mask, by default 0.
+
+    Returns:
+        A tensor in which one axis replaces those of the mask.
+
+    Raises:
+        GraphError: the rank of the mask is 0 or unknown.
+        ShapeError: the mask does not fit the axes.
+
+    A composition. Source: `tf.boolean_mask`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.boolean_mask([1, 2, 3], [True, False, True])))
+    [1 3]
     """
     with scope(name, tensor, mask):
         x, first = as_tensor(tensor), axes_of(axis) or 0
@@ -243,12 +329,17 @@ def unique(
 ) -> Unique:
     """Return the distinct values of a vector, in the order in which they come.
 
-    Returns them, and for each element of x the index of its value among them. They have no
-    gradient. A composition of sorts.
+    They have no gradient.
 
-    Source: `tf.unique`.
+    Args:
+        x: A tensor or array of rank 1.
+        out_idx: The dtype of the indices.
 
-    >>> import regrad.v1 as tf
+    Returns:
+        The values `y`, and for each element of x the index `idx` of its value among them.
+
+    A composition of sorts. Source: `tf.unique`.
+
     >>> with tf.Graph().as_default(), tf.Session() as sess:
     ...     y, idx = sess.run(tf.unique([7, 3, 7]))
     >>> y.tolist(), idx.tolist()
@@ -271,9 +362,22 @@ def confusion_matrix(
     labels: TensorLike, predictions: TensorLike, num_classes: TensorLike = None,
     dtype: dtypes.DTypeLike = dtypes.int32, name: str | None = None, weights: TensorLike = None,
 ) -> Any:  # fmt: skip
-    """Count, or sum the weights of, pairs of a label (row) and a prediction (column).
+    """Return the counts, or sums of weights, of pairs of a label (row) and a prediction (column).
 
-    Without `num_classes` there are as many as the largest class says.
+    Args:
+        labels, predictions: Tensors or arrays of integers, of rank 1.
+        num_classes: The number of classes, by default one more than the largest.
+        weights: A weight for each pair, by default 1.
+
+    Returns:
+        A tensor of the shape `(num_classes, num_classes)`.
+
+    A composition. Source: `tf.confusion_matrix`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.confusion_matrix([0, 1, 1], [0, 1, 0])))
+    [[1 0]
+     [1 1]]
     """
     with scope(name or "confusion_matrix", labels, predictions):
         labels, predictions = to_int64(labels), to_int64(predictions)

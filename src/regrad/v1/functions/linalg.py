@@ -48,9 +48,22 @@ def matmul(
     adjoint_a: bool = False, adjoint_b: bool = False, a_is_sparse: bool = False,
     b_is_sparse: bool = False, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return the product of matrices, transposed first if asked; `adjoint_*` conjugates too.
+    """Return the product of matrices, transposed first if asked.
 
-    Stacks of matrices broadcast (TensorFlow 1 wants them equal). Raises ValueError for vectors.
+    Stacks of matrices broadcast (TensorFlow 1 wants them equal).
+
+    Args:
+        a, b: Tensors or arrays of numbers, of one dtype and rank 2 or more.
+        transpose_a, transpose_b: Transpose the matrices first.
+        adjoint_a, adjoint_b: Transpose and conjugate them.
+        a_is_sparse, b_is_sparse: Without effect.
+
+    Returns:
+        A tensor of their dtype.
+
+    Raises:
+        ShapeError: an argument is a vector, or the sizes do not fit.
+        GraphError: a matrix is to be both transposed and adjoined.
 
     Op type: `MatMul`. Source: `tf.matmul`.
 
@@ -95,12 +108,33 @@ def _axes(axes: TensorLike) -> Any:
 
 
 tensordot = define(
-    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS, scope="Tensordot", axes=_axes
-)
+    "tf.tensordot(a, b, axes)", None, rg.tensordot, NUMBERS,
+    "Return the sum of products of two tensors over axes of both.\n\nArgs:\n"
+    "    axes: A number, of last axes of a and first axes of b, or a pair of lists of axes.",
+    scope="Tensordot", axes=_axes,
+    shows=("[1.0, 2.0]", "[3.0, 4.0]", "axes=1", "Tensor(11., dtype=float32)"),
+)  # fmt: skip
 
 
 def einsum(equation: str, *inputs: TensorLike, name: str | None = None) -> Any:
-    """Return Einstein's sum: products of tensors, summed over the axes not in the result."""
+    """Return Einstein's sum: products of tensors, summed over the axes not in the result.
+
+    Args:
+        equation: The axes of each tensor and of the result, as in `"ij,jk->ik"`.
+        *inputs: Tensors or arrays of numbers, of one dtype.
+
+    Returns:
+        A tensor of their dtype.
+
+    Raises:
+        ShapeError: the tensors do not fit the equation.
+
+    Op type: `Einsum`. Source: `tf.einsum`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.einsum("i,i->", [1.0, 2.0], [3.0, 4.0])))
+    11.0
+    """
     return one_op("Einsum", name or "einsum", _einsum, *inputs, equation=equation)
 
 
@@ -111,6 +145,7 @@ def _einsum(*xs: Tensor, equation: str) -> Any:
 cross = define(
     "tf.cross(a, b)", "Cross", lambda a, b: rg.find_op("Cross").function(a, b, axis=-1), NUMBERS,
     "Return the cross product of vectors of three elements along the last axis.",
+    shows=("[1, 0, 0]", "[0, 1, 0]", "Tensor([0, 0, 1], dtype=int64)"),
 )  # fmt: skip
 
 
@@ -118,12 +153,43 @@ cross = define(
 
 
 def matrix_transpose(a: TensorLike, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
-    """Return the tensor with its last two axes exchanged, conjugated if `conjugate`."""
+    """Return the tensor with its last two axes exchanged.
+
+    Args:
+        a: A tensor or array of rank 2 or more.
+        conjugate: Conjugate the elements too.
+
+    Returns:
+        A tensor of the same dtype.
+
+    Raises:
+        ShapeError: the rank is less than 2.
+
+    Op type: `Transpose`. Source: `tf.matrix_transpose`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.matrix_transpose([[1, 2], [3, 4]])))
+    [[1 3]
+     [2 4]]
+    """
     return one_op("Transpose", name, _adjoint if conjugate else rg.matrix_transpose, a)
 
 
 def adjoint(matrix: TensorLike, name: str | None = None) -> Any:
-    """Return the complex conjugate of the transpose."""
+    """Return the complex conjugate of the transpose.
+
+    Args:
+        matrix: A tensor or array of rank 2 or more.
+
+    Returns:
+        A tensor of the same dtype.
+
+    Op type: `Transpose`. Source: `tf.linalg.adjoint`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.linalg.adjoint([[1.0, 2.0]])).tolist())
+    [[1.0], [2.0]]
+    """
     return matrix_transpose(matrix, name or "adjoint", conjugate=True)
 
 
@@ -172,8 +238,9 @@ def _band(x: Tensor, num_lower: int, num_upper: int) -> Tensor:
 
 
 matrix_set_diag = set_diag = define(
-    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag"
-)
+    "tf.matrix_set_diag(input, diagonal)", None, _set_diagonal, scope="MatrixSetDiag",
+    shows=("[[1, 2], [3, 4]]", "[5, 6]", "Tensor([[5, 2],\n        [3, 6]], dtype=int64)"),
+)  # fmt: skip
 tensor_diag = define(
     "tf.linalg.tensor_diag(diagonal)", "MatrixDiag", _make_diagonal, scope="Diag",
     shows=("[1, 2]", "Tensor([[1, 0],\n        [0, 2]], dtype=int64)"),
@@ -187,11 +254,29 @@ matrix_band_part = band_part = define(
     f"{_band.__doc__}\n\nArgs:\n    num_lower: Diagonals below; a negative one keeps all.\n"
     "    num_upper: Diagonals above; a negative one keeps all.",
     scope="MatrixBandPart", num_lower=as_sizes, num_upper=as_sizes,
+    shows=("[[1, 2], [3, 4]]", "num_lower=0", "num_upper=-1",
+           "Tensor([[1, 2],\n        [0, 4]], dtype=int64)"),
 )  # fmt: skip
 
 
 def trace(x: TensorLike, name: str | None = None) -> Any:
-    """Return the sums of the diagonals of matrices."""
+    """Return the sums of the diagonals of matrices.
+
+    Args:
+        x: A tensor or array of numbers, of rank 2 or more.
+
+    Returns:
+        A tensor of x's dtype, without the last two axes.
+
+    Raises:
+        ShapeError: the rank is less than 2.
+
+    Op type: `Sum`. Source: `tf.trace`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.trace([[1, 2], [3, 4]])))
+    5
+    """
     with scope(name or "trace", x):
         x = tensor(x)
         return cast(one_op("Sum", "Sum", rg.linalg.trace, x, kinds=NUMBERS), dtype_of(x))
@@ -206,9 +291,28 @@ def norm(
 ) -> Any:  # fmt: skip
     """Return the norm of vectors (of one axis or all elements) or matrices (of two axes).
 
-    `ord` is "euclidean" or "fro" (the root of the sum of squares), 1, 2, any positive number or
-    `np.inf`; for matrices 1 and `np.inf` are the largest sum of a column or a row, 2 the largest
-    singular value. The gradient at 0 is 0. A composition.
+    The gradient at 0 is 0.
+
+    Args:
+        tensor: A tensor or array of floats.
+        ord: "euclidean" or "fro" (the root of the sum of squares), 1, 2, any positive number or
+            `np.inf`; for matrices 1 and `np.inf` are the largest sum of a column or a row, 2 the
+            largest singular value.
+        axis: An axis, a pair of axes, or None for all elements.
+        keepdims: Keep the reduced axes, with size 1.
+        keep_dims: The old name of `keepdims`.
+
+    Returns:
+        A tensor of the same dtype, of real floats.
+
+    Raises:
+        GraphError: there is no such norm of these axes.
+
+    A composition. Source: `tf.norm`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.norm([3.0, 4.0])))
+    5.0
     """
     axis, keep = axes_of(axis), bool(renamed("keepdims", keepdims, "keep_dims", keep_dims))
     matrices = isinstance(axis, tuple) and len(axis) == 2
@@ -284,25 +388,36 @@ slogdet = define(
 )  # fmt: skip
 logdet = define("tf.linalg.logdet(matrix)", None, _logdet, INEXACT)
 matrix_inverse = inv = define(
-    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool
-)
+    "tf.matrix_inverse(input, adjoint=False)", "MatrixInverse", _inverse, INEXACT, adjoint=bool,
+    shows=("[[2.0, 0.0], [0.0, 4.0]]",
+           "Tensor([[0.5 , 0.  ],\n        [0.  , 0.25]], dtype=float32)"),
+)  # fmt: skip
 expm = define(
     "tf.linalg.expm(input)", "MatrixExponential", rg.linalg.expm, INEXACT,
-    "The exponential of square matrices, `I + x + x @ x / 2 + …`.", scope="matrix_exponential",
+    "Return the exponential of square matrices, `I + x + x @ x / 2 + …`.",
+    scope="matrix_exponential",
 )  # fmt: skip
 matrix_solve = solve = define(
-    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool
-)
+    "tf.matrix_solve(matrix, rhs, adjoint=False)", "MatrixSolve", _solve, INEXACT, adjoint=bool,
+    shows=("[[2.0, 0.0], [0.0, 4.0]]", "[[2.0], [8.0]]",
+           "Tensor([[1.],\n        [2.]], dtype=float32)"),
+)  # fmt: skip
 matrix_triangular_solve = triangular_solve = define(
     "tf.matrix_triangular_solve(matrix, rhs, lower=True, adjoint=False)",
     "MatrixTriangularSolve", _triangular_solve, INEXACT, lower=bool, adjoint=bool,
+    shows=("[[2.0, 0.0], [1.0, 1.0]]", "[[2.0], [3.0]]",
+           "Tensor([[1.],\n        [2.]], dtype=float32)"),
 )  # fmt: skip
 cholesky = define(
     "tf.cholesky(input)", "Cholesky", rg.linalg.cholesky, INEXACT,
     "Return the lower triangular y with `y @ adjoint(y)` equal to the Hermitian matrix.",
     shows=("[[4.0, 0.0], [0.0, 9.0]]", "Tensor([[2., 0.],\n        [0., 3.]], dtype=float32)"),
 )  # fmt: skip
-cholesky_solve = define("tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT)
+cholesky_solve = define(
+    "tf.cholesky_solve(chol, rhs)", None, _cholesky_solve, INEXACT,
+    shows=("[[2.0, 0.0], [0.0, 1.0]]", "[[4.0], [3.0]]",
+           "Tensor([[1.],\n        [3.]], dtype=float32)"),
+)  # fmt: skip
 
 # -- decompositions --------------------------------------------------------------------------------
 
@@ -330,7 +445,22 @@ def svd(
 ) -> Any:  # fmt: skip
     """Return singular values (descending), left and right vectors (columns): `(s, u, v)`.
 
-    Without `compute_uv` the values alone.
+    Args:
+        tensor: A tensor or array of floats, of rank 2 or more.
+        full_matrices: Complete the orthonormal columns to square matrices.
+        compute_uv: Whether the vectors are returned; otherwise the values alone.
+
+    Returns:
+        Tensors of the same dtype (the values real), or one.
+
+    Raises:
+        ShapeError: the rank is less than 2.
+
+    Op types: `Svd`, `SingularValues`. Source: `tf.svd`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.svd([[0.0, 2.0], [1.0, 0.0]], compute_uv=False)))
+    [2. 1.]
     """
     if not compute_uv:
         return one_op("SingularValues", name or "Svd", rg.linalg.svdvals, tensor, kinds=INEXACT)
@@ -338,11 +468,28 @@ def svd(
     return one_op("Svd", name or "Svd", _svd, tensor, **attrs)
 
 
-qr = define("tf.qr(input, full_matrices=False)", "Qr", _qr, INEXACT)
+qr = define(
+    "tf.qr(input, full_matrices=False)",
+    "Qr",
+    _qr,
+    INEXACT,
+    f"{_qr.__doc__}\n\n"
+    ">>> import regrad as rg\n"
+    ">>> import regrad.v1 as tf\n"
+    ">>> x = rg.asarray([[3.0, 1.0], [4.0, 2.0]])\n"
+    ">>> q, r = tf.qr(x)\n"
+    ">>> (q @ r).numpy().round(4).tolist()\n"
+    "[[3.0, 1.0], [4.0, 2.0]]",
+)
 self_adjoint_eig = eigh = define(
     "tf.self_adjoint_eig(tensor)", "SelfAdjointEigV2", lambda x: tuple(rg.linalg.eigh(x)), INEXACT,
-    "Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.",
+    "Return the eigenvalues (ascending) and eigenvectors (columns) of Hermitian matrices.\n\n"
+    ">>> import regrad as rg\n>>> import regrad.v1 as tf\n"
+    ">>> values, vectors = tf.self_adjoint_eig(rg.asarray([[2.0, 0.0], [0.0, 1.0]]))\n"
+    ">>> values.tolist(), abs(vectors).tolist()\n"
+    "([1.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])",
 )  # fmt: skip
 self_adjoint_eigvals = eigvalsh = define(
-    "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT
-)
+    "tf.self_adjoint_eigvals(tensor)", "SelfAdjointEigvals", rg.linalg.eigvalsh, INEXACT,
+    shows=("[[2.0, 0.0], [0.0, 1.0]]", "Tensor([1., 2.], dtype=float32)"),
+)  # fmt: skip

@@ -402,7 +402,24 @@ truncatemod = define(
 
 
 def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> Any:
-    """`scalar * x` for a number or a tensor of rank 0; ValueError for a tensor of another rank."""
+    """Return `scalar * x`.
+
+    Args:
+        scalar: A number, or a tensor of rank 0.
+        x: A tensor or array of numbers, or a number.
+
+    Returns:
+        A tensor of x's shape and dtype.
+
+    Raises:
+        ShapeError: scalar is not of rank 0.
+
+    Op type: `Mul`. Source: `tf.scalar_mul`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.scalar_mul(3.0, tf.constant([1.0, 2.0]))))
+    [3. 6.]
+    """
     if rank_of(scalar) if is_tensor(scalar) else np.ndim(scalar):
         raise ShapeError(f"Only scalar multiply works, got {scalar}")
     return one_op("Mul", name or "mul", rg.multiply, scalar, x, kinds=NUMBERS)
@@ -414,7 +431,20 @@ def scalar_mul(scalar: TensorLike, x: TensorLike, name: str | None = None) -> An
 def add_n(inputs: Sequence[TensorLike], name: str | None = None) -> Any:
     """Return the sum of a list of tensors of one shape and dtype.
 
-    Raises ValueError for an empty list.
+    Args:
+        inputs: Tensors or arrays of numbers.
+
+    Returns:
+        A tensor of their shape and dtype.
+
+    Raises:
+        GraphError: the list is empty, or not a list.
+
+    Op type: `AddN`. Source: `tf.add_n`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.add_n([[1.0, 2.0], [10.0, 20.0]])))
+    [11. 22.]
     """
     if not isinstance(inputs, list | tuple) or not inputs:
         raise GraphError(
@@ -431,7 +461,24 @@ def accumulate_n(
     inputs: Sequence[TensorLike], shape: ShapeLike = None,
     tensor_dtype: dtypes.DTypeLike | None = None, name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return the sum of a list of tensors, as `add_n`."""
+    """Return the sum of a list of tensors, as `add_n`.
+
+    Args:
+        inputs: Tensors or arrays of numbers, of one shape and dtype.
+        shape, tensor_dtype: Without effect.
+
+    Returns:
+        A tensor of their shape and dtype.
+
+    Raises:
+        GraphError: the list is empty, or not a list.
+
+    Op type: `AddN`. Source: `tf.accumulate_n`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.accumulate_n([[1.0, 2.0], [10.0, 20.0]])))
+    [11. 22.]
+    """
     return add_n(inputs, name or "AccumulateNV2")
 
 
@@ -439,6 +486,8 @@ def accumulate_n(
 clip_by_value = define(
     "tf.clip_by_value(t, clip_value_min, clip_value_max)", "ClipByValue", rg.clip, REALS,
     "Return t, clipped to the range; the gradient passes at both bounds.", scope="clip_by_value",
+    shows=("[-2.0, 0.5, 3.0]", "clip_value_min=0.0", "clip_value_max=1.0",
+           "Tensor([0. , 0.5, 1. ], dtype=float32)"),
 )  # fmt: skip
 
 
@@ -450,7 +499,23 @@ def where(
     Without x and y: the places where it holds, as index vectors of int64. x, y and the condition
     broadcast (TensorFlow 1 wants equal shapes).
 
+    Args:
+        condition: A tensor or array of bools.
+        x, y: Tensors, arrays or numbers of one dtype; both or none.
+
+    Returns:
+        A tensor of the dtype of x and y, of the shape to which all broadcast; or of the shape
+        `(count, rank)` without them, where the count is known only in the run.
+
+    Raises:
+        GraphError: one of x and y is missing.
+
     Op types: `SelectV2`, `Where`. Source: `tf.where`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = tf.constant([-1.0, 2.0])
+    ...     print(sess.run(tf.where(x > 0.0, x, tf.zeros_like(x))), sess.run(tf.where(x > 0.0)))
+    [0. 2.] [[1]]
     """
     if (x is None) != (y is None):
         raise GraphError("x and y must both be non-None or both be None.")
@@ -518,7 +583,9 @@ def _astype(x: rg.Tensor, dtype: np.dtype) -> rg.Tensor:
 def _caster(name: str, dtype: dtypes.DType) -> Callable[..., Any]:
     declaration = f"tf.{name}(x, name='{name.title().replace('_', '')}')"
     doc = f"Return x as {dtype.name}.\n\nReturns:\n    A tensor of x's shape."
-    return define(declaration, "Cast", _astype, doc=doc, call=partial(_cast_to, dtype))
+    result = repr(rg.asarray(np.asarray([1, 0], dtypes.to_numpy(dtype))))
+    call = partial(_cast_to, dtype)
+    return define(declaration, "Cast", _astype, doc=doc, call=call, shows=("[True, False]", result))
 
 
 def _cast_to(dtype: dtypes.DType, op_type: str, name: str, function: Any, x: TensorLike) -> Any:
@@ -534,7 +601,23 @@ to_complex128 = _caster("to_complex128", dtypes.complex128)
 
 
 def saturate_cast(value: TensorLike, dtype: dtypes.DTypeLike, name: str | None = None) -> Any:
-    """Return a value under another dtype, clipped to the limits of that dtype."""
+    """Return a value under another dtype, clipped to the limits of that dtype.
+
+    Args:
+        value: A tensor or array of numbers, or a number.
+
+    Returns:
+        A tensor of the value's shape.
+
+    Raises:
+        DTypeError: the value does not hold real numbers.
+
+    A composition. Source: `tf.saturate_cast`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.saturate_cast(tf.constant([-5.0, 300.0]), tf.uint8)))
+    [  0 255]
+    """
     with scope(name or "saturate_cast", value) as whole:
         value = tensor(value, name="value")
         low, high = _limits(dtype_of(value)), _limits(dtypes.to_numpy(dtype))
@@ -575,11 +658,25 @@ real = define(
     rg.real,
     doc="Return the real part; a real tensor comes back as it is.",
     call=_if_complex,
+    shows=("[1.0 + 2.0j]", "Tensor([1.], dtype=float32)"),
 )
 
 
 def imag(input: TensorLike, name: str | None = None) -> Any:
-    """Return the imaginary part; zeros for a real tensor."""
+    """Return the imaginary part; zeros for a real tensor.
+
+    Args:
+        input: A tensor or array of numbers, or a number.
+
+    Returns:
+        A tensor of the input's shape, of real floats.
+
+    Op type: `Imag`. Source: `tf.imag`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.imag(tf.constant([1.0 + 2.0j]))))
+    [2.]
+    """
     x = tensor(input)
     if dtype_of(x).kind == "c":
         return one_op("Imag", name or "Imag", rg.imag, x)
@@ -589,20 +686,27 @@ def imag(input: TensorLike, name: str | None = None) -> Any:
 conj = define(
     "tf.conj(x)", "Conj", rg.conj, doc="Return the complex conjugate; a real tensor "
     "comes back as it is.", call=_if_complex,
+    shows=("[1.0 + 2.0j]", "Tensor([1.-2.j], dtype=complex64)"),
 )  # fmt: skip
 
 
 def _complex(real: rg.Tensor, imag: rg.Tensor) -> rg.Tensor:
-    """Complex numbers from their parts, two tensors of float32 or float64."""
+    """Return complex numbers (complex64, complex128) of their parts (float32, float64)."""
     kind = np.result_type(dtype_of(rg.asarray(real)), np.complex64)
     return rg.astype(real, kind) + 1j * rg.astype(imag, kind)
 
 
 def _angle(x: rg.Tensor) -> rg.Tensor:
-    """The angle of complex numbers, from -π to π."""
+    """Return the angles of complex numbers, from -π to π, as real floats of the same shape."""
     parts = (rg.imag(x), rg.real(x)) if dtype_of(x).kind == "c" else (rg.zeros_like(x), x)
     return rg.atan2(*parts)
 
 
-complex = define("tf.complex(real, imag)", None, _complex, FLOATS, scope="Complex")
-angle = define("tf.angle(input)", None, _angle, INEXACT, scope="Angle")
+complex = define(
+    "tf.complex(real, imag)", None, _complex, FLOATS, scope="Complex",
+    shows=("[1.0]", "[2.0]", "Tensor([1.+2.j], dtype=complex64)"),
+)  # fmt: skip
+angle = define(
+    "tf.angle(input)", None, _angle, INEXACT, scope="Angle",
+    shows=("[2.0j]", "Tensor([1.5707964], dtype=float32)"),
+)  # fmt: skip

@@ -48,6 +48,12 @@ DEFAULT_GRAPH_SEED = 87654321
 def set_random_seed(seed: int | None) -> None:
     """Set the seed of the default graph, for the random ops that are made from here on.
 
+    Args:
+        seed: An integer; None for fresh numbers in each session.
+
+    Raises:
+        ArgumentError: the seed is not an integer.
+
     Source: `tf.set_random_seed`.
 
     >>> import regrad.v1 as tf
@@ -240,13 +246,27 @@ def _scale_and_shift(scope: str, y: Tensor, scale: Tensor, offset: Tensor) -> Te
 
 random_normal = define(
     "tf.random_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)", "AddV2", NORMAL,
-    doc="Normal (Gaussian) numbers; `mean` and `stddev` may be tensors, and have a gradient.",
+    doc="Return normal (Gaussian) numbers.\n\nArgs:\n"
+    "    mean: The mean, which may be a tensor, and has a gradient.\n"
+    "    stddev: The standard deviation, likewise.\n\n"
+    "Raises:\n    DTypeError: the dtype is not one of floats.\n\n"
+    ">>> import regrad.v1 as tf\n"
+    ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
+    "...     print(sess.run(tf.random_normal([2], mean=5.0, stddev=0.0)))\n"
+    "[5. 5.]",
     scope="random_normal", call=_normal, shape=plain_value,
 )  # fmt: skip
 truncated_normal = define(
     "tf.truncated_normal(shape, mean=0.0, stddev=1.0, dtype=tf.float32, seed=None)",
     "AddV2", TRUNCATED,
-    doc="Normal numbers that are at most two standard deviations away from the mean.",
+    doc="Return normal numbers that are at most two standard deviations away from the mean.\n\n"
+    "Args:\n    mean: The mean, which may be a tensor, and has a gradient.\n"
+    "    stddev: The standard deviation of the normal numbers, likewise.\n\n"
+    "Raises:\n    DTypeError: the dtype is not one of floats.\n\n"
+    ">>> import regrad.v1 as tf\n"
+    ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
+    "...     print(sess.run(tf.truncated_normal([2], mean=5.0, stddev=0.0)))\n"
+    "[5. 5.]",
     scope="truncated_normal", call=_normal, shape=plain_value,
 )  # fmt: skip
 
@@ -255,11 +275,26 @@ def random_uniform(
     shape: TensorLike, minval: TensorLike = 0, maxval: TensorLike = None,
     dtype: dtypes.DTypeLike = dtypes.float32, seed: int | None = None, name: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Numbers from `[minval, maxval)`, all equally likely: floats, or integers of an int dtype.
+    """Return numbers from `[minval, maxval)`, all equally likely.
 
-    `maxval` is 1 by default for floats, and must be given for integers (else ValueError).
+    Args:
+        shape: The sizes: numbers, or a tensor of integers.
+        minval: The lower bound.
+        maxval: The upper bound, by default 1 for floats.
+        dtype: The dtype of the result, of floats or integers.
+
+    Returns:
+        A tensor of this shape and dtype.
+
+    Raises:
+        GraphError: the dtype is one of integers, and there is no maxval.
 
     Source: `tf.random_uniform`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = sess.run(tf.random_uniform([100], 2.0, 3.0))
+    >>> bool(x.min() >= 2.0 and x.max() < 3.0)
+    True
     """
     dtype = dtypes.as_dtype(dtype)
     if maxval is None and dtype.is_integer:
@@ -275,9 +310,21 @@ def random_uniform(
 
 
 def random_shuffle(value: TensorLike, seed: int | None = None, name: str | None = None) -> Tensor:
-    """The rows of a tensor in random order. It has no gradient, as in TensorFlow.
+    """Return the rows of a tensor in random order. It has no gradient, as in TensorFlow.
 
     To differentiate, shuffle the row numbers: `tf.gather(x, tf.random_shuffle(tf.range(n)))`.
+
+    Args:
+        value: A tensor or array.
+
+    Returns:
+        A tensor of the same shape and dtype.
+
+    Op type: `RandomShuffle`. Source: `tf.random_shuffle`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sorted(sess.run(tf.random_shuffle([1, 2, 3])).tolist()))
+    [1, 2, 3]
     """
     value = convert_to_tensor(value)
     return draw(SHUFFLE, name, _spec(value._symbol.shape, value._symbol.dtype), seed, value)
@@ -300,19 +347,41 @@ def _categorical(
 multinomial = define(
     "tf.multinomial(logits, num_samples, seed=None, name=None, output_dtype=None)",
     "Multinomial", MULTINOMIAL,
-    doc="For each row of logits, `num_samples` classes drawn from `softmax(logits)`.",
+    doc="Return, for each row of logits, classes drawn from `softmax(logits)`.\n\n"
+    "Args:\n    logits: Of the shape (rows, classes).\n"
+    "    num_samples: How many classes are drawn for a row.\n\n"
+    "Returns:\n    A tensor of integers (int64), of the shape (rows, num_samples).\n\n"
+    ">>> import regrad.v1 as tf\n"
+    ">>> with tf.Graph().as_default(), tf.Session() as sess:\n"
+    "...     print(sess.run(tf.multinomial([[0.0, 100.0]], 3)))\n"
+    "[[1 1 1]]",
     scope="multinomial", call=_categorical,
 )  # fmt: skip
 categorical = define(
     "tf.random.categorical(logits, num_samples, dtype=None, seed=None)",
-    "Multinomial", MULTINOMIAL, doc="`multinomial`.", scope="categorical", call=_categorical,
+    "Multinomial", MULTINOMIAL, scope="categorical", call=_categorical,
+    doc="Return, for each row of logits, classes drawn from `softmax(logits)`; see `multinomial`.",
 )  # fmt: skip
 
 
 def random_crop(
     value: TensorLike, size: TensorLike, seed: int | None = None, name: str | None = None
 ) -> Tensor:
-    """A block of this size from a random place of a tensor."""
+    """Return a block of this size from a random place of a tensor.
+
+    Args:
+        value: A tensor or array.
+        size: The sizes of the block, one for each axis.
+
+    Returns:
+        A tensor of this shape, of the value's dtype.
+
+    A composition. Source: `tf.random_crop`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.random_crop(tf.range(10), [3])).shape)
+    (3,)
+    """
     with current_graph().name_scope(name or "random_crop"):
         value = convert_to_tensor(value, name="value")
         size = convert_to_tensor(size, dtypes.int32, name="size")

@@ -64,6 +64,7 @@ def _keep_dtype(
         return cast(y, dtype, name=whole)
 
 
+AXIS = "\n\nArgs:\n    axis: An axis, or a list of axes; None for all."
 AXES = "axis=None, keepdims=None, {}name=None, reduction_indices=None, keep_dims=None"
 
 
@@ -71,7 +72,8 @@ def _reduction(
     name: str, op_type: str | None, function: Callable[..., Any], kinds: str, **settings: Any
 ) -> Callable[..., Any]:
     declaration = f"tf.{name}(input_tensor, {AXES.format('')})"
-    return define(declaration, op_type, function, kinds, **settings)
+    doc = str(function.__doc__).partition("\n")[0] + AXIS
+    return define(declaration, op_type, function, kinds, doc, **settings)
 
 
 reduce_sum = _reduction(
@@ -126,7 +128,8 @@ def _count(
 
 count_nonzero = define(
     f"tf.count_nonzero(input_tensor, {AXES.format('dtype=tf.int64, ')})",
-    "CountNonzero", rg.count_nonzero, scope="count_nonzero", call=_count,
+    "CountNonzero", rg.count_nonzero, doc=f"Return how many elements are not zero.{AXIS}",
+    scope="count_nonzero", call=_count,
     shows=("[3, 9, 1]", "Tensor(3, dtype=int64)"),
 )  # fmt: skip
 
@@ -150,6 +153,7 @@ def _extreme(
         op_type, function, REALS,
         f"Return the index of the first {extreme} element along `axis`, by default the first.",
         call=_position, axis=lambda axis: axes_of(axis) or 0,
+        shows=("[3, 9, 1]", f"Tensor({1 if extreme == 'largest' else 2}, dtype=int64)"),
     )  # fmt: skip
 
 
@@ -160,7 +164,9 @@ argmin = _extreme("argmin", "ArgMin", rg.argmin, "smallest")
 # -- scans -----------------------------------------------------------------------------------------
 
 
-def _scan(name: str, op_type: str, function: Callable[..., Any], what: str) -> Callable[..., Any]:
+def _scan(
+    name: str, op_type: str, function: Callable[..., Any], what: str, shown: str
+) -> Callable[..., Any]:
     def scan(x: Tensor, axis: int, **attrs: Any) -> Tensor:
         # where the rank is unknown, and need not be asked for, the op itself
         direct = axis >= 0 and rank_of(x) is None
@@ -170,11 +176,12 @@ def _scan(name: str, op_type: str, function: Callable[..., Any], what: str) -> C
         f"tf.{name}(x, axis=0, exclusive=False, reverse=False)",
         op_type, scan, NUMBERS, f"Return the running {what} of the elements along `axis`.",
         call=_keep_dtype,
+        shows=("[1.0, 2.0, 4.0]", f"Tensor([{shown}], dtype=float32)"),
     )  # fmt: skip
 
 
-cumsum = _scan("cumsum", "Cumsum", rg.cumulative_sum, "sums")
-cumprod = _scan("cumprod", "Cumprod", rg.cumulative_prod, "products")
+cumsum = _scan("cumsum", "Cumsum", rg.cumulative_sum, "sums", "1., 3., 7.")
+cumprod = _scan("cumprod", "Cumprod", rg.cumulative_prod, "products", "1., 2., 8.")
 
 
 # -- sorting ---------------------------------------------------------------------------------------
@@ -218,7 +225,20 @@ argsort = define(
 
 
 def invert_permutation(x: TensorLike, name: str | None = None) -> Any:
-    """Return the y with `y[x[i]] = i`."""
+    """Return the y with `y[x[i]] = i`.
+
+    Args:
+        x: A tensor or array of integers: the numbers from 0 on, in any order.
+
+    Returns:
+        A tensor of x's shape and dtype.
+
+    A composition. Source: `tf.invert_permutation`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.invert_permutation([2, 0, 1])))
+    [1 2 0]
+    """
     with scope(name or "InvertPermutation", x) as whole:
         x = tensor(x)
         places = one_op("ArgSort", "places", rg.argsort, x, kinds=REALS, axis=-1)
@@ -241,6 +261,7 @@ unsorted_segment_sum = define(
     "UnsortedSegmentSum", rg.segment_sum, NUMBERS,
     "Return the sums of the slices of `data` that share an id; negative ids are dropped.",
     same=False,
+    shows=("[1.0, 2.0, 4.0]", "[1, 0, 1]", "num_segments=2", "Tensor([2., 5.], dtype=float32)"),
 )  # fmt: skip
 unsorted_segment_mean = define(
     "tf.math.unsorted_segment_mean(data, segment_ids, num_segments)",
@@ -263,11 +284,13 @@ segment_sum = define(
     doc="Return the sums of the slices of `data` that share an id, for ids up to the largest."
     "\n\nThe ids need not be sorted.",
     scope="SegmentSum", call=_sum_all_segments,
+    shows=("[1.0, 2.0, 4.0]", "[0, 0, 1]", "Tensor([3., 4.], dtype=float32)"),
 )  # fmt: skip
 segment_mean = define(
     "tf.segment_mean(data, segment_ids)", None, unsorted_segment_mean,
     doc="Return the means of the slices of `data` that share an id; see `segment_sum`.",
     scope="SegmentMean", call=_sum_all_segments,
+    shows=("[1.0, 2.0, 4.0]", "[0, 0, 1]", "Tensor([1.5, 4. ], dtype=float32)"),
 )  # fmt: skip
 
 

@@ -26,20 +26,22 @@ def _along(op_type: str, count: int) -> Callable[[rg.Tensor], Any]:
     return lambda x: function(x, axes=axes, norm="backward")
 
 
-fft = define("tf.fft(input)", "FFT", _along("FFT", 1), COMPLEX,
-             "The Fourier transform along the last axis.")  # fmt: skip
-ifft = define("tf.ifft(input)", "IFFT", _along("IFFT", 1), COMPLEX,
-              "The inverse Fourier transform along the last axis.")  # fmt: skip
-fft2d = define("tf.fft2d(input)", "FFT", _along("FFT", 2), COMPLEX,
-               "The Fourier transform along the last two axes.", scope="FFT2D")  # fmt: skip
-ifft2d = define("tf.ifft2d(input)", "IFFT", _along("IFFT", 2), COMPLEX,
-                "The inverse Fourier transform along the last two axes.",
-                scope="IFFT2D")  # fmt: skip
-fft3d = define("tf.fft3d(input)", "FFT", _along("FFT", 3), COMPLEX,
-               "The Fourier transform along the last three axes.", scope="FFT3D")  # fmt: skip
-ifft3d = define("tf.ifft3d(input)", "IFFT", _along("IFFT", 3), COMPLEX,
-                "The inverse Fourier transform along the last three axes.",
-                scope="IFFT3D")  # fmt: skip
+def _transform(name: str, op_type: str, count: int) -> Callable[..., Any]:
+    """Make the row of a transform along so many axes; the transform of a 1 is shown."""
+    inverse = "inverse " * (op_type == "IFFT")
+    axes = "axis" if count == 1 else f"{('two', 'three')[count - 2]} axes"
+    brackets, close = "[" * count, "]" * count
+    return define(
+        f"tf.{name}(input)", op_type, _along(op_type, count), COMPLEX,
+        f"Return the {inverse}Fourier transform along the last {axes}, of the input's shape and "
+        "dtype.", scope=name.upper(),
+        shows=(f"{brackets}1 + 0j{close}", f"Tensor({brackets}1.+0.j{close}, dtype=complex64)"),
+    )  # fmt: skip
+
+
+fft, ifft = _transform("fft", "FFT", 1), _transform("ifft", "IFFT", 1)
+fft2d, ifft2d = _transform("fft2d", "FFT", 2), _transform("ifft2d", "IFFT", 2)
+fft3d, ifft3d = _transform("fft3d", "FFT", 3), _transform("ifft3d", "IFFT", 3)
 
 
 # -- real numbers and half a spectrum --------------------------------------------------------------

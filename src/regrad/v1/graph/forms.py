@@ -235,7 +235,7 @@ def define(
         doc: The docstring; by default the first line of the function's. `complete` adds to it.
         scope: The default name: otherwise the declared one, the op type or the function's name.
         call: What takes the place of `one_op`.
-        shows: An example: arrays that are passed, and the repr of the eager result.
+        shows: An example: arrays and keywords that are passed, and the repr of the eager result.
         roles: What a parameter is otherwise: a function that makes the attribute of what is
             passed, the name of the parameter of which it is the old name, `TENSOR`, or None for
             one without effect. `USUAL_ROLES` need not be written.

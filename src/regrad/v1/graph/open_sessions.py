@@ -16,7 +16,14 @@ SESSIONS: ContextVar[tuple[Session, ...]] = ContextVar("regrad_default_session",
 def get_default_session() -> Session | None:
     """Return the innermost session whose block is open, or None.
 
+    Returns:
+        The Session, or None.
+
     Source: `tf.get_default_session`.
+
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(tf.get_default_session() is sess)
+    True
     """
     sessions = SESSIONS.get()
     return sessions[-1] if sessions else None

@@ -70,7 +70,7 @@ class Row(NamedTuple):
     kinds: str
     one_dtype: bool  # whether the tensors are brought to one dtype
     plain: bool  # whether the op's result is the function's, without casts
-    shows: tuple[str, ...] = ()  # arrays that an example passes, and the result's repr
+    shows: tuple[str, ...] = ()  # arrays and keywords that an example passes, the result's repr
 
 
 def complete(doc: str, row: Row) -> str:
@@ -127,8 +127,9 @@ def _example(row: Row) -> str:
     """Return the example of a row in eager mode."""
     if not row.shows:
         return ""
-    *arrays, result = row.shows
-    passed = ", ".join(f"rg.asarray({array})" for array in arrays)
+    *given, result = row.shows
+    keyword = re.compile(r"\w+=")
+    passed = ", ".join(g if keyword.match(g) else f"rg.asarray({g})" for g in given)
     imports = ">>> import regrad as rg\n>>> import regrad.v1 as tf"
     return f"\n\n{imports}\n>>> {row.path}({passed})\n{result}"
 

@@ -595,7 +595,7 @@ def same_dtype(name: str, *values: TensorLike) -> list[Any]:
 
 
 def _operand_name(i: int) -> str | None:
-    """Return the name that TensorFlow gives the constant for an operand: `add/x`, `add/y`."""
+    """Return the name of the constant for an operand, as TensorFlow has it: `add/x`, `add/y`."""
     return "xyz"[i] if i < 3 else None
 
 

@@ -430,7 +430,18 @@ def _as_default(session: Session) -> Generator[Session]:
 class InteractiveSession(Session):
     """A session that is the default one from its making until it is closed.
 
+    Args:
+        target, graph, config, jit: As for `tf.Session`.
+
+    Raises:
+        ArgumentError: target is not empty, or graph is not a graph.
+
     Source: `tf.InteractiveSession`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.InteractiveSession():
+    ...     print(tf.constant(3.0).eval())
+    3.0
     """
 
     def __init__(

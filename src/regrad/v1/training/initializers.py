@@ -32,7 +32,8 @@ _FLOAT = dtypes.float32
 class Initializer:
     """A maker of initial values: call it with a shape and a dtype.
 
-    `dtype` is that of the values, unless the call says otherwise.
+    Args:
+        dtype: The dtype of the values, unless the call says otherwise.
     """
 
     def __init__(self, dtype: dtypes.DTypeLike = _FLOAT) -> None:
@@ -54,14 +55,36 @@ class Initializer:
 
 
 class Zeros(Initializer):
-    """Zeros. Source: `tf.zeros_initializer`."""
+    """Zeros.
+
+    Args:
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.zeros_initializer`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.zeros_initializer()([2])))
+    [0. 0.]
+    """
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         return tensors.constant(np.zeros(shape, dtype.as_numpy_dtype), name="zeros")
 
 
 class Ones(Initializer):
-    """Ones. Source: `tf.ones_initializer`."""
+    """Ones.
+
+    Args:
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.ones_initializer`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.ones_initializer()([2])))
+    [1. 1.]
+    """
 
     def values(self, shape: _Shape, dtype: dtypes.DType) -> tensors.Tensor:
         return tensors.constant(np.ones(shape, dtype.as_numpy_dtype), name="ones")
@@ -70,7 +93,17 @@ class Ones(Initializer):
 class Constant(Initializer):
     """One value everywhere, or a list of values in order (the last of which is repeated).
 
+    Args:
+        value: A number, or a list or array of them.
+        dtype: The dtype of the values, unless the call says otherwise.
+        verify_shape: Refuse a value that does not have the shape itself.
+
     Source: `tf.constant_initializer`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.constant_initializer([1, 2])([3])))
+    [1. 2. 2.]
     """
 
     def __init__(
@@ -85,7 +118,22 @@ class Constant(Initializer):
 
 
 class RandomUniform(Initializer):
-    """Uniform numbers from `[minval, maxval)`. Source: `tf.random_uniform_initializer`."""
+    """Uniform numbers from `[minval, maxval)`.
+
+    Args:
+        minval: The lower bound.
+        maxval: The upper bound, by default 1 for floats.
+        seed: The seed of the op; see `set_random_seed`.
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.random_uniform_initializer`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = sess.run(tf.random_uniform_initializer(2.0, 3.0)([100]))
+    >>> bool(x.min() >= 2.0 and x.max() < 3.0)
+    True
+    """
 
     def __init__(
         self, minval: TensorLike = 0, maxval: TensorLike = None, seed: int | None = None,
@@ -101,7 +149,21 @@ class RandomUniform(Initializer):
 
 
 class RandomNormal(Initializer):
-    """Normal numbers. Source: `tf.random_normal_initializer`."""
+    """Normal numbers.
+
+    Args:
+        mean: The mean.
+        stddev: The standard deviation.
+        seed: The seed of the op; see `set_random_seed`.
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.random_normal_initializer`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.random_normal_initializer(5.0, 0.0)([2])))
+    [5. 5.]
+    """
 
     draw: Callable[..., Any] = staticmethod(random_ops.random_normal)
 
@@ -121,7 +183,19 @@ class RandomNormal(Initializer):
 class TruncatedNormal(RandomNormal):
     """Normal numbers, at most two standard deviations from the mean.
 
+    Args:
+        mean: The mean.
+        stddev: The standard deviation of the normal numbers, before they are truncated.
+        seed: The seed of the op; see `set_random_seed`.
+        dtype: The dtype of the values, unless the call says otherwise.
+
     Source: `tf.truncated_normal_initializer`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = sess.run(tf.truncated_normal_initializer(stddev=0.5)([100]))
+    >>> bool(abs(x).max() <= 1.0)
+    True
     """
 
     draw: Callable[..., Any] = staticmethod(random_ops.truncated_normal)
@@ -135,6 +209,11 @@ class VarianceScaling(Initializer):
         mode: Which units are counted: `"fan_in"`, `"fan_out"` or `"fan_avg"`.
         distribution: `"truncated_normal"` (also called `"normal"`), `"untruncated_normal"` or
             `"uniform"`.
+        seed: The seed of the op; see `set_random_seed`.
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Raises:
+        GraphError: the scale is not positive, or mode or distribution is none of these.
 
     Source: `tf.variance_scaling_initializer`; He et al. (2015) take `scale=2`.
 
@@ -183,27 +262,67 @@ def fans(shape: _Shape) -> tuple[float, float]:
     return receptive * shape[-2], receptive * shape[-1]
 
 
-def _scaling(name: str, scale: float, mode: str, distribution: str, source: str) -> Any:
+SCALING = """Random numbers as {source} draw them: {distribution}, of variance `{scale:g} / {mode}`.
+
+    Args:
+        seed: The seed of the op; see `set_random_seed`.
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.{path}`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default():
+    ...     print(tf.{path}(seed=1)([20, 30]).shape)
+    (20, 30)
+    """
+
+
+def _scaling(name: str, path: str, scale: float, mode: str, distribution: str, source: str) -> Any:
     """Make a VarianceScaling with fixed settings, a class of (seed, dtype)."""
 
     def __init__(self: Any, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT) -> None:
         VarianceScaling.__init__(self, scale, mode, distribution, seed, dtype)
 
-    doc = f"{source}, {distribution.removeprefix('truncated_')}."
+    shown = distribution.removeprefix("truncated_")
+    doc = SCALING.format(source=source, distribution=shown, scale=scale, mode=mode, path=path)
     return type(name, (VarianceScaling,), {"__init__": __init__, "__doc__": doc})
 
 
 _GLOROT, _HE, _LECUN = "Glorot and Bengio (2010)", "He et al. (2015)", "LeCun et al. (1998)"
-GlorotUniform: Any = _scaling("GlorotUniform", 1.0, "fan_avg", "uniform", _GLOROT)  # the default
-GlorotNormal: Any = _scaling("GlorotNormal", 1.0, "fan_avg", "truncated_normal", _GLOROT)
-HeUniform: Any = _scaling("HeUniform", 2.0, "fan_in", "uniform", _HE)
-HeNormal: Any = _scaling("HeNormal", 2.0, "fan_in", "truncated_normal", _HE)
-LecunUniform: Any = _scaling("LecunUniform", 1.0, "fan_in", "uniform", _LECUN)
-LecunNormal: Any = _scaling("LecunNormal", 1.0, "fan_in", "truncated_normal", _LECUN)
+GlorotUniform: Any = _scaling(  # the default of get_variable
+    "GlorotUniform", "glorot_uniform_initializer", 1.0, "fan_avg", "uniform", _GLOROT
+)
+GlorotNormal: Any = _scaling(
+    "GlorotNormal", "glorot_normal_initializer", 1.0, "fan_avg", "truncated_normal", _GLOROT
+)
+HeUniform: Any = _scaling("HeUniform", "initializers.he_uniform", 2.0, "fan_in", "uniform", _HE)
+HeNormal: Any = _scaling(
+    "HeNormal", "initializers.he_normal", 2.0, "fan_in", "truncated_normal", _HE
+)
+LecunUniform: Any = _scaling(
+    "LecunUniform", "initializers.lecun_uniform", 1.0, "fan_in", "uniform", _LECUN
+)
+LecunNormal: Any = _scaling(
+    "LecunNormal", "initializers.lecun_normal", 1.0, "fan_in", "truncated_normal", _LECUN
+)
 
 
 class UniformUnitScaling(Initializer):
-    """Uniform numbers that keep the scale of the input. Source: Sussillo and Abbott (2014)."""
+    """Uniform numbers that keep the scale of the input.
+
+    Args:
+        factor: A factor of the numbers.
+        seed: The seed of the op; see `set_random_seed`.
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.uniform_unit_scaling_initializer`; Sussillo and Abbott (2014).
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     x = sess.run(tf.uniform_unit_scaling_initializer()([12, 5]))
+    >>> bool(abs(x).max() <= 0.5)  # the root of 3 / 12
+    True
+    """
 
     def __init__(
         self, factor: float = 1.0, seed: int | None = None, dtype: dtypes.DTypeLike = _FLOAT
@@ -220,7 +339,18 @@ class UniformUnitScaling(Initializer):
 class Orthogonal(Initializer):
     """A matrix with orthonormal rows or columns, times `gain`; more axes are taken together.
 
-    Source: Saxe et al. (2013).
+    Args:
+        gain: The factor.
+        seed: The seed of the op; see `set_random_seed`.
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.orthogonal_initializer`; Saxe et al. (2013).
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     q = sess.run(tf.orthogonal_initializer()([3, 2]))
+    >>> (q.T @ q).round(4).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
 
     def __init__(
@@ -247,7 +377,19 @@ def _orthonormal(noise: rg.Tensor, *, shape: tuple[int, ...], turned: bool, gain
 
 
 class Identity(Initializer):
-    """The identity matrix, times `gain`."""
+    """The identity matrix, times `gain`.
+
+    Args:
+        gain: The factor.
+        dtype: The dtype of the values, unless the call says otherwise.
+
+    Source: `tf.initializers.identity`.
+
+    >>> import regrad.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as sess:
+    ...     print(sess.run(tf.initializers.identity(2.0)([2, 2])).tolist())
+    [[2.0, 0.0], [0.0, 2.0]]
+    """
 
     def __init__(self, gain: float = 1.0, dtype: dtypes.DTypeLike = _FLOAT) -> None:
         super().__init__(dtype)
